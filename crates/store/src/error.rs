@@ -1,0 +1,48 @@
+//! What can go wrong in a store, and what to do about it.
+
+use std::io;
+
+use crate::{Epoch, Sequence};
+
+/// A place where the bytes on disk are not what was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file} is damaged at byte {offset}: {what}; nothing was changed, restore it from a backup or a copy")]
+pub struct Corruption {
+    pub file: String,
+    pub offset: u64,
+    pub what: String,
+}
+
+/// Why a store refused or stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("epoch {held} no longer owns the partition: epoch {newest} does")]
+    Fenced { held: Epoch, newest: Epoch },
+    #[error("batch {got} does not follow batch {last}")]
+    OutOfOrder { got: Sequence, last: Sequence },
+    #[error(transparent)]
+    Corrupt(#[from] Corruption),
+    #[error("{file} was written by a newer release (format {found}, this one knows {known}): upgrade, or use the data of a backup")]
+    NewerFormat { file: String, found: u32, known: u32 },
+    #[error("another process holds {file}: stop it, or choose another directory")]
+    Locked { file: String },
+    #[error("{operation} {file}: {source}")]
+    Io { operation: &'static str, file: String, source: io::Error },
+    #[error("the store stopped after: {0}")]
+    Stopped(String),
+}
+
+impl Error {
+    /// Wraps an I/O error with what was being done to which file.
+    pub fn io(operation: &'static str, file: &str, source: io::Error) -> Self {
+        Self::Io { operation, file: file.to_owned(), source }
+    }
+
+    /// Whether the device had no room. Only checkpoints and new segments meet this; both are
+    /// tried again.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Io { source, .. }
+            if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+}
