@@ -1,1 +1,317 @@
-//! (being written)
+//! The archive: a partition's rows, in immutable sorted run files.
+//!
+//! Finished keys are written once, looked up by point, almost always in vain, and forgotten by
+//! time. So points are kept in *buckets* by the time they are dropped at, each bucket in a few
+//! sorted sections behind filters that say "surely new" without reading the disk; a bucket whose
+//! time is over is dropped whole. Ordered rows take the same form without filters. Checkpoints add
+//! sections, merges join them, and both become visible by swapping the manifest.
+//!
+//! The archive knows neither threads nor clocks: checkpoints and merges are jobs that somebody
+//! steps, a few milliseconds at a time. One checkpoint and one merge may be stepped by two threads
+//! at once, while any number of readers look rows up.
+//!
+//! Important types: [`Archive`], [`Reader`], [`CheckpointJob`], [`MergeJob`]. The bytes on disk are
+//! described in docs/disk-format.md and at the head of `block`, `run` and `manifest`.
+//!
+//! Invariants:
+//! - rows are visible together with their `through`, all or nothing, also after a crash;
+//! - a point is looked for in every bucket; in each the newest section that has an entry decides;
+//! - bytes that fail a checksum are never returned: they are [`Error::Corrupt`], by file and offset;
+//! - a missing manifest beside run files is damage, never an empty archive.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::{Epoch, Error, NEVER, RowSet, Sequence, Volume};
+
+mod block;
+mod bounds;
+mod build;
+mod bytes;
+mod checkpoint;
+mod filter;
+mod manifest;
+mod merge;
+mod ordered;
+mod points;
+mod policy;
+mod reader;
+mod run;
+mod section;
+mod sorted;
+mod state;
+mod verify;
+
+pub use checkpoint::CheckpointJob;
+pub use merge::MergeJob;
+pub use reader::Reader;
+pub use verify::{Finding, Severity, Summary, verify};
+
+use manifest::Manifest;
+use run::RunFile;
+use section::Section;
+use state::{Shared, View};
+
+const MANIFEST_MISSING: &str = "run files are here and the manifest that names them is missing";
+
+/// How an archive behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Memory for filters. Sections beyond it have theirs on disk only and answer "maybe".
+    pub filter_bytes_max: u64,
+    /// How many sections of about one size are merged into one.
+    pub merge_fan_in: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { filter_bytes_max: 1 << 30, merge_fan_in: 8 }
+    }
+}
+
+/// Who owns the partition, and as of which batch the rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub epoch: Epoch,
+    pub through: Sequence,
+}
+
+/// How far a step of a job came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is more to do.
+    More,
+    /// Nothing to do before the journal is durable further on.
+    Waiting,
+    Done,
+}
+
+/// What an archive holds and has done since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Run files.
+    pub runs: u64,
+    /// Sections of points a look-up asks.
+    pub point_sections: u64,
+    pub ordered_sections: u64,
+    /// Point buckets.
+    pub buckets: u64,
+    /// Rows in all sections: the deleted and the hidden ones included.
+    pub rows: u64,
+    /// Bytes of the run files.
+    pub bytes: u64,
+    /// Memory used by filters.
+    pub filter_bytes: u64,
+    /// Blocks read to look rows up.
+    pub blocks_read: u64,
+    /// Look-ups in a section that a filter let through in vain.
+    pub false_positives: u64,
+    pub buckets_dropped: u64,
+    /// Bytes written by checkpoints and merges, manifests included.
+    pub bytes_written: u64,
+}
+
+/// The rows of one partition. Clones share one archive.
+#[derive(Clone, Debug)]
+pub struct Archive(Arc<Shared>);
+
+impl Archive {
+    /// Opens the archive on `volume`, or makes an empty one where no file of ours is. What a crash
+    /// left over is removed; nothing is changed before everything that counts was read.
+    pub fn open(volume: Arc<dyn Volume>, options: Options) -> Result<Self, Error> {
+        assert!(options.merge_fan_in >= 2, "a merge joins at least two sections");
+        let names =
+            volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
+        let ids: Vec<u64> = names.iter().filter_map(|name| run::id_of(name)).collect();
+        let Some(manifest) = Manifest::read(volume.as_ref())? else {
+            if !ids.is_empty() {
+                let label = volume.describe(manifest::NAME);
+                return Err(manifest::corrupt(&label, 0, MANIFEST_MISSING));
+            }
+            let shared = Shared::new(volume, options, View::default(), 1, Vec::new());
+            shared.swap(|empty| Some(empty.clone()))?;
+            return Ok(Self(Arc::new(shared)));
+        };
+        let mut repaired = Vec::new();
+        let view = load(volume.as_ref(), &manifest, &options, &mut repaired)?;
+        remove_leftovers(volume.as_ref(), &names, &manifest)?;
+        // Numbers of leftovers are not used again: their old blocks would pass for new ones.
+        let next_run = ids.iter().map(|id| id + 1).fold(manifest.next_run, u64::max);
+        Ok(Self(Arc::new(Shared::new(volume, options, view, next_run, repaired))))
+    }
+
+    pub fn head(&self) -> Head {
+        let view = self.0.view();
+        Head { epoch: view.epoch, through: view.through }
+    }
+
+    /// Raises the epoch. Durable when it returns.
+    pub fn commit_epoch(&self, epoch: Epoch) -> Result<(), Error> {
+        self.0.swap(|old| Some(View { epoch, ..old.clone() }))
+    }
+
+    pub fn reader(&self) -> Reader {
+        Reader::new(self.0.clone())
+    }
+
+    /// Begins a checkpoint that brings the rows to batch `through` and drops the buckets that are
+    /// over at `at`. There is one checkpoint at a time.
+    pub fn checkpoint(&self, rows: RowSet, through: Sequence, at: u64) -> CheckpointJob {
+        CheckpointJob::new(self.0.clone(), rows, through, at)
+    }
+
+    /// The next merge worth doing, or the removal of files that are no longer read. `None` while
+    /// another such job is alive.
+    pub fn merge(&self) -> Option<MergeJob> {
+        if self.0.merging.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        if self.0.has_removable() {
+            return Some(MergeJob::remove(self.0.clone()));
+        }
+        let plan = policy::choose(&self.0.view(), self.0.options.merge_fan_in);
+        if plan.is_none() {
+            self.0.merging.store(false, Ordering::Release);
+        }
+        plan.map(|plan| MergeJob::merge(self.0.clone(), plan))
+    }
+
+    /// Whether merges cannot follow, so that checkpoints should wait for them. Not where merges
+    /// wait for room on the disk: only checkpoints can make some then.
+    pub fn behind(&self) -> bool {
+        !self.0.merge_full.load(Ordering::Relaxed)
+            && policy::is_behind(&self.0.view(), self.0.options.merge_fan_in)
+    }
+
+    /// Holds on to the archive of this moment, for a backup.
+    pub fn pin(&self) -> Pinned {
+        let view = self.0.view();
+        let manifest = view.manifest(self.0.next_run()).encode();
+        Pinned { view, manifest }
+    }
+
+    pub fn stats(&self) -> Stats {
+        let view = self.0.view();
+        let runs: HashSet<u64> = view.sections().map(|section| section.run.id).collect();
+        let mut stats = Stats {
+            runs: runs.len() as u64,
+            point_sections: view.points.len() as u64,
+            ordered_sections: view.ordered.len() as u64,
+            buckets: view.buckets() as u64,
+            filter_bytes: view.filter_bytes(),
+            blocks_read: self.0.counters.blocks_read.load(Ordering::Relaxed),
+            false_positives: self.0.counters.false_positives.load(Ordering::Relaxed),
+            buckets_dropped: self.0.counters.buckets_dropped.load(Ordering::Relaxed),
+            bytes_written: self.0.counters.bytes_written.load(Ordering::Relaxed),
+            ..Stats::default()
+        };
+        let mut seen = HashSet::new();
+        for section in view.sections() {
+            stats.rows += section.meta.rows;
+            if seen.insert(section.run.id) {
+                stats.bytes += section.run.bytes;
+            }
+        }
+        stats
+    }
+
+    /// Derived parts that were damaged when the archive was opened and were rebuilt in memory.
+    pub fn repaired(&self) -> &[Finding] {
+        &self.0.repaired
+    }
+}
+
+/// The archive at one moment. Its files are not removed while this lives.
+#[derive(Debug)]
+pub struct Pinned {
+    view: Arc<View>,
+    manifest: Vec<u8>,
+}
+
+impl Pinned {
+    pub fn head(&self) -> Head {
+        Head { epoch: self.view.epoch, through: self.view.through }
+    }
+
+    /// Name and contents of the manifest. A backup writes it last.
+    pub fn manifest(&self) -> (&'static str, &[u8]) {
+        (manifest::NAME, &self.manifest)
+    }
+
+    /// Name and length of every file the manifest names.
+    pub fn files(&self) -> Vec<(String, u64)> {
+        let mut files: Vec<_> = self
+            .view
+            .sections()
+            .map(|section| (run::name(section.run.id), section.run.bytes))
+            .collect();
+        files.sort_unstable();
+        files.dedup();
+        files
+    }
+}
+
+/// Whether a bucket's time is over.
+fn is_over(drop_at: u64, at: u64) -> bool {
+    drop_at <= at && drop_at != NEVER
+}
+
+fn load(
+    volume: &dyn Volume,
+    manifest: &Manifest,
+    options: &Options,
+    repaired: &mut Vec<Finding>,
+) -> Result<View, Error> {
+    let mut view = View {
+        epoch: manifest.epoch,
+        through: manifest.through,
+        at: manifest.at,
+        ..View::default()
+    };
+    let mut sections = Vec::new();
+    for entry in &manifest.runs {
+        let file = RunFile::open(volume, entry.id, entry.bytes)?;
+        let footer = run::read_footer(&file)?;
+        if footer.is_none() {
+            let offset = file.bytes.saturating_sub(run::TRAILER_BYTES);
+            let what = "the footer is damaged".to_owned();
+            let file = file.label().to_owned();
+            repaired.push(Finding { severity: Severity::Derived, file, offset, what });
+        }
+        sections.extend(entry.sections.iter().map(|meta| (meta.clone(), file.clone())));
+    }
+    // The newest first: they are asked most, and should filters exceed their memory, the oldest
+    // and largest go without.
+    sections.sort_by_key(|(meta, _)| std::cmp::Reverse(meta.age));
+    let mut left = options.filter_bytes_max;
+    for (meta, file) in sections {
+        let label = file.label().to_owned();
+        let mut damaged = |offset, what: &str| {
+            let (file, what) = (label.clone(), format!("{what}; it was rebuilt"));
+            repaired.push(Finding { severity: Severity::Derived, file, offset, what });
+        };
+        let section = Section::load(meta, file, left, &mut damaged)?;
+        left -= section.filter_bytes().min(left);
+        view.add(Arc::new(section));
+    }
+    Ok(view)
+}
+
+fn remove_leftovers(
+    volume: &dyn Volume,
+    names: &[String],
+    manifest: &Manifest,
+) -> Result<(), Error> {
+    let named: HashSet<u64> = manifest.runs.iter().map(|entry| entry.id).collect();
+    for name in names {
+        let is_leftover =
+            name == manifest::TEMPORARY || run::id_of(name).is_some_and(|id| !named.contains(&id));
+        if is_leftover {
+            volume
+                .remove(name)
+                .map_err(|error| Error::io("remove", &volume.describe(name), error))?;
+        }
+    }
+    Ok(())
+}

@@ -21,6 +21,8 @@ pub enum Error {
     Fenced { held: Epoch, newest: Epoch },
     #[error("batch {got} does not follow batch {last}")]
     OutOfOrder { got: Sequence, last: Sequence },
+    #[error("a batch of {bytes} bytes is larger than a journal takes ({max})")]
+    TooLarge { bytes: u64, max: u64 },
     #[error(transparent)]
     Corrupt(#[from] Corruption),
     #[error("{file} was written by a newer release (format {found}, this one knows {known}): upgrade, or use the data of a backup")]

@@ -1,1 +1,318 @@
-//! (being written)
+//! The journal: batches in the order they were appended, in segment files.
+//!
+//! ```text
+//!   append ──copy──▶ pending ──swap──▶ flusher ──one write, one sync──▶ active segment
+//!                                         │ full: rolls into a spare
+//!   keeper ──zeros, or an old segment renamed──▶ spares        closed segments ──▶ keeper
+//!                                                              (wholly in the rows)
+//! ```
+//!
+//! It knows sequences, epochs and bytes, not rows: how far the rows have come is told to it with
+//! [`Journal::release`]. Nothing in here spawns a thread, reads a clock or draws a random number:
+//! [`Flusher`] and [`Keeper`] are stepped by whoever owns them, a thread or the simulator.
+//!
+//! Invariants:
+//! - a batch is durable when its segment was synced after it was written, and all before it are;
+//! - after a failed write or sync nothing is written or synced again: [`Stop`] is for good;
+//! - segments are used in the order of their ids, without a gap; a spare bears its final name,
+//!   durably, before it is used, so that rolling costs no directory sync;
+//! - a segment is let go only when all its batches are in the rows and its successor's header was
+//!   synced;
+//! - the lock order is writer, growing, pending, shelf.
+//!
+//! A cut tail cannot come back: an owner's first act is a seal of its own, higher epoch, written
+//! over the cut with zeros behind it and synced before anything is appended. A record of the cut
+//! window would have to continue a chain it was not written for, with an epoch that falls.
+
+mod keeper;
+pub(crate) mod limits;
+pub(crate) mod mark;
+mod options;
+mod pending;
+mod read;
+pub(crate) mod record;
+pub(crate) mod recover;
+mod shelf;
+mod stop;
+pub(crate) mod walk;
+pub(crate) mod writer;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub use keeper::Keeper;
+pub use options::Options;
+pub use read::Pin;
+pub use record::Position;
+pub use recover::Bounds;
+pub use stop::Stop;
+pub use writer::Flusher;
+
+use crate::{Epoch, Error, Room, Sequence, Volume};
+use keeper::Growing;
+use mark::Mark;
+use pending::Inbox;
+use record::{RECORD_HEADER_LEN, SEGMENT_HEADER_LEN, SegmentHeader, segment_id, segment_name};
+use recover::{Recovered, recover};
+use shelf::Shelf;
+use writer::Writer;
+
+/// Called whenever something advanced or failed.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// A journal that was recovered. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    core: Arc<Core>,
+}
+
+/// What the owner, the flusher and the keeper share.
+struct Core {
+    volume: Arc<dyn Volume>,
+    options: Options,
+    identity: u64,
+    wake: Wake,
+    /// Called where there is work for the keeper.
+    nudge: Wake,
+    stop: Stop,
+    inbox: Inbox,
+    writer: Mutex<Writer>,
+    growing: Mutex<Growing>,
+    shelf: Mutex<Shelf>,
+    /// The last durable batch. The same as in the shelf, for those who ask often.
+    durable: AtomicU64,
+    /// The rows hold everything up to here.
+    through: AtomicU64,
+    /// No spare could be made: the device is full.
+    no_spare: AtomicBool,
+    /// Free space is below the watermark.
+    below_watermark: AtomicBool,
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let durable = self.durable.load(Ordering::Relaxed);
+        f.debug_struct("Core").field("durable", &durable).finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    /// Makes the first segment of a new store, replacing what an unfinished creation left.
+    pub fn create(volume: &dyn Volume, options: &Options, identity: u64) -> Result<(), Error> {
+        let options = options.bounded();
+        let names =
+            volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
+        for name in names.iter().filter(|name| segment_id(name).is_some()) {
+            remove(volume, name)?;
+        }
+        let name = segment_name(1);
+        let failed = |operation| {
+            let file = volume.describe(&name);
+            move |error| Error::io(operation, &file, error)
+        };
+        let file = volume.create(&name).map_err(failed("create"))?;
+        keeper::write_zeros(&*file, 0, u64::from(options.segment_bytes)).map_err(failed("fill"))?;
+        let header = SegmentHeader {
+            identity,
+            id: 1,
+            first: 1,
+            epoch: 0,
+            previous: 0,
+            synced: Position { segment: 1, offset: 0 },
+        };
+        file.write_all_at(&header.encode(), 0).map_err(failed("write"))?;
+        file.sync().map_err(failed("sync"))?;
+        // An unfinished creation may have left the mark of another identity.
+        remove(volume, mark::NAME)?;
+        volume.sync_names().map_err(failed("sync the directory of"))
+    }
+
+    /// Whether there is no journal, or one whose creation was not finished.
+    pub fn is_unused(volume: &dyn Volume) -> Result<bool, Error> {
+        let names =
+            volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
+        let segments: Vec<_> = names.iter().filter(|name| segment_id(name).is_some()).collect();
+        let name = match segments.as_slice() {
+            [] => return Ok(true),
+            [name] => name.as_str(),
+            _ => return Ok(false),
+        };
+        // An owner's first record comes right after the header.
+        let mut bytes = [0; (SEGMENT_HEADER_LEN + RECORD_HEADER_LEN) as usize];
+        let failed = |error| Error::io("read", &volume.describe(name), error);
+        let file = volume.open(name).map_err(failed)?;
+        if file.len().map_err(failed)? < bytes.len() as u64 {
+            return Ok(true);
+        }
+        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        Ok(bytes.iter().skip(SEGMENT_HEADER_LEN as usize).all(|byte| *byte == 0))
+    }
+
+    /// Recovers the journal without changing it: that waits for [`Journal::begin`].
+    pub fn open(
+        volume: Arc<dyn Volume>,
+        options: &Options,
+        identity: u64,
+        bounds: Bounds,
+        wake: Wake,
+        nudge: Wake,
+    ) -> Result<Self, Error> {
+        let options = options.bounded();
+        let recovered = recover(&*volume, identity, bounds, &mut |_, _| {})?;
+        let last = recovered.tail.last();
+        let Recovered { tail, stale, .. } = &recovered;
+        let (tail, stale) = (*tail, stale.clone());
+        let shelf = Shelf::new(&*volume, recovered, options.segment_bytes)?;
+        let mark = Mark::open(&*volume, identity)?;
+        let writer = Writer::new(tail, shelf.active.clone(), stale, mark);
+        let core = Core {
+            volume,
+            options,
+            identity,
+            wake,
+            nudge,
+            stop: Stop::default(),
+            inbox: Inbox::default(),
+            writer: Mutex::new(writer),
+            growing: Mutex::new(Growing::default()),
+            shelf: Mutex::new(shelf),
+            durable: AtomicU64::new(last),
+            through: AtomicU64::new(bounds.through),
+            no_spare: AtomicBool::new(false),
+            below_watermark: AtomicBool::new(false),
+        };
+        Ok(Self { core: Arc::new(core) })
+    }
+
+    /// Starts an owner's records: cuts what the last owner left torn, and seals what is valid.
+    /// Batches under way become durable first. Returns the last batch.
+    pub fn begin(&self, epoch: Epoch) -> Result<Sequence, Error> {
+        self.core.drain()?;
+        self.core.seal(epoch)?;
+        self.durable()
+    }
+
+    /// Takes a copy of the batch, for the flusher to write. The caller keeps epochs and sequences
+    /// in order. Where too much is pending the caller's own thread flushes.
+    pub fn append(&self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        let max = self.batch_bytes_max();
+        let Some(length) = u32::try_from(batch.len()).ok().filter(|length| *length <= max) else {
+            return Err(Error::TooLarge { bytes: batch.len() as u64, max: u64::from(max) });
+        };
+        loop {
+            self.core.stop.check()?;
+            if self.core.inbox.push(&self.core.options, epoch, sequence, length, batch) {
+                return Ok(());
+            }
+            if !self.core.flush()? && self.core.inbox.is_full(&self.core.options, length) {
+                return Err(self.core.no_room());
+            }
+        }
+    }
+
+    /// The largest batch there is room for in a segment.
+    pub fn batch_bytes_max(&self) -> u32 {
+        self.core.options.batch_bytes_max
+    }
+
+    pub fn durable(&self) -> Result<Sequence, Error> {
+        self.core.stop.check()?;
+        Ok(self.core.durable.load(Ordering::Acquire))
+    }
+
+    /// Says that the rows hold everything up to `through`: the keeper lets older segments go.
+    pub fn release(&self, through: Sequence) {
+        debug_assert!(through <= self.core.durable.load(Ordering::Acquire));
+        self.core.through.fetch_max(through, Ordering::AcqRel);
+        (self.core.nudge)();
+    }
+
+    pub fn room(&self) -> Room {
+        let low = self.core.no_spare.load(Ordering::Relaxed)
+            || self.core.below_watermark.load(Ordering::Relaxed);
+        if low { Room::Low } else { Room::Free }
+    }
+
+    /// Why the journal stopped, and the means to stop it.
+    pub fn stop(&self) -> &Stop {
+        &self.core.stop
+    }
+
+    pub fn flusher(&self) -> Flusher {
+        Flusher { core: Arc::clone(&self.core) }
+    }
+
+    pub fn keeper(&self) -> Keeper {
+        Keeper { core: Arc::clone(&self.core) }
+    }
+
+    /// Makes everything durable that was appended.
+    pub fn drain(&self) -> Result<(), Error> {
+        self.core.drain()
+    }
+
+    /// Whether everything that was appended is durable.
+    pub fn is_drained(&self) -> bool {
+        let writer = lock(&self.core.writer);
+        !writer.has_batches() && self.core.inbox.is_empty()
+    }
+
+    /// Makes everything durable, seals it and stops the journal for good.
+    pub fn close(&self, epoch: Epoch) -> Result<(), Error> {
+        self.core.drain()?;
+        self.core.seal(epoch)?;
+        self.halt("it was closed");
+        Ok(())
+    }
+
+    /// Stops the journal for good, as it is, and waits for steps under way to end.
+    pub fn halt(&self, cause: &str) {
+        self.core.stop.fail(cause);
+        self.interrupt();
+        drop(lock(&self.core.writer));
+        drop(lock(&self.core.growing));
+    }
+
+    /// Ends the waiting of the flusher's thread.
+    pub fn interrupt(&self) {
+        self.core.inbox.interrupt();
+    }
+
+    /// For the flusher's thread: sleeps until a batch is pending or somebody interrupts.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+        self.core.inbox.wait(timeout);
+    }
+}
+
+impl Core {
+    /// Notes the failure for everybody and gives it back.
+    fn fail(&self, error: Error) -> Error {
+        self.stop.fail(&error.to_string());
+        (self.wake)();
+        error
+    }
+
+    fn no_room(&self) -> Error {
+        let full = std::io::Error::from(std::io::ErrorKind::StorageFull);
+        Error::io("make room for a segment in", &self.volume.describe(""), full)
+    }
+}
+
+/// A poisoned lock means that a thread panicked. The panic stops the store through the thread's
+/// own guard; here the state is as good as it was left.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes a file that may already be gone.
+fn remove(volume: &dyn Volume, name: &str) -> Result<(), Error> {
+    match volume.remove(name) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove", &volume.describe(name), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+const _: () = assert!(limits::SEGMENT_BYTES_MIN > 4 * SEGMENT_HEADER_LEN);

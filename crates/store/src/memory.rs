@@ -1,1 +1,367 @@
-//! (being written)
+//! The store in memory, for tests and the simulator: simple, so that it is plainly right.
+//!
+//! A [`MemoryStore`] is a handle; clones share the state, so that two owners can race, one of them
+//! a zombie. What is durable survives [`MemoryStore::crash`]; everything else does not. Faults are
+//! asked for with [`Faults`] and happen at a place given by a number, never by chance.
+//!
+//! Invariants:
+//! - `through <= durable <= last`;
+//! - the journal holds exactly the batches after `through`, up to `last`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::journal::Wake;
+use crate::{Checkpoint, Claim, Epoch, Error, PointKey, Room, RowSet, Sequence, Store};
+
+/// What goes wrong, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Batches and checkpoints become durable only in [`MemoryStore::settle`].
+    pub held: bool,
+    /// The how-manieth append from now on, counting from 1, fails and stops the store.
+    pub failing_append: Option<u64>,
+    /// The how-manieth sync from now on, counting from 1, fails and stops the store.
+    pub failing_sync: Option<u64>,
+    /// There is [`Room::Low`], and checkpoints wait.
+    pub full: bool,
+}
+
+impl Faults {
+    /// One failure, of a kind and at a place that the seed decides, among the first `within`.
+    pub fn seeded(seed: u64, within: u64) -> Self {
+        let number = mix(seed);
+        let place = Some(1 + number / 2 % within.max(1));
+        match number % 2 {
+            0 => Self { failing_append: place, ..Self::default() },
+            _ => Self { failing_sync: place, held: true, ..Self::default() },
+        }
+    }
+}
+
+/// A handle to a partition in memory.
+#[derive(Clone)]
+pub struct MemoryStore {
+    state: Arc<Mutex<State>>,
+    wake: Wake,
+    /// The crash this handle is younger than.
+    life: u64,
+    /// The epoch this handle claimed.
+    held: Option<Epoch>,
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    epoch: Epoch,
+    through: Sequence,
+    durable: Sequence,
+    last: Sequence,
+    journal: BTreeMap<Sequence, Vec<u8>>,
+    points: BTreeMap<(PointKey, u64), Vec<u8>>,
+    ordered: BTreeMap<Vec<u8>, Vec<u8>>,
+    checkpoint: Option<UnderWay>,
+    faults: Faults,
+    stopped: Option<String>,
+    /// How often everything crashed.
+    life: u64,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    through: Sequence,
+    at: u64,
+    rows: RowSet,
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new(Arc::new(|| {}))
+    }
+}
+
+impl MemoryStore {
+    pub fn new(wake: Wake) -> Self {
+        Self { state: Arc::default(), wake, life: 0, held: None, closed: false }
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.state().faults = faults;
+    }
+
+    /// Makes durable what is under way: one sync.
+    pub fn settle(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        state.check()?;
+        let synced = state.sync();
+        state.finish_checkpoint();
+        drop(state);
+        (self.wake)();
+        synced
+    }
+
+    /// Finishes a checkpoint whose batches are durable, without a sync.
+    pub fn finish_checkpoint(&self) {
+        self.state().finish_checkpoint();
+    }
+
+    /// Loses everything that is not durable and returns a new handle; the old ones are dead.
+    pub fn crash(&self) -> Self {
+        let mut state = self.state();
+        state.lose();
+        state.stopped = None;
+        state.faults = Faults::default();
+        state.life += 1;
+        Self {
+            state: Arc::clone(&self.state),
+            wake: Arc::clone(&self.wake),
+            life: state.life,
+            held: None,
+            closed: false,
+        }
+    }
+
+    /// Another handle, which has claimed nothing yet.
+    pub fn another(&self) -> Self {
+        Self { held: None, closed: false, ..self.clone() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, for a handle that may use it.
+    fn live(&self) -> Result<MutexGuard<'_, State>, Error> {
+        let state = self.state();
+        state.check()?;
+        if self.closed || self.life != state.life {
+            let cause = if self.closed { "it was closed" } else { "a crash" };
+            return Err(Error::Stopped(cause.to_owned()));
+        }
+        Ok(state)
+    }
+
+    /// The state, for the newest owner's handle. What a successor made durable says nothing about
+    /// the batches of this one.
+    fn owned(&self) -> Result<MutexGuard<'_, State>, Error> {
+        let state = self.live()?;
+        match self.held {
+            Some(held) if held != state.epoch => Err(Error::Fenced { held, newest: state.epoch }),
+            _ => Ok(state),
+        }
+    }
+}
+
+impl State {
+    fn check(&self) -> Result<(), Error> {
+        debug_assert!(self.through <= self.durable && self.durable <= self.last);
+        debug_assert_eq!(self.journal.len() as u64, self.last - self.through);
+        match &self.stopped {
+            Some(cause) => Err(Error::Stopped(cause.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn refuse_other_epochs(&self, held: Epoch) -> Result<(), Error> {
+        // Epoch 0 is nobody's.
+        match held == self.epoch && held > 0 {
+            true => Ok(()),
+            false => Err(Error::Fenced { held, newest: self.epoch }),
+        }
+    }
+
+    fn sync(&mut self) -> Result<(), Error> {
+        if self.durable == self.last {
+            return Ok(());
+        }
+        if strikes(&mut self.faults.failing_sync) {
+            self.stopped = Some("a sync that failed, as asked for".to_owned());
+            self.lose();
+            return self.check();
+        }
+        self.durable = self.last;
+        Ok(())
+    }
+
+    fn lose(&mut self) {
+        self.journal.split_off(&(self.durable + 1));
+        self.last = self.durable;
+        self.checkpoint = None;
+    }
+
+    fn finish_checkpoint(&mut self) {
+        if self.stopped.is_some() || self.faults.full {
+            return;
+        }
+        let durable = self.durable;
+        let Some(done) = self.checkpoint.take_if(|under_way| under_way.through <= durable) else {
+            return;
+        };
+        let rows = &done.rows;
+        for point in &rows.points {
+            let place = (point.key, point.drop_at);
+            match rows.get(point.value) {
+                Some(value) => self.points.insert(place, value.to_vec()),
+                None => self.points.remove(&place),
+            };
+        }
+        for row in &rows.ordered {
+            let key = rows.get(row.key).unwrap_or_default();
+            match rows.get(row.value) {
+                Some(value) => self.ordered.insert(key.to_vec(), value.to_vec()),
+                None => self.ordered.remove(key),
+            };
+        }
+        self.points.retain(|(_, drop_at), _| *drop_at > done.at);
+        self.journal = self.journal.split_off(&(done.through + 1));
+        self.through = done.through;
+    }
+}
+
+impl Store for MemoryStore {
+    fn claim(&mut self) -> Result<Claim, Error> {
+        let mut state = self.live()?;
+        state.lose();
+        state.epoch += 1;
+        let claim = Claim { epoch: state.epoch, through: state.through, last: state.last };
+        drop(state);
+        self.held = Some(claim.epoch);
+        Ok(claim)
+    }
+
+    fn read(
+        &mut self,
+        from: Sequence,
+        each: &mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let state = self.live()?;
+        if from <= state.through {
+            return Err(Error::OutOfOrder { got: from, last: state.through });
+        }
+        if from > state.durable {
+            return Ok(());
+        }
+        for (sequence, batch) in state.journal.range(from..=state.durable) {
+            each(*sequence, batch)?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        let mut state = self.live()?;
+        state.refuse_other_epochs(epoch)?;
+        if sequence != state.last + 1 {
+            return Err(Error::OutOfOrder { got: sequence, last: state.last });
+        }
+        if strikes(&mut state.faults.failing_append) {
+            state.stopped = Some("an append that failed, as asked for".to_owned());
+            return state.check();
+        }
+        state.journal.insert(sequence, batch.to_vec());
+        state.last = sequence;
+        if !state.faults.held {
+            state.sync()?;
+            state.finish_checkpoint();
+        }
+        drop(state);
+        (self.wake)();
+        Ok(())
+    }
+
+    fn durable(&mut self) -> Result<Sequence, Error> {
+        Ok(self.owned()?.durable)
+    }
+
+    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
+        let Checkpoint { epoch, through, at, rows: fill } = checkpoint;
+        let mut state = self.live()?;
+        state.refuse_other_epochs(epoch)?;
+        if state.checkpoint.is_some() || through <= state.through || through > state.last {
+            return Err(Error::OutOfOrder { got: through, last: state.through });
+        }
+        let mut rows = RowSet::default();
+        fill(&mut rows);
+        state.checkpoint = Some(UnderWay { through, at, rows });
+        if !state.faults.held {
+            state.finish_checkpoint();
+        }
+        drop(state);
+        (self.wake)();
+        Ok(())
+    }
+
+    fn checkpointed(&mut self) -> Result<Sequence, Error> {
+        Ok(self.owned()?.through)
+    }
+
+    fn get_many(
+        &mut self,
+        keys: &[PointKey],
+        found: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        let state = self.live()?;
+        for (index, key) in keys.iter().enumerate() {
+            let mut buckets = state.points.range((*key, 0)..=(*key, u64::MAX));
+            if let Some((_, value)) = buckets.next_back() {
+                found(index, value);
+            }
+        }
+        Ok(())
+    }
+
+    fn scan(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        let state = self.live()?;
+        if from < to {
+            let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Excluded(to));
+            let rows = state.ordered.range::<[u8], _>(bounds);
+            let _ = rows.map_while(|(key, value)| each(key, value).then_some(())).count();
+        }
+        Ok(())
+    }
+
+    fn room(&mut self) -> Room {
+        if self.state().faults.full { Room::Low } else { Room::Free }
+    }
+
+    fn close(&mut self) -> Result<(), Error> {
+        let mut state = self.owned()?;
+        state.sync()?;
+        state.finish_checkpoint();
+        state.checkpoint = None;
+        drop(state);
+        self.closed = true;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+/// Counts down; true when the count ends.
+fn strikes(count: &mut Option<u64>) -> bool {
+    match count {
+        Some(1) => count.take().is_some(),
+        Some(left) => {
+            *left = left.saturating_sub(1);
+            false
+        }
+        None => false,
+    }
+}
+
+/// One step of SplitMix64: spreads neighbouring seeds.
+fn mix(seed: u64) -> u64 {
+    let mut number = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}

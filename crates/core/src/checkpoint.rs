@@ -1,0 +1,379 @@
+//! Checkpoints: what of the state goes into rows, and what may leave memory afterwards.
+//!
+//! `freeze` takes a consistent cut on the writer's thread, cheaply: the records of finished keys
+//! are handed over as they are, changed messages are cloned. Encoding and sorting happen where
+//! [`Snapshot::write`] is called. `thaw` says that the rows are there.
+//!
+//! Invariant: what a scan or a look-up finds in rows that are older than memory is recognised as
+//! such, because whatever ended since is in the current or the frozen generation.
+
+use std::sync::Arc;
+
+use crate::codec::{BadBytes, Reader, Write};
+use crate::cold::{Need, RangeOf};
+use crate::command::LeaseName;
+use crate::decision::QueueId;
+use crate::decision::bytes_of::decode_digest;
+use crate::ids::{Seq, Time};
+use crate::key::Digest;
+use crate::limits;
+use crate::machine::{Machine, Remembered};
+use crate::message::{Message, Slot, State};
+use crate::outcome::Place;
+use crate::places::groups::Group;
+use crate::places::keys::Generation;
+use crate::places::ready::Gap;
+use crate::queue::{Queue, decode_job, encode_job};
+use crate::record::{decode_fence, encode_fence};
+use crate::row::{File, RowKey, RowSink, encode_message, point, table};
+
+/// A consistent cut through the state, ready to be written.
+#[derive(Debug)]
+pub struct Snapshot {
+    seed: u64,
+    records: Arc<Generation>,
+    messages: Vec<Message>,
+    groups: Vec<Group>,
+    rows: Vec<(RowKey, Vec<u8>)>,
+    row_deletes: Vec<RowKey>,
+}
+
+impl Snapshot {
+    /// Writes every row that changed since the snapshot before. A key appears once: what is
+    /// written wins over what is deleted.
+    pub fn write(self, sink: &mut dyn RowSink) {
+        self.records.write(sink);
+        let mut alive: Vec<Digest> = Vec::with_capacity(self.messages.len());
+        let mut written: Vec<RowKey> = Vec::with_capacity(self.messages.len());
+        let mut value = Vec::new();
+        for message in &self.messages {
+            let Some(row) = message.row else { continue };
+            value.clear();
+            encode_message(message, &mut value);
+            sink.put_row(&row, &value);
+            value.clear();
+            value.u8(point::ALIVE);
+            value.fixed(row.as_slice());
+            sink.put_point(&message.digest, u64::MAX, &value);
+            alive.push(message.digest);
+            written.push(row);
+        }
+        for group in &self.groups {
+            value.clear();
+            group.encode(&mut value);
+            sink.put_point(&group.digest, u64::MAX, &value);
+            alive.push(group.digest);
+            if let Some(seq) = group.lead_row {
+                let row = RowKey::lead(group.queue, seq, &group.digest);
+                sink.put_row(&row, &[]);
+                written.push(row);
+            }
+        }
+        for (row, value) in &self.rows {
+            sink.put_row(row, value);
+            written.push(*row);
+        }
+        self.delete(alive, written, sink);
+    }
+
+    fn delete(&self, mut alive: Vec<Digest>, mut written: Vec<RowKey>, sink: &mut dyn RowSink) {
+        alive.sort_unstable();
+        written.sort_unstable();
+        let mut points = self.records.point_deletes().to_vec();
+        points.sort_unstable();
+        points.dedup();
+        for (digest, drop_at) in &points {
+            let is_written = self.records.writes_point(self.seed, digest, *drop_at)
+                || *drop_at == u64::MAX && alive.binary_search(digest).is_ok();
+            if !is_written {
+                sink.delete_point(digest, *drop_at);
+            }
+        }
+        let mut rows = [self.records.row_deletes(), &self.row_deletes].concat();
+        rows.sort_unstable();
+        rows.dedup();
+        for row in &rows {
+            if written.binary_search(row).is_err() {
+                sink.delete_row(row);
+            }
+        }
+    }
+}
+
+impl Machine {
+    /// Cuts through the state as it is. One snapshot at a time: `thaw` comes before the next.
+    pub fn freeze(&mut self) -> Snapshot {
+        let mut row_deletes = Vec::new();
+        let messages = self.freeze_messages(&mut row_deletes);
+        let groups = self.freeze_groups(&mut row_deletes);
+        let (mut rows, gone) = self.relays.freeze();
+        row_deletes.extend(gone);
+        self.freeze_receives(&mut rows, &mut row_deletes);
+        for queue in self.queues.iter_mut().filter(|queue| queue.dirty) {
+            queue.dirty = false;
+            let mut value = Vec::new();
+            queue.encode(&mut value);
+            rows.push((RowKey::queue(queue.id), value));
+            for (digest, job) in &queue.redrives {
+                let mut value = Vec::new();
+                encode_job(job, &mut value);
+                rows.push((RowKey::redrive(queue.id, digest), value));
+            }
+        }
+        let mut value = Vec::new();
+        for number in [self.now.0, self.next_seq, self.relays.next_id()] {
+            value.number(number);
+        }
+        rows.push((RowKey::table(table::MACHINE), value));
+        let records = self.keys.freeze();
+        Snapshot { seed: self.keys.seed(), records, messages, groups, rows, row_deletes }
+    }
+
+    fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
+        let dirty = std::mem::take(&mut self.dirty);
+        let mut frozen = Vec::with_capacity(dirty.len().min(self.messages.len()));
+        for (seq, slot) in dirty {
+            if self.messages.same(seq, slot).is_none_or(|message| !message.dirty) {
+                continue; // Ended since, or listed twice.
+            }
+            let message = self.messages.at_mut(slot);
+            message.dirty = false;
+            let row = RowKey::of(message);
+            if let Some(before) = message.row.replace(row).filter(|before| *before != row) {
+                row_deletes.push(before);
+            }
+            frozen.push(message.clone());
+        }
+        frozen
+    }
+
+    fn freeze_groups(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Group> {
+        let mut frozen = Vec::new();
+        let mut point_deletes = Vec::new();
+        for digest in std::mem::take(&mut self.dirty_groups) {
+            let Some(group) = self.groups.get_mut(&digest).filter(|group| group.dirty) else {
+                continue;
+            };
+            group.dirty = false;
+            if group.is_over() {
+                // In memory for the sake of a message that is dead or delayed; nothing to write.
+                if std::mem::take(&mut group.stored) {
+                    point_deletes.push(digest);
+                }
+                let lead_row = group.lead_row.take();
+                row_deletes.extend(lead_row.map(|seq| RowKey::lead(group.queue, seq, &digest)));
+                continue;
+            }
+            group.stored = true;
+            let before = std::mem::replace(&mut group.lead_row, group.lead);
+            if let Some(seq) = before.filter(|before| Some(*before) != group.lead) {
+                row_deletes.push(RowKey::lead(group.queue, seq, &digest));
+            }
+            frozen.push(group.clone_row());
+        }
+        for digest in point_deletes {
+            self.keys.trace(&digest);
+            self.keys.delete_point(&digest, u64::MAX);
+        }
+        frozen
+    }
+
+    fn freeze_receives(
+        &mut self,
+        rows: &mut Vec<(RowKey, Vec<u8>)>,
+        row_deletes: &mut Vec<RowKey>,
+    ) {
+        for (id, receive) in &mut self.receives.by_id {
+            if std::mem::take(&mut receive.dirty) {
+                receive.stored = true;
+                let mut value = Vec::new();
+                value.number(receive.until.0);
+                value.number(receive.leases.len() as u64);
+                for lease in &receive.leases {
+                    value.fixed(&lease.digest.0);
+                    value.number(lease.seq);
+                    encode_fence(lease.fence, &mut value);
+                }
+                rows.push((RowKey::receive(id), value));
+            }
+        }
+        let gone = std::mem::take(&mut self.receives.gone);
+        let gone = gone.iter().filter(|id| !self.receives.by_id.contains_key(id));
+        row_deletes.extend(gone.map(RowKey::receive));
+    }
+
+    /// The rows of the snapshot are there.
+    pub fn thaw(&mut self) {
+        self.keys.thaw();
+    }
+
+    /// Whether a snapshot is still being written.
+    pub fn is_frozen(&self) -> bool {
+        self.keys.is_frozen()
+    }
+
+    /// Leaves messages to the rows until those in memory take at most `target` bytes, or `most`
+    /// messages have left. What changed since the last snapshot stays. Returns how many left.
+    pub fn evict(&mut self, target: usize, most: usize) -> usize {
+        if self.is_frozen() {
+            return 0;
+        }
+        let mut left = 0;
+        let ids: Vec<_> = self.queues.iter().map(|queue| queue.id).collect();
+        for id in ids {
+            if self.messages.bytes() <= target || left >= most {
+                break;
+            }
+            left += self.evict_from(id, target, most - left);
+        }
+        left
+    }
+
+    fn evict_from(&mut self, id: QueueId, target: usize, most: usize) -> usize {
+        let Some(queue) = self.queues.get_mut(id) else { return 0 };
+        let messages = &self.messages;
+        let mut chosen: Vec<Slot> = Vec::new();
+        let mut bytes = messages.bytes();
+        // Keeps its place in the rows, and no trace in memory.
+        let mut evict = |place: Place, seq: Seq, slot: Slot| {
+            if chosen.len() >= most || bytes <= target {
+                return false;
+            }
+            let Some(message) = messages.same(seq, slot).filter(|message| message.place() == place)
+            else {
+                return true; // A stale entry.
+            };
+            if message.dirty || message.row.is_none() {
+                return false;
+            }
+            bytes -= message.footprint();
+            chosen.push(slot);
+            true
+        };
+        queue.dead.evict(|seq, slot| evict(Place::Dead, seq, slot));
+        queue.parked.evict(|seq, slot| evict(Place::Parked, seq, slot));
+        queue.redrives.values_mut().for_each(|job| job.horizon = 0);
+        queue.ready.evict(limits::REFILL, |seq, slot| evict(Place::Ready, seq, slot));
+        queue.delayed.evict(limits::REFILL, |seq, slot| evict(Place::Delayed, seq, slot));
+        for digest in &queue.groups {
+            if let Some(group) = self.groups.get_mut(digest) {
+                group.members.evict(1, |seq, slot| evict(Place::Ready, seq, slot));
+            }
+        }
+        for slot in &chosen {
+            let message = self.unhouse(*slot);
+            if message.ttl_at != Time::NEVER
+                && let Some(queue) = self.queues.get_mut(id)
+            {
+                queue.mortal.remove(&(message.ttl_at, message.seq));
+            }
+        }
+        chosen.len() + self.evict_groups(id, target)
+    }
+
+    /// Leaves whole groups to the rows: those that wait for delivery, the youngest first.
+    fn evict_groups(&mut self, id: QueueId, target: usize) -> usize {
+        let mut left = 0;
+        while self.messages.bytes() > target
+            && let Some(queue) = self.queues.get(id)
+            && queue.open.len() > limits::REFILL
+            && let Some((lead, digest)) = queue.open.last().copied()
+            && let Some(group) = self.groups.get(&digest)
+        {
+            let messages = &self.messages;
+            let is_here = |seq, slot| {
+                messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
+            };
+            let members: Vec<Slot> = group.members.waiting(is_here).map(|(_, slot)| slot).collect();
+            let is_clean = |slot: &Slot| {
+                let message = self.messages.at(*slot);
+                !message.dirty && message.row.is_some() && message.ttl_at == Time::NEVER
+            };
+            let is_whole = group.resident as usize == members.len() && !group.dirty;
+            if !is_whole || group.lead_row != Some(lead) || !members.iter().all(is_clean) {
+                break;
+            }
+            left += members.len();
+            for slot in members {
+                self.unhouse(slot);
+            }
+            self.remove_group(&digest);
+            if let Some(queue) = self.queues.get_mut(id) {
+                queue.open.remove(&(lead, digest));
+                Gap::cover(&mut queue.leads, lead);
+            }
+        }
+        left
+    }
+
+    /// The ranges a new owner reads whole, in this order, before it replays the journal: the
+    /// machine, its queues, and then, as [`Machine::leased`] needs, what is in workers' hands.
+    pub fn boot_ranges() -> Vec<(RowKey, RowKey)> {
+        let tables = [table::MACHINE, table::QUEUE, table::RELAY, table::RECEIVE, table::REDRIVE];
+        tables.map(|tag| (RowKey::table(tag), RowKey::table(tag).after_prefix())).to_vec()
+    }
+
+    /// See [`Machine::boot_ranges`].
+    pub fn leased(&self, needs: &mut Vec<Need>) {
+        let leased = self.queues.iter().filter(|queue| queue.stats.leased > 0);
+        needs.extend(leased.map(|queue| {
+            let from = RowKey::file(queue.id, File::Leased);
+            Need::Range { from, to: from.after_prefix(), limit: usize::MAX, of: RangeOf::One }
+        }));
+    }
+
+    /// Takes in a row of a boot range.
+    pub fn boot(&mut self, key: &[u8], value: &[u8]) -> Result<(), BadBytes> {
+        let row = RowKey::try_from(key)?;
+        let rest = key.get(1..).unwrap_or_default();
+        match row.tag() {
+            table::MACHINE => self.boot_machine(value)?,
+            table::QUEUE => {
+                let id = u32::from_be_bytes(exactly(rest)?);
+                self.queues.insert(Queue::decode(id, value, self.next_seq)?);
+            }
+            table::RELAY => self.relays.load(u64::from_be_bytes(exactly(rest)?), value)?,
+            table::RECEIVE => self.boot_receive(Digest(exactly(rest)?), value)?,
+            table::REDRIVE => {
+                let (queue, job) = rest.split_at_checked(4).ok_or(BadBytes::Short("redrive"))?;
+                let (id, digest) = (u32::from_be_bytes(exactly(queue)?), Digest(exactly(job)?));
+                let job = decode_job(id, digest, value)?;
+                if let Some(queue) = self.queues.get_mut(id) {
+                    queue.redrives.insert(digest, job);
+                }
+            }
+            other => return Err(BadBytes::Tag("row", other)),
+        }
+        self.next_due = Time(0); // Everything may be due.
+        Ok(())
+    }
+
+    fn boot_machine(&mut self, value: &[u8]) -> Result<(), BadBytes> {
+        let mut reader = Reader::new(value);
+        self.now = Time(reader.number("time")?);
+        self.next_seq = reader.number("seq")?;
+        self.relays.set_next_id(reader.number("relay")?);
+        reader.end()
+    }
+
+    fn boot_receive(&mut self, id: Digest, value: &[u8]) -> Result<(), BadBytes> {
+        let mut reader = Reader::new(value);
+        let until = Time(reader.number("until")?);
+        let count = reader.count("leases")?;
+        let mut leases = Vec::with_capacity(count);
+        for _ in 0..count {
+            let digest = decode_digest(&mut reader)?;
+            let seq = reader.number("seq")?;
+            leases.push(LeaseName { digest, seq, fence: decode_fence(&mut reader)? });
+        }
+        reader.end()?;
+        self.receives.by_end.insert((until, id), ());
+        let remembered = Remembered { until, leases, dirty: false, stored: true };
+        self.receives.by_id.insert(id, remembered);
+        Ok(())
+    }
+}
+
+fn exactly<const N: usize>(bytes: &[u8]) -> Result<[u8; N], BadBytes> {
+    bytes.try_into().map_err(|_| BadBytes::Bounds("row name"))
+}

@@ -1,0 +1,465 @@
+//! What is not in memory: asking for it before a decision, and taking it in.
+//!
+//! The caller repeats `needs` → fetch → `warm` until nothing is needed any more: a key may lead
+//! to a message, a message to its group. Rows show the state as of the last checkpoint; whatever
+//! changed since is in memory and wins.
+
+use crate::codec::BadBytes;
+use crate::command::{Command, KeyName, QueueName};
+use crate::config::DedupScope;
+use crate::content::Content;
+use crate::decision::{Decision, QueueId};
+use crate::ids::{Seq, Time};
+use crate::key::Digest;
+use crate::limits;
+use crate::machine::Machine;
+use crate::message::Message;
+use crate::moves::send::group_of;
+use crate::outcome::Place;
+use crate::places::groups::Group;
+use crate::places::ready::Gap;
+use crate::queue::Queue;
+use crate::record;
+use crate::row::{File, RowKey, decode_message, point, table};
+
+/// Something to be fetched from the rows before a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A key.
+    Point(Digest),
+    /// A group, which is a point too; where there is none, [`Machine::absent`] wants to know.
+    Group(QueueId, Digest),
+    Range {
+        from: RowKey,
+        to: RowKey,
+        limit: usize,
+        of: RangeOf,
+    },
+}
+
+/// What a range is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeOf {
+    One,
+    Ready(QueueId),
+    Leads(QueueId),
+    Members(QueueId, Digest),
+    Delayed(QueueId),
+    Purge(QueueId),
+    Redrive(QueueId, Digest),
+}
+
+impl Machine {
+    /// Adds what the command needs and memory does not have. Called again after `warm`, it adds
+    /// what the new knowledge calls for, until it adds nothing.
+    pub fn needs(&self, command: &Command, needs: &mut Vec<Need>) {
+        match command {
+            Command::Send(send) => {
+                self.need_send(&send.queue, send.digest, &send.content, needs);
+            }
+            Command::Claim(claim) => {
+                self.need_send(&claim.queue, claim.digest, &claim.content, needs);
+            }
+            Command::Settle(settle) => self.need_key(&settle.lease.digest, needs),
+            Command::Receive(receive) => {
+                if let Some(queue) = self.queues.named(&receive.queue) {
+                    self.need_head(queue, receive.max as usize, needs);
+                    if let Some(id) = &receive.receive_id {
+                        self.need_receive(queue, id, needs);
+                    }
+                }
+            }
+            Command::Expire => self.need_expire(needs),
+            Command::Look(key) | Command::Forget(key) | Command::Discard(key) => {
+                self.need_named(key, needs);
+            }
+            Command::Replay(replay) => self.need_named(&replay.key, needs),
+            Command::Resolve(resolve) => self.need_named(&resolve.key, needs),
+            Command::Browse(browse) => self.need_browse(browse, needs),
+            Command::Redrive(redrive) => {
+                if let (Some(queue), crate::command::Select::Keys(keys)) =
+                    (self.queues.named(&redrive.queue), &redrive.select)
+                {
+                    for key in keys {
+                        self.need_key(&self.digest_of(queue, key, None), needs);
+                    }
+                }
+            }
+            Command::Configure(_)
+            | Command::Delete(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Purge(_)
+            | Command::RedriveProgress { .. }
+            | Command::Relayed { .. }
+            | Command::Show(_) => {}
+        }
+    }
+
+    /// Adds what a decision needs that is replayed from the journal.
+    pub fn needs_of(&self, decision: &Decision, needs: &mut Vec<Need>) {
+        for digest in decision.digests() {
+            self.need_key(digest, needs);
+        }
+        if let Decision::Accepted(accepted) = decision
+            && let Some(queue) = self.queues.get(accepted.queue)
+        {
+            self.need_group_of(queue, &accepted.content, needs);
+        }
+    }
+
+    /// Takes in a point.
+    pub fn warm_point(
+        &mut self,
+        digest: &Digest,
+        value: &[u8],
+        needs: &mut Vec<Need>,
+    ) -> Result<(), BadBytes> {
+        let (tag, rest) = value.split_first().ok_or(BadBytes::Short("point"))?;
+        match *tag {
+            point::RECORD => {
+                if self.keys.living(&self.messages, digest).is_none() {
+                    self.keys.warm(*digest, record::decode(rest)?);
+                }
+            }
+            point::ALIVE => {
+                if self.is_news(digest) {
+                    let from = RowKey::try_from(rest)?;
+                    needs.push(Need::Range { from, to: from.next(), limit: 1, of: RangeOf::One });
+                }
+            }
+            point::GROUP => {
+                if self.groups.get(digest).is_none() && self.keys.written(digest).is_none() {
+                    let group = Group::decode(*digest, value, self.next_seq)?;
+                    self.add_group(group);
+                    self.regroup(digest);
+                }
+            }
+            other => return Err(BadBytes::Tag("point", other)),
+        }
+        Ok(())
+    }
+
+    /// Takes in a row of a range.
+    pub fn warm_row(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        needs: &mut Vec<Need>,
+    ) -> Result<(), BadBytes> {
+        let key = RowKey::try_from(key)?;
+        match key.tag() {
+            table::MESSAGE => self.admit(decode_message(key, value)?, needs),
+            table::LEAD => {
+                let bytes = key.as_slice();
+                let digest = bytes.last_chunk().ok_or(BadBytes::Short("lead"))?;
+                let queue = bytes.get(1..).and_then(<[u8]>::first_chunk);
+                let queue = u32::from_be_bytes(*queue.ok_or(BadBytes::Short("lead"))?);
+                self.need_group(queue, &Digest(*digest), needs);
+            }
+            other => return Err(BadBytes::Tag("row", other)),
+        }
+        Ok(())
+    }
+
+    /// The range has been read: `rows` of it, the last one named `last`.
+    pub fn warmed(&mut self, need: &Need, rows: usize, last: Option<&[u8]>) {
+        let Need::Range { limit, of, to, .. } = need else { return };
+        let all = rows < *limit;
+        let last = last.and_then(|last| RowKey::try_from(last).ok());
+        let last_seq = last.map_or(0, |last| seq_of(&last));
+        match of {
+            RangeOf::One => {}
+            RangeOf::Ready(queue) => {
+                if let Some(queue) = self.queues.get_mut(*queue)
+                    && let Some(gap) = queue.ready.gap()
+                {
+                    queue.ready.advance_gap(if all { gap.to } else { last_seq + 1 });
+                }
+            }
+            RangeOf::Members(_, digest) => {
+                if let Some(group) = self.groups.get_mut(digest)
+                    && let Some(gap) = group.members.gap()
+                {
+                    group.members.advance_gap(if all { gap.to } else { last_seq + 1 });
+                }
+                self.regroup(digest);
+            }
+            RangeOf::Leads(queue) => {
+                if let Some(queue) = self.queues.get_mut(*queue)
+                    && let Some(gap) = &mut queue.leads
+                {
+                    // Two leads may bear one number: the last one is read again.
+                    let read = last.map_or(gap.to, |last| lead_seq(&last));
+                    gap.from = read.max(gap.from + 1);
+                    if all || gap.from >= gap.to {
+                        queue.leads = None;
+                    }
+                }
+            }
+            RangeOf::Delayed(queue) => {
+                let next = last.and_then(|last| delayed_of(&last)).filter(|_| !all);
+                if let Some(queue) = self.queues.get_mut(*queue) {
+                    queue.delayed.advance_cold(next.map(|(due, seq)| (due, seq + 1)));
+                    let due = queue.delayed.next_deadline().unwrap_or(Time::NEVER);
+                    self.due(due);
+                }
+            }
+            RangeOf::Purge(queue) => {
+                let purge = self.queues.get_mut(*queue).and_then(|queue| queue.purge.as_mut());
+                if let Some(purge) = purge {
+                    purge.cursor = last.filter(|_| !all).map(RowKey::next);
+                    debug_assert!(purge.cursor.is_none_or(|cursor| cursor < *to));
+                }
+            }
+            RangeOf::Redrive(queue, job) => {
+                let job = self.queues.get_mut(*queue).and_then(|queue| queue.redrives.get_mut(job));
+                if let Some(job) = job {
+                    job.horizon = if all { Seq::MAX } else { last_seq };
+                }
+            }
+        }
+    }
+
+    /// A group that was needed is not in the rows: it has nothing unfinished.
+    pub fn absent(&mut self, need: &Need) {
+        if let Need::Group(queue, digest) = need
+            && self.groups.get(digest).is_none()
+        {
+            self.add_group(Group::new(*digest, *queue));
+            self.asked.push(*digest);
+        }
+    }
+
+    /// Forgets what was read for the batch that has been decided.
+    pub fn cool(&mut self) {
+        self.keys.cool();
+        for digest in std::mem::take(&mut self.asked) {
+            self.regroup(&digest);
+        }
+    }
+
+    /// A message from the rows comes into memory, unless memory knows better.
+    fn admit(&mut self, message: Message, needs: &mut Vec<Need>) {
+        if !self.is_news(&message.digest) || self.queues.get(message.queue).is_none() {
+            return;
+        }
+        if let Some(group) = &message.group
+            && self.groups.get(group).is_none()
+        {
+            // The group's row comes first: counts must not start from nothing.
+            self.need_group(message.queue, group, needs);
+            if let Some(row) = message.row {
+                needs.push(Need::Range { from: row, to: row.next(), limit: 1, of: RangeOf::One });
+            }
+            return;
+        }
+        let (place, seq) = (message.place(), message.seq);
+        let (queue_id, group) = (message.queue, message.group);
+        let slot = self.house(message);
+        match (place, group) {
+            (Place::Ready, Some(group)) => {
+                if let Some(group) = self.groups.get_mut(&group) {
+                    group.members.admit(seq, slot);
+                }
+                self.file_mortal(slot);
+                self.regroup(&group);
+            }
+            (Place::Ready, None) => {
+                if let Some(queue) = self.queues.get_mut(queue_id) {
+                    queue.ready.admit(seq, slot);
+                }
+                self.file_mortal(slot);
+            }
+            _ => self.file(slot),
+        }
+    }
+
+    fn file_mortal(&mut self, slot: crate::message::Slot) {
+        let message = self.messages.at(slot);
+        let (ttl_at, seq, queue) = (message.ttl_at, message.seq, message.queue);
+        if ttl_at != Time::NEVER
+            && let Some(queue) = self.queues.get_mut(queue)
+        {
+            queue.mortal.insert((ttl_at, seq), slot);
+            self.due(ttl_at);
+        }
+    }
+
+    /// Whether a row may tell something that memory does not know.
+    fn is_news(&self, digest: &Digest) -> bool {
+        self.keys.living(&self.messages, digest).is_none() && self.keys.written(digest).is_none()
+    }
+
+    fn need_send(
+        &self,
+        queue: &QueueName,
+        digest: Digest,
+        content: &Content,
+        needs: &mut Vec<Need>,
+    ) {
+        let Some(queue) = self.queues.named(queue) else { return };
+        if !content.key().is_empty() {
+            let digest = self.scoped(queue, digest, content.key(), content.group());
+            self.need_key(&digest, needs);
+        }
+        self.need_group_of(queue, content, needs);
+    }
+
+    fn need_group_of(&self, queue: &Queue, content: &Content, needs: &mut Vec<Need>) {
+        if let Some(group) = group_of(queue, content) {
+            self.need_group(queue.id, &group, needs);
+        }
+    }
+
+    fn need_key(&self, digest: &Digest, needs: &mut Vec<Need>) {
+        if self.is_news(digest) && !self.keys.is_warm(digest) {
+            needs.push(Need::Point(*digest));
+        }
+    }
+
+    fn need_group(&self, queue: QueueId, group: &Digest, needs: &mut Vec<Need>) {
+        if self.groups.get(group).is_none() {
+            needs.push(Need::Group(queue, *group));
+        }
+    }
+
+    fn need_named(&self, key: &KeyName, needs: &mut Vec<Need>) {
+        if let Some(queue) = self.queues.named(&key.queue) {
+            for digest in self.digests_of(queue, key) {
+                self.need_key(&digest, needs);
+            }
+        }
+    }
+
+    fn need_receive(&self, queue: &Queue, id: &str, needs: &mut Vec<Need>) {
+        let digest = Digest::of_receive(&queue.name.tenant, &queue.name.queue, id);
+        if let Some(remembered) = self.receives.by_id.get(&digest) {
+            for lease in &remembered.leases {
+                self.need_key(&lease.digest, needs);
+            }
+        }
+    }
+
+    /// Enough of the oldest to hand out `max`.
+    fn need_head(&self, queue: &Queue, max: usize, needs: &mut Vec<Need>) {
+        if let Some(gap) = queue.ready.gap()
+            && queue.ready.in_front() < max
+        {
+            needs.push(range(
+                RowKey::filed(queue.id, File::Ready, gap.from),
+                RowKey::filed(queue.id, File::Ready, gap.to),
+                RangeOf::Ready(queue.id),
+            ));
+        }
+        if let Some(Gap { from, to }) = queue.leads
+            && queue.open.len() < max
+        {
+            needs.push(range(
+                RowKey::leads(queue.id, from),
+                RowKey::leads(queue.id, to),
+                RangeOf::Leads(queue.id),
+            ));
+        }
+        for (lead, digest) in queue.open.iter().take(max) {
+            if let Some(group) = self.groups.get(digest)
+                && let Some(gap) = group.members.gap()
+                && *lead >= gap.from
+            {
+                needs.push(range(
+                    RowKey::member(queue.id, digest, gap.from),
+                    RowKey::member(queue.id, digest, gap.to),
+                    RangeOf::Members(queue.id, *digest),
+                ));
+            }
+        }
+    }
+
+    fn need_expire(&self, needs: &mut Vec<Need>) {
+        if self.next_due > self.now {
+            return;
+        }
+        for queue in self.queues.iter() {
+            if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
+                needs.push(range(
+                    RowKey::delayed(queue.id, due, seq),
+                    RowKey::file(queue.id, File::Delayed).after_prefix(),
+                    RangeOf::Delayed(queue.id),
+                ));
+            }
+            if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
+                let to = RowKey::message_prefix(queue.id).after_prefix();
+                let of = RangeOf::Purge(queue.id);
+                needs.push(Need::Range { from, to, limit: limits::JOB_STEP, of });
+            }
+            for (digest, job) in &queue.redrives {
+                if !job.done && job.horizon <= job.cursor {
+                    needs.push(range(
+                        RowKey::filed(queue.id, File::Dead, job.cursor),
+                        RowKey::file(queue.id, File::Dead).after_prefix(),
+                        RangeOf::Redrive(queue.id, *digest),
+                    ));
+                }
+            }
+        }
+    }
+
+    fn need_browse(&self, browse: &crate::command::Browse, needs: &mut Vec<Need>) {
+        let Some(queue) = self.queues.named(&browse.queue) else { return };
+        let from = browse.cursor.map_or(0, |cursor| cursor + 1);
+        let (file, from) = match browse.place {
+            Place::Ready => (File::Ready, RowKey::filed(queue.id, File::Ready, from)),
+            Place::Parked => (File::Parked, RowKey::filed(queue.id, File::Parked, from)),
+            Place::Dead => (File::Dead, RowKey::filed(queue.id, File::Dead, from)),
+            _ => return,
+        };
+        let to = RowKey::file(queue.id, file).after_prefix();
+        let limit = browse.limit.clamp(1, limits::BROWSE_MAX) + 1;
+        needs.push(Need::Range { from, to, limit, of: RangeOf::One });
+    }
+
+    /// The digest under which the queue knows the key.
+    pub(crate) fn scoped(
+        &self,
+        queue: &Queue,
+        digest: Digest,
+        key: &str,
+        group: Option<&str>,
+    ) -> Digest {
+        match queue.config.dedup_scope {
+            DedupScope::Queue => digest,
+            DedupScope::Group => Digest::of_key(&queue.name.tenant, &queue.name.queue, group, key),
+        }
+    }
+
+    pub(crate) fn digest_of(&self, queue: &Queue, key: &str, group: Option<&str>) -> Digest {
+        let group = group.filter(|_| queue.config.dedup_scope == DedupScope::Group);
+        Digest::of_key(&queue.name.tenant, &queue.name.queue, group, key)
+    }
+
+    /// What a key given by name may mean: itself, or the id of a message that came without one.
+    pub(crate) fn digests_of(&self, queue: &Queue, key: &KeyName) -> Vec<Digest> {
+        let mut digests = vec![self.digest_of(queue, &key.key, key.group.as_deref())];
+        digests.extend(crate::ids::MessageId::parse(&key.key).map(Digest::of_keyless));
+        digests
+    }
+}
+
+fn range(from: RowKey, to: RowKey, of: RangeOf) -> Need {
+    Need::Range { from, to, limit: limits::REFILL, of }
+}
+
+/// The number at the end of a message row's name.
+fn seq_of(key: &RowKey) -> Seq {
+    key.as_slice().last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+fn lead_seq(key: &RowKey) -> Seq {
+    let bytes = key.as_slice().get(5..).and_then(<[u8]>::first_chunk);
+    bytes.map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+fn delayed_of(key: &RowKey) -> Option<(Time, Seq)> {
+    let due = key.as_slice().get(6..)?.first_chunk()?;
+    Some((Time(u64::from_be_bytes(*due)), seq_of(key)))
+}

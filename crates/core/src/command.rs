@@ -1,0 +1,247 @@
+//! What the machine is asked.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::config::Config;
+use crate::content::{Content, Invalid};
+use crate::ids::{Fence, Seq, Time};
+use crate::key::{Digest, Fingerprint};
+use crate::limits;
+
+/// One request to one partition.
+#[derive(Clone, Debug)]
+pub enum Command {
+    Configure(Configure),
+    /// Drops the queue with its messages and keys.
+    Delete(QueueName),
+    Pause(QueueName),
+    Resume(QueueName),
+    Purge(Purge),
+    Send(Send),
+    Claim(Claim),
+    Receive(Receive),
+    Settle(Settle),
+    /// Nothing but the time: expires leases, and goes on with purges and redrives.
+    Expire,
+    Look(KeyName),
+    Browse(Browse),
+    Forget(KeyName),
+    Replay(Replay),
+    Discard(KeyName),
+    Resolve(Resolve),
+    Redrive(Redrive),
+    /// How far a redrive has come.
+    RedriveProgress {
+        queue: QueueName,
+        id: Arc<str>,
+    },
+    /// An emit reached its queue, or did not.
+    Relayed {
+        id: u64,
+        reached: bool,
+    },
+    /// The queue's configuration and counters.
+    Show(QueueName),
+}
+
+/// A queue's full name, hashed once by the door.
+#[derive(Clone, Debug)]
+pub struct QueueName {
+    pub tenant: Arc<str>,
+    pub queue: Arc<str>,
+    hash: u64,
+}
+
+impl QueueName {
+    /// Checks both names: 1 to 80 of `A-Z a-z 0-9 . _ -`.
+    pub fn new(tenant: &str, queue: &str) -> Result<Self, Invalid> {
+        for (name, max) in
+            [(tenant, limits::TENANT_BYTES_MAX), (queue, limits::QUEUE_NAME_BYTES_MAX)]
+        {
+            let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+            if !(1..=max).contains(&name.len()) || !name.bytes().all(known) {
+                return Err(Invalid::Name);
+            }
+        }
+        let [hash, _] = Digest::of_group(tenant, queue, "").halves();
+        Ok(Self { tenant: tenant.into(), queue: queue.into(), hash })
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
+    }
+}
+
+impl PartialEq for QueueName {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.queue == other.queue && self.tenant == other.tenant
+    }
+}
+
+impl Eq for QueueName {}
+
+/// A key of a queue.
+#[derive(Clone, Debug)]
+pub struct KeyName {
+    pub queue: QueueName,
+    pub key: Arc<str>,
+    pub group: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Configure {
+    pub queue: QueueName,
+    pub config: Config,
+    /// Refused where the queue's version is another.
+    pub if_version: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Purge {
+    pub queue: QueueName,
+    /// Forgets every key of the queue too.
+    pub keys: bool,
+}
+
+/// A message on its way in. Hashing is done here, in the caller's thread.
+#[derive(Clone, Debug)]
+pub struct Send {
+    pub queue: QueueName,
+    pub digest: Digest,
+    pub fingerprint: Fingerprint,
+    pub content: Arc<Content>,
+    pub delay_ms: Option<u64>,
+    pub ttl_ms: Option<u64>,
+    /// When the operation was born, for keys that do not tell.
+    pub issued_at: Option<Time>,
+}
+
+impl Send {
+    pub fn new(queue: QueueName, content: Arc<Content>) -> Self {
+        let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
+        let fingerprint = Fingerprint::of(content.body(), content.content_type(), content.group());
+        Self { queue, digest, fingerprint, content, delay_ms: None, ttl_ms: None, issued_at: None }
+    }
+}
+
+/// A key taken by a caller who does the work itself.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub queue: QueueName,
+    pub digest: Digest,
+    pub fingerprint: Fingerprint,
+    /// Has no body: there is no message for anyone else.
+    pub content: Arc<Content>,
+    pub lease_ms: Option<u64>,
+    pub worker: Arc<str>,
+    pub issued_at: Option<Time>,
+}
+
+impl Claim {
+    pub fn new(queue: QueueName, content: Arc<Content>, fingerprint: Fingerprint) -> Self {
+        let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
+        let worker = "".into();
+        Self { queue, digest, fingerprint, content, lease_ms: None, worker, issued_at: None }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Receive {
+    pub queue: QueueName,
+    pub max: u32,
+    pub lease_ms: Option<u64>,
+    pub worker: Arc<str>,
+    /// Retried within five minutes, it returns the same messages and leases.
+    pub receive_id: Option<Arc<str>>,
+    /// Take several messages of one group, in order.
+    pub several_per_group: bool,
+}
+
+/// Names one lease: what `receive` and `claim` hand out and every settle gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseName {
+    pub digest: Digest,
+    pub seq: Seq,
+    pub fence: Fence,
+}
+
+#[derive(Clone, Debug)]
+pub struct Settle {
+    pub lease: LeaseName,
+    pub verb: Verb,
+}
+
+/// What to do under a lease.
+#[derive(Clone, Debug)]
+pub enum Verb {
+    Done { result: Option<Blob>, emits: Vec<Emit> },
+    Fail { error: String, delay_ms: Option<u64>, dead: bool },
+    Release,
+    Extend { lease_ms: Option<u64> },
+    Begin,
+    Save { name: String, data: Bytes },
+}
+
+/// Bytes with their type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blob {
+    pub content_type: Option<Arc<str>>,
+    pub body: Bytes,
+}
+
+/// A follow-up message. Its key is derived from the parent's unless given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emit {
+    pub queue: QueueName,
+    pub name: String,
+    /// Without a key in it, the key is derived from the parent's key, generation and `name`.
+    pub content: Arc<Content>,
+    pub delay_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Browse {
+    pub queue: QueueName,
+    pub place: crate::outcome::Place,
+    /// Where the last page ended.
+    pub cursor: Option<Seq>,
+    pub limit: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct Replay {
+    pub key: KeyName,
+    /// A finished message's body is gone; the operator gives it again, and it must be the same.
+    pub content: Option<(Arc<Content>, Fingerprint)>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Resolve {
+    pub key: KeyName,
+    pub resolution: Resolution,
+}
+
+#[derive(Clone, Debug)]
+pub enum Resolution {
+    Done(Option<Blob>),
+    Retry,
+}
+
+#[derive(Clone, Debug)]
+pub struct Redrive {
+    pub queue: QueueName,
+    pub id: Arc<str>,
+    pub select: Select,
+    pub dry_run: bool,
+    pub per_s: Option<u32>,
+}
+
+/// Which dead messages to put back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Select {
+    Keys(Vec<Arc<str>>),
+    Filter { error_contains: Option<String>, group: Option<String>, dead_before: Option<Time> },
+    All,
+}

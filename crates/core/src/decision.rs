@@ -1,0 +1,252 @@
+//! Decisions: what the journal holds.
+//!
+//! A decision says what became of which message, in absolute terms: when it is due, which fence it
+//! got, where it went. Applying it needs no rule and no chance, so that a journal written by an
+//! older release never re-decides what was already answered. The time is written once per batch.
+//!
+//! The tags are on disk and never reused. The bytes are documented in docs/disk-format.md.
+
+mod decode;
+mod encode;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::command::{Blob, Emit, QueueName};
+use crate::config::Config;
+use crate::content::Content;
+use crate::ids::{Fence, Seq, Time};
+use crate::key::{Digest, Fingerprint};
+
+/// A queue's number within its partition.
+pub type QueueId = u32;
+
+/// One change of state.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    Configured(Box<Configured>),
+    Paused {
+        queue: QueueId,
+        paused: bool,
+    },
+    PurgeStarted {
+        queue: QueueId,
+        below: Seq,
+        keys: bool,
+        delete: bool,
+    },
+    /// These messages ended. `finished` where none is left to purge.
+    Purged {
+        queue: QueueId,
+        digests: Vec<Digest>,
+        finished: bool,
+    },
+    Accepted(Box<Accepted>),
+    Leased(Box<Leased>),
+    Done {
+        digest: Digest,
+        fence: Fence,
+        result: Option<Blob>,
+        emits: Vec<Emit>,
+    },
+    /// The holder failed.
+    Failed {
+        digest: Digest,
+        fence: Fence,
+        error: Arc<str>,
+        next: Next,
+    },
+    /// The lease ran out.
+    Lost {
+        digest: Digest,
+        fence: Fence,
+        next: Next,
+    },
+    Released {
+        digest: Digest,
+        fence: Fence,
+        next: Next,
+    },
+    Extended {
+        digest: Digest,
+        fence: Fence,
+        deadline: Time,
+    },
+    Begun {
+        digest: Digest,
+        fence: Fence,
+    },
+    Saved {
+        digest: Digest,
+        fence: Fence,
+        name: Arc<str>,
+        data: Bytes,
+    },
+    /// Its time to live was over.
+    Died {
+        digest: Digest,
+        error: Arc<str>,
+    },
+    RedriveStarted(Box<RedriveStarted>),
+    /// One step of a redrive, or all of one by keys.
+    Redriven {
+        queue: QueueId,
+        job: Digest,
+        digests: Vec<Digest>,
+        matched: u64,
+        cursor: Seq,
+        done: bool,
+    },
+    Discarded {
+        digest: Digest,
+    },
+    Forgotten {
+        digest: Digest,
+        queue: QueueId,
+    },
+    Rerun {
+        digest: Digest,
+    },
+    Replayed {
+        digest: Digest,
+        queue: QueueId,
+        content: Arc<Content>,
+        fingerprint: Fingerprint,
+    },
+    /// Somebody looked into a parked message: it is done with a result, or goes on.
+    Resolved {
+        digest: Digest,
+        done: bool,
+        result: Option<Blob>,
+        next: Next,
+    },
+    Relayed {
+        id: u64,
+    },
+    RelayRetried {
+        id: u64,
+        attempts: u32,
+        next_at: Time,
+    },
+    /// Counts a duplicate. Never journaled: the count may miss some after a crash, and no rule
+    /// depends on it.
+    Counted {
+        digest: Digest,
+        queue: QueueId,
+    },
+}
+
+/// Where a message goes when it leaves a lease without being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    Ready,
+    Delayed(Time),
+    Dead,
+    Parked,
+    /// A claim: the key is free again.
+    Freed,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Configured {
+    pub queue: QueueId,
+    pub name: QueueName,
+    pub config: Config,
+    pub version: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Accepted {
+    pub seq: Seq,
+    pub queue: QueueId,
+    pub digest: Digest,
+    pub fingerprint: Fingerprint,
+    pub content: Arc<Content>,
+    pub due: Option<Time>,
+    pub ttl_at: Time,
+    /// A claim is leased from the start.
+    pub claim: Option<ClaimLease>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimLease {
+    pub fence: Fence,
+    pub deadline: Time,
+    pub worker: Arc<str>,
+    pub begun: bool,
+}
+
+/// One receive: the messages get consecutive fences from `fence` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leased {
+    pub queue: QueueId,
+    pub fence: Fence,
+    pub deadline: Time,
+    pub worker: Arc<str>,
+    pub receive: Option<Digest>,
+    /// Done as they are handed out.
+    pub finish: bool,
+    pub digests: Vec<Digest>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedriveStarted {
+    pub queue: QueueId,
+    pub job: Digest,
+    pub id: Arc<str>,
+    pub error_contains: Option<Arc<str>>,
+    pub group: Option<Arc<str>>,
+    pub dead_before: Time,
+    pub dry_run: bool,
+    pub per_s: Option<u32>,
+    /// Named by keys: over with its first step.
+    pub by_keys: bool,
+}
+
+impl Decision {
+    /// Whether the journal keeps it.
+    pub fn is_durable(&self) -> bool {
+        !matches!(self, Self::Counted { .. })
+    }
+
+    /// The messages that must be in memory before it can be applied.
+    pub(crate) fn digests(&self) -> &[Digest] {
+        match self {
+            Self::Purged { digests, .. } | Self::Redriven { digests, .. } => digests,
+            Self::Leased(leased) => &leased.digests,
+            Self::Done { digest, .. }
+            | Self::Failed { digest, .. }
+            | Self::Lost { digest, .. }
+            | Self::Released { digest, .. }
+            | Self::Extended { digest, .. }
+            | Self::Begun { digest, .. }
+            | Self::Saved { digest, .. }
+            | Self::Died { digest, .. }
+            | Self::Discarded { digest }
+            | Self::Forgotten { digest, .. }
+            | Self::Rerun { digest }
+            | Self::Replayed { digest, .. }
+            | Self::Resolved { digest, .. } => std::slice::from_ref(digest),
+            Self::Accepted(accepted) => std::slice::from_ref(&accepted.digest),
+            Self::Configured(_)
+            | Self::Paused { .. }
+            | Self::PurgeStarted { .. }
+            | Self::RedriveStarted(_)
+            | Self::Relayed { .. }
+            | Self::RelayRetried { .. }
+            | Self::Counted { .. } => &[],
+        }
+    }
+}
+
+pub(crate) mod bytes_of {
+    //! The parts of decisions that rows share.
+    pub(crate) use super::decode::{
+        decode_config, decode_content, decode_digest, decode_emit, decode_end, decode_fingerprint,
+        decode_name, decode_optional_u32,
+    };
+    pub(crate) use super::encode::{
+        encode_config, encode_content, encode_emit, encode_end, encode_fingerprint, encode_name,
+    };
+}

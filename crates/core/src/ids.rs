@@ -1,0 +1,141 @@
+//! Names and numbers: time, sequence, fence, message id.
+
+use std::fmt;
+
+/// Partition time: milliseconds since 1970, as written in the journal. Never a clock reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Later than any time: what has no end ends here.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    pub fn plus(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms))
+    }
+
+    /// How long before `self` the `earlier` time was; zero where it was not.
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+/// What every decision of one batch is given from outside: the time, and a random number for
+/// jitter. The same stamp and the same commands make the same decisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub at: Time,
+    pub random: u64,
+}
+
+/// The how-manieth message of its partition. Orders messages by age.
+pub type Seq = u64;
+
+/// Names a lease and orders it: grows with every lease of a partition. The owner's epoch is its
+/// upper part, so a new owner's fences are above all fences it never heard of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(pub u64);
+
+impl Fence {
+    const COUNTER_BITS: u32 = 40;
+
+    pub fn new(epoch: u32, counter: u64) -> Self {
+        assert!(epoch < 1 << 24, "16 million owners are enough for one partition");
+        assert!(counter < 1 << Self::COUNTER_BITS, "a trillion leases are enough for one owner");
+        Self(u64::from(epoch) << Self::COUNTER_BITS | counter)
+    }
+
+    pub fn epoch(self) -> u32 {
+        (self.0 >> Self::COUNTER_BITS) as u32
+    }
+
+    pub fn counter(self) -> u64 {
+        self.0 & ((1 << Self::COUNTER_BITS) - 1)
+    }
+
+    pub(crate) fn plus(self, count: u64) -> Self {
+        Self::new(self.epoch(), self.counter() + count)
+    }
+}
+
+/// A message's name, made from (time, partition, sequence) in the form of a UUIDv7: it sorts by
+/// time, and used as a key elsewhere it is a dated one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId(pub [u8; 16]);
+
+impl MessageId {
+    pub fn new(at: Time, partition: u16, seq: Seq) -> Self {
+        debug_assert!(partition < crate::limits::PARTITIONS_MAX);
+        debug_assert!(seq < 1 << 62);
+        let high = (at.0 << 16) | 0x7000 | u64::from(partition & 0x0fff);
+        let low = (0b10 << 62) | (seq & ((1 << 62) - 1));
+        Self((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+    }
+
+    /// Reads the hyphenated form.
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes = text.as_bytes();
+        if bytes.len() != 36 {
+            return None;
+        }
+        let mut value = 0u128;
+        for (place, byte) in bytes.iter().enumerate() {
+            if matches!(place, 8 | 13 | 18 | 23) {
+                if *byte != b'-' {
+                    return None;
+                }
+                continue;
+            }
+            value = value << 4 | u128::from((*byte as char).to_digit(16)?);
+        }
+        Some(Self(value.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = u128::from_be_bytes(self.0);
+        write!(
+            f,
+            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+            value >> 96,
+            value >> 80 & 0xffff,
+            value >> 64 & 0xffff,
+            value >> 48 & 0xffff,
+            value & 0xffff_ffff_ffff
+        )
+    }
+}
+
+impl fmt::Debug for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_a_uuid_of_version_7_that_reads_back() {
+        let id = MessageId::new(Time(0x0190_1234_5678), 5, 77);
+        assert_eq!(id.to_string(), "01901234-5678-7005-8000-00000000004d");
+        assert_eq!(MessageId::parse(&id.to_string()), Some(id));
+        assert_eq!(MessageId::parse("not a uuid"), None);
+    }
+
+    #[test]
+    fn ids_sort_by_time_and_then_by_sequence() {
+        let first = MessageId::new(Time(1_000), 9, 5);
+        assert!(first < MessageId::new(Time(1_001), 0, 1));
+        assert!(first < MessageId::new(Time(1_000), 9, 6));
+    }
+
+    #[test]
+    fn a_later_owners_fence_is_above_every_fence_of_an_earlier_one() {
+        assert!(Fence::new(2, 0) > Fence::new(1, (1 << 40) - 1));
+        assert_eq!(Fence::new(3, 9).epoch(), 3);
+        assert_eq!(Fence::new(3, 9).counter(), 9);
+    }
+}

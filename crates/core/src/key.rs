@@ -1,0 +1,218 @@
+//! Keys: their digest, the fingerprint of what was sent under them, their date, derived keys.
+
+use crate::ids::{MessageId, Time};
+use crate::limits;
+
+/// What a key is compared by: 128 bits of BLAKE3 over tenant, queue, group (where the queue
+/// deduplicates per group) and key, each with its length, so that no two scopes run into each
+/// other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub [u8; 16]);
+
+impl Digest {
+    pub fn of_key(tenant: &str, queue: &str, group: Option<&str>, key: &str) -> Self {
+        Self::of(b'k', &[tenant, queue, group.unwrap_or_default(), key])
+    }
+
+    pub(crate) fn of_group(tenant: &str, queue: &str, group: &str) -> Self {
+        Self::of(b'g', &[tenant, queue, group])
+    }
+
+    pub(crate) fn of_receive(tenant: &str, queue: &str, receive_id: &str) -> Self {
+        Self::of(b'r', &[tenant, queue, receive_id])
+    }
+
+    /// The digest of a message that came without a key. Nobody can make a key whose BLAKE3 is the
+    /// id of a message to come.
+    pub(crate) fn of_keyless(id: MessageId) -> Self {
+        Self(id.0)
+    }
+
+    fn of(kind: u8, parts: &[&str]) -> Self {
+        // One update of one buffer: the common key is hashed in a single block.
+        let mut buffer = [0u8; 1 + 4 * 256];
+        let mut length = 0;
+        let mut push = |bytes: &[u8]| {
+            let end = length + bytes.len();
+            let Some(room) = buffer.get_mut(length..end) else {
+                unreachable!("names are bounded before they are hashed");
+            };
+            room.copy_from_slice(bytes);
+            length = end;
+        };
+        push(&[kind]);
+        for part in parts {
+            let bytes = part.as_bytes();
+            let bounded = bytes.get(..255).unwrap_or(bytes);
+            push(&[bounded.len() as u8]);
+            push(bounded);
+        }
+        Self(first_half(&blake3::hash(buffer.get(..length).unwrap_or_default())))
+    }
+
+    /// Well-mixed bits for tables; `seed` keeps callers from aiming at one place of them.
+    pub(crate) fn spread(&self, seed: u64) -> u64 {
+        let [a, b] = self.halves();
+        (a ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(29)
+    }
+
+    pub(crate) fn halves(&self) -> [u64; 2] {
+        let value = u128::from_le_bytes(self.0);
+        [value as u64, (value >> 64) as u64]
+    }
+}
+
+/// What was sent under a key, in parts, so that a conflict can say what differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Digest of the body, or of the fingerprint that the caller gave instead.
+    pub body: [u8; 16],
+    /// Zero where there is none.
+    pub content_type: u64,
+    pub group: u64,
+    /// The caller gave its own.
+    pub own: bool,
+}
+
+impl Fingerprint {
+    pub fn of(body: &[u8], content_type: Option<&str>, group: Option<&str>) -> Self {
+        Self {
+            body: first_half(&blake3::hash(body)),
+            content_type: content_type.map_or(0, part),
+            group: group.map_or(0, part),
+            own: false,
+        }
+    }
+
+    /// For callers whose bodies carry noise.
+    pub fn own(fingerprint: &str) -> Self {
+        let body = first_half(&blake3::hash(fingerprint.as_bytes()));
+        Self { body, content_type: 0, group: 0, own: true }
+    }
+
+    /// What differs; empty where nothing does.
+    pub fn differs(&self, other: &Self) -> Vec<Differs> {
+        if self == other {
+            return Vec::new();
+        }
+        if self.own || other.own {
+            return vec![Differs::Fingerprint];
+        }
+        let parts = [
+            (self.body != other.body, Differs::Body),
+            (self.content_type != other.content_type, Differs::ContentType),
+            (self.group != other.group, Differs::Group),
+        ];
+        parts.into_iter().filter_map(|(differs, what)| differs.then_some(what)).collect()
+    }
+}
+
+/// A part of a message in which a second send differs from the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Differs {
+    Body,
+    ContentType,
+    Group,
+    /// One of the two was given by the caller, and they are not the same.
+    Fingerprint,
+}
+
+/// The key of a follow-up: lowercase hex of the first 16 bytes of BLAKE3 over the parent's key, a
+/// zero byte, the generation as decimal, a zero byte, and the name. The same in every language.
+pub fn derive(parent: &str, generation: u32, name: &str) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(parent.as_bytes()).update(&[0]);
+    hasher.update(generation.to_string().as_bytes()).update(&[0]);
+    hasher.update(name.as_bytes());
+    format!("{:032x}", u128::from_be_bytes(first_half(&hasher.finalize())))
+}
+
+/// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time.
+pub fn date(key: &str, now: Time) -> Option<Time> {
+    let at = uuid_date(key).or_else(|| ulid_date(key))?;
+    (limits::DATED_FROM_MS..=now.plus(limits::DATED_AHEAD_MS).0).contains(&at).then_some(Time(at))
+}
+
+fn uuid_date(key: &str) -> Option<u64> {
+    let value = u128::from_be_bytes(MessageId::parse(key)?.0);
+    let (version, variant) = (value >> 76 & 0xf, value >> 62 & 0b11);
+    (version == 7 && variant == 0b10).then_some((value >> 80) as u64)
+}
+
+fn ulid_date(key: &str) -> Option<u64> {
+    if key.len() != 26 {
+        return None;
+    }
+    let mut value = 0u128;
+    for (place, letter) in key.bytes().enumerate() {
+        let digit = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+            .iter()
+            .position(|known| *known == letter.to_ascii_uppercase())?;
+        if place == 0 && digit > 7 {
+            return None;
+        }
+        value = value << 5 | digit as u128;
+    }
+    Some((value >> 80) as u64)
+}
+
+fn part(text: &str) -> u64 {
+    let [low, _] = Digest(first_half(&blake3::hash(text.as_bytes()))).halves();
+    low | 1 // Zero says that there is none.
+}
+
+fn first_half(hash: &blake3::Hash) -> [u8; 16] {
+    let [low, _] = hash.as_bytes().as_chunks::<16>().0 else {
+        unreachable!("a BLAKE3 hash has 32 bytes");
+    };
+    *low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k11_scopes_do_not_run_into_each_other() {
+        let digests = [
+            Digest::of_key("a", "bc", None, "d"),
+            Digest::of_key("ab", "c", None, "d"),
+            Digest::of_key("a", "b", None, "cd"),
+            Digest::of_key("a", "b", Some("c"), "d"),
+            Digest::of_group("a", "b", "d"),
+        ];
+        for (place, digest) in digests.iter().enumerate() {
+            assert!(!digests[place + 1..].contains(digest));
+        }
+    }
+
+    #[test]
+    fn k3_a_fingerprint_names_what_differs() {
+        let first = Fingerprint::of(b"body", Some("text/plain"), Some("g"));
+        assert_eq!(first.differs(&Fingerprint::of(b"body", Some("text/plain"), Some("g"))), []);
+        assert_eq!(
+            first.differs(&Fingerprint::of(b"other", None, Some("g"))),
+            [Differs::Body, Differs::ContentType]
+        );
+        assert_eq!(first.differs(&Fingerprint::own("x")), [Differs::Fingerprint]);
+        assert_eq!(Fingerprint::own("x").differs(&Fingerprint::own("x")), []);
+    }
+
+    #[test]
+    fn a_derived_key_is_what_the_documentation_says() {
+        let expected = blake3::hash(b"order-42\x000\0receipt").to_hex()[..32].to_owned();
+        assert_eq!(derive("order-42", 0, "receipt"), expected);
+        assert_ne!(derive("order-42", 1, "receipt"), expected);
+    }
+
+    #[test]
+    fn k8_uuid_v7_and_ulid_tell_their_date_and_nothing_else_does() {
+        let now = Time(1_700_000_000_000);
+        assert_eq!(date("018bcfe5-6800-7000-8000-000000000001", now), Some(Time(0x018b_cfe5_6800)));
+        assert_eq!(date("018bcfe5-6800-4000-8000-000000000001", now), None);
+        assert_eq!(date("01HF7YAT0000000000000000AB", now), Some(Time(0x018b_cfe5_6800)));
+        assert_eq!(date("ORDERORDERORDERORDERORDER1", now), None);
+        assert_eq!(date("order-42", now), None);
+        assert_eq!(date("01HF7YAT0000000000000000AB", Time(1_500_000_000_000)), None);
+    }
+}

@@ -1,0 +1,61 @@
+//! Every bound of the core, in one place, with the unit last.
+
+/// A key is the caller's name for one logical operation.
+pub const KEY_BYTES_MAX: usize = 255;
+pub const GROUP_BYTES_MAX: usize = 255;
+pub const CONTENT_TYPE_BYTES_MAX: usize = 255;
+pub const TENANT_BYTES_MAX: usize = 80;
+pub const QUEUE_NAME_BYTES_MAX: usize = 80;
+pub const WORKER_BYTES_MAX: usize = 64;
+pub const ERROR_BYTES_MAX: usize = 4_096;
+pub const FINGERPRINT_BYTES_MAX: usize = 255;
+pub const RECEIVE_ID_BYTES_MAX: usize = 128;
+pub const REDRIVE_ID_BYTES_MAX: usize = 128;
+
+pub const HEADERS_MAX: usize = 64;
+pub const HEADERS_BYTES_MAX: usize = 16 * 1_024;
+/// No queue may allow larger bodies or results than this.
+pub const BODY_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
+
+pub const RECEIVE_MAX: u32 = 1_000;
+pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
+pub const EMITS_MAX: usize = 64;
+/// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
+pub const RELAY_MAX: usize = 100_000;
+pub const RELAY_BACKOFF_MIN_MS: u64 = 100;
+pub const RELAY_BACKOFF_MAX_MS: u64 = 30_000;
+
+pub const RECOVERY_POINTS_MAX: usize = 64;
+pub const RECOVERY_POINTS_BYTES_MAX: usize = 64 * 1_024;
+pub const RECOVERY_POINT_NAME_BYTES_MAX: usize = 128;
+pub const HISTORY_MAX: usize = 64;
+
+pub const LEASE_MS_MIN: u64 = 100;
+pub const LEASE_MS_MAX: u64 = 12 * 60 * 60 * 1_000;
+pub const DELAY_MS_MAX: u64 = 366 * 24 * 60 * 60 * 1_000;
+pub const RETENTION_MS_MIN: u64 = 1_000;
+/// Longer than this is spelled "forever".
+pub const RETENTION_MS_MAX: u64 = 100 * 366 * 24 * 60 * 60 * 1_000;
+pub const BACKOFF_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1_000;
+pub const ATTEMPTS_MAX: u32 = 1_000_000;
+
+/// A freed claim is remembered this long, so that a repeated release gets the same answer.
+pub const FREED_MS: u64 = RECEIVE_ID_MS;
+
+/// Dates read from keys are believed between these bounds only: a 26-letter word is not a ULID.
+pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
+pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
+
+pub const REDRIVE_KEYS_MAX: usize = 1_000;
+/// Finished redrives are remembered, so that a repeated one moves nothing twice.
+pub const REDRIVES_REMEMBERED_MAX: usize = 256;
+pub const BROWSE_MAX: usize = 1_000;
+
+/// How much one tick of time may do before other commands get their turn.
+pub const EXPIRE_STEP: usize = 1_024;
+pub const JOB_STEP: usize = 256;
+/// Rows fetched at once to refill a queue's head.
+pub const REFILL: usize = 1_024;
+
+pub const PARTITIONS_MAX: u16 = 4_096;
+pub const QUEUES_MAX: usize = 100_000;

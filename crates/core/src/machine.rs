@@ -1,0 +1,333 @@
+//! The machine: one partition's state, the dispatch of its commands, and the applying of its
+//! decisions.
+//!
+//! Invariants:
+//! - `decide` changes nothing, `apply` decides nothing;
+//! - time never runs backwards;
+//! - a decision applied twice is applied once.
+
+use std::collections::BTreeMap;
+
+use crate::codec::{BadBytes, Reader, Write};
+use crate::command::{Command, LeaseName};
+use crate::decision::Decision;
+use crate::ids::{Fence, Seq, Stamp, Time};
+use crate::key::Digest;
+use crate::message::{Messages, Slot};
+use crate::moves;
+use crate::outcome::{Effect, Outcome};
+use crate::places::groups::Groups;
+use crate::places::keys::Keys;
+use crate::places::relay::Relays;
+use crate::queue::Queues;
+
+/// The state of one partition.
+#[derive(Debug)]
+pub struct Machine {
+    pub(crate) partition: u16,
+    epoch: u32,
+    pub(crate) now: Time,
+    pub(crate) next_seq: Seq,
+    next_fence: u64,
+    pub(crate) queues: Queues,
+    pub(crate) messages: Messages,
+    pub(crate) keys: Keys,
+    pub(crate) groups: Groups,
+    pub(crate) relays: Relays,
+    pub(crate) receives: Receives,
+    /// Messages and groups that changed since the last checkpoint was frozen.
+    pub(crate) dirty: Vec<(Seq, Slot)>,
+    pub(crate) dirty_groups: Vec<Digest>,
+    /// Groups that were made up for a question, and may be for nothing.
+    pub(crate) asked: Vec<Digest>,
+    /// No timer is due earlier.
+    pub(crate) next_due: Time,
+    /// The store has room for settles only.
+    store_full: bool,
+    scratch: Verdict,
+}
+
+/// What `decide` says besides the outcome.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) decisions: Vec<Decision>,
+    pub(crate) effects: Vec<Effect>,
+}
+
+/// Receives that may be repeated, by the digest of their id.
+#[derive(Debug, Default)]
+pub(crate) struct Receives {
+    pub(crate) by_id: BTreeMap<Digest, Remembered>,
+    pub(crate) by_end: BTreeMap<(Time, Digest), ()>,
+    pub(crate) gone: Vec<Digest>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Remembered {
+    pub(crate) until: Time,
+    pub(crate) leases: Vec<LeaseName>,
+    pub(crate) dirty: bool,
+    pub(crate) stored: bool,
+}
+
+/// Decisions on their way to the journal, and effects that wait until they are durable.
+#[derive(Debug, Default)]
+pub struct Batch {
+    bytes: Vec<u8>,
+    decisions: usize,
+    pub effects: Vec<Effect>,
+}
+
+/// How much memory the state takes, and how much of it a checkpoint would free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    /// Messages in memory.
+    pub messages: usize,
+    pub message_bytes: usize,
+    /// Records, deletes and changed messages that wait for a checkpoint.
+    pub unwritten_bytes: usize,
+    pub changed_messages: usize,
+    pub groups: usize,
+}
+
+const BATCH_VERSION: u8 = 1;
+
+impl Batch {
+    /// Starts a batch at a time.
+    pub fn begin(&mut self, at: Time) {
+        self.bytes.clear();
+        self.bytes.u8(BATCH_VERSION);
+        self.bytes.number(at.0);
+        self.decisions = 0;
+        self.effects.clear();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.decisions == 0
+    }
+
+    /// What goes into the journal.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn push(&mut self, decision: &Decision) {
+        if decision.is_durable() {
+            decision.encode(&mut self.bytes);
+            self.decisions += 1;
+        }
+    }
+}
+
+/// Reads a batch back.
+pub fn read_batch(bytes: &[u8]) -> Result<(Time, Vec<Decision>), BadBytes> {
+    let mut reader = Reader::new(bytes);
+    let version = reader.u8("batch")?;
+    if version != BATCH_VERSION {
+        return Err(BadBytes::Tag("batch", version));
+    }
+    let at = Time(reader.number("time")?);
+    let mut decisions = Vec::new();
+    while !reader.is_empty() {
+        decisions.push(Decision::decode(&mut reader)?);
+    }
+    Ok((at, decisions))
+}
+
+impl Machine {
+    /// An empty partition. `seed` spreads the tables, so that nobody outside can aim at them.
+    pub fn new(partition: u16, epoch: u32, seed: u64) -> Self {
+        assert!(partition < crate::limits::PARTITIONS_MAX);
+        Self {
+            partition,
+            epoch,
+            now: Time(0),
+            next_seq: 1,
+            next_fence: 0,
+            queues: Queues::default(),
+            messages: Messages::default(),
+            keys: Keys::new(seed),
+            groups: Groups::new(seed),
+            relays: Relays::default(),
+            receives: Receives::default(),
+            dirty: Vec::new(),
+            dirty_groups: Vec::new(),
+            asked: Vec::new(),
+            next_due: Time::NEVER,
+            store_full: false,
+            scratch: Verdict::default(),
+        }
+    }
+
+    /// The time of the last batch.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// When `Command::Expire` should come next. It may find nothing to do.
+    pub fn next_deadline(&self) -> Option<Time> {
+        let relay = self.relays.next_deadline().unwrap_or(Time::NEVER);
+        let deadline = self.next_due.min(relay);
+        (deadline != Time::NEVER).then_some(deadline)
+    }
+
+    /// Tells whether the store can take more than settles.
+    pub fn set_store_full(&mut self, full: bool) {
+        self.store_full = full;
+    }
+
+    pub(crate) fn is_store_full(&self) -> bool {
+        self.store_full
+    }
+
+    /// Brings the time forward: what is due becomes ready. Called once at the start of a batch.
+    pub fn advance(&mut self, at: Time, effects: &mut Vec<Effect>) {
+        assert!(at >= self.now, "a partition's time never runs backwards");
+        self.now = at;
+        moves::expire::advance(self, at, effects);
+    }
+
+    /// Decides a command, applies what was decided, and appends it to the batch. What the command
+    /// `needs` must have been warmed.
+    pub fn execute(&mut self, stamp: Stamp, command: Command, batch: &mut Batch) -> Outcome {
+        debug_assert_eq!(stamp.at, self.now, "advance comes first");
+        let mut verdict = std::mem::take(&mut self.scratch);
+        let outcome = self.decide(stamp, command, &mut verdict);
+        for decision in verdict.decisions.drain(..) {
+            batch.push(&decision);
+            self.apply(stamp.at, decision);
+        }
+        batch.effects.append(&mut verdict.effects);
+        self.scratch = verdict;
+        outcome
+    }
+
+    fn decide(&self, stamp: Stamp, command: Command, out: &mut Verdict) -> Outcome {
+        match command {
+            Command::Send(send) => moves::send::decide(self, stamp, send, out),
+            Command::Receive(receive) => moves::receive::decide(self, stamp, receive, out),
+            Command::Settle(settle) => moves::settle::decide(self, stamp, settle, out),
+            Command::Claim(claim) => moves::claim::decide(self, stamp, claim, out),
+            Command::Expire => moves::expire::decide(self, stamp, out),
+            Command::Configure(configure) => moves::configure::decide(self, configure, out),
+            Command::Delete(queue) => moves::purge::delete(self, &queue, out),
+            Command::Pause(queue) => moves::configure::pause(self, &queue, true, out),
+            Command::Resume(queue) => moves::configure::pause(self, &queue, false, out),
+            Command::Purge(purge) => moves::purge::decide(self, &purge, out),
+            Command::Look(key) => self.look(stamp.at, &key),
+            Command::Browse(browse) => self.browse(stamp.at, &browse),
+            Command::Show(queue) => self.show(&queue),
+            Command::Forget(key) => moves::forget::decide(self, stamp, &key, out),
+            Command::Replay(replay) => moves::replay::decide(self, stamp, replay, out),
+            Command::Discard(key) => moves::discard::decide(self, &key, out),
+            Command::Resolve(resolve) => moves::resolve::decide(self, resolve, out),
+            Command::Redrive(redrive) => moves::redrive::decide(self, stamp, &redrive, out),
+            Command::RedriveProgress { queue, id } => moves::redrive::progress(self, &queue, &id),
+            Command::Relayed { id, reached } => moves::relay::decide(self, stamp, id, reached, out),
+        }
+    }
+
+    /// Applies one decision of the batch whose time `advance` was given last.
+    pub fn apply(&mut self, at: Time, decision: Decision) {
+        debug_assert_eq!(at, self.now);
+        match decision {
+            Decision::Accepted(accepted) => moves::send::apply(self, at, *accepted),
+            Decision::Leased(leased) => moves::receive::apply(self, at, *leased),
+            Decision::Done { digest, fence, result, emits } => {
+                moves::settle::apply_done(self, at, &digest, fence, result, emits);
+            }
+            Decision::Failed { digest, fence, error, next } => {
+                moves::settle::apply_failed(self, at, &digest, fence, error, next);
+            }
+            Decision::Released { digest, fence, next } => {
+                moves::settle::apply_released(self, at, &digest, fence, next);
+            }
+            Decision::Extended { digest, fence, deadline } => {
+                moves::settle::apply_extended(self, &digest, fence, deadline);
+            }
+            Decision::Begun { digest, fence } => {
+                moves::settle::apply_begun(self, at, &digest, fence);
+            }
+            Decision::Saved { digest, fence, name, data } => {
+                moves::settle::apply_saved(self, at, &digest, fence, &name, data);
+            }
+            Decision::Lost { digest, fence, next } => {
+                moves::expire::apply_lost(self, at, &digest, fence, next);
+            }
+            Decision::Died { digest, error } => {
+                moves::expire::apply_died(self, at, &digest, error);
+            }
+            Decision::Counted { digest, queue } => {
+                moves::send::apply_counted(self, at, &digest, queue);
+            }
+            other => self.apply_administrative(at, other),
+        }
+    }
+
+    fn apply_administrative(&mut self, at: Time, decision: Decision) {
+        match decision {
+            Decision::Configured(configured) => moves::configure::apply(self, at, *configured),
+            Decision::Paused { queue, paused } => {
+                moves::configure::apply_paused(self, queue, paused);
+            }
+            Decision::PurgeStarted { queue, below, keys, delete } => {
+                moves::purge::apply_started(self, queue, below, keys, delete);
+            }
+            Decision::Purged { queue, digests, finished } => {
+                moves::purge::apply(self, at, queue, &digests, finished);
+            }
+            Decision::RedriveStarted(started) => {
+                moves::redrive::apply_started(self, at, *started);
+            }
+            Decision::Redriven { queue, job, digests, matched, cursor, done } => {
+                moves::redrive::apply(self, at, queue, &job, &digests, matched, cursor, done);
+            }
+            Decision::Discarded { digest } => moves::discard::apply(self, at, &digest),
+            Decision::Forgotten { digest, queue } => {
+                moves::forget::apply(self, at, &digest, queue);
+            }
+            Decision::Rerun { digest } => moves::send::apply_rerun(self, at, &digest),
+            Decision::Replayed { digest, queue, content, fingerprint } => {
+                moves::replay::apply(self, at, &digest, queue, content, fingerprint);
+            }
+            Decision::Resolved { digest, done, result, next } => {
+                moves::resolve::apply(self, at, &digest, done, result, next);
+            }
+            Decision::Relayed { id } => self.relays.remove(id),
+            Decision::RelayRetried { id, attempts, next_at } => {
+                self.relays.retry(id, attempts, next_at);
+            }
+            _ => debug_assert!(false, "every decision is applied by one of the two"),
+        }
+    }
+
+    pub fn usage(&self) -> Usage {
+        Usage {
+            messages: self.messages.len(),
+            message_bytes: self.messages.bytes(),
+            unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
+            changed_messages: self.dirty.len(),
+            groups: self.groups.len(),
+        }
+    }
+
+    /// Emits that wait for their queues, for a new owner to start again.
+    pub fn relays(&self) -> impl Iterator<Item = &crate::outcome::Relay> {
+        self.relays.all()
+    }
+
+    pub(crate) fn next_fence(&self) -> Fence {
+        Fence::new(self.epoch, self.next_fence)
+    }
+
+    /// Fences up to this one were handed out.
+    pub(crate) fn use_fence(&mut self, fence: Fence) {
+        if fence.epoch() == self.epoch {
+            self.next_fence = self.next_fence.max(fence.counter() + 1);
+        }
+    }
+
+    pub(crate) fn due(&mut self, at: Time) {
+        self.next_due = self.next_due.min(at);
+    }
+}

@@ -1,0 +1,244 @@
+//! A message in memory, and the slots messages live in.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::command::LeaseName;
+use crate::content::Content;
+use crate::decision::QueueId;
+use crate::ids::{Fence, MessageId, Seq, Time};
+use crate::key::{Digest, Fingerprint};
+use crate::outcome::Place;
+use crate::record::{Event, remember};
+use crate::row::RowKey;
+
+/// Everything about a message that is alive.
+#[derive(Clone, Debug)]
+pub(crate) struct Message {
+    pub(crate) seq: Seq,
+    pub(crate) digest: Digest,
+    pub(crate) queue: QueueId,
+    pub(crate) state: State,
+    /// Leases so far that count.
+    pub(crate) attempts: u32,
+    pub(crate) generation: u32,
+    pub(crate) accepted_at: Time,
+    /// When it was first handed out.
+    pub(crate) leased_at: Time,
+    pub(crate) ttl_at: Time,
+    pub(crate) content: Arc<Content>,
+    pub(crate) fingerprint: Fingerprint,
+    /// The digest of its group, where the queue keeps groups in order.
+    pub(crate) group: Option<Digest>,
+    /// A key held by its caller: there is nothing to deliver.
+    pub(crate) claim: bool,
+    /// What most messages never need.
+    pub(crate) extra: Option<Box<Extra>>,
+    /// Changed since the last checkpoint was frozen.
+    pub(crate) dirty: bool,
+    /// Where its row is, in the checkpoint that was frozen last.
+    pub(crate) row: Option<RowKey>,
+    pub(crate) links: Links,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum State {
+    Ready,
+    /// `backoff`: unfinished work that waits for another attempt, and holds its group meanwhile.
+    Delayed {
+        due: Time,
+        backoff: bool,
+    },
+    Leased(Lease),
+    Parked,
+    /// `holds`: the younger ones of its group wait until it is redriven or discarded.
+    Dead {
+        at: Time,
+        holds: bool,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Lease {
+    pub(crate) fence: Fence,
+    pub(crate) deadline: Time,
+    pub(crate) worker: Arc<str>,
+    pub(crate) begun: bool,
+}
+
+/// What becomes of few messages: incidents, recovery points, errors.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Extra {
+    pub(crate) history: Vec<Event>,
+    pub(crate) points: BTreeMap<String, Bytes>,
+    pub(crate) error: Option<Arc<str>>,
+    pub(crate) duplicates: u64,
+    pub(crate) losses: u32,
+    /// The last lease that was settled without ending the message, and the answer it got.
+    pub(crate) settled: Option<Settlement>,
+    /// The worker of the last lease.
+    pub(crate) worker: Option<Arc<str>>,
+}
+
+/// How a lease was settled, to give the same answer again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Settlement {
+    pub(crate) fence: Fence,
+    pub(crate) failed: bool,
+    pub(crate) place: Place,
+    pub(crate) deadline: Option<Time>,
+}
+
+/// The neighbours in a list of leases by deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Links {
+    pub(crate) before: Slot,
+    pub(crate) after: Slot,
+}
+
+/// Where a message is in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot(pub(crate) u32);
+
+impl Slot {
+    pub(crate) const NONE: Self = Self(u32::MAX);
+}
+
+impl Message {
+    pub(crate) fn id(&self, partition: u16) -> MessageId {
+        MessageId::new(self.accepted_at, partition, self.seq)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        match &self.state {
+            State::Ready => Place::Ready,
+            State::Delayed { .. } => Place::Delayed,
+            State::Leased(_) => Place::Leased,
+            State::Parked => Place::Parked,
+            State::Dead { .. } => Place::Dead,
+        }
+    }
+
+    pub(crate) fn lease(&self) -> Option<&Lease> {
+        match &self.state {
+            State::Leased(lease) => Some(lease),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn lease_name(&self, fence: Fence) -> LeaseName {
+        LeaseName { digest: self.digest, seq: self.seq, fence }
+    }
+
+    /// When its present state ends by itself.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        match &self.state {
+            State::Delayed { due, .. } => Some(*due),
+            State::Leased(lease) => Some(lease.deadline),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn extra(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    pub(crate) fn remember(&mut self, event: Event) {
+        remember(&mut self.extra().history, event);
+    }
+
+    pub(crate) fn error(&self) -> Arc<str> {
+        let error = self.extra.as_ref().and_then(|extra| extra.error.clone());
+        error.unwrap_or_else(|| "".into())
+    }
+
+    /// Came without a key: nothing is remembered of it.
+    pub(crate) fn is_keyless(&self) -> bool {
+        self.content.key().is_empty()
+    }
+
+    /// About how much memory it takes.
+    pub(crate) fn footprint(&self) -> usize {
+        size_of::<Self>() + self.content.size() + 64
+    }
+}
+
+/// Messages by slot. A freed slot is used again.
+#[derive(Debug, Default)]
+pub(crate) struct Messages {
+    slots: Vec<Option<Message>>,
+    free: Vec<Slot>,
+    bytes: usize,
+}
+
+impl Messages {
+    pub(crate) fn insert(&mut self, message: Message) -> Slot {
+        self.bytes += message.footprint();
+        if let Some(slot) = self.free.pop() {
+            let place = self.slots.get_mut(slot.0 as usize);
+            debug_assert!(matches!(place, Some(None)), "a free slot is empty");
+            if let Some(place) = place {
+                *place = Some(message);
+            }
+            return slot;
+        }
+        let slot = Slot(self.slots.len() as u32);
+        assert!(slot != Slot::NONE, "memory ends before slots do");
+        self.slots.push(Some(message));
+        slot
+    }
+
+    pub(crate) fn remove(&mut self, slot: Slot) -> Message {
+        let message = self.slots.get_mut(slot.0 as usize).and_then(Option::take);
+        let Some(message) = message else { gone(slot) };
+        self.bytes -= message.footprint();
+        self.free.push(slot);
+        message
+    }
+
+    #[inline]
+    pub(crate) fn at(&self, slot: Slot) -> &Message {
+        match self.slots.get(slot.0 as usize) {
+            Some(Some(message)) => message,
+            _ => gone(slot),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn at_mut(&mut self, slot: Slot) -> &mut Message {
+        match self.slots.get_mut(slot.0 as usize) {
+            Some(Some(message)) => message,
+            _ => gone(slot),
+        }
+    }
+
+    /// The message of a slot that may have been used again since.
+    #[inline]
+    pub(crate) fn same(&self, seq: Seq, slot: Slot) -> Option<&Message> {
+        self.slots.get(slot.0 as usize)?.as_ref().filter(|message| message.seq == seq)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &Message)> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(slot, message)| Some((Slot(slot as u32), message.as_ref()?)))
+    }
+}
+
+#[cold]
+#[expect(clippy::panic, reason = "an index that names an empty slot is a bug, not an input")]
+fn gone(slot: Slot) -> ! {
+    panic!("slot {} is empty", slot.0)
+}

@@ -1,0 +1,81 @@
+//! A queue is created, changed, paused.
+
+use crate::command::{Configure, QueueName};
+use crate::decision::{Configured, Decision, QueueId};
+use crate::ids::Time;
+use crate::limits;
+use crate::machine::{Machine, Verdict};
+use crate::moves::send::wake;
+use crate::outcome::{Outcome, Refusal};
+use crate::queue::Queue;
+
+pub(crate) fn decide(machine: &Machine, configure: Configure, out: &mut Verdict) -> Outcome {
+    match configured(machine, configure) {
+        Ok(configured) => {
+            let version = configured.version;
+            let created = version == 1;
+            out.decisions.push(Decision::Configured(Box::new(configured)));
+            Outcome::Configured { version, created }
+        }
+        Err(refusal) => Outcome::Refused(refusal),
+    }
+}
+
+fn configured(machine: &Machine, configure: Configure) -> Result<Configured, Refusal> {
+    let Configure { queue: name, config, if_version } = configure;
+    config.check().map_err(Refusal::InvalidConfig)?;
+    let existing = machine.queues.named(&name);
+    let version = existing.map_or(0, |queue| queue.version);
+    if if_version.is_some_and(|wanted| wanted != version) {
+        return Err(Refusal::VersionChanged(version));
+    }
+    let queue = match existing {
+        Some(queue) => {
+            queue.config.check_change(&config).map_err(Refusal::InvalidConfig)?;
+            queue.id
+        }
+        None if machine.queues.len() >= limits::QUEUES_MAX => {
+            return Err(Refusal::TooManyQueues(machine.queues.len()));
+        }
+        None => machine.queues.next_id(),
+    };
+    Ok(Configured { queue, name, config, version: version + 1 })
+}
+
+pub(crate) fn pause(
+    machine: &Machine,
+    name: &QueueName,
+    paused: bool,
+    out: &mut Verdict,
+) -> Outcome {
+    let Some(queue) = machine.queues.named(name) else {
+        return Outcome::Refused(Refusal::NoSuchQueue);
+    };
+    if queue.paused != paused {
+        out.decisions.push(Decision::Paused { queue: queue.id, paused });
+        if !paused {
+            out.effects.push(wake(queue));
+        }
+    }
+    Outcome::Ok
+}
+
+pub(crate) fn apply(machine: &mut Machine, at: Time, configured: Configured) {
+    let Configured { queue: id, name, config, version } = configured;
+    if machine.queues.get(id).is_none() {
+        // Keys of an earlier queue of this name are not those of the new one.
+        machine.queues.insert(Queue::new(id, name, config.clone(), at, machine.next_seq));
+    }
+    if let Some(queue) = machine.queues.get_mut(id) {
+        queue.config = config;
+        queue.version = version;
+        queue.dirty = true;
+    }
+}
+
+pub(crate) fn apply_paused(machine: &mut Machine, queue: QueueId, paused: bool) {
+    if let Some(queue) = machine.queues.get_mut(queue) {
+        queue.paused = paused;
+        queue.dirty = true;
+    }
+}

@@ -1,0 +1,204 @@
+//! Time goes on: what is due becomes ready, leases are lost, lives end, jobs go on.
+
+use std::sync::Arc;
+
+use crate::config::{OnGroupDead, OnLost};
+use crate::decision::{Decision, Next};
+use crate::ids::{Fence, Stamp, Time};
+use crate::key::Digest;
+use crate::limits;
+use crate::machine::{Machine, Verdict};
+use crate::message::{Message, Slot, State};
+use crate::moves::send::wake;
+use crate::moves::settle::{go, held};
+use crate::moves::{purge, redrive};
+use crate::outcome::{Effect, Outcome, Place};
+use crate::queue::Queue;
+use crate::record::{End, What};
+use crate::state::{Ending, event};
+
+/// Why a message died of age.
+pub(crate) const OVER: &str = "its time to live was over";
+const LOST: &str = "its lease was lost";
+
+/// What follows from the time alone and is therefore not journaled: delays end, receives and
+/// key counts expire.
+pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>) {
+    for relay in machine.relays.take_due(at, limits::EXPIRE_STEP) {
+        effects.push(Effect::Relay(Box::new(relay)));
+    }
+    if machine.next_due > at {
+        return;
+    }
+    forget_receives(machine, at);
+    let mut due = Vec::new();
+    for queue in machine.queues.iter_mut() {
+        queue.expire_keys(at);
+        let before = due.len();
+        due.extend(queue.delayed.due_by(at).take(limits::EXPIRE_STEP));
+        if due.len() > before {
+            effects.push(wake(queue));
+        }
+    }
+    for slot in due {
+        machine.relocate(slot, State::Ready);
+    }
+    machine.next_due = next_due(machine, at);
+}
+
+/// The earliest of all timers. Work that is not finished is due at once.
+fn next_due(machine: &Machine, at: Time) -> Time {
+    let mut next = machine.receives.by_end.first_key_value().map_or(Time::NEVER, |(end, ())| end.0);
+    for queue in machine.queues.iter() {
+        let leased = queue.leased.next_deadline(&machine.messages).map(|(deadline, _)| deadline);
+        let mortal = queue.mortal.first_key_value().map(|((ttl_at, _), _)| *ttl_at);
+        let keys = queue.remembered.first_key_value().map(|(drop_at, _)| Time(*drop_at));
+        let purge = queue.purge.as_ref().map(|_| at);
+        let redrives = queue.redrives.values().filter(|job| !job.done);
+        let redrive = redrives.map(|job| job.next_at(at)).min();
+        let timers = [leased, mortal, keys, purge, redrive, queue.delayed.next_deadline()];
+        next = timers.into_iter().flatten().fold(next, Time::min);
+    }
+    next
+}
+
+fn forget_receives(machine: &mut Machine, at: Time) {
+    let receives = &mut machine.receives;
+    while let Some(((until, id), ())) = receives.by_end.first_key_value()
+        && *until <= at
+    {
+        let id = *id;
+        receives.by_end.pop_first();
+        if receives.by_id.remove(&id).is_some_and(|remembered| remembered.stored) {
+            receives.gone.push(id);
+        }
+    }
+}
+
+pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
+    for queue in machine.queues.iter() {
+        lose_leases(machine, queue, stamp, out);
+        end_lives(machine, queue, stamp.at, out);
+        purge::step(machine, queue, out);
+        redrive::step(machine, queue, stamp.at, out);
+    }
+    Outcome::Ok
+}
+
+fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict) {
+    for slot in queue.leased.expired(&machine.messages, stamp.at).take(limits::EXPIRE_STEP) {
+        let message = machine.messages.at(slot);
+        let Some(lease) = message.lease() else { continue };
+        let parks = lease.begun && queue.config.on_lost == OnLost::Park;
+        let next = match (message.claim, parks) {
+            (_, true) => Next::Parked,
+            (true, false) => Next::Freed,
+            (false, false) => after_failure(message, queue, stamp, None),
+        };
+        let (digest, fence) = (message.digest, lease.fence);
+        out.decisions.push(Decision::Lost { digest, fence, next });
+        out.effects.push(Effect::Lost { digest, fence });
+        if matches!(next, Next::Dead | Next::Freed | Next::Parked) {
+            out.effects.push(Effect::Ended { digest });
+            if message.group.is_some() {
+                out.effects.push(wake(queue));
+            }
+        }
+    }
+}
+
+fn end_lives(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
+    let over = queue.mortal.range(..=(at, u64::MAX)).take(limits::EXPIRE_STEP);
+    for slot in over.map(|(_, slot)| *slot) {
+        let message = machine.messages.at(slot);
+        out.decisions.push(Decision::Died { digest: message.digest, error: OVER.into() });
+        out.effects.push(Effect::Ended { digest: message.digest });
+        if message.group.is_some() {
+            out.effects.push(wake(queue));
+        }
+    }
+}
+
+/// Where a message goes whose attempt did not succeed.
+pub(crate) fn after_failure(
+    message: &Message,
+    queue: &Queue,
+    stamp: Stamp,
+    delay_ms: Option<u64>,
+) -> Next {
+    let config = &queue.config;
+    if message.attempts >= config.max_attempts || message.ttl_at <= stamp.at {
+        return Next::Dead;
+    }
+    let delay = delay_ms.unwrap_or_else(|| {
+        backoff(config.backoff_min_ms, config.backoff_max_ms, message, stamp.random)
+    });
+    Next::Delayed(stamp.at.plus(delay))
+}
+
+/// Exponential with full jitter between the queue's bounds.
+fn backoff(min: u64, max: u64, message: &Message, random: u64) -> u64 {
+    let doublings = message.attempts.saturating_sub(1).min(32);
+    let ceiling = min.max(1).saturating_mul(1 << doublings).clamp(min, max.max(min));
+    // SplitMix64: neighbours in one batch must not share their jitter.
+    let mut mixed = random.wrapping_add(message.seq.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^= mixed >> 31;
+    min + mixed % (ceiling - min + 1)
+}
+
+pub(crate) fn apply_lost(
+    machine: &mut Machine,
+    at: Time,
+    digest: &Digest,
+    fence: Fence,
+    next: Next,
+) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let message = machine.messages.at_mut(slot);
+    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    message.remember(event(at, What::Lost, &worker, ""));
+    let extra = message.extra();
+    extra.losses += 1;
+    extra.worker = Some(worker);
+    if next == Next::Dead {
+        let error = if message.ttl_at <= at { OVER } else { LOST };
+        message.extra().error = Some(error.into());
+    }
+    let queue = message.queue;
+    if let Some(queue) = machine.queues.get_mut(queue) {
+        queue.stats.lease_lost_total += 1;
+    }
+    go(machine, at, slot, fence, next);
+}
+
+pub(crate) fn apply_died(machine: &mut Machine, at: Time, digest: &Digest, error: Arc<str>) {
+    let Some(slot) = machine.keys.living(&machine.messages, digest) else { return };
+    let message = machine.messages.at_mut(slot);
+    if !matches!(message.place(), Place::Ready | Place::Delayed) {
+        return; // Applied before.
+    }
+    message.remember(event(at, What::Dead, &crate::row::nobody(), &error));
+    message.extra().error = Some(error);
+    let holds = machine.holds_group(slot);
+    machine.relocate(slot, State::Dead { at, holds });
+}
+
+/// A claim is over without an answer: its key is free again.
+pub(crate) fn free(machine: &mut Machine, at: Time, slot: Slot, fence: Fence) {
+    let message = machine.messages.at(slot);
+    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    let freed = Some(event(at, What::Freed, &worker, ""));
+    machine.end(at, slot, Ending { fence, worker, event: freed, ..Ending::new(End::Freed) });
+}
+
+impl Machine {
+    /// Whether the message, once dead, holds the younger ones of its group.
+    pub(crate) fn holds_group(&self, slot: Slot) -> bool {
+        let message = self.messages.at(slot);
+        let queue = self.queues.get(message.queue);
+        message.group.is_some()
+            && queue.is_some_and(|queue| queue.config.on_group_dead == OnGroupDead::Park)
+    }
+}

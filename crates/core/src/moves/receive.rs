@@ -1,0 +1,241 @@
+//! A worker takes messages.
+
+use std::collections::BTreeMap;
+
+use crate::command::{LeaseName, Receive};
+use crate::config::Guarantee;
+use crate::content::Invalid;
+use crate::decision::{Decision, Leased};
+use crate::ids::{Fence, Seq, Stamp, Time};
+use crate::key::Digest;
+use crate::limits;
+use crate::machine::{Machine, Remembered, Verdict};
+use crate::message::{Lease, Message, Slot, State};
+use crate::outcome::{Delivery, Effect, Outcome, Place, Refusal};
+use crate::queue::Queue;
+use crate::record::End;
+use crate::state::Ending;
+
+pub(crate) fn decide(
+    machine: &Machine,
+    stamp: Stamp,
+    receive: Receive,
+    out: &mut Verdict,
+) -> Outcome {
+    match deliveries(machine, stamp, receive, out) {
+        Ok(deliveries) => Outcome::Received(deliveries),
+        Err(refusal) => Outcome::Refused(refusal),
+    }
+}
+
+fn deliveries(
+    machine: &Machine,
+    stamp: Stamp,
+    receive: Receive,
+    out: &mut Verdict,
+) -> Result<Vec<Delivery>, Refusal> {
+    check(&receive).map_err(Refusal::Invalid)?;
+    let queue = machine.queues.named(&receive.queue).ok_or(Refusal::NoSuchQueue)?;
+    let lease_ms = receive.lease_ms.unwrap_or(queue.config.lease_ms);
+    if !(limits::LEASE_MS_MIN..=limits::LEASE_MS_MAX).contains(&lease_ms) {
+        return Err(Refusal::Invalid(Invalid::LeaseLength(lease_ms)));
+    }
+    let id = receive.receive_id.as_ref();
+    let id = id.map(|id| Digest::of_receive(&queue.name.tenant, &queue.name.queue, id));
+    if let Some(remembered) = id.and_then(|id| machine.receives.by_id.get(&id))
+        && remembered.until > stamp.at
+    {
+        return Ok(again(machine, remembered));
+    }
+    if queue.paused {
+        return Ok(Vec::new());
+    }
+    let taken = take(machine, queue, stamp.at, &receive, out);
+    if taken.is_empty() {
+        return Ok(Vec::new());
+    }
+    let deadline = stamp.at.plus(lease_ms);
+    let first = machine.next_fence();
+    let finish = queue.config.guarantee == Guarantee::AtMostOnce;
+    let mut deliveries = Vec::with_capacity(taken.len());
+    let mut digests = Vec::with_capacity(taken.len());
+    for (place, slot) in taken.into_iter().enumerate() {
+        let message = machine.messages.at(slot);
+        digests.push(message.digest);
+        let fence = first.plus(place as u64);
+        deliveries.push(delivery(machine, message, fence, message.attempts + 1, deadline));
+        if finish {
+            out.effects.push(Effect::Ended { digest: message.digest });
+        }
+    }
+    out.decisions.push(Decision::Leased(Box::new(Leased {
+        queue: queue.id,
+        fence: first,
+        deadline,
+        worker: receive.worker,
+        receive: id,
+        finish,
+        digests,
+    })));
+    Ok(deliveries)
+}
+
+fn check(receive: &Receive) -> Result<(), Invalid> {
+    if !(1..=limits::RECEIVE_MAX).contains(&receive.max) {
+        return Err(Invalid::ReceiveMax);
+    }
+    if receive.worker.len() > limits::WORKER_BYTES_MAX {
+        return Err(Invalid::Worker);
+    }
+    let id = receive.receive_id.as_ref();
+    if id.is_some_and(|id| !(1..=limits::RECEIVE_ID_BYTES_MAX).contains(&id.len())) {
+        return Err(Invalid::Id);
+    }
+    Ok(())
+}
+
+/// The same messages under the same leases, as far as they still hold.
+fn again(machine: &Machine, remembered: &Remembered) -> Vec<Delivery> {
+    let held = remembered.leases.iter().filter_map(|name| {
+        let slot = machine.keys.living(&machine.messages, &name.digest)?;
+        let message = machine.messages.at(slot);
+        let lease = message.lease().filter(|lease| lease.fence == name.fence)?;
+        Some(delivery(machine, message, name.fence, message.attempts, lease.deadline))
+    });
+    held.collect()
+}
+
+/// The oldest that may be handed out. Those whose time to live is over die instead.
+fn take(
+    machine: &Machine,
+    queue: &Queue,
+    at: Time,
+    receive: &Receive,
+    out: &mut Verdict,
+) -> Vec<Slot> {
+    let max = receive.max as usize;
+    let mut taken = Vec::with_capacity(max.min(64));
+    let messages = &machine.messages;
+    let is_here =
+        |seq, slot| messages.same(seq, slot).is_some_and(|message| message.state == State::Ready);
+    let purged_below = queue.purge.as_ref().map_or(0, |purge| purge.below);
+    let mut single = queue.ready.oldest(is_here).peekable();
+    let mut groups = queue.open.iter().peekable();
+    let mut offer = |slot: Slot, taken: &mut Vec<Slot>| {
+        let message = messages.at(slot);
+        if message.ttl_at <= at {
+            let error = crate::moves::expire::OVER.into();
+            out.decisions.push(Decision::Died { digest: message.digest, error });
+            out.effects.push(Effect::Ended { digest: message.digest });
+        } else if message.seq >= purged_below {
+            taken.push(slot);
+        }
+    };
+    while taken.len() < max {
+        let next_single: Option<Seq> = single.peek().map(|(seq, _)| *seq);
+        match (next_single, groups.peek()) {
+            (Some(seq), lead) if lead.is_none_or(|(lead, _)| seq < *lead) => {
+                if let Some((_, slot)) = single.next() {
+                    offer(slot, &mut taken);
+                }
+            }
+            (_, Some((_, digest))) => {
+                groups.next();
+                let Some(group) = machine.groups.get(digest) else { continue };
+                let most = if receive.several_per_group { max - taken.len() } else { 1 };
+                for (_, slot) in group.members.oldest(is_here).take(most) {
+                    offer(slot, &mut taken);
+                }
+            }
+            _ => break,
+        }
+    }
+    taken
+}
+
+pub(crate) fn delivery(
+    machine: &Machine,
+    message: &Message,
+    fence: Fence,
+    attempt: u32,
+    deadline: Time,
+) -> Delivery {
+    let points = message.extra.as_ref().map(|extra| extra.points.clone());
+    Delivery {
+        lease: message.lease_name(fence),
+        id: message.id(machine.partition),
+        attempt,
+        generation: message.generation,
+        content: message.content.clone(),
+        accepted_at: message.accepted_at,
+        deadline,
+        recovery_points: points.unwrap_or_else(BTreeMap::new),
+    }
+}
+
+pub(crate) fn apply(machine: &mut Machine, at: Time, leased: Leased) {
+    let mut leases = Vec::new();
+    for (place, digest) in leased.digests.iter().enumerate() {
+        let fence = leased.fence.plus(place as u64);
+        machine.use_fence(fence);
+        let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };
+        let message = machine.messages.at_mut(slot);
+        // A replayed message may not be due yet: delays end with the time of a batch, and not
+        // every batch leaves a record.
+        if !matches!(message.place(), Place::Ready | Place::Delayed) {
+            continue; // Applied before.
+        }
+        if message.attempts == 0 {
+            message.leased_at = at;
+        }
+        message.attempts += 1;
+        if leased.receive.is_some() {
+            leases.push(LeaseName { digest: *digest, seq: message.seq, fence });
+        }
+        if leased.finish {
+            finish(machine, at, slot, fence, &leased);
+        } else {
+            let (deadline, worker) = (leased.deadline, leased.worker.clone());
+            let lease = Lease { fence, deadline, worker, begun: false };
+            machine.relocate(slot, State::Leased(lease));
+        }
+    }
+    trim(machine, leased.queue);
+    if let Some(id) = leased.receive {
+        remember(machine, at, id, leases);
+    }
+}
+
+/// At most once: done as it is handed out.
+fn finish(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, leased: &Leased) {
+    if let Some(queue) = machine.queues.get_mut(leased.queue) {
+        queue.stats.done_total += 1;
+    }
+    let worker = leased.worker.clone();
+    machine.end(at, slot, Ending { fence, worker, ..Ending::new(End::Done) });
+}
+
+/// Keeps the front of the queue free of entries that are no longer ready.
+pub(crate) fn trim(machine: &mut Machine, queue: crate::decision::QueueId) {
+    let messages = &machine.messages;
+    if let Some(queue) = machine.queues.get_mut(queue) {
+        queue.ready.trim(|seq, slot| {
+            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
+        });
+    }
+}
+
+fn remember(machine: &mut Machine, at: Time, id: Digest, leases: Vec<LeaseName>) {
+    let receives = &mut machine.receives;
+    if let Some(before) = receives.by_id.get(&id) {
+        if before.until > at {
+            return; // Applied before.
+        }
+        receives.by_end.remove(&(before.until, id));
+    }
+    let until = at.plus(limits::RECEIVE_ID_MS);
+    let remembered = Remembered { until, leases, dirty: true, stored: false };
+    receives.by_id.insert(id, remembered);
+    receives.by_end.insert((until, id), ());
+    machine.due(until);
+}

@@ -1,0 +1,240 @@
+//! Dead messages get another life under their own key.
+//!
+//! A redrive has an id: repeated, it moves nothing twice. By keys it is over at once; by filter or
+//! for all it is a job that goes on in bounded steps, at the rate that was asked for, over the
+//! messages that were dead when it began.
+
+use crate::command::{QueueName, Redrive, Select};
+use crate::content::Invalid;
+use crate::decision::{Decision, QueueId, RedriveStarted};
+use crate::ids::{Seq, Stamp, Time};
+use crate::key::Digest;
+use crate::limits;
+use crate::machine::{Machine, Verdict};
+use crate::message::{Message, State};
+use crate::moves::send::wake;
+use crate::outcome::{Outcome, Place, RedriveView, Refusal};
+use crate::queue::{Job, Queue};
+use crate::record::What;
+use crate::row::{RowKey, nobody};
+use crate::state::event;
+
+pub(crate) fn decide(
+    machine: &Machine,
+    stamp: Stamp,
+    redrive: &Redrive,
+    out: &mut Verdict,
+) -> Outcome {
+    match start(machine, stamp, redrive, out) {
+        Ok(view) => Outcome::Redrive(view),
+        Err(refusal) => Outcome::Refused(refusal),
+    }
+}
+
+pub(crate) fn progress(machine: &Machine, name: &QueueName, id: &str) -> Outcome {
+    let Some(queue) = machine.queues.named(name) else {
+        return Outcome::Refused(Refusal::NoSuchQueue);
+    };
+    match queue.redrives.get(&job_digest(queue, id)) {
+        Some(job) => Outcome::Redrive(job.view()),
+        None => Outcome::Refused(Refusal::NoSuchKey),
+    }
+}
+
+fn start(
+    machine: &Machine,
+    stamp: Stamp,
+    redrive: &Redrive,
+    out: &mut Verdict,
+) -> Result<RedriveView, Refusal> {
+    check(redrive).map_err(Refusal::Invalid)?;
+    let queue = machine.queues.named(&redrive.queue).ok_or(Refusal::NoSuchQueue)?;
+    let digest = job_digest(queue, &redrive.id);
+    if let Some(job) = queue.redrives.get(&digest) {
+        return Ok(job.view());
+    }
+    if machine.is_store_full() {
+        return Err(Refusal::StoreFull);
+    }
+    let mut started = RedriveStarted {
+        queue: queue.id,
+        job: digest,
+        id: redrive.id.clone(),
+        error_contains: None,
+        group: None,
+        dead_before: stamp.at.plus(1),
+        dry_run: redrive.dry_run,
+        per_s: redrive.per_s,
+        by_keys: false,
+    };
+    let mut view = RedriveView {
+        id: redrive.id.clone(),
+        matched: 0,
+        moved: 0,
+        done: false,
+        dry_run: redrive.dry_run,
+    };
+    match &redrive.select {
+        Select::All => out.decisions.push(Decision::RedriveStarted(Box::new(started))),
+        Select::Filter { error_contains, group, dead_before } => {
+            started.error_contains = error_contains.as_deref().map(Into::into);
+            started.group = group.as_deref().map(Into::into);
+            started.dead_before = dead_before.unwrap_or(started.dead_before);
+            out.decisions.push(Decision::RedriveStarted(Box::new(started)));
+        }
+        Select::Keys(keys) => {
+            started.by_keys = true;
+            out.decisions.push(Decision::RedriveStarted(Box::new(started)));
+            let dead = keys.iter().filter_map(|key| {
+                let digest = machine.digest_of(queue, key, None);
+                let slot = machine.keys.living(&machine.messages, &digest)?;
+                (machine.messages.at(slot).place() == Place::Dead).then_some(digest)
+            });
+            let mut digests: Vec<Digest> = dead.collect();
+            digests.sort_unstable();
+            digests.dedup();
+            view.matched = digests.len() as u64;
+            view.done = true;
+            if redrive.dry_run {
+                digests.clear();
+            }
+            view.moved = digests.len() as u64;
+            let (queue_id, matched) = (queue.id, view.matched);
+            out.decisions.push(Decision::Redriven {
+                queue: queue_id,
+                job: digest,
+                digests,
+                matched,
+                cursor: Seq::MAX,
+                done: true,
+            });
+            out.effects.push(wake(queue));
+        }
+    }
+    Ok(view)
+}
+
+fn check(redrive: &Redrive) -> Result<(), Invalid> {
+    if !(1..=limits::REDRIVE_ID_BYTES_MAX).contains(&redrive.id.len()) {
+        return Err(Invalid::Id);
+    }
+    if redrive.per_s == Some(0) {
+        return Err(Invalid::Redrive);
+    }
+    match &redrive.select {
+        Select::Keys(keys) if !(1..=limits::REDRIVE_KEYS_MAX).contains(&keys.len()) => {
+            Err(Invalid::Redrive)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn job_digest(queue: &Queue, id: &str) -> Digest {
+    Digest::of_key(&queue.name.tenant, &queue.name.queue, Some("redrive"), id)
+}
+
+/// One step of every redrive of the queue.
+pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
+    for (digest, job) in queue.redrives.iter().filter(|(_, job)| !job.done) {
+        let allowed = job.allowance(at).min(limits::JOB_STEP as u64) as usize;
+        let mut matched = Vec::new();
+        let mut cursor = job.cursor;
+        let mut seen = 0;
+        for (seq, slot) in queue.dead.from(job.cursor) {
+            if seq > job.horizon || matched.len() >= allowed || seen >= limits::EXPIRE_STEP {
+                break;
+            }
+            seen += 1;
+            cursor = seq + 1;
+            let message = machine.messages.at(slot);
+            if matches(&job.started, message) {
+                matched.push(message.digest);
+            }
+        }
+        let stopped = matched.len() >= allowed || seen >= limits::EXPIRE_STEP;
+        let mut done = false;
+        if !stopped {
+            // Everything in memory has been seen; what the rows hold beyond the horizon has not.
+            done = job.horizon == Seq::MAX;
+            cursor = cursor.max(job.horizon.saturating_add(1));
+        }
+        if cursor == job.cursor && !done {
+            continue;
+        }
+        let count = matched.len() as u64;
+        if job.started.dry_run {
+            matched.clear();
+        }
+        if !matched.is_empty() {
+            out.effects.push(wake(queue));
+        }
+        out.decisions.push(Decision::Redriven {
+            queue: queue.id,
+            job: *digest,
+            digests: matched,
+            matched: count,
+            cursor,
+            done,
+        });
+    }
+}
+
+fn matches(job: &RedriveStarted, message: &Message) -> bool {
+    let State::Dead { at, .. } = message.state else { return false };
+    at < job.dead_before
+        && job.error_contains.as_ref().is_none_or(|text| message.error().contains(&**text))
+        && job.group.as_ref().is_none_or(|group| message.content.group() == Some(group))
+}
+
+pub(crate) fn apply_started(machine: &mut Machine, at: Time, started: RedriveStarted) {
+    let Some(queue) = machine.queues.get_mut(started.queue) else { return };
+    if queue.redrives.contains_key(&started.job) {
+        return; // Applied before.
+    }
+    queue.dirty = true;
+    let finished = queue.redrives.iter().filter(|(_, job)| job.done);
+    if queue.redrives.len() >= limits::REDRIVES_REMEMBERED_MAX
+        && let Some(oldest) = finished.min_by_key(|(_, job)| job.started_at).map(|(id, _)| *id)
+    {
+        queue.redrives.remove(&oldest);
+        machine.keys.delete_row(RowKey::redrive(queue.id, &oldest));
+    }
+    let job =
+        Job { started_at: at, matched: 0, moved: 0, cursor: 0, done: false, horizon: 0, started };
+    queue.redrives.insert(job.started.job, job);
+    machine.due(at);
+}
+
+#[expect(clippy::too_many_arguments, reason = "the fields of one decision")]
+pub(crate) fn apply(
+    machine: &mut Machine,
+    at: Time,
+    queue: QueueId,
+    job: &Digest,
+    digests: &[Digest],
+    matched: u64,
+    cursor: Seq,
+    done: bool,
+) {
+    let Some(state) = machine.queues.get_mut(queue) else { return };
+    state.dirty = true;
+    let Some(job) = state.redrives.get_mut(job).filter(|job| !job.done) else { return };
+    if cursor <= job.cursor && !done {
+        return; // Applied before.
+    }
+    job.matched += matched;
+    job.moved += digests.len() as u64;
+    job.cursor = cursor;
+    job.done = done;
+    for digest in digests {
+        let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };
+        let message = machine.messages.at_mut(slot);
+        if message.place() != Place::Dead {
+            continue;
+        }
+        message.attempts = 0;
+        message.ttl_at = Time::NEVER; // Its time was over; somebody gave it more.
+        message.remember(event(at, What::Redriven, &nobody(), ""));
+        machine.relocate(slot, State::Ready);
+    }
+}

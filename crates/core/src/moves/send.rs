@@ -1,0 +1,359 @@
+//! A message comes in, or the same one again.
+
+use std::sync::Arc;
+
+use crate::command::Send;
+use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
+use crate::content::{Content, Invalid};
+use crate::decision::{Accepted, Decision, QueueId};
+use crate::ids::{MessageId, Stamp, Time};
+use crate::key::{self, Digest, Fingerprint};
+use crate::limits;
+use crate::machine::{Machine, Verdict};
+use crate::message::{Extra, Lease, Links, Message, Slot, State};
+use crate::outcome::{Answer, Effect, Finished, InFlight, Outcome, Place, Quota};
+use crate::places::keys::Known;
+use crate::queue::Queue;
+use crate::record::{End, KeyRecord, What, remember};
+use crate::row::nobody;
+use crate::state::event;
+
+pub(crate) fn decide(machine: &Machine, stamp: Stamp, send: Send, out: &mut Verdict) -> Outcome {
+    Outcome::Sent(answer(machine, stamp, send, out).unwrap_or_else(|answer| answer))
+}
+
+fn answer(
+    machine: &Machine,
+    stamp: Stamp,
+    send: Send,
+    out: &mut Verdict,
+) -> Result<Answer, Answer> {
+    check(&send)?;
+    let queue = machine.queues.named(&send.queue).ok_or(Answer::NoSuchQueue)?;
+    check_for(queue, &send.content)?;
+    let content = &send.content;
+    let keyless = content.key().is_empty();
+    let digest = machine.scoped(queue, send.digest, content.key(), content.group());
+    if !keyless {
+        let asked = Asked { queue, digest, fingerprint: &send.fingerprint, claim: false };
+        known(machine, stamp.at, &asked, out)?;
+        check_date(queue, stamp.at, content.key(), send.issued_at)?;
+    }
+    check_room(machine, queue, stamp.at, content.size() as u64)?;
+
+    let seq = machine.next_seq;
+    let id = MessageId::new(stamp.at, machine.partition, seq);
+    let delay = send.delay_ms.unwrap_or(queue.config.delay_ms);
+    let due = (delay > 0).then(|| stamp.at.plus(delay));
+    let ttl = send.ttl_ms.or(queue.config.ttl_ms);
+    if due.is_none() {
+        out.effects.push(wake(queue));
+    }
+    out.decisions.push(Decision::Accepted(Box::new(Accepted {
+        seq,
+        queue: queue.id,
+        digest: if keyless { Digest::of_keyless(id) } else { digest },
+        fingerprint: send.fingerprint,
+        content: send.content,
+        due,
+        ttl_at: ttl.map_or(Time::NEVER, |ttl| stamp.at.plus(ttl)),
+        claim: None,
+    })));
+    let place = if due.is_some() { Place::Delayed } else { Place::Ready };
+    Ok(Answer::Accepted { id, place, at: stamp.at })
+}
+
+pub(crate) fn wake(queue: &Queue) -> Effect {
+    Effect::Wake { tenant: Arc::clone(&queue.name.tenant), queue: Arc::clone(&queue.name.queue) }
+}
+
+/// What is wrong with a send whatever the queue.
+fn check(send: &Send) -> Result<(), Answer> {
+    if let Some(delay) = send.delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
+        return Err(Answer::Invalid(Invalid::Delay(delay)));
+    }
+    if send.ttl_ms == Some(0) {
+        return Err(Answer::Invalid(Invalid::TimeToLive));
+    }
+    Ok(())
+}
+
+/// What is wrong with a message in this queue.
+pub(crate) fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> {
+    let config = &queue.config;
+    if content.key().is_empty() && config.guarantee != Guarantee::AtLeastOnce {
+        return Err(Answer::Invalid(Invalid::MissingKey));
+    }
+    if content.group().is_none() && config.dedup_scope == DedupScope::Group {
+        return Err(Answer::Invalid(Invalid::MissingGroup));
+    }
+    let bytes = content.body().len() as u64;
+    if bytes > config.max_body_bytes {
+        let max = config.max_body_bytes;
+        return Err(Answer::Invalid(Invalid::BodyTooLarge { bytes, max }));
+    }
+    Ok(())
+}
+
+/// A dated key that is older than the retention was executed once, or never will be.
+pub(crate) fn check_date(
+    queue: &Queue,
+    at: Time,
+    key: &str,
+    issued_at: Option<Time>,
+) -> Result<(), Answer> {
+    match issued_at.or_else(|| key::date(key, at)) {
+        Some(dated) => match queue.config.retention_ms {
+            Some(retention) if dated.plus(retention) < at => Err(Answer::TooOld { dated }),
+            _ => Ok(()),
+        },
+        None if queue.config.undated_keys == UndatedKeys::Refuse => Err(Answer::UndatedKey),
+        None => Ok(()),
+    }
+}
+
+/// Whether the queue's quotas and the store have room for one more.
+pub(crate) fn check_room(
+    machine: &Machine,
+    queue: &Queue,
+    at: Time,
+    bytes: u64,
+) -> Result<(), Answer> {
+    let config = &queue.config;
+    let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
+    if config.max_messages.is_some_and(|max| queue.stats.messages() >= max) {
+        return over(Quota::Messages, 1_000);
+    }
+    if config.max_bytes.is_some_and(|max| queue.stats.bytes + bytes > max) {
+        return over(Quota::Bytes, 1_000);
+    }
+    if let Some(per_s) = config.sends_per_s {
+        let wait_ms = queue.rate.wait_ms(per_s, at);
+        if wait_ms > 0 {
+            return over(Quota::Rate, wait_ms);
+        }
+    }
+    if machine.is_store_full() { Err(Answer::StoreFull) } else { Ok(()) }
+}
+
+/// Who asks for a key.
+pub(crate) struct Asked<'a> {
+    pub(crate) queue: &'a Queue,
+    pub(crate) digest: Digest,
+    pub(crate) fingerprint: &'a Fingerprint,
+    /// The caller would do the work itself.
+    pub(crate) claim: bool,
+}
+
+/// The answer for a known key, as an error: it ends the send. Nothing for an unknown key.
+pub(crate) fn known(
+    machine: &Machine,
+    at: Time,
+    asked: &Asked<'_>,
+    out: &mut Verdict,
+) -> Result<(), Answer> {
+    let counted = Decision::Counted { digest: asked.digest, queue: asked.queue.id };
+    match machine.keys.find(&machine.messages, &asked.digest) {
+        Some(Known::Living(slot)) => {
+            let message = machine.messages.at(slot);
+            let id = message.id(machine.partition);
+            conflict(&message.fingerprint, asked, id, message.accepted_at)?;
+            let rerun = dead_again(machine, message, asked, out)?;
+            if rerun {
+                return Ok(());
+            }
+            out.decisions.push(counted);
+            Err(alive(machine, message))
+        }
+        Some(Known::Record(record)) if is_remembered(&record, asked.queue, at) => {
+            let id = record.id(machine.partition);
+            conflict(&record.fingerprint, asked, id, record.accepted_at)?;
+            if record.end == End::Discarded && asked.queue.config.on_dead != OnDead::Pin {
+                return Ok(());
+            }
+            out.decisions.push(counted);
+            Err(remembered(machine, *record))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the record still speaks for its key.
+pub(crate) fn is_remembered(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
+    !record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+}
+
+fn conflict(
+    first: &Fingerprint,
+    asked: &Asked<'_>,
+    id: MessageId,
+    accepted_at: Time,
+) -> Result<(), Answer> {
+    let differs = first.differs(asked.fingerprint);
+    if differs.is_empty() { Ok(()) } else { Err(Answer::Conflict { differs, id, accepted_at }) }
+}
+
+/// What `on_dead` makes of a send under the key of a dead message: true where the key is released
+/// and the send goes on as a new one.
+fn dead_again(
+    machine: &Machine,
+    message: &Message,
+    asked: &Asked<'_>,
+    out: &mut Verdict,
+) -> Result<bool, Answer> {
+    if message.place() != Place::Dead {
+        return Ok(false);
+    }
+    // A claim has nothing to run again, and a claimer wants to do the work itself.
+    let cannot_rerun = message.claim || asked.claim;
+    match asked.queue.config.on_dead {
+        OnDead::Pin => Ok(false),
+        OnDead::Rerun if !cannot_rerun => {
+            out.decisions.push(Decision::Rerun { digest: message.digest });
+            out.effects.push(wake(asked.queue));
+            let id = message.id(machine.partition);
+            Err(Answer::Accepted { id, place: Place::Ready, at: message.accepted_at })
+        }
+        OnDead::Rerun | OnDead::Release => {
+            out.decisions
+                .push(Decision::Forgotten { digest: message.digest, queue: message.queue });
+            Ok(true)
+        }
+    }
+}
+
+fn alive(machine: &Machine, message: &Message) -> Answer {
+    let id = message.id(machine.partition);
+    let (accepted_at, attempts) = (message.accepted_at, message.attempts);
+    match message.place() {
+        Place::Dead => Answer::Dead { id, accepted_at, attempts, error: message.error() },
+        Place::Parked => Answer::Parked { id, accepted_at, attempts },
+        place => {
+            let deadline = message.deadline();
+            Answer::InFlight(InFlight { id, accepted_at, place, attempts, deadline })
+        }
+    }
+}
+
+fn remembered(machine: &Machine, record: KeyRecord) -> Answer {
+    let id = record.id(machine.partition);
+    let (accepted_at, attempts) = (record.accepted_at, record.attempts);
+    if record.end == End::Discarded {
+        let error = record.error.unwrap_or_else(|| "discarded".into());
+        return Answer::Dead { id, accepted_at, attempts, error };
+    }
+    Answer::Done(Box::new(Finished {
+        id,
+        accepted_at,
+        finished_at: record.finished_at,
+        remembered_until: record.expires_at,
+        attempts,
+        result: record.result,
+    }))
+}
+
+/// A new message, or a claim, enters.
+pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
+    let before = machine.keys.record(&accepted.digest);
+    if machine.keys.living(&machine.messages, &accepted.digest).is_some()
+        || before.as_ref().is_some_and(|record| record.seq >= accepted.seq)
+    {
+        return; // Applied before.
+    }
+    machine.next_seq = machine.next_seq.max(accepted.seq + 1);
+    let Some(queue) = machine.queues.get_mut(accepted.queue) else { return };
+    queue.stats.sent_total += 1;
+    if let Some(per_s) = queue.config.sends_per_s {
+        queue.rate.take(per_s, at);
+    }
+    let group = group_of(queue, &accepted.content);
+    let extra = before.as_ref().and_then(|record| inherited(record, at));
+    if let Some(record) = &before {
+        let is_counted = !record.is_ghost() && record.seq >= queue.keys_from;
+        if is_counted && record.drop_at() > at.0 {
+            queue.count_key(record.drop_at(), false);
+        }
+        machine.keys.supersede(&accepted.digest, record);
+    }
+    let mut attempts = 0;
+    let claim = accepted.claim.is_some();
+    let state = match (accepted.claim, accepted.due) {
+        (Some(claim), _) => {
+            machine.use_fence(claim.fence);
+            attempts = 1;
+            State::Leased(Lease {
+                fence: claim.fence,
+                deadline: claim.deadline,
+                worker: claim.worker,
+                begun: claim.begun,
+            })
+        }
+        (None, Some(due)) => State::Delayed { due, backoff: false },
+        (None, None) => State::Ready,
+    };
+    machine.enter(Message {
+        seq: accepted.seq,
+        digest: accepted.digest,
+        queue: accepted.queue,
+        state,
+        attempts,
+        generation: 0,
+        accepted_at: at,
+        leased_at: at,
+        ttl_at: accepted.ttl_at,
+        content: accepted.content,
+        fingerprint: accepted.fingerprint,
+        group,
+        claim,
+        extra,
+        dirty: false,
+        row: None,
+        links: Links { before: Slot::NONE, after: Slot::NONE },
+    });
+}
+
+pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
+    let group = content.group().filter(|_| queue.config.order == Order::Group)?;
+    Some(Digest::of_group(&queue.name.tenant, &queue.name.queue, group))
+}
+
+/// A ghost hands its history on to the next life of its key.
+fn inherited(record: &KeyRecord, at: Time) -> Option<Box<Extra>> {
+    let hands_on = record.is_ghost() && record.expires_at > at && !record.history.is_empty();
+    hands_on.then(|| Box::new(Extra { history: record.history.clone(), ..Extra::default() }))
+}
+
+/// A dead message gets another chance because somebody sent it again.
+pub(crate) fn apply_rerun(machine: &mut Machine, at: Time, digest: &Digest) {
+    let Some(slot) = machine.keys.living(&machine.messages, digest) else { return };
+    let message = machine.messages.at_mut(slot);
+    if message.place() != Place::Dead {
+        return;
+    }
+    message.attempts = 0;
+    message.remember(event(at, What::Rerun, &nobody(), ""));
+    machine.relocate(slot, State::Ready);
+}
+
+/// A duplicate was absorbed.
+pub(crate) fn apply_counted(machine: &mut Machine, at: Time, digest: &Digest, queue: QueueId) {
+    if let Some(queue) = machine.queues.get_mut(queue) {
+        queue.stats.duplicate_total += 1;
+        queue.dirty = true;
+    }
+    let duplicate = event(at, What::Duplicate, &nobody(), "1");
+    match machine.keys.find(&machine.messages, digest) {
+        Some(Known::Living(slot)) => {
+            let extra = machine.messages.at_mut(slot).extra();
+            extra.duplicates += 1;
+            remember(&mut extra.history, duplicate);
+            machine.touch(slot);
+        }
+        Some(Known::Record(mut record)) => {
+            record.duplicates += 1;
+            remember(&mut record.history, duplicate);
+            machine.keys.remember(digest, &record);
+        }
+        None => {}
+    }
+}

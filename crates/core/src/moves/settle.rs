@@ -1,0 +1,410 @@
+//! A worker says what became of its lease.
+//!
+//! Only the newest lease of a message can settle. A lease that was settled gets the same answer
+//! when it is settled the same way again; every other one has lost.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::command::{Blob, Emit, LeaseName, Settle, Verb};
+use crate::content::{Content, Invalid};
+use crate::decision::{Decision, Next};
+use crate::ids::{Fence, Stamp, Time};
+use crate::key::{self, Digest};
+use crate::limits;
+use crate::machine::{Machine, Verdict};
+use crate::message::{Message, Settlement, Slot, State};
+use crate::moves::expire::{after_failure, free};
+use crate::moves::send::wake;
+use crate::outcome::{Effect, Outcome, Place, Relay, Settled};
+use crate::places::keys::Known;
+use crate::queue::Queue;
+use crate::record::{End, What};
+use crate::state::{Ending, event};
+
+pub(crate) fn decide(
+    machine: &Machine,
+    stamp: Stamp,
+    settle: Settle,
+    out: &mut Verdict,
+) -> Outcome {
+    Outcome::Settled(answer(machine, stamp, settle, out).unwrap_or_else(|answer| answer))
+}
+
+fn answer(
+    machine: &Machine,
+    stamp: Stamp,
+    settle: Settle,
+    out: &mut Verdict,
+) -> Result<Settled, Settled> {
+    let name = settle.lease;
+    let message = match machine.keys.find(&machine.messages, &name.digest) {
+        Some(Known::Living(slot)) => machine.messages.at(slot),
+        Some(Known::Record(record)) => {
+            let is_same = record.fence == name.fence && record.seq == name.seq;
+            return Err(match (record.end, settle.verb) {
+                (End::Done, Verb::Done { .. }) if is_same => ok(Place::Done, None),
+                (End::Freed, Verb::Release) if is_same => ok(Place::Discarded, None),
+                (End::Freed, Verb::Fail { .. }) if is_same => ok(Place::Discarded, None),
+                (End::Done, _) => lost(Some(Place::Done), record.result),
+                (End::Discarded, _) => lost(Some(Place::Discarded), None),
+                _ => lost(None, None),
+            });
+        }
+        None => return Err(lost(None, None)),
+    };
+    let held = message.lease().filter(|lease| lease.fence == name.fence);
+    if message.seq != name.seq || held.is_none() {
+        return Err(settled_before(message, &name, &settle.verb));
+    }
+    let Some(queue) = machine.queues.get(message.queue) else {
+        return Err(lost(None, None));
+    };
+    let holder = Holder { machine, queue, message, stamp, fence: name.fence };
+    match settle.verb {
+        Verb::Done { result, emits } => holder.done(result, emits, out),
+        Verb::Fail { error, delay_ms, dead } => holder.fail(&error, delay_ms, dead, out),
+        Verb::Release => Ok(holder.release(out)),
+        Verb::Extend { lease_ms } => holder.extend(lease_ms, out),
+        Verb::Begin => Ok(holder.begin(out)),
+        Verb::Save { name, data } => holder.save(&name, data, out),
+    }
+}
+
+/// The same lease, settled the same way again, gets the same answer.
+fn settled_before(message: &Message, name: &LeaseName, verb: &Verb) -> Settled {
+    let settled = message.extra.as_ref().and_then(|extra| extra.settled);
+    match settled.filter(|settled| settled.fence == name.fence && message.seq == name.seq) {
+        Some(settled) if settled.failed == matches!(verb, Verb::Fail { .. }) => match verb {
+            Verb::Fail { .. } | Verb::Release => ok(settled.place, settled.deadline),
+            _ => lost(Some(message.place()), None),
+        },
+        _ => lost(Some(message.place()), None),
+    }
+}
+
+fn ok(place: Place, deadline: Option<Time>) -> Settled {
+    Settled::Ok { place, deadline }
+}
+
+fn lost(place: Option<Place>, result: Option<Blob>) -> Settled {
+    Settled::LeaseLost { place, result }
+}
+
+/// The holder of the newest lease.
+struct Holder<'a> {
+    machine: &'a Machine,
+    queue: &'a Queue,
+    message: &'a Message,
+    stamp: Stamp,
+    fence: Fence,
+}
+
+impl Holder<'_> {
+    fn done(
+        &self,
+        result: Option<Blob>,
+        emits: Vec<Emit>,
+        out: &mut Verdict,
+    ) -> Result<Settled, Settled> {
+        let max = self.queue.config.max_body_bytes;
+        let bytes = result.as_ref().map_or(0, |result| result.body.len() as u64);
+        if bytes > max {
+            return Err(Settled::Invalid(Invalid::BodyTooLarge { bytes, max }));
+        }
+        let emits = self.keyed(emits)?;
+        let first = self.machine.relays.next_id();
+        for (id, emit) in (first..).zip(&emits) {
+            let relay = Relay { id, emit: emit.clone(), attempts: 0 };
+            out.effects.push(Effect::Relay(Box::new(relay)));
+        }
+        let digest = self.message.digest;
+        out.decisions.push(Decision::Done { digest, fence: self.fence, result, emits });
+        out.effects.push(Effect::Ended { digest });
+        self.wake_group(out);
+        Ok(ok(Place::Done, None))
+    }
+
+    /// Checks the emits and gives each its key.
+    fn keyed(&self, mut emits: Vec<Emit>) -> Result<Vec<Emit>, Settled> {
+        if emits.is_empty() {
+            return Ok(emits);
+        }
+        if emits.len() > limits::EMITS_MAX {
+            return Err(Settled::Invalid(Invalid::Emits));
+        }
+        if self.machine.relays.len() + emits.len() > limits::RELAY_MAX {
+            return Err(Settled::RelayFull);
+        }
+        for (place, emit) in emits.iter_mut().enumerate() {
+            let Some(target) = self.machine.queues.named(&emit.queue) else {
+                return Err(Settled::NoSuchQueue { emit: place });
+            };
+            let (bytes, max) = (emit.content.body().len() as u64, target.config.max_body_bytes);
+            if bytes > max {
+                return Err(Settled::Invalid(Invalid::BodyTooLarge { bytes, max }));
+            }
+            if emit.content.key().is_empty() {
+                if emit.name.is_empty() {
+                    return Err(Settled::Invalid(Invalid::Emits));
+                }
+                let parent = self.parent_key();
+                let key = key::derive(&parent, self.message.generation, &emit.name);
+                emit.content = with_key(&emit.content, &key).map_err(Settled::Invalid)?;
+            }
+        }
+        Ok(emits)
+    }
+
+    fn parent_key(&self) -> String {
+        match self.message.content.key() {
+            "" => self.message.id(self.machine.partition).to_string(),
+            key => key.to_owned(),
+        }
+    }
+
+    fn fail(
+        &self,
+        error: &str,
+        delay_ms: Option<u64>,
+        dead: bool,
+        out: &mut Verdict,
+    ) -> Result<Settled, Settled> {
+        if let Some(delay) = delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
+            return Err(Settled::Invalid(Invalid::Delay(delay)));
+        }
+        let next = match (self.message.claim, dead) {
+            (_, true) => Next::Dead,
+            (true, false) => Next::Freed,
+            (false, false) => after_failure(self.message, self.queue, self.stamp, delay_ms),
+        };
+        let digest = self.message.digest;
+        let error: Arc<str> = bounded(error).into();
+        out.decisions.push(Decision::Failed { digest, fence: self.fence, error, next });
+        if matches!(next, Next::Dead | Next::Freed) {
+            out.effects.push(Effect::Ended { digest });
+            self.wake_group(out);
+        }
+        Ok(answer_of(next))
+    }
+
+    /// Gives the message back, uncounted, at its old place.
+    fn release(&self, out: &mut Verdict) -> Settled {
+        let next = if self.message.claim { Next::Freed } else { Next::Ready };
+        let digest = self.message.digest;
+        out.decisions.push(Decision::Released { digest, fence: self.fence, next });
+        out.effects.push(match next {
+            Next::Freed => Effect::Ended { digest },
+            _ => wake(self.queue),
+        });
+        answer_of(next)
+    }
+
+    fn extend(&self, lease_ms: Option<u64>, out: &mut Verdict) -> Result<Settled, Settled> {
+        let lease_ms = lease_ms.unwrap_or(self.queue.config.lease_ms);
+        if !(limits::LEASE_MS_MIN..=limits::LEASE_MS_MAX).contains(&lease_ms) {
+            return Err(Settled::Invalid(Invalid::LeaseLength(lease_ms)));
+        }
+        let deadline = self.stamp.at.plus(lease_ms);
+        let digest = self.message.digest;
+        out.decisions.push(Decision::Extended { digest, fence: self.fence, deadline });
+        Ok(ok(Place::Leased, Some(deadline)))
+    }
+
+    fn begin(&self, out: &mut Verdict) -> Settled {
+        let lease = self.message.lease();
+        if !lease.is_some_and(|lease| lease.begun) {
+            let digest = self.message.digest;
+            out.decisions.push(Decision::Begun { digest, fence: self.fence });
+        }
+        ok(Place::Leased, lease.map(|lease| lease.deadline))
+    }
+
+    fn save(&self, name: &str, data: Bytes, out: &mut Verdict) -> Result<Settled, Settled> {
+        if !(1..=limits::RECOVERY_POINT_NAME_BYTES_MAX).contains(&name.len()) {
+            return Err(Settled::Invalid(Invalid::PointName));
+        }
+        let points = self.message.extra.as_ref().map(|extra| &extra.points);
+        let others = points.into_iter().flatten().filter(|(known, _)| *known != name);
+        let (count, bytes) = others.fold((1, name.len() + data.len()), |(count, bytes), point| {
+            (count + 1, bytes + point.0.len() + point.1.len())
+        });
+        if count > limits::RECOVERY_POINTS_MAX || bytes > limits::RECOVERY_POINTS_BYTES_MAX {
+            return Err(Settled::Invalid(Invalid::Points));
+        }
+        let (digest, name) = (self.message.digest, name.into());
+        out.decisions.push(Decision::Saved { digest, fence: self.fence, name, data });
+        Ok(ok(Place::Leased, self.message.deadline()))
+    }
+
+    fn wake_group(&self, out: &mut Verdict) {
+        if self.message.group.is_some() {
+            out.effects.push(wake(self.queue));
+        }
+    }
+}
+
+fn answer_of(next: Next) -> Settled {
+    match next {
+        Next::Ready => ok(Place::Ready, None),
+        Next::Delayed(due) => ok(Place::Delayed, Some(due)),
+        Next::Dead => ok(Place::Dead, None),
+        Next::Parked => ok(Place::Parked, None),
+        Next::Freed => ok(Place::Discarded, None),
+    }
+}
+
+/// At most so much of an error is kept.
+pub(crate) fn bounded(error: &str) -> &str {
+    error.get(..error.floor_char_boundary(limits::ERROR_BYTES_MAX)).unwrap_or(error)
+}
+
+fn with_key(content: &Content, key: &str) -> Result<Arc<Content>, Invalid> {
+    let mut builder =
+        Content::builder(key).content_type(content.content_type()).group(content.group());
+    for (name, value) in content.headers() {
+        builder = builder.header(name, value);
+    }
+    builder.build(content.body())
+}
+
+/// The message that `fence` holds.
+pub(crate) fn held(machine: &Machine, digest: &Digest, fence: Fence) -> Option<Slot> {
+    let slot = machine.keys.living(&machine.messages, digest)?;
+    let lease = machine.messages.at(slot).lease()?;
+    (lease.fence == fence).then_some(slot)
+}
+
+pub(crate) fn apply_done(
+    machine: &mut Machine,
+    at: Time,
+    digest: &Digest,
+    fence: Fence,
+    result: Option<Blob>,
+    emits: Vec<Emit>,
+) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let message = machine.messages.at(slot);
+    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    if let Some(queue) = machine.queues.get_mut(message.queue) {
+        queue.stats.done_total += 1;
+    }
+    for emit in emits {
+        machine.relays.push(emit);
+    }
+    machine.end(at, slot, Ending { fence, worker, result, ..Ending::new(End::Done) });
+}
+
+pub(crate) fn apply_failed(
+    machine: &mut Machine,
+    at: Time,
+    digest: &Digest,
+    fence: Fence,
+    error: Arc<str>,
+    next: Next,
+) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let message = machine.messages.at_mut(slot);
+    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    message.remember(event(at, What::Failed, &worker, &error));
+    let extra = message.extra();
+    extra.error = Some(error);
+    extra.worker = Some(worker);
+    let queue = message.queue;
+    if let Some(queue) = machine.queues.get_mut(queue) {
+        queue.stats.failed_total += 1;
+    }
+    leave_lease(machine, at, slot, fence, true, next);
+}
+
+pub(crate) fn apply_released(
+    machine: &mut Machine,
+    at: Time,
+    digest: &Digest,
+    fence: Fence,
+    next: Next,
+) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let message = machine.messages.at_mut(slot);
+    message.attempts = message.attempts.saturating_sub(1);
+    leave_lease(machine, at, slot, fence, false, next);
+}
+
+/// Takes a message out of a lease that did not finish it, and remembers the answer.
+fn leave_lease(
+    machine: &mut Machine,
+    at: Time,
+    slot: Slot,
+    fence: Fence,
+    failed: bool,
+    next: Next,
+) {
+    if let Settled::Ok { place, deadline } = answer_of(next) {
+        let settled = Settlement { fence, failed, place, deadline };
+        machine.messages.at_mut(slot).extra().settled = Some(settled);
+    }
+    go(machine, at, slot, fence, next);
+}
+
+/// Moves a message on from a lease.
+pub(crate) fn go(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, next: Next) {
+    let holds = machine.holds_group(slot);
+    let state = match next {
+        Next::Ready => State::Ready,
+        Next::Delayed(due) => State::Delayed { due, backoff: true },
+        Next::Parked => State::Parked,
+        Next::Dead => State::Dead { at, holds },
+        Next::Freed => return free(machine, at, slot, fence),
+    };
+    if matches!(next, Next::Dead | Next::Parked) {
+        let what = if next == Next::Dead { What::Dead } else { What::Parked };
+        let message = machine.messages.at_mut(slot);
+        let error = message.error();
+        message.remember(event(at, what, &crate::row::nobody(), &error));
+    }
+    machine.relocate(slot, state);
+}
+
+pub(crate) fn apply_extended(machine: &mut Machine, digest: &Digest, fence: Fence, deadline: Time) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let mut state = machine.messages.at(slot).state.clone();
+    if let State::Leased(lease) = &mut state {
+        lease.deadline = deadline;
+    }
+    machine.relocate(slot, state);
+}
+
+pub(crate) fn apply_begun(machine: &mut Machine, at: Time, digest: &Digest, fence: Fence) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let message = machine.messages.at_mut(slot);
+    let mut worker = crate::row::nobody();
+    if let State::Leased(lease) = &mut message.state {
+        if lease.begun {
+            return; // Applied before.
+        }
+        lease.begun = true;
+        worker = lease.worker.clone();
+    }
+    message.remember(event(at, What::Begun, &worker, ""));
+    machine.touch(slot);
+}
+
+pub(crate) fn apply_saved(
+    machine: &mut Machine,
+    at: Time,
+    digest: &Digest,
+    fence: Fence,
+    name: &str,
+    data: Bytes,
+) {
+    let Some(slot) = held(machine, digest, fence) else { return };
+    let message = machine.messages.at_mut(slot);
+    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    let before = message.extra().points.insert(name.to_owned(), data.clone());
+    if before.as_ref() == Some(&data) {
+        return; // Applied before, or saved again.
+    }
+    message.remember(event(at, What::Saved, &worker, name));
+    machine.touch(slot);
+}

@@ -1,0 +1,300 @@
+//! What the machine answers. A refusal is an answer like any other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::command::{Blob, Emit, LeaseName};
+use crate::config::{Config, InvalidConfig};
+use crate::content::{Content, Invalid};
+use crate::ids::{Fence, MessageId, Seq, Time};
+use crate::key::{Differs, Digest};
+use crate::record::{Event, KeyRecord};
+
+/// The one answer of one command.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Configured {
+        version: u64,
+        created: bool,
+    },
+    Queue(Box<QueueView>),
+    Sent(Answer),
+    Claimed(Answer),
+    Received(Vec<Delivery>),
+    Settled(Settled),
+    Key(Box<KeyView>),
+    Messages {
+        messages: Vec<KeyView>,
+        next: Option<Seq>,
+    },
+    Redrive(RedriveView),
+    /// Done, and there is nothing more to say.
+    Ok,
+    Refused(Refusal),
+}
+
+/// Why a command other than a send, a claim or a settle was refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    #[error(transparent)]
+    Invalid(Invalid),
+    #[error(transparent)]
+    InvalidConfig(InvalidConfig),
+    #[error("there is no such queue; create it first")]
+    NoSuchQueue,
+    #[error("no such key: never sent, or forgotten since")]
+    NoSuchKey,
+    #[error("the queue is at version {0}, not at the one this change was made for")]
+    VersionChanged(u64),
+    #[error("the key was used for another operation")]
+    Conflict(Vec<Differs>),
+    #[error("the partition has {0} queues, which is the most it takes")]
+    TooManyQueues(usize),
+    #[error("the store has no room; free some, settles go on meanwhile")]
+    StoreFull,
+}
+
+/// What a send or a claim gets: exactly one of these, tested in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Invalid(Invalid),
+    NoSuchQueue,
+    Conflict {
+        differs: Vec<Differs>,
+        id: MessageId,
+        accepted_at: Time,
+    },
+    Done(Box<Finished>),
+    Dead {
+        id: MessageId,
+        accepted_at: Time,
+        attempts: u32,
+        error: Arc<str>,
+    },
+    Parked {
+        id: MessageId,
+        accepted_at: Time,
+        attempts: u32,
+    },
+    InFlight(InFlight),
+    TooOld {
+        dated: Time,
+    },
+    UndatedKey,
+    OverQuota {
+        quota: Quota,
+        retry_after_ms: u64,
+    },
+    StoreFull,
+    Accepted {
+        id: MessageId,
+        place: Place,
+        at: Time,
+    },
+    /// A claim's `accepted`: the caller holds the key now.
+    Fresh {
+        id: MessageId,
+        lease: LeaseName,
+        deadline: Time,
+    },
+}
+
+impl Answer {
+    /// Whether the key was known, so that nothing new happened.
+    pub fn is_replay(&self) -> bool {
+        matches!(self, Self::Done(_) | Self::Dead { .. } | Self::Parked { .. } | Self::InFlight(_))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    pub id: MessageId,
+    pub accepted_at: Time,
+    pub finished_at: Time,
+    pub remembered_until: Time,
+    pub attempts: u32,
+    pub result: Option<Blob>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    pub id: MessageId,
+    pub accepted_at: Time,
+    pub place: Place,
+    pub attempts: u32,
+    /// When the lease ends or the delay is over.
+    pub deadline: Option<Time>,
+}
+
+/// Which quota is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    Messages,
+    Bytes,
+    Rate,
+}
+
+/// Where a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Ready = 0,
+    Delayed = 1,
+    Leased = 2,
+    Parked = 3,
+    Dead = 4,
+    Done = 5,
+    Discarded = 6,
+}
+
+impl Place {
+    pub const ALL: [Self; 7] = [
+        Self::Ready,
+        Self::Delayed,
+        Self::Leased,
+        Self::Parked,
+        Self::Dead,
+        Self::Done,
+        Self::Discarded,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Delayed => "delayed",
+            Self::Leased => "leased",
+            Self::Parked => "parked",
+            Self::Dead => "dead",
+            Self::Done => "done",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+/// One message in a worker's hands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delivery {
+    pub lease: LeaseName,
+    pub id: MessageId,
+    pub attempt: u32,
+    pub generation: u32,
+    pub content: Arc<Content>,
+    pub accepted_at: Time,
+    pub deadline: Time,
+    pub recovery_points: BTreeMap<String, Bytes>,
+}
+
+impl Delivery {
+    /// The key, or the id where the message came without one.
+    pub fn key(&self) -> String {
+        match self.content.key() {
+            "" => self.id.to_string(),
+            key => key.to_owned(),
+        }
+    }
+}
+
+/// What a settle gets.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Settled {
+    Ok {
+        /// Where the message is now.
+        place: Place,
+        /// The new deadline of an extended lease, the due time of a failed one.
+        deadline: Option<Time>,
+    },
+    /// Another lease is newer, or the message is not leased; with the winner's result.
+    LeaseLost {
+        place: Option<Place>,
+        result: Option<Blob>,
+    },
+    Invalid(Invalid),
+    /// An emit names a queue that does not exist.
+    NoSuchQueue {
+        emit: usize,
+    },
+    /// Too many emits wait for their queues. Retryable.
+    RelayFull,
+    StoreFull,
+}
+
+/// Everything about a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyView {
+    pub key: Option<Arc<str>>,
+    pub digest: Digest,
+    pub place: Place,
+    pub record: KeyRecord,
+    pub id: MessageId,
+    pub deadline: Option<Time>,
+    pub content: Option<Arc<Content>>,
+    pub recovery_points: BTreeMap<String, Bytes>,
+    /// The newest 64 events, in order, the uneventful ones told from the record.
+    pub history: Vec<Event>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueView {
+    pub config: Config,
+    pub version: u64,
+    pub created_at: Time,
+    pub paused: bool,
+    pub stats: Stats,
+    pub oldest_ready_at: Option<Time>,
+}
+
+/// Counters of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub ready: u64,
+    pub delayed: u64,
+    pub leased: u64,
+    pub parked: u64,
+    pub dead: u64,
+    /// Finished keys that are still remembered.
+    pub keys: u64,
+    pub bytes: u64,
+    pub sent_total: u64,
+    pub duplicate_total: u64,
+    pub done_total: u64,
+    pub failed_total: u64,
+    pub lease_lost_total: u64,
+}
+
+impl Stats {
+    /// Messages that are alive in any place.
+    pub fn messages(&self) -> u64 {
+        self.ready + self.delayed + self.leased + self.parked + self.dead
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RedriveView {
+    pub id: Arc<str>,
+    pub matched: u64,
+    pub moved: u64,
+    pub done: bool,
+    pub dry_run: bool,
+}
+
+/// What should happen outside. The machine returns it, the server does it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Messages of this queue can be received.
+    Wake { tenant: Arc<str>, queue: Arc<str> },
+    /// The key is done, dead, parked or gone: answer those who wait for it.
+    Ended { digest: Digest },
+    /// Hand this to its queue and say `Relayed`.
+    Relay(Box<Relay>),
+    /// The lease is over: tell its worker.
+    Lost { digest: Digest, fence: Fence },
+}
+
+/// An emit on its way to its queue, with the key it goes under.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Relay {
+    pub id: u64,
+    pub emit: Emit,
+    pub attempts: u32,
+}

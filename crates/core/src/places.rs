@@ -1,0 +1,12 @@
+//! The places a message can be in. Nouns: listing this folder shows the state diagram.
+//!
+//! A place knows how to find what is due next and what to keep out of memory. It never decides:
+//! the moves do.
+
+pub(crate) mod delayed;
+pub(crate) mod groups;
+pub(crate) mod keys;
+pub(crate) mod leased;
+pub(crate) mod ready;
+pub(crate) mod relay;
+pub(crate) mod shelf;

@@ -1,0 +1,68 @@
+//! Messages that wait for their time, by due time.
+//!
+//! Those due soon are in memory; from `cold_from` on some are in the rows alone. What becomes due
+//! is no decision: it follows from the time written in the journal, so nothing is journaled for it.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{Seq, Time};
+use crate::message::Slot;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Delayed {
+    due: BTreeMap<(Time, Seq), Slot>,
+    cold_from: Option<(Time, Seq)>,
+}
+
+impl Delayed {
+    /// Everything is in the rows so far.
+    pub(crate) fn cold() -> Self {
+        Self { cold_from: Some((Time(0), 0)), ..Self::default() }
+    }
+
+    pub(crate) fn push(&mut self, due: Time, seq: Seq, slot: Slot) {
+        self.due.insert((due, seq), slot);
+    }
+
+    pub(crate) fn leave(&mut self, due: Time, seq: Seq) {
+        self.due.remove(&(due, seq));
+    }
+
+    /// Those whose time has come by `at`, the earliest first.
+    pub(crate) fn due_by(&self, at: Time) -> impl Iterator<Item = Slot> {
+        self.due.range(..=(at, Seq::MAX)).map(|(_, slot)| *slot)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        let first = self.due.first_key_value().map(|((due, _), _)| *due);
+        [first, self.cold_from.map(|(due, _)| due)].into_iter().flatten().min()
+    }
+
+    /// From when on rows must be read, where that time has come.
+    pub(crate) fn cold_due(&self, at: Time) -> Option<(Time, Seq)> {
+        self.cold_from.filter(|(due, _)| *due <= at)
+    }
+
+    /// The rows were read up to `from`; `None` where there are no more.
+    pub(crate) fn advance_cold(&mut self, from: Option<(Time, Seq)>) {
+        self.cold_from = from;
+    }
+
+    pub(crate) fn after(&self, cursor: Option<(Time, Seq)>) -> impl Iterator<Item = Slot> {
+        let from = cursor.map_or((Time(0), 0), |(due, seq)| (due, seq + 1));
+        self.due.range(from..).map(|(_, slot)| *slot)
+    }
+
+    /// Leaves messages to the rows, the latest first, as long as `evict` takes them.
+    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> bool) {
+        while self.due.len() > keep
+            && let Some(((due, seq), slot)) = self.due.last_key_value()
+            && evict(*seq, *slot)
+        {
+            let (due, seq) = (*due, *seq);
+            self.due.remove(&(due, seq));
+            let evicted = (due, seq);
+            self.cold_from = Some(self.cold_from.map_or(evicted, |from| from.min(evicted)));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Groups: which of them may be delivered, and what waits in each.
+//!
+//! A group is known to the rows by its digest as long as it has unfinished messages. Deliverable
+//! groups are listed in their queue by the number of their oldest ready member, the lead.
+//!
+//! Invariant: a message in memory has its group in memory.
+
+use hashbrown::HashTable;
+
+use crate::codec::{BadBytes, Reader, Write};
+use crate::decision::QueueId;
+use crate::ids::Seq;
+use crate::key::Digest;
+use crate::places::ready::Ready;
+use crate::row::point;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) digest: Digest,
+    pub(crate) queue: QueueId,
+    /// Members out with workers or waiting for another attempt: nobody else gets a turn.
+    pub(crate) out: u32,
+    /// Dead members that hold the younger ones.
+    pub(crate) holds: u32,
+    /// Messages in memory that belong to it, in whatever place. Not durable.
+    pub(crate) resident: u32,
+    /// Members that are ready, in memory or not.
+    pub(crate) ready: u64,
+    pub(crate) members: Ready,
+    /// Under which number the queue lists it as deliverable.
+    pub(crate) lead: Option<Seq>,
+    pub(crate) dirty: bool,
+    /// It has a point in the rows.
+    pub(crate) stored: bool,
+    /// The number of its lead row, where it has one.
+    pub(crate) lead_row: Option<Seq>,
+}
+
+impl Group {
+    pub(crate) fn new(digest: Digest, queue: QueueId) -> Self {
+        Self {
+            digest,
+            queue,
+            out: 0,
+            holds: 0,
+            ready: 0,
+            resident: 0,
+            members: Ready::default(),
+            lead: None,
+            dirty: false,
+            stored: false,
+            lead_row: None,
+        }
+    }
+
+    pub(crate) fn is_deliverable(&self) -> bool {
+        self.out == 0 && self.holds == 0 && self.ready > 0
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.out == 0 && self.holds == 0 && self.ready == 0
+    }
+
+    /// What its row says, without the members.
+    pub(crate) fn clone_row(&self) -> Self {
+        let mut row = Self::new(self.digest, self.queue);
+        (row.out, row.holds, row.ready) = (self.out, self.holds, self.ready);
+        (row.lead, row.lead_row) = (self.lead, self.lead_row);
+        row
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.u8(point::GROUP);
+        out.number(self.queue.into());
+        out.number(self.out.into());
+        out.number(self.holds.into());
+        out.number(self.ready);
+        out.optional(self.lead);
+    }
+
+    /// A group as the rows know it: all its members are cold.
+    pub(crate) fn decode(digest: Digest, bytes: &[u8], next_seq: Seq) -> Result<Self, BadBytes> {
+        let mut reader = Reader::new(bytes);
+        let tag = reader.u8("group")?;
+        if tag != point::GROUP {
+            return Err(BadBytes::Tag("group", tag));
+        }
+        let mut group = Self::new(digest, reader.u32("queue")?);
+        group.out = reader.u32("out")?;
+        group.holds = reader.u32("holds")?;
+        group.ready = reader.number("ready")?;
+        group.lead = None;
+        group.lead_row = reader.optional("lead")?;
+        reader.end()?;
+        group.stored = true;
+        if group.ready > 0 {
+            group.members = Ready::cold(group.lead_row.unwrap_or(0), next_seq);
+        }
+        Ok(group)
+    }
+}
+
+/// Groups in memory, by digest.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    table: HashTable<Group>,
+    seed: u64,
+}
+
+impl Groups {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { table: HashTable::new(), seed }
+    }
+
+    pub(crate) fn get(&self, digest: &Digest) -> Option<&Group> {
+        self.table.find(digest.spread(self.seed), |group| group.digest == *digest)
+    }
+
+    pub(crate) fn get_mut(&mut self, digest: &Digest) -> Option<&mut Group> {
+        self.table.find_mut(digest.spread(self.seed), |group| group.digest == *digest)
+    }
+
+    pub(crate) fn insert(&mut self, group: Group) {
+        debug_assert!(self.get(&group.digest).is_none());
+        let seed = self.seed;
+        let hash = group.digest.spread(seed);
+        self.table.insert_unique(hash, group, |group| group.digest.spread(seed));
+    }
+
+    pub(crate) fn remove(&mut self, digest: &Digest) -> Option<Group> {
+        let hash = digest.spread(self.seed);
+        let found = self.table.find_entry(hash, |group| group.digest == *digest).ok()?;
+        Some(found.remove().0)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+}

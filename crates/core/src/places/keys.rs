@@ -1,0 +1,286 @@
+//! Keys: those of living messages, and those remembered.
+//!
+//! A look-up asks, in this order: the living, the records written since the last checkpoint, the
+//! records of the checkpoint under way, and what was warmed from the rows for this batch. A
+//! record that changes is written again into the newest generation, which hides the older ones.
+//!
+//! Invariants:
+//! - a digest is living, or has a record, or neither: never both in the newest view;
+//! - tables are found in, never iterated, since their order depends on a seed; but for the rows
+//!   of a checkpoint, which are sorted afterwards.
+
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+
+use crate::key::Digest;
+use crate::message::{Messages, Slot};
+use crate::record::{self, KeyRecord};
+use crate::row::{RowKey, RowSink, point};
+
+#[derive(Debug)]
+pub(crate) struct Keys {
+    seed: u64,
+    living: HashTable<(u64, Slot)>,
+    current: Generation,
+    frozen: Option<Arc<Generation>>,
+    /// An emptied generation: memory that was touched before is cheaper than new memory.
+    spare: Option<Generation>,
+    /// Records read from the rows for the batch at hand.
+    warm: HashTable<(Digest, KeyRecord)>,
+}
+
+/// The records written between two checkpoints: encoded, in one arena, found by digest.
+#[derive(Debug, Default)]
+pub(crate) struct Generation {
+    arena: Vec<u8>,
+    index: HashTable<Entry>,
+    /// Points and rows that must go with this checkpoint.
+    point_deletes: Vec<(Digest, u64)>,
+    row_deletes: Vec<RowKey>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// Bits of the digest, so that a miss does not touch the arena.
+    check: u32,
+    at: u32,
+    /// Zero for a message that ended and left no record.
+    len: u32,
+}
+
+const DIGEST: usize = 16;
+
+impl Generation {
+    fn find(&self, seed: u64, digest: &Digest) -> Option<&[u8]> {
+        let check = digest.halves()[1] as u32;
+        let entry = self.index.find(digest.spread(seed), |entry| {
+            entry.check == check && self.digest_at(entry.at) == Some(digest.0)
+        })?;
+        self.bytes(*entry)
+    }
+
+    fn bytes(&self, entry: Entry) -> Option<&[u8]> {
+        let start = entry.at as usize + DIGEST;
+        self.arena.get(start..start + entry.len as usize)
+    }
+
+    fn digest_at(&self, at: u32) -> Option<[u8; DIGEST]> {
+        self.arena.get(at as usize..)?.first_chunk().copied()
+    }
+
+    /// Writes a record, or that there is none, over what was there before.
+    fn put(&mut self, seed: u64, digest: &Digest, record: Option<&KeyRecord>) {
+        let at = self.arena.len();
+        assert!(at < u32::MAX as usize / 2, "checkpoints come before the arena is full");
+        self.arena.extend_from_slice(&digest.0);
+        if let Some(record) = record {
+            record::encode(record, &mut self.arena);
+        }
+        let len = self.arena.len() - at - DIGEST;
+        let entry = Entry { check: digest.halves()[1] as u32, at: at as u32, len: len as u32 };
+        let (arena, hash) = (&self.arena, digest.spread(seed));
+        let digest_at = |at: u32| {
+            arena.get(at as usize..).and_then(|bytes| bytes.first_chunk().copied()).map(Digest)
+        };
+        let found = self.index.find_mut(hash, |known| {
+            known.check == entry.check && digest_at(known.at) == Some(*digest)
+        });
+        match found {
+            Some(known) => *known = entry,
+            None => {
+                let rehash =
+                    |entry: &Entry| digest_at(entry.at).map_or(0, |digest| digest.spread(seed));
+                self.index.insert_unique(hash, entry, rehash);
+            }
+        }
+    }
+
+    /// About how much memory it takes.
+    fn footprint(&self) -> usize {
+        self.arena.len()
+            + self.index.len() * 2 * size_of::<Entry>()
+            + self.row_deletes.len() * size_of::<RowKey>()
+            + self.point_deletes.len() * 24
+    }
+
+    fn clear(&mut self) {
+        self.arena.clear();
+        self.index.clear();
+        self.point_deletes.clear();
+        self.row_deletes.clear();
+    }
+
+    /// The records, for a checkpoint. The store sorts.
+    pub(crate) fn write(&self, sink: &mut dyn RowSink) {
+        let mut value = Vec::new();
+        for entry in &self.index {
+            let (Some(digest), Some(bytes)) = (self.digest_at(entry.at), self.bytes(*entry)) else {
+                continue;
+            };
+            if bytes.is_empty() {
+                continue;
+            }
+            value.clear();
+            value.push(point::RECORD);
+            value.extend_from_slice(bytes);
+            sink.put_point(&Digest(digest), record::peek_drop_at(bytes), &value);
+        }
+    }
+
+    /// Whether a record of this digest is written into the bucket of `drop_at`.
+    pub(crate) fn writes_point(&self, seed: u64, digest: &Digest, drop_at: u64) -> bool {
+        let found = self.find(seed, digest).filter(|bytes| !bytes.is_empty());
+        found.is_some_and(|bytes| record::peek_drop_at(bytes) == drop_at)
+    }
+
+    pub(crate) fn point_deletes(&self) -> &[(Digest, u64)] {
+        &self.point_deletes
+    }
+
+    pub(crate) fn row_deletes(&self) -> &[RowKey] {
+        &self.row_deletes
+    }
+}
+
+/// What is known of a digest.
+#[derive(Debug)]
+pub(crate) enum Known {
+    Living(Slot),
+    Record(Box<KeyRecord>),
+}
+
+impl Keys {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            living: HashTable::new(),
+            current: Generation::default(),
+            frozen: None,
+            spare: None,
+            warm: HashTable::new(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn living(&self, messages: &Messages, digest: &Digest) -> Option<Slot> {
+        let hash = digest.spread(self.seed);
+        let found = self
+            .living
+            .find(hash, |(known, slot)| *known == hash && messages.at(*slot).digest == *digest);
+        found.map(|(_, slot)| *slot)
+    }
+
+    /// Living or remembered. A record may be a ghost or expired: the caller judges.
+    pub(crate) fn find(&self, messages: &Messages, digest: &Digest) -> Option<Known> {
+        if let Some(slot) = self.living(messages, digest) {
+            return Some(Known::Living(slot));
+        }
+        self.record(digest).map(|record| Known::Record(Box::new(record)))
+    }
+
+    pub(crate) fn record(&self, digest: &Digest) -> Option<KeyRecord> {
+        match self.written(digest) {
+            Some([]) => None,
+            Some(bytes) => {
+                let record = record::decode(bytes);
+                debug_assert!(record.is_ok(), "records in memory are whole");
+                record.ok()
+            }
+            None => {
+                let hash = digest.spread(self.seed);
+                let found = self.warm.find(hash, |(known, _)| known == digest);
+                found.map(|(_, record)| record.clone())
+            }
+        }
+    }
+
+    /// A record, or the trace of a message without one, not yet in the rows.
+    pub(crate) fn written(&self, digest: &Digest) -> Option<&[u8]> {
+        let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.find(self.seed, digest));
+        self.current.find(self.seed, digest).or_else(frozen)
+    }
+
+    pub(crate) fn live(&mut self, digest: &Digest, slot: Slot) {
+        let hash = digest.spread(self.seed);
+        self.living.insert_unique(hash, (hash, slot), |(hash, _)| *hash);
+    }
+
+    pub(crate) fn unlive(&mut self, messages: &Messages, digest: &Digest) -> Option<Slot> {
+        let hash = digest.spread(self.seed);
+        let found = self.living.find_entry(hash, |(known, slot)| {
+            *known == hash && messages.at(*slot).digest == *digest
+        });
+        Some(found.ok()?.remove().0.1)
+    }
+
+    /// Writes or overwrites the record of a key that is not living.
+    pub(crate) fn remember(&mut self, digest: &Digest, record: &KeyRecord) {
+        self.current.put(self.seed, digest, Some(record));
+    }
+
+    /// The key of a record lives again: the record must not be found, now or in the rows.
+    pub(crate) fn supersede(&mut self, digest: &Digest, record: &KeyRecord) {
+        self.trace(digest);
+        self.delete_point(digest, record.drop_at());
+    }
+
+    /// Something ended and left no record, but has a row that a look-up might still meet.
+    pub(crate) fn trace(&mut self, digest: &Digest) {
+        self.current.put(self.seed, digest, None);
+    }
+
+    pub(crate) fn delete_row(&mut self, key: RowKey) {
+        self.current.row_deletes.push(key);
+    }
+
+    pub(crate) fn delete_point(&mut self, digest: &Digest, drop_at: u64) {
+        self.current.point_deletes.push((*digest, drop_at));
+    }
+
+    pub(crate) fn warm(&mut self, digest: Digest, record: KeyRecord) {
+        let seed = self.seed;
+        let hash = digest.spread(seed);
+        if self.warm.find(hash, |(known, _)| *known == digest).is_none() {
+            self.warm.insert_unique(hash, (digest, record), |(known, _)| known.spread(seed));
+        }
+    }
+
+    pub(crate) fn is_warm(&self, digest: &Digest) -> bool {
+        self.warm.find(digest.spread(self.seed), |(known, _)| known == digest).is_some()
+    }
+
+    /// Forgets what was read for the batch before.
+    pub(crate) fn cool(&mut self) {
+        self.warm.clear();
+    }
+
+    pub(crate) fn footprint(&self) -> usize {
+        self.current.footprint()
+    }
+
+    /// Starts a new generation; the old one is what the checkpoint writes.
+    pub(crate) fn freeze(&mut self) -> Arc<Generation> {
+        debug_assert!(self.frozen.is_none(), "one checkpoint at a time");
+        let next = self.spare.take().unwrap_or_default();
+        let frozen = Arc::new(std::mem::replace(&mut self.current, next));
+        self.frozen = Some(Arc::clone(&frozen));
+        frozen
+    }
+
+    /// The checkpoint is in the rows.
+    pub(crate) fn thaw(&mut self) {
+        if let Some(mut generation) = self.frozen.take().and_then(Arc::into_inner) {
+            generation.clear();
+            self.spare = Some(generation);
+        }
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+}

@@ -1,0 +1,100 @@
+//! Messages in workers' hands, by deadline. Always in memory.
+//!
+//! Leases of one queue mostly last equally long, so their deadlines ascend: a list through the
+//! messages themselves appends and unlinks in constant time. The few that do not fit go into a
+//! tree. A heap with lazy deletion would keep millions of settled leases until their deadline.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{Seq, Time};
+use crate::message::{Links, Messages, Slot};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Leased {
+    first: Slot,
+    last: Slot,
+    odd: BTreeMap<(Time, Seq), Slot>,
+}
+
+impl Default for Leased {
+    fn default() -> Self {
+        Self { first: Slot::NONE, last: Slot::NONE, odd: BTreeMap::new() }
+    }
+}
+
+impl Leased {
+    /// Files the message, which is leased, under its deadline.
+    pub(crate) fn push(&mut self, messages: &mut Messages, slot: Slot) {
+        let (deadline, seq) = deadline(messages, slot);
+        if self.last != Slot::NONE && self::deadline(messages, self.last).0 > deadline {
+            self.odd.insert((deadline, seq), slot);
+            messages.at_mut(slot).links = Links { before: slot, after: slot };
+            return;
+        }
+        messages.at_mut(slot).links = Links { before: self.last, after: Slot::NONE };
+        if self.last == Slot::NONE {
+            self.first = slot;
+        } else {
+            messages.at_mut(self.last).links.after = slot;
+        }
+        self.last = slot;
+    }
+
+    /// Takes the message out. Its state must still be the one it was pushed with.
+    pub(crate) fn leave(&mut self, messages: &mut Messages, slot: Slot) {
+        let Links { before, after } = messages.at(slot).links;
+        if before == slot {
+            let found = self.odd.remove(&deadline(messages, slot));
+            debug_assert_eq!(found, Some(slot));
+            return;
+        }
+        if before == Slot::NONE {
+            debug_assert_eq!(self.first, slot);
+            self.first = after;
+        } else {
+            messages.at_mut(before).links.after = after;
+        }
+        if after == Slot::NONE {
+            debug_assert_eq!(self.last, slot);
+            self.last = before;
+        } else {
+            messages.at_mut(after).links.before = before;
+        }
+    }
+
+    pub(crate) fn next_deadline(&self, messages: &Messages) -> Option<(Time, Slot)> {
+        let odd = self.odd.first_key_value().map(|((deadline, _), slot)| (*deadline, *slot));
+        let first =
+            (self.first != Slot::NONE).then(|| (deadline(messages, self.first).0, self.first));
+        [odd, first].into_iter().flatten().min()
+    }
+
+    /// Those whose deadline has passed.
+    pub(crate) fn expired<'a>(
+        &'a self,
+        messages: &'a Messages,
+        at: Time,
+    ) -> impl Iterator<Item = Slot> + 'a {
+        let list = self.list(messages).take_while(move |slot| deadline(messages, *slot).0 <= at);
+        list.chain(self.odd.range(..=(at, Seq::MAX)).map(|(_, slot)| *slot))
+    }
+
+    pub(crate) fn iter<'a>(&'a self, messages: &'a Messages) -> impl Iterator<Item = Slot> + 'a {
+        self.list(messages).chain(self.odd.values().copied())
+    }
+
+    fn list<'a>(&'a self, messages: &'a Messages) -> impl Iterator<Item = Slot> + 'a {
+        let first = (self.first != Slot::NONE).then_some(self.first);
+        std::iter::successors(first, |slot| {
+            let after = messages.at(*slot).links.after;
+            (after != Slot::NONE).then_some(after)
+        })
+    }
+}
+
+fn deadline(messages: &Messages, slot: Slot) -> (Time, Seq) {
+    let message = messages.at(slot);
+    let lease = message.lease();
+    debug_assert!(lease.is_some(), "only leased messages are filed here");
+    (lease.map_or(Time::NEVER, |lease| lease.deadline), message.seq)
+}

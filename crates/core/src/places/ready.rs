@@ -1,0 +1,178 @@
+//! Messages that can be received, oldest first.
+//!
+//! ```text
+//!   head ■■■■■■■ │ gap ░░░░░░░░░░░░ │ tail ■■■■■
+//!   returned ■ ■ │  only in rows    │ sent since
+//! ```
+//!
+//! The head is in memory; where there are too many, the middle is left to the rows and found
+//! again by scanning from `gap.from` on. What comes back out of order (released, failed, redriven)
+//! waits in `returned` under its old number.
+//!
+//! Invariants:
+//! - head and tail ascend; head < gap.from, gap.to <= tail;
+//! - an entry may be stale: it counts only if its slot still holds that message in this place.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::ids::Seq;
+use crate::message::Slot;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ready {
+    head: VecDeque<Entry>,
+    returned: BTreeMap<Seq, Slot>,
+    gap: Option<Gap>,
+    tail: VecDeque<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    seq: Seq,
+    slot: Slot,
+}
+
+/// Rows with `from <= seq < to` may hold messages that are not in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gap {
+    pub(crate) from: Seq,
+    pub(crate) to: Seq,
+}
+
+impl Gap {
+    /// Widens a gap so that it covers `seq` too.
+    pub(crate) fn cover(gap: &mut Option<Self>, seq: Seq) {
+        let gap = gap.get_or_insert(Self { from: seq, to: seq + 1 });
+        gap.from = gap.from.min(seq);
+        gap.to = gap.to.max(seq + 1);
+    }
+}
+
+impl Ready {
+    /// Everything is in the rows so far.
+    pub(crate) fn cold(from: Seq, to: Seq) -> Self {
+        debug_assert!(from < to);
+        Self { gap: Some(Gap { from, to }), ..Self::default() }
+    }
+
+    pub(crate) fn push(&mut self, seq: Seq, slot: Slot) {
+        let back = if self.gap.is_some() { &mut self.tail } else { &mut self.head };
+        let is_newest = back.back().is_none_or(|last| last.seq < seq)
+            && self.gap.is_none_or(|gap| gap.to <= seq);
+        if is_newest {
+            back.push_back(Entry { seq, slot });
+        } else {
+            self.returned.insert(seq, slot);
+        }
+    }
+
+    /// The message is no longer in this place.
+    pub(crate) fn leave(&mut self, seq: Seq) {
+        if !self.returned.is_empty() {
+            self.returned.remove(&seq);
+        }
+    }
+
+    /// Drops stale entries from the front, so that looking at the oldest stays cheap.
+    pub(crate) fn trim(&mut self, is_here: impl Fn(Seq, Slot) -> bool) {
+        while let Some(front) = self.head.front()
+            && !is_here(front.seq, front.slot)
+        {
+            self.head.pop_front();
+        }
+    }
+
+    /// The oldest in memory, in order. Those behind the gap wait until it is read.
+    pub(crate) fn oldest<'a>(
+        &'a self,
+        is_here: impl Fn(Seq, Slot) -> bool + 'a,
+    ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
+        let mut head = self.head.iter().map(|entry| (entry.seq, entry.slot)).peekable();
+        let mut returned = self.returned.iter().map(|(seq, slot)| (*seq, *slot)).peekable();
+        let merged = std::iter::from_fn(move || match (head.peek(), returned.peek()) {
+            (Some(a), Some(b)) if a.0 == b.0 => {
+                head.next();
+                returned.next()
+            }
+            (Some(a), Some(b)) if b.0 < a.0 => returned.next(),
+            (Some(_), _) => head.next(),
+            (None, _) => returned.next(),
+        });
+        merged.filter(move |(seq, slot)| is_here(*seq, *slot))
+    }
+
+    /// Everything in memory, in front of the gap and behind it.
+    pub(crate) fn waiting<'a>(
+        &'a self,
+        is_here: impl Fn(Seq, Slot) -> bool + Copy + 'a,
+    ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
+        let tail = self.tail.iter().map(|entry| (entry.seq, entry.slot));
+        self.oldest(is_here).chain(tail.filter(move |(seq, slot)| is_here(*seq, *slot)))
+    }
+
+    pub(crate) fn gap(&self) -> Option<Gap> {
+        self.gap
+    }
+
+    /// About how many entries are in front of the gap.
+    pub(crate) fn in_front(&self) -> usize {
+        self.head.len() + self.returned.len()
+    }
+
+    /// The gap was read up to `from`; its messages have been pushed by `admit`.
+    pub(crate) fn advance_gap(&mut self, from: Seq) {
+        let Some(gap) = &mut self.gap else { return };
+        debug_assert!(from >= gap.from);
+        gap.from = from;
+        if gap.from >= gap.to {
+            self.gap = None;
+            self.head.append(&mut self.tail);
+        }
+    }
+
+    /// A message read from the gap, in order.
+    pub(crate) fn admit(&mut self, seq: Seq, slot: Slot) {
+        if self.head.back().is_none_or(|last| last.seq < seq) {
+            self.head.push_back(Entry { seq, slot });
+        } else {
+            self.returned.insert(seq, slot);
+        }
+    }
+
+    /// Leaves messages to the rows, youngest of the head and oldest of the tail first, as long as
+    /// `evict` takes them. Keeps `keep` in front.
+    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> bool) {
+        if self.gap.is_some() {
+            while let Some(entry) = self.tail.front().copied() {
+                if !evict(entry.seq, entry.slot) {
+                    break;
+                }
+                self.tail.pop_front();
+                Gap::cover(&mut self.gap, entry.seq);
+            }
+        }
+        while self.head.len() > keep
+            && let Some(entry) = self.head.back().copied()
+        {
+            // Behind a gap the tail must not be overtaken; without one the newest are dirty and
+            // stop this loop until the next checkpoint.
+            if !evict(entry.seq, entry.slot) {
+                break;
+            }
+            self.head.pop_back();
+            Gap::cover(&mut self.gap, entry.seq);
+        }
+        debug_assert!(self.is_in_order());
+    }
+
+    fn is_in_order(&self) -> bool {
+        let ascends = |entries: &VecDeque<Entry>| {
+            entries.iter().zip(entries.iter().skip(1)).take(8).all(|(a, b)| a.seq < b.seq)
+        };
+        let fits = self.gap.is_none_or(|gap| {
+            self.head.back().is_none_or(|last| last.seq < gap.from)
+                && self.tail.front().is_none_or(|first| gap.to <= first.seq)
+        });
+        ascends(&self.head) && ascends(&self.tail) && fits
+    }
+}

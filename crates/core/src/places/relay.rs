@@ -1,0 +1,129 @@
+//! Emits on their way to other queues. The list is durable: an emit stays until its queue has
+//! confirmed it, and its key makes every repetition harmless.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::codec::{BadBytes, Reader, Write};
+use crate::command::Emit;
+use crate::decision::bytes_of::{decode_emit, encode_emit};
+use crate::ids::Time;
+use crate::outcome::Relay;
+use crate::row::RowKey;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Relays {
+    waiting: BTreeMap<u64, Waiting>,
+    /// When those that failed are tried again.
+    retries: BTreeSet<(Time, u64)>,
+    next_id: u64,
+    /// Rows of emits that were confirmed since the last checkpoint.
+    gone: Vec<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    relay: Relay,
+    next_at: Option<Time>,
+    dirty: bool,
+    stored: bool,
+}
+
+impl Relays {
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id
+    }
+
+    pub(crate) fn set_next_id(&mut self, next_id: u64) {
+        self.next_id = self.next_id.max(next_id);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn push(&mut self, emit: Emit) {
+        let id = self.next_id;
+        self.next_id += 1;
+        let relay = Relay { id, emit, attempts: 0 };
+        let waiting = Waiting { relay, next_at: None, dirty: true, stored: false };
+        let before = self.waiting.insert(id, waiting);
+        debug_assert!(before.is_none());
+    }
+
+    pub(crate) fn get(&self, id: u64) -> Option<&Relay> {
+        self.waiting.get(&id).map(|waiting| &waiting.relay)
+    }
+
+    /// Confirmed: its queue has it under its key.
+    pub(crate) fn remove(&mut self, id: u64) {
+        let Some(waiting) = self.waiting.remove(&id) else { return };
+        if let Some(at) = waiting.next_at {
+            self.retries.remove(&(at, id));
+        }
+        if waiting.stored {
+            self.gone.push(id);
+        }
+    }
+
+    pub(crate) fn retry(&mut self, id: u64, attempts: u32, next_at: Time) {
+        let Some(waiting) = self.waiting.get_mut(&id) else { return };
+        if let Some(at) = waiting.next_at.replace(next_at) {
+            self.retries.remove(&(at, id));
+        }
+        waiting.relay.attempts = attempts;
+        waiting.dirty = true;
+        self.retries.insert((next_at, id));
+    }
+
+    /// Those whose time has come again; each is told once per retry.
+    pub(crate) fn take_due(&mut self, at: Time, most: usize) -> Vec<Relay> {
+        let mut due = Vec::new();
+        while due.len() < most
+            && let Some((next_at, id)) = self.retries.first().copied()
+            && next_at <= at
+        {
+            self.retries.pop_first();
+            if let Some(waiting) = self.waiting.get_mut(&id) {
+                waiting.next_at = None;
+                due.push(waiting.relay.clone());
+            }
+        }
+        due
+    }
+
+    /// Everything that waits, for a new owner to start again.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Relay> {
+        self.waiting.values().map(|waiting| &waiting.relay)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
+        self.retries.first().map(|(at, _)| *at)
+    }
+
+    /// The rows that changed: what to write, what to delete.
+    pub(crate) fn freeze(&mut self) -> (Vec<(RowKey, Vec<u8>)>, Vec<RowKey>) {
+        let mut rows = Vec::new();
+        for (id, waiting) in &mut self.waiting {
+            if std::mem::take(&mut waiting.dirty) {
+                waiting.stored = true;
+                let mut bytes = Vec::new();
+                bytes.number(waiting.relay.attempts.into());
+                encode_emit(&waiting.relay.emit, &mut bytes);
+                rows.push((RowKey::relay(*id), bytes));
+            }
+        }
+        let gone = std::mem::take(&mut self.gone);
+        (rows, gone.into_iter().map(RowKey::relay).collect())
+    }
+
+    pub(crate) fn load(&mut self, id: u64, bytes: &[u8]) -> Result<(), BadBytes> {
+        let mut reader = Reader::new(bytes);
+        let attempts = reader.u32("attempts")?;
+        let emit = decode_emit(&mut reader)?;
+        reader.end()?;
+        let relay = Relay { id, emit, attempts };
+        self.waiting.insert(id, Waiting { relay, next_at: None, dirty: false, stored: true });
+        self.set_next_id(id + 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,39 @@
+//! Messages that nothing moves but a person: the dead and the parked, by age.
+
+use std::collections::BTreeMap;
+
+use crate::ids::Seq;
+use crate::message::Slot;
+
+/// What is in memory of a shelf. The rest is in the rows and read when somebody asks for it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shelf {
+    resident: BTreeMap<Seq, Slot>,
+}
+
+impl Shelf {
+    pub(crate) fn push(&mut self, seq: Seq, slot: Slot) {
+        self.resident.insert(seq, slot);
+    }
+
+    pub(crate) fn leave(&mut self, seq: Seq) {
+        self.resident.remove(&seq);
+    }
+
+    pub(crate) fn from(&self, seq: Seq) -> impl Iterator<Item = (Seq, Slot)> {
+        self.resident.range(seq..).map(|(seq, slot)| (*seq, *slot))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.resident.len()
+    }
+
+    /// Leaves messages to the rows, the youngest first, as long as `evict` takes them.
+    pub(crate) fn evict(&mut self, mut evict: impl FnMut(Seq, Slot) -> bool) {
+        while let Some((seq, slot)) = self.resident.last_key_value()
+            && evict(*seq, *slot)
+        {
+            self.resident.pop_last();
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! A queue's state: its rules, its places, its counters, and the work it has under way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::codec::{BadBytes, Reader, Write};
+use crate::command::QueueName;
+use crate::config::Config;
+use crate::decision::bytes_of::{
+    decode_config, decode_end, decode_name, decode_optional_u32, encode_config, encode_end,
+    encode_name,
+};
+use crate::decision::{QueueId, RedriveStarted};
+use crate::ids::{Seq, Time};
+use crate::key::Digest;
+use crate::message::Slot;
+use crate::outcome::{RedriveView, Stats};
+use crate::places::delayed::Delayed;
+use crate::places::leased::Leased;
+use crate::places::ready::{Gap, Ready};
+use crate::places::shelf::Shelf;
+use crate::record::{decode_error, encode_error};
+use crate::row::RowKey;
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) id: QueueId,
+    pub(crate) name: QueueName,
+    pub(crate) config: Config,
+    pub(crate) version: u64,
+    pub(crate) created_at: Time,
+    pub(crate) paused: bool,
+    /// Keys of older messages are forgotten, wherever their records are.
+    pub(crate) keys_from: Seq,
+    pub(crate) purge: Option<Purge>,
+    pub(crate) redrives: BTreeMap<Digest, Job>,
+    pub(crate) stats: Stats,
+    /// How many keys are remembered, by the bucket they go with.
+    pub(crate) remembered: BTreeMap<u64, u64>,
+
+    pub(crate) ready: Ready,
+    /// Groups that may be delivered, by the age of their oldest ready member.
+    pub(crate) open: BTreeSet<(Seq, Digest)>,
+    /// Groups of the queue that are in memory.
+    pub(crate) groups: BTreeSet<Digest>,
+    /// Deliverable groups that only the rows know.
+    pub(crate) leads: Option<Gap>,
+    pub(crate) delayed: Delayed,
+    pub(crate) leased: Leased,
+    pub(crate) parked: Shelf,
+    pub(crate) dead: Shelf,
+    /// When messages in memory outlive their time.
+    pub(crate) mortal: BTreeMap<(Time, Seq), Slot>,
+    pub(crate) rate: Rate,
+    pub(crate) dirty: bool,
+}
+
+/// Messages below a number on their way out.
+#[derive(Clone, Debug)]
+pub(crate) struct Purge {
+    pub(crate) below: Seq,
+    pub(crate) keys: bool,
+    pub(crate) delete: bool,
+    /// Where the rows have been read up to; `None` where all of them have. Not durable.
+    pub(crate) cursor: Option<RowKey>,
+}
+
+/// A redrive under way, or remembered.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) started: RedriveStarted,
+    pub(crate) started_at: Time,
+    pub(crate) matched: u64,
+    pub(crate) moved: u64,
+    pub(crate) cursor: Seq,
+    pub(crate) done: bool,
+    /// Everything up to here is in memory. Not durable.
+    pub(crate) horizon: Seq,
+}
+
+impl Job {
+    pub(crate) fn view(&self) -> RedriveView {
+        RedriveView {
+            id: Arc::clone(&self.started.id),
+            matched: self.matched,
+            moved: self.moved,
+            done: self.done,
+            dry_run: self.started.dry_run,
+        }
+    }
+
+    /// How many may be moved by `at`, by the rate that was asked for.
+    pub(crate) fn allowance(&self, at: Time) -> u64 {
+        let Some(per_s) = self.started.per_s else { return u64::MAX };
+        let allowed = (at.since(self.started_at) + 1_000).saturating_mul(per_s.into()) / 1_000;
+        allowed.saturating_sub(self.matched)
+    }
+
+    /// When the rate allows the next one.
+    pub(crate) fn next_at(&self, at: Time) -> Time {
+        match self.started.per_s {
+            Some(per_s) if self.allowance(at) == 0 => at.plus(1_000u64.div_ceil(per_s.into())),
+            _ => at,
+        }
+    }
+}
+
+/// A bucket of tokens, one per send. In memory alone: after a restart it is full again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rate {
+    used_milli: u64,
+    at: Time,
+}
+
+impl Rate {
+    /// How long to wait for a token; zero where there is one.
+    pub(crate) fn wait_ms(&self, per_s: u32, at: Time) -> u64 {
+        let used = self.used_at(per_s, at);
+        let room = u64::from(per_s) * 1_000;
+        if used + 1_000 <= room { 0 } else { (used + 1_000 - room).div_ceil(per_s.into()).max(1) }
+    }
+
+    pub(crate) fn take(&mut self, per_s: u32, at: Time) {
+        *self = Self { used_milli: self.used_at(per_s, at) + 1_000, at };
+    }
+
+    fn used_at(&self, per_s: u32, at: Time) -> u64 {
+        let back = at.since(self.at).saturating_mul(per_s.into());
+        self.used_milli.saturating_sub(back)
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(id: QueueId, name: QueueName, config: Config, at: Time, seq: Seq) -> Self {
+        Self {
+            id,
+            name,
+            config,
+            version: 0,
+            created_at: at,
+            paused: false,
+            keys_from: seq,
+            purge: None,
+            redrives: BTreeMap::new(),
+            stats: Stats::default(),
+            remembered: BTreeMap::new(),
+            ready: Ready::default(),
+            open: BTreeSet::new(),
+            groups: BTreeSet::new(),
+            leads: None,
+            delayed: Delayed::default(),
+            leased: Leased::default(),
+            parked: Shelf::default(),
+            dead: Shelf::default(),
+            mortal: BTreeMap::new(),
+            rate: Rate::default(),
+            dirty: true,
+        }
+    }
+
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.purge.as_ref().is_some_and(|purge| purge.delete)
+    }
+
+    /// A key's record came (1) or went (-1).
+    pub(crate) fn count_key(&mut self, drop_at: u64, came: bool) {
+        let count = self.remembered.entry(drop_at).or_default();
+        if came {
+            *count += 1;
+            self.stats.keys += 1;
+        } else if *count > 0 {
+            *count -= 1;
+            self.stats.keys -= 1;
+        }
+    }
+
+    /// Buckets whose time is over count no more.
+    pub(crate) fn expire_keys(&mut self, at: Time) {
+        while let Some((drop_at, count)) = self.remembered.first_key_value()
+            && *drop_at <= at.0
+        {
+            self.stats.keys -= count;
+            self.remembered.pop_first();
+            self.dirty = true;
+        }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        encode_name(&self.name, out);
+        encode_config(&self.config, out);
+        out.number(self.version);
+        out.number(self.created_at.0);
+        out.u8(self.paused.into());
+        out.number(self.keys_from);
+        let purge = self.purge.as_ref();
+        let purge_flags =
+            purge.map_or(0, |purge| 1 | u8::from(purge.keys) << 1 | u8::from(purge.delete) << 2);
+        out.u8(purge_flags);
+        out.number(purge.map_or(0, |purge| purge.below));
+        let stats = &self.stats;
+        for count in [
+            stats.ready,
+            stats.delayed,
+            stats.leased,
+            stats.parked,
+            stats.dead,
+            stats.keys,
+            stats.bytes,
+            stats.sent_total,
+            stats.duplicate_total,
+            stats.done_total,
+            stats.failed_total,
+            stats.lease_lost_total,
+        ] {
+            out.number(count);
+        }
+        out.number(self.remembered.len() as u64);
+        for (drop_at, count) in &self.remembered {
+            encode_end(Time(*drop_at), out);
+            out.number(*count);
+        }
+    }
+
+    /// A queue as the rows know it: all its messages are cold.
+    pub(crate) fn decode(id: QueueId, bytes: &[u8], next_seq: Seq) -> Result<Self, BadBytes> {
+        let mut reader = Reader::new(bytes);
+        let reader = &mut reader;
+        let name = decode_name(reader)?;
+        let config = decode_config(reader)?;
+        let version = reader.number("version")?;
+        let created_at = Time(reader.number("created")?);
+        let mut queue = Self::new(id, name, config, created_at, 0);
+        queue.version = version;
+        queue.paused = reader.u8("paused")? != 0;
+        queue.keys_from = reader.number("keys from")?;
+        let flags = reader.u8("purge")?;
+        let below = reader.number("purge")?;
+        queue.purge = (flags & 1 != 0).then(|| Purge {
+            below,
+            keys: flags & 2 != 0,
+            delete: flags & 4 != 0,
+            cursor: Some(RowKey::message_prefix(id)),
+        });
+        let stats = &mut queue.stats;
+        for count in [
+            &mut stats.ready,
+            &mut stats.delayed,
+            &mut stats.leased,
+            &mut stats.parked,
+            &mut stats.dead,
+            &mut stats.keys,
+            &mut stats.bytes,
+            &mut stats.sent_total,
+            &mut stats.duplicate_total,
+            &mut stats.done_total,
+            &mut stats.failed_total,
+            &mut stats.lease_lost_total,
+        ] {
+            *count = reader.number("count")?;
+        }
+        for _ in 0..reader.count("remembered")? {
+            let drop_at = decode_end(reader)?.0;
+            queue.remembered.insert(drop_at, reader.number("remembered")?);
+        }
+        reader.end()?;
+        if queue.stats.ready > 0 {
+            queue.ready = Ready::cold(0, next_seq);
+            queue.leads = Some(Gap { from: 0, to: next_seq });
+        }
+        if queue.stats.delayed > 0 {
+            queue.delayed = Delayed::cold();
+        }
+        queue.dirty = false;
+        Ok(queue)
+    }
+}
+
+pub(crate) fn encode_job(job: &Job, out: &mut Vec<u8>) {
+    let started = &job.started;
+    out.text(&started.id);
+    encode_error(started.error_contains.as_deref(), out);
+    encode_error(started.group.as_deref(), out);
+    encode_end(started.dead_before, out);
+    out.u8(u8::from(started.dry_run) | u8::from(started.by_keys) << 1 | u8::from(job.done) << 2);
+    out.optional(started.per_s.map(u64::from));
+    for number in [job.started_at.0, job.matched, job.moved, job.cursor] {
+        out.number(number);
+    }
+}
+
+pub(crate) fn decode_job(queue: QueueId, job: Digest, bytes: &[u8]) -> Result<Job, BadBytes> {
+    let mut reader = Reader::new(bytes);
+    let reader = &mut reader;
+    let id = reader.text("id")?.into();
+    let error_contains = decode_error(reader)?;
+    let group = decode_error(reader)?;
+    let dead_before = decode_end(reader)?;
+    let flags = reader.u8("flags")?;
+    let per_s = decode_optional_u32(reader)?;
+    let started = RedriveStarted {
+        queue,
+        job,
+        id,
+        error_contains,
+        group,
+        dead_before,
+        dry_run: flags & 1 != 0,
+        per_s,
+        by_keys: flags & 2 != 0,
+    };
+    let job = Job {
+        started,
+        started_at: Time(reader.number("started")?),
+        matched: reader.number("matched")?,
+        moved: reader.number("moved")?,
+        cursor: reader.number("cursor")?,
+        done: flags & 4 != 0,
+        horizon: 0,
+    };
+    reader.end()?;
+    Ok(job)
+}
+
+/// Queues by number and by name.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    by_id: Vec<Option<Box<Queue>>>,
+    by_name: hashbrown::HashTable<(u64, QueueId)>,
+    count: usize,
+}
+
+impl Queues {
+    pub(crate) fn get(&self, id: QueueId) -> Option<&Queue> {
+        self.by_id.get(id as usize)?.as_deref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: QueueId) -> Option<&mut Queue> {
+        self.by_id.get_mut(id as usize)?.as_deref_mut()
+    }
+
+    /// A queue that takes messages; one being deleted is gone already.
+    pub(crate) fn named(&self, name: &QueueName) -> Option<&Queue> {
+        let found = self.by_name.find(name.hash(), |(hash, id)| {
+            *hash == name.hash()
+                && self.get(*id).is_some_and(|queue| queue.name == *name && !queue.is_deleted())
+        })?;
+        self.get(found.1)
+    }
+
+    pub(crate) fn insert(&mut self, queue: Queue) {
+        let (id, hash) = (queue.id, queue.name.hash());
+        if self.by_id.len() <= id as usize {
+            self.by_id.resize_with(id as usize + 1, || None);
+        }
+        debug_assert!(self.get(id).is_none());
+        if let Some(place) = self.by_id.get_mut(id as usize) {
+            *place = Some(Box::new(queue));
+        }
+        self.by_name.insert_unique(hash, (hash, id), |(hash, _)| *hash);
+        self.count += 1;
+    }
+
+    pub(crate) fn remove(&mut self, id: QueueId) {
+        let Some(queue) = self.by_id.get_mut(id as usize).and_then(Option::take) else { return };
+        let hash = queue.name.hash();
+        if let Ok(entry) = self.by_name.find_entry(hash, |(_, known)| *known == id) {
+            entry.remove();
+        }
+        self.count -= 1;
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// The number of the next queue.
+    pub(crate) fn next_id(&self) -> QueueId {
+        self.by_id.len() as QueueId
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Queue> {
+        self.by_id.iter().filter_map(Option::as_deref)
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Queue> {
+        self.by_id.iter_mut().filter_map(Option::as_deref_mut)
+    }
+}

@@ -1,0 +1,452 @@
+//! What is remembered of a key whose message is gone, and the history of incidents.
+//!
+//! A record is small and written once. A life without incident is told from its times; events
+//! are kept only for what was unusual.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::codec::{BadBytes, Reader, Write};
+use crate::command::Blob;
+use crate::ids::{Fence, MessageId, Seq, Time};
+use crate::key::Fingerprint;
+use crate::limits;
+
+/// How a key's message ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Done = 0,
+    /// Discarded or purged: answered as dead, though nothing is left to redrive.
+    Discarded = 1,
+    /// A claim that was released or lost. A ghost: to a send the key is unknown.
+    Freed = 2,
+    /// Forgotten by an operator. A ghost that keeps the history.
+    Forgotten = 3,
+}
+
+/// What is remembered of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyRecord {
+    pub end: End,
+    pub seq: Seq,
+    pub accepted_at: Time,
+    pub leased_at: Time,
+    pub finished_at: Time,
+    /// From here on the key is unknown.
+    pub expires_at: Time,
+    pub attempts: u32,
+    pub generation: u32,
+    pub fence: Fence,
+    pub worker: Arc<str>,
+    pub fingerprint: Fingerprint,
+    pub duplicates: u64,
+    pub losses: u32,
+    pub error: Option<Arc<str>>,
+    pub result: Option<Blob>,
+    pub history: Vec<Event>,
+}
+
+impl KeyRecord {
+    pub fn id(&self, partition: u16) -> MessageId {
+        MessageId::new(self.accepted_at, partition, self.seq)
+    }
+
+    pub fn is_ghost(&self) -> bool {
+        matches!(self.end, End::Freed | End::Forgotten)
+    }
+
+    /// When a store may drop the record with its whole bucket: its end of retention, rounded up
+    /// by at most an eighth, so that the keys of one queue share about nine buckets.
+    pub fn drop_at(&self) -> u64 {
+        drop_at(self.finished_at, self.expires_at)
+    }
+}
+
+/// See [`KeyRecord::drop_at`]. A function of the record alone: who deletes a row must find its
+/// bucket again.
+pub(crate) fn drop_at(finished_at: Time, expires_at: Time) -> u64 {
+    if expires_at == Time::NEVER {
+        return u64::MAX;
+    }
+    let width = (expires_at.since(finished_at) / 8).max(1_000);
+    let width = 1u64 << (63 - width.leading_zeros());
+    let bucket = expires_at.0.div_ceil(width).saturating_mul(width);
+    debug_assert!(bucket >= expires_at.0);
+    bucket
+}
+
+/// One thing that happened to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub at: Time,
+    pub what: What,
+    /// Who did it, where somebody did.
+    pub worker: Arc<str>,
+    /// The error of a failure, the name of a recovery point, the count of duplicates.
+    pub detail: Arc<str>,
+}
+
+macro_rules! what {
+    ($($name:ident = $number:literal $text:literal,)+) => {
+        /// Kinds of events. The numbers are on disk and never reused.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum What { $($name = $number,)+ }
+
+        impl What {
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $text,)+ }
+            }
+
+            fn from_number(number: u8) -> Option<Self> {
+                match number { $($number => Some(Self::$name),)+ _ => None }
+            }
+        }
+    };
+}
+
+what! {
+    Sent = 0 "sent",
+    Duplicate = 1 "duplicate",
+    Leased = 2 "leased",
+    Lost = 3 "lost",
+    Failed = 4 "failed",
+    Released = 5 "released",
+    Saved = 6 "saved",
+    Begun = 7 "begun",
+    Done = 8 "done",
+    Dead = 9 "dead",
+    Parked = 10 "parked",
+    Redriven = 11 "redriven",
+    Replayed = 12 "replayed",
+    Forgotten = 13 "forgotten",
+    Discarded = 14 "discarded",
+    Resolved = 15 "resolved",
+    Claimed = 16 "claimed",
+    Freed = 17 "freed",
+    Rerun = 18 "rerun",
+}
+
+/// Adds an event; the oldest goes where there are too many. Duplicates in a row are one event
+/// with a count, so that a retry storm does not push everything else out.
+pub(crate) fn remember(history: &mut Vec<Event>, event: Event) {
+    if event.what == What::Duplicate
+        && let Some(last) = history.last_mut().filter(|last| last.what == What::Duplicate)
+    {
+        let count = last.detail.parse::<u64>().unwrap_or(1) + 1;
+        last.at = event.at;
+        last.detail = count.to_string().into();
+        return;
+    }
+    if history.len() >= limits::HISTORY_MAX {
+        history.remove(0);
+    }
+    history.push(event);
+    debug_assert!(history.len() <= limits::HISTORY_MAX);
+}
+
+const END_MASK: u8 = 0b11;
+const HAS_PARTS: u8 = 1 << 2;
+const HAS_RESULT: u8 = 1 << 3;
+const HAS_MORE: u8 = 1 << 4;
+const OWN_FINGERPRINT: u8 = 1 << 5;
+const FOREVER: u8 = 1 << 6;
+/// The retention is a whole number of seconds, which most are: three bytes instead of five.
+const SECONDS: u8 = 1 << 7;
+
+/// Appends a record. About 50 bytes for a life without incident and an empty result.
+pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
+    let retention = record.expires_at.since(record.finished_at);
+    let forever = record.expires_at == Time::NEVER;
+    let seconds = retention.is_multiple_of(1_000);
+    let fingerprint = &record.fingerprint;
+    let has_parts = fingerprint.content_type != 0 || fingerprint.group != 0;
+    let has_more = record.duplicates != 0
+        || record.losses != 0
+        || record.generation != 0
+        || record.error.is_some()
+        || !record.history.is_empty();
+    let mut flags = record.end as u8;
+    for (set, flag) in [
+        (has_parts, HAS_PARTS),
+        (record.result.is_some(), HAS_RESULT),
+        (has_more, HAS_MORE),
+        (fingerprint.own, OWN_FINGERPRINT),
+        (forever, FOREVER),
+        (seconds && !forever, SECONDS),
+    ] {
+        flags |= if set { flag } else { 0 };
+    }
+    out.u8(flags);
+    out.number(record.seq);
+    out.number(record.accepted_at.0);
+    out.number(record.leased_at.since(record.accepted_at));
+    out.number(record.finished_at.since(record.accepted_at));
+    if !forever {
+        out.number(if seconds { retention / 1_000 } else { retention });
+    }
+    out.number(record.attempts.into());
+    out.number(record.fence.epoch().into());
+    out.number(record.fence.counter());
+    out.text(&record.worker);
+    out.fixed(&fingerprint.body);
+    if has_parts {
+        out.fixed(&fingerprint.content_type.to_le_bytes());
+        out.fixed(&fingerprint.group.to_le_bytes());
+    }
+    if let Some(result) = &record.result {
+        encode_blob(result, out);
+    }
+    if has_more {
+        out.number(record.duplicates);
+        out.number(record.losses.into());
+        out.number(record.generation.into());
+        encode_error(record.error.as_deref(), out);
+        encode_history(&record.history, out);
+    }
+}
+
+/// Reads a record; `None` is never an answer: what cannot be read is refused.
+pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
+    let mut reader = Reader::new(bytes);
+    let reader = &mut reader;
+    let flags = reader.u8("record")?;
+    let end = match flags & END_MASK {
+        0 => End::Done,
+        1 => End::Discarded,
+        2 => End::Freed,
+        _ => End::Forgotten,
+    };
+    let seq = reader.number("seq")?;
+    let accepted_at = Time(reader.number("accepted_at")?);
+    let leased_at = accepted_at.plus(reader.number("leased_at")?);
+    let finished_at = accepted_at.plus(reader.number("finished_at")?);
+    let expires_at = if flags & FOREVER != 0 {
+        Time::NEVER
+    } else {
+        let unit = if flags & SECONDS != 0 { 1_000 } else { 1 };
+        finished_at.plus(reader.number("retention")?.saturating_mul(unit))
+    };
+    let attempts = reader.u32("attempts")?;
+    let fence = decode_fence(reader)?;
+    let worker = reader.text("worker")?.into();
+    let body = reader.fixed("fingerprint")?;
+    let (content_type, group) = if flags & HAS_PARTS != 0 {
+        (
+            u64::from_le_bytes(reader.fixed("content type")?),
+            u64::from_le_bytes(reader.fixed("group")?),
+        )
+    } else {
+        (0, 0)
+    };
+    let own = flags & OWN_FINGERPRINT != 0;
+    let result = if flags & HAS_RESULT != 0 { Some(decode_blob(reader)?) } else { None };
+    let mut record = KeyRecord {
+        end,
+        seq,
+        accepted_at,
+        leased_at,
+        finished_at,
+        expires_at,
+        attempts,
+        generation: 0,
+        fence,
+        worker,
+        fingerprint: Fingerprint { body, content_type, group, own },
+        duplicates: 0,
+        losses: 0,
+        error: None,
+        result,
+        history: Vec::new(),
+    };
+    if flags & HAS_MORE != 0 {
+        record.duplicates = reader.number("duplicates")?;
+        record.losses = reader.u32("losses")?;
+        record.generation = reader.u32("generation")?;
+        record.error = decode_error(reader)?;
+        record.history = decode_history(reader)?;
+    }
+    reader.end()?;
+    Ok(record)
+}
+
+/// The bucket of an encoded record, without building the rest of it.
+pub(crate) fn peek_drop_at(bytes: &[u8]) -> u64 {
+    let mut reader = Reader::new(bytes);
+    let mut peek = || {
+        let flags = reader.u8("record")?;
+        if flags & FOREVER != 0 {
+            return Ok(u64::MAX);
+        }
+        reader.number("seq")?;
+        let accepted_at = Time(reader.number("accepted_at")?);
+        reader.number("leased_at")?;
+        let finished_at = accepted_at.plus(reader.number("finished_at")?);
+        let unit = if flags & SECONDS != 0 { 1_000 } else { 1 };
+        let retention = reader.number("retention")?.saturating_mul(unit);
+        Ok::<_, BadBytes>(drop_at(finished_at, finished_at.plus(retention)))
+    };
+    peek().unwrap_or(u64::MAX)
+}
+
+pub(crate) fn encode_fence(fence: Fence, out: &mut Vec<u8>) {
+    out.number(fence.epoch().into());
+    out.number(fence.counter());
+}
+
+pub(crate) fn decode_fence(reader: &mut Reader<'_>) -> Result<Fence, BadBytes> {
+    let epoch = reader.u32("epoch")?;
+    let counter = reader.number("fence")?;
+    if epoch >= 1 << 24 || counter >= 1 << 40 {
+        return Err(BadBytes::Bounds("fence"));
+    }
+    Ok(Fence::new(epoch, counter))
+}
+
+pub(crate) fn encode_blob(blob: &Blob, out: &mut Vec<u8>) {
+    out.text(blob.content_type.as_deref().unwrap_or_default());
+    out.bytes(&blob.body);
+}
+
+pub(crate) fn decode_blob(reader: &mut Reader<'_>) -> Result<Blob, BadBytes> {
+    let content_type = match reader.text("content type")? {
+        "" => None,
+        text => Some(text.into()),
+    };
+    Ok(Blob { content_type, body: Bytes::copy_from_slice(reader.bytes("body")?) })
+}
+
+pub(crate) fn encode_error(error: Option<&str>, out: &mut Vec<u8>) {
+    out.u8(error.is_some().into());
+    out.text(error.unwrap_or_default());
+}
+
+pub(crate) fn decode_error(reader: &mut Reader<'_>) -> Result<Option<Arc<str>>, BadBytes> {
+    let present = reader.u8("error")? != 0;
+    let text = reader.text("error")?;
+    Ok(present.then(|| text.into()))
+}
+
+pub(crate) fn encode_history(history: &[Event], out: &mut Vec<u8>) {
+    out.number(history.len() as u64);
+    for event in history {
+        out.u8(event.what as u8);
+        out.number(event.at.0);
+        out.text(&event.worker);
+        out.text(&event.detail);
+    }
+}
+
+pub(crate) fn decode_history(reader: &mut Reader<'_>) -> Result<Vec<Event>, BadBytes> {
+    let count = reader.count("history")?;
+    if count > limits::HISTORY_MAX {
+        return Err(BadBytes::Bounds("history"));
+    }
+    let mut history = Vec::with_capacity(count);
+    for _ in 0..count {
+        let number = reader.u8("event")?;
+        let what = What::from_number(number).ok_or(BadBytes::Tag("event", number))?;
+        let at = Time(reader.number("event")?);
+        let worker = reader.text("event")?.into();
+        let detail = reader.text("event")?.into();
+        history.push(Event { at, what, worker, detail });
+    }
+    Ok(history)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uneventful() -> KeyRecord {
+        KeyRecord {
+            end: End::Done,
+            seq: 100_000_000,
+            accepted_at: Time(1_700_000_000_000),
+            leased_at: Time(1_700_000_000_004),
+            finished_at: Time(1_700_000_000_012),
+            expires_at: Time(1_700_000_000_012 + 604_800_000),
+            attempts: 1,
+            generation: 0,
+            fence: Fence::new(3, 100_000_000),
+            worker: "billing-1".into(),
+            fingerprint: Fingerprint::of(b"body", None, None),
+            duplicates: 0,
+            losses: 0,
+            error: None,
+            result: None,
+            history: Vec::new(),
+        }
+    }
+
+    fn eventful() -> KeyRecord {
+        let event = |what, detail: &str| Event {
+            at: Time(5),
+            what,
+            worker: "w".into(),
+            detail: detail.into(),
+        };
+        KeyRecord {
+            end: End::Forgotten,
+            expires_at: Time::NEVER,
+            generation: 2,
+            fingerprint: Fingerprint::of(b"", Some("text/plain"), Some("g")),
+            duplicates: 7,
+            losses: 1,
+            error: Some("timeout".into()),
+            result: Some(Blob { content_type: Some("a/b".into()), body: Bytes::from_static(b"r") }),
+            history: vec![event(What::Lost, ""), event(What::Duplicate, "7")],
+            ..uneventful()
+        }
+    }
+
+    #[test]
+    fn k13_records_read_back_and_no_cut_reads_as_one() {
+        let odd = KeyRecord { expires_at: Time(1_700_000_000_013), ..uneventful() };
+        for record in [uneventful(), eventful(), odd] {
+            let mut bytes = Vec::new();
+            encode(&record, &mut bytes);
+            assert_eq!(decode(&bytes).unwrap(), record);
+            assert_eq!(peek_drop_at(&bytes), record.drop_at());
+            for cut in 0..bytes.len() {
+                assert!(decode(&bytes[..cut]).is_err(), "cut at {cut}");
+            }
+            bytes.push(0);
+            assert_eq!(decode(&bytes), Err(BadBytes::LeftOver(1)));
+        }
+    }
+
+    #[test]
+    fn k13_an_uneventful_record_is_small() {
+        let mut bytes = Vec::new();
+        encode(&uneventful(), &mut bytes);
+        assert!(bytes.len() <= 56, "{} bytes", bytes.len());
+    }
+
+    #[test]
+    fn a_bucket_ends_after_the_retention_and_not_much_later() {
+        for retention in [1_000, 60_000, 604_800_000, 31_622_400_000] {
+            let finished = Time(1_700_000_000_123);
+            let bucket = drop_at(finished, finished.plus(retention));
+            assert!(bucket >= finished.0 + retention);
+            assert!(bucket <= finished.0 + retention + (retention / 8).max(1_000));
+        }
+        assert_eq!(drop_at(Time(5), Time::NEVER), u64::MAX);
+    }
+
+    #[test]
+    fn a_storm_of_duplicates_is_one_event_and_history_is_bounded() {
+        let mut history = Vec::new();
+        let event = |at, what| Event { at: Time(at), what, worker: "".into(), detail: "".into() };
+        remember(&mut history, event(0, What::Lost));
+        for at in 1..=1_000 {
+            remember(&mut history, event(at, What::Duplicate));
+        }
+        assert_eq!(history.len(), 2);
+        assert_eq!((&*history[1].detail, history[1].at), ("1000", Time(1_000)));
+        for at in 0..100 {
+            remember(&mut history, event(at, What::Failed));
+        }
+        assert_eq!(history.len(), limits::HISTORY_MAX);
+    }
+}

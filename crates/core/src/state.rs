@@ -1,0 +1,330 @@
+//! How a message moves between places. Every move goes through here, so that indexes, counters
+//! and groups are kept in one way.
+
+use std::sync::Arc;
+
+use crate::command::Blob;
+use crate::ids::{Fence, Seq, Time};
+use crate::key::Digest;
+use crate::machine::Machine;
+use crate::message::{Message, Slot, State};
+use crate::outcome::Place;
+use crate::places::groups::Group;
+use crate::queue::Queue;
+use crate::record::{End, Event, KeyRecord, What, remember};
+
+/// How a message ends.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) end: End,
+    pub(crate) fence: Fence,
+    pub(crate) worker: Arc<str>,
+    pub(crate) result: Option<Blob>,
+    pub(crate) error: Option<Arc<str>>,
+    pub(crate) event: Option<Event>,
+}
+
+impl Ending {
+    pub(crate) fn new(end: End) -> Self {
+        let worker = crate::row::nobody();
+        Self { end, fence: Fence(0), worker, result: None, error: None, event: None }
+    }
+}
+
+pub(crate) fn event(at: Time, what: What, worker: &Arc<str>, detail: &str) -> Event {
+    Event { at, what, worker: Arc::clone(worker), detail: detail.into() }
+}
+
+impl Machine {
+    /// Puts a new message into memory and into the place its state names.
+    pub(crate) fn enter(&mut self, message: Message) -> Slot {
+        let (queue, size) = (message.queue, message.content.size() as u64);
+        let slot = self.house(message);
+        if let Some(queue) = self.queues.get_mut(queue) {
+            queue.stats.bytes += size;
+        }
+        self.count_place(slot, true);
+        self.file(slot);
+        self.touch(slot);
+        slot
+    }
+
+    /// Gives a message its slot, its key and its group, and nothing else.
+    pub(crate) fn house(&mut self, message: Message) -> Slot {
+        let (digest, queue) = (message.digest, message.queue);
+        if let Some(digest) = &message.group {
+            if self.groups.get(digest).is_none() {
+                self.add_group(Group::new(*digest, queue));
+            }
+            if let Some(group) = self.groups.get_mut(digest) {
+                group.resident += 1;
+            }
+        }
+        let slot = self.messages.insert(message);
+        self.keys.live(&digest, slot);
+        slot
+    }
+
+    /// Takes a message out of memory; its place and its counts are the caller's.
+    pub(crate) fn unhouse(&mut self, slot: Slot) -> Message {
+        let digest = self.messages.at(slot).digest;
+        let found = self.keys.unlive(&self.messages, &digest);
+        debug_assert_eq!(found, Some(slot));
+        let message = self.messages.remove(slot);
+        if let Some(group) = message.group.and_then(|digest| self.groups.get_mut(&digest)) {
+            debug_assert!(group.resident > 0);
+            group.resident -= 1;
+        }
+        message
+    }
+
+    /// Moves a message to another place.
+    pub(crate) fn relocate(&mut self, slot: Slot, state: State) {
+        self.count_place(slot, false);
+        self.unfile(slot);
+        self.messages.at_mut(slot).state = state;
+        self.count_place(slot, true);
+        self.file(slot);
+        self.touch(slot);
+    }
+
+    /// Takes a message out of its place and out of memory; what is remembered of it is written
+    /// as the key's record.
+    pub(crate) fn end(&mut self, at: Time, slot: Slot, ending: Ending) {
+        self.count_place(slot, false);
+        self.unfile(slot);
+        let message = self.unhouse(slot);
+        let digest = message.digest;
+        if let Some(group) = &message.group {
+            self.regroup(group);
+        }
+        let Some(queue) = self.queues.get_mut(message.queue) else { return };
+        queue.stats.bytes -= message.content.size() as u64;
+        queue.dirty = true;
+        if let Some(row) = message.row {
+            self.keys.delete_row(row);
+            self.keys.delete_point(&digest, u64::MAX);
+        }
+        if message.is_keyless() {
+            if message.row.is_some() {
+                self.keys.trace(&digest);
+            }
+            return;
+        }
+        let record = record_of(at, message, ending, queue);
+        if !record.is_ghost() {
+            queue.count_key(record.drop_at(), true);
+        }
+        self.keys.remember(&digest, &record);
+    }
+
+    /// Notes that the next checkpoint must write the message.
+    pub(crate) fn touch(&mut self, slot: Slot) {
+        let message = self.messages.at_mut(slot);
+        if !message.dirty {
+            message.dirty = true;
+            self.dirty.push((message.seq, slot));
+        }
+    }
+
+    /// Changes the queue's count of the place the message is in, and its group's counts.
+    fn count_place(&mut self, slot: Slot, came: bool) {
+        let message = self.messages.at(slot);
+        let (place, group, state) = (message.place(), message.group, &message.state);
+        let (blocks, holds) = match state {
+            State::Leased(_) | State::Parked => (true, false),
+            State::Delayed { backoff, .. } => (*backoff, false),
+            State::Dead { holds, .. } => (false, *holds),
+            State::Ready => (false, false),
+        };
+        let Some(queue) = self.queues.get_mut(message.queue) else { return };
+        queue.dirty = true;
+        let count = place_count(queue, place);
+        *count = if came { *count + 1 } else { count.saturating_sub(1) };
+        let Some(digest) = group else { return };
+        if let Some(group) = self.groups.get_mut(&digest) {
+            let step = |count: &mut u32| {
+                *count = if came { *count + 1 } else { count.saturating_sub(1) };
+            };
+            if blocks {
+                step(&mut group.out);
+            }
+            if holds {
+                step(&mut group.holds);
+            }
+            if place == Place::Ready {
+                group.ready = if came { group.ready + 1 } else { group.ready.saturating_sub(1) };
+            }
+        }
+        self.regroup_later(&digest);
+    }
+
+    /// Enters the message into the index of its place.
+    pub(crate) fn file(&mut self, slot: Slot) {
+        let message = self.messages.at(slot);
+        let (seq, queue_id, group, ttl_at) =
+            (message.seq, message.queue, message.group, message.ttl_at);
+        let deadline = message.deadline();
+        let place = message.place();
+        let Some(queue) = self.queues.get_mut(queue_id) else { return };
+        match place {
+            Place::Ready => match group {
+                Some(_) => {}
+                None => queue.ready.push(seq, slot),
+            },
+            Place::Delayed => queue.delayed.push(deadline.unwrap_or_default(), seq, slot),
+            Place::Leased => queue.leased.push(&mut self.messages, slot),
+            Place::Parked => queue.parked.push(seq, slot),
+            Place::Dead => queue.dead.push(seq, slot),
+            Place::Done | Place::Discarded => {}
+        }
+        let mut next_due = deadline.unwrap_or(Time::NEVER);
+        if ttl_at != Time::NEVER && matches!(place, Place::Ready | Place::Delayed) {
+            queue.mortal.insert((ttl_at, seq), slot);
+            next_due = next_due.min(ttl_at);
+        }
+        self.due(next_due);
+        if let Some(digest) = group {
+            if place == Place::Ready
+                && let Some(group) = self.groups.get_mut(&digest)
+            {
+                group.members.push(seq, slot);
+            }
+            self.regroup(&digest);
+        }
+    }
+
+    /// Takes the message out of the index of its place.
+    pub(crate) fn unfile(&mut self, slot: Slot) {
+        let message = self.messages.at(slot);
+        let (seq, queue_id, group, ttl_at) =
+            (message.seq, message.queue, message.group, message.ttl_at);
+        let (place, deadline) = (message.place(), message.deadline());
+        let Some(queue) = self.queues.get_mut(queue_id) else { return };
+        if ttl_at != Time::NEVER {
+            queue.mortal.remove(&(ttl_at, seq));
+        }
+        match place {
+            Place::Ready => queue.ready.leave(seq),
+            Place::Delayed => queue.delayed.leave(deadline.unwrap_or_default(), seq),
+            Place::Leased => queue.leased.leave(&mut self.messages, slot),
+            Place::Parked => queue.parked.leave(seq),
+            Place::Dead => queue.dead.leave(seq),
+            Place::Done | Place::Discarded => {}
+        }
+        if let Some(group) = group.and_then(|digest| self.groups.get_mut(&digest)) {
+            group.members.leave(seq);
+        }
+    }
+
+    pub(crate) fn add_group(&mut self, group: Group) {
+        if let Some(queue) = self.queues.get_mut(group.queue) {
+            queue.groups.insert(group.digest);
+        }
+        self.groups.insert(group);
+    }
+
+    pub(crate) fn remove_group(&mut self, digest: &Digest) -> Option<Group> {
+        let group = self.groups.remove(digest)?;
+        if let Some(queue) = self.queues.get_mut(group.queue) {
+            queue.groups.remove(digest);
+        }
+        Some(group)
+    }
+
+    /// The group changed: its row must be written again.
+    fn regroup_later(&mut self, digest: &Digest) {
+        if let Some(group) = self.groups.get_mut(digest)
+            && !group.dirty
+        {
+            group.dirty = true;
+            self.dirty_groups.push(*digest);
+        }
+    }
+
+    /// Lists the group in its queue under its lead where it may be delivered, and not otherwise.
+    /// Forgets it where nothing unfinished is left.
+    pub(crate) fn regroup(&mut self, digest: &Digest) {
+        let messages = &self.messages;
+        let Some(group) = self.groups.get_mut(digest) else { return };
+        let is_here = |seq, slot| {
+            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
+        };
+        group.members.trim(is_here);
+        let lead = group.is_deliverable().then(|| lead(group, is_here)).flatten();
+        let before = std::mem::replace(&mut group.lead, lead);
+        let (queue_id, over) = (group.queue, group.is_over() && group.resident == 0);
+        if before != lead
+            && let Some(queue) = self.queues.get_mut(queue_id)
+        {
+            if let Some(seq) = before {
+                queue.open.remove(&(seq, *digest));
+            }
+            if let Some(seq) = lead {
+                queue.open.insert((seq, *digest));
+            }
+        }
+        if before != lead {
+            self.regroup_later(digest);
+        }
+        if over && let Some(group) = self.remove_group(digest) {
+            if group.stored {
+                self.keys.trace(digest);
+                self.keys.delete_point(digest, u64::MAX);
+            }
+            if let Some(seq) = group.lead_row {
+                self.keys.delete_row(crate::row::RowKey::lead(queue_id, seq, digest));
+            }
+        }
+    }
+}
+
+/// The oldest ready member in memory, or where the rows must be read to find it.
+fn lead(group: &Group, is_here: impl Fn(Seq, Slot) -> bool) -> Option<Seq> {
+    let resident = group.members.oldest(is_here).next().map(|(seq, _)| seq);
+    let cold = group.members.gap().map(|gap| gap.from);
+    match (resident, cold) {
+        (Some(resident), Some(cold)) => Some(resident.min(cold)),
+        (resident, cold) => resident.or(cold),
+    }
+}
+
+pub(crate) fn place_count(queue: &mut Queue, place: Place) -> &mut u64 {
+    match place {
+        Place::Ready => &mut queue.stats.ready,
+        Place::Delayed => &mut queue.stats.delayed,
+        Place::Leased => &mut queue.stats.leased,
+        Place::Parked => &mut queue.stats.parked,
+        _ => &mut queue.stats.dead,
+    }
+}
+
+fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRecord {
+    let extra = message.extra.map(|extra| *extra).unwrap_or_default();
+    let mut history = extra.history;
+    if let Some(event) = ending.event {
+        remember(&mut history, event);
+    }
+    let expires_at = match ending.end {
+        End::Freed => at.plus(crate::limits::FREED_MS),
+        _ => queue.config.retention_ms.map_or(Time::NEVER, |retention| at.plus(retention)),
+    };
+    KeyRecord {
+        end: ending.end,
+        seq: message.seq,
+        accepted_at: message.accepted_at,
+        leased_at: message.leased_at,
+        finished_at: at,
+        expires_at,
+        attempts: message.attempts,
+        generation: message.generation,
+        fence: ending.fence,
+        worker: ending.worker,
+        fingerprint: message.fingerprint,
+        duplicates: extra.duplicates,
+        losses: extra.losses,
+        error: ending.error.or(extra.error),
+        result: ending.result,
+        history,
+    }
+}

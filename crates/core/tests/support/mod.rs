@@ -1,0 +1,231 @@
+//! A partition without files: a machine, its journal and its rows, all in memory.
+//!
+//! Every command goes the way it goes in earnest: time, needs, warm, decide, journal. `crash` drops
+//! the machine and builds it again from rows and journal alone.
+
+#![allow(dead_code, reason = "each test crate uses its own part of it")]
+
+use std::collections::BTreeMap;
+
+use hapax_core::{
+    Batch, Command, Digest, Effect, Machine, Need, Outcome, RowKey, RowSink, Stamp, Time,
+    read_batch,
+};
+
+/// 2023-11-14: a time that dated keys are believed at.
+pub const START: u64 = 1_700_000_000_000;
+
+pub struct World {
+    pub machine: Machine,
+    pub at: Time,
+    pub random: u64,
+    epoch: u32,
+    journal: Vec<Vec<u8>>,
+    rows: Rows,
+    /// What was frozen and is not in the rows yet.
+    under_way: Option<(Rows, usize)>,
+    pub effects: Vec<Effect>,
+}
+
+/// The rows of a store, obviously right.
+#[derive(Clone, Default)]
+pub struct Rows {
+    points: BTreeMap<(Digest, u64), Option<Vec<u8>>>,
+    ordered: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+}
+
+impl RowSink for Rows {
+    fn put_point(&mut self, digest: &Digest, drop_at: u64, value: &[u8]) {
+        let before = self.points.insert((*digest, drop_at), Some(value.to_vec()));
+        assert!(before.is_none(), "a point appears once in a checkpoint");
+    }
+
+    fn delete_point(&mut self, digest: &Digest, drop_at: u64) {
+        let before = self.points.insert((*digest, drop_at), None);
+        assert!(before.is_none(), "a point appears once in a checkpoint");
+    }
+
+    fn put_row(&mut self, key: &RowKey, value: &[u8]) {
+        let before = self.ordered.insert(key.as_slice().to_vec(), Some(value.to_vec()));
+        assert!(before.is_none(), "a row appears once in a checkpoint");
+    }
+
+    fn delete_row(&mut self, key: &RowKey) {
+        let before = self.ordered.insert(key.as_slice().to_vec(), None);
+        assert!(before.is_none(), "a row appears once in a checkpoint");
+    }
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self {
+            machine: Machine::new(0, 1, 7),
+            at: Time(START),
+            random: 1,
+            epoch: 1,
+            journal: Vec::new(),
+            rows: Rows::default(),
+            under_way: None,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Runs one command in a batch of its own.
+    pub fn run(&mut self, command: Command) -> Outcome {
+        self.machine.advance(self.at, &mut self.effects);
+        self.fetch(|machine, needs| machine.needs(&command, needs));
+        let mut batch = Batch::default();
+        batch.begin(self.at);
+        let stamp = Stamp { at: self.at, random: self.random };
+        let outcome = self.machine.execute(stamp, command, &mut batch);
+        self.machine.cool();
+        self.effects.append(&mut batch.effects);
+        if !batch.is_empty() {
+            self.journal.push(batch.bytes().to_vec());
+        }
+        outcome
+    }
+
+    /// Lets time pass, and everything happen that was due meanwhile.
+    pub fn wait(&mut self, ms: u64) {
+        let until = self.at.plus(ms);
+        while let Some(next) = self.machine.next_deadline().filter(|next| *next <= until) {
+            let before = (self.at, self.journal.len());
+            self.at = self.at.max(next);
+            self.run(Command::Expire);
+            if before == (self.at, self.journal.len()) {
+                break; // Nothing left to do at this time.
+            }
+        }
+        self.at = until;
+        self.run(Command::Expire);
+    }
+
+    /// Cuts a checkpoint and makes its rows visible.
+    pub fn checkpoint(&mut self) {
+        self.freeze();
+        self.thaw();
+    }
+
+    /// Cuts a checkpoint that is not in the rows yet.
+    pub fn freeze(&mut self) {
+        if self.under_way.is_some() {
+            return;
+        }
+        let mut rows = Rows::default();
+        self.machine.freeze().write(&mut rows);
+        self.under_way = Some((rows, self.journal.len()));
+    }
+
+    /// The checkpoint under way is in the rows now, and the journal before it is gone.
+    pub fn thaw(&mut self) {
+        let Some((rows, batches)) = self.under_way.take() else { return };
+        self.rows.take_in(rows);
+        self.rows.drop_buckets(self.machine.now());
+        self.journal.drain(..batches);
+        self.machine.thaw();
+    }
+
+    /// Leaves as much as possible to the rows.
+    pub fn evict(&mut self) -> usize {
+        self.machine.evict(0, usize::MAX)
+    }
+
+    /// The process dies. What comes back is built from the rows and the journal.
+    pub fn crash(&mut self) {
+        self.under_way = None;
+        self.epoch += 1;
+        self.machine = Machine::new(0, self.epoch, u64::from(self.epoch) * 77);
+        for (from, to) in Machine::boot_ranges() {
+            for (key, value) in self.rows.range(&from, &to, usize::MAX) {
+                self.machine.boot(&key, &value).expect("rows read back");
+            }
+        }
+        self.fetch(Machine::leased);
+        for bytes in self.journal.clone() {
+            let (at, decisions) = read_batch(&bytes).expect("batches read back");
+            self.machine.advance(at, &mut Vec::new());
+            for decision in decisions {
+                self.fetch(|machine, needs| machine.needs_of(&decision, needs));
+                self.machine.apply(at, decision);
+            }
+            self.machine.cool();
+        }
+        self.at = self.at.max(self.machine.now());
+    }
+
+    /// Fetches what is needed until nothing more is.
+    fn fetch(&mut self, ask: impl Fn(&Machine, &mut Vec<Need>)) {
+        let mut needs = Vec::new();
+        ask(&self.machine, &mut needs);
+        let mut rounds = 0;
+        while !needs.is_empty() {
+            rounds += 1;
+            assert!(rounds < 10_000, "needs come to an end: {needs:?}");
+            let mut more = Vec::new();
+            for need in &needs {
+                match need {
+                    Need::Point(digest) | Need::Group(_, digest) => match self.rows.point(digest) {
+                        Some(value) => {
+                            let warmed = self.machine.warm_point(digest, &value, &mut more);
+                            warmed.expect("points read back");
+                        }
+                        None => self.machine.absent(need),
+                    },
+                    Need::Range { from, to, limit, .. } => {
+                        let rows = self.rows.range(from, to, *limit);
+                        for (key, value) in &rows {
+                            let warmed = self.machine.warm_row(key, value, &mut more);
+                            warmed.expect("rows read back");
+                        }
+                        let last = rows.last().map(|(key, _)| key.as_slice());
+                        self.machine.warmed(need, rows.len(), last);
+                    }
+                }
+            }
+            if more.is_empty() {
+                ask(&self.machine, &mut more);
+                more.retain(|need| matches!(need, Need::Range { .. }) && !needs.contains(need));
+            }
+            needs = more;
+        }
+    }
+}
+
+impl Rows {
+    fn take_in(&mut self, newer: Self) {
+        for (key, value) in newer.points {
+            match value {
+                Some(value) => self.points.insert(key, Some(value)),
+                None => self.points.remove(&key),
+            };
+        }
+        for (key, value) in newer.ordered {
+            match value {
+                Some(value) => self.ordered.insert(key, Some(value)),
+                None => self.ordered.remove(&key),
+            };
+        }
+    }
+
+    fn drop_buckets(&mut self, at: Time) {
+        self.points.retain(|(_, drop_at), _| *drop_at > at.0);
+    }
+
+    fn point(&self, digest: &Digest) -> Option<Vec<u8>> {
+        let mut found = self.points.range((*digest, 0)..=(*digest, u64::MAX));
+        let value = found.next().and_then(|(_, value)| value.clone());
+        assert!(found.next().is_none(), "a point has one row over all buckets");
+        value
+    }
+
+    fn range(&self, from: &RowKey, to: &RowKey, limit: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let range = self.ordered.range(from.as_slice().to_vec()..to.as_slice().to_vec());
+        let rows = range.filter_map(|(key, value)| Some((key.clone(), value.clone()?)));
+        rows.take(limit).collect()
+    }
+
+    pub fn len(&self) -> (usize, usize) {
+        (self.points.len(), self.ordered.len())
+    }
+}

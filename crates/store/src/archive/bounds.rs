@@ -1,0 +1,47 @@
+//! Every bound of the archive, in one place.
+
+/// Blocks begin at multiples of this and are multiples of it long.
+pub(super) const UNIT_BYTES: usize = 4096;
+/// A block of points ends before it exceeds this, unless one entry alone does.
+pub(super) const POINT_BLOCK_BYTES: usize = UNIT_BYTES;
+/// Ordered rows are read in sequence, so that their blocks may be larger and waste less.
+pub(super) const ORDERED_BLOCK_BYTES: usize = 4 * UNIT_BYTES;
+/// A block counts its units in 16 bits.
+pub(super) const BLOCK_UNITS_MAX: usize = u16::MAX as usize;
+pub(super) const VALUE_BYTES_MAX: usize = 64 << 20;
+pub(super) const ORDERED_KEY_BYTES_MAX: usize = 1024;
+
+/// How much one step of a job writes at most, large values aside. It stays in the cache between
+/// being put together and being written.
+pub(super) const STEP_BYTES: usize = 256 << 10;
+/// How many rows one step of a job looks at while it sorts or merges.
+pub(super) const STEP_ROWS: usize = 16 << 10;
+/// Files are synced in pieces of this size as they are written: one large sync at the end would
+/// hold up the journal's small ones.
+pub(super) const SYNC_BYTES: u64 = 4 << 20;
+/// How much of an input is read at once where it is read from end to end.
+pub(super) const READ_AHEAD_BYTES: usize = 128 << 10;
+
+/// The mean size of a filter's shards is at most this. Building one takes a few milliseconds and
+/// stays within the second-level cache.
+pub(super) const SHARD_ROWS: u64 = 128 << 10;
+/// A shard that got more keys than this, because the keys are no digests, says "maybe" instead.
+pub(super) const SHARD_ROWS_MAX: usize = 1 << 20;
+pub(super) const SHARD_BITS_MAX: u32 = 20;
+
+/// One merge reads at most this many sections.
+pub(super) const MERGE_INPUTS_MAX: usize = 16;
+/// A merge whose inputs have more rows than this together is not begun: its filter is held in
+/// memory until it is written.
+pub(super) const MERGE_ROWS_MAX: u64 = 512 << 20;
+/// The smallest tier of sizes; each further one is the fan-in times larger.
+pub(super) const TIER_BYTES: u64 = 64 << 10;
+/// Sections of points, beyond one per bucket, that a look-up may have to ask.
+pub(super) const LOOKUP_SECTIONS: usize = 16;
+/// Fewer deleted rows than this are no reason to rewrite a bucket.
+pub(super) const DELETED_ROWS_MIN: u64 = 1024;
+/// Dead bytes in files that still hold live sections: tolerated up to this plus an eighth.
+pub(super) const DEAD_BYTES_MIN: u64 = 64 << 20;
+
+/// What a manifest may hold; more is taken for damage.
+pub(super) const MANIFEST_BYTES_MAX: u64 = 64 << 20;

@@ -1,0 +1,219 @@
+//! Writing a checkpoint: rows go into one new run file, then the manifest is swapped.
+//!
+//! Invariants:
+//! - the manifest is not swapped before the journal is durable through the checkpoint's batch:
+//!   otherwise a crash could keep rows of batches that are lost;
+//! - until then, whatever fails, the archive is the old one and the rows are kept.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::bounds::STEP_ROWS;
+use super::run::RunWriter;
+use super::section::{Kind, Section};
+use super::sorted::{Buckets, Piles};
+use super::state::{Shared, View};
+use super::{Step, build, is_over};
+use crate::{Error, RowSet, Sequence};
+
+/// Gathering and dealing a row is much cheaper than writing it.
+const GATHER_ROWS: usize = 8 * STEP_ROWS;
+
+/// A checkpoint under way. Dropping it leaves at most a file that the next open removes.
+#[derive(Debug)]
+pub struct CheckpointJob {
+    shared: Arc<Shared>,
+    rows: RowSet,
+    through: Sequence,
+    at: u64,
+    writer: Option<RunWriter>,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Gather(Buckets),
+    Points(Buckets, Option<Box<Bucket>>),
+    Ordered { order: Vec<u32>, next: usize, section: Box<build::Ordered> },
+    Finish,
+    Commit(Vec<Arc<Section>>),
+    Done,
+    Failed(String),
+}
+
+#[derive(Debug)]
+struct Bucket {
+    piles: Piles,
+    section: build::Points,
+    /// Where nothing older is in the bucket, there is nothing to be hidden.
+    keep_deleted: bool,
+}
+
+impl CheckpointJob {
+    pub(super) fn new(shared: Arc<Shared>, rows: RowSet, through: Sequence, at: u64) -> Self {
+        let phase = Phase::Gather(Buckets::default());
+        Self { shared, rows, through, at, writer: None, phase }
+    }
+
+    /// Does a bounded piece of work. [`Step::Waiting`] means that all is written and only
+    /// `durable` has to reach the checkpoint's batch. Where the disk is full
+    /// ([`Error::is_full`]), what was written is removed, and the next step begins anew.
+    pub fn step(&mut self, durable: Sequence) -> Result<Step, Error> {
+        match self.advance(durable) {
+            Ok(step) => Ok(step),
+            Err(error) if error.is_full() => {
+                // Complete sections lack but a new manifest, and the journal shrinks by it.
+                if !matches!(self.phase, Phase::Commit(_)) {
+                    self.phase = Phase::Gather(Buckets::default());
+                    if let Some(writer) = self.writer.take() {
+                        writer.abandon(&self.shared)?;
+                    }
+                }
+                Err(error)
+            }
+            Err(error) => {
+                self.phase = Phase::Failed(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    fn advance(&mut self, durable: Sequence) -> Result<Step, Error> {
+        match &mut self.phase {
+            Phase::Gather(buckets) => {
+                if !buckets.gather(&self.rows, self.at, GATHER_ROWS) {
+                    self.phase = Phase::Points(std::mem::take(buckets), None);
+                }
+                Ok(Step::More)
+            }
+            Phase::Points(..) => self.write_points(),
+            Phase::Ordered { .. } => self.write_ordered(),
+            Phase::Finish => self.finish(),
+            Phase::Commit(_) if durable < self.through => Ok(Step::Waiting),
+            Phase::Commit(sections) => {
+                commit(&self.shared, sections, self.through, self.at)?;
+                self.phase = Phase::Done;
+                Ok(Step::Done)
+            }
+            Phase::Done => Ok(Step::Done),
+            Phase::Failed(why) => Err(Error::Stopped(why.clone())),
+        }
+    }
+
+    fn write_points(&mut self) -> Result<Step, Error> {
+        let Phase::Points(buckets, current) = &mut self.phase else { return Ok(Step::More) };
+        let shared = &self.shared;
+        if self.writer.is_none() && (!buckets.is_empty() || !self.rows.ordered.is_empty()) {
+            self.writer = Some(RunWriter::create(shared, shared.new_run())?);
+        }
+        let Some(writer) = &mut self.writer else {
+            self.phase = Phase::Finish;
+            return Ok(Step::More);
+        };
+        while !writer.is_full() {
+            let Some(bucket) = current else {
+                let Some((drop_at, piles)) = buckets.pop() else {
+                    let order = order(&self.rows);
+                    let section = Box::new(build::Ordered::new(writer.id, writer));
+                    self.phase = Phase::Ordered { order, next: 0, section };
+                    return Ok(Step::More);
+                };
+                let rows = piles.len() as u64;
+                let section = build::Points::new(drop_at, writer.id, rows, writer);
+                let kind = Kind::Points { drop_at };
+                let keep_deleted = !shared.view().of_kind(kind).is_empty();
+                *current = Some(Box::new(Bucket { piles, section, keep_deleted }));
+                continue;
+            };
+            let Some(pile) = bucket.piles.next(&self.rows) else {
+                if let Some(bucket) = current.take() {
+                    bucket.section.finish(writer);
+                }
+                continue;
+            };
+            for &(key, row) in pile {
+                let span = self.rows.points.get(row).map(|point| point.value);
+                let value = span.and_then(|span| self.rows.get(span));
+                if value.is_some() || bucket.keep_deleted {
+                    bucket.section.push(writer, key, value);
+                }
+            }
+        }
+        writer.flush(shared)?;
+        Ok(Step::More)
+    }
+
+    fn write_ordered(&mut self) -> Result<Step, Error> {
+        let Phase::Ordered { order, next, section } = &mut self.phase else {
+            return Ok(Step::More);
+        };
+        let Some(writer) = &mut self.writer else { return Ok(Step::More) };
+        let keep_deleted = !self.shared.view().ordered.is_empty();
+        while !writer.is_full() {
+            let Some(row) = order.get(*next).and_then(|row| self.rows.ordered.get(*row as usize))
+            else {
+                let Phase::Ordered { section, .. } =
+                    std::mem::replace(&mut self.phase, Phase::Finish)
+                else {
+                    break;
+                };
+                section.finish(writer);
+                return Ok(Step::More);
+            };
+            *next += 1;
+            let key = self.rows.get(row.key).unwrap_or_default();
+            let value = self.rows.get(row.value);
+            if value.is_some() || keep_deleted {
+                section.push(writer, key, value);
+            }
+        }
+        writer.flush(&self.shared)?;
+        Ok(Step::More)
+    }
+
+    fn finish(&mut self) -> Result<Step, Error> {
+        if self.writer.as_ref().is_some_and(RunWriter::is_empty)
+            && let Some(writer) = self.writer.take()
+        {
+            writer.abandon(&self.shared)?;
+        }
+        if let Some(writer) = &mut self.writer
+            && !writer.finish_step(&self.shared)?
+        {
+            return Ok(Step::More);
+        }
+        let sections = self.writer.take().map(|writer| writer.into_sections(&self.shared, 0));
+        self.phase = Phase::Commit(sections.unwrap_or_default());
+        self.rows = RowSet::default();
+        Ok(Step::More)
+    }
+}
+
+/// The numbers of the ordered rows, by key.
+fn order(rows: &RowSet) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..rows.ordered.len() as u32).collect();
+    let key = |row: &u32| rows.ordered.get(*row as usize).and_then(|row| rows.get(row.key));
+    order.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
+    order
+}
+
+fn commit(
+    shared: &Shared,
+    sections: &[Arc<Section>],
+    through: Sequence,
+    at: u64,
+) -> Result<(), Error> {
+    let mut dropped = 0;
+    shared.swap(|old| {
+        let mut new = View { through, at: at.max(old.at), ..old.clone() };
+        new.retain(|section| match section.meta.kind {
+            Kind::Points { drop_at } => !is_over(drop_at, at),
+            Kind::Ordered => true,
+        });
+        dropped = old.buckets() - new.buckets();
+        sections.iter().for_each(|section| new.add(section.clone()));
+        Some(new)
+    })?;
+    shared.counters.buckets_dropped.fetch_add(dropped as u64, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! Copies a store while it goes on.
+//!
+//! The copy is the state of one moment: the rows of one manifest and the journal's durable batches
+//! after it. For that moment the manifest's runs and the journal's segments are pinned, so that no
+//! merge, checkpoint or keeper takes them away while they are copied; nothing else waits.
+
+use std::io::ErrorKind;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use super::check::{Summary, check};
+use super::{Shared, lock, marker};
+use crate::archive::{Finding, Pinned, Severity};
+use crate::journal::limits::WINDOW_BYTES;
+use crate::journal::mark;
+use crate::journal::record::{Decoded, segment_name};
+use crate::journal::recover::Segment;
+use crate::journal::walk::{Cursor, SegmentReader, Step};
+use crate::journal::writer::seal_bytes;
+use crate::journal::{Pin, Position};
+use crate::{Corruption, Error, File, Sequence, Volume};
+
+/// A store to be copied, from any thread. Does not keep the store open.
+#[derive(Clone)]
+pub struct Source {
+    shared: Weak<Shared>,
+}
+
+impl Source {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::downgrade(shared) }
+    }
+
+    /// Whether nothing is under way that the owner started: all batches are durable, and no
+    /// checkpoint is outstanding.
+    pub fn is_idle(&self) -> bool {
+        self.shared.upgrade().is_none_or(|shared| {
+            shared.journal.is_drained() && shared.under_way.load(Ordering::Acquire) == 0
+        })
+    }
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source").finish_non_exhaustive()
+    }
+}
+
+/// Copies the store into the empty volume `target` and verifies the copy. Calls
+/// `progress(bytes done, bytes in all)` as it goes. A copy that was broken off has no format
+/// marker, and is refused by whoever opens it.
+pub fn backup(
+    source: &Source,
+    target: &dyn Volume,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Summary, Error> {
+    let Some(shared) = source.shared.upgrade() else {
+        return Err(Error::Stopped("it was closed".to_owned()));
+    };
+    shared.journal.stop().check()?;
+    refuse_taken(target)?;
+    let moment = Moment::capture(&shared);
+    let total = moment.parts().iter().map(|part| part.len).sum();
+    let mut done = 0;
+    for part in moment.parts() {
+        copy(&*shared.volume, target, &part, &mut |len| {
+            done += len;
+            progress(done, total);
+        })?;
+    }
+    moment.seal(target)?;
+    let (name, bytes) = moment.pinned.manifest();
+    write_file(target, name, bytes)?;
+    marker::write(target, shared.identity)?;
+    verify(target, moment.last)
+}
+
+/// What is copied.
+struct Moment {
+    identity: u64,
+    pinned: Pinned,
+    _pin: Pin,
+    /// The segments with batches that the rows do not have, and perhaps some before.
+    segments: Vec<Segment>,
+    last: Sequence,
+    end: Position,
+}
+
+/// One file, or its beginning.
+struct Part {
+    name: String,
+    len: u64,
+}
+
+impl Moment {
+    fn capture(shared: &Shared) -> Self {
+        let _ownership = lock(&shared.ownership);
+        // In this order: the rows may move on after the journal is pinned, and then need less of
+        // it; the other way round they could need what is gone.
+        let pin = shared.journal.pin();
+        let pinned = shared.archive.pin();
+        let view = shared.journal.view(&pin);
+        let next = pinned.head().through + 1;
+        let mut segments = view.segments;
+        if let Some(start) = segments.iter().rposition(|segment| segment.first <= next) {
+            segments.drain(..start);
+        }
+        let identity = shared.identity;
+        Self { identity, pinned, _pin: pin, segments, last: view.last, end: view.end }
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let runs = self.pinned.files().into_iter().map(|(name, len)| Part { name, len });
+        let segments = self.segments.iter().map(|segment| Part {
+            name: segment_name(segment.id),
+            len: match segment.id == self.end.segment {
+                true => u64::from(self.end.offset),
+                false => segment.len,
+            },
+        });
+        runs.chain(segments).collect()
+    }
+
+    /// Ends the copied journal with a seal, so that damage to the copy is never taken for a torn
+    /// tail.
+    fn seal(&self, target: &dyn Volume) -> Result<(), Error> {
+        let mut reader = SegmentReader::open(target, self.identity, self.end.segment)?;
+        let Decoded::Valid(header) = reader.header()? else {
+            return Err(reader.damaged(0, "the segment's header is not intact"));
+        };
+        let mut cursor = Cursor::at_start(&header);
+        while cursor.at < self.end {
+            let at = cursor.at;
+            if let Step::Stop(why) = cursor.step(&mut reader)? {
+                return Err(reader.damaged(at.offset, why));
+            }
+        }
+        debug_assert_eq!((cursor.at, cursor.last()), (self.end, self.last));
+        let seal = seal_bytes(self.identity, &cursor);
+        let sealed = reader
+            .file
+            .write_all_at(&seal, u64::from(cursor.at.offset))
+            .and_then(|()| reader.file.sync());
+        sealed.map_err(|error| {
+            Error::io("seal", &target.describe(&segment_name(self.end.segment)), error)
+        })?;
+        let offset = cursor.at.offset + seal.len() as u32;
+        write_file(
+            target,
+            mark::NAME,
+            &mark::encode(self.identity, Position { offset, ..cursor.at }),
+        )
+    }
+}
+
+fn refuse_taken(target: &dyn Volume) -> Result<(), Error> {
+    let names = target.list().map_err(|error| Error::io("list", &target.describe(""), error))?;
+    match names.first() {
+        None => Ok(()),
+        Some(name) => {
+            let taken = std::io::Error::from(ErrorKind::AlreadyExists);
+            Err(Error::io("copy into a directory that holds", &target.describe(name), taken))
+        }
+    }
+}
+
+fn write_file(target: &dyn Volume, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    let failed = |error| Error::io("write", &target.describe(name), error);
+    let file = target.create(name).map_err(failed)?;
+    file.write_all_at(bytes, 0).map_err(failed)?;
+    file.sync().map_err(failed)
+}
+
+fn copy(
+    source: &dyn Volume,
+    target: &dyn Volume,
+    part: &Part,
+    copied: &mut dyn FnMut(u64),
+) -> Result<(), Error> {
+    let failed = |operation, volume: &dyn Volume| {
+        let file = volume.describe(&part.name);
+        move |error| Error::io(operation, &file, error)
+    };
+    let from = source.open(&part.name).map_err(failed("open", source))?;
+    let to: Arc<dyn File> = target.create(&part.name).map_err(failed("create", target))?;
+    let mut buffer = vec![0; WINDOW_BYTES.min(part.len) as usize];
+    let mut at = 0;
+    while at < part.len {
+        buffer.truncate((part.len - at).min(WINDOW_BYTES) as usize);
+        from.read_exact_at(&mut buffer, at).map_err(failed("read", source))?;
+        to.write_all_at(&buffer, at).map_err(failed("write", target))?;
+        to.sync().map_err(failed("sync", target))?;
+        at += buffer.len() as u64;
+        copied(buffer.len() as u64);
+    }
+    to.sync().map_err(failed("sync", target))
+}
+
+fn verify(target: &dyn Volume, last: Sequence) -> Result<Summary, Error> {
+    let mut first: Option<Finding> = None;
+    let summary = check(target, &mut |finding| {
+        if finding.severity == Severity::Damage && first.is_none() {
+            first = Some(finding);
+        }
+    })?;
+    match first {
+        Some(Finding { file, offset, what, .. }) => Err(Corruption { file, offset, what }.into()),
+        None => {
+            assert_eq!(summary.last, last, "a copy holds what was durable");
+            Ok(summary)
+        }
+    }
+}

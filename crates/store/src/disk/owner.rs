@@ -1,0 +1,144 @@
+//! The owner's side of the store on disk: the [`Store`] contract.
+
+use std::sync::atomic::Ordering;
+
+use super::{DiskStore, Shared, lock};
+use crate::{Checkpoint, Claim, Epoch, Error, PointKey, Room, Sequence, Store};
+
+impl Store for DiskStore {
+    fn claim(&mut self) -> Result<Claim, Error> {
+        let shared = &self.shared;
+        shared.journal.stop().check()?;
+        let _ownership = lock(&shared.ownership);
+        // An older owner's checkpoint is refused like its appends.
+        shared.abandon_checkpoint();
+        let epoch = shared.archive.head().epoch + 1;
+        shared.archive.commit_epoch(epoch).map_err(|error| shared.fail(error))?;
+        let last = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
+        let head = shared.archive.head();
+        debug_assert_eq!(head.epoch, epoch);
+        debug_assert!(head.through <= last);
+        self.epoch = Some(epoch);
+        self.last = last;
+        Ok(Claim { epoch, through: head.through, last })
+    }
+
+    fn read(
+        &mut self,
+        from: Sequence,
+        each: &mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let read = self.shared.journal.read(from, each);
+        self.shared.unless_refused(read)
+    }
+
+    fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        self.shared.journal.stop().check()?;
+        self.refuse_other_epochs(epoch)?;
+        if sequence != self.last + 1 {
+            return Err(Error::OutOfOrder { got: sequence, last: self.last });
+        }
+        let appended = self.shared.journal.append(epoch, sequence, batch);
+        self.shared.unless_refused(appended)?;
+        self.last = sequence;
+        Ok(())
+    }
+
+    fn durable(&mut self) -> Result<Sequence, Error> {
+        self.shared.journal.durable()
+    }
+
+    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
+        let shared = &self.shared;
+        shared.journal.stop().check()?;
+        self.refuse_other_epochs(checkpoint.epoch)?;
+        let visible = shared.checkpointed.load(Ordering::Acquire);
+        let under_way = shared.under_way.load(Ordering::Acquire);
+        let through = checkpoint.through;
+        if under_way != 0 || through <= visible || through > self.last {
+            let last = under_way.max(visible);
+            return Err(Error::OutOfOrder { got: through, last });
+        }
+        shared.under_way.store(through, Ordering::Release);
+        *lock(&shared.slot) = Some(checkpoint);
+        shared.signals.background.raise();
+        Ok(())
+    }
+
+    fn checkpointed(&mut self) -> Result<Sequence, Error> {
+        self.shared.journal.stop().check()?;
+        Ok(self.shared.checkpointed.load(Ordering::Acquire))
+    }
+
+    fn get_many(
+        &mut self,
+        keys: &[PointKey],
+        found: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        self.shared.journal.stop().check()?;
+        self.reader.get_many(keys, found).map_err(|error| self.shared.fail(error))
+    }
+
+    fn scan(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        self.shared.journal.stop().check()?;
+        self.reader.scan(from, to, each).map_err(|error| self.shared.fail(error))
+    }
+
+    fn room(&mut self) -> Room {
+        self.shared.room()
+    }
+
+    fn close(&mut self) -> Result<(), Error> {
+        let shared = &self.shared;
+        let closed = shared.finish().and_then(|()| match self.epoch {
+            Some(epoch) => shared.journal.close(epoch),
+            None => Ok(()),
+        });
+        shared.journal.halt("it was closed");
+        shared.interrupt();
+        // Steps under way end here; later ones find the store stopped.
+        shared.abandon_checkpoint();
+        *lock(&shared.merge) = None;
+        self.threads = None;
+        *lock(&shared.lock) = None;
+        closed
+    }
+}
+
+impl DiskStore {
+    fn refuse_other_epochs(&self, held: Epoch) -> Result<(), Error> {
+        match self.epoch {
+            Some(epoch) if epoch == held => Ok(()),
+            _ => Err(Error::Fenced { held, newest: self.shared.archive.head().epoch }),
+        }
+    }
+}
+
+impl Shared {
+    /// Completes what the owner started, as far as there is room for it.
+    fn finish(&self) -> Result<(), Error> {
+        self.journal.drain()?;
+        while self.step_checkpoint()? {}
+        Ok(())
+    }
+
+    fn abandon_checkpoint(&self) {
+        let mut job = lock(&self.checkpoint);
+        *job = None;
+        *lock(&self.slot) = None;
+        self.under_way.store(0, Ordering::Release);
+    }
+
+    /// Stops the store for every error but a refusal.
+    fn unless_refused<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        result.map_err(|error| match error {
+            Error::Fenced { .. } | Error::OutOfOrder { .. } | Error::TooLarge { .. } => error,
+            other => self.fail(other),
+        })
+    }
+}

@@ -1,0 +1,26 @@
+//! Every bound of the journal.
+
+/// Small segments are for tests: each one costs a file.
+pub(crate) const SEGMENT_BYTES_MIN: u32 = 4 << 10;
+/// Offsets in a segment are 32 bits, and recovery reads the last segment to its end.
+pub(crate) const SEGMENT_BYTES_MAX: u32 = 1 << 30;
+pub(crate) const SEGMENT_BYTES_DEFAULT: u32 = 64 << 20;
+
+pub(crate) const BATCH_BYTES_MAX_DEFAULT: u32 = 32 << 20;
+/// How many bytes and batches may wait for the flusher before the owner flushes by itself.
+pub(crate) const PENDING_BYTES_MAX_DEFAULT: u32 = 32 << 20;
+pub(crate) const PENDING_BATCHES_MAX: usize = 4096;
+/// A buffer that grew larger than this for once is given back.
+pub(crate) const PENDING_BYTES_KEPT: usize = 4 << 20;
+
+pub(crate) const SPARES_MIN_DEFAULT: usize = 1;
+pub(crate) const SPARES_MAX_DEFAULT: usize = 2;
+pub(crate) const SPARES_MAX: usize = 64;
+
+pub(crate) const FREE_BYTES_MIN_DEFAULT: u64 = 256 << 20;
+
+/// How much of a new segment is filled and synced at a time: small enough not to hold up the
+/// flusher's sync on the same device.
+pub(crate) const FILL_BYTES: u64 = 4 << 20;
+/// How much is read at a time.
+pub(crate) const WINDOW_BYTES: u64 = 1 << 20;

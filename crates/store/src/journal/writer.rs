@@ -1,0 +1,321 @@
+//! The flusher: writes what is pending to the active segment and syncs it.
+//!
+//! Everything that is pending becomes one write and one sync, or one pair for each segment it
+//! reaches into. Headers are made here, off the owner's thread: only now it is known where a
+//! record goes and how far the journal is synced.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::mark::{self, Mark};
+use super::pending::{Batches, Frame};
+use super::record::{
+    Kind, Position, RECORD_HEADER_LEN, RecordHeader, RecordHeaderBytes, SEGMENT_HEADER_LEN, Seed,
+    SegmentHeader, payload_checksum, record_len, segment_name,
+};
+use super::recover::Segment;
+use super::walk::Cursor;
+use super::{Core, Options, keeper, lock};
+use crate::{Epoch, Error};
+
+/// Makes pending batches durable, when stepped.
+#[derive(Debug)]
+pub struct Flusher {
+    pub(super) core: Arc<Core>,
+}
+
+impl Flusher {
+    /// Writes and syncs all that is pending. False where there was nothing to do, or no room.
+    pub fn step(&mut self) -> Result<bool, Error> {
+        self.core.flush()
+    }
+
+    /// Whether batches wait for a spare segment.
+    pub fn is_starved(&self) -> bool {
+        lock(&self.core.writer).has_batches()
+    }
+}
+
+/// The end of the journal, where it is written.
+#[derive(Debug)]
+pub(super) struct Writer {
+    active: Segment,
+    /// The end of what was written.
+    end: Cursor,
+    /// The end of what was synced.
+    synced: Position,
+    /// The segment before, until the active one's header is synced.
+    rolled: Option<Segment>,
+    /// What is being written, and how many of its frames are.
+    batches: Batches,
+    written: usize,
+    /// Segments whose header belongs to a window that is to be cut.
+    stale: Vec<u32>,
+    mark: Mark,
+}
+
+impl Writer {
+    pub(super) fn new(tail: Cursor, active: Segment, stale: Vec<u32>, mark: Mark) -> Self {
+        Self {
+            active,
+            end: tail,
+            synced: tail.synced,
+            rolled: None,
+            batches: Batches::default(),
+            written: 0,
+            stale,
+            mark,
+        }
+    }
+
+    /// Whether batches are being written, or wait for room.
+    pub(super) fn has_batches(&self) -> bool {
+        !self.batches.frames.is_empty()
+    }
+
+    /// How many of the frames not yet written the active segment has room for.
+    fn fitting(&self) -> usize {
+        let mut end = u64::from(self.end.at.offset) + u64::from(Options::SEALS_LEN);
+        let frames = self.batches.frames.iter().skip(self.written);
+        frames
+            .take_while(|frame| {
+                end += record_len(frame.length);
+                end <= self.active.len
+            })
+            .count()
+    }
+
+    /// Fills in the headers of the next `count` frames and writes them.
+    fn write(&mut self, core: &Core, count: usize) -> Result<(), Error> {
+        self.write_mark(core)?;
+        let seed = Seed::new(core.identity, self.active.id);
+        let at = self.end.at.offset;
+        let (mut first, mut last) = (usize::MAX, 0);
+        let Batches { bytes, frames } = &mut self.batches;
+        for frame in frames.iter().skip(self.written).take(count) {
+            let Frame { start, length, sequence, epoch } = *frame;
+            assert_eq!(sequence, self.end.next, "batches are written in order");
+            assert!(epoch >= self.end.epoch, "epochs never fall");
+            let len = record_len(length) as usize;
+            let Some(record) = bytes.get_mut(start..start + len) else { break };
+            let (place, payload) = record.split_at_mut(RECORD_HEADER_LEN as usize);
+            let payload = payload.get(..length as usize).unwrap_or_default();
+            let mut header = RecordHeader {
+                kind: Kind::Batch,
+                length,
+                sequence,
+                synced: self.synced,
+                epoch,
+                previous: self.end.previous,
+                payload_checksum: payload_checksum(payload),
+                checksum: 0,
+            };
+            place.copy_from_slice(&header.encode(seed));
+            self.end.at.offset += len as u32;
+            self.end.next += 1;
+            self.end.previous = header.checksum;
+            self.end.epoch = epoch;
+            (first, last) = (first.min(start), start + len);
+        }
+        self.written += count;
+        let bytes = bytes.get(first..last).unwrap_or_default();
+        debug_assert_eq!(bytes.len() as u32, self.end.at.offset - at);
+        self.active
+            .file
+            .write_all_at(bytes, u64::from(at))
+            .map_err(|error| core.segment_error("write", self.active.id, error))
+    }
+
+    fn write_mark(&mut self, core: &Core) -> Result<(), Error> {
+        let written = self.mark.write(self.synced);
+        written.map_err(|error| Error::io("write", &core.volume.describe(mark::NAME), error))
+    }
+
+    /// Syncs the active segment, once and for all, and tells everybody.
+    fn sync(&mut self, core: &Core) -> Result<(), Error> {
+        let synced = self.active.file.sync();
+        synced.map_err(|error| core.segment_error("sync", self.active.id, error))?;
+        self.synced = self.end.at;
+        let mut shelf = lock(&core.shelf);
+        if let Some(rolled) = self.rolled.take() {
+            shelf.closed.push_back(rolled);
+            shelf.active = self.active.clone();
+        }
+        debug_assert!(self.end.last() >= shelf.durable.0);
+        shelf.durable = (self.end.last(), self.end.at);
+        shelf.check();
+        drop(shelf);
+        core.durable.store(self.end.last(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Goes on in the next segment; false where there is none and none can be made.
+    fn roll(&mut self, core: &Core, epoch: Epoch) -> Result<bool, Error> {
+        debug_assert!(self.rolled.is_none() && self.synced == self.end.at);
+        let Some(mut spare) = core.take_spare()? else { return Ok(false) };
+        assert_eq!(spare.id, self.active.id + 1, "segments are used in order");
+        spare.first = self.end.next;
+        let header = SegmentHeader {
+            identity: core.identity,
+            id: spare.id,
+            first: spare.first,
+            epoch,
+            previous: self.end.previous,
+            synced: self.synced,
+        };
+        let written = spare.file.write_all_at(&header.encode(), 0);
+        written.map_err(|error| core.segment_error("write", spare.id, error))?;
+        self.end.at = Position { segment: spare.id, offset: SEGMENT_HEADER_LEN };
+        self.end.epoch = epoch;
+        self.rolled = Some(std::mem::replace(&mut self.active, spare));
+        Ok(true)
+    }
+
+    /// Writes a seal over whatever stands behind the end, and syncs.
+    fn seal(&mut self, core: &Core, epoch: Epoch) -> Result<(), Error> {
+        debug_assert!(epoch >= self.end.epoch);
+        debug_assert!(self.synced == self.end.at, "a seal vouches for all before it");
+        let len = u64::from(RECORD_HEADER_LEN);
+        if u64::from(self.end.at.offset) + len > self.active.len && !self.roll(core, epoch)? {
+            return Err(core.no_room());
+        }
+        let mut header = seal_header(&self.end, self.synced, epoch);
+        let at = u64::from(self.end.at.offset);
+        let mut bytes = header.encode(Seed::new(core.identity, self.active.id)).to_vec();
+        // Zeros behind the seal, so that no part of a cut record is taken for anything.
+        let zeros = (self.active.len - at - len).min(len);
+        bytes.resize(bytes.len() + zeros as usize, 0);
+        let written = self.active.file.write_all_at(&bytes, at);
+        written.map_err(|error| core.segment_error("write", self.active.id, error))?;
+        self.end.at.offset += RECORD_HEADER_LEN;
+        self.end.previous = header.checksum;
+        self.end.epoch = epoch;
+        self.sync(core)?;
+        self.write_mark(core)?;
+        let synced = self.mark.sync();
+        synced.map_err(|error| Error::io("sync", &core.volume.describe(mark::NAME), error))
+    }
+
+    /// What only the first seal after opening has to do: makes what recovery found safe, removes
+    /// the headers of segments that are cut, and fills the active segment to its length.
+    fn settle(&mut self, core: &Core) -> Result<(), Error> {
+        for id in std::mem::take(&mut self.stale) {
+            let name = segment_name(id);
+            let zeros = [0; SEGMENT_HEADER_LEN as usize];
+            let cut = core.volume.open(&name).and_then(|file| {
+                file.write_all_at(&zeros, 0)?;
+                file.sync()
+            });
+            cut.map_err(|error| core.segment_error("cut", id, error))?;
+        }
+        let wanted = u64::from(core.options.segment_bytes);
+        if self.active.len < wanted {
+            let filled = keeper::write_zeros(&*self.active.file, self.active.len, wanted);
+            filled.map_err(|error| core.segment_error("fill", self.active.id, error))?;
+            self.active.len = wanted;
+            lock(&core.shelf).active.len = wanted;
+        }
+        self.rewrite_unproven(core)
+    }
+
+    /// A seal says that everything before it was synced. For the last window there is no proof
+    /// of that: its bytes may be in the page cache alone, and after a failed sync the kernel takes
+    /// them for clean and would not write them with the next one. So they are written again.
+    fn rewrite_unproven(&mut self, core: &Core) -> Result<(), Error> {
+        if self.synced == self.end.at {
+            return Ok(());
+        }
+        // A segment is synced before the next one is begun: only the active one is in question.
+        let same = self.synced.segment == self.active.id;
+        let start = if same { self.synced.offset } else { 0 };
+        let mut bytes = vec![0; (self.end.at.offset - start) as usize];
+        let file = &self.active.file;
+        let rewritten = file
+            .read_exact_at(&mut bytes, u64::from(start))
+            .and_then(|()| file.write_all_at(&bytes, u64::from(start)))
+            .and_then(|()| file.sync());
+        rewritten.map_err(|error| core.segment_error("rewrite", self.active.id, error))?;
+        self.synced = self.end.at;
+        Ok(())
+    }
+}
+
+impl Core {
+    /// One step of the flusher, on whichever thread.
+    pub(super) fn flush(&self) -> Result<bool, Error> {
+        let mut writer = lock(&self.writer);
+        self.stop.check()?;
+        if writer.batches.frames.is_empty() {
+            self.inbox.take(&mut writer.batches);
+        }
+        if writer.batches.frames.is_empty() {
+            return Ok(false);
+        }
+        let before = writer.written;
+        let result = self.flush_batches(&mut writer);
+        let did = writer.written > before || writer.batches.frames.is_empty();
+        drop(writer);
+        result.map_err(|error| self.fail(error))?;
+        if did {
+            (self.wake)();
+        }
+        Ok(did)
+    }
+
+    fn flush_batches(&self, writer: &mut Writer) -> Result<(), Error> {
+        while let Some(frame) = writer.batches.frames.get(writer.written) {
+            let epoch = frame.epoch;
+            let count = writer.fitting();
+            if count > 0 {
+                writer.write(self, count)?;
+                writer.sync(self)?;
+            } else if !writer.roll(self, epoch)? {
+                return Ok(());
+            }
+        }
+        writer.batches.clear();
+        writer.written = 0;
+        Ok(())
+    }
+
+    /// Flushes until nothing is pending.
+    pub(super) fn drain(&self) -> Result<(), Error> {
+        while self.flush()? {}
+        if lock(&self.writer).batches.frames.is_empty() { Ok(()) } else { Err(self.no_room()) }
+    }
+
+    pub(super) fn seal(&self, epoch: Epoch) -> Result<(), Error> {
+        let mut writer = lock(&self.writer);
+        self.stop.check()?;
+        let sealed = writer.settle(self).and_then(|()| writer.seal(self, epoch));
+        drop(writer);
+        sealed.map_err(|error| self.fail(error))
+    }
+
+    pub(super) fn segment_error(
+        &self,
+        operation: &'static str,
+        id: u32,
+        error: std::io::Error,
+    ) -> Error {
+        Error::io(operation, &self.volume.describe(&segment_name(id)), error)
+    }
+}
+
+/// For who copies a journal: the bytes of a seal at the end of the copy.
+pub(crate) fn seal_bytes(identity: u64, end: &Cursor) -> RecordHeaderBytes {
+    seal_header(end, end.at, end.epoch).encode(Seed::new(identity, end.at.segment))
+}
+
+fn seal_header(end: &Cursor, synced: Position, epoch: Epoch) -> RecordHeader {
+    RecordHeader {
+        kind: Kind::Seal,
+        length: 0,
+        sequence: end.last(),
+        synced,
+        epoch,
+        previous: end.previous,
+        payload_checksum: payload_checksum(&[]),
+        checksum: 0,
+    }
+}
