@@ -11,6 +11,9 @@ use hapax_store::journal::{Bounds, Journal, Options};
 use hapax_store::{Error, Sequence};
 
 const IDENTITY: u64 = 7;
+/// The first segment, and the bytes before a batch in it, as docs/disk-format.md has them.
+const SEGMENT: &str = "journal-00000001.seg";
+const RECORD_HEADER_LEN: u64 = 48;
 
 struct Run {
     disk: SimDisk,
@@ -44,9 +47,7 @@ impl Run {
         // The manifest's epoch is durable before the journal sees it.
         self.epoch += 1;
         let bounds = Bounds { epoch: self.epoch, through: self.through };
-        let volume = self.disk.mount();
-        let (wake, nudge) = (Arc::new(|| {}), Arc::new(|| {}));
-        let journal = Journal::open(volume, &options(), IDENTITY, bounds, wake, nudge)?;
+        let journal = open(&self.disk, bounds)?;
         let last = journal.begin(self.epoch)?;
         assert!(
             (self.acknowledged..=self.batches.len() as u64).contains(&last),
@@ -106,6 +107,11 @@ impl Run {
         }
         Ok(())
     }
+}
+
+fn open(disk: &SimDisk, bounds: Bounds) -> Result<Journal, Error> {
+    let (wake, nudge) = (Arc::new(|| {}), Arc::new(|| {}));
+    Journal::open(disk.mount(), &options(), IDENTITY, bounds, wake, nudge)
 }
 
 fn options() -> Options {
@@ -169,4 +175,50 @@ fn acknowledged_batches_survive_power_cuts_at_any_operation() {
 #[test]
 fn acknowledged_batches_survive_failing_syncs_with_or_without_a_power_cut() {
     for_seeds(4000, true);
+}
+
+/// Where the record of a batch begins and its bytes end, in the first segment.
+fn place_of(disk: &SimDisk, batch: &[u8]) -> (u64, u64) {
+    let bytes = disk.contents(SEGMENT).unwrap();
+    let at = bytes.windows(batch.len()).position(|window| window == batch).unwrap() as u64;
+    (at - RECORD_HEADER_LEN, at + batch.len() as u64)
+}
+
+#[test]
+fn a_tail_cut_at_every_byte_leaves_whole_batches_or_is_refused() {
+    let disk = SimDisk::new(1);
+    let volume = disk.mount();
+    Journal::create(&*volume, &options(), IDENTITY).unwrap();
+    let bounds = Bounds { epoch: 1, through: 0 };
+    let journal = open(&disk, bounds).unwrap();
+    journal.begin(1).unwrap();
+    let batches = [[b'a'; 100], [b'b'; 100], [b'c'; 100]];
+    for (sequence, batch) in (1..).zip(&batches) {
+        journal.append(1, sequence, batch).unwrap();
+        journal.flusher().step().unwrap();
+    }
+    assert_eq!(journal.durable().unwrap(), 3);
+    disk.kill();
+    let (second, safe) = place_of(&disk, &batches[1]);
+    let (_, end) = place_of(&disk, &batches[2]);
+    for cut in second..=end {
+        for wiped in [false, true] {
+            let disk = disk.fork(1);
+            if wiped {
+                let len = disk.contents(SEGMENT).unwrap().len() as u64;
+                disk.overwrite(SEGMENT, &vec![0; (len - cut) as usize], cut).unwrap();
+            } else {
+                disk.cut(SEGMENT, cut).unwrap();
+            }
+            match open(&disk, bounds).and_then(|journal| journal.begin(2)) {
+                Ok(last) if cut == end => assert_eq!(last, 3),
+                Ok(last) => assert!(last == 2 && cut >= safe, "cut at {cut}: {last} batches"),
+                Err(Error::Corrupt(damage)) => {
+                    assert!(cut < safe, "cut at {cut}: {damage}");
+                    assert!(damage.file.ends_with(SEGMENT) && damage.offset == second);
+                }
+                Err(error) => panic!("cut at {cut}: {error}"),
+            }
+        }
+    }
 }

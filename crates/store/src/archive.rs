@@ -146,8 +146,13 @@ impl Archive {
         Head { epoch: view.epoch, through: view.through }
     }
 
-    /// Raises the epoch. Durable when it returns.
+    /// Raises the epoch, durably when it returns. A lower one than the newest is
+    /// [`Error::Fenced`].
     pub fn commit_epoch(&self, epoch: Epoch) -> Result<(), Error> {
+        let newest = self.head().epoch;
+        if epoch < newest {
+            return Err(Error::Fenced { held: epoch, newest });
+        }
         self.0.swap(|old| Some(View { epoch, ..old.clone() }))
     }
 

@@ -61,6 +61,9 @@ impl std::fmt::Debug for Checkpoint {
     }
 }
 
+/// Takes the batches that [`Store::read`] finds; its error ends the reading.
+pub type EachBatch<'a> = &'a mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>;
+
 /// Keeps the bytes of one partition.
 ///
 /// `append` and `checkpoint` start work and return; `durable` and `checkpointed` tell how far it
@@ -77,11 +80,7 @@ pub trait Store: Send {
 
     /// Calls `each` for every durable batch from `from` on, in order, without a gap. MUST fail
     /// where a batch from `from` to the last one is missing or damaged.
-    fn read(
-        &mut self,
-        from: Sequence,
-        each: &mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error>;
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error>;
 
     /// Starts making `batch` durable. MUST refuse as [`Error::Fenced`] where `epoch` is not the
     /// newest and as [`Error::OutOfOrder`] where `sequence` does not follow the last append.

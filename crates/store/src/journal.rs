@@ -54,7 +54,7 @@ use keeper::Growing;
 use mark::Mark;
 use pending::Inbox;
 use record::{RECORD_HEADER_LEN, SEGMENT_HEADER_LEN, SegmentHeader, segment_id, segment_name};
-use recover::{Recovered, recover};
+use recover::recover;
 use shelf::Shelf;
 use writer::Writer;
 
@@ -160,12 +160,10 @@ impl Journal {
     ) -> Result<Self, Error> {
         let options = options.bounded();
         let recovered = recover(&*volume, identity, bounds, &mut |_, _| {})?;
-        let last = recovered.tail.last();
-        let Recovered { tail, stale, .. } = &recovered;
-        let (tail, stale) = (*tail, stale.clone());
+        let tail = recovered.tail;
         let shelf = Shelf::new(&*volume, recovered, options.segment_bytes)?;
         let mark = Mark::open(&*volume, identity)?;
-        let writer = Writer::new(tail, shelf.active.clone(), stale, mark);
+        let writer = Writer::new(tail, shelf.active.clone(), mark);
         let core = Core {
             volume,
             options,
@@ -177,7 +175,7 @@ impl Journal {
             writer: Mutex::new(writer),
             growing: Mutex::new(Growing::default()),
             shelf: Mutex::new(shelf),
-            durable: AtomicU64::new(last),
+            durable: AtomicU64::new(tail.last()),
             through: AtomicU64::new(bounds.through),
             no_spare: AtomicBool::new(false),
             below_watermark: AtomicBool::new(false),
@@ -245,6 +243,11 @@ impl Journal {
 
     pub fn keeper(&self) -> Keeper {
         Keeper { core: Arc::clone(&self.core) }
+    }
+
+    /// Removes a spare segment to make room. False where there is none.
+    pub fn give_up_spare(&self) -> Result<bool, Error> {
+        self.core.give_up_spare()
     }
 
     /// Makes everything durable that was appended.

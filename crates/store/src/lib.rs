@@ -18,7 +18,7 @@ mod os;
 mod row;
 mod volume;
 
-pub use contract::{Checkpoint, Claim, Epoch, Room, Sequence, Store};
+pub use contract::{Checkpoint, Claim, EachBatch, Epoch, Room, Sequence, Store};
 pub use error::{Corruption, Error};
 pub use os::OsVolume;
 pub use row::{NEVER, PointKey, RowSet};

@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::journal::Wake;
-use crate::{Checkpoint, Claim, Epoch, Error, PointKey, Room, RowSet, Sequence, Store};
+use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, RowSet, Sequence, Store};
 
 /// What goes wrong, and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -195,9 +195,12 @@ impl State {
             return;
         }
         let durable = self.durable;
-        let Some(done) = self.checkpoint.take_if(|under_way| under_way.through <= durable) else {
+        let Some(mut done) = self.checkpoint.take_if(|under_way| under_way.through <= durable)
+        else {
             return;
         };
+        // In any order the result is the same; sorting checks that no key appears twice.
+        done.rows.sort();
         let rows = &done.rows;
         for point in &rows.points {
             let place = (point.key, point.drop_at);
@@ -230,11 +233,7 @@ impl Store for MemoryStore {
         Ok(claim)
     }
 
-    fn read(
-        &mut self,
-        from: Sequence,
-        each: &mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
         let state = self.live()?;
         if from <= state.through {
             return Err(Error::OutOfOrder { got: from, last: state.through });

@@ -1,4 +1,9 @@
 //! The archive under faults: power cuts at every operation, rot at every byte, full disks.
+#![expect(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "helpers of tests fail like tests"
+)]
 
 use hapax_store::archive::{Archive, Severity, Step, verify};
 use hapax_store::{Error, NEVER, PointKey, RowSet};
@@ -120,6 +125,8 @@ fn an_epoch_is_durable_when_it_was_committed() {
     for survives in ALL_CUTS {
         let archive = open(&volume.after_cut(survives)).expect("an archive that was there");
         assert_eq!((archive.head().epoch, archive.head().through), (3, 9));
+        let refused = archive.commit_epoch(2);
+        assert!(matches!(refused, Err(Error::Fenced { held: 2, newest: 3 })), "{refused:?}");
     }
 }
 
@@ -191,6 +198,32 @@ fn a_file_that_is_missing_cut_or_misplaced_is_named() {
         let Error::Corrupt(corruption) = &error else { panic!("{error}") };
         assert_eq!(corruption.file, format!("test:/{}", runs[0]));
         assert_eq!(damaged.names(), before, "nothing is deleted");
+    }
+}
+
+#[test]
+fn a_whole_block_in_the_wrong_place_is_named() {
+    let volume = TestVolume::default();
+    let archive = open(&volume).expect("a new archive");
+    for through in 1..=2 {
+        let mut rows = RowSet::default();
+        (0..200).for_each(|number| rows.put_point(key(number), NEVER, &[through as u8; 50]));
+        checkpoint(&archive, rows, through, 0).expect("a checkpoint");
+    }
+    let runs = volume.runs();
+    let (old, new) = (volume.read(&runs[0]), volume.read(&runs[1]));
+    assert_eq!(old.len(), new.len(), "the two runs are alike");
+    let stale = volume.copy();
+    stale.overwrite(&runs[1], 4096, &old[4096..8192]);
+    let shifted = volume.copy();
+    shifted.overwrite(&runs[1], 4096, &new[..4096]);
+    for damaged in [stale, shifted] {
+        let error = read_all(&damaged).expect_err("damage");
+        let Error::Corrupt(corruption) = &error else { panic!("{error}") };
+        assert_eq!(
+            (corruption.file.as_str(), corruption.offset),
+            (&*format!("test:/{}", runs[1]), 4096)
+        );
     }
 }
 

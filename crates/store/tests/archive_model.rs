@@ -1,5 +1,10 @@
 //! The archive against a map: whatever is written, merged, dropped and reopened, look-ups find
 //! what the map holds.
+#![expect(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "helpers of tests fail like tests"
+)]
 
 use hapax_store::archive::verify;
 use hapax_store::{NEVER, PointKey, RowSet};
@@ -135,7 +140,7 @@ fn check_seed(seed: u64) {
 
 #[test]
 fn look_ups_find_what_was_written_whatever_happened_between() {
-    for seed in 1..=25 {
+    for seed in 1..=12 {
         println!("seed {seed}");
         check_seed(seed);
     }

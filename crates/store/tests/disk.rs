@@ -1,5 +1,6 @@
 //! The store on disk keeps the contract: stepped on a disk in memory that loses what was not
 //! synced, and threaded in a directory.
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a test: what fails here fails it")]
 
 mod support;
 

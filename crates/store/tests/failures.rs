@@ -217,3 +217,20 @@ fn segments_are_recycled_and_their_leftovers_never_read() {
         assert_eq!(content(3).len(), 159, "batches have a size worth rolling for");
     }
 }
+
+#[test]
+fn a_full_disk_does_not_keep_a_new_owner_out() {
+    let disk = Disk::default();
+    let mut store = Stepped::open(&disk, &small()).unwrap();
+    store.append_next().unwrap();
+    store.settle().unwrap();
+    drop(store);
+    disk.limit(Some(disk.used()));
+    let mut store = Stepped::open(&disk, &small()).unwrap();
+    store.append_next().unwrap();
+    store.settle().unwrap();
+    assert_eq!(store.store.durable().unwrap(), 2);
+    disk.limit(None);
+    store.settle().unwrap();
+    assert_eq!(store.store.room(), Room::Free);
+}

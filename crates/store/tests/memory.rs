@@ -1,4 +1,5 @@
 //! The store in memory keeps the contract, and fails when asked to.
+#![expect(clippy::expect_used, reason = "a test: what fails here fails it")]
 
 use hapax_store::conformance::{self, Harness};
 use hapax_store::memory::{Faults, MemoryStore};

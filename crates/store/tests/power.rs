@@ -1,5 +1,6 @@
 //! Power cuts at random moments, with any part of what was not synced surviving: nothing durable
 //! is lost, nothing else is made up, and the store always opens.
+#![expect(clippy::unwrap_used, reason = "a test: what fails here fails it")]
 
 mod support;
 

@@ -86,6 +86,25 @@ impl World {
         outcome
     }
 
+    /// Runs several commands in one batch.
+    pub fn run_all(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
+        self.machine.advance(self.at, &mut self.effects);
+        for command in &commands {
+            self.fetch(|machine, needs| machine.needs(command, needs));
+        }
+        let mut batch = Batch::default();
+        batch.begin(self.at);
+        let stamp = Stamp { at: self.at, random: self.random };
+        let decide = |command| self.machine.execute(stamp, command, &mut batch);
+        let outcomes = commands.into_iter().map(decide).collect();
+        self.machine.cool();
+        self.effects.append(&mut batch.effects);
+        if !batch.is_empty() {
+            self.journal.push(batch.bytes().to_vec());
+        }
+        outcomes
+    }
+
     /// Lets time pass, and everything happen that was due meanwhile.
     pub fn wait(&mut self, ms: u64) {
         let until = self.at.plus(ms);
@@ -133,6 +152,15 @@ impl World {
 
     /// The process dies. What comes back is built from the rows and the journal.
     pub fn crash(&mut self) {
+        self.reopen(1);
+    }
+
+    /// The process dies, and what comes back sees every decision twice.
+    pub fn crash_and_apply_twice(&mut self) {
+        self.reopen(2);
+    }
+
+    fn reopen(&mut self, times: usize) {
         self.under_way = None;
         self.epoch += 1;
         self.machine = Machine::new(0, self.epoch, u64::from(self.epoch) * 77);
@@ -147,7 +175,9 @@ impl World {
             self.machine.advance(at, &mut Vec::new());
             for decision in decisions {
                 self.fetch(|machine, needs| machine.needs_of(&decision, needs));
-                self.machine.apply(at, decision);
+                for _ in 0..times {
+                    self.machine.apply(at, decision.clone());
+                }
             }
             self.machine.cool();
         }

@@ -5,6 +5,8 @@
 mod model;
 mod rig;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use hapax_sim::SimDisk;
 use hapax_sim::volume::Trigger;
 use hapax_store::Room;
@@ -30,9 +32,10 @@ fn for_seeds(
     let mut all = Summary::default();
     let mut failures = Vec::new();
     for seed in 0..wanted.unwrap_or(count) {
-        match scenario(seed) {
-            Ok(summary) => all.add(summary),
-            Err(problem) => failures.push(format!("seed {seed}: {problem}")),
+        match catch_unwind(AssertUnwindSafe(|| scenario(seed))) {
+            Ok(Ok(summary)) => all.add(summary),
+            Ok(Err(problem)) => failures.push(format!("seed {seed}: {problem}")),
+            Err(_) => failures.push(format!("seed {seed}: a panic, told above")),
         }
     }
     let failed = failures.len();
@@ -216,7 +219,7 @@ fn error_scenario(seed: u64) -> Verdict<Summary> {
 
 #[test]
 fn after_an_io_error_the_store_stops_and_recovers_what_was_acknowledged() {
-    for_seeds(1500, error_scenario, |all| {
+    for_seeds(1000, error_scenario, |all| {
         let done = all.progress;
         all.errors > 1000 && done.stopped_by_errors > 1000 && done.acknowledged > 50_000
     });
@@ -239,7 +242,7 @@ fn restart_scenario(seed: u64) -> Verdict<Summary> {
 
 #[test]
 fn a_restart_after_a_failed_sync_does_not_trust_the_page_cache() {
-    for_seeds(1500, restart_scenario, |all| {
+    for_seeds(1000, restart_scenario, |all| {
         all.errors > 500 && all.progress.stopped_by_errors > 500
     });
 }
@@ -276,7 +279,7 @@ fn full_disk_scenario(seed: u64) -> Verdict<Summary> {
 
 #[test]
 fn a_full_disk_refuses_growth_and_recovers_when_there_is_room() {
-    for_seeds(1000, full_disk_scenario, |all| {
+    for_seeds(700, full_disk_scenario, |all| {
         all.without_room > 5000 && all.progress.low > 10_000 && all.progress.checkpoints > 5000
     });
 }
@@ -292,9 +295,11 @@ fn flip_scenario(seed: u64) -> Verdict<Summary> {
     rig.allowed = Allowed { damage: true, ..Allowed::default() };
     let at = |problem| format!("{problem}, after {flip:?}");
     if rig.open().map_err(at)? == End::Refused {
+        // What a crash or a close left of an unfinished run belongs to nobody and may be removed.
+        let after = contents(&rig.disk);
+        let same = before.iter().all(|file| after.contains(file) || file.0.starts_with("run-"));
         let opened = rig.progress.lives > 1;
-        let same = opened || contents(&rig.disk) == before;
-        ensure!(same, "a store that refused to open changed its files, after {flip:?}");
+        ensure!(opened || same, "a store that refused to open changed its files, after {flip:?}");
     } else if rig.settle().map_err(at)? == End::Alive
         && rig.check_everything().map_err(at)? == End::Alive
     {
@@ -310,8 +315,8 @@ fn contents(disk: &SimDisk) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn a_flipped_bit_is_refused_or_harmless_but_never_believed() {
-    for_seeds(2000, flip_scenario, |all| {
-        all.damaged > 1900 && all.progress.refused_for_damage > 500
+    for_seeds(1200, flip_scenario, |all| {
+        all.damaged > 1000 && all.progress.refused_for_damage > 300
     });
 }
 
@@ -334,8 +339,8 @@ fn misdirection_scenario(seed: u64) -> Verdict<Summary> {
 
 #[test]
 fn a_misdirected_write_is_refused_or_harmless_but_never_believed() {
-    for_seeds(1500, misdirection_scenario, |all| {
-        all.damaged > 300 && all.progress.refused_for_damage > 100
+    for_seeds(1000, misdirection_scenario, |all| {
+        all.damaged > 200 && all.progress.refused_for_damage > 100
     });
 }
 

@@ -84,9 +84,6 @@ fn check_journal(
     for id in recovered.retired {
         note(id, "all its batches are in the rows; it is removed or used again");
     }
-    for id in recovered.stale {
-        note(id, "begun by a write that was never confirmed; the next owner cuts it");
-    }
     for id in recovered.strays {
         note(id, "a spare segment out of order; it is removed");
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::{DiskStore, Shared, lock};
-use crate::{Checkpoint, Claim, Epoch, Error, PointKey, Room, Sequence, Store};
+use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
 
 impl Store for DiskStore {
     fn claim(&mut self) -> Result<Claim, Error> {
@@ -13,7 +13,7 @@ impl Store for DiskStore {
         // An older owner's checkpoint is refused like its appends.
         shared.abandon_checkpoint();
         let epoch = shared.archive.head().epoch + 1;
-        shared.archive.commit_epoch(epoch).map_err(|error| shared.fail(error))?;
+        shared.commit_epoch(epoch).map_err(|error| shared.fail(error))?;
         let last = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
         let head = shared.archive.head();
         debug_assert_eq!(head.epoch, epoch);
@@ -23,11 +23,7 @@ impl Store for DiskStore {
         Ok(Claim { epoch, through: head.through, last })
     }
 
-    fn read(
-        &mut self,
-        from: Sequence,
-        each: &mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
         let read = self.shared.journal.read(from, each);
         self.shared.unless_refused(read)
     }
@@ -125,6 +121,16 @@ impl Shared {
         self.journal.drain()?;
         while self.step_checkpoint()? {}
         Ok(())
+    }
+
+    /// A full disk must not keep an owner out: it has acks to write, and room to make.
+    fn commit_epoch(&self, epoch: Epoch) -> Result<(), Error> {
+        loop {
+            match self.archive.commit_epoch(epoch) {
+                Err(error) if error.is_full() && self.journal.give_up_spare()? => {}
+                committed => return committed,
+            }
+        }
     }
 
     fn abandon_checkpoint(&self) {

@@ -87,6 +87,20 @@ impl Core {
         }
     }
 
+    /// Removes the last spare, to make room for what is smaller and matters more. False where
+    /// there is none.
+    pub(super) fn give_up_spare(&self) -> Result<bool, Error> {
+        let _growing = lock(&self.growing);
+        let mut shelf = lock(&self.shelf);
+        let Some(spare) = shelf.spares.pop_back() else { return Ok(false) };
+        shelf.next_id = spare.id;
+        drop(shelf);
+        let removed =
+            remove(&*self.volume, &segment_name(spare.id)).and_then(|()| self.sync_names());
+        removed.map_err(|error| self.fail(error))?;
+        Ok(true)
+    }
+
     /// Turns one segment that is no longer needed into a spare, or removes it.
     fn tidy(&self) -> Result<bool, Error> {
         let mut shelf = lock(&self.shelf);

@@ -8,7 +8,7 @@ use super::record::{Decoded, Position, segment_name};
 use super::recover::Segment;
 use super::walk::{Cursor, SegmentReader, Step};
 use super::{Core, Journal, lock};
-use crate::{Error, Sequence};
+use crate::{EachBatch, Error, Sequence};
 
 /// While it lives no segment is renamed or removed.
 #[derive(Debug)]
@@ -47,11 +47,7 @@ impl Journal {
     }
 
     /// Calls `each` for every durable batch from `from` on.
-    pub fn read(
-        &self,
-        from: Sequence,
-        each: &mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub fn read(&self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
         self.core.stop.check()?;
         let pin = self.pin();
         let view = self.view(&pin);

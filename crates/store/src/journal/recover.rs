@@ -53,9 +53,8 @@ pub(crate) struct Recovered {
     pub(crate) live: Vec<Segment>,
     /// Segments with nothing but batches at or below `through`.
     pub(crate) retired: Vec<u32>,
-    /// Segments after the tail without a gap. Those in `stale` hold a window that is cut.
+    /// Segments after the tail, not begun, without a gap.
     pub(crate) spares: Vec<u32>,
-    pub(crate) stale: Vec<u32>,
     /// Segments after a gap, which cannot be used in order.
     pub(crate) strays: Vec<u32>,
 }
@@ -176,10 +175,11 @@ impl Journal<'_> {
             what = format!("the segment is missing, but {} is there", segment_name(proof.segment));
         } else if place.offset == 0 {
             what = format!("the segment's header is not intact; {what}");
-        } else if let Step::Stop(why) =
-            (Cursor { ..*tail }).step(&mut self.reader(place.segment)?)?
-        {
-            what = format!("{why}; {what}");
+        } else {
+            let mut again = *tail;
+            if let Step::Stop(why) = again.step(&mut self.reader(place.segment)?)? {
+                what = format!("{why}; {what}");
+            }
         }
         let file = self.volume.describe(&segment_name(place.segment));
         Err(Corruption { file, offset: u64::from(place.offset), what }.into())
@@ -220,21 +220,24 @@ impl Journal<'_> {
 
     fn sort_out(&self, start: u32, tail: Cursor, live: Vec<Segment>) -> Result<Recovered, Error> {
         let retired = self.ids.iter().copied().filter(|id| *id < start).collect();
-        let (mut spares, mut stale, mut strays) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut spares, mut strays) = (Vec::new(), Vec::new());
         let mut next = tail.at.segment;
         for id in self.ids.iter().copied().filter(|id| *id > tail.at.segment) {
-            if next.checked_add(1) != Some(id) {
-                strays.push(id);
-                continue;
+            // A segment is begun after the one before it was synced to its end: a header that
+            // does not continue the journal is no leftover of a torn write.
+            let mut reader = self.reader(id)?;
+            if let Decoded::Valid(_) = reader.header()? {
+                return Err(reader.damaged(0, "the segment does not continue the journal"));
             }
-            next = id;
-            spares.push(id);
-            if let Decoded::Valid(_) = self.reader(id)?.header()? {
-                stale.push(id);
+            if next.checked_add(1) == Some(id) {
+                spares.push(id);
+                next = id;
+            } else {
+                strays.push(id);
             }
         }
         debug_assert_eq!(live.last().map(|segment| segment.id), Some(tail.at.segment));
-        Ok(Recovered { tail, live, retired, spares, stale, strays })
+        Ok(Recovered { tail, live, retired, spares, strays })
     }
 
     fn header_after(&self, id: u32) -> Result<Option<Decoded<SegmentHeader>>, Error> {

@@ -49,13 +49,11 @@ pub(super) struct Writer {
     /// What is being written, and how many of its frames are.
     batches: Batches,
     written: usize,
-    /// Segments whose header belongs to a window that is to be cut.
-    stale: Vec<u32>,
     mark: Mark,
 }
 
 impl Writer {
-    pub(super) fn new(tail: Cursor, active: Segment, stale: Vec<u32>, mark: Mark) -> Self {
+    pub(super) fn new(tail: Cursor, active: Segment, mark: Mark) -> Self {
         Self {
             active,
             end: tail,
@@ -63,7 +61,6 @@ impl Writer {
             rolled: None,
             batches: Batches::default(),
             written: 0,
-            stale,
             mark,
         }
     }
@@ -196,18 +193,9 @@ impl Writer {
         synced.map_err(|error| Error::io("sync", &core.volume.describe(mark::NAME), error))
     }
 
-    /// What only the first seal after opening has to do: makes what recovery found safe, removes
-    /// the headers of segments that are cut, and fills the active segment to its length.
+    /// What only the first seal after opening has to do: fills the active segment to its length
+    /// and makes safe what recovery found.
     fn settle(&mut self, core: &Core) -> Result<(), Error> {
-        for id in std::mem::take(&mut self.stale) {
-            let name = segment_name(id);
-            let zeros = [0; SEGMENT_HEADER_LEN as usize];
-            let cut = core.volume.open(&name).and_then(|file| {
-                file.write_all_at(&zeros, 0)?;
-                file.sync()
-            });
-            cut.map_err(|error| core.segment_error("cut", id, error))?;
-        }
         let wanted = u64::from(core.options.segment_bytes);
         if self.active.len < wanted {
             let filled = keeper::write_zeros(&*self.active.file, self.active.len, wanted);

@@ -1,5 +1,10 @@
 //! What the archive's tests share: a disk in memory that can lose power, fill up and rot, a model
 //! of the rows, and a source of numbers that prints its seed.
+#![expect(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "helpers of tests fail like tests"
+)]
 #![expect(dead_code, reason = "every test binary uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -30,21 +35,34 @@ impl Random {
 /// What of the unsynced survives a power cut.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Survives {
-    pub(crate) names: bool,
+    pub(crate) names: Names,
     pub(crate) contents: bool,
 }
 
-pub(crate) const ALL_CUTS: [Survives; 4] = [
-    Survives { names: false, contents: false },
-    Survives { names: false, contents: true },
-    Survives { names: true, contents: false },
-    Survives { names: true, contents: true },
+/// Which creations, renamings and removals survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Names {
+    Synced,
+    All,
+    /// The synced ones and the very last: file systems promise no order.
+    Last,
+}
+
+pub(crate) const ALL_CUTS: [Survives; 6] = [
+    Survives { names: Names::Synced, contents: false },
+    Survives { names: Names::Synced, contents: true },
+    Survives { names: Names::All, contents: false },
+    Survives { names: Names::All, contents: true },
+    Survives { names: Names::Last, contents: false },
+    Survives { names: Names::Last, contents: true },
 ];
 
 #[derive(Debug, Default)]
 struct Disk {
     names: BTreeMap<String, usize>,
     synced_names: BTreeMap<String, usize>,
+    /// What the last change of a name came to.
+    last_change: Vec<(String, Option<usize>)>,
     files: Vec<Contents>,
     operations: u64,
     /// From this operation on everything fails.
@@ -96,8 +114,19 @@ impl TestVolume {
     /// The disk as it is found after the power comes back.
     pub(crate) fn after_cut(&self, survives: Survives) -> Self {
         let disk = self.disk();
-        let names = if survives.names { &disk.names } else { &disk.synced_names };
-        let mut new = Disk { names: names.clone(), synced_names: names.clone(), ..Disk::default() };
+        let mut names = match survives.names {
+            Names::All => disk.names.clone(),
+            Names::Synced | Names::Last => disk.synced_names.clone(),
+        };
+        if survives.names == Names::Last {
+            for (name, file) in &disk.last_change {
+                match file {
+                    Some(id) => names.insert(name.clone(), *id),
+                    None => names.remove(name),
+                };
+            }
+        }
+        let mut new = Disk { names: names.clone(), synced_names: names, ..Disk::default() };
         for file in &disk.files {
             let kept = if survives.contents { file.now.clone() } else { file.synced.clone() };
             new.files.push(Contents { now: kept.clone(), synced: kept });
@@ -106,7 +135,7 @@ impl TestVolume {
     }
 
     pub(crate) fn copy(&self) -> Self {
-        self.after_cut(Survives { names: true, contents: true })
+        self.after_cut(Survives { names: Names::All, contents: true })
     }
 
     pub(crate) fn limit(&self, bytes: Option<u64>) {
@@ -140,6 +169,13 @@ impl TestVolume {
         disk.files[id].now[at] ^= mask;
     }
 
+    /// Writes over a part of a file, as a misdirected write would.
+    pub(crate) fn overwrite(&self, name: &str, at: usize, bytes: &[u8]) {
+        let mut disk = self.disk();
+        let id = disk.names[name];
+        disk.files[id].now[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     pub(crate) fn names(&self) -> Vec<String> {
         self.list().expect("listing does not fail")
     }
@@ -166,6 +202,7 @@ impl Volume for TestVolume {
         let id = disk.files.len();
         disk.files.push(Contents::default());
         disk.names.insert(name.to_owned(), id);
+        disk.last_change = vec![(name.to_owned(), Some(id))];
         Ok(Arc::new(TestFile { disk: self.clone(), id }))
     }
 
@@ -174,12 +211,14 @@ impl Volume for TestVolume {
         disk.change()?;
         let id = disk.names.remove(from).ok_or(io::ErrorKind::NotFound)?;
         disk.names.insert(to.to_owned(), id);
+        disk.last_change = vec![(from.to_owned(), None), (to.to_owned(), Some(id))];
         Ok(())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut disk = self.disk();
         disk.change()?;
+        disk.last_change = vec![(name.to_owned(), None)];
         disk.names.remove(name).map(|_| ()).ok_or(io::ErrorKind::NotFound.into())
     }
 
@@ -191,6 +230,7 @@ impl Volume for TestVolume {
         let mut disk = self.disk();
         disk.change()?;
         disk.synced_names = disk.names.clone();
+        disk.last_change.clear();
         Ok(())
     }
 

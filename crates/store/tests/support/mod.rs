@@ -1,5 +1,10 @@
 //! What the tests of the store on disk share: a disk in memory that loses power, fills up, rots
 //! and fails; and a store on it that the test steps.
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test: what fails here fails it"
+)]
 #![expect(dead_code, reason = "every test binary uses a part of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +39,30 @@ impl Random {
 struct Contents {
     now: Vec<u8>,
     synced: Vec<u8>,
+    /// The sectors that the next sync writes.
+    dirty: BTreeSet<usize>,
+}
+
+impl Contents {
+    fn new(bytes: Vec<u8>) -> Self {
+        Self { now: bytes.clone(), synced: bytes, dirty: BTreeSet::new() }
+    }
+
+    fn write(&mut self, bytes: &[u8], start: usize) {
+        let end = start + bytes.len();
+        self.now.resize(self.now.len().max(end), 0);
+        self.now[start..end].copy_from_slice(bytes);
+        self.dirty.extend(start / SECTOR..end.div_ceil(SECTOR));
+    }
+
+    fn sync(&mut self) {
+        self.synced.resize(self.now.len(), 0);
+        for sector in std::mem::take(&mut self.dirty) {
+            let end = self.now.len().min((sector + 1) * SECTOR);
+            let place = (sector * SECTOR).min(end)..end;
+            self.synced[place.clone()].copy_from_slice(&self.now[place]);
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -144,7 +173,7 @@ impl Disk {
     pub(crate) fn set_bytes(&self, name: &str, bytes: &[u8]) {
         let mut state = self.state();
         let id = state.names[name];
-        state.files[id] = Contents { now: bytes.to_vec(), synced: bytes.to_vec() };
+        state.files[id] = Contents::new(bytes.to_vec());
     }
 
     pub(crate) fn flip(&self, name: &str, bit: usize) {
@@ -186,7 +215,7 @@ fn survivor(file: &Contents, random: &mut Random) -> Contents {
         let of = of.get(start..end.min(of.len())).unwrap_or_default();
         bytes[start..start + of.len()].copy_from_slice(of);
     }
-    Contents { now: bytes.clone(), synced: bytes }
+    Contents::new(bytes)
 }
 
 impl Volume for Disk {
@@ -288,9 +317,7 @@ impl File for DiskFile {
         if state.bytes_max.is_some_and(|max| growth > 0 && state.used() + growth > max) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        let now = &mut state.files[self.id].now;
-        now.resize(now.len().max(end), 0);
-        now[offset as usize..end].copy_from_slice(bytes);
+        state.files[self.id].write(bytes, offset as usize);
         Ok(())
     }
 
@@ -300,7 +327,9 @@ impl File for DiskFile {
         state.syncs_after_failure += u64::from(state.sync_failed);
         match &mut state.failing_sync {
             Some(1) => {
-                // As Linux does it: the pages count as clean, the next sync would succeed.
+                // As Linux does it: the pages count as clean, and the next sync succeeds without
+                // writing them.
+                state.files[self.id].dirty.clear();
                 state.failing_sync = None;
                 state.sync_failed = true;
                 return Err(io::Error::other("the sync failed"));
@@ -308,8 +337,7 @@ impl File for DiskFile {
             Some(left) => *left -= 1,
             None => {}
         }
-        let file = &mut state.files[self.id];
-        file.synced = file.now.clone();
+        state.files[self.id].sync();
         Ok(())
     }
 

@@ -1,0 +1,118 @@
+//! Kill -9 with unfinished messages, and open again.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use hapax_core::{Command, Content, Outcome, QueueName, Receive, Send};
+use serde::Serialize;
+
+use crate::load::{Rig, key};
+use crate::report::{Report, grouped, line};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// How many unfinished messages.
+    #[arg(long, default_value_t = 1_000_000)]
+    messages: u64,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Self { messages: 1_000_000 }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Victim {
+    path: PathBuf,
+    messages: u64,
+}
+
+#[derive(Serialize)]
+struct Fields {
+    messages: u64,
+    recovered_s: f64,
+    first_delivery_s: f64,
+}
+
+pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> Result<()> {
+    let path = directory.join("recovery");
+    let messages = arguments.messages;
+    let mut victim = Process::new(std::env::current_exe()?)
+        .arg("victim")
+        .arg(&path)
+        .arg(messages.to_string())
+        .stdin(Stdio::null())
+        .spawn()?;
+    let ready = path.with_extension("ready");
+    while !ready.exists() {
+        ensure!(victim.try_wait()?.is_none(), "the victim ended by itself");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+    victim.kill()?; // SIGKILL
+    victim.wait()?;
+    let start = Instant::now();
+    let mut rig = Rig::open(&path)?;
+    let recovered_s = start.elapsed().as_secs_f64();
+    let queue = QueueName::new("bench", "unfinished")?;
+    let receive = Receive {
+        queue: queue.clone(),
+        max: 100,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    };
+    let outcomes = rig.call(vec![Command::Receive(receive), Command::Show(queue)])?;
+    let first_delivery_s = start.elapsed().as_secs_f64();
+    let [Outcome::Received(deliveries), Outcome::Queue(view)] = outcomes.as_slice() else {
+        anyhow::bail!("unexpected answers: {outcomes:?}");
+    };
+    ensure!(deliveries.len() == 100, "the oldest are delivered");
+    ensure!(view.stats.ready + view.stats.leased == messages, "every message is back");
+    rig.close()?;
+    let fields = Fields { messages, recovered_s, first_delivery_s };
+    let lines = [
+        line("unfinished messages", grouped(messages as f64)),
+        line("back after kill -9", format!("{recovered_s:.2} s")),
+        line("first delivery", format!("{first_delivery_s:.2} s")),
+    ];
+    report.print("recovery", &fields, &lines);
+    Ok(())
+}
+
+/// Sends messages, says so by a file, and waits to be killed.
+pub(crate) fn victim(arguments: &Victim) -> Result<()> {
+    let mut rig = Rig::open(&arguments.path)?;
+    let queue = rig.queue("unfinished", true)?;
+    let body = vec![b'b'; 100];
+    let mut next = 0;
+    while next < arguments.messages {
+        let end = (next + 1_000).min(arguments.messages);
+        let mut commands = Vec::with_capacity(1_000);
+        for number in next..end {
+            let content = Content::builder(&key(number)).build(&body)?;
+            commands.push(Command::Send(Send::new(queue.clone(), content)));
+        }
+        while rig.partition.is_busy() {
+            std::thread::park_timeout(Duration::from_millis(1));
+            while rig.partition.poll()?.is_some() {}
+        }
+        let stamp = rig.stamp();
+        rig.partition.submit(stamp, commands)?;
+        next = end;
+    }
+    while rig.partition.is_waiting() {
+        if rig.partition.poll()?.is_none() {
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+    std::fs::write(arguments.path.with_extension("ready"), b"")
+        .context("cannot tell that the messages are there")?;
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,336 @@
+//! What a random caller may do: few names, so that they collide often.
+
+use hapax_core::{
+    Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
+};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// One step of a case. Names are small numbers; [`super::run`] gives them meaning.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Configure { queue: u8, config: Box<Config>, if_version: Option<u64> },
+    Delete { queue: u8 },
+    Pause { queue: u8 },
+    Resume { queue: u8 },
+    Purge { queue: u8, keys: bool },
+    Send(Sent),
+    Claim { sent: Sent, lease_ms: Option<u64>, worker: u8 },
+    Receive(Take),
+    Settle { lease: LeasePick, verb: Do },
+    Look(Named),
+    Browse { queue: u8, place: Place, cursor: Option<u64>, limit: usize },
+    Show { queue: u8 },
+    Forget(Named),
+    Replay { named: Named, content: Option<(u8, bool)> },
+    Discard(Named),
+    Resolve { named: Named, done: Option<Option<u8>> },
+    Redrive { queue: u8, id: u8, which: Which, dry_run: bool, per_s: Option<u32> },
+    Progress { queue: u8, id: u8 },
+    Relayed { which: u8, reached: bool },
+    StoreFull(bool),
+    /// Time passes; everything that is due happens.
+    Wait(u64),
+    /// No time passes, but what is under way goes on.
+    Expire,
+    Crash,
+    Checkpoint,
+    Freeze,
+    Thaw,
+    /// So much of each place stays in memory.
+    Evict { keep: usize },
+}
+
+#[derive(Clone, Debug)]
+pub struct Named {
+    pub queue: u8,
+    /// One of few keys, or the id of a message that lives.
+    pub key: KeyPick,
+    pub group: Option<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum KeyPick {
+    Key(u8),
+    IdOf(u8),
+}
+
+#[derive(Clone, Debug)]
+pub struct Sent {
+    pub queue: u8,
+    pub key: Option<u8>,
+    pub group: Option<u8>,
+    pub body: u8,
+    pub content_type: bool,
+    pub own: Option<u8>,
+    pub delay_ms: Option<u64>,
+    pub ttl_ms: Option<u64>,
+    /// How long ago the operation was born.
+    pub issued_ago_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Take {
+    pub queue: u8,
+    pub max: u32,
+    pub lease_ms: Option<u64>,
+    pub worker: u8,
+    pub receive_id: Option<u8>,
+    pub several: bool,
+}
+
+/// Which lease is settled.
+#[derive(Clone, Copy, Debug)]
+pub enum LeasePick {
+    /// One that is held, counted from the newest.
+    Held(u8),
+    /// Any that was ever handed out, counted from the newest.
+    Recent(u8),
+    /// Nobody's.
+    Foreign(u8),
+}
+
+#[derive(Clone, Debug)]
+pub enum Do {
+    Done { result: Option<u8>, emits: Vec<Emitted> },
+    Fail { error: u8, delay_ms: Option<u64>, dead: bool },
+    Release,
+    Extend { lease_ms: Option<u64> },
+    Begin,
+    Save { name: u8, data: u8 },
+}
+
+#[derive(Clone, Debug)]
+pub struct Emitted {
+    pub queue: u8,
+    pub name: u8,
+    pub key: Option<u8>,
+    pub body: u8,
+}
+
+#[derive(Clone, Debug)]
+pub enum Which {
+    Keys(Vec<u8>),
+    Filter { error: Option<u8>, group: Option<u8>, dead_ago_ms: Option<u64> },
+    All,
+}
+
+pub const QUEUES: u8 = 3;
+pub const KEYS: u8 = 5;
+pub const GROUPS: u8 = 2;
+
+/// A case: the queues it starts with, the size of a page of rows, and the steps.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub page: usize,
+    pub ops: Vec<Op>,
+}
+
+pub fn case() -> impl Strategy<Value = Case> {
+    let queues = [config(), config(), config()];
+    let ops = prop::collection::vec(op(), 1..120);
+    (select(vec![2usize, 5, usize::MAX]), queues, ops).prop_map(|(page, queues, mut ops)| {
+        let first = queues.into_iter().zip(0..).map(|(config, queue)| Op::Configure {
+            queue,
+            config: Box::new(config),
+            if_version: None,
+        });
+        ops.splice(0..0, first);
+        Case { page, ops }
+    })
+}
+
+fn queue() -> impl Strategy<Value = u8> {
+    prop_oneof![5 => Just(0u8), 4 => Just(1u8), 3 => 0..QUEUES]
+}
+
+fn key() -> impl Strategy<Value = u8> {
+    0..KEYS
+}
+
+fn group() -> impl Strategy<Value = Option<u8>> {
+    prop::option::weighted(0.7, 0..GROUPS)
+}
+
+fn lease_ms() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![6 => Just(None), 3 => (100u64..900).prop_map(Some), 1 => Just(Some(5))]
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    let laws = (
+        prop_oneof![4 => Just(Guarantee::ExactlyOnce), 2 => Just(Guarantee::AtLeastOnce),
+            1 => Just(Guarantee::AtMostOnce)],
+        prop_oneof![Just(Order::None), Just(Order::Group)],
+        prop_oneof![3 => Just(DedupScope::Queue), 1 => Just(DedupScope::Group)],
+        select(OnDead::ALL),
+        select(OnGroupDead::ALL),
+        select(OnLost::ALL),
+        prop_oneof![9 => Just(UndatedKeys::Accept), 1 => Just(UndatedKeys::Refuse)],
+    );
+    let times = (
+        prop_oneof![5 => (1_000u64..5_000).prop_map(Some), 1 => Just(None)],
+        prop_oneof![9 => Just(500u64), 1 => Just(2_000u64)],
+        100u64..1_000,
+        1u32..4,
+        (0u64..300, 0u64..600),
+        prop_oneof![4 => Just(0u64), 1 => Just(400u64)],
+        prop_oneof![4 => Just(None), 1 => (500u64..2_500).prop_map(Some)],
+    );
+    let quotas = (
+        prop_oneof![9 => Just(64u64), 1 => Just(6u64)],
+        prop_oneof![5 => Just(None), 1 => (1u64..5).prop_map(Some)],
+        prop_oneof![5 => Just(None), 1 => (15u64..80).prop_map(Some)],
+        prop_oneof![6 => Just(None), 1 => (1u32..4).prop_map(Some)],
+    );
+    (laws, times, quotas).prop_map(|(laws, times, quotas)| {
+        let (guarantee, order, dedup_scope, on_dead, on_group_dead, on_lost, undated_keys) = laws;
+        let (retention_ms, retry_horizon_ms, lease_ms, max_attempts, backoff, delay_ms, ttl_ms) =
+            times;
+        let (max_body_bytes, max_messages, max_bytes, sends_per_s) = quotas;
+        // Most random combinations are made to be allowed; the refused ones need a few only.
+        let parks = order == Order::Group || lease_ms % 16 == 0;
+        let loses = guarantee != Guarantee::AtMostOnce || lease_ms % 16 == 1;
+        Config {
+            guarantee,
+            order,
+            dedup_scope,
+            retention_ms,
+            retry_horizon_ms,
+            undated_keys,
+            lease_ms,
+            max_attempts,
+            backoff_min_ms: backoff.0.min(backoff.1),
+            backoff_max_ms: backoff.0.max(backoff.1),
+            delay_ms,
+            ttl_ms,
+            on_dead,
+            on_group_dead: if parks { on_group_dead } else { OnGroupDead::Continue },
+            on_lost: if loses { on_lost } else { OnLost::Redeliver },
+            max_body_bytes,
+            max_messages,
+            max_bytes,
+            sends_per_s,
+        }
+    })
+}
+
+fn sent() -> impl Strategy<Value = Sent> {
+    let name = (queue(), prop::option::weighted(0.93, key()), group());
+    let what = (
+        prop_oneof![5 => Just(0u8), 1 => 1u8..4],
+        prop::bool::weighted(0.1),
+        prop::option::weighted(0.1, 0..2u8),
+    );
+    let when = (
+        prop_oneof![6 => Just(None), 2 => (1u64..1_500).prop_map(Some), 1 => Just(Some(0))],
+        prop_oneof![8 => Just(None), 2 => (1u64..2_000).prop_map(Some), 1 => Just(Some(0))],
+        prop_oneof![9 => Just(None), 1 => (0u64..8_000).prop_map(Some)],
+    );
+    (name, what, when).prop_map(|((queue, key, group), (body, content_type, own), when)| {
+        let (delay_ms, ttl_ms, issued_ago_ms) = when;
+        Sent { queue, key, group, body, content_type, own, delay_ms, ttl_ms, issued_ago_ms }
+    })
+}
+
+fn named() -> impl Strategy<Value = Named> {
+    let key = prop_oneof![8 => key().prop_map(KeyPick::Key), 1 => (0u8..9).prop_map(KeyPick::IdOf)];
+    (queue(), key, group()).prop_map(|(queue, key, group)| Named { queue, key, group })
+}
+
+fn lease_pick() -> impl Strategy<Value = LeasePick> {
+    prop_oneof![
+        7 => (0u8..6).prop_map(LeasePick::Held),
+        4 => (0u8..12).prop_map(LeasePick::Recent),
+        1 => (0u8..9).prop_map(LeasePick::Foreign),
+    ]
+}
+
+fn verb() -> impl Strategy<Value = Do> {
+    let emitted = (0..=QUEUES, 0u8..3, prop::option::of(key()), 0u8..3);
+    let emitted = emitted.prop_map(|(queue, name, key, body)| Emitted { queue, name, key, body });
+    let emits = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(emitted, 1..3)];
+    let result = prop::option::of(0u8..3);
+    let delay = prop_oneof![3 => Just(None), 1 => (0u64..500).prop_map(Some)];
+    prop_oneof![
+        4 => (result, emits).prop_map(|(result, emits)| Do::Done { result, emits }),
+        5 => (0u8..3, delay, prop::bool::weighted(0.3))
+            .prop_map(|(error, delay_ms, dead)| Do::Fail { error, delay_ms, dead }),
+        2 => Just(Do::Release),
+        2 => lease_ms().prop_map(|lease_ms| Do::Extend { lease_ms }),
+        2 => Just(Do::Begin),
+        2 => (0u8..4, 0u8..3).prop_map(|(name, data)| Do::Save { name, data }),
+    ]
+}
+
+fn redrive() -> impl Strategy<Value = Op> {
+    let which = prop_oneof![
+        2 => prop::collection::vec(key(), 0..4).prop_map(Which::Keys),
+        2 => (
+            prop::option::of(0u8..3),
+            prop::option::weighted(0.3, 0..GROUPS),
+            prop::option::weighted(0.3, 0u64..2_000),
+        )
+            .prop_map(|(error, group, dead_ago_ms)| Which::Filter { error, group, dead_ago_ms }),
+        3 => Just(Which::All),
+    ];
+    let per_s = prop_oneof![3 => Just(None), 2 => (0u32..4).prop_map(Some)];
+    (queue(), 0u8..8, which, prop::bool::weighted(0.2), per_s).prop_map(
+        |(queue, id, which, dry_run, per_s)| Op::Redrive { queue, id, which, dry_run, per_s },
+    )
+}
+
+fn operate() -> impl Strategy<Value = Op> {
+    let place = select(Place::ALL.to_vec());
+    let cursor = prop::option::weighted(0.4, 0u64..12);
+    let content = prop::option::weighted(0.9, (0u8..2, prop::bool::weighted(0.1)));
+    prop_oneof![
+        4 => named().prop_map(Op::Look),
+        3 => (queue(), place, cursor, 0usize..6).prop_map(|(queue, place, cursor, limit)| {
+            Op::Browse { queue, place, cursor, limit }
+        }),
+        1 => queue().prop_map(|queue| Op::Show { queue }),
+        2 => named().prop_map(Op::Forget),
+        3 => (named(), content).prop_map(|(named, content)| Op::Replay { named, content }),
+        2 => named().prop_map(Op::Discard),
+        2 => (named(), prop::option::of(prop::option::of(0u8..2)))
+            .prop_map(|(named, done)| Op::Resolve { named, done }),
+        5 => redrive(),
+        1 => (queue(), 0u8..8).prop_map(|(queue, id)| Op::Progress { queue, id }),
+        1 => (0u8..4, any::<bool>()).prop_map(|(which, reached)| Op::Relayed { which, reached }),
+        1 => queue().prop_map(|queue| Op::Pause { queue }),
+        2 => queue().prop_map(|queue| Op::Resume { queue }),
+        1 => (queue(), any::<bool>()).prop_map(|(queue, keys)| Op::Purge { queue, keys }),
+        1 => (0..=QUEUES, config(), prop::option::weighted(0.3, 0u64..4)).prop_map(
+            |(queue, config, if_version)| Op::Configure {
+                queue,
+                config: Box::new(config),
+                if_version,
+            }
+        ),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let take = (queue(), 1u32..5, lease_ms(), 0u8..2, prop::option::weighted(0.3, 0u8..3));
+    let take = (take, any::<bool>()).prop_map(|((queue, max, lease_ms, worker, id), several)| {
+        Take { queue, max, lease_ms, worker, receive_id: id, several }
+    });
+    let claim = (sent(), lease_ms(), 0u8..2);
+    prop_oneof![
+        60 => sent().prop_map(Op::Send),
+        8 => claim.prop_map(|(sent, lease_ms, worker)| Op::Claim { sent, lease_ms, worker }),
+        35 => take.prop_map(Op::Receive),
+        50 => (lease_pick(), verb()).prop_map(|(lease, verb)| Op::Settle { lease, verb }),
+        55 => operate(),
+        30 => prop_oneof![3 => 1u64..400, 3 => 400u64..2_000, 1 => 2_000u64..310_000]
+            .prop_map(Op::Wait),
+        4 => Just(Op::Expire),
+        1 => queue().prop_map(|queue| Op::Delete { queue }),
+        1 => any::<bool>().prop_map(Op::StoreFull),
+        12 => Just(Op::Crash),
+        10 => Just(Op::Checkpoint),
+        5 => Just(Op::Freeze),
+        4 => Just(Op::Thaw),
+        10 => (0usize..3).prop_map(|keep| Op::Evict { keep }),
+    ]
+}

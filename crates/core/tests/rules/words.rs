@@ -1,0 +1,160 @@
+//! The words of a line: what stands in its place, `name=value`, and a few spelled-out values.
+
+use std::str::FromStr;
+
+use hapax_core::*;
+
+use crate::support::START;
+
+pub struct Words {
+    words: Vec<String>,
+    /// `@queue`, where the line names one.
+    pub queue: Option<String>,
+}
+
+impl Words {
+    pub fn new(line: &str) -> Self {
+        let mut words: Vec<String> = expand(line).split_whitespace().map(repeated).collect();
+        let queue = words.iter().position(|word| word.starts_with('@'));
+        let queue = queue.map(|place| words.remove(place)[1..].to_owned());
+        Self { words, queue }
+    }
+
+    /// The next word that is not a `name=value`.
+    pub fn next(&mut self) -> String {
+        let place = self.words.iter().position(|word| !word.contains('='));
+        place.map_or_else(String::new, |place| self.words.remove(place))
+    }
+
+    pub fn peek(&self) -> Option<String> {
+        self.words.iter().find(|word| !word.contains('=')).cloned()
+    }
+
+    /// Takes the next `name=value`.
+    pub fn option(&mut self, name: &str) -> Option<String> {
+        let is_named = |word: &String| {
+            word.split_once('=').is_some_and(|(known, _)| known == name)
+        };
+        let place = self.words.iter().position(is_named)?;
+        Some(repeated(&self.words.remove(place)[name.len() + 1..]))
+    }
+
+    /// Takes a word where it is there.
+    pub fn flag(&mut self, name: &str) -> bool {
+        let place = self.words.iter().position(|word| word == name);
+        place.map(|place| self.words.remove(place)).is_some()
+    }
+
+    pub fn rest(self) -> Vec<String> {
+        self.words
+    }
+}
+
+/// `x*300` is three hundred x.
+fn repeated(word: &str) -> String {
+    match word.split_once('*') {
+        Some((text, times)) => text.repeat(times.parse().unwrap()),
+        None => word.to_owned(),
+    }
+}
+
+/// `300`, `100ms`, `30s`, `5m`, `48h`, `7d`, in milliseconds.
+pub fn duration(text: &str) -> u64 {
+    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit {
+        "" | "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        other => panic!("no such unit: {other}"),
+    };
+    number.parse::<u64>().unwrap() * unit
+}
+
+/// Puts in `derive(parent,generation,name)`, and `uuid(8d)` or `ulid(8d)`: keys that were made so
+/// long before the script began.
+pub fn expand(line: &str) -> String {
+    let mut text = line.to_owned();
+    while let Some((function, from, to)) = call(&text) {
+        let inside = text[from + function.len() + 1..to].to_owned();
+        let parts: Vec<&str> = inside.split(',').collect();
+        let value = match function {
+            "derive" => derive(parts[0], parts[1].parse().unwrap(), parts[2]),
+            "uuid" => MessageId::new(Time(START - duration(parts[0])), 0, 9).to_string(),
+            _ => ulid(START - duration(parts[0])),
+        };
+        text.replace_range(from..=to, &value);
+    }
+    text
+}
+
+fn call(text: &str) -> Option<(&'static str, usize, usize)> {
+    ["derive", "uuid", "ulid"].into_iter().find_map(|function| {
+        let from = text.find(&format!("{function}("))?;
+        Some((function, from, from + text[from..].find(')')?))
+    })
+}
+
+fn ulid(at: u64) -> String {
+    let value = u128::from(at) << 80 | 77;
+    let digits = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
+    (0..26).rev().map(|place| char::from(digits[(value >> (5 * place) & 31) as usize])).collect()
+}
+
+/// A queue's configuration from the rest of the line, and the version it is meant for.
+pub fn config(words: &mut Words) -> (Config, Option<u64>) {
+    let mut config = Config::default();
+    let if_version = words.option("if").map(|version| version.parse().unwrap());
+    if let Some(retention) = words.option("retention") {
+        config.retention_ms = (retention != "forever").then(|| duration(&retention));
+        // Most scripts are about the retention and not about the horizon that goes with it.
+        config.retry_horizon_ms = config.retention_ms.unwrap_or(0) / 2;
+    }
+    for (name, value) in [
+        ("horizon", &mut config.retry_horizon_ms),
+        ("lease", &mut config.lease_ms),
+        ("backoff_min", &mut config.backoff_min_ms),
+        ("backoff_max", &mut config.backoff_max_ms),
+        ("delay", &mut config.delay_ms),
+        ("max_body", &mut config.max_body_bytes),
+    ] {
+        *value = words.option(name).map_or(*value, |text| duration(&text));
+    }
+    if let Some(backoff) = words.option("backoff") {
+        (config.backoff_min_ms, config.backoff_max_ms) = (duration(&backoff), duration(&backoff));
+    }
+    config.ttl_ms = words.option("ttl").map(|ttl| duration(&ttl));
+    config.max_attempts = number(words, "max_attempts").unwrap_or(config.max_attempts);
+    config.max_messages = number(words, "max_messages");
+    config.max_bytes = number(words, "max_bytes");
+    config.sends_per_s = number(words, "sends_per_s");
+    config.guarantee = choice(words, "guarantee", Guarantee::ALL, Guarantee::as_str);
+    config.order = choice(words, "order", Order::ALL, Order::as_str);
+    config.dedup_scope = choice(words, "scope", DedupScope::ALL, DedupScope::as_str);
+    config.undated_keys = choice(words, "undated", UndatedKeys::ALL, UndatedKeys::as_str);
+    config.on_dead = choice(words, "on_dead", OnDead::ALL, OnDead::as_str);
+    config.on_group_dead =
+        choice(words, "on_group_dead", OnGroupDead::ALL, OnGroupDead::as_str);
+    config.on_lost = choice(words, "on_lost", OnLost::ALL, OnLost::as_str);
+    let left: Vec<String> = std::mem::take(&mut words.words);
+    assert!(left.is_empty(), "a queue has no such setting: {left:?}");
+    (config, if_version)
+}
+
+fn number<T: FromStr>(words: &mut Words, name: &str) -> Option<T> {
+    let text = words.option(name)?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
+}
+
+fn choice<T: Copy + Default>(
+    words: &mut Words,
+    name: &str,
+    all: &[T],
+    spelled: impl Fn(T) -> &'static str,
+) -> T {
+    let Some(text) = words.option(name) else { return T::default() };
+    let found = all.iter().copied().find(|choice| spelled(*choice) == text);
+    found.unwrap_or_else(|| panic!("{name} is never {text}"))
+}

@@ -1,0 +1,351 @@
+//! The partition itself: submit, poll, checkpoint.
+
+use std::collections::VecDeque;
+
+use hapax_core::{BadBytes, Batch, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink};
+use hapax_core::{Stamp, Time, Usage};
+use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
+
+use crate::fetch::Fetch;
+use crate::recover::recover;
+
+/// What may be chosen about a partition.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Its number, part of every message id.
+    pub partition: u16,
+    /// For caches, heads of queues and what waits for a checkpoint. Filters of the store come on
+    /// top, at about 2.3 bytes per remembered key.
+    pub memory_bytes: usize,
+    /// A checkpoint comes after this much journal at the latest: it bounds recovery.
+    pub journal_bytes: usize,
+    /// Batches on their way to the disk at once.
+    pub batches_in_flight: usize,
+    /// Spreads tables; draw it at random.
+    pub seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            partition: 0,
+            memory_bytes: 256 * 1_024 * 1_024,
+            journal_bytes: 256 * 1_024 * 1_024,
+            batches_in_flight: 8,
+            seed: 0,
+        }
+    }
+}
+
+/// Why a partition cannot be opened or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] hapax_store::Error),
+    #[error("a row cannot be read: {0}; it was written by another release, or the store is wrong")]
+    Bytes(BadBytes),
+    #[error("batch {sequence} of the journal cannot be read: {error}")]
+    Batch { sequence: Sequence, error: BadBytes },
+    #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
+    Endless,
+}
+
+/// A submitted batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// A batch that is durable: its outcomes in the order of its commands, and what should happen.
+#[derive(Debug)]
+pub struct Answered {
+    pub ticket: Ticket,
+    pub outcomes: Vec<Outcome>,
+    pub effects: Vec<Effect>,
+}
+
+/// One partition, owned by one thread.
+#[derive(Debug)]
+pub struct Partition<S> {
+    machine: Machine,
+    store: S,
+    options: Options,
+    epoch: Epoch,
+    /// The last batch that was appended.
+    appended: Sequence,
+    next_ticket: u64,
+    waiting: VecDeque<Waiting>,
+    batch: Batch,
+    fetch: Fetch,
+    /// Journal written since the last checkpoint was cut.
+    journal_bytes: usize,
+    /// What the checkpoint under way goes through.
+    cutting: Option<Sequence>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    after: Sequence,
+    answered: Answered,
+}
+
+/// A batch is appended when it has grown to this, whatever commands are left.
+const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
+/// How many messages leave memory at once, so that nobody waits long for it.
+const EVICT_STEP: usize = 4_096;
+
+impl<S: Store> Partition<S> {
+    /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
+    /// told again by the first batch that is polled.
+    pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
+        let mut fetch = Fetch::default();
+        let (machine, claim) = recover(&mut store, &mut fetch, options.partition, options.seed)?;
+        let mut partition = Self {
+            machine,
+            store,
+            options,
+            epoch: claim.epoch,
+            appended: claim.last,
+            next_ticket: 0,
+            waiting: VecDeque::new(),
+            batch: Batch::default(),
+            fetch,
+            journal_bytes: 0,
+            cutting: None,
+        };
+        let relays = partition.machine.relays();
+        let effects: Vec<Effect> =
+            relays.map(|relay| Effect::Relay(Box::new(relay.clone()))).collect();
+        if !effects.is_empty() {
+            partition.wait_for(Vec::new(), effects);
+        }
+        Ok(partition)
+    }
+
+    /// Decides the commands, in order, at the stamp's time, and starts to make them durable.
+    /// Their outcomes come from `poll`. What the time brings (lost leases, jobs) is done as well.
+    pub fn submit(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
+        let at = stamp.at.max(self.machine.now());
+        let stamp = Stamp { at, ..stamp };
+        self.machine.set_store_full(self.store.room() == Room::Low);
+        let mut effects = Vec::new();
+        self.batch.begin(at);
+        self.machine.advance(at, &mut effects);
+        let ask = |machine: &Machine, needs: &mut Vec<_>| {
+            let ahead = commands.iter().filter(|command| !is_asked_late(command));
+            ahead.for_each(|command| machine.needs(command, needs));
+        };
+        self.fetch.fetch(&mut self.machine, &mut self.store, ask)?;
+        let mut outcomes = Vec::with_capacity(commands.len());
+        for command in commands {
+            outcomes.push(self.execute(stamp, command, &mut effects)?);
+        }
+        // After the commands: a lease that is settled in time by this very batch is not lost.
+        if self.machine.next_deadline().is_some_and(|deadline| deadline <= at) {
+            self.execute(stamp, Command::Expire, &mut effects)?;
+        }
+        self.append(&mut effects)?;
+        self.machine.cool();
+        let ticket = self.wait_for(outcomes, effects);
+        self.maintain()?;
+        Ok(ticket)
+    }
+
+    /// The next batch whose outcomes may leave, in order. Nothing leaves after a failure.
+    pub fn poll(&mut self) -> Result<Option<Answered>, Error> {
+        let durable = self.store.durable()?;
+        debug_assert!(durable <= self.appended);
+        self.maintain()?;
+        if self.waiting.front().is_some_and(|front| front.after <= durable) {
+            return Ok(self.waiting.pop_front().map(|front| front.answered));
+        }
+        Ok(None)
+    }
+
+    /// Whether callers should wait for `poll` before they submit more: too much is on its way to
+    /// the disk, or memory is full of what the last checkpoint has not written yet.
+    pub fn is_busy(&self) -> bool {
+        let usage = self.machine.usage();
+        self.waiting.len() >= self.options.batches_in_flight
+            || self.machine.is_frozen()
+                && (usage.unwritten_bytes > self.records_max() * 3 / 2
+                    || usage.message_bytes > self.options.memory_bytes)
+    }
+
+    /// Whether submitted batches wait for the disk.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// When to submit a batch although nobody asked for anything.
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.machine.next_deadline()
+    }
+
+    pub fn now(&self) -> Time {
+        self.machine.now()
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.store
+    }
+
+    /// Cuts a checkpoint now, unless one is under way.
+    pub fn checkpoint(&mut self) -> Result<(), Error> {
+        if self.cutting.is_some() {
+            return Ok(());
+        }
+        if self.store.checkpointed()? == self.appended {
+            if self.machine.usage().unwritten_bytes == 0 {
+                return Ok(()); // Nothing changed since the last one.
+            }
+            // Counted duplicates are no decisions, but they do take memory: an empty batch
+            // gives their checkpoint a position.
+            self.batch.begin(self.machine.now());
+            self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
+            self.appended += 1;
+        }
+        let snapshot = self.machine.freeze();
+        self.store.checkpoint(Checkpoint {
+            epoch: self.epoch,
+            through: self.appended,
+            at: self.machine.now().0,
+            rows: Box::new(move |rows| snapshot.write(&mut Sink(rows))),
+        })?;
+        self.cutting = Some(self.appended);
+        self.journal_bytes = 0;
+        Ok(())
+    }
+
+    /// Whether a checkpoint is being written.
+    pub fn is_checkpointing(&self) -> bool {
+        self.cutting.is_some()
+    }
+
+    /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;
+    /// their effects on the state are not.
+    pub fn close(mut self) -> Result<S, Error> {
+        self.store.close()?;
+        Ok(self.store)
+    }
+
+    /// The store as it is, without a word to it: what a crash leaves.
+    pub fn abandon(self) -> S {
+        self.store
+    }
+
+    fn execute(
+        &mut self,
+        stamp: Stamp,
+        command: Command,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Outcome, Error> {
+        if is_asked_late(&command) {
+            self.fetch.fetch(&mut self.machine, &mut self.store, |machine, needs| {
+                machine.needs(&command, needs);
+            })?;
+        }
+        let outcome = self.machine.execute(stamp, command, &mut self.batch);
+        if self.batch.bytes().len() > BATCH_BYTES {
+            self.append(effects)?;
+            self.batch.begin(stamp.at);
+        }
+        Ok(outcome)
+    }
+
+    fn append(&mut self, effects: &mut Vec<Effect>) -> Result<(), Error> {
+        effects.append(&mut self.batch.effects);
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.batch.bytes();
+        self.store.append(self.epoch, self.appended + 1, bytes)?;
+        self.appended += 1;
+        self.journal_bytes += bytes.len();
+        Ok(())
+    }
+
+    fn wait_for(&mut self, outcomes: Vec<Outcome>, effects: Vec<Effect>) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        let answered = Answered { ticket, outcomes, effects };
+        // Also a batch without decisions saw what the batches before it decided.
+        self.waiting.push_back(Waiting { after: self.appended, answered });
+        ticket
+    }
+
+    /// Finishes the checkpoint under way, starts the next one when it is time, and leaves
+    /// messages to the rows where there are too many.
+    fn maintain(&mut self) -> Result<(), Error> {
+        if let Some(through) = self.cutting
+            && self.store.checkpointed()? >= through
+        {
+            self.machine.thaw();
+            self.cutting = None;
+        }
+        if self.cutting.is_none() {
+            let usage = self.machine.usage();
+            if usage.message_bytes > self.heads_max() {
+                self.machine.evict(self.heads_max(), EVICT_STEP);
+            }
+            if self.is_due(usage) {
+                self.checkpoint()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_due(&self, usage: Usage) -> bool {
+        let is_crowded = usage.message_bytes > self.heads_max() * 2 && usage.changed_messages > 0;
+        usage.unwritten_bytes > self.records_max()
+            || self.journal_bytes > self.options.journal_bytes
+            || is_crowded && self.journal_bytes > self.heads_max() / 8
+    }
+
+    /// A quarter for records that wait for a checkpoint, as much for those being written, a
+    /// quarter for the heads of queues, and as much for messages that came since.
+    fn records_max(&self) -> usize {
+        self.options.memory_bytes / 4
+    }
+
+    fn heads_max(&self) -> usize {
+        self.options.memory_bytes / 4
+    }
+}
+
+/// What a receive or a step of time needs depends on the commands before it in the batch.
+fn is_asked_late(command: &Command) -> bool {
+    matches!(command, Command::Receive(_) | Command::Expire | Command::Browse(_))
+}
+
+/// Hands the machine's rows to the store's row set.
+struct Sink<'a>(&'a mut RowSet);
+
+impl RowSink for Sink<'_> {
+    fn put_point(&mut self, digest: &Digest, drop_at: u64, value: &[u8]) {
+        self.0.put_point(digest.0, drop_at, value);
+    }
+
+    fn delete_point(&mut self, digest: &Digest, drop_at: u64) {
+        self.0.delete_point(digest.0, drop_at);
+    }
+
+    fn put_row(&mut self, key: &RowKey, value: &[u8]) {
+        self.0.put_ordered(key.as_slice(), value);
+    }
+
+    fn delete_row(&mut self, key: &RowKey) {
+        self.0.delete_ordered(key.as_slice());
+    }
+}
