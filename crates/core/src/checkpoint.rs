@@ -215,6 +215,12 @@ impl Machine {
     /// Leaves messages to the rows until those in memory take at most `target` bytes, or `most`
     /// messages have left. What changed since the last snapshot stays. Returns how many left.
     pub fn evict(&mut self, target: usize, most: usize) -> usize {
+        self.evict_keeping(limits::REFILL, target, most)
+    }
+
+    /// The same with a shorter head, so that a test with few messages meets the gap behind it.
+    #[doc(hidden)]
+    pub fn evict_keeping(&mut self, keep: usize, target: usize, most: usize) -> usize {
         if self.is_frozen() {
             return 0;
         }
@@ -224,12 +230,12 @@ impl Machine {
             if self.messages.bytes() <= target || left >= most {
                 break;
             }
-            left += self.evict_from(id, target, most - left);
+            left += self.evict_from(id, keep, target, most - left);
         }
         left
     }
 
-    fn evict_from(&mut self, id: QueueId, target: usize, most: usize) -> usize {
+    fn evict_from(&mut self, id: QueueId, keep: usize, target: usize, most: usize) -> usize {
         let Some(queue) = self.queues.get_mut(id) else { return 0 };
         let messages = &self.messages;
         let mut chosen: Vec<Slot> = Vec::new();
@@ -253,8 +259,8 @@ impl Machine {
         queue.dead.evict(|seq, slot| evict(Place::Dead, seq, slot));
         queue.parked.evict(|seq, slot| evict(Place::Parked, seq, slot));
         queue.redrives.values_mut().for_each(|job| job.horizon = 0);
-        queue.ready.evict(limits::REFILL, |seq, slot| evict(Place::Ready, seq, slot));
-        queue.delayed.evict(limits::REFILL, |seq, slot| evict(Place::Delayed, seq, slot));
+        queue.ready.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
+        queue.delayed.evict(keep, |seq, slot| evict(Place::Delayed, seq, slot));
         for digest in &queue.groups {
             if let Some(group) = self.groups.get_mut(digest) {
                 group.members.evict(1, |seq, slot| evict(Place::Ready, seq, slot));
@@ -268,15 +274,15 @@ impl Machine {
                 queue.mortal.remove(&(message.ttl_at, message.seq));
             }
         }
-        chosen.len() + self.evict_groups(id, target)
+        chosen.len() + self.evict_groups(id, keep, target)
     }
 
     /// Leaves whole groups to the rows: those that wait for delivery, the youngest first.
-    fn evict_groups(&mut self, id: QueueId, target: usize) -> usize {
+    fn evict_groups(&mut self, id: QueueId, keep: usize, target: usize) -> usize {
         let mut left = 0;
         while self.messages.bytes() > target
             && let Some(queue) = self.queues.get(id)
-            && queue.open.len() > limits::REFILL
+            && queue.open.len() > keep
             && let Some((lead, digest)) = queue.open.last().copied()
             && let Some(group) = self.groups.get(&digest)
         {

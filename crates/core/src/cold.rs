@@ -63,7 +63,7 @@ impl Machine {
             Command::Settle(settle) => self.need_key(&settle.lease.digest, needs),
             Command::Receive(receive) => {
                 if let Some(queue) = self.queues.named(&receive.queue) {
-                    self.need_head(queue, receive.max as usize, needs);
+                    self.need_head(queue, receive.max as usize, receive.several_per_group, needs);
                     if let Some(id) = &receive.receive_id {
                         self.need_receive(queue, id, needs);
                     }
@@ -73,7 +73,14 @@ impl Machine {
             Command::Look(key) | Command::Forget(key) | Command::Discard(key) => {
                 self.need_named(key, needs);
             }
-            Command::Replay(replay) => self.need_named(&replay.key, needs),
+            Command::Replay(replay) => {
+                self.need_named(&replay.key, needs);
+                if let (Some(queue), Some((content, _))) =
+                    (self.queues.named(&replay.key.queue), &replay.content)
+                {
+                    self.need_group_of(queue, content, needs);
+                }
+            }
             Command::Resolve(resolve) => self.need_named(&resolve.key, needs),
             Command::Browse(browse) => self.need_browse(browse, needs),
             Command::Redrive(redrive) => {
@@ -91,8 +98,12 @@ impl Machine {
             | Command::Resume(_)
             | Command::Purge(_)
             | Command::RedriveProgress { .. }
-            | Command::Relayed { .. }
-            | Command::Show(_) => {}
+            | Command::Relayed { .. } => {}
+            Command::Show(name) => {
+                if let Some(queue) = self.queues.named(name) {
+                    self.need_head(queue, 1, false, needs); // For the age of the oldest.
+                }
+            }
         }
     }
 
@@ -101,10 +112,13 @@ impl Machine {
         for digest in decision.digests() {
             self.need_key(digest, needs);
         }
-        if let Decision::Accepted(accepted) = decision
-            && let Some(queue) = self.queues.get(accepted.queue)
-        {
-            self.need_group_of(queue, &accepted.content, needs);
+        let (queue, content) = match decision {
+            Decision::Accepted(accepted) => (accepted.queue, &accepted.content),
+            Decision::Replayed { queue, content, .. } => (*queue, content),
+            _ => return,
+        };
+        if let Some(queue) = self.queues.get(queue) {
+            self.need_group_of(queue, content, needs);
         }
     }
 
@@ -129,7 +143,7 @@ impl Machine {
                 }
             }
             point::GROUP => {
-                if self.groups.get(digest).is_none() && self.keys.written(digest).is_none() {
+                if self.is_unknown(digest) {
                     let group = Group::decode(*digest, value, self.next_seq)?;
                     self.add_group(group);
                     self.regroup(digest);
@@ -245,7 +259,7 @@ impl Machine {
             return;
         }
         if let Some(group) = &message.group
-            && self.groups.get(group).is_none()
+            && self.is_unknown(group)
         {
             // The group's row comes first: counts must not start from nothing.
             self.need_group(message.queue, group, needs);
@@ -299,7 +313,7 @@ impl Machine {
         needs: &mut Vec<Need>,
     ) {
         let Some(queue) = self.queues.named(queue) else { return };
-        if !content.key().is_empty() {
+        if content.has_key() {
             let digest = self.scoped(queue, digest, content.key(), content.group());
             self.need_key(&digest, needs);
         }
@@ -319,9 +333,15 @@ impl Machine {
     }
 
     fn need_group(&self, queue: QueueId, group: &Digest, needs: &mut Vec<Need>) {
-        if self.groups.get(group).is_none() {
+        if self.is_unknown(group) {
             needs.push(Need::Group(queue, *group));
         }
+    }
+
+    /// Whether only the rows can tell about a group. What they say of one that is over since is
+    /// no longer true.
+    fn is_unknown(&self, group: &Digest) -> bool {
+        self.groups.get(group).is_none() && self.keys.written(group).is_none()
     }
 
     fn need_named(&self, key: &KeyName, needs: &mut Vec<Need>) {
@@ -333,7 +353,7 @@ impl Machine {
     }
 
     fn need_receive(&self, queue: &Queue, id: &str, needs: &mut Vec<Need>) {
-        let digest = Digest::of_receive(&queue.name.tenant, &queue.name.queue, id);
+        let digest = Digest::of_receive(queue.id, id);
         if let Some(remembered) = self.receives.by_id.get(&digest) {
             for lease in &remembered.leases {
                 self.need_key(&lease.digest, needs);
@@ -342,9 +362,9 @@ impl Machine {
     }
 
     /// Enough of the oldest to hand out `max`.
-    fn need_head(&self, queue: &Queue, max: usize, needs: &mut Vec<Need>) {
+    fn need_head(&self, queue: &Queue, max: usize, several: bool, needs: &mut Vec<Need>) {
         if let Some(gap) = queue.ready.gap()
-            && queue.ready.in_front() < max
+            && !queue.ready.has_in_front(max)
         {
             needs.push(range(
                 RowKey::filed(queue.id, File::Ready, gap.from),
@@ -364,7 +384,7 @@ impl Machine {
         for (lead, digest) in queue.open.iter().take(max) {
             if let Some(group) = self.groups.get(digest)
                 && let Some(gap) = group.members.gap()
-                && *lead >= gap.from
+                && (*lead >= gap.from || several && !group.members.has_in_front(max))
             {
                 needs.push(range(
                     RowKey::member(queue.id, digest, gap.from),

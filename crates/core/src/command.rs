@@ -48,9 +48,13 @@ pub enum Command {
 
 /// A queue's full name, hashed once by the door.
 #[derive(Clone, Debug)]
-pub struct QueueName {
-    pub tenant: Arc<str>,
-    pub queue: Arc<str>,
+pub struct QueueName(Arc<Name>);
+
+/// The parts of a [`QueueName`], shared by everybody who names the queue.
+#[derive(Debug)]
+pub struct Name {
+    pub tenant: Box<str>,
+    pub queue: Box<str>,
     hash: u64,
 }
 
@@ -65,18 +69,27 @@ impl QueueName {
                 return Err(Invalid::Name);
             }
         }
-        let [hash, _] = Digest::of_group(tenant, queue, "").halves();
-        Ok(Self { tenant: tenant.into(), queue: queue.into(), hash })
+        let [hash, _] = Digest::of_queue(tenant, queue).halves();
+        Ok(Self(Arc::new(Name { tenant: tenant.into(), queue: queue.into(), hash })))
     }
 
     pub(crate) fn hash(&self) -> u64 {
-        self.hash
+        self.0.hash
+    }
+}
+
+impl std::ops::Deref for QueueName {
+    type Target = Name;
+
+    fn deref(&self) -> &Name {
+        &self.0
     }
 }
 
 impl PartialEq for QueueName {
     fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.queue == other.queue && self.tenant == other.tenant
+        Arc::ptr_eq(&self.0, &other.0)
+            || self.hash == other.hash && self.queue == other.queue && self.tenant == other.tenant
     }
 }
 

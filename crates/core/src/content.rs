@@ -25,15 +25,22 @@ impl Content {
         self.text(0, self.key.into())
     }
 
+    /// Whether the caller gave a key.
+    pub fn has_key(&self) -> bool {
+        self.key > 0
+    }
+
     pub fn content_type(&self) -> Option<&str> {
         let text = self.text(self.key.into(), self.content_type.into());
         (!text.is_empty()).then_some(text)
     }
 
     pub fn group(&self) -> Option<&str> {
+        if self.group == 0 {
+            return None;
+        }
         let start = usize::from(self.key) + usize::from(self.content_type);
-        let text = self.text(start, self.group.into());
-        (!text.is_empty()).then_some(text)
+        Some(self.text(start, self.group.into()))
     }
 
     pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -122,6 +129,8 @@ pub enum Invalid {
     State(&'static str),
     #[error("a finished message's body is gone: send it along with the replay")]
     BodyGone,
+    #[error("the message that was sent along has another key")]
+    OtherKey,
 }
 
 /// Collects the parts of a [`Content`].

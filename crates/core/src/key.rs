@@ -11,15 +11,23 @@ pub struct Digest(pub [u8; 16]);
 
 impl Digest {
     pub fn of_key(tenant: &str, queue: &str, group: Option<&str>, key: &str) -> Self {
-        Self::of(b'k', &[tenant, queue, group.unwrap_or_default(), key])
+        let group = group.unwrap_or_default();
+        let parts = [tenant, queue, group, key];
+        Self::of(b'k', &parts.map(str::as_bytes))
     }
 
-    pub(crate) fn of_group(tenant: &str, queue: &str, group: &str) -> Self {
-        Self::of(b'g', &[tenant, queue, group])
+    pub(crate) fn of_queue(tenant: &str, queue: &str) -> Self {
+        Self::of(b'q', &[tenant, queue].map(str::as_bytes))
     }
 
-    pub(crate) fn of_receive(tenant: &str, queue: &str, receive_id: &str) -> Self {
-        Self::of(b'r', &[tenant, queue, receive_id])
+    /// By the queue's number: an older queue of the same name may be on its way out.
+    pub(crate) fn of_group(queue: u32, group: &str) -> Self {
+        Self::of(b'g', &[&queue.to_be_bytes(), group.as_bytes()])
+    }
+
+    /// See [`Digest::of_group`].
+    pub(crate) fn of_receive(queue: u32, receive_id: &str) -> Self {
+        Self::of(b'r', &[&queue.to_be_bytes(), receive_id.as_bytes()])
     }
 
     /// The digest of a message that came without a key. Nobody can make a key whose BLAKE3 is the
@@ -28,7 +36,7 @@ impl Digest {
         Self(id.0)
     }
 
-    fn of(kind: u8, parts: &[&str]) -> Self {
+    fn of(kind: u8, parts: &[&[u8]]) -> Self {
         // One update of one buffer: the common key is hashed in a single block.
         let mut buffer = [0u8; 1 + 4 * 256];
         let mut length = 0;
@@ -42,12 +50,21 @@ impl Digest {
         };
         push(&[kind]);
         for part in parts {
-            let bytes = part.as_bytes();
-            let bounded = bytes.get(..255).unwrap_or(bytes);
-            push(&[bounded.len() as u8]);
-            push(bounded);
+            // A name longer than any key is asked for now and then; it must not be another's.
+            let Ok(len) = u8::try_from(part.len()) else { return Self::of_long(kind, parts) };
+            push(&[len]);
+            push(part);
         }
         Self(first_half(&blake3::hash(buffer.get(..length).unwrap_or_default())))
+    }
+
+    fn of_long(kind: u8, parts: &[&[u8]]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&[kind | 0x80]);
+        for part in parts {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+        }
+        Self(first_half(&hasher.finalize()))
     }
 
     /// Well-mixed bits for tables; `seed` keeps callers from aiming at one place of them.
@@ -179,7 +196,8 @@ mod tests {
             Digest::of_key("ab", "c", None, "d"),
             Digest::of_key("a", "b", None, "cd"),
             Digest::of_key("a", "b", Some("c"), "d"),
-            Digest::of_group("a", "b", "d"),
+            Digest::of_queue("a", "b"),
+            Digest::of_group(7, "d"),
         ];
         for (place, digest) in digests.iter().enumerate() {
             assert!(!digests[place + 1..].contains(digest));

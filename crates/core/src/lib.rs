@@ -17,6 +17,7 @@ mod config;
 mod content;
 mod decision;
 mod ids;
+mod invariants;
 mod key;
 pub mod limits;
 mod look;

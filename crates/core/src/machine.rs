@@ -159,6 +159,12 @@ impl Machine {
         }
     }
 
+    /// Makes room for the records of about `bytes` between two checkpoints. Without it tables
+    /// grow as they must.
+    pub fn expect_records(&mut self, bytes: usize) {
+        self.keys.expect(bytes);
+    }
+
     /// The time of the last batch.
     pub fn now(&self) -> Time {
         self.now
@@ -197,7 +203,12 @@ impl Machine {
             batch.push(&decision);
             self.apply(stamp.at, decision);
         }
-        batch.effects.append(&mut verdict.effects);
+        for effect in verdict.effects.drain(..) {
+            // Waking a queue twice in a row says nothing new.
+            if !matches!(effect, Effect::Wake(_)) || batch.effects.last() != Some(&effect) {
+                batch.effects.push(effect);
+            }
+        }
         self.scratch = verdict;
         outcome
     }

@@ -156,7 +156,7 @@ impl Message {
 
     /// Came without a key: nothing is remembered of it.
     pub(crate) fn is_keyless(&self) -> bool {
-        self.content.key().is_empty()
+        !self.content.has_key()
     }
 
     /// About how much memory it takes.
@@ -168,30 +168,52 @@ impl Message {
 /// Messages by slot. A freed slot is used again.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
-    slots: Vec<Option<Message>>,
+    /// In pieces of equal size: growing moves nothing.
+    slots: Vec<Vec<Option<Message>>>,
     free: Vec<Slot>,
+    used: u32,
     bytes: usize,
 }
+
+const PIECE: usize = 1_024;
 
 impl Messages {
     pub(crate) fn insert(&mut self, message: Message) -> Slot {
         self.bytes += message.footprint();
         if let Some(slot) = self.free.pop() {
-            let place = self.slots.get_mut(slot.0 as usize);
+            let place = self.slot_mut(slot);
             debug_assert!(matches!(place, Some(None)), "a free slot is empty");
             if let Some(place) = place {
                 *place = Some(message);
             }
             return slot;
         }
-        let slot = Slot(self.slots.len() as u32);
+        let slot = Slot(self.used);
         assert!(slot != Slot::NONE, "memory ends before slots do");
-        self.slots.push(Some(message));
+        if self.used as usize == self.slots.len() * PIECE {
+            self.slots.push(Vec::with_capacity(PIECE));
+        }
+        if let Some(piece) = self.slots.last_mut() {
+            piece.push(Some(message));
+        }
+        self.used += 1;
         slot
     }
 
+    #[inline]
+    fn slot(&self, slot: Slot) -> Option<&Option<Message>> {
+        let at = slot.0 as usize;
+        self.slots.get(at / PIECE)?.get(at % PIECE)
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, slot: Slot) -> Option<&mut Option<Message>> {
+        let at = slot.0 as usize;
+        self.slots.get_mut(at / PIECE)?.get_mut(at % PIECE)
+    }
+
     pub(crate) fn remove(&mut self, slot: Slot) -> Message {
-        let message = self.slots.get_mut(slot.0 as usize).and_then(Option::take);
+        let message = self.slot_mut(slot).and_then(Option::take);
         let Some(message) = message else { gone(slot) };
         self.bytes -= message.footprint();
         self.free.push(slot);
@@ -200,7 +222,7 @@ impl Messages {
 
     #[inline]
     pub(crate) fn at(&self, slot: Slot) -> &Message {
-        match self.slots.get(slot.0 as usize) {
+        match self.slot(slot) {
             Some(Some(message)) => message,
             _ => gone(slot),
         }
@@ -208,7 +230,7 @@ impl Messages {
 
     #[inline]
     pub(crate) fn at_mut(&mut self, slot: Slot) -> &mut Message {
-        match self.slots.get_mut(slot.0 as usize) {
+        match self.slot_mut(slot) {
             Some(Some(message)) => message,
             _ => gone(slot),
         }
@@ -217,7 +239,7 @@ impl Messages {
     /// The message of a slot that may have been used again since.
     #[inline]
     pub(crate) fn same(&self, seq: Seq, slot: Slot) -> Option<&Message> {
-        self.slots.get(slot.0 as usize)?.as_ref().filter(|message| message.seq == seq)
+        self.slot(slot)?.as_ref().filter(|message| message.seq == seq)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -225,15 +247,12 @@ impl Messages {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.used as usize - self.free.len()
     }
 
-    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &Message)> {
-        self.slots
-            .iter()
-            .enumerate()
-            .filter_map(|(slot, message)| Some((Slot(slot as u32), message.as_ref()?)))
+        let slots = self.slots.iter().flatten().enumerate();
+        slots.filter_map(|(slot, message)| Some((Slot(slot as u32), message.as_ref()?)))
     }
 }
 

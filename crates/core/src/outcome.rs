@@ -8,6 +8,7 @@ use bytes::Bytes;
 use crate::command::{Blob, Emit, LeaseName};
 use crate::config::{Config, InvalidConfig};
 use crate::content::{Content, Invalid};
+use crate::decision::QueueId;
 use crate::ids::{Fence, MessageId, Seq, Time};
 use crate::key::{Differs, Digest};
 use crate::record::{Event, KeyRecord};
@@ -282,7 +283,7 @@ pub struct RedriveView {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Messages of this queue can be received.
-    Wake { tenant: Arc<str>, queue: Arc<str> },
+    Wake(QueueId),
     /// The key is done, dead, parked or gone: answer those who wait for it.
     Ended { digest: Digest },
     /// Hand this to its queue and say `Relayed`.

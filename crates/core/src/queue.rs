@@ -99,7 +99,10 @@ impl Job {
     /// When the rate allows the next one.
     pub(crate) fn next_at(&self, at: Time) -> Time {
         match self.started.per_s {
-            Some(per_s) if self.allowance(at) == 0 => at.plus(1_000u64.div_ceil(per_s.into())),
+            Some(per_s) if self.allowance(at) == 0 => {
+                let earned = (self.matched + 1).saturating_mul(1_000).div_ceil(per_s.into());
+                self.started_at.plus(earned.saturating_sub(1_000))
+            }
             _ => at,
         }
     }

@@ -112,10 +112,12 @@ impl Machine {
             return;
         }
         let record = record_of(at, message, ending, queue);
-        if !record.is_ghost() {
-            queue.count_key(record.drop_at(), true);
-        }
         self.keys.remember(&digest, &record);
+        // A key that a purge took away is not remembered, though its message outlived the purge.
+        if !record.is_ghost() && record.seq >= queue.keys_from {
+            queue.count_key(record.drop_at(), true);
+            self.due(Time(record.drop_at()));
+        }
     }
 
     /// Notes that the next checkpoint must write the message.
@@ -131,6 +133,7 @@ impl Machine {
     fn count_place(&mut self, slot: Slot, came: bool) {
         let message = self.messages.at(slot);
         let (place, group, state) = (message.place(), message.group, &message.state);
+        let seq = message.seq;
         let (blocks, holds) = match state {
             State::Leased(_) | State::Parked => (true, false),
             State::Delayed { backoff, .. } => (*backoff, false),
@@ -149,8 +152,10 @@ impl Machine {
             if blocks {
                 step(&mut group.out);
             }
-            if holds {
-                step(&mut group.holds);
+            if holds && came {
+                group.holds.insert(seq);
+            } else if holds {
+                group.holds.remove(&seq);
             }
             if place == Place::Ready {
                 group.ready = if came { group.ready + 1 } else { group.ready.saturating_sub(1) };
@@ -252,6 +257,7 @@ impl Machine {
         };
         group.members.trim(is_here);
         let lead = group.is_deliverable().then(|| lead(group, is_here)).flatten();
+        let lead = lead.filter(|lead| *lead < group.held_from());
         let before = std::mem::replace(&mut group.lead, lead);
         let (queue_id, over) = (group.queue, group.is_over() && group.resident == 0);
         if before != lead

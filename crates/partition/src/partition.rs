@@ -99,6 +99,8 @@ impl<S: Store> Partition<S> {
     pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
         let mut fetch = Fetch::default();
         let (machine, claim) = recover(&mut store, &mut fetch, options.partition, options.seed)?;
+        let mut machine = machine;
+        machine.expect_records(options.memory_bytes / 4);
         let mut partition = Self {
             machine,
             store,

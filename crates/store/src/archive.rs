@@ -16,7 +16,8 @@
 //! Invariants:
 //! - rows are visible together with their `through`, all or nothing, also after a crash;
 //! - a point is looked for in every bucket; in each the newest section that has an entry decides;
-//! - bytes that fail a checksum are never returned: they are [`Error::Corrupt`], by file and offset;
+//! - bytes that fail a checksum are never returned: they are [`Error::Corrupt`], with file and
+//!   offset;
 //! - a missing manifest beside run files is damage, never an empty archive.
 
 use std::collections::HashSet;

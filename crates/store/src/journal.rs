@@ -58,7 +58,8 @@ use recover::recover;
 use shelf::Shelf;
 use writer::Writer;
 
-/// Called whenever something advanced or failed.
+/// Called whenever something advanced or failed. The store may hold locks of its own meanwhile: it
+/// should wake somebody and return, and must not call back.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// A journal that was recovered. Clones share it.
@@ -80,6 +81,8 @@ struct Core {
     writer: Mutex<Writer>,
     growing: Mutex<Growing>,
     shelf: Mutex<Shelf>,
+    /// The last batch that was appended.
+    appended: AtomicU64,
     /// The last durable batch. The same as in the shelf, for those who ask often.
     durable: AtomicU64,
     /// The rows hold everything up to here.
@@ -175,6 +178,7 @@ impl Journal {
             writer: Mutex::new(writer),
             growing: Mutex::new(Growing::default()),
             shelf: Mutex::new(shelf),
+            appended: AtomicU64::new(tail.last()),
             durable: AtomicU64::new(tail.last()),
             through: AtomicU64::new(bounds.through),
             no_spare: AtomicBool::new(false),
@@ -201,6 +205,7 @@ impl Journal {
         loop {
             self.core.stop.check()?;
             if self.core.inbox.push(&self.core.options, epoch, sequence, length, batch) {
+                self.core.appended.store(sequence, Ordering::Release);
                 return Ok(());
             }
             if !self.core.flush()? && self.core.inbox.is_full(&self.core.options, length) {
@@ -257,8 +262,8 @@ impl Journal {
 
     /// Whether everything that was appended is durable.
     pub fn is_drained(&self) -> bool {
-        let writer = lock(&self.core.writer);
-        !writer.has_batches() && self.core.inbox.is_empty()
+        let appended = self.core.appended.load(Ordering::Acquire);
+        self.core.durable.load(Ordering::Acquire) >= appended
     }
 
     /// Makes everything durable, seals it and stops the journal for good.

@@ -40,7 +40,7 @@ fn answer(
     let (key, group) = (claim.content.key(), claim.content.group());
     let digest = machine.scoped(queue, claim.digest, key, group);
     let asked = Asked { queue, digest, fingerprint: &claim.fingerprint, claim: true };
-    send::known(machine, stamp.at, &asked, out)?;
+    let released = send::known(machine, stamp.at, &asked, out)?;
     send::check_date(queue, stamp.at, key, claim.issued_at)?;
     send::check_room(machine, queue, stamp.at, claim.content.size() as u64)?;
 
@@ -49,6 +49,7 @@ fn answer(
     // In a queue that parks, who takes a key has begun: it may be half done when it is lost.
     let begun = queue.config.on_lost == OnLost::Park;
     let lease = ClaimLease { fence, deadline, worker: claim.worker, begun };
+    out.decisions.extend(released);
     out.decisions.push(Decision::Accepted(Box::new(Accepted {
         seq,
         queue: queue.id,

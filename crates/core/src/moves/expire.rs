@@ -181,8 +181,11 @@ pub(crate) fn apply_died(machine: &mut Machine, at: Time, digest: &Digest, error
     }
     message.remember(event(at, What::Dead, &crate::row::nobody(), &error));
     message.extra().error = Some(error);
+    let queue = message.queue;
     let holds = machine.holds_group(slot);
     machine.relocate(slot, State::Dead { at, holds });
+    // Left in front, it would pass for one that can be handed out.
+    crate::moves::receive::trim(machine, queue);
 }
 
 /// A claim is over without an answer: its key is free again.

@@ -11,6 +11,7 @@ use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Slot, State};
+use crate::moves::send::wake;
 use crate::outcome::{Effect, Outcome, Refusal};
 use crate::queue::{self, Queue};
 use crate::record::{End, What};
@@ -52,6 +53,9 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, out: &mut Verdict) {
         victims.iter().map(|slot| machine.messages.at(*slot).digest).collect();
     out.effects.extend(digests.iter().map(|digest| Effect::Ended { digest: *digest }));
     out.decisions.push(Decision::Purged { queue: queue.id, digests, finished });
+    if finished && !purge.delete {
+        out.effects.push(wake(queue)); // Younger ones may have waited behind those that went.
+    }
 }
 
 fn victims(machine: &Machine, queue: &Queue, below: Seq, delete: bool) -> Vec<Slot> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::command::{LeaseName, Receive};
-use crate::config::Guarantee;
+use crate::config::{Guarantee, OnGroupDead};
 use crate::content::Invalid;
 use crate::decision::{Decision, Leased};
 use crate::ids::{Fence, Seq, Stamp, Time};
@@ -11,6 +11,7 @@ use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Remembered, Verdict};
 use crate::message::{Lease, Message, Slot, State};
+use crate::moves::send::wake;
 use crate::outcome::{Delivery, Effect, Outcome, Place, Refusal};
 use crate::queue::Queue;
 use crate::record::End;
@@ -41,7 +42,7 @@ fn deliveries(
         return Err(Refusal::Invalid(Invalid::LeaseLength(lease_ms)));
     }
     let id = receive.receive_id.as_ref();
-    let id = id.map(|id| Digest::of_receive(&queue.name.tenant, &queue.name.queue, id));
+    let id = id.map(|id| Digest::of_receive(queue.id, id));
     if let Some(remembered) = id.and_then(|id| machine.receives.by_id.get(&id))
         && remembered.until > stamp.at
     {
@@ -52,6 +53,9 @@ fn deliveries(
     }
     let taken = take(machine, queue, stamp.at, &receive, out);
     if taken.is_empty() {
+        if !out.decisions.is_empty() {
+            out.effects.push(wake(queue)); // Those in front died; there may be more behind.
+        }
         return Ok(Vec::new());
     }
     let deadline = stamp.at.plus(lease_ms);
@@ -142,9 +146,15 @@ fn take(
             (_, Some((_, digest))) => {
                 groups.next();
                 let Some(group) = machine.groups.get(digest) else { continue };
-                let most = if receive.several_per_group { max - taken.len() } else { 1 };
-                for (_, slot) in group.members.oldest(is_here).take(most) {
+                let most = if receive.several_per_group { max } else { taken.len() + 1 };
+                let members = group.members.oldest(is_here);
+                for (_, slot) in members.take_while(|(seq, _)| *seq < group.held_from()) {
+                    let dies = messages.at(slot).ttl_at <= at;
                     offer(slot, &mut taken);
+                    let holds = dies && queue.config.on_group_dead == OnGroupDead::Park;
+                    if holds || taken.len() >= most {
+                        break;
+                    }
                 }
             }
             _ => break,

@@ -6,13 +6,14 @@
 
 use crate::command::{QueueName, Redrive, Select};
 use crate::content::Invalid;
-use crate::decision::{Decision, QueueId, RedriveStarted};
-use crate::ids::{Seq, Stamp, Time};
+use crate::decision::{Decision, Next, QueueId, RedriveStarted};
+use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Message, State};
 use crate::moves::send::wake;
+use crate::moves::settle::go;
 use crate::outcome::{Outcome, Place, RedriveView, Refusal};
 use crate::queue::{Job, Queue};
 use crate::record::What;
@@ -235,6 +236,8 @@ pub(crate) fn apply(
         message.attempts = 0;
         message.ttl_at = Time::NEVER; // Its time was over; somebody gave it more.
         message.remember(event(at, What::Redriven, &nobody(), ""));
-        machine.relocate(slot, State::Ready);
+        // A claim has nothing to deliver: its key is free again.
+        let next = if message.claim { Next::Freed } else { Next::Ready };
+        go(machine, at, slot, Fence(0), next);
     }
 }

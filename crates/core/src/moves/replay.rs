@@ -49,6 +49,9 @@ fn replayed(
         return Err(Refusal::Invalid(Invalid::State("discarded")));
     }
     let (content, fingerprint) = replay.content.ok_or(Refusal::Invalid(Invalid::BodyGone))?;
+    if content.key() != &*replay.key.key {
+        return Err(Refusal::Invalid(Invalid::OtherKey));
+    }
     let differs = record.fingerprint.differs(&fingerprint);
     if !differs.is_empty() {
         return Err(Refusal::Conflict(differs));

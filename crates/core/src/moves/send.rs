@@ -1,7 +1,5 @@
 //! A message comes in, or the same one again.
 
-use std::sync::Arc;
-
 use crate::command::Send;
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
 use crate::content::{Content, Invalid};
@@ -32,11 +30,12 @@ fn answer(
     let queue = machine.queues.named(&send.queue).ok_or(Answer::NoSuchQueue)?;
     check_for(queue, &send.content)?;
     let content = &send.content;
-    let keyless = content.key().is_empty();
+    let keyless = !content.has_key();
     let digest = machine.scoped(queue, send.digest, content.key(), content.group());
+    let mut released = None;
     if !keyless {
         let asked = Asked { queue, digest, fingerprint: &send.fingerprint, claim: false };
-        known(machine, stamp.at, &asked, out)?;
+        released = known(machine, stamp.at, &asked, out)?;
         check_date(queue, stamp.at, content.key(), send.issued_at)?;
     }
     check_room(machine, queue, stamp.at, content.size() as u64)?;
@@ -49,6 +48,7 @@ fn answer(
     if due.is_none() {
         out.effects.push(wake(queue));
     }
+    out.decisions.extend(released);
     out.decisions.push(Decision::Accepted(Box::new(Accepted {
         seq,
         queue: queue.id,
@@ -64,7 +64,7 @@ fn answer(
 }
 
 pub(crate) fn wake(queue: &Queue) -> Effect {
-    Effect::Wake { tenant: Arc::clone(&queue.name.tenant), queue: Arc::clone(&queue.name.queue) }
+    Effect::Wake(queue.id)
 }
 
 /// What is wrong with a send whatever the queue.
@@ -81,7 +81,7 @@ fn check(send: &Send) -> Result<(), Answer> {
 /// What is wrong with a message in this queue.
 pub(crate) fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> {
     let config = &queue.config;
-    if content.key().is_empty() && config.guarantee != Guarantee::AtLeastOnce {
+    if !content.has_key() && config.guarantee != Guarantee::AtLeastOnce {
         return Err(Answer::Invalid(Invalid::MissingKey));
     }
     if content.group().is_none() && config.dedup_scope == DedupScope::Group {
@@ -145,37 +145,64 @@ pub(crate) struct Asked<'a> {
     pub(crate) claim: bool,
 }
 
-/// The answer for a known key, as an error: it ends the send. Nothing for an unknown key.
+/// The answer for a known key, as an error: it ends the send. For an unknown key, what has to be
+/// decided about an older message under it before a new one is accepted, and only then.
 pub(crate) fn known(
     machine: &Machine,
     at: Time,
     asked: &Asked<'_>,
     out: &mut Verdict,
-) -> Result<(), Answer> {
+) -> Result<Option<Decision>, Answer> {
     let counted = Decision::Counted { digest: asked.digest, queue: asked.queue.id };
     match machine.keys.find(&machine.messages, &asked.digest) {
         Some(Known::Living(slot)) => {
             let message = machine.messages.at(slot);
+            if let Some(purged) = purged(machine, message, asked) {
+                return Ok(Some(purged));
+            }
             let id = message.id(machine.partition);
             conflict(&message.fingerprint, asked, id, message.accepted_at)?;
-            let rerun = dead_again(machine, message, asked, out)?;
-            if rerun {
-                return Ok(());
+            let over = message.ttl_at <= at
+                && matches!(message.place(), Place::Ready | Place::Delayed);
+            if over {
+                // Left to the rows it was not swept in time; it is dead all the same.
+                let error = crate::moves::expire::OVER.into();
+                out.decisions.push(Decision::Died { digest: message.digest, error });
+                out.effects.push(Effect::Ended { digest: message.digest });
+            }
+            if (over || message.place() == Place::Dead)
+                && let Some(released) = dead_again(machine, message, asked, out)?
+            {
+                return Ok(Some(released));
             }
             out.decisions.push(counted);
-            Err(alive(machine, message))
+            Err(if over { died(machine, message) } else { alive(machine, message) })
         }
         Some(Known::Record(record)) if is_remembered(&record, asked.queue, at) => {
             let id = record.id(machine.partition);
             conflict(&record.fingerprint, asked, id, record.accepted_at)?;
             if record.end == End::Discarded && asked.queue.config.on_dead != OnDead::Pin {
-                return Ok(());
+                return Ok(None);
             }
             out.decisions.push(counted);
             Err(remembered(machine, *record))
         }
-        _ => Ok(()),
+        _ => Ok(None),
     }
+}
+
+/// A message that waits to be purged together with its key, in this queue or in an older one of
+/// the same name: whoever sends now sends something new.
+fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) -> Option<Decision> {
+    let queue = machine.queues.get(message.queue)?;
+    let purge = queue.purge.as_ref().filter(|purge| purge.keys)?;
+    let goes = purge.delete || message.place() != Place::Leased;
+    if message.seq >= purge.below || !goes {
+        return None;
+    }
+    debug_assert!(queue.id == asked.queue.id || purge.delete);
+    let digests = vec![message.digest];
+    Some(Decision::Purged { queue: queue.id, digests, finished: false })
 }
 
 /// Whether the record still speaks for its key.
@@ -193,21 +220,18 @@ fn conflict(
     if differs.is_empty() { Ok(()) } else { Err(Answer::Conflict { differs, id, accepted_at }) }
 }
 
-/// What `on_dead` makes of a send under the key of a dead message: true where the key is released
-/// and the send goes on as a new one.
+/// What `on_dead` makes of a send under the key of a dead message: how the key is released, where
+/// the send goes on as a new one.
 fn dead_again(
     machine: &Machine,
     message: &Message,
     asked: &Asked<'_>,
     out: &mut Verdict,
-) -> Result<bool, Answer> {
-    if message.place() != Place::Dead {
-        return Ok(false);
-    }
+) -> Result<Option<Decision>, Answer> {
     // A claim has nothing to run again, and a claimer wants to do the work itself.
     let cannot_rerun = message.claim || asked.claim;
     match asked.queue.config.on_dead {
-        OnDead::Pin => Ok(false),
+        OnDead::Pin => Ok(None),
         OnDead::Rerun if !cannot_rerun => {
             out.decisions.push(Decision::Rerun { digest: message.digest });
             out.effects.push(wake(asked.queue));
@@ -215,10 +239,17 @@ fn dead_again(
             Err(Answer::Accepted { id, place: Place::Ready, at: message.accepted_at })
         }
         OnDead::Rerun | OnDead::Release => {
-            out.decisions
-                .push(Decision::Forgotten { digest: message.digest, queue: message.queue });
-            Ok(true)
+            Ok(Some(Decision::Forgotten { digest: message.digest, queue: message.queue }))
         }
+    }
+}
+
+fn died(machine: &Machine, message: &Message) -> Answer {
+    Answer::Dead {
+        id: message.id(machine.partition),
+        accepted_at: message.accepted_at,
+        attempts: message.attempts,
+        error: crate::moves::expire::OVER.into(),
     }
 }
 
@@ -314,7 +345,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
 
 pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
     let group = content.group().filter(|_| queue.config.order == Order::Group)?;
-    Some(Digest::of_group(&queue.name.tenant, &queue.name.queue, group))
+    Some(Digest::of_group(queue.id, group))
 }
 
 /// A ghost hands its history on to the next life of its key.
@@ -331,6 +362,7 @@ pub(crate) fn apply_rerun(machine: &mut Machine, at: Time, digest: &Digest) {
         return;
     }
     message.attempts = 0;
+    message.ttl_at = Time::NEVER; // As with a redrive: somebody gave it more time.
     message.remember(event(at, What::Rerun, &nobody(), ""));
     machine.relocate(slot, State::Ready);
 }

@@ -16,8 +16,8 @@ use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Message, Settlement, Slot, State};
 use crate::moves::expire::{after_failure, free};
-use crate::moves::send::wake;
-use crate::outcome::{Effect, Outcome, Place, Relay, Settled};
+use crate::moves::send::{check_for, wake};
+use crate::outcome::{Answer, Effect, Outcome, Place, Relay, Settled};
 use crate::places::keys::Known;
 use crate::queue::Queue;
 use crate::record::{End, What};
@@ -41,7 +41,8 @@ fn answer(
     let name = settle.lease;
     let message = match machine.keys.find(&machine.messages, &name.digest) {
         Some(Known::Living(slot)) => machine.messages.at(slot),
-        Some(Known::Record(record)) => {
+        // A key past its time is unknown, whether or not it has been swept.
+        Some(Known::Record(record)) if record.expires_at > stamp.at => {
             let is_same = record.fence == name.fence && record.seq == name.seq;
             return Err(match (record.end, settle.verb) {
                 (End::Done, Verb::Done { .. }) if is_same => ok(Place::Done, None),
@@ -52,7 +53,7 @@ fn answer(
                 _ => lost(None, None),
             });
         }
-        None => return Err(lost(None, None)),
+        _ => return Err(lost(None, None)),
     };
     let held = message.lease().filter(|lease| lease.fence == name.fence);
     if message.seq != name.seq || held.is_none() {
@@ -141,9 +142,8 @@ impl Holder<'_> {
             let Some(target) = self.machine.queues.named(&emit.queue) else {
                 return Err(Settled::NoSuchQueue { emit: place });
             };
-            let (bytes, max) = (emit.content.body().len() as u64, target.config.max_body_bytes);
-            if bytes > max {
-                return Err(Settled::Invalid(Invalid::BodyTooLarge { bytes, max }));
+            if let Some(delay) = emit.delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
+                return Err(Settled::Invalid(Invalid::Delay(delay)));
             }
             if emit.content.key().is_empty() {
                 if emit.name.is_empty() {
@@ -152,6 +152,10 @@ impl Holder<'_> {
                 let parent = self.parent_key();
                 let key = key::derive(&parent, self.message.generation, &emit.name);
                 emit.content = with_key(&emit.content, &key).map_err(Settled::Invalid)?;
+            }
+            // Whatever its queue will never take must not be tried for ever.
+            if let Err(Answer::Invalid(invalid)) = check_for(target, &emit.content) {
+                return Err(Settled::Invalid(invalid));
             }
         }
         Ok(emits)

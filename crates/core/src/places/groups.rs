@@ -5,6 +5,8 @@
 //!
 //! Invariant: a message in memory has its group in memory.
 
+use std::collections::BTreeSet;
+
 use hashbrown::HashTable;
 
 use crate::codec::{BadBytes, Reader, Write};
@@ -20,8 +22,9 @@ pub(crate) struct Group {
     pub(crate) queue: QueueId,
     /// Members out with workers or waiting for another attempt: nobody else gets a turn.
     pub(crate) out: u32,
-    /// Dead members that hold the younger ones.
-    pub(crate) holds: u32,
+    /// Dead members that hold the younger ones. A follower that dies of age holds too, so there
+    /// may be several; as many as died unnoticed, and no more.
+    pub(crate) holds: BTreeSet<Seq>,
     /// Messages in memory that belong to it, in whatever place. Not durable.
     pub(crate) resident: u32,
     /// Members that are ready, in memory or not.
@@ -42,7 +45,7 @@ impl Group {
             digest,
             queue,
             out: 0,
-            holds: 0,
+            holds: BTreeSet::new(),
             ready: 0,
             resident: 0,
             members: Ready::default(),
@@ -54,17 +57,22 @@ impl Group {
     }
 
     pub(crate) fn is_deliverable(&self) -> bool {
-        self.out == 0 && self.holds == 0 && self.ready > 0
+        self.out == 0 && self.ready > 0
+    }
+
+    /// Members from here on wait for a dead one. Those in front of it do not.
+    pub(crate) fn held_from(&self) -> Seq {
+        self.holds.first().copied().unwrap_or(Seq::MAX)
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.out == 0 && self.holds == 0 && self.ready == 0
+        self.out == 0 && self.holds.is_empty() && self.ready == 0
     }
 
     /// What its row says, without the members.
     pub(crate) fn clone_row(&self) -> Self {
         let mut row = Self::new(self.digest, self.queue);
-        (row.out, row.holds, row.ready) = (self.out, self.holds, self.ready);
+        (row.out, row.holds, row.ready) = (self.out, self.holds.clone(), self.ready);
         (row.lead, row.lead_row) = (self.lead, self.lead_row);
         row
     }
@@ -73,7 +81,10 @@ impl Group {
         out.u8(point::GROUP);
         out.number(self.queue.into());
         out.number(self.out.into());
-        out.number(self.holds.into());
+        out.number(self.holds.len() as u64);
+        for seq in &self.holds {
+            out.number(*seq);
+        }
         out.number(self.ready);
         out.optional(self.lead);
     }
@@ -87,7 +98,9 @@ impl Group {
         }
         let mut group = Self::new(digest, reader.u32("queue")?);
         group.out = reader.u32("out")?;
-        group.holds = reader.u32("holds")?;
+        for _ in 0..reader.count("holds")? {
+            group.holds.insert(reader.number("holds")?);
+        }
         group.ready = reader.number("ready")?;
         group.lead = None;
         group.lead_row = reader.optional("lead")?;

@@ -21,6 +21,8 @@ use crate::row::{RowKey, RowSink, point};
 #[derive(Debug)]
 pub(crate) struct Keys {
     seed: u64,
+    /// How much of records a generation is expected to hold.
+    room: usize,
     living: HashTable<(u64, Slot)>,
     current: Generation,
     frozen: Option<Arc<Generation>>,
@@ -83,17 +85,20 @@ impl Generation {
         let digest_at = |at: u32| {
             arena.get(at as usize..).and_then(|bytes| bytes.first_chunk().copied()).map(Digest)
         };
-        let found = self.index.find_mut(hash, |known| {
-            known.check == entry.check && digest_at(known.at) == Some(*digest)
-        });
-        match found {
-            Some(known) => *known = entry,
-            None => {
-                let rehash =
-                    |entry: &Entry| digest_at(entry.at).map_or(0, |digest| digest.spread(seed));
-                self.index.insert_unique(hash, entry, rehash);
-            }
-        }
+        let known = self.index.entry(
+            hash,
+            |known| known.check == entry.check && digest_at(known.at) == Some(*digest),
+            |known| digest_at(known.at).map_or(0, |digest| digest.spread(seed)),
+        );
+        known.and_modify(|known| *known = entry).or_insert(entry);
+    }
+
+    /// Room for as many records without incident as fit into `bytes`: a table that grows under
+    /// load makes its callers wait, and first touches of memory are dear.
+    fn with_room(bytes: usize) -> Self {
+        let records = bytes / (DIGEST + 60 + 2 * size_of::<Entry>());
+        let index = HashTable::with_capacity(records);
+        Self { arena: Vec::with_capacity(bytes), index, ..Self::default() }
     }
 
     /// About how much memory it takes.
@@ -154,6 +159,7 @@ impl Keys {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             seed,
+            room: 0,
             living: HashTable::new(),
             current: Generation::default(),
             frozen: None,
@@ -262,7 +268,7 @@ impl Keys {
     /// Starts a new generation; the old one is what the checkpoint writes.
     pub(crate) fn freeze(&mut self) -> Arc<Generation> {
         debug_assert!(self.frozen.is_none(), "one checkpoint at a time");
-        let next = self.spare.take().unwrap_or_default();
+        let next = self.spare.take().unwrap_or_else(|| Generation::with_room(self.room));
         let frozen = Arc::new(std::mem::replace(&mut self.current, next));
         self.frozen = Some(Arc::clone(&frozen));
         frozen
@@ -273,6 +279,14 @@ impl Keys {
         if let Some(mut generation) = self.frozen.take().and_then(Arc::into_inner) {
             generation.clear();
             self.spare = Some(generation);
+        }
+    }
+
+    /// Makes room for what comes between two checkpoints.
+    pub(crate) fn expect(&mut self, bytes: usize) {
+        self.room = bytes;
+        if self.current.index.is_empty() {
+            self.current = Generation::with_room(bytes);
         }
     }
 

@@ -10,7 +10,9 @@
 //! waits in `returned` under its old number.
 //!
 //! Invariants:
-//! - head and tail ascend; head < gap.from, gap.to <= tail;
+//! - head and tail ascend; gap.to <= tail;
+//! - what is in memory but not in front of the gap, since somebody asked for it by its key, waits
+//!   until the gap is read up to it;
 //! - an entry may be stale: it counts only if its slot still holds that message in this place.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -87,6 +89,19 @@ impl Ready {
         &'a self,
         is_here: impl Fn(Seq, Slot) -> bool + 'a,
     ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
+        let cold_from = self.cold_from();
+        self.merged(is_here).take_while(move |(seq, _)| *seq < cold_from)
+    }
+
+    /// From here on there may be older ones in the rows.
+    fn cold_from(&self) -> Seq {
+        self.gap.map_or(Seq::MAX, |gap| gap.from)
+    }
+
+    fn merged<'a>(
+        &'a self,
+        is_here: impl Fn(Seq, Slot) -> bool + 'a,
+    ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
         let mut head = self.head.iter().map(|entry| (entry.seq, entry.slot)).peekable();
         let mut returned = self.returned.iter().map(|(seq, slot)| (*seq, *slot)).peekable();
         let merged = std::iter::from_fn(move || match (head.peek(), returned.peek()) {
@@ -106,17 +121,22 @@ impl Ready {
         &'a self,
         is_here: impl Fn(Seq, Slot) -> bool + Copy + 'a,
     ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
-        let tail = self.tail.iter().map(|entry| (entry.seq, entry.slot));
-        self.oldest(is_here).chain(tail.filter(move |(seq, slot)| is_here(*seq, *slot)))
+        // What left the tail and came back is in both, and its old entry is here again.
+        let tail = self.tail.iter().filter(|entry| !self.returned.contains_key(&entry.seq));
+        let tail = tail.map(|entry| (entry.seq, entry.slot));
+        self.merged(is_here).chain(tail.filter(move |(seq, slot)| is_here(*seq, *slot)))
     }
 
     pub(crate) fn gap(&self) -> Option<Gap> {
         self.gap
     }
 
-    /// About how many entries are in front of the gap.
-    pub(crate) fn in_front(&self) -> usize {
-        self.head.len() + self.returned.len()
+    /// Whether at least `count` entries, as far as known, are in front of the gap.
+    pub(crate) fn has_in_front(&self, count: usize) -> bool {
+        let cold_from = self.cold_from();
+        let head = self.head.partition_point(|entry| entry.seq < cold_from);
+        let missing = count.saturating_sub(head);
+        self.returned.range(..cold_from).take(missing).count() >= missing
     }
 
     /// The gap was read up to `from`; its messages have been pushed by `admit`.
@@ -169,10 +189,9 @@ impl Ready {
         let ascends = |entries: &VecDeque<Entry>| {
             entries.iter().zip(entries.iter().skip(1)).take(8).all(|(a, b)| a.seq < b.seq)
         };
-        let fits = self.gap.is_none_or(|gap| {
-            self.head.back().is_none_or(|last| last.seq < gap.from)
-                && self.tail.front().is_none_or(|first| gap.to <= first.seq)
-        });
+        let fits = self
+            .gap
+            .is_none_or(|gap| self.tail.front().is_none_or(|first| gap.to <= first.seq));
         ascends(&self.head) && ascends(&self.tail) && fits
     }
 }

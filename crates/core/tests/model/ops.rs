@@ -1,5 +1,7 @@
 //! What a random caller may do: few names, so that they collide often.
 
+use std::fmt;
+
 use hapax_core::{
     Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
 };
@@ -9,7 +11,7 @@ use proptest::sample::select;
 /// One step of a case. Names are small numbers; [`super::run`] gives them meaning.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Configure { queue: u8, config: Box<Config>, if_version: Option<u64> },
+    Configure { queue: u8, config: Laws, if_version: Option<u64> },
     Delete { queue: u8 },
     Pause { queue: u8 },
     Resume { queue: u8 },
@@ -39,6 +41,20 @@ pub enum Op {
     Thaw,
     /// So much of each place stays in memory.
     Evict { keep: usize },
+}
+
+/// A configuration that prints only what is not the usual.
+#[derive(Clone)]
+pub struct Laws(pub Box<Config>);
+
+impl fmt::Debug for Laws {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let usual = Config { max_body_bytes: 64, retry_horizon_ms: 500, ..Config::default() };
+        let (laws, usual) = (format!("{:?}", self.0), format!("{usual:?}"));
+        let usual: Vec<&str> = usual.split(", ").collect();
+        let own: Vec<&str> = laws.split(", ").filter(|part| !usual.contains(part)).collect();
+        f.write_str(&own.join(", "))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -132,7 +148,7 @@ pub fn case() -> impl Strategy<Value = Case> {
     (select(vec![2usize, 5, usize::MAX]), queues, ops).prop_map(|(page, queues, mut ops)| {
         let first = queues.into_iter().zip(0..).map(|(config, queue)| Op::Configure {
             queue,
-            config: Box::new(config),
+            config: Laws(Box::new(config)),
             if_version: None,
         });
         ops.splice(0..0, first);
@@ -303,7 +319,7 @@ fn operate() -> impl Strategy<Value = Op> {
         1 => (0..=QUEUES, config(), prop::option::weighted(0.3, 0u64..4)).prop_map(
             |(queue, config, if_version)| Op::Configure {
                 queue,
-                config: Box::new(config),
+                config: Laws(Box::new(config)),
                 if_version,
             }
         ),

@@ -71,6 +71,22 @@ pub fn check_in(modes: &[Mode], script: &str) {
     }
 }
 
+/// The world after a script that is not about its answers.
+pub fn after(script: &str) -> World {
+    let mut run = Run::new(Mode::Plain);
+    run.script(script);
+    run.world
+}
+
+/// What a world answers to one line.
+pub fn say_to(world: &mut World, line: &str) -> String {
+    let mut run = Run::new(Mode::Plain);
+    std::mem::swap(&mut run.world, world);
+    let answer = run.say(line.trim(), false);
+    std::mem::swap(&mut run.world, world);
+    answer
+}
+
 struct Run {
     world: World,
     mode: Mode,
@@ -139,14 +155,14 @@ impl Run {
             (Mode::Checkpoint, _) => world.checkpoint(),
             (Mode::Evict, _) => {
                 world.checkpoint();
-                world.evict();
+                world.evict_keeping(1);
             }
             (Mode::Frozen | Mode::Abandoned, true) => world.freeze(),
             (Mode::Frozen, false) => world.thaw(),
             (Mode::Abandoned, false) => world.crash(),
             (Mode::Cold, _) => {
                 world.checkpoint();
-                world.evict();
+                world.evict_keeping(1);
                 world.crash();
             }
         }
@@ -156,10 +172,19 @@ impl Run {
 
     fn say(&mut self, line: &str, in_detail: bool) -> String {
         let mut words = Words::new(line);
-        let verb = words.next();
-        if let Some(named) = words.queue.clone() {
-            self.queue = named;
+        match words.queue.take() {
+            Some(named) => {
+                let before = std::mem::replace(&mut self.queue, named);
+                let answer = self.answer(words, in_detail);
+                self.queue = before;
+                answer
+            }
+            None => self.answer(words, in_detail),
         }
+    }
+
+    fn answer(&mut self, mut words: Words, in_detail: bool) -> String {
+        let verb = words.next();
         let now = self.world.at;
         let outcome = match verb.as_str() {
             "wait" => {
@@ -210,7 +235,7 @@ impl Run {
             }
             "evict" => {
                 self.world.thaw();
-                self.world.evict();
+                self.world.evict_keeping(1);
             }
             "random" => self.world.random = words.next().parse().unwrap(),
             _ => self.full = words.next() == "full",

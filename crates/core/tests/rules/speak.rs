@@ -169,9 +169,14 @@ fn key(view: &KeyView, fields: &[String], now: Time) -> String {
         return format!("{} attempts={}", view.place.as_str(), record.attempts);
     }
     let told = fields.iter().map(|field| match field.as_str() {
+        // Duplicates are not journaled: only a process that lives on can tell of them.
         "history" => {
+            let events = view.history.iter().filter(|event| event.what != What::Duplicate);
+            format!("history={}", events.map(event).collect::<Vec<_>>().join(","))
+        }
+        "everything" => {
             let events = view.history.iter().map(event);
-            format!("history={}", events.collect::<Vec<_>>().join(","))
+            format!("everything={}", events.collect::<Vec<_>>().join(","))
         }
         "events" => format!("events={}", view.history.len()),
         "generation" => format!("generation={}", record.generation),

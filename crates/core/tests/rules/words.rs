@@ -36,7 +36,7 @@ impl Words {
             word.split_once('=').is_some_and(|(known, _)| known == name)
         };
         let place = self.words.iter().position(is_named)?;
-        Some(repeated(&self.words.remove(place)[name.len() + 1..]))
+        Some(self.words.remove(place)[name.len() + 1..].to_owned())
     }
 
     /// Takes a word where it is there.
@@ -50,8 +50,11 @@ impl Words {
     }
 }
 
-/// `x*300` is three hundred x.
+/// `x*300` is three hundred x, also behind `name=`.
 fn repeated(word: &str) -> String {
+    if let Some((name, value)) = word.split_once('=') {
+        return format!("{name}={}", repeated(value));
+    }
     match word.split_once('*') {
         Some((text, times)) => text.repeat(times.parse().unwrap()),
         None => word.to_owned(),

@@ -9,11 +9,14 @@ use std::collections::BTreeMap;
 
 use hapax_core::{
     Batch, Command, Digest, Effect, Machine, Need, Outcome, RowKey, RowSink, Stamp, Time,
-    read_batch,
+    limits, read_batch,
 };
 
 /// 2023-11-14: a time that dated keys are believed at.
 pub const START: u64 = 1_700_000_000_000;
+
+/// With more messages in memory, looking at all of them after each command takes too long.
+const CHECKED_MAX: usize = 200;
 
 pub struct World {
     pub machine: Machine,
@@ -25,6 +28,8 @@ pub struct World {
     /// What was frozen and is not in the rows yet.
     under_way: Option<(Rows, usize)>,
     pub effects: Vec<Effect>,
+    /// The most rows read at once to refill a head or to go on with a job.
+    pub page: usize,
 }
 
 /// The rows of a store, obviously right.
@@ -67,6 +72,7 @@ impl World {
             rows: Rows::default(),
             under_way: None,
             effects: Vec::new(),
+            page: usize::MAX,
         }
     }
 
@@ -78,7 +84,7 @@ impl World {
         batch.begin(self.at);
         let stamp = Stamp { at: self.at, random: self.random };
         let outcome = self.machine.execute(stamp, command, &mut batch);
-        self.machine.cool();
+        self.cool();
         self.effects.append(&mut batch.effects);
         if !batch.is_empty() {
             self.journal.push(batch.bytes().to_vec());
@@ -97,7 +103,7 @@ impl World {
         let stamp = Stamp { at: self.at, random: self.random };
         let decide = |command| self.machine.execute(stamp, command, &mut batch);
         let outcomes = commands.into_iter().map(decide).collect();
-        self.machine.cool();
+        self.cool();
         self.effects.append(&mut batch.effects);
         if !batch.is_empty() {
             self.journal.push(batch.bytes().to_vec());
@@ -118,6 +124,19 @@ impl World {
         }
         self.at = until;
         self.run(Command::Expire);
+    }
+
+    /// What is in the rows.
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    /// A partition that finds these rows.
+    pub fn reopened(rows: Rows) -> Self {
+        let mut world = Self::new();
+        world.rows = rows;
+        world.crash();
+        world
     }
 
     /// Cuts a checkpoint and makes its rows visible.
@@ -145,6 +164,11 @@ impl World {
         self.machine.thaw();
     }
 
+    /// Leaves as much as possible to the rows, but for `keep` messages at each head.
+    pub fn evict_keeping(&mut self, keep: usize) -> usize {
+        self.machine.evict_keeping(keep, 0, usize::MAX)
+    }
+
     /// Leaves as much as possible to the rows.
     pub fn evict(&mut self) -> usize {
         self.machine.evict(0, usize::MAX)
@@ -158,6 +182,12 @@ impl World {
     /// The process dies, and what comes back sees every decision twice.
     pub fn crash_and_apply_twice(&mut self) {
         self.reopen(2);
+    }
+
+    /// The process dies before its last batch was durable.
+    pub fn crash_and_lose_the_last_batch(&mut self) {
+        self.journal.pop();
+        self.reopen(1);
     }
 
     fn reopen(&mut self, times: usize) {
@@ -184,6 +214,24 @@ impl World {
         self.at = self.at.max(self.machine.now());
     }
 
+    /// The batch is decided: whatever it was, the state must hold together.
+    fn cool(&mut self) {
+        self.machine.cool();
+        if self.machine.usage().messages <= CHECKED_MAX {
+            self.machine.check_invariants();
+        }
+    }
+
+    /// A store may be asked for fewer rows at once; the machine then asks again.
+    fn paged(&self, mut need: Need) -> Need {
+        if let Need::Range { limit, .. } = &mut need
+            && [limits::REFILL, limits::JOB_STEP].contains(limit)
+        {
+            *limit = self.page.min(*limit);
+        }
+        need
+    }
+
     /// Fetches what is needed until nothing more is.
     fn fetch(&mut self, ask: impl Fn(&Machine, &mut Vec<Need>)) {
         let mut needs = Vec::new();
@@ -202,7 +250,9 @@ impl World {
                         }
                         None => self.machine.absent(need),
                     },
-                    Need::Range { from, to, limit, .. } => {
+                    Need::Range { .. } => {
+                        let need = &self.paged(*need);
+                        let Need::Range { from, to, limit, .. } = need else { continue };
                         let rows = self.rows.range(from, to, *limit);
                         for (key, value) in &rows {
                             let warmed = self.machine.warm_row(key, value, &mut more);
@@ -258,4 +308,64 @@ impl Rows {
     pub fn len(&self) -> (usize, usize) {
         (self.points.len(), self.ordered.len())
     }
+
+    /// The rows as text: names, and what they say in lines of hexadecimal behind them.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        for ((digest, drop_at), value) in &self.points {
+            text += &format!("point {} {drop_at}\n", to_hex(&digest.0));
+            text += &to_lines(value.as_deref().unwrap_or_default());
+        }
+        for (key, value) in &self.ordered {
+            text += &format!("row {}\n", to_hex(key));
+            text += &to_lines(value.as_deref().unwrap_or_default());
+        }
+        text
+    }
+
+    /// Reads what `to_text` wrote.
+    pub fn from_text(text: &str) -> Self {
+        let mut rows = Self::default();
+        for (title, value) in entries(text) {
+            let words: Vec<&str> = title.split(' ').collect();
+            match *words.as_slice() {
+                ["point", digest, drop_at] => {
+                    let digest = Digest(from_hex(digest).try_into().expect("16 bytes"));
+                    let drop_at = drop_at.parse().expect("a number");
+                    rows.points.insert((digest, drop_at), Some(value));
+                }
+                ["row", key] => {
+                    rows.ordered.insert(from_hex(key), Some(value));
+                }
+                _ => {}
+            }
+        }
+        rows
+    }
+}
+
+/// The entries of a text: lines that begin at its edge, each with the bytes indented behind it.
+pub fn entries(text: &str) -> Vec<(String, Vec<u8>)> {
+    let mut entries: Vec<(String, Vec<u8>)> = Vec::new();
+    for line in text.lines() {
+        match (line.strip_prefix("  "), entries.last_mut()) {
+            (Some(hex), Some((_, bytes))) => bytes.extend(from_hex(hex)),
+            _ => entries.push((line.to_owned(), Vec::new())),
+        }
+    }
+    entries
+}
+
+/// Bytes as indented lines.
+pub fn to_lines(bytes: &[u8]) -> String {
+    bytes.chunks(48).map(|chunk| format!("  {}\n", to_hex(chunk))).collect()
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| (byte as char).to_digit(16).expect("hexadecimal") as u8;
+    text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }

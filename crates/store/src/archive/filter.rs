@@ -10,10 +10,12 @@
 //!
 //! Invariant: a filter never says "new" of a key that was pushed.
 
-use xorf::{BinaryFuse16, Descriptor, Filter};
+use xorf::{BinaryFuse16, Descriptor};
 
 use super::bounds::{SHARD_BITS_MAX, SHARD_ROWS, SHARD_ROWS_MAX};
 use super::bytes::Decoder;
+use super::section::prefix;
+use crate::PointKey;
 
 #[derive(Debug)]
 enum Shard {
@@ -31,14 +33,45 @@ pub(super) struct Filters {
 }
 
 impl Filters {
-    #[inline]
     pub(super) fn contains(&self, prefix: u64) -> bool {
-        let shard = prefix.checked_shr(self.shift).unwrap_or(0);
-        match self.shards.get(shard as usize) {
-            Some(Shard::Built { filter, .. }) => filter.contains(&prefix),
-            Some(Shard::Empty) => false,
-            Some(Shard::Maybe) | None => true,
+        self.probe(prefix).is_hit()
+    }
+
+    /// Appends the numbers of the keys that may be contained. The places of a group of keys are
+    /// computed first and loaded afterwards: so many more of the loads, nearly all of which miss
+    /// every cache, are under way at once.
+    pub(super) fn candidates(&self, keys: &[PointKey], out: &mut Vec<u32>) {
+        let mut probes = [Probe::NONE; PROBES];
+        for (group, keys) in (0_u32..).zip(keys.chunks(PROBES)) {
+            for (probe, key) in probes.iter_mut().zip(keys) {
+                *probe = self.probe(prefix(key));
+            }
+            for (number, probe) in (group * PROBES as u32..).zip(probes.iter().take(keys.len())) {
+                if probe.is_hit() {
+                    out.push(number);
+                }
+            }
         }
+    }
+
+    /// Where to look for a key. This is the arithmetic of `xorf`, spelled out because the bytes on
+    /// disk depend on it; a test compares the two.
+    #[inline]
+    fn probe(&self, prefix: u64) -> Probe<'_> {
+        let shard = prefix.checked_shr(self.shift).unwrap_or(0);
+        let filter = match self.shards.get(shard as usize) {
+            Some(Shard::Built { filter, .. }) => filter,
+            Some(Shard::Empty) => return Probe { fingerprint: 1, ..Probe::NONE },
+            Some(Shard::Maybe) | None => return Probe::NONE,
+        };
+        let Descriptor { seed, segment_length, segment_length_mask, segment_count_length } =
+            filter.descriptor;
+        let hash = mix(prefix.wrapping_add(seed));
+        let first = ((u128::from(hash) * u128::from(segment_count_length)) >> 64) as u32;
+        let second = (first + segment_length) ^ ((hash >> 18) as u32 & segment_length_mask);
+        let third = (first + 2 * segment_length) ^ (hash as u32 & segment_length_mask);
+        let fingerprint = (hash ^ (hash >> 32)) as u16;
+        Probe { fingerprints: &filter.fingerprints, first, second, third, fingerprint }
     }
 
     /// Memory in use.
@@ -85,6 +118,40 @@ fn put_fingerprints(filter: &BinaryFuse16, out: &mut Vec<u8>) {
     for (pair, fingerprint) in pairs.iter_mut().zip(&filter.fingerprints) {
         *pair = fingerprint.to_le_bytes();
     }
+}
+
+/// How many keys are probed together.
+const PROBES: usize = 32;
+
+/// Three places whose fingerprints a contained key's cancels out.
+#[derive(Clone, Copy, Debug)]
+struct Probe<'a> {
+    fingerprints: &'a [u16],
+    first: u32,
+    second: u32,
+    third: u32,
+    fingerprint: u16,
+}
+
+impl Probe<'_> {
+    /// Looks nowhere and says "maybe".
+    const NONE: Self = Self { fingerprints: &[], first: 0, second: 0, third: 0, fingerprint: 0 };
+
+    #[inline]
+    fn is_hit(&self) -> bool {
+        let at = |place: u32| self.fingerprints.get(place as usize).copied().unwrap_or(0);
+        self.fingerprint ^ at(self.first) ^ at(self.second) ^ at(self.third) == 0
+    }
+}
+
+/// The last steps of MurmurHash3.
+#[inline]
+fn mix(mut hash: u64) -> u64 {
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    hash ^= hash >> 33;
+    hash = hash.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    hash ^ (hash >> 33)
 }
 
 /// A shard as the directory describes it.
@@ -279,6 +346,8 @@ impl Builder {
 
 #[cfg(test)]
 mod tests {
+    use xorf::Filter;
+
     use super::*;
 
     fn keys(count: u64) -> Vec<u64> {
@@ -315,6 +384,36 @@ mod tests {
             let wrong = keys.iter().filter(|key| loaded.contains(**key + 1)).count();
             assert!(wrong <= keys.len() / 1000, "{wrong} false positives of {}", keys.len());
         }
+    }
+
+    #[test]
+    fn a_probe_answers_as_the_library_does() {
+        let keys = keys(300_000);
+        let filters = built(&keys);
+        let others = (0..300_000_u64).map(|n| mix(n ^ 0x5bd1_e995));
+        let all: Vec<u64> = keys.iter().copied().chain(others).collect();
+        let points: Vec<PointKey> =
+            all.iter().map(|key| (u128::from(*key) << 64).to_be_bytes()).collect();
+        let mut candidates = Vec::new();
+        filters.candidates(&points, &mut candidates);
+        let wanted = (0_u32..).zip(&all).filter(|(_, key)| {
+            match &filters.shards[(**key >> filters.shift) as usize] {
+                Shard::Built { filter, .. } => filter.contains(key),
+                Shard::Empty | Shard::Maybe => panic!("every shard was built"),
+            }
+        });
+        assert_eq!(candidates, wanted.map(|(number, _)| number).collect::<Vec<_>>());
+        assert!(candidates.len() < 300_100, "{}", candidates.len());
+    }
+
+    /// Filters are kept on disk: another release of the library must build and read the same.
+    #[test]
+    fn a_filter_has_the_bytes_it_always_had() {
+        let filters = built(&keys(1000));
+        let mut bytes = Vec::new();
+        filters.put_directory(&mut bytes);
+        filters.put_shard(0, &mut bytes);
+        assert_eq!((bytes.len(), crc32c::crc32c(&bytes)), (2846, 1_140_607_533));
     }
 
     #[test]

@@ -96,16 +96,11 @@ impl Reader {
         Ok(())
     }
 
-    /// One pass over all keys per section: the loads of one key do not wait for those of another.
-    #[inline]
+    /// One pass over all keys per section, so that the loads of one key do not wait for another's.
     fn gather_candidates(&mut self, section: &Section, keys: &[PointKey]) {
         self.candidates.clear();
         match &section.filters {
-            Some(filters) => {
-                let numbered = (0_u32..).zip(keys);
-                let may = numbered.filter(|(_, key)| filters.contains(prefix(*key)));
-                self.candidates.extend(may.map(|(number, _)| number));
-            }
+            Some(filters) => filters.candidates(keys, &mut self.candidates),
             None => {
                 let numbered = (0_u32..).zip(keys);
                 let may = numbered.filter(|(_, key)| section.is_in_range(prefix(*key)));

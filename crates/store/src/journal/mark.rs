@@ -1,4 +1,4 @@
-//! The mark: how far the journal was synced when its last window was written, in a file of its own.
+//! The mark: how far the journal was synced before its last window, in a file of its own.
 //!
 //! The headers in the journal say the same, but who cuts a segment short or wipes its end takes
 //! them along. The mark is written without a sync, so that it costs next to nothing: it survives a

@@ -89,10 +89,6 @@ impl Inbox {
         lock(&self.pending).is_full(options, length)
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        lock(&self.pending).batches.frames.is_empty()
-    }
-
     /// Swaps everything pending for `empty`.
     pub(super) fn take(&self, empty: &mut Batches) {
         debug_assert!(empty.frames.is_empty() && empty.bytes.is_empty());

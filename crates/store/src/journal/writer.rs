@@ -44,6 +44,8 @@ pub(super) struct Writer {
     end: Cursor,
     /// The end of what was synced.
     synced: Position,
+    /// The end of what was synced before the last window: what the mark says.
+    proven: Position,
     /// The segment before, until the active one's header is synced.
     rolled: Option<Segment>,
     /// What is being written, and how many of its frames are.
@@ -58,6 +60,7 @@ impl Writer {
             active,
             end: tail,
             synced: tail.synced,
+            proven: tail.synced,
             rolled: None,
             batches: Batches::default(),
             written: 0,
@@ -84,7 +87,6 @@ impl Writer {
 
     /// Fills in the headers of the next `count` frames and writes them.
     fn write(&mut self, core: &Core, count: usize) -> Result<(), Error> {
-        self.write_mark(core)?;
         let seed = Seed::new(core.identity, self.active.id);
         let at = self.end.at.offset;
         let (mut first, mut last) = (usize::MAX, 0);
@@ -124,7 +126,7 @@ impl Writer {
     }
 
     fn write_mark(&mut self, core: &Core) -> Result<(), Error> {
-        let written = self.mark.write(self.synced);
+        let written = self.mark.write(self.proven);
         written.map_err(|error| Error::io("write", &core.volume.describe(mark::NAME), error))
     }
 
@@ -132,6 +134,7 @@ impl Writer {
     fn sync(&mut self, core: &Core) -> Result<(), Error> {
         let synced = self.active.file.sync();
         synced.map_err(|error| core.segment_error("sync", self.active.id, error))?;
+        self.proven = self.synced;
         self.synced = self.end.at;
         let mut shelf = lock(&core.shelf);
         if let Some(rolled) = self.rolled.take() {
@@ -188,6 +191,7 @@ impl Writer {
         self.end.previous = header.checksum;
         self.end.epoch = epoch;
         self.sync(core)?;
+        self.proven = self.synced;
         self.write_mark(core)?;
         let synced = self.mark.sync();
         synced.map_err(|error| Error::io("sync", &core.volume.describe(mark::NAME), error))
@@ -246,6 +250,9 @@ impl Core {
         result.map_err(|error| self.fail(error))?;
         if did {
             (self.wake)();
+            // After everybody was told: nobody waits for it.
+            let marked = lock(&self.writer).write_mark(self);
+            marked.map_err(|error| self.fail(error))?;
         }
         Ok(did)
     }

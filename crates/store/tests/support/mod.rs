@@ -128,10 +128,7 @@ impl Disk {
     pub(crate) fn synced_only(&self) -> Self {
         let old = self.state();
         let names = old.synced_names.clone();
-        let files = old
-            .files
-            .iter()
-            .map(|file| Contents { now: file.synced.clone(), synced: file.synced.clone() });
+        let files = old.files.iter().map(|file| Contents::new(file.synced.clone()));
         let files = files.collect();
         let state = State { synced_names: names.clone(), names, files, ..State::default() };
         Self(Arc::new(Mutex::new(state)))

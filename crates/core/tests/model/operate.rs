@@ -1,0 +1,478 @@
+//! What operators do, and what time does.
+
+use hapax_core::*;
+
+use super::state::*;
+use super::work::{LOST, OVER};
+
+impl Model {
+    pub fn configure(&mut self, configure: &Configure) -> Outcome {
+        let refused = |refusal| Outcome::Refused(refusal);
+        if let Err(invalid) = configure.config.check() {
+            return refused(Refusal::InvalidConfig(invalid));
+        }
+        let (at, next_seq) = (self.at, self.next_seq);
+        let existing = self.queue(&configure.queue.queue);
+        let version = existing.map_or(0, |queue| queue.version);
+        if configure.if_version.is_some_and(|wanted| wanted != version) {
+            return refused(Refusal::VersionChanged(version));
+        }
+        if let Some(queue) = existing {
+            if let Err(invalid) = queue.config.check_change(&configure.config) {
+                return refused(Refusal::InvalidConfig(invalid));
+            }
+            let queue = self.queue_mut(&configure.queue.queue);
+            queue.config = configure.config.clone();
+            queue.version += 1;
+        } else {
+            self.queues.push(Queue {
+                name: configure.queue.clone(),
+                config: configure.config.clone(),
+                version: 1,
+                created_at: at,
+                paused: false,
+                keys_from: next_seq,
+                purge: None,
+                jobs: Default::default(),
+                totals: Stats::default(),
+                rate: (0, Time(0)),
+            });
+        }
+        Outcome::Configured { version: version + 1, created: version == 0 }
+    }
+
+    pub fn pause(&mut self, name: &QueueName, paused: bool) -> Outcome {
+        if self.queue(&name.queue).is_none() {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        }
+        self.queue_mut(&name.queue).paused = paused;
+        Outcome::Ok
+    }
+
+    pub fn purge(&mut self, purge: &Purge) -> Outcome {
+        let below = self.next_seq;
+        if self.queue(&purge.queue.queue).is_none() {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        }
+        let queue = self.queue_mut(&purge.queue.queue);
+        queue.purge = Some((below, purge.keys));
+        if purge.keys {
+            queue.keys_from = below;
+        }
+        Outcome::Ok
+    }
+
+    /// The queue goes, and everything in it, as soon as time is given to it.
+    pub fn delete(&mut self, name: &QueueName) -> Outcome {
+        if self.queue(&name.queue).is_none() {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        }
+        while let Some(index) =
+            self.messages.iter().position(|message| message.queue == *name.queue)
+        {
+            self.purge_one(index, true);
+        }
+        self.queues.retain(|queue| queue.name != *name);
+        Outcome::Ok
+    }
+
+    pub fn purge_one(&mut self, index: usize, keys: bool) {
+        let end = if keys { End::Forgotten } else { End::Discarded };
+        let purged = Some(event(self.at, What::Discarded, &"".into(), "purged"));
+        let error = Some("purged".into());
+        self.end(index, end, Ending { error, event: purged, ..Ending::default() });
+    }
+
+    pub fn look(&self, name: &KeyName) -> Outcome {
+        let Some(queue) = self.queue(&name.queue.queue) else {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        };
+        if let Some(index) = self.named(queue, name) {
+            return Outcome::Key(Box::new(self.messages[index].view()));
+        }
+        let scope = Self::scope(queue, &name.key, name.group.as_deref());
+        let Some(record) = self.remembered(queue, &scope) else {
+            return Outcome::Refused(Refusal::NoSuchKey);
+        };
+        Outcome::Key(Box::new(KeyView {
+            key: Some(name.key.clone()),
+            digest: digest(&scope),
+            place: if record.end == End::Done { Place::Done } else { Place::Discarded },
+            id: record.id(0),
+            deadline: None,
+            content: None,
+            recovery_points: Default::default(),
+            history: told(record, false, true),
+            record: record.clone(),
+        }))
+    }
+
+    pub fn browse(&self, browse: &Browse) -> Outcome {
+        if self.queue(&browse.queue.queue).is_none() {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        }
+        let from = browse.cursor.map_or(0, |cursor| cursor + 1);
+        let mut found: Vec<&Message> = self.messages.iter().collect();
+        found.retain(|message| {
+            message.queue == *browse.queue.queue
+                && message.place() == browse.place
+                && message.seq >= from
+        });
+        found.sort_by_key(|message| message.seq);
+        let limit = browse.limit.max(1);
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| more).map(|message| message.seq);
+        let messages = found.into_iter().map(Message::view).collect();
+        Outcome::Messages { messages, next }
+    }
+
+    pub fn forget(&mut self, name: &KeyName) -> Outcome {
+        let Some(queue) = self.queue(&name.queue.queue) else {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        };
+        let scope = Self::scope(queue, &name.key, name.group.as_deref());
+        if let Some(index) = self.living(&scope) {
+            let place = self.messages[index].place().as_str();
+            return Outcome::Refused(Refusal::Invalid(Invalid::State(place)));
+        }
+        if self.remembered(queue, &scope).is_none() {
+            return Outcome::Refused(Refusal::NoSuchKey);
+        }
+        let forgotten = event(self.at, What::Forgotten, &"".into(), "");
+        let record = self.records.get_mut(&scope).expect("it is remembered");
+        record.end = End::Forgotten;
+        record.result = None;
+        record.history.push(forgotten);
+        Outcome::Ok
+    }
+
+    pub fn replay(&mut self, replay: &Replay) -> Outcome {
+        match self.replayed(replay) {
+            Ok(()) => Outcome::Ok,
+            Err(refusal) => Outcome::Refused(refusal),
+        }
+    }
+
+    fn replayed(&mut self, replay: &Replay) -> Result<(), Refusal> {
+        let name = &replay.key;
+        let queue = self.queue(&name.queue.queue).ok_or(Refusal::NoSuchQueue)?;
+        let scope = Self::scope(queue, &name.key, name.group.as_deref());
+        if let Some(index) = self.living(&scope) {
+            let place = self.messages[index].place().as_str();
+            return Err(Refusal::Invalid(Invalid::State(place)));
+        }
+        let record = self.remembered(queue, &scope).ok_or(Refusal::NoSuchKey)?.clone();
+        if record.end != End::Done {
+            return Err(Refusal::Invalid(Invalid::State("discarded")));
+        }
+        let Some((content, fingerprint)) = replay.content.clone() else {
+            return Err(Refusal::Invalid(Invalid::BodyGone));
+        };
+        let differs = record.fingerprint.differs(&fingerprint);
+        if !differs.is_empty() {
+            return Err(Refusal::Conflict(differs));
+        }
+        if self.store_full {
+            return Err(Refusal::StoreFull);
+        }
+        let ordered = content.group().filter(|_| queue.config.order == Order::Group);
+        let ordered = ordered.map(Into::into);
+        let mut history = record.history;
+        history.push(event(self.at, What::Replayed, &"".into(), ""));
+        self.records.remove(&scope);
+        self.messages.push(Message {
+            queue: scope.0.clone(),
+            digest: digest(&scope),
+            scope: Some(scope),
+            seq: record.seq,
+            content,
+            fingerprint,
+            ordered,
+            claim: false,
+            state: State::Ready,
+            attempts: 0,
+            generation: record.generation + 1,
+            accepted_at: record.accepted_at,
+            leased_at: self.at,
+            ttl_at: Time::NEVER,
+            error: None,
+            points: Default::default(),
+            duplicates: record.duplicates,
+            losses: record.losses,
+            settled: None,
+            worker: None,
+            history,
+        });
+        Ok(())
+    }
+
+    pub fn discard(&mut self, name: &KeyName) -> Outcome {
+        let Some(queue) = self.queue(&name.queue.queue) else {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        };
+        let Some(index) = self.named(queue, name) else {
+            return Outcome::Refused(Refusal::NoSuchKey);
+        };
+        let message = &self.messages[index];
+        if message.place() == Place::Leased {
+            return Outcome::Refused(Refusal::Invalid(Invalid::State("leased")));
+        }
+        let error = message.error.clone().filter(|error| !error.is_empty());
+        let error = Some(error.unwrap_or_else(|| "discarded".into()));
+        let discarded = Some(event(self.at, What::Discarded, &"".into(), ""));
+        let ending = Ending { error, event: discarded, ..Ending::default() };
+        self.end(index, End::Discarded, ending);
+        Outcome::Ok
+    }
+
+    pub fn resolve(&mut self, resolve: &Resolve) -> Outcome {
+        let Some(queue) = self.queue(&resolve.key.queue.queue) else {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        };
+        let max = queue.config.max_body_bytes;
+        let Some(index) = self.named(queue, &resolve.key) else {
+            return Outcome::Refused(Refusal::NoSuchKey);
+        };
+        let at = self.at;
+        let message = &mut self.messages[index];
+        if message.place() != Place::Parked {
+            let place = message.place().as_str();
+            return Outcome::Refused(Refusal::Invalid(Invalid::State(place)));
+        }
+        match &resolve.resolution {
+            Resolution::Done(result) => {
+                let bytes = result.as_ref().map_or(0, |result| result.body.len() as u64);
+                if bytes > max {
+                    let invalid = Invalid::BodyTooLarge { bytes, max };
+                    return Outcome::Refused(Refusal::Invalid(invalid));
+                }
+                message.tell(at, What::Resolved, &"".into(), "done");
+                let queue = message.queue.clone();
+                self.queue_mut(&queue).totals.done_total += 1;
+                let ending = Ending { result: result.clone(), ..Ending::default() };
+                self.end(index, End::Done, ending);
+            }
+            Resolution::Retry => {
+                message.tell(at, What::Resolved, &"".into(), "retry");
+                let next = if message.claim { Next::Freed } else { Next::Ready };
+                self.go(index, next);
+            }
+        }
+        Outcome::Ok
+    }
+
+    pub fn redrive(&mut self, redrive: &Redrive) -> Outcome {
+        match self.redriven(redrive) {
+            Ok(view) => Outcome::Redrive(view),
+            Err(refusal) => Outcome::Refused(refusal),
+        }
+    }
+
+    fn redriven(&mut self, redrive: &Redrive) -> Result<RedriveView, Refusal> {
+        let (id, name) = (redrive.id.to_string(), &redrive.queue.queue);
+        if redrive.per_s == Some(0) || redrive.select == Select::Keys(Vec::new()) {
+            return Err(Refusal::Invalid(Invalid::Redrive));
+        }
+        let queue = self.queue(name).ok_or(Refusal::NoSuchQueue)?;
+        if let Some(job) = queue.jobs.get(&id) {
+            return Ok(job.view.clone());
+        }
+        if self.store_full {
+            return Err(Refusal::StoreFull);
+        }
+        let (mut matched, mut moved, mut done) = (0, 0, false);
+        let mut job = Job {
+            view: RedriveView {
+                id: redrive.id.clone(),
+                matched,
+                moved,
+                done,
+                dry_run: redrive.dry_run,
+            },
+            error_contains: None,
+            group: None,
+            dead_before: self.at.plus(1),
+            per_s: redrive.per_s,
+            started_at: self.at,
+            cursor: 0,
+        };
+        match &redrive.select {
+            Select::All => {}
+            Select::Filter { error_contains, group, dead_before } => {
+                job.error_contains.clone_from(error_contains);
+                job.group.clone_from(group);
+                job.dead_before = dead_before.unwrap_or(job.dead_before);
+            }
+            Select::Keys(keys) => {
+                done = true;
+                let mut scopes: Vec<Scope> =
+                    keys.iter().map(|key| Self::scope(queue, key, None)).collect();
+                scopes.sort();
+                scopes.dedup();
+                for scope in scopes {
+                    let Some(index) = self.living(&scope) else { continue };
+                    if self.messages[index].place() == Place::Dead {
+                        matched += 1;
+                        if !redrive.dry_run {
+                            moved += 1;
+                            self.redrive_one(index);
+                        }
+                    }
+                }
+            }
+        }
+        (job.view.matched, job.view.moved, job.view.done) = (matched, moved, done);
+        let view = job.view.clone();
+        self.queue_mut(name).jobs.insert(id, job);
+        Ok(view)
+    }
+
+    fn redrive_one(&mut self, index: usize) {
+        let at = self.at;
+        let message = &mut self.messages[index];
+        message.attempts = 0;
+        message.ttl_at = Time::NEVER;
+        message.tell(at, What::Redriven, &"".into(), "");
+        // A claim has nothing to deliver: its key is free again.
+        let next = if message.claim { Next::Freed } else { Next::Ready };
+        self.go(index, next);
+    }
+
+    pub fn progress(&self, name: &QueueName, id: &str) -> Outcome {
+        let Some(queue) = self.queue(&name.queue) else {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        };
+        match queue.jobs.get(id) {
+            Some(job) => Outcome::Redrive(job.view.clone()),
+            None => Outcome::Refused(Refusal::NoSuchKey),
+        }
+    }
+
+    pub fn relayed(&mut self, id: u64, reached: bool) -> Outcome {
+        if reached {
+            self.relays.remove(&id);
+        } else if let Some((_, attempts)) = self.relays.get_mut(&id) {
+            *attempts += 1;
+        }
+        Outcome::Ok
+    }
+
+    /// Everything that is due happens.
+    pub fn expire(&mut self) {
+        self.end_delays();
+        self.lose_leases();
+        self.end_lives();
+        self.go_on_with_purges();
+        self.go_on_with_redrives();
+        self.end_delays();
+    }
+
+    fn end_delays(&mut self) {
+        for message in &mut self.messages {
+            if matches!(message.state, State::Delayed { due, .. } if due <= self.at) {
+                message.state = State::Ready;
+            }
+        }
+    }
+
+    fn lose_leases(&mut self) {
+        let at = self.at;
+        let is_lost = |message: &Message| {
+            matches!(message.state, State::Leased { deadline, .. } if deadline <= at)
+        };
+        while let Some(index) = self.messages.iter().position(is_lost) {
+            let message = &self.messages[index];
+            let parks = self.queue(&message.queue).expect("its queue").config.on_lost;
+            let begun = matches!(message.state, State::Leased { begun: true, .. });
+            let next = if begun && parks == OnLost::Park {
+                Next::Parked
+            } else if message.claim {
+                Next::Freed
+            } else {
+                self.after_failure(index, None)
+            };
+            let message = &mut self.messages[index];
+            let (worker, name) = (message.holder(), message.queue.clone());
+            message.tell(at, What::Lost, &worker, "");
+            message.losses += 1;
+            message.worker = Some(worker);
+            if next == Next::Dead {
+                message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
+            }
+            self.queue_mut(&name).totals.lease_lost_total += 1;
+            self.go(index, next);
+        }
+    }
+
+    fn end_lives(&mut self) {
+        let at = self.at;
+        while let Some(index) = self.messages.iter().position(|message| message.is_over(at)) {
+            self.messages[index].error = Some(OVER.into());
+            self.go(index, Next::Dead);
+        }
+    }
+
+    fn go_on_with_purges(&mut self) {
+        for number in 0..self.queues.len() {
+            let queue = &mut self.queues[number];
+            let Some((below, keys)) = queue.purge.take() else { continue };
+            let name = queue.name.queue.clone();
+            let is_victim = |message: &Message| {
+                message.queue == *name && message.seq < below && message.place() != Place::Leased
+            };
+            while let Some(index) = self.messages.iter().position(is_victim) {
+                self.purge_one(index, keys);
+            }
+        }
+    }
+
+    fn go_on_with_redrives(&mut self) {
+        for number in 0..self.queues.len() {
+            let name = self.queues[number].name.queue.to_string();
+            let ids: Vec<String> = self.queues[number].jobs.keys().cloned().collect();
+            for id in ids {
+                let mut job = self.queues[number].jobs[&id].clone();
+                if !job.view.done {
+                    self.step(&name, &mut job);
+                    self.queues[number].jobs.insert(id, job);
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, queue: &str, job: &mut Job) {
+        let elapsed = self.at.since(job.started_at) + 1_000;
+        let allowed = job.per_s.map_or(u64::MAX, |per_s| elapsed * u64::from(per_s) / 1_000);
+        loop {
+            if job.view.matched >= allowed {
+                return; // More when the rate allows it.
+            }
+            let dead = self.messages.iter().filter(|message| {
+                message.queue == queue
+                    && message.place() == Place::Dead
+                    && message.seq >= job.cursor
+            });
+            let Some(seq) = dead.map(|message| message.seq).min() else {
+                job.view.done = true;
+                return;
+            };
+            job.cursor = seq + 1;
+            let mut all = self.messages.iter();
+            let index = all.position(|message| message.seq == seq).expect("just found");
+            let message = &self.messages[index];
+            let State::Dead { at, .. } = message.state else { return };
+            let error = message.last_error();
+            let matches = at < job.dead_before
+                && job.error_contains.as_ref().is_none_or(|text| error.contains(text))
+                && job.group.as_deref().is_none_or(|group| message.content.group() == Some(group));
+            if matches {
+                job.view.matched += 1;
+                if !job.view.dry_run {
+                    job.view.moved += 1;
+                    self.redrive_one(index);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! Runs a case on the machine and on the model, and compares after every step.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_core::*;
+
+use super::ops::*;
+use super::state::{Model, TENANT};
+use crate::support::{START, World};
+
+/// How a process dies in this run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Dying {
+    Once,
+    /// Every decision of the journal is applied twice on the way back.
+    Twice,
+}
+
+pub struct Runner {
+    world: World,
+    model: Model,
+    dying: Dying,
+    /// Some messages may be in the rows alone.
+    is_cold: bool,
+    pub trace: String,
+}
+
+/// What differs, in words.
+pub type Differs = String;
+
+impl Runner {
+    pub fn new(page: usize, dying: Dying) -> Self {
+        let mut world = World::new();
+        world.page = page;
+        let (model, trace) = (Model::new(Time(START)), String::new());
+        Self { world, model, dying, is_cold: false, trace }
+    }
+
+    pub fn step(&mut self, number: usize, op: &Op) -> Result<(), Differs> {
+        self.model.random = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.world.random = self.model.random;
+        let _ = writeln!(self.trace, "{:>8} {op:?}", self.model.at.0 - START);
+        match op {
+            Op::Wait(ms) => {
+                self.quiet();
+                self.model.at = self.model.at.plus(*ms);
+                self.world.at = self.model.at;
+                self.quiet();
+            }
+            Op::Expire => self.quiet(),
+            Op::Crash => {
+                match self.dying {
+                    Dying::Once => self.world.crash(),
+                    Dying::Twice => self.world.crash_and_apply_twice(),
+                }
+                assert_eq!(self.world.at, self.model.at, "time does not run back");
+                self.model.crash();
+                self.is_cold = true;
+                self.quiet();
+            }
+            Op::Checkpoint => self.world.checkpoint(),
+            Op::Freeze => self.world.freeze(),
+            Op::Thaw => self.world.thaw(),
+            Op::Evict { keep } => {
+                self.is_cold |= self.world.evict_keeping(*keep) > 0;
+            }
+            Op::StoreFull(full) => {
+                self.world.machine.set_store_full(*full);
+                self.model.store_full = *full;
+            }
+            _ => self.ask(op)?,
+        }
+        self.compare_state()
+    }
+
+    /// One command, the same to both.
+    fn ask(&mut self, op: &Op) -> Result<(), Differs> {
+        self.prepare(op);
+        let Some(command) = self.command(op) else { return Ok(()) };
+        let said = self.world.run(command.clone());
+        let _ = writeln!(self.trace, "         → {said:?}");
+        let expected = self.predict(&command, &said);
+        if matches!(op, Op::Delete { .. }) {
+            self.quiet();
+        }
+        let partial = self.is_cold && is_partial(&command, &self.model);
+        compare(&expected, &said, self.model.crashed, partial)
+    }
+
+    /// Two jobs over the same messages at once have no order that the rules would name.
+    fn prepare(&mut self, op: &Op) {
+        match op {
+            Op::Purge { .. } | Op::Delete { .. } => self.quiet(),
+            Op::Redrive { .. } if self.model.queues.iter().any(|queue| queue.purge.is_some()) => {
+                self.quiet();
+            }
+            _ => {}
+        }
+    }
+
+    fn predict(&mut self, command: &Command, said: &Outcome) -> Outcome {
+        let model = &mut self.model;
+        match command {
+            Command::Configure(configure) => model.configure(configure),
+            Command::Delete(queue) => model.delete(queue),
+            Command::Pause(queue) => model.pause(queue, true),
+            Command::Resume(queue) => model.pause(queue, false),
+            Command::Purge(purge) => model.purge(purge),
+            Command::Send(send) => model.send(send, said),
+            Command::Claim(claim) => model.claim(claim, said),
+            Command::Receive(receive) => model.receive(receive),
+            Command::Settle(settle) => model.settle(settle),
+            Command::Look(name) => model.look(name),
+            Command::Browse(browse) => model.browse(browse),
+            Command::Forget(name) => model.forget(name),
+            Command::Replay(replay) => model.replay(replay),
+            Command::Discard(name) => model.discard(name),
+            Command::Resolve(resolve) => model.resolve(resolve),
+            Command::Redrive(redrive) => model.redrive(redrive),
+            Command::RedriveProgress { queue, id } => model.progress(queue, id),
+            Command::Relayed { id, reached } => model.relayed(*id, *reached),
+            Command::Show(name) => match model.queue(&name.queue) {
+                Some(queue) => Outcome::Queue(Box::new(model.show(queue))),
+                None => Outcome::Refused(Refusal::NoSuchQueue),
+            },
+            Command::Expire => Outcome::Ok,
+        }
+    }
+
+    /// Gives the machine time until it asks for no more.
+    fn quiet(&mut self) {
+        // A time to live is kept of messages in memory; the others die when they are met. Here
+        // they are met at once, so that both agree on when.
+        let at = self.model.at;
+        let over = self.model.messages.iter().filter(|message| message.is_over(at));
+        let over: Vec<KeyName> = over.map(name_of).collect();
+        for name in over {
+            self.world.run(Command::Look(name));
+        }
+        for round in 0.. {
+            assert!(round < 100, "time comes to an end");
+            self.world.run(Command::Expire);
+            if self.world.machine.next_deadline().is_none_or(|next| next > at) {
+                break;
+            }
+        }
+        self.model.expire();
+    }
+
+    fn compare_state(&mut self) -> Result<(), Differs> {
+        let crashed = self.model.crashed;
+        let machine: Vec<_> = self.world.machine.queues().collect();
+        if machine.len() != self.model.queues.len() {
+            return Err(format!("{} queues in the machine", machine.len()));
+        }
+        for queue in &self.model.queues {
+            let found = machine.iter().find(|(name, _)| **name == queue.name);
+            let Some((_, said)) = found else {
+                return Err(format!("no queue {}", queue.name.queue));
+            };
+            let mut expected = self.model.stats(queue);
+            if crashed && said.stats.duplicate_total <= expected.duplicate_total {
+                expected.duplicate_total = said.stats.duplicate_total;
+            }
+            if expected != said.stats {
+                let name = &queue.name.queue;
+                let said = said.stats;
+                return Err(format!("{name}, machine: {said:?}\n{name},   model: {expected:?}"));
+            }
+        }
+        let relays = self.world.machine.relays();
+        let relays: Vec<_> = relays.map(|relay| (relay.id, &relay.emit, relay.attempts)).collect();
+        let expected = self.model.relays.iter();
+        let expected: Vec<_> =
+            expected.map(|(id, (emit, attempts))| (*id, emit, *attempts)).collect();
+        if relays != expected {
+            return Err(format!("relays {relays:?}\n   model {expected:?}"));
+        }
+        Ok(())
+    }
+
+    /// What the op means among the names there are.
+    fn command(&mut self, op: &Op) -> Option<Command> {
+        Some(match op {
+            Op::Configure { queue, config, if_version } => Command::Configure(Configure {
+                queue: queue_name(*queue),
+                config: (*config.0).clone(),
+                if_version: *if_version,
+            }),
+            Op::Delete { queue } => Command::Delete(queue_name(*queue)),
+            Op::Pause { queue } => Command::Pause(queue_name(*queue)),
+            Op::Resume { queue } => Command::Resume(queue_name(*queue)),
+            Op::Purge { queue, keys } => {
+                Command::Purge(Purge { queue: queue_name(*queue), keys: *keys })
+            }
+            Op::Send(sent) => Command::Send(self.send(sent)),
+            Op::Claim { sent, lease_ms, worker } => self.claim(sent, *lease_ms, *worker),
+            Op::Receive(take) => Command::Receive(Receive {
+                queue: queue_name(take.queue),
+                max: take.max,
+                lease_ms: take.lease_ms,
+                worker: text("w", take.worker),
+                receive_id: take.receive_id.map(|id| text("r", id)),
+                several_per_group: take.several,
+            }),
+            Op::Settle { lease, verb } => {
+                Command::Settle(Settle { lease: self.lease(*lease)?, verb: verb_of(verb) })
+            }
+            Op::Look(named) => Command::Look(self.named(named)?),
+            Op::Browse { queue, place, cursor, limit } => Command::Browse(Browse {
+                queue: queue_name(*queue),
+                place: *place,
+                cursor: *cursor,
+                limit: *limit,
+            }),
+            Op::Show { queue } => Command::Show(queue_name(*queue)),
+            Op::Forget(named) => Command::Forget(self.named(named)?),
+            Op::Replay { named, content } => self.replay(named, *content)?,
+            Op::Discard(named) => Command::Discard(self.named(named)?),
+            Op::Resolve { named, done } => {
+                let resolution = match done {
+                    Some(result) => Resolution::Done(result.map(blob)),
+                    None => Resolution::Retry,
+                };
+                Command::Resolve(Resolve { key: self.named(named)?, resolution })
+            }
+            Op::Redrive { queue, id, which, dry_run, per_s } => {
+                self.redrive(*queue, *id, which, *dry_run, *per_s)
+            }
+            Op::Progress { queue, id } => {
+                Command::RedriveProgress { queue: queue_name(*queue), id: text("j", *id) }
+            }
+            Op::Relayed { which, reached } => {
+                let id = self.model.relays.keys().nth((*which).into());
+                let id = id.copied().unwrap_or((*which).into());
+                Command::Relayed { id, reached: *reached }
+            }
+            _ => return None,
+        })
+    }
+
+    fn send(&self, sent: &Sent) -> Send {
+        let content = content(sent, &bytes(sent.body));
+        let mut send = Send::new(queue_name(sent.queue), content);
+        if let Some(own) = sent.own {
+            send.fingerprint = Fingerprint::own(&text("own", own));
+        }
+        send.delay_ms = sent.delay_ms;
+        send.ttl_ms = sent.ttl_ms;
+        send.issued_at = sent.issued_ago_ms.map(|ago| Time(self.model.at.0 - ago));
+        send
+    }
+
+    fn claim(&self, sent: &Sent, lease_ms: Option<u64>, worker: u8) -> Command {
+        let content = content(sent, b"");
+        let of = Fingerprint::of(&bytes(sent.body), content.content_type(), content.group());
+        let mut claim = Claim::new(queue_name(sent.queue), content, of);
+        claim.lease_ms = lease_ms;
+        claim.worker = text("w", worker);
+        claim.issued_at = sent.issued_ago_ms.map(|ago| Time(self.model.at.0 - ago));
+        Command::Claim(claim)
+    }
+
+    fn replay(&self, named: &Named, body: Option<(u8, bool)>) -> Option<Command> {
+        let key = self.named(named)?;
+        let body = body.map(|(body, own)| {
+            let content = Content::builder(&key.key).group(key.group.as_deref());
+            let content = content.build(&bytes(body)).expect("within bounds");
+            let fingerprint = Fingerprint::of(content.body(), None, content.group());
+            let own = own.then(|| Fingerprint::own("own0"));
+            (content, own.unwrap_or(fingerprint))
+        });
+        Some(Command::Replay(Replay { key, content: body }))
+    }
+
+    fn redrive(
+        &self,
+        queue: u8,
+        id: u8,
+        which: &Which,
+        dry_run: bool,
+        per_s: Option<u32>,
+    ) -> Command {
+        let (name, id) = (queue_name(queue), text("j", id));
+        let select = match which {
+            Which::Keys(keys) => Select::Keys(keys.iter().map(|key| key_name(*key)).collect()),
+            Which::Filter { error, group, dead_ago_ms } => Select::Filter {
+                error_contains: error.map(|error| text("error", error).to_string()),
+                group: group.map(|group| text("g", group).to_string()),
+                dead_before: dead_ago_ms.map(|ago| Time(self.model.at.0 - ago)),
+            },
+            Which::All => Select::All,
+        };
+        // Two jobs at once over the same messages have no order that the rules would name.
+        let busy = self.model.queue(&name.queue).and_then(|queue| {
+            queue.jobs.values().find(|job| !job.view.done).map(|job| job.view.id.clone())
+        });
+        match busy {
+            Some(id) if !matches!(select, Select::Keys(_)) => {
+                Command::RedriveProgress { queue: name, id }
+            }
+            _ => Command::Redrive(Redrive { queue: name, id, select, dry_run, per_s }),
+        }
+    }
+
+    fn named(&self, named: &Named) -> Option<KeyName> {
+        let key = match named.key {
+            KeyPick::Key(key) => key_name(key),
+            KeyPick::IdOf(number) => {
+                let messages = &self.model.messages;
+                let message = messages.get(usize::from(number) % messages.len().max(1))?;
+                message.id().to_string().into()
+            }
+        };
+        let group = named.group.map(|group| text("g", group));
+        Some(KeyName { queue: queue_name(named.queue), key, group })
+    }
+
+    fn lease(&self, pick: LeasePick) -> Option<LeaseName> {
+        let newest = |number: u8, leases: &[LeaseName]| {
+            let place = leases.len().checked_sub(1 + usize::from(number) % leases.len().max(1))?;
+            leases.get(place).copied()
+        };
+        match pick {
+            LeasePick::Recent(number) => newest(number, &self.model.leases),
+            LeasePick::Held(number) => {
+                let held = self.model.messages.iter().filter_map(|message| message.lease());
+                let mut held: Vec<LeaseName> = held.collect();
+                held.sort_by_key(|lease| lease.fence);
+                newest(number, &held)
+            }
+            LeasePick::Foreign(number) => {
+                let mut lease = newest(number / 3, &self.model.leases)?;
+                match number % 3 {
+                    0 => lease.fence = Fence(lease.fence.0 + 1_000),
+                    1 => lease.seq += 1,
+                    _ => lease.digest = Digest([number; 16]),
+                }
+                Some(lease)
+            }
+        }
+    }
+}
+
+/// Browsing what is in the rows alone, in another order than asked for, shows a part.
+fn is_partial(command: &Command, model: &Model) -> bool {
+    let Command::Browse(browse) = command else { return false };
+    let queue = model.queue(&browse.queue.queue);
+    let grouped = queue.is_some_and(|queue| queue.config.order == Order::Group);
+    browse.place == Place::Delayed || browse.place == Place::Ready && grouped
+}
+
+fn name_of(message: &super::state::Message) -> KeyName {
+    let queue = QueueName::new(TENANT, &message.queue).expect("a name");
+    match &message.scope {
+        Some((_, group, key)) => KeyName {
+            queue,
+            key: key.as_str().into(),
+            group: group.as_deref().map(Into::into),
+        },
+        None => KeyName { queue, key: message.id().to_string().into(), group: None },
+    }
+}
+
+pub fn queue_name(queue: u8) -> QueueName {
+    QueueName::new(TENANT, &text("q", queue)).expect("a name")
+}
+
+/// The last key is dated, at the time when all cases start.
+fn key_name(key: u8) -> Arc<str> {
+    match key {
+        4 => MessageId::new(Time(START), 9, 1).to_string().into(),
+        key => text("k", key),
+    }
+}
+
+fn text(prefix: &str, number: u8) -> Arc<str> {
+    format!("{prefix}{number}").into()
+}
+
+fn bytes(number: u8) -> Vec<u8> {
+    b"bodies"[..4].iter().copied().chain(vec![b'0' + number; usize::from(number) + 1]).collect()
+}
+
+fn content(sent: &Sent, body: &[u8]) -> Arc<Content> {
+    let key = sent.key.map_or_else(|| "".into(), key_name);
+    let group = sent.group.map(|group| text("g", group));
+    let builder = Content::builder(&key).group(group.as_deref());
+    let content_type = sent.content_type.then_some("text/plain");
+    builder.content_type(content_type).build(body).expect("within bounds")
+}
+
+fn blob(number: u8) -> Blob {
+    let content_type = (number == 1).then(|| "text/plain".into());
+    Blob { content_type, body: Bytes::from(vec![b'r'; usize::from(number) * 4]) }
+}
+
+fn verb_of(verb: &Do) -> Verb {
+    match verb {
+        Do::Done { result, emits } => {
+            let emits = emits.iter().map(|emit| {
+                let key = emit.key.map_or_else(|| "".into(), key_name);
+                let body = bytes(emit.body);
+                Emit {
+                    queue: queue_name(emit.queue),
+                    name: text("emit", emit.name).to_string(),
+                    content: Content::builder(&key).build(&body).expect("within bounds"),
+                    delay_ms: None,
+                }
+            });
+            Verb::Done { result: result.map(blob), emits: emits.collect() }
+        }
+        Do::Fail { error, delay_ms, dead } => Verb::Fail {
+            error: text("error", *error).to_string(),
+            delay_ms: *delay_ms,
+            dead: *dead,
+        },
+        Do::Release => Verb::Release,
+        Do::Extend { lease_ms } => Verb::Extend { lease_ms: *lease_ms },
+        Do::Begin => Verb::Begin,
+        Do::Save { name, data } => {
+            let size = if *name == 3 { limits::RECOVERY_POINTS_BYTES_MAX } else { 3 };
+            let name = if *name == 2 { String::new() } else { text("p", *name).to_string() };
+            Verb::Save { name, data: Bytes::from(vec![*data; size]) }
+        }
+    }
+}
+
+/// Compares two answers but for what is soft: after a crash, duplicates may be counted lower.
+fn compare(
+    expected: &Outcome,
+    said: &Outcome,
+    crashed: bool,
+    partial: bool,
+) -> Result<(), Differs> {
+    let (mut expected, mut said) = (expected.clone(), said.clone());
+    if partial {
+        only_those_of(&mut expected, &mut said);
+    }
+    let agree = |more: &mut u64, fewer: u64| {
+        if crashed && fewer <= *more {
+            *more = fewer;
+        }
+    };
+    match (&mut expected, &mut said) {
+        (Outcome::Key(expected), Outcome::Key(said)) => {
+            agree(&mut expected.record.duplicates, said.record.duplicates);
+            without_duplicates(said);
+        }
+        (
+            Outcome::Messages { messages: expected, .. },
+            Outcome::Messages { messages: said, .. },
+        ) => {
+            for (expected, said) in expected.iter_mut().zip(said) {
+                agree(&mut expected.record.duplicates, said.record.duplicates);
+                without_duplicates(said);
+            }
+        }
+        (Outcome::Queue(expected), Outcome::Queue(said)) => {
+            let said = said.stats.duplicate_total;
+            agree(&mut expected.stats.duplicate_total, said);
+        }
+        _ => {}
+    }
+    if expected == said {
+        return Ok(());
+    }
+    Err(format!("machine: {said:?}\n  model: {expected:?}"))
+}
+
+fn without_duplicates(view: &mut KeyView) {
+    view.history.retain(|event| event.what != What::Duplicate);
+    view.record.history.retain(|event| event.what != What::Duplicate);
+}
+
+/// Leaves of the expected page what was said, as long as all of it was expected.
+fn only_those_of(expected: &mut Outcome, said: &mut Outcome) {
+    if let (
+        Outcome::Messages { messages: expected, next },
+        Outcome::Messages { messages: said, next: said_next },
+    ) = (expected, said)
+    {
+        expected.retain(|view| said.iter().any(|said| said.id == view.id));
+        let last = expected.last().map(|view| view.id);
+        said.truncate(said.iter().position(|view| Some(view.id) == last).map_or(0, |at| at + 1));
+        *next = None;
+        *said_next = None;
+    }
+}

@@ -1,0 +1,396 @@
+//! What the model knows: a list of messages, a map of remembered keys, and nothing that has to be
+//! kept in agreement with them. Everything else is found by looking through the list.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_core::*;
+
+pub const TENANT: &str = "default";
+
+/// What a key is compared by: the queue's name, the group where the queue deduplicates per
+/// group, and the key.
+pub type Scope = (String, Option<String>, String);
+
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub at: Time,
+    pub random: u64,
+    /// From now on soft counts may be lower than the model's.
+    pub crashed: bool,
+    pub store_full: bool,
+    pub epoch: u32,
+    pub next_fence: u64,
+    pub next_seq: Seq,
+    pub next_relay: u64,
+    pub queues: Vec<Queue>,
+    pub messages: Vec<Message>,
+    pub records: BTreeMap<Scope, KeyRecord>,
+    pub receives: BTreeMap<(String, String), (Time, Vec<LeaseName>)>,
+    pub relays: BTreeMap<u64, (Emit, u32)>,
+    /// Every lease that was ever handed out.
+    pub leases: Vec<LeaseName>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Queue {
+    pub name: QueueName,
+    pub config: Config,
+    pub version: u64,
+    pub created_at: Time,
+    pub paused: bool,
+    pub keys_from: Seq,
+    /// Messages below this are on their way out, and their keys with them or not.
+    pub purge: Option<(Seq, bool)>,
+    pub jobs: BTreeMap<String, Job>,
+    /// Only the totals; the rest is counted.
+    pub totals: Stats,
+    pub rate: (u64, Time),
+}
+
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub view: RedriveView,
+    pub error_contains: Option<String>,
+    pub group: Option<String>,
+    pub dead_before: Time,
+    pub per_s: Option<u32>,
+    pub started_at: Time,
+    pub cursor: Seq,
+}
+
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub queue: String,
+    /// None where it came without a key.
+    pub scope: Option<Scope>,
+    pub digest: Digest,
+    pub seq: Seq,
+    pub content: Arc<Content>,
+    pub fingerprint: Fingerprint,
+    /// Its group, where the queue keeps groups in order.
+    pub ordered: Option<String>,
+    pub claim: bool,
+    pub state: State,
+    pub attempts: u32,
+    pub generation: u32,
+    pub accepted_at: Time,
+    pub leased_at: Time,
+    pub ttl_at: Time,
+    pub error: Option<Arc<str>>,
+    pub points: BTreeMap<String, Bytes>,
+    pub duplicates: u64,
+    pub losses: u32,
+    pub settled: Option<(Fence, bool, Place, Option<Time>)>,
+    pub worker: Option<Arc<str>>,
+    /// Without the duplicates, which are soft.
+    pub history: Vec<Event>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum State {
+    Ready,
+    Delayed { due: Time, backoff: bool },
+    Leased { fence: Fence, deadline: Time, worker: Arc<str>, begun: bool },
+    Parked,
+    Dead { at: Time, holds: bool },
+}
+
+/// How a message ended, where it did.
+#[derive(Clone, Debug, Default)]
+pub struct Ending {
+    pub fence: Fence,
+    pub worker: Option<Arc<str>>,
+    pub result: Option<Blob>,
+    pub error: Option<Arc<str>>,
+    pub event: Option<Event>,
+}
+
+impl Message {
+    pub fn id(&self) -> MessageId {
+        MessageId::new(self.accepted_at, 0, self.seq)
+    }
+
+    pub fn place(&self) -> Place {
+        match self.state {
+            State::Ready => Place::Ready,
+            State::Delayed { .. } => Place::Delayed,
+            State::Leased { .. } => Place::Leased,
+            State::Parked => Place::Parked,
+            State::Dead { .. } => Place::Dead,
+        }
+    }
+
+    pub fn deadline(&self) -> Option<Time> {
+        match self.state {
+            State::Delayed { due, .. } => Some(due),
+            State::Leased { deadline, .. } => Some(deadline),
+            _ => None,
+        }
+    }
+
+    pub fn fence(&self) -> Option<Fence> {
+        match self.state {
+            State::Leased { fence, .. } => Some(fence),
+            _ => None,
+        }
+    }
+
+    pub fn holder(&self) -> Arc<str> {
+        match &self.state {
+            State::Leased { worker, .. } => worker.clone(),
+            _ => "".into(),
+        }
+    }
+
+    pub fn lease(&self) -> Option<LeaseName> {
+        let fence = self.fence()?;
+        Some(LeaseName { digest: self.digest, seq: self.seq, fence })
+    }
+
+    /// Nobody else of its group gets a turn meanwhile.
+    pub fn is_out(&self) -> bool {
+        matches!(
+            self.state,
+            State::Leased { .. } | State::Parked | State::Delayed { backoff: true, .. }
+        )
+    }
+
+    pub fn holds(&self) -> bool {
+        matches!(self.state, State::Dead { holds: true, .. })
+    }
+
+    pub fn is_over(&self, at: Time) -> bool {
+        matches!(self.place(), Place::Ready | Place::Delayed) && self.ttl_at <= at
+    }
+
+    pub fn tell(&mut self, at: Time, what: What, worker: &Arc<str>, detail: &str) {
+        self.history.push(event(at, what, worker, detail));
+    }
+
+    pub fn last_error(&self) -> Arc<str> {
+        self.error.clone().unwrap_or_default()
+    }
+
+    pub fn view(&self) -> KeyView {
+        let record = KeyRecord {
+            end: End::Done,
+            seq: self.seq,
+            accepted_at: self.accepted_at,
+            leased_at: self.leased_at,
+            finished_at: self.accepted_at,
+            expires_at: Time::NEVER,
+            attempts: self.attempts,
+            generation: self.generation,
+            fence: self.fence().unwrap_or_default(),
+            worker: match &self.state {
+                State::Leased { worker, .. } => worker.clone(),
+                _ => self.worker.clone().unwrap_or_default(),
+            },
+            fingerprint: self.fingerprint,
+            duplicates: self.duplicates,
+            losses: self.losses,
+            error: self.error.clone(),
+            result: None,
+            history: self.history.clone(),
+        };
+        KeyView {
+            key: self.scope.as_ref().map(|scope| scope.2.as_str().into()),
+            digest: self.digest,
+            place: self.place(),
+            id: self.id(),
+            deadline: self.deadline(),
+            content: Some(self.content.clone()),
+            recovery_points: self.points.clone(),
+            history: told(&record, self.claim, false),
+            record,
+        }
+    }
+}
+
+pub fn event(at: Time, what: What, worker: &Arc<str>, detail: &str) -> Event {
+    Event { at, what, worker: worker.clone(), detail: detail.into() }
+}
+
+/// The incidents, and what is told from the record's times, in order.
+pub fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
+    let nobody: Arc<str> = "".into();
+    let first = if claim { What::Claimed } else { What::Sent };
+    let mut events = vec![event(record.accepted_at, first, &nobody, "")];
+    if record.attempts > 0 && !claim {
+        // The time is that of the first lease, the worker that of the last.
+        let worker = if record.attempts == 1 { &record.worker } else { &nobody };
+        events.push(event(record.leased_at, What::Leased, worker, ""));
+    }
+    events.extend(record.history.iter().cloned());
+    if ended && record.end == End::Done {
+        events.push(event(record.finished_at, What::Done, &record.worker, ""));
+    }
+    events.sort_by_key(|event| event.at);
+    events
+}
+
+pub fn digest(scope: &Scope) -> Digest {
+    Digest::of_key(TENANT, &scope.0, scope.1.as_deref(), &scope.2)
+}
+
+impl Model {
+    pub fn new(at: Time) -> Self {
+        Self { at, epoch: 1, next_seq: 1, ..Self::default() }
+    }
+
+    /// The process died: what was leased stays leased, what was soft may be gone.
+    pub fn crash(&mut self) {
+        self.crashed = true;
+        self.store_full = false;
+        self.epoch += 1;
+        self.next_fence = 0;
+    }
+
+    pub fn queue(&self, name: &str) -> Option<&Queue> {
+        self.queues.iter().find(|queue| &*queue.name.queue == name)
+    }
+
+    pub fn queue_mut(&mut self, name: &str) -> &mut Queue {
+        let found = self.queues.iter_mut().find(|queue| &*queue.name.queue == name);
+        found.expect("the queue exists")
+    }
+
+    pub fn scope(queue: &Queue, key: &str, group: Option<&str>) -> Scope {
+        let group = group.filter(|_| queue.config.dedup_scope == DedupScope::Group);
+        (queue.name.queue.to_string(), group.map(Into::into), key.into())
+    }
+
+    pub fn living(&self, scope: &Scope) -> Option<usize> {
+        self.messages.iter().position(|message| message.scope.as_ref() == Some(scope))
+    }
+
+    /// A message by its key, or by its id where it came without one.
+    pub fn named(&self, queue: &Queue, name: &KeyName) -> Option<usize> {
+        let scope = Self::scope(queue, &name.key, name.group.as_deref());
+        self.living(&scope).or_else(|| {
+            self.messages.iter().position(|message| {
+                message.scope.is_none()
+                    && *message.queue == *queue.name.queue
+                    && message.id().to_string() == *name.key
+            })
+        })
+    }
+
+    /// A record that still speaks for its key.
+    pub fn remembered(&self, queue: &Queue, scope: &Scope) -> Option<&KeyRecord> {
+        self.records.get(scope).filter(|record| {
+            !record.is_ghost() && record.expires_at > self.at && record.seq >= queue.keys_from
+        })
+    }
+
+    pub fn take_fence(&mut self) -> Fence {
+        self.next_fence += 1;
+        Fence::new(self.epoch, self.next_fence - 1)
+    }
+
+    /// Takes a message away, and remembers its key.
+    pub fn end(&mut self, index: usize, end: End, ending: Ending) {
+        let message = self.messages.remove(index);
+        let Some(scope) = message.scope else { return };
+        let retention = self.queue(&message.queue).expect("its queue").config.retention_ms;
+        let expires_at = match end {
+            End::Freed => self.at.plus(limits::FREED_MS),
+            _ => retention.map_or(Time::NEVER, |retention| self.at.plus(retention)),
+        };
+        let mut history = message.history;
+        history.extend(ending.event);
+        let record = KeyRecord {
+            end,
+            seq: message.seq,
+            accepted_at: message.accepted_at,
+            leased_at: message.leased_at,
+            finished_at: self.at,
+            expires_at,
+            attempts: message.attempts,
+            generation: message.generation,
+            fence: ending.fence,
+            worker: ending.worker.unwrap_or_default(),
+            fingerprint: message.fingerprint,
+            duplicates: message.duplicates,
+            losses: message.losses,
+            error: ending.error.or(message.error),
+            result: ending.result,
+            history,
+        };
+        self.records.insert(scope, record);
+    }
+
+    pub fn stats(&self, queue: &Queue) -> Stats {
+        let name = &*queue.name.queue;
+        let mine = || self.messages.iter().filter(|message| message.queue == name);
+        let count = |place| mine().filter(|message| message.place() == place).count() as u64;
+        let keys = self.records.iter().filter(|(scope, record)| {
+            scope.0 == name
+                && !record.is_ghost()
+                && record.seq >= queue.keys_from
+                && record.drop_at() > self.at.0
+        });
+        Stats {
+            ready: count(Place::Ready),
+            delayed: count(Place::Delayed),
+            leased: count(Place::Leased),
+            parked: count(Place::Parked),
+            dead: count(Place::Dead),
+            keys: keys.count() as u64,
+            bytes: mine().map(|message| message.content.size() as u64).sum(),
+            ..queue.totals
+        }
+    }
+
+    /// The ready messages that may be handed out now, one list for each message without a group
+    /// and for each group, in the order of their heads.
+    pub fn deliverable(&self, queue: &str) -> Vec<Vec<usize>> {
+        let mut ready: Vec<usize> = (0..self.messages.len())
+            .filter(|index| {
+                let message = &self.messages[*index];
+                message.queue == queue && message.state == State::Ready
+            })
+            .collect();
+        ready.sort_by_key(|index| self.messages[*index].seq);
+        let mut lists: Vec<Vec<usize>> = Vec::new();
+        for index in ready {
+            let message = &self.messages[index];
+            let group = || {
+                self.messages.iter().filter(|other| {
+                    other.queue == queue && other.ordered == message.ordered
+                })
+            };
+            if message.ordered.is_none() {
+                lists.push(vec![index]);
+                continue;
+            }
+            if group().any(Message::is_out)
+                || group().any(|other| other.holds() && other.seq < message.seq)
+            {
+                continue;
+            }
+            let same = |list: &&mut Vec<usize>| {
+                list.first().is_some_and(|head| self.messages[*head].ordered == message.ordered)
+            };
+            match lists.iter_mut().find(same) {
+                Some(list) => list.push(index),
+                None => lists.push(vec![index]),
+            }
+        }
+        lists
+    }
+
+    pub fn show(&self, queue: &Queue) -> QueueView {
+        let first = self.deliverable(&queue.name.queue).first().map(|list| list[0]);
+        QueueView {
+            config: queue.config.clone(),
+            version: queue.version,
+            created_at: queue.created_at,
+            paused: queue.paused,
+            stats: self.stats(queue),
+            oldest_ready_at: first.map(|index| self.messages[index].accepted_at),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Claims: a key taken by a caller who does the work itself.
+
+use super::script::check;
+
+#[test]
+fn claim_fresh_then_in_flight_then_done_with_the_result() {
+    check(
+        "
+        queue  orders
+        claim  k1 f by=w1            => fresh in=30s
+        claim  k1 f by=w2            => in_flight leased attempts=1 in=30s
+        claim  k1 g                  => conflict fingerprint
+        receive w 10                 => none
+        settle k1 save step one      => ok leased
+        settle k1 done result=x      => ok done
+        settle k1 done result=x      => ok done
+        claim  k1 f                  => done x
+        claim  k1 g                  => conflict fingerprint
+        show   leased done keys      => leased=0 done=1 keys=1
+        ",
+    );
+}
+
+#[test]
+fn claim_released_frees_the_key() {
+    check(
+        "
+        queue  orders
+        claim  k1 f                  => fresh
+        settle k1 release            => ok discarded
+        settle k1 release            => ok discarded
+        settle k1 done               => lease_lost
+        look   k1                    => no_such_key
+        claim  k1 g                  => fresh
+        settle k1 done result=x      => ok done
+        claim  k1 f                  => conflict fingerprint
+        claim  k1 g                  => done x
+        ",
+    );
+}
+
+#[test]
+fn claim_failed_frees_the_key_unless_it_is_final() {
+    check(
+        "
+        queue  orders
+        claim  k1 f                  => fresh
+        settle k1 fail error=one     => ok discarded
+        settle k1 fail error=one     => ok discarded
+        claim  k1 f                  => fresh
+        settle k1 fail error=two dead  => ok dead
+        claim  k1 f                  => dead two
+        show   dead                  => dead=1
+        discard k1                   => ok
+        claim  k1 f                  => dead two
+        forget k1                    => ok
+        claim  k1 f                  => fresh
+        ",
+    );
+}
+
+#[test]
+fn claim_lost_frees_the_key() {
+    check(
+        "
+        queue  orders
+        claim  k1 f by=w1 lease=10s  => fresh in=10s
+        wait   9s
+        claim  k1 f by=w2            => in_flight leased attempts=1 in=1s
+        wait   1s
+        wait   1s
+        claim  k1 g by=w2            => fresh
+        look   k1 history            => history=lost@w1,freed@w1,claimed
+        show   lost                  => lost=1
+        ",
+    );
+}
+
+#[test]
+fn claim_lost_in_a_queue_that_parks_is_parked() {
+    check(
+        "
+        queue  orders on_lost=park lease=10s
+        claim  k1 f                  => fresh
+        claim  k2 f                  => fresh
+        wait   10s
+        claim  k1 f                  => parked attempts=1
+        resolve k1 done x            => ok
+        resolve k2 retry             => ok
+        claim  k1 f                  => done x
+        claim  k2 f                  => fresh
+        ",
+    );
+}
+
+#[test]
+fn claim_extended_is_held_longer() {
+    check(
+        "
+        queue  orders
+        claim  k1 f lease=10s        => fresh
+        wait   9s
+        settle k1 extend lease=1h    => ok leased in=1h
+        wait   59m
+        claim  k1 f                  => in_flight leased attempts=1
+        settle k1 done               => ok done
+        ",
+    );
+}
+
+#[test]
+fn claim_and_send_share_their_keys() {
+    check(
+        "
+        queue  orders
+        claim  k1 f                  => fresh
+        send   k1 a fp=f             => in_flight leased attempts=1
+        settle k1 done result=x      => ok done
+        send   k1 a fp=f             => done x
+        send   k2 a fp=f             => accepted ready
+        claim  k2 f                  => in_flight ready attempts=0
+        receive w 1                  => k2#1
+        settle k2 done result=y      => ok done
+        claim  k2 f                  => done y
+        ",
+    );
+}
+
+#[test]
+fn claim_of_a_dead_message_is_fresh_where_the_queue_does_not_pin() {
+    check(
+        "
+        queue  orders max_attempts=1 on_dead=rerun
+        send   k1 a fp=f             => accepted ready
+        receive w1 1                 => k1#1
+        settle k1 fail               => ok dead
+        claim  k1 f by=w2            => fresh
+        settle k1@w1 done            => lease_lost leased
+        settle k1 done result=x      => ok done
+        send   k1 a fp=f             => done x
+        show   dead leased           => dead=0 leased=0
+        ",
+    );
+}
+
+#[test]
+fn claim_emits_as_a_message_does() {
+    check(
+        "
+        queue  emails
+        queue  orders
+        claim  k1 f                  => fresh
+        settle k1 done emit=emails:receipt:hi  => ok done
+        relays                       => emails derive(k1,0,receipt) hi tries=0
+        relay  reached               => accepted ready
+        ",
+    );
+}
+
+#[test]
+fn claim_needs_a_key_and_a_lease_within_bounds() {
+    check(
+        "
+        queue  orders
+        claim  - f                   => invalid MissingKey
+        claim  k1 f lease=99ms       => invalid LeaseLength(99)
+        claim  k1 f lease=13h        => invalid LeaseLength(46800000)
+        claim  k1 f by=w*65          => invalid Worker
+        claim  k1 f lease=12h        => fresh
+        ",
+    );
+}

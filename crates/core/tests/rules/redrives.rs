@@ -1,0 +1,204 @@
+//! L5: the dead get another life under their own key.
+
+use super::script::check;
+
+/// Four dead messages, k1 and k2 of a timeout, k3 and k4 refused an hour later; and k5, ready.
+const FOUR_DEAD: &str = "
+        queue  orders max_attempts=1
+        send   k1 a group=a
+        send   k2 a group=b
+        send   k3 a group=a
+        send   k4 a
+        send   k5 a
+        receive w 4 lease=2h           => k1#1 k2#1 k3#1 k4#1
+        settle k1 fail error=timeout-1 => ok dead
+        settle k2 fail error=timeout-2 => ok dead
+        wait   1h
+        settle k3 fail error=refused   => ok dead
+        settle k4 fail error=refused   => ok dead
+";
+
+fn check_with_the_dead(script: &str) {
+    check(&format!("{FOUR_DEAD}{script}"));
+}
+
+#[test]
+fn l5_the_dead_keep_key_body_group_and_history() {
+    check_with_the_dead(
+        "
+        browse dead                  => k1 k2 k3 k4
+        send   k1 a group=a          => dead timeout-1
+        send   k1 b group=a          => conflict body
+        look   k1 history            => history=sent,leased@w,failed:timeout-1@w,dead:timeout-1
+        look   k3 error              => error=refused
+        ",
+    );
+}
+
+#[test]
+fn l5_redrive_by_key_moves_the_dead_among_them() {
+    check_with_the_dead(
+        "
+        redrive r1 keys=k1,k3,k5,k9,k1  => matched=2 moved=2 done
+        redrive r1 keys=k2           => matched=2 moved=2 done
+        redriven r1                  => matched=2 moved=2 done
+        redriven r2                  => no_such_key
+        browse dead                  => k2 k4
+        wait   1s
+        receive w 10                 => k1#1 k3#1 k5#1
+        look   k1 history            => history=sent,failed:timeout-1@w,dead:timeout-1,redriven,leased@w
+        ",
+    );
+}
+
+#[test]
+fn l5_redrive_of_all_moves_all_and_repeated_moves_nothing_twice() {
+    check_with_the_dead(
+        "
+        redrive r1 all
+        redriven r1                  => matched=4 moved=4 done
+        show   dead ready            => dead=0 ready=5
+        receive w 10                 => k1#1 k2#1 k3#1 k4#1 k5#1
+        settle k1 fail error=again   => ok dead
+        redrive r1 all               => matched=4 moved=4 done
+        wait   1h
+        look   k1                    => dead attempts=1
+        redrive r2 all
+        redriven r2                  => matched=5 moved=5 done
+        ",
+    );
+}
+
+#[test]
+fn l5_redrive_by_error() {
+    check_with_the_dead(
+        "
+        redrive r1 error=timeout
+        redriven r1                  => matched=2 moved=2 done
+        browse dead                  => k3 k4
+        ",
+    );
+}
+
+#[test]
+fn l5_redrive_by_group() {
+    check_with_the_dead(
+        "
+        redrive r1 group=a
+        redriven r1                  => matched=2 moved=2 done
+        browse dead                  => k2 k4
+        ",
+    );
+}
+
+#[test]
+fn l5_redrive_by_time_of_death() {
+    check_with_the_dead(
+        "
+        redrive r1 before=-30m
+        redriven r1                  => matched=2 moved=2 done
+        browse dead                  => k3 k4
+        redrive r2 error=refused group=a before=+1h
+        redriven r2                  => matched=1 moved=1 done
+        browse dead                  => k4
+        ",
+    );
+}
+
+#[test]
+fn l5_a_dry_run_counts_and_moves_nothing() {
+    check_with_the_dead(
+        "
+        redrive r1 all dry
+        redriven r1                  => matched=4 moved=0 done dry
+        redrive r2 keys=k1,k2 dry    => matched=2 moved=0 done dry
+        redrive r3 error=refused dry
+        redriven r3                  => matched=2 moved=0 done dry
+        browse dead                  => k1 k2 k3 k4
+        ",
+    );
+}
+
+#[test]
+fn l5_a_redrive_keeps_to_its_rate() {
+    check_with_the_dead(
+        "
+        redrive r1 all rate=1
+        redriven r1                  => matched=1 moved=1
+        wait   999ms
+        redriven r1                  => matched=1 moved=1
+        wait   1ms
+        redriven r1                  => matched=2 moved=2
+        wait   1s
+        redriven r1                  => matched=3 moved=3
+        wait   10s
+        redriven r1                  => matched=4 moved=4 done
+        browse dead                  => none
+        ",
+    );
+}
+
+#[test]
+fn l5_a_redrive_moves_what_was_dead_when_it_began() {
+    check_with_the_dead(
+        "
+        redrive r1 all rate=1
+        receive w 1                  => k1#1
+        settle k1 fail error=again   => ok dead
+        wait   1m
+        redriven r1                  => matched=4 moved=4 done
+        browse dead                  => k1
+        ",
+    );
+}
+
+#[test]
+fn l5_a_redriven_message_that_died_of_age_lives_on() {
+    check(
+        "
+        queue  orders ttl=1h
+        send   k1 a
+        wait   2h
+        send   k1 a                  => dead its time to live was over
+        redrive r1 keys=k1           => matched=1 moved=1 done
+        wait   100d
+        receive w 1                  => k1#1
+        settle k1 done               => ok done
+        ",
+    );
+}
+
+#[test]
+fn l5_a_redrive_by_key_finds_keys_of_a_group_and_messages_without_keys() {
+    check(
+        "
+        queue  orders order=group scope=group max_attempts=1
+        send   k1 a group=g
+        receive w 1                  => k1#1
+        settle k1 fail               => ok dead
+        redrive r1 keys=k1           => matched=0 moved=0 done
+        redrive r2 group=g
+        redriven r2                  => matched=1 moved=1 done
+        receive w 1                  => k1#1
+        ",
+    );
+}
+
+#[test]
+fn l5_many_dead_are_redriven_in_steps() {
+    let keys = (0..700).map(|place| format!(" k{place}:a")).collect::<String>();
+    let accepted = vec!["accepted ready"; 700].join(" | ");
+    check(&format!(
+        "
+        queue  orders max_attempts=1 lease=1s
+        batch  {keys}                => {accepted}
+        receive w 1000
+        wait   1s
+        show   dead                  => dead=700
+        redrive r1 all
+        wait   1s
+        redriven r1                  => matched=700 moved=700 done
+        show   dead ready            => dead=0 ready=700
+        "
+    ));
+}

@@ -1,0 +1,213 @@
+//! `hapax demo`: a shop whose process dies all the time.
+//!
+//! A child process sends orders, each of them twice, receives them, settles them with a receipt,
+//! and tells this process every answer it got. This process kills it without warning, again and
+//! again, and at the end asks the directory about every order.
+
+pub(crate) mod victim;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use hapax_core::{Answer, Command, Content, Outcome, QueueName, Send};
+
+use crate::partition::Local;
+pub(crate) use victim::Victim;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Where to keep the data; what is there is gone on with.
+    #[arg(long, default_value = "hapax-data")]
+    data: PathBuf,
+    /// How often to kill.
+    #[arg(long, default_value_t = 10)]
+    kills: u32,
+    /// How long each process lives, in milliseconds.
+    #[arg(long, default_value_t = 250)]
+    life_ms: u64,
+}
+
+impl Default for Arguments {
+    fn default() -> Self {
+        Self { data: "hapax-data".into(), kills: 10, life_ms: 250 }
+    }
+}
+
+/// What the child said, by order: the first id it was told, and whether it is answered.
+#[derive(Default)]
+struct Told {
+    accepted: BTreeMap<u64, String>,
+    done: BTreeMap<u64, ()>,
+    duplicates: u64,
+}
+
+#[expect(clippy::print_stdout, reason = "the command's output")]
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let data = &arguments.data;
+    println!("Every order is sent twice, and the process that handles them is killed (kill -9)");
+    println!("{} times. What it was told before it died must hold afterwards.\n", arguments.kills);
+    let first = orders_so_far(data)?;
+    let mut told = Told::default();
+    for round in 1..=arguments.kills + 1 {
+        let is_last = round > arguments.kills;
+        let before = (told.accepted.len(), told.done.len(), told.duplicates);
+        let next = first + told.accepted.len() as u64;
+        let lived = live_and_die(arguments, next, is_last, &mut told)?;
+        println!(
+            "  process {round:>2}   accepted {:>6}   duplicates absorbed {:>6}   done {:>6}   {}",
+            told.accepted.len() - before.0,
+            told.duplicates - before.2,
+            told.done.len() - before.1,
+            if is_last {
+                "finished the rest".to_owned()
+            } else {
+                format!("killed after {} ms", lived.as_millis())
+            },
+        );
+    }
+    verify(data, first, &told)?;
+    println!(
+        "\n{} orders accepted, {} answered, {} duplicates absorbed. Asked again about each one:",
+        told.accepted.len(),
+        told.done.len(),
+        told.duplicates
+    );
+    println!("0 lost, 0 doubled, every receipt is the first one.\n");
+    println!("The data is in {}. Next, verify it from end to end:", data.display());
+    println!("  cargo run --release -- check {}", data.display());
+    Ok(())
+}
+
+/// Runs one child; kills it in the middle of its work unless it is the last.
+fn live_and_die(
+    arguments: &Arguments,
+    next: u64,
+    is_last: bool,
+    told: &mut Told,
+) -> Result<Duration> {
+    let mut child = Process::new(std::env::current_exe()?)
+        .arg("victim")
+        .arg(&arguments.data)
+        .arg(next.to_string())
+        .args(is_last.then_some("--finish"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let lines = listen(child.stdout.take().context("the child has an output")?);
+    let start = Instant::now();
+    let end = start + Duration::from_millis(arguments.life_ms);
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let wait = if is_last { Duration::from_secs(60) } else { left };
+        match lines.recv_timeout(wait) {
+            Ok(line) => note(told, &line)?,
+            Err(_) => break,
+        }
+        if !is_last && left.is_zero() {
+            break;
+        }
+    }
+    let lived = start.elapsed();
+    if is_last {
+        ensure!(child.wait()?.success(), "the last process failed");
+    } else {
+        child.kill()?;
+        child.wait()?;
+    }
+    // What it said before it died is in the pipe.
+    for line in lines.iter() {
+        note(told, &line)?;
+    }
+    Ok(lived)
+}
+
+fn listen(output: std::process::ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+/// One answer: `accepted N id`, `duplicate N id` or `done N`. A line cut by the kill is no answer.
+fn note(told: &mut Told, line: &str) -> Result<()> {
+    let words: Vec<&str> = line.split(' ').collect();
+    match words.as_slice() {
+        ["accepted" | "duplicate", number, id, "."] => {
+            let number: u64 = number.parse()?;
+            let first = told.accepted.entry(number).or_insert_with(|| (*id).to_owned());
+            ensure!(first == id, "order {number} got a second id: {first}, {id}");
+            told.duplicates += u64::from(words.first() == Some(&"duplicate"));
+        }
+        ["done", number, "."] => {
+            told.done.insert(number.parse()?, ());
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+pub(crate) fn orders() -> Result<QueueName> {
+    Ok(QueueName::new("demo", "orders")?)
+}
+
+pub(crate) fn order(number: u64) -> Result<Command> {
+    let key = format!("order-{number}");
+    let body = format!("{{\"order\":{number},\"amount\":\"19.90\"}}");
+    let content =
+        Content::builder(&key).content_type(Some("application/json")).build(body.as_bytes())?;
+    Ok(Command::Send(Send::new(orders()?, content)))
+}
+
+pub(crate) fn receipt(number: u64) -> String {
+    format!("receipt for order-{number}")
+}
+
+fn orders_so_far(data: &Path) -> Result<u64> {
+    let mut local = Local::open(data)?;
+    let outcomes = local.call(vec![Command::Show(orders()?)])?;
+    local.close()?;
+    Ok(match outcomes.as_slice() {
+        [Outcome::Queue(view)] => view.stats.sent_total,
+        _ => 0,
+    })
+}
+
+/// Asks about every order by sending it once more.
+fn verify(data: &Path, first: u64, told: &Told) -> Result<()> {
+    let mut local = Local::open(data)?;
+    let numbers: Vec<u64> = told.accepted.keys().copied().collect();
+    for numbers in numbers.chunks(1_000) {
+        let commands = numbers.iter().map(|number| order(*number)).collect::<Result<_>>()?;
+        for (number, outcome) in numbers.iter().zip(local.call(commands)?) {
+            let Outcome::Sent(Answer::Done(done)) = outcome else {
+                bail!("order {number} was accepted and is not done: {outcome:?}");
+            };
+            let id = told.accepted.get(number);
+            ensure!(id == Some(&done.id.to_string()), "order {number} has another id");
+            let result = done.result.map(|result| result.body);
+            let expected = receipt(*number);
+            ensure!(result.as_deref() == Some(expected.as_bytes()), "another receipt: {number}");
+        }
+    }
+    let outcomes = local.call(vec![Command::Show(orders()?)])?;
+    local.close()?;
+    let [Outcome::Queue(view)] = outcomes.as_slice() else {
+        bail!("the queue is gone: {outcomes:?}");
+    };
+    let sent = view.stats.sent_total - first;
+    ensure!(sent == told.accepted.len() as u64, "{sent} messages for so many orders: doubled");
+    ensure!(view.stats.messages() == 0, "something is unfinished: {:?}", view.stats);
+    Ok(())
+}

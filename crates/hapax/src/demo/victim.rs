@@ -1,0 +1,124 @@
+//! The process that is killed: sends, receives and settles, and tells every answer it gets.
+
+use std::io::{Stdout, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use hapax_core::{
+    Answer, Blob, Command, Config, Configure, Delivery, Outcome, Receive, Settle, Settled, Verb,
+};
+
+use super::{order, orders, receipt};
+use crate::partition::Local;
+
+#[derive(Debug, Args)]
+pub(crate) struct Victim {
+    data: PathBuf,
+    /// The first order that was not accepted for all anybody knows.
+    next: u64,
+    /// Settle what there is and end, instead of going on until killed.
+    #[arg(long)]
+    finish: bool,
+}
+
+const ORDERS: u64 = 40;
+
+pub(crate) fn run(arguments: &Victim) -> Result<()> {
+    let mut local = Local::open(&arguments.data)?;
+    // A lease that its worker took into the grave should not be waited for.
+    let config = Config { lease_ms: 1_000, backoff_min_ms: 0, ..Config::default() };
+    let configure = Configure { queue: orders()?, config, if_version: None };
+    local.call(vec![Command::Configure(configure)])?;
+    let mut next = arguments.next;
+    let mut held: Vec<Delivery> = Vec::new();
+    let mut out = std::io::stdout();
+    loop {
+        let mut commands = Vec::new();
+        let mut numbers = Vec::new();
+        // Each order twice: its first send, and a retry as if the answer had been lost.
+        let from = next.saturating_sub(ORDERS).max(arguments.next.saturating_sub(1));
+        let to = if arguments.finish { next } else { next + ORDERS };
+        for number in from..to {
+            commands.push(order(number)?);
+            numbers.push(number);
+        }
+        commands
+            .extend(held.drain(..).map(|delivery| settle(&delivery)).collect::<Result<Vec<_>>>()?);
+        commands.push(receive()?);
+        let settled = settled_numbers(&commands);
+        next = to;
+        let outcomes = local.call(commands)?;
+        let mut settled = settled.into_iter();
+        let mut numbers = numbers.into_iter();
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Sent(answer) => {
+                    let number = numbers.next().context("an answer without an order")?;
+                    tell(&mut out, number, &answer)?;
+                }
+                Outcome::Settled(Settled::Ok { .. }) => {
+                    let number = settled.next().context("a settle without a message")?;
+                    writeln!(out, "done {number} .")?;
+                }
+                Outcome::Settled(_) => drop(settled.next()),
+                Outcome::Received(deliveries) => held = deliveries,
+                other => bail!("an unexpected answer: {other:?}"),
+            }
+        }
+        out.flush()?;
+        if arguments.finish && held.is_empty() && is_finished(&mut local)? {
+            return local.close();
+        }
+    }
+}
+
+fn tell(out: &mut Stdout, number: u64, answer: &Answer) -> Result<()> {
+    match answer {
+        Answer::Accepted { id, .. } => writeln!(out, "accepted {number} {id} .")?,
+        Answer::InFlight(flight) => writeln!(out, "duplicate {number} {} .", flight.id)?,
+        Answer::Done(done) => writeln!(out, "duplicate {number} {} .", done.id)?,
+        other => bail!("order {number}: {other:?}"),
+    }
+    Ok(())
+}
+
+fn receive() -> Result<Command> {
+    Ok(Command::Receive(Receive {
+        queue: orders()?,
+        max: 100,
+        lease_ms: None,
+        worker: Arc::from(format!("process-{}", std::process::id())),
+        receive_id: None,
+        several_per_group: false,
+    }))
+}
+
+fn settle(delivery: &Delivery) -> Result<Command> {
+    let body = receipt(number_of(delivery.content.key())?).into();
+    let result = Some(Blob { content_type: None, body });
+    let verb = Verb::Done { result, emits: Vec::new() };
+    Ok(Command::Settle(Settle { lease: delivery.lease, verb }))
+}
+
+fn number_of(key: &str) -> Result<u64> {
+    Ok(key.trim_start_matches("order-").parse()?)
+}
+
+/// Which orders the settles among the commands are about, told from their receipts.
+fn settled_numbers(commands: &[Command]) -> Vec<u64> {
+    let results = commands.iter().filter_map(|command| match command {
+        Command::Settle(Settle { verb: Verb::Done { result: Some(result), .. }, .. }) => {
+            let text = std::str::from_utf8(&result.body).ok()?;
+            number_of(text.trim_start_matches("receipt for ")).ok()
+        }
+        _ => None,
+    });
+    results.collect()
+}
+
+fn is_finished(local: &mut Local) -> Result<bool> {
+    let outcomes = local.call(vec![Command::Show(orders()?)])?;
+    Ok(matches!(outcomes.as_slice(), [Outcome::Queue(view)] if view.stats.messages() == 0))
+}

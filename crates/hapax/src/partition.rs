@@ -1,0 +1,68 @@
+//! A partition in a directory, used from one thread that waits for its answers.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use hapax_core::{Command, Outcome, Stamp, Time};
+use hapax_partition::{Answered, Clock, Options, Partition};
+use hapax_store::disk::{self, DiskStore};
+
+pub(crate) struct Local {
+    partition: Partition<DiskStore>,
+    clock: Clock,
+    start: Instant,
+}
+
+impl Local {
+    pub(crate) fn open(directory: &Path) -> Result<Self> {
+        let owner = thread::current();
+        let wake = Arc::new(move || owner.unpark());
+        let store = DiskStore::open_threaded(directory, disk::Options::default(), wake)?;
+        let partition = Partition::open(store, Options { seed: seed(), ..Options::default() })
+            .with_context(|| format!("{} cannot be opened", directory.display()))?;
+        let clock = Clock::start(partition.now(), wall(), 0);
+        Ok(Self { partition, clock, start: Instant::now() })
+    }
+
+    /// Submits a batch; its answers come from `answers`.
+    pub(crate) fn submit(&mut self, commands: Vec<Command>) -> Result<()> {
+        let monotonic = self.start.elapsed().as_micros() as u64;
+        let stamp = Stamp { at: self.clock.now(wall(), monotonic), random: seed() };
+        self.partition.submit(stamp, commands)?;
+        Ok(())
+    }
+
+    /// The next batch that is durable, waiting for it.
+    pub(crate) fn answers(&mut self) -> Result<Answered> {
+        loop {
+            if let Some(answered) = self.partition.poll()? {
+                return Ok(answered);
+            }
+            thread::park_timeout(Duration::from_millis(100));
+        }
+    }
+
+    pub(crate) fn call(&mut self, commands: Vec<Command>) -> Result<Vec<Outcome>> {
+        self.submit(commands)?;
+        Ok(self.answers()?.outcomes)
+    }
+
+    pub(crate) fn close(self) -> Result<()> {
+        self.partition.close()?;
+        Ok(())
+    }
+}
+
+fn wall() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(since.as_millis() as u64)
+}
+
+/// A number that nobody outside can know.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
