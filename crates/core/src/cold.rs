@@ -13,7 +13,7 @@ use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::machine::Machine;
-use crate::message::Message;
+use crate::message::{Message, Slot, State};
 use crate::moves::send::group_of;
 use crate::outcome::Place;
 use crate::places::groups::Group;
@@ -88,7 +88,9 @@ impl Machine {
                     (self.queues.named(&redrive.queue), &redrive.select)
                 {
                     for key in keys {
-                        self.need_key(&self.digest_of(queue, key, None), needs);
+                        for digest in self.digests_named(queue, key, None) {
+                            self.need_key(&digest, needs);
+                        }
                     }
                 }
             }
@@ -363,8 +365,12 @@ impl Machine {
 
     /// Enough of the oldest to hand out `max`.
     fn need_head(&self, queue: &Queue, max: usize, several: bool, needs: &mut Vec<Need>) {
+        let messages = &self.messages;
+        let is_here = |seq, slot| {
+            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
+        };
         if let Some(gap) = queue.ready.gap()
-            && !queue.ready.has_in_front(max)
+            && !queue.ready.has_in_front(max, is_here)
         {
             needs.push(range(
                 RowKey::filed(queue.id, File::Ready, gap.from),
@@ -372,8 +378,9 @@ impl Machine {
                 RangeOf::Ready(queue.id),
             ));
         }
+        // Groups that only the rows know come before younger ones that memory knows.
         if let Some(Gap { from, to }) = queue.leads
-            && queue.open.len() < max
+            && queue.open.range(..(from, Digest([0; 16]))).take(max).count() < max
         {
             needs.push(range(
                 RowKey::leads(queue.id, from),
@@ -384,7 +391,7 @@ impl Machine {
         for (lead, digest) in queue.open.iter().take(max) {
             if let Some(group) = self.groups.get(digest)
                 && let Some(gap) = group.members.gap()
-                && (*lead >= gap.from || several && !group.members.has_in_front(max))
+                && (*lead >= gap.from || several && !group.members.has_in_front(max, is_here))
             {
                 needs.push(range(
                     RowKey::member(queue.id, digest, gap.from),
@@ -457,10 +464,28 @@ impl Machine {
         Digest::of_key(&queue.name.tenant, &queue.name.queue, group, key)
     }
 
+    /// The living message of the queue that a name means. An id alone would find those of other
+    /// queues, and of other tenants.
+    pub(crate) fn living_of(&self, queue: &Queue, key: &KeyName) -> Option<Slot> {
+        let digests = self.digests_of(queue, key);
+        let mut living =
+            digests.iter().filter_map(|digest| self.keys.living(&self.messages, digest));
+        living.find(|slot| self.messages.at(*slot).queue == queue.id)
+    }
+
     /// What a key given by name may mean: itself, or the id of a message that came without one.
     pub(crate) fn digests_of(&self, queue: &Queue, key: &KeyName) -> Vec<Digest> {
-        let mut digests = vec![self.digest_of(queue, &key.key, key.group.as_deref())];
-        digests.extend(crate::ids::MessageId::parse(&key.key).map(Digest::of_keyless));
+        self.digests_named(queue, &key.key, key.group.as_deref())
+    }
+
+    pub(crate) fn digests_named(
+        &self,
+        queue: &Queue,
+        key: &str,
+        group: Option<&str>,
+    ) -> Vec<Digest> {
+        let mut digests = vec![self.digest_of(queue, key, group)];
+        digests.extend(crate::ids::MessageId::parse(key).map(Digest::of_keyless));
         digests
     }
 }

@@ -23,7 +23,9 @@ impl Machine {
         };
         for digest in self.digests_of(queue, key) {
             let view = match self.keys.find(&self.messages, &digest) {
-                Some(Known::Living(slot)) => self.living_view(self.messages.at(slot)),
+                Some(Known::Living(slot)) if self.messages.at(slot).queue == queue.id => {
+                    self.living_view(self.messages.at(slot))
+                }
                 Some(Known::Record(record)) if is_remembered(&record, queue, at) => KeyView {
                     key: Some(Arc::clone(&key.key)),
                     digest,

@@ -1,4 +1,9 @@
 //! The rules, by their numbers. A test is named for the rule it shows.
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test: what fails here fails it"
+)]
 
 mod support;
 

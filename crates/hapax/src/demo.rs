@@ -74,9 +74,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     verify(data, first, &told)?;
     println!(
-        "\n{} orders accepted, {} answered, {} duplicates absorbed. Asked again about each one:",
+        "\n{} orders accepted, {} duplicates absorbed. Asked again about each one: all done,",
         told.accepted.len(),
-        told.done.len(),
         told.duplicates
     );
     println!("0 lost, 0 doubled, every receipt is the first one.\n");
@@ -101,12 +100,16 @@ fn live_and_die(
         .stdout(Stdio::piped())
         .spawn()?;
     let lines = listen(child.stdout.take().context("the child has an output")?);
+    // Its life begins with its first answer: reading a long journal is not what is shown here.
+    let patience = Duration::from_secs(60);
+    if let Ok(line) = lines.recv_timeout(patience) {
+        note(told, &line)?;
+    }
     let start = Instant::now();
     let end = start + Duration::from_millis(arguments.life_ms);
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let wait = if is_last { Duration::from_secs(60) } else { left };
-        match lines.recv_timeout(wait) {
+        match lines.recv_timeout(if is_last { patience } else { left }) {
             Ok(line) => note(told, &line)?,
             Err(_) => break,
         }

@@ -41,6 +41,7 @@ fn gather(
     from: u64,
 ) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
     let mut batches = Vec::new();
+    let mut bytes_read = 0;
     let mut failed = None;
     store.read(from, &mut |sequence, bytes| {
         debug_assert_eq!(sequence, from + batches.len() as u64);
@@ -48,7 +49,8 @@ fn gather(
             Ok(batch) => batches.push(batch),
             Err(error) => failed = Some(Error::Batch { sequence, error }),
         }
-        Ok(())
+        bytes_read += bytes.len();
+        Ok(failed.is_none() && bytes_read < GATHER_BYTES)
     })?;
     failed.map_or(Ok(batches), Err)
 }

@@ -67,7 +67,7 @@ impl Run {
             assert_eq!(sequence, next, "in order");
             assert_eq!(batch, self.batches[sequence as usize - 1], "batch {sequence}");
             next += 1;
-            Ok(())
+            Ok(true)
         })?;
         assert!(next > self.acknowledged, "{next} is missing");
         Ok(())

@@ -83,7 +83,7 @@ impl Owner {
         let mut batches = Vec::new();
         let read = self.store.read(from, &mut |sequence, batch| {
             batches.push((sequence, batch.to_vec()));
-            Ok(())
+            Ok(true)
         });
         read.expect("reads");
         batches

@@ -61,8 +61,8 @@ impl std::fmt::Debug for Checkpoint {
     }
 }
 
-/// Takes the batches that [`Store::read`] finds; its error ends the reading.
-pub type EachBatch<'a> = &'a mut dyn FnMut(Sequence, &[u8]) -> Result<(), Error>;
+/// Takes the batches that [`Store::read`] finds; `false` or an error ends the reading.
+pub type EachBatch<'a> = &'a mut dyn FnMut(Sequence, &[u8]) -> Result<bool, Error>;
 
 /// Keeps the bytes of one partition.
 ///

@@ -242,7 +242,9 @@ impl Store for MemoryStore {
             return Ok(());
         }
         for (sequence, batch) in state.journal.range(from..=state.durable) {
-            each(*sequence, batch)?;
+            if !each(*sequence, batch)? {
+                break;
+            }
         }
         Ok(())
     }

@@ -16,10 +16,7 @@ pub(crate) fn decide(machine: &Machine, key: &KeyName, out: &mut Verdict) -> Out
     let Some(queue) = machine.queues.named(&key.queue) else {
         return Outcome::Refused(Refusal::NoSuchQueue);
     };
-    let digests = machine.digests_of(queue, key);
-    let mut living =
-        digests.iter().filter_map(|digest| machine.keys.living(&machine.messages, digest));
-    let Some(slot) = living.next() else {
+    let Some(slot) = machine.living_of(queue, key) else {
         return Outcome::Refused(Refusal::NoSuchKey);
     };
     let message = machine.messages.at(slot);

@@ -1,7 +1,5 @@
 //! A worker takes messages.
 
-use std::collections::BTreeMap;
-
 use crate::command::{LeaseName, Receive};
 use crate::config::{Guarantee, OnGroupDead};
 use crate::content::Invalid;
@@ -179,7 +177,7 @@ pub(crate) fn delivery(
         content: message.content.clone(),
         accepted_at: message.accepted_at,
         deadline,
-        recovery_points: points.unwrap_or_else(BTreeMap::new),
+        recovery_points: points.unwrap_or_default(),
     }
 }
 

@@ -86,8 +86,8 @@ fn start(
         Select::Keys(keys) => {
             started.by_keys = true;
             out.decisions.push(Decision::RedriveStarted(Box::new(started)));
-            let dead = keys.iter().filter_map(|key| {
-                let digest = machine.digest_of(queue, key, None);
+            let named = keys.iter().flat_map(|key| machine.digests_named(queue, key, None));
+            let dead = named.filter_map(|digest| {
                 let slot = machine.keys.living(&machine.messages, &digest)?;
                 (machine.messages.at(slot).place() == Place::Dead).then_some(digest)
             });

@@ -17,10 +17,7 @@ pub(crate) fn decide(machine: &Machine, resolve: Resolve, out: &mut Verdict) -> 
     let Some(queue) = machine.queues.named(&resolve.key.queue) else {
         return Outcome::Refused(Refusal::NoSuchQueue);
     };
-    let digests = machine.digests_of(queue, &resolve.key);
-    let mut living =
-        digests.iter().filter_map(|digest| machine.keys.living(&machine.messages, digest));
-    let Some(slot) = living.next() else {
+    let Some(slot) = machine.living_of(queue, &resolve.key) else {
         return Outcome::Refused(Refusal::NoSuchKey);
     };
     let message = machine.messages.at(slot);

@@ -162,8 +162,8 @@ pub(crate) fn known(
             }
             let id = message.id(machine.partition);
             conflict(&message.fingerprint, asked, id, message.accepted_at)?;
-            let over = message.ttl_at <= at
-                && matches!(message.place(), Place::Ready | Place::Delayed);
+            let over =
+                message.ttl_at <= at && matches!(message.place(), Place::Ready | Place::Delayed);
             if over {
                 // Left to the rows it was not swept in time; it is dead all the same.
                 let error = crate::moves::expire::OVER.into();

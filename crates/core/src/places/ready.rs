@@ -131,12 +131,10 @@ impl Ready {
         self.gap
     }
 
-    /// Whether at least `count` entries, as far as known, are in front of the gap.
-    pub(crate) fn has_in_front(&self, count: usize) -> bool {
-        let cold_from = self.cold_from();
-        let head = self.head.partition_point(|entry| entry.seq < cold_from);
-        let missing = count.saturating_sub(head);
-        self.returned.range(..cold_from).take(missing).count() >= missing
+    /// Whether at least `count` are in front of the gap. Stale entries do not count: a reader
+    /// that took them for messages would find nothing and not look further.
+    pub(crate) fn has_in_front(&self, count: usize, is_here: impl Fn(Seq, Slot) -> bool) -> bool {
+        self.oldest(is_here).take(count).count() >= count
     }
 
     /// The gap was read up to `from`; its messages have been pushed by `admit`.
@@ -153,6 +151,7 @@ impl Ready {
     /// A message read from the gap, in order.
     pub(crate) fn admit(&mut self, seq: Seq, slot: Slot) {
         if self.head.back().is_none_or(|last| last.seq < seq) {
+            self.returned.remove(&seq); // Or an older slot of it would hide this one.
             self.head.push_back(Entry { seq, slot });
         } else {
             self.returned.insert(seq, slot);
@@ -168,6 +167,7 @@ impl Ready {
                     break;
                 }
                 self.tail.pop_front();
+                self.forget(entry);
                 Gap::cover(&mut self.gap, entry.seq);
             }
         }
@@ -180,18 +180,25 @@ impl Ready {
                 break;
             }
             self.head.pop_back();
+            self.forget(entry);
             Gap::cover(&mut self.gap, entry.seq);
         }
         debug_assert!(self.is_in_order());
+    }
+
+    /// What was evicted may have another entry, from when it came back.
+    fn forget(&mut self, entry: Entry) {
+        if self.returned.get(&entry.seq) == Some(&entry.slot) {
+            self.returned.remove(&entry.seq);
+        }
     }
 
     fn is_in_order(&self) -> bool {
         let ascends = |entries: &VecDeque<Entry>| {
             entries.iter().zip(entries.iter().skip(1)).take(8).all(|(a, b)| a.seq < b.seq)
         };
-        let fits = self
-            .gap
-            .is_none_or(|gap| self.tail.front().is_none_or(|first| gap.to <= first.seq));
+        let fits =
+            self.gap.is_none_or(|gap| self.tail.front().is_none_or(|first| gap.to <= first.seq));
         ascends(&self.head) && ascends(&self.tail) && fits
     }
 }

@@ -24,10 +24,6 @@ impl Shelf {
         self.resident.range(seq..).map(|(seq, slot)| (*seq, *slot))
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.resident.len()
-    }
-
     /// Leaves messages to the rows, the youngest first, as long as `evict` takes them.
     pub(crate) fn evict(&mut self, mut evict: impl FnMut(Seq, Slot) -> bool) {
         while let Some((seq, slot)) = self.resident.last_key_value()

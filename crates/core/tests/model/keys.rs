@@ -103,6 +103,10 @@ impl Model {
             if !differs.is_empty() {
                 return Err(Answer::Conflict { differs, id, accepted_at });
             }
+            if message.is_over(at) {
+                self.die_of_age(index);
+            }
+            let message = &mut self.messages[index];
             if message.place() == Place::Dead && queue.config.on_dead != OnDead::Pin {
                 let reruns = queue.config.on_dead == OnDead::Rerun && !claims && !message.claim;
                 if !reruns {

@@ -368,7 +368,7 @@ impl Model {
         self.end_delays();
     }
 
-    fn end_delays(&mut self) {
+    pub fn end_delays(&mut self) {
         for message in &mut self.messages {
             if matches!(message.state, State::Delayed { due, .. } if due <= self.at) {
                 message.state = State::Ready;
@@ -408,9 +408,13 @@ impl Model {
     fn end_lives(&mut self) {
         let at = self.at;
         while let Some(index) = self.messages.iter().position(|message| message.is_over(at)) {
-            self.messages[index].error = Some(OVER.into());
-            self.go(index, Next::Dead);
+            self.die_of_age(index);
         }
+    }
+
+    pub fn die_of_age(&mut self, index: usize) {
+        self.messages[index].error = Some(OVER.into());
+        self.go(index, Next::Dead);
     }
 
     fn go_on_with_purges(&mut self) {

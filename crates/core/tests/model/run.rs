@@ -64,6 +64,7 @@ impl Runner {
             Op::Freeze => self.world.freeze(),
             Op::Thaw => self.world.thaw(),
             Op::Evict { keep } => {
+                self.quiet();
                 self.is_cold |= self.world.evict_keeping(*keep) > 0;
             }
             Op::StoreFull(full) => {
@@ -79,6 +80,7 @@ impl Runner {
     fn ask(&mut self, op: &Op) -> Result<(), Differs> {
         self.prepare(op);
         let Some(command) = self.command(op) else { return Ok(()) };
+        self.model.end_delays();
         let said = self.world.run(command.clone());
         let _ = writeln!(self.trace, "         → {said:?}");
         let expected = self.predict(&command, &said);
@@ -93,10 +95,21 @@ impl Runner {
     fn prepare(&mut self, op: &Op) {
         match op {
             Op::Purge { .. } | Op::Delete { .. } => self.quiet(),
-            Op::Redrive { .. } if self.model.queues.iter().any(|queue| queue.purge.is_some()) => {
-                self.quiet();
+            // What is in front may be on its way out, and what is behind it in the rows alone.
+            Op::Receive(_) if self.is_cold => {
+                self.finish_purges();
+                if self.model.messages.iter().any(|message| message.is_over(self.model.at)) {
+                    self.quiet();
+                }
             }
+            Op::Redrive { .. } => self.finish_purges(),
             _ => {}
+        }
+    }
+
+    fn finish_purges(&mut self) {
+        if self.model.queues.iter().any(|queue| queue.purge.is_some()) {
+            self.quiet();
         }
     }
 

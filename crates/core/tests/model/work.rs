@@ -34,17 +34,7 @@ impl Model {
         if queue.paused {
             return Outcome::Received(Vec::new());
         }
-        let purged_below = queue.purge.map_or(0, |(below, _)| below);
-        let max = receive.max as usize;
-        let mut taken = Vec::new();
-        for list in self.deliverable(&name) {
-            let most = if receive.several_per_group { max - taken.len() } else { 1 };
-            let stays = |index: &usize| self.messages[*index].seq >= purged_below;
-            taken.extend(list.into_iter().filter(stays).take(most));
-            if taken.len() >= max {
-                break;
-            }
-        }
+        let taken = self.take(&queue, receive);
         let deliveries = self.hand_out(&queue, &taken, self.at.plus(lease_ms), &receive.worker);
         if let Some(id) = id.filter(|_| !deliveries.is_empty()) {
             let until = self.at.plus(limits::RECEIVE_ID_MS);
@@ -52,6 +42,34 @@ impl Model {
             self.receives.insert(id, (until, leases));
         }
         Outcome::Received(deliveries)
+    }
+
+    /// The oldest that may be handed out. Those whose time to live is over die instead.
+    fn take(&mut self, queue: &Queue, receive: &Receive) -> Vec<usize> {
+        let purged_below = queue.purge.map_or(0, |(below, _)| below);
+        let parks = queue.config.on_group_dead == OnGroupDead::Park;
+        let max = receive.max as usize;
+        let mut taken = Vec::new();
+        for list in self.deliverable(&queue.name.queue) {
+            if taken.len() >= max {
+                break;
+            }
+            let most = if receive.several_per_group { max } else { taken.len() + 1 };
+            for index in list {
+                if self.messages[index].is_over(self.at) {
+                    self.die_of_age(index);
+                    if parks {
+                        break;
+                    }
+                } else if self.messages[index].seq >= purged_below {
+                    taken.push(index);
+                }
+                if taken.len() >= most {
+                    break;
+                }
+            }
+        }
+        taken
     }
 
     fn hand_out(

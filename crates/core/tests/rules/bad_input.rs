@@ -2,7 +2,7 @@
 
 use hapax_core::*;
 
-use super::script::{check, name};
+use super::script::{Mode, check, check_in, name};
 use crate::support::World;
 
 #[test]
@@ -120,6 +120,35 @@ fn more_emits_than_allowed_are_refused() {
         settle k1 done {most}        => ok done
         "
     ));
+}
+
+#[test]
+fn a_done_waits_while_too_many_emits_are_under_way() {
+    let emits = |count: usize| {
+        (0..count).map(|place| format!(" emit=emails:n{place}:hi")).collect::<String>()
+    };
+    let (many, last) = (emits(64), emits(limits::RELAY_MAX % 64));
+    let life = |key: usize, emits: &str| {
+        format!("send k{key} a\nreceive w 1\nsettle k{key} done {emits}\n")
+    };
+    let lives: String = (0..limits::RELAY_MAX / 64).map(|key| life(key, &many)).collect();
+    let rest = life(usize::MAX, &last);
+    check_in(
+        &[Mode::Plain],
+        &format!(
+            "
+            queue  emails
+            queue  orders
+            {lives}
+            {rest}
+            send   k a
+            receive w 1                          => k#1
+            settle k done emit=emails:n:hi       => refused relay_full
+            relay  reached                       => accepted ready
+            settle k done emit=emails:n:hi       => ok done
+            "
+        ),
+    );
 }
 
 #[test]

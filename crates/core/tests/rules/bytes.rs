@@ -126,7 +126,7 @@ fn what_is_written_is_the_first_version() {
 /// A partition with every kind of row: the machine, queues, relays, receives, redrives, leads,
 /// messages in every place, finished keys with little and with much to say, groups.
 const EVERY_ROW: &str = "
-    queue  orders order=group max_attempts=2 on_lost=park backoff=1s retention=48h on_group_dead=park
+    queue  orders order=group max_attempts=2 on_lost=park retention=48h on_group_dead=park
     queue  emails max_messages=9 max_bytes=9999 sends_per_s=99 ttl=9d retention=forever
     send   @orders g1 a group=g type=text/plain
     send   @orders g2 a group=g

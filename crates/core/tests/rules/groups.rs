@@ -291,9 +291,8 @@ fn l6_the_groups_of_two_queues_are_two_groups() {
 fn l6_a_long_group_stays_in_order() {
     let sends = (0..40).map(|place| format!("send m{place:02} x group=a\n"));
     let sends: String = sends.collect();
-    let lives = (0..40).map(|place| {
-        format!("receive w 10 => m{place:02}#1\nsettle m{place:02} done\n")
-    });
+    let lives =
+        (0..40).map(|place| format!("receive w 10 => m{place:02}#1\nsettle m{place:02} done\n"));
     let lives: String = lives.collect();
     check(&format!(
         "

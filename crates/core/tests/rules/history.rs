@@ -17,7 +17,8 @@ fn k13_an_uneventful_life_is_told_from_its_record() {
         settle k1 done result=x      => ok done
         look   k1 history            => history=sent,leased@w1,done@w1
         look   k1 took worker attempts  => leased=+3s finished=+5s worker=w1 attempts=1
-        look   k1 remembered generation losses result  => remembered in=2d generation=0 losses=0 result=x
+        look   k1 remembered generation losses result
+            => remembered in=2d generation=0 losses=0 result=x
         ",
     );
 }
@@ -40,7 +41,8 @@ fn k13_incidents_are_kept_in_order() {
         receive w3 1                 => k1#3{charged=yes}
         wait   1s
         settle k1 done               => ok done
-        look   k1 history            => history=sent,leased,saved:charged@w1,failed:boom@w1,lost@w2,done@w3
+        look   k1 history
+            => history=sent,leased,saved:charged@w1,failed:boom@w1,lost@w2,done@w3
         look   k1 attempts losses error  => attempts=3 losses=1 error=boom
         ",
     );
@@ -117,7 +119,8 @@ fn k13_counters_survive() {
         settle k1 done               => ok done
         settle k2 fail               => ok dead
         wait   30s
-        show   ready leased dead keys sent done failed lost  => ready=1 leased=0 dead=2 keys=1 sent=4 done=1 failed=1 lost=1
+        show   ready leased dead keys sent done failed lost
+            => ready=1 leased=0 dead=2 keys=1 sent=4 done=1 failed=1 lost=1
         wait   60h
         show   keys                  => keys=0
         ",

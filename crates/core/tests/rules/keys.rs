@@ -529,7 +529,13 @@ fn k12_a_duplicate_in_a_batch_harms_no_neighbour() {
         "
         queue  orders
         send   k0 a
-        batch  k1:a k2:b k1:a k0:a k3:c k2:x  => accepted ready | accepted ready | in_flight ready attempts=0 | in_flight ready attempts=0 | accepted ready | conflict body
+        batch  k1:a k2:b k1:a k0:a k3:c k2:x
+            => accepted ready
+            | accepted ready
+            | in_flight ready attempts=0
+            | in_flight ready attempts=0
+            | accepted ready
+            | conflict body
         receive w 10                          => k0#1 k1#1 k2#1 k3#1
         ",
     );
@@ -540,7 +546,13 @@ fn k12_a_refusal_in_a_batch_harms_no_neighbour() {
     check(
         "
         queue  orders max_body=3 max_messages=3
-        batch  k1:a k2:four k3:c k4:d k5:e k1:a  => accepted ready | invalid BodyTooLarge { bytes: 4, max: 3 } | accepted ready | accepted ready | over_quota messages | in_flight ready attempts=0
+        batch  k1:a k2:four k3:c k4:d k5:e k1:a
+            => accepted ready
+            | invalid BodyTooLarge { bytes: 4, max: 3 }
+            | accepted ready
+            | accepted ready
+            | over_quota messages
+            | in_flight ready attempts=0
         receive w 10                             => k1#1 k3#1 k4#1
         ",
     );

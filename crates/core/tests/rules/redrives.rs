@@ -1,6 +1,9 @@
 //! L5: the dead get another life under their own key.
 
+use hapax_core::{MessageId, Time};
+
 use super::script::check;
+use crate::support::START;
 
 /// Four dead messages, k1 and k2 of a timeout, k3 and k4 refused an hour later; and k5, ready.
 const FOUR_DEAD: &str = "
@@ -46,7 +49,8 @@ fn l5_redrive_by_key_moves_the_dead_among_them() {
         browse dead                  => k2 k4
         wait   1s
         receive w 10                 => k1#1 k3#1 k5#1
-        look   k1 history            => history=sent,failed:timeout-1@w,dead:timeout-1,redriven,leased@w
+        look   k1 history
+            => history=sent,failed:timeout-1@w,dead:timeout-1,redriven,leased@w
         ",
     );
 }
@@ -169,7 +173,7 @@ fn l5_a_redriven_message_that_died_of_age_lives_on() {
 }
 
 #[test]
-fn l5_a_redrive_by_key_finds_keys_of_a_group_and_messages_without_keys() {
+fn l5_where_keys_are_those_of_groups_the_dead_are_redriven_by_group() {
     check(
         "
         queue  orders order=group scope=group max_attempts=1
@@ -182,6 +186,26 @@ fn l5_a_redrive_by_key_finds_keys_of_a_group_and_messages_without_keys() {
         receive w 1                  => k1#1
         ",
     );
+}
+
+#[test]
+fn l5_a_message_without_a_key_is_redriven_by_its_id() {
+    // The first message of a partition, sent as the script begins.
+    let id = MessageId::new(Time(START), 0, 1);
+    check(&format!(
+        "
+        queue  orders guarantee=at-least-once max_attempts=1
+        send   - a
+        receive w 1                  => -a#1
+        settle -a fail error=boom    => ok dead
+        look   {id} error            => error=boom
+        redrive r1 keys={id}         => matched=1 moved=1 done
+        receive w 1                  => -a#1
+        settle -a fail error=boom    => ok dead
+        discard {id}                 => ok
+        show   dead keys             => dead=0 keys=0
+        "
+    ));
 }
 
 #[test]

@@ -28,7 +28,7 @@ use crate::support::{START, World};
 
 /// What happens after every line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub(crate) enum Mode {
     Plain,
     /// The process dies.
     Crash,
@@ -46,7 +46,7 @@ pub enum Mode {
     Cold,
 }
 
-pub const MODES: [Mode; 8] = [
+pub(crate) const MODES: [Mode; 8] = [
     Mode::Plain,
     Mode::Crash,
     Mode::Twice,
@@ -58,28 +58,28 @@ pub const MODES: [Mode; 8] = [
 ];
 
 /// Modes in which the process lives on: for counts that are kept in memory alone.
-pub const ALIVE: [Mode; 4] = [Mode::Plain, Mode::Checkpoint, Mode::Evict, Mode::Frozen];
+pub(crate) const ALIVE: [Mode; 4] = [Mode::Plain, Mode::Checkpoint, Mode::Evict, Mode::Frozen];
 
 /// Runs the script in every mode.
-pub fn check(script: &str) {
+pub(crate) fn check(script: &str) {
     check_in(&MODES, script);
 }
 
-pub fn check_in(modes: &[Mode], script: &str) {
+pub(crate) fn check_in(modes: &[Mode], script: &str) {
     for mode in modes {
         Run::new(*mode).script(script);
     }
 }
 
 /// The world after a script that is not about its answers.
-pub fn after(script: &str) -> World {
+pub(crate) fn after(script: &str) -> World {
     let mut run = Run::new(Mode::Plain);
     run.script(script);
     run.world
 }
 
 /// What a world answers to one line.
-pub fn say_to(world: &mut World, line: &str) -> String {
+pub(crate) fn say_to(world: &mut World, line: &str) -> String {
     let mut run = Run::new(Mode::Plain);
     std::mem::swap(&mut run.world, world);
     let answer = run.say(line.trim(), false);
@@ -117,14 +117,14 @@ impl Run {
     }
 
     fn script(&mut self, script: &str) {
-        let lines: Vec<&str> = script.lines().filter(|line| !line.trim().is_empty()).collect();
+        let lines = joined(script);
         let mut told = String::new();
         for (place, line) in lines.iter().enumerate() {
             let (said, expected) = match line.split_once("=>") {
                 Some((said, expected)) => (said, Some(expand(expected.trim()))),
-                None => (*line, None),
+                None => (line.as_str(), None),
             };
-            let joins = |line: &&&str| line.trim_start().starts_with('&');
+            let joins = |line: &&String| line.trim_start().starts_with('&');
             let is_followed = lines.get(place + 1).filter(joins).is_some();
             let in_detail = expected.as_ref().is_some_and(|text| text.contains("in="));
             let answer = self.say(said.trim().trim_start_matches('&'), in_detail);
@@ -277,12 +277,7 @@ impl Run {
                 let place = Place::ALL.into_iter().find(|known| known.as_str() == place);
                 let limit = words.option("limit").map_or(100, |limit| limit.parse().unwrap());
                 let cursor = words.option("after").map(|cursor| cursor.parse().unwrap());
-                Command::Browse(Browse {
-                    queue: self.name(),
-                    place: place.unwrap(),
-                    cursor,
-                    limit,
-                })
+                Command::Browse(Browse { queue: self.name(), place: place.unwrap(), cursor, limit })
             }
             "replay" => {
                 let group = words.option("group");
@@ -388,8 +383,7 @@ impl Run {
     fn claim(&self, words: &mut Words) -> Claim {
         let group = words.option("group");
         let key = words.next();
-        let content =
-            Content::builder(if key == "-" { "" } else { &key }).group(group.as_deref());
+        let content = Content::builder(if key == "-" { "" } else { &key }).group(group.as_deref());
         let fingerprint = Fingerprint::own(&words.next());
         let mut claim = Claim::new(self.name(), content.build(b"").unwrap(), fingerprint);
         claim.worker = words.option("by").unwrap_or_default().as_str().into();
@@ -539,11 +533,25 @@ impl Run {
     }
 }
 
-pub fn name(text: &str) -> QueueName {
+/// The lines of a script. One that begins with `=>`, `|`, `;` or `,` goes on with the one before.
+fn joined(script: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for line in script.lines().filter(|line| !line.trim().is_empty()) {
+        let goes_on = line.trim_start().starts_with(['=', '|', ';', ',']);
+        match lines.last_mut().filter(|_| goes_on) {
+            Some(before) if line.trim_start().starts_with(',') => *before += line.trim(),
+            Some(before) => *before = format!("{before} {}", line.trim()),
+            None => lines.push(line.to_owned()),
+        }
+    }
+    lines
+}
+
+pub(crate) fn name(text: &str) -> QueueName {
     let (tenant, queue) = text.split_once('/').unwrap_or(("default", text));
     QueueName::new(tenant, queue).unwrap()
 }
 
-pub fn blob(body: &str) -> Blob {
+pub(crate) fn blob(body: &str) -> Blob {
     Blob { content_type: None, body: Bytes::copy_from_slice(body.as_bytes()) }
 }

@@ -89,8 +89,12 @@ fn l3_emits_are_durable_with_the_done_and_carry_derived_keys() {
         queue  orders
         send   k1 a
         receive w 1                  => k1#1
-        settle k1 done result=x emit=emails:receipt:hi emit=emails:thanks:yo emit=emails:n:z:own  => ok done
-        relays                       => emails derive(k1,0,receipt) hi tries=0 ; emails derive(k1,0,thanks) yo tries=0 ; emails own z tries=0
+        settle k1 done result=x emit=emails:receipt:hi emit=emails:thanks:yo emit=emails:n:z:own
+            => ok done
+        relays
+            => emails derive(k1,0,receipt) hi tries=0
+            ; emails derive(k1,0,thanks) yo tries=0
+            ; emails own z tries=0
         settle k1 done result=x emit=emails:receipt:hi  => ok done
         relay  reached               => accepted ready
         relay  reached               => accepted ready
@@ -148,7 +152,8 @@ fn l3_a_done_whose_emits_cannot_be_taken_changes_nothing() {
         send   k1 a
         receive w 1                  => k1#1
         settle k1 done emit=emails:ok:hi emit=nowhere:n:hi  => no_such_queue emit=1
-        settle k1 done emit=emails:n:four                   => invalid BodyTooLarge { bytes: 4, max: 3 }
+        settle k1 done emit=emails:n:four
+            => invalid BodyTooLarge { bytes: 4, max: 3 }
         settle k1 done emit=emails::hi                      => invalid Emits
         settle k1 done emit=emails:n:hi::400d               => invalid Delay(34560000000)
         settle k1 done emit=grouped:n:hi                    => invalid MissingGroup

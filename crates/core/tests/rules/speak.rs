@@ -2,12 +2,12 @@
 
 use hapax_core::*;
 
-pub fn is_refusal(answer: &str) -> bool {
+pub(crate) fn is_refusal(answer: &str) -> bool {
     let refusals = ["invalid", "no_such", "refused", "over_quota", "store_full", "lease_lost"];
     refusals.iter().any(|refusal| answer.starts_with(refusal))
 }
 
-pub fn outcome(outcome: &Outcome, fields: &[String], now: Time, in_detail: bool) -> String {
+pub(crate) fn outcome(outcome: &Outcome, fields: &[String], now: Time, in_detail: bool) -> String {
     match outcome {
         Outcome::Configured { version, created: true } => format!("created v{version}"),
         Outcome::Configured { version, created: false } => format!("changed v{version}"),
@@ -44,13 +44,14 @@ fn refusal(refusal: &Refusal) -> String {
     }
 }
 
-pub fn answer(answer: &Answer, now: Time, in_detail: bool) -> String {
+pub(crate) fn answer(answer: &Answer, now: Time, in_detail: bool) -> String {
     match answer {
         Answer::Invalid(invalid) => format!("invalid {invalid:?}"),
         Answer::NoSuchQueue => "no_such_queue".into(),
         Answer::Conflict { differs, .. } => format!("conflict {}", parts(differs)),
         Answer::Done(finished) => {
-            let remembered = if in_detail { until(Some(finished.remembered_until), now) } else { "".into() };
+            let remembered =
+                if in_detail { until(Some(finished.remembered_until), now) } else { "".into() };
             format!("done{}{remembered}", result(finished.result.as_ref()))
         }
         Answer::Dead { error, .. } => format!("dead {error}"),
@@ -77,7 +78,7 @@ pub fn answer(answer: &Answer, now: Time, in_detail: bool) -> String {
 }
 
 /// The id that an answer names.
-pub fn id(answer: &Answer) -> Option<MessageId> {
+pub(crate) fn id(answer: &Answer) -> Option<MessageId> {
     match answer {
         Answer::Conflict { id, .. }
         | Answer::Dead { id, .. }
@@ -137,7 +138,7 @@ fn length(ms: u64) -> String {
     if ms == 0 { "0".into() } else { format!("{}{}", ms / fits.0, fits.1) }
 }
 
-pub fn delivery(key: &str, delivery: &Delivery, before: bool) -> String {
+pub(crate) fn delivery(key: &str, delivery: &Delivery, before: bool) -> String {
     let mut told = format!("{key}#{}", delivery.attempt);
     if delivery.generation > 0 {
         told += &format!("g{}", delivery.generation);
@@ -152,7 +153,8 @@ pub fn delivery(key: &str, delivery: &Delivery, before: bool) -> String {
 }
 
 fn points(points: &std::collections::BTreeMap<String, bytes::Bytes>) -> String {
-    let points = points.iter().map(|(name, data)| format!("{name}={}", String::from_utf8_lossy(data)));
+    let points =
+        points.iter().map(|(name, data)| format!("{name}={}", String::from_utf8_lossy(data)));
     format!("{{{}}}", points.collect::<Vec<_>>().join(","))
 }
 

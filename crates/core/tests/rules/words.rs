@@ -6,14 +6,14 @@ use hapax_core::*;
 
 use crate::support::START;
 
-pub struct Words {
+pub(crate) struct Words {
     words: Vec<String>,
     /// `@queue`, where the line names one.
-    pub queue: Option<String>,
+    pub(crate) queue: Option<String>,
 }
 
 impl Words {
-    pub fn new(line: &str) -> Self {
+    pub(crate) fn new(line: &str) -> Self {
         let mut words: Vec<String> = expand(line).split_whitespace().map(repeated).collect();
         let queue = words.iter().position(|word| word.starts_with('@'));
         let queue = queue.map(|place| words.remove(place)[1..].to_owned());
@@ -21,31 +21,29 @@ impl Words {
     }
 
     /// The next word that is not a `name=value`.
-    pub fn next(&mut self) -> String {
+    pub(crate) fn next(&mut self) -> String {
         let place = self.words.iter().position(|word| !word.contains('='));
         place.map_or_else(String::new, |place| self.words.remove(place))
     }
 
-    pub fn peek(&self) -> Option<String> {
+    pub(crate) fn peek(&self) -> Option<String> {
         self.words.iter().find(|word| !word.contains('=')).cloned()
     }
 
     /// Takes the next `name=value`.
-    pub fn option(&mut self, name: &str) -> Option<String> {
-        let is_named = |word: &String| {
-            word.split_once('=').is_some_and(|(known, _)| known == name)
-        };
+    pub(crate) fn option(&mut self, name: &str) -> Option<String> {
+        let is_named = |word: &String| word.split_once('=').is_some_and(|(known, _)| known == name);
         let place = self.words.iter().position(is_named)?;
         Some(self.words.remove(place)[name.len() + 1..].to_owned())
     }
 
     /// Takes a word where it is there.
-    pub fn flag(&mut self, name: &str) -> bool {
+    pub(crate) fn flag(&mut self, name: &str) -> bool {
         let place = self.words.iter().position(|word| word == name);
         place.map(|place| self.words.remove(place)).is_some()
     }
 
-    pub fn rest(self) -> Vec<String> {
+    pub(crate) fn rest(self) -> Vec<String> {
         self.words
     }
 }
@@ -62,7 +60,7 @@ fn repeated(word: &str) -> String {
 }
 
 /// `300`, `100ms`, `30s`, `5m`, `48h`, `7d`, in milliseconds.
-pub fn duration(text: &str) -> u64 {
+pub(crate) fn duration(text: &str) -> u64 {
     let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = match unit {
@@ -78,7 +76,7 @@ pub fn duration(text: &str) -> u64 {
 
 /// Puts in `derive(parent,generation,name)`, and `uuid(8d)` or `ulid(8d)`: keys that were made so
 /// long before the script began.
-pub fn expand(line: &str) -> String {
+pub(crate) fn expand(line: &str) -> String {
     let mut text = line.to_owned();
     while let Some((function, from, to)) = call(&text) {
         let inside = text[from + function.len() + 1..to].to_owned();
@@ -107,7 +105,7 @@ fn ulid(at: u64) -> String {
 }
 
 /// A queue's configuration from the rest of the line, and the version it is meant for.
-pub fn config(words: &mut Words) -> (Config, Option<u64>) {
+pub(crate) fn config(words: &mut Words) -> (Config, Option<u64>) {
     let mut config = Config::default();
     let if_version = words.option("if").map(|version| version.parse().unwrap());
     if let Some(retention) = words.option("retention") {
@@ -138,8 +136,7 @@ pub fn config(words: &mut Words) -> (Config, Option<u64>) {
     config.dedup_scope = choice(words, "scope", DedupScope::ALL, DedupScope::as_str);
     config.undated_keys = choice(words, "undated", UndatedKeys::ALL, UndatedKeys::as_str);
     config.on_dead = choice(words, "on_dead", OnDead::ALL, OnDead::as_str);
-    config.on_group_dead =
-        choice(words, "on_group_dead", OnGroupDead::ALL, OnGroupDead::as_str);
+    config.on_group_dead = choice(words, "on_group_dead", OnGroupDead::ALL, OnGroupDead::as_str);
     config.on_lost = choice(words, "on_lost", OnLost::ALL, OnLost::as_str);
     let left: Vec<String> = std::mem::take(&mut words.words);
     assert!(left.is_empty(), "a queue has no such setting: {left:?}");

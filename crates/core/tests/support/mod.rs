@@ -3,38 +3,43 @@
 //! Every command goes the way it goes in earnest: time, needs, warm, decide, journal. `crash` drops
 //! the machine and builds it again from rows and journal alone.
 
-#![allow(dead_code, reason = "each test crate uses its own part of it")]
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test: what fails here fails it"
+)]
+#![expect(dead_code, reason = "every test binary uses a part of it")]
 
 use std::collections::BTreeMap;
 
 use hapax_core::{
-    Batch, Command, Digest, Effect, Machine, Need, Outcome, RowKey, RowSink, Stamp, Time,
-    limits, read_batch,
+    Batch, Command, Digest, Effect, Machine, Need, Outcome, RowKey, RowSink, Stamp, Time, limits,
+    read_batch,
 };
 
 /// 2023-11-14: a time that dated keys are believed at.
-pub const START: u64 = 1_700_000_000_000;
+pub(crate) const START: u64 = 1_700_000_000_000;
 
 /// With more messages in memory, looking at all of them after each command takes too long.
 const CHECKED_MAX: usize = 200;
 
-pub struct World {
-    pub machine: Machine,
-    pub at: Time,
-    pub random: u64,
+pub(crate) struct World {
+    pub(crate) machine: Machine,
+    pub(crate) at: Time,
+    pub(crate) random: u64,
     epoch: u32,
     journal: Vec<Vec<u8>>,
     rows: Rows,
     /// What was frozen and is not in the rows yet.
     under_way: Option<(Rows, usize)>,
-    pub effects: Vec<Effect>,
+    pub(crate) effects: Vec<Effect>,
     /// The most rows read at once to refill a head or to go on with a job.
-    pub page: usize,
+    pub(crate) page: usize,
 }
 
 /// The rows of a store, obviously right.
 #[derive(Clone, Default)]
-pub struct Rows {
+pub(crate) struct Rows {
     points: BTreeMap<(Digest, u64), Option<Vec<u8>>>,
     ordered: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
@@ -62,7 +67,7 @@ impl RowSink for Rows {
 }
 
 impl World {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             machine: Machine::new(0, 1, 7),
             at: Time(START),
@@ -77,7 +82,7 @@ impl World {
     }
 
     /// Runs one command in a batch of its own.
-    pub fn run(&mut self, command: Command) -> Outcome {
+    pub(crate) fn run(&mut self, command: Command) -> Outcome {
         self.machine.advance(self.at, &mut self.effects);
         self.fetch(|machine, needs| machine.needs(&command, needs));
         let mut batch = Batch::default();
@@ -93,7 +98,7 @@ impl World {
     }
 
     /// Runs several commands in one batch.
-    pub fn run_all(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
+    pub(crate) fn run_all(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
         self.machine.advance(self.at, &mut self.effects);
         for command in &commands {
             self.fetch(|machine, needs| machine.needs(command, needs));
@@ -112,7 +117,7 @@ impl World {
     }
 
     /// Lets time pass, and everything happen that was due meanwhile.
-    pub fn wait(&mut self, ms: u64) {
+    pub(crate) fn wait(&mut self, ms: u64) {
         let until = self.at.plus(ms);
         while let Some(next) = self.machine.next_deadline().filter(|next| *next <= until) {
             let before = (self.at, self.journal.len());
@@ -127,12 +132,12 @@ impl World {
     }
 
     /// What is in the rows.
-    pub fn rows(&self) -> &Rows {
+    pub(crate) fn rows(&self) -> &Rows {
         &self.rows
     }
 
     /// A partition that finds these rows.
-    pub fn reopened(rows: Rows) -> Self {
+    pub(crate) fn reopened(rows: Rows) -> Self {
         let mut world = Self::new();
         world.rows = rows;
         world.crash();
@@ -140,13 +145,13 @@ impl World {
     }
 
     /// Cuts a checkpoint and makes its rows visible.
-    pub fn checkpoint(&mut self) {
+    pub(crate) fn checkpoint(&mut self) {
         self.freeze();
         self.thaw();
     }
 
     /// Cuts a checkpoint that is not in the rows yet.
-    pub fn freeze(&mut self) {
+    pub(crate) fn freeze(&mut self) {
         if self.under_way.is_some() {
             return;
         }
@@ -156,7 +161,7 @@ impl World {
     }
 
     /// The checkpoint under way is in the rows now, and the journal before it is gone.
-    pub fn thaw(&mut self) {
+    pub(crate) fn thaw(&mut self) {
         let Some((rows, batches)) = self.under_way.take() else { return };
         self.rows.take_in(rows);
         self.rows.drop_buckets(self.machine.now());
@@ -165,27 +170,27 @@ impl World {
     }
 
     /// Leaves as much as possible to the rows, but for `keep` messages at each head.
-    pub fn evict_keeping(&mut self, keep: usize) -> usize {
+    pub(crate) fn evict_keeping(&mut self, keep: usize) -> usize {
         self.machine.evict_keeping(keep, 0, usize::MAX)
     }
 
     /// Leaves as much as possible to the rows.
-    pub fn evict(&mut self) -> usize {
+    pub(crate) fn evict(&mut self) -> usize {
         self.machine.evict(0, usize::MAX)
     }
 
     /// The process dies. What comes back is built from the rows and the journal.
-    pub fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         self.reopen(1);
     }
 
     /// The process dies, and what comes back sees every decision twice.
-    pub fn crash_and_apply_twice(&mut self) {
+    pub(crate) fn crash_and_apply_twice(&mut self) {
         self.reopen(2);
     }
 
     /// The process dies before its last batch was durable.
-    pub fn crash_and_lose_the_last_batch(&mut self) {
+    pub(crate) fn crash_and_lose_the_last_batch(&mut self) {
         self.journal.pop();
         self.reopen(1);
     }
@@ -305,12 +310,12 @@ impl Rows {
         rows.take(limit).collect()
     }
 
-    pub fn len(&self) -> (usize, usize) {
+    pub(crate) fn len(&self) -> (usize, usize) {
         (self.points.len(), self.ordered.len())
     }
 
     /// The rows as text: names, and what they say in lines of hexadecimal behind them.
-    pub fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         let mut text = String::new();
         for ((digest, drop_at), value) in &self.points {
             text += &format!("point {} {drop_at}\n", to_hex(&digest.0));
@@ -324,7 +329,7 @@ impl Rows {
     }
 
     /// Reads what `to_text` wrote.
-    pub fn from_text(text: &str) -> Self {
+    pub(crate) fn from_text(text: &str) -> Self {
         let mut rows = Self::default();
         for (title, value) in entries(text) {
             let words: Vec<&str> = title.split(' ').collect();
@@ -345,7 +350,7 @@ impl Rows {
 }
 
 /// The entries of a text: lines that begin at its edge, each with the bytes indented behind it.
-pub fn entries(text: &str) -> Vec<(String, Vec<u8>)> {
+pub(crate) fn entries(text: &str) -> Vec<(String, Vec<u8>)> {
     let mut entries: Vec<(String, Vec<u8>)> = Vec::new();
     for line in text.lines() {
         match (line.strip_prefix("  "), entries.last_mut()) {
@@ -357,7 +362,7 @@ pub fn entries(text: &str) -> Vec<(String, Vec<u8>)> {
 }
 
 /// Bytes as indented lines.
-pub fn to_lines(bytes: &[u8]) -> String {
+pub(crate) fn to_lines(bytes: &[u8]) -> String {
     bytes.chunks(48).map(|chunk| format!("  {}\n", to_hex(chunk))).collect()
 }
 

@@ -38,14 +38,17 @@ pub(crate) fn run(arguments: &Victim) -> Result<()> {
         let mut commands = Vec::new();
         let mut numbers = Vec::new();
         // Each order twice: its first send, and a retry as if the answer had been lost.
-        let from = next.saturating_sub(ORDERS).max(arguments.next.saturating_sub(1));
-        let to = if arguments.finish { next } else { next + ORDERS };
+        let from = next.saturating_sub(ORDERS).max(arguments.next);
+        // The last process, too, begins with what the one before may have sent without being told.
+        let is_over = arguments.finish && next > arguments.next;
+        let (from, to) = if is_over { (next, next) } else { (from, next + ORDERS) };
         for number in from..to {
             commands.push(order(number)?);
             numbers.push(number);
         }
-        commands
-            .extend(held.drain(..).map(|delivery| settle(&delivery)).collect::<Result<Vec<_>>>()?);
+        for delivery in held.drain(..) {
+            commands.push(settle(&delivery)?);
+        }
         commands.push(receive()?);
         let settled = settled_numbers(&commands);
         next = to;
@@ -68,8 +71,12 @@ pub(crate) fn run(arguments: &Victim) -> Result<()> {
             }
         }
         out.flush()?;
-        if arguments.finish && held.is_empty() && is_finished(&mut local)? {
-            return local.close();
+        if is_over && held.is_empty() {
+            if is_finished(&mut local)? {
+                return local.close();
+            }
+            // Leases that died with their process end within a second.
+            std::thread::park_timeout(std::time::Duration::from_millis(20));
         }
     }
 }

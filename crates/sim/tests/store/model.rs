@@ -140,7 +140,7 @@ impl Model {
                 ));
             }
             next = sequence + 1;
-            Ok(())
+            Ok(true)
         });
         result.map_err(|error| format!("reading from {from}: {error}"))?;
         ensure!(wrong.is_none(), "{}", wrong.unwrap_or_default());

@@ -51,10 +51,16 @@ fn batches_come_back_in_order_and_unchanged(harness: &mut dyn Harness) {
     let mut seen = 0;
     let stopped = owner.store.read(1, &mut |sequence, _| {
         seen = sequence;
-        if sequence < 3 { Ok(()) } else { Err(Error::OutOfOrder { got: 0, last: 0 }) }
+        if sequence < 3 { Ok(true) } else { Err(Error::OutOfOrder { got: 0, last: 0 }) }
     });
     assert!(matches!(stopped, Err(Error::OutOfOrder { got: 0, last: 0 })), "{stopped:?}");
     assert_eq!(seen, 3, "an error of the reader ends the reading");
+    let enough = owner.store.read(1, &mut |sequence, _| {
+        seen = sequence;
+        Ok(sequence < 5)
+    });
+    assert!(enough.is_ok());
+    assert_eq!(seen, 5, "the reader may have enough");
 }
 
 fn only_durable_batches_are_read(harness: &mut dyn Harness) {
@@ -162,7 +168,7 @@ fn a_closed_store_refuses_everything(harness: &mut dyn Harness) {
     assert!(store.durable().is_err());
     assert!(store.checkpointed().is_err());
     assert!(store.claim().is_err());
-    assert!(store.read(1, &mut |_, _| Ok(())).is_err());
+    assert!(store.read(1, &mut |_, _| Ok(true)).is_err());
 }
 
 fn a_crash_keeps_what_was_durable(harness: &mut dyn Harness) {

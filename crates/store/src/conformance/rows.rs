@@ -134,7 +134,7 @@ fn batches_before_the_rows_are_read_or_refused(harness: &mut dyn Harness) {
     let mut read = Vec::new();
     let result = owner.store.read(1, &mut |sequence, batch| {
         read.push((sequence, batch.to_vec()));
-        Ok(())
+        Ok(true)
     });
     match result {
         Ok(()) => assert_eq!(read, numbered(1..=6)),

@@ -76,7 +76,11 @@ impl Journal {
             while cursor.next <= view.last {
                 let at = cursor.at;
                 match cursor.step(&mut reader)? {
-                    Step::Batch(sequence, batch) if sequence >= from => each(sequence, batch)?,
+                    Step::Batch(sequence, batch) if sequence >= from => {
+                        if !each(sequence, batch)? {
+                            return Ok(());
+                        }
+                    }
                     Step::Batch(..) | Step::Seal => {}
                     // The header of the next segment tells whether this one ends here.
                     Step::Stop(_) if segment.id < view.end.segment => break,

@@ -411,7 +411,7 @@ impl Stepped {
         let mut batches = Vec::new();
         self.store.read(from, &mut |sequence, batch| {
             batches.push((sequence, batch.to_vec()));
-            Ok(())
+            Ok(true)
         })?;
         Ok(batches)
     }

@@ -1,0 +1,220 @@
+//! The scene of a run, drawn from its seed: queues with their rules, sizes small enough that
+//! segments roll, checkpoints come and messages leave memory within a few hundred steps, and the
+//! items that are sent.
+//!
+//! An [`Item`] is one logical operation: a key and what goes under it. Its content is a function
+//! of its number and a *variant*, so that whoever meets a payload can tell what it should be.
+
+use std::sync::Arc;
+
+use hapax_core::{
+    Blob, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead, OnGroupDead,
+    OnLost, Order, QueueName, Time,
+};
+use hapax_partition::Options;
+use hapax_store::disk;
+
+use crate::Random;
+
+/// What a run takes place in.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    pub queues: Vec<QueueSpec>,
+    pub partition: Options,
+    pub store: disk::Options,
+}
+
+/// One queue and its rules, which do not change during a run.
+#[derive(Clone, Debug)]
+pub struct QueueSpec {
+    pub name: QueueName,
+    pub config: Config,
+}
+
+/// The place of an item in the run's list of them.
+pub type ItemId = usize;
+
+/// How an item is sent: the variants other than the first are in conflict with it.
+pub type Variant = u8;
+
+/// How many variants there are.
+pub const VARIANTS: Variant = 4;
+
+/// One logical operation.
+#[derive(Clone, Debug)]
+pub struct Item {
+    pub number: u64,
+    pub queue: usize,
+    /// Empty for a message without a key.
+    pub key: Arc<str>,
+    pub group: Option<Arc<str>>,
+    /// Its key is claimed by the one who does the work; nothing is ever delivered.
+    pub claim: bool,
+    /// When the operation was born, where its sends tell.
+    pub issued_at: Option<Time>,
+    pub delay_ms: Option<u64>,
+    pub ttl_ms: Option<u64>,
+}
+
+impl Scene {
+    pub fn draw(random: &mut Random) -> Self {
+        let count = if random.one_in(3) { 2 } else { 1 };
+        let mut queues = Vec::new();
+        for name in ["alpha", "beta"].into_iter().take(count) {
+            let Ok(name) = QueueName::new("sim", name) else { unreachable!("a plain name") };
+            let config = draw_config(random);
+            debug_assert_eq!(config.check(), Ok(()));
+            queues.push(QueueSpec { name, config });
+        }
+        let partition = Options {
+            partition: 3,
+            memory_bytes: 1_024 << random.between(3, 8),
+            journal_bytes: 1_024 << random.between(2, 6),
+            batches_in_flight: random.between(2, 8) as usize,
+            seed: random.bits(),
+        };
+        let mut store = disk::Options { identity: random.bits(), ..disk::Options::default() };
+        store.journal.segment_bytes = 16_384 << random.below(3);
+        store.journal.pending_bytes_max = 32_768;
+        store.journal.free_bytes_min = 64 << 10;
+        store.archive.merge_fan_in = random.between(2, 4) as usize;
+        if random.one_in(4) {
+            store.archive.filter_bytes_max = 0;
+        }
+        Self { queues, partition, store }
+    }
+}
+
+fn draw_config(random: &mut Random) -> Config {
+    let guarantee = match random.below(10) {
+        0 => Guarantee::AtMostOnce,
+        1 | 2 => Guarantee::AtLeastOnce,
+        _ => Guarantee::ExactlyOnce,
+    };
+    let order = if random.one_in(3) { Order::Group } else { Order::None };
+    let retention_ms = match random.below(4) {
+        0 => Some(random.between(1_000, 8_000)),
+        1 => Some(random.between(8_000, 60_000)),
+        2 => Some(7 * 24 * 3_600_000),
+        _ => None,
+    };
+    let backoff_min_ms = random.below(200);
+    Config {
+        guarantee,
+        order,
+        dedup_scope: if random.one_in(5) { DedupScope::Group } else { DedupScope::Queue },
+        retention_ms,
+        retry_horizon_ms: retention_ms.map_or(1_000, |retention| retention / 2),
+        lease_ms: random.between(100, 4_000),
+        max_attempts: random.between(1, 5) as u32,
+        backoff_min_ms,
+        backoff_max_ms: backoff_min_ms + random.below(1_000),
+        delay_ms: if random.one_in(6) { random.between(1, 300) } else { 0 },
+        ttl_ms: random.one_in(6).then(|| random.between(500, 10_000)),
+        on_dead: *random.pick(OnDead::ALL).unwrap_or(&OnDead::Pin),
+        on_group_dead: match order {
+            Order::Group if random.one_in(2) => OnGroupDead::Park,
+            _ => OnGroupDead::Continue,
+        },
+        on_lost: match guarantee {
+            Guarantee::AtMostOnce => OnLost::Redeliver,
+            _ if random.one_in(4) => OnLost::Park,
+            _ => OnLost::Redeliver,
+        },
+        max_messages: random.one_in(10).then(|| random.between(5, 40)),
+        ..Config::default()
+    }
+}
+
+impl QueueSpec {
+    /// A new item of this queue. A claim goes under a key of its own kind.
+    pub fn item(&self, random: &mut Random, queue: usize, number: u64, now: Time) -> Item {
+        let config = &self.config;
+        let claim = random.one_in(12) && config.guarantee != Guarantee::AtMostOnce;
+        let keyless = config.guarantee == Guarantee::AtLeastOnce && !claim && random.one_in(3);
+        let needs_group = config.dedup_scope == DedupScope::Group;
+        let grouped = needs_group || (!claim && random.share(3, 4) && config.order == Order::Group);
+        let group = grouped.then(|| format!("g{}", random.below(5)).into());
+        let key = match keyless {
+            true => String::new(),
+            false => format!("{}-{number}", if claim { "claim" } else { "key" }),
+        };
+        Item {
+            number,
+            queue,
+            key: key.into(),
+            group,
+            claim,
+            issued_at: (!keyless && random.one_in(6)).then_some(now),
+            delay_ms: random.one_in(8).then(|| random.below(800)),
+            ttl_ms: (!claim && random.one_in(12)).then(|| random.between(1, 5_000)),
+        }
+    }
+}
+
+impl Item {
+    pub fn is_keyless(&self) -> bool {
+        self.key.is_empty()
+    }
+
+    /// What is sent as this variant: another body, another content type, another group.
+    pub fn content(&self, variant: Variant, scope: DedupScope) -> Arc<Content> {
+        let other_group = format!("other-{}", self.number % 7);
+        let group = match variant {
+            3 if scope == DedupScope::Queue => Some(other_group.as_str()),
+            _ => self.group.as_deref(),
+        };
+        let content_type = if variant == 2 { "text/other" } else { "text/plain" };
+        let body = if self.claim { Vec::new() } else { self.body(variant, scope) };
+        let number = self.number.to_string();
+        let built = Content::builder(&self.key)
+            .content_type(Some(content_type))
+            .group(group)
+            .header("number", &number)
+            .build(&body);
+        let Ok(content) = built else { unreachable!("an item keeps every bound") };
+        content
+    }
+
+    pub fn fingerprint(&self, variant: Variant, scope: DedupScope) -> Fingerprint {
+        if !self.claim {
+            let content = self.content(variant, scope);
+            return Fingerprint::of(content.body(), content.content_type(), content.group());
+        }
+        Fingerprint::of(format!("claim {}", variant.min(1)).as_bytes(), None, None)
+    }
+
+    /// What a conflict between the two variants names; empty where they are the same.
+    pub fn differs(&self, first: Variant, second: Variant, scope: DedupScope) -> Vec<Differs> {
+        self.fingerprint(first, scope).differs(&self.fingerprint(second, scope))
+    }
+
+    fn body(&self, variant: Variant, scope: DedupScope) -> Vec<u8> {
+        let other = variant == 1 || (variant == 3 && scope == DedupScope::Group);
+        let mut random = Random::new(self.number ^ u64::from(other) << 32);
+        let most = if random.one_in(20) { 2_000 } else { 200 };
+        let mut padding = vec![0; random.below(most) as usize];
+        random.fill(&mut padding);
+        let mut body = format!("item {} {other} ", self.number).into_bytes();
+        body.extend_from_slice(&padding);
+        body
+    }
+}
+
+/// What the holder of a lease stores as the result: another one for every lease.
+pub fn result_of(item: &Item, fence: Fence) -> Option<Blob> {
+    if fence.0.is_multiple_of(7) {
+        return None;
+    }
+    let mut random = Random::new(item.number ^ fence.0);
+    let mut body = format!("result {} {} ", item.number, fence.0).into_bytes();
+    let mut padding = vec![0; random.below(60) as usize];
+    random.fill(&mut padding);
+    body.extend_from_slice(&padding);
+    Some(Blob { content_type: Some("text/result".into()), body: body.into() })
+}
+
+/// What is saved under a name.
+pub fn point_of(item: &Item, name: &str) -> bytes::Bytes {
+    format!("point {} {name}", item.number).into_bytes().into()
+}
