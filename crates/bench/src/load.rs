@@ -39,9 +39,6 @@ pub(crate) struct Measured {
     pub(crate) wall: Duration,
     pub(crate) writer_cpu: Duration,
     pub(crate) behind_cpu: Duration,
-    /// The sizes of the journal's batches, for the raw writer.
-    pub(crate) batches: u64,
-    pub(crate) journal_bytes: u64,
     /// Longest time one `submit` took on the writer's thread.
     pub(crate) longest_submit: Duration,
     /// Longest time the writer held callers back although the disk kept up.
@@ -134,7 +131,7 @@ impl Rig {
     pub(crate) fn run(&mut self, queue: &QueueName, shape: Shape) -> Result<Measured> {
         let first = self.next_key;
         self.next_key += shape.lives;
-        let (messages, producer) = produce(queue.clone(), shape, first);
+        let (messages, producer) = produce(queue.clone(), shape, first)?;
         let before = (cpu(ClockId::ProcessCPUTime), cpu(ClockId::ThreadCPUTime));
         let start = Instant::now();
         let mut run = Run::new(self, queue.clone(), shape, messages);
@@ -281,9 +278,9 @@ fn produce(
     queue: QueueName,
     shape: Shape,
     first: u64,
-) -> (Receiver<Vec<Command>>, thread::JoinHandle<Duration>) {
+) -> Result<(Receiver<Vec<Command>>, thread::JoinHandle<Duration>)> {
     let (sender, receiver) = sync_channel(4);
-    let producer = thread::spawn(move || {
+    let producer = move || {
         let mut next = first;
         let end = first + shape.lives;
         let body = vec![b'b'; shape.body_bytes];
@@ -300,8 +297,9 @@ fn produce(
             next += count;
         }
         cpu(ClockId::ThreadCPUTime)
-    });
-    (receiver, producer)
+    };
+    let producer = thread::Builder::new().name("producer".to_owned()).spawn(producer)?;
+    Ok((receiver, producer))
 }
 
 /// Random-looking keys that can be made again.

@@ -121,7 +121,8 @@ impl Machine {
             }
         }
         let mut value = Vec::new();
-        for number in [self.now.0, self.next_seq, self.relays.next_id()] {
+        let next_queue = self.queues.next_id().into();
+        for number in [self.now.0, self.next_seq, self.relays.next_id(), next_queue] {
             value.number(number);
         }
         rows.push((RowKey::table(table::MACHINE), value));
@@ -359,6 +360,7 @@ impl Machine {
         self.now = Time(reader.number("time")?);
         self.next_seq = reader.number("seq")?;
         self.relays.set_next_id(reader.number("relay")?);
+        self.queues.set_next_id(reader.u32("queue")?);
         reader.end()
     }
 

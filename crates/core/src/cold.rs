@@ -5,7 +5,7 @@
 //! changed since is in memory and wins.
 
 use crate::codec::BadBytes;
-use crate::command::{Command, KeyName, QueueName};
+use crate::command::{Browse, Command, KeyName, QueueName};
 use crate::config::DedupScope;
 use crate::content::Content;
 use crate::decision::{Decision, QueueId};
@@ -46,6 +46,7 @@ pub enum RangeOf {
     Members(QueueId, Digest),
     Delayed(QueueId),
     Purge(QueueId),
+    Browse,
     Redrive(QueueId, Digest),
 }
 
@@ -180,12 +181,14 @@ impl Machine {
 
     /// The range has been read: `rows` of it, the last one named `last`.
     pub fn warmed(&mut self, need: &Need, rows: usize, last: Option<&[u8]>) {
-        let Need::Range { limit, of, to, .. } = need else { return };
+        let Need::Range { limit, of, from, to } = need else { return };
         let all = rows < *limit;
         let last = last.and_then(|last| RowKey::try_from(last).ok());
         let last_seq = last.map_or(0, |last| seq_of(&last));
         match of {
             RangeOf::One => {}
+            RangeOf::Browse if all => {}
+            RangeOf::Browse => self.browsed.push((*from, last_seq)),
             RangeOf::Ready(queue) => {
                 if let Some(queue) = self.queues.get_mut(*queue)
                     && let Some(gap) = queue.ready.gap()
@@ -250,6 +253,7 @@ impl Machine {
     /// Forgets what was read for the batch that has been decided.
     pub fn cool(&mut self) {
         self.keys.cool();
+        self.browsed.clear();
         for digest in std::mem::take(&mut self.asked) {
             self.regroup(&digest);
         }
@@ -431,18 +435,25 @@ impl Machine {
         }
     }
 
-    fn need_browse(&self, browse: &crate::command::Browse, needs: &mut Vec<Need>) {
+    fn need_browse(&self, browse: &Browse, needs: &mut Vec<Need>) {
         let Some(queue) = self.queues.named(&browse.queue) else { return };
-        let from = browse.cursor.map_or(0, |cursor| cursor + 1);
-        let (file, from) = match browse.place {
-            Place::Ready => (File::Ready, RowKey::filed(queue.id, File::Ready, from)),
-            Place::Parked => (File::Parked, RowKey::filed(queue.id, File::Parked, from)),
-            Place::Dead => (File::Dead, RowKey::filed(queue.id, File::Dead, from)),
-            _ => return,
+        if let Some((from, to)) = self.browsed_rows(queue, browse) {
+            let limit = browse.limit.clamp(1, limits::BROWSE_MAX) + 1;
+            needs.push(Need::Range { from, to, limit, of: RangeOf::Browse });
+        }
+    }
+
+    /// The rows of a page, where they are in the order of the page.
+    pub(crate) fn browsed_rows(&self, queue: &Queue, browse: &Browse) -> Option<(RowKey, RowKey)> {
+        let file = match browse.place {
+            Place::Ready => File::Ready,
+            Place::Parked => File::Parked,
+            Place::Dead => File::Dead,
+            _ => return None,
         };
+        let from = browse.cursor.map_or(0, |cursor| cursor + 1);
         let to = RowKey::file(queue.id, file).after_prefix();
-        let limit = browse.limit.clamp(1, limits::BROWSE_MAX) + 1;
-        needs.push(Need::Range { from, to, limit, of: RangeOf::One });
+        Some((RowKey::filed(queue.id, file, from), to))
     }
 
     /// The digest under which the queue knows the key.

@@ -51,9 +51,15 @@ impl Machine {
         };
         let limit = browse.limit.clamp(1, limits::BROWSE_MAX);
         let mut slots = self.in_place(queue, browse.place, browse.cursor, limit + 1);
+        // Rows may be outdated: what was read can be less than a page, and more may follow it.
+        let read = self.browsed_rows(queue, browse).map(|(from, _)| from);
+        let read = read.and_then(|from| self.browsed.iter().find(|(known, _)| *known == from));
+        let read_to = read.map(|(_, seq)| *seq);
+        slots.retain(|slot| read_to.is_none_or(|seq| self.messages.at(*slot).seq <= seq));
         let more = slots.len() > limit;
         slots.truncate(limit);
-        let next = slots.last().map(|slot| self.messages.at(*slot).seq).filter(|_| more);
+        let last = slots.last().map(|slot| self.messages.at(*slot).seq);
+        let next = if more { last } else { read_to };
         let messages = slots.iter().map(|slot| self.living_view(self.messages.at(*slot)));
         Outcome::Messages { messages: messages.collect(), next }
     }

@@ -20,6 +20,7 @@ use crate::places::groups::Groups;
 use crate::places::keys::Keys;
 use crate::places::relay::Relays;
 use crate::queue::Queues;
+use crate::row::RowKey;
 
 /// The state of one partition.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct Machine {
     pub(crate) dirty_groups: Vec<Digest>,
     /// Groups that were made up for a question, and may be for nothing.
     pub(crate) asked: Vec<Digest>,
+    /// How far rows were read for the pages to be shown: up to this number, and not to the end.
+    pub(crate) browsed: Vec<(RowKey, Seq)>,
     /// No timer is due earlier.
     pub(crate) next_due: Time,
     /// The store has room for settles only.
@@ -153,6 +156,7 @@ impl Machine {
             dirty: Vec::new(),
             dirty_groups: Vec::new(),
             asked: Vec::new(),
+            browsed: Vec::new(),
             next_due: Time::NEVER,
             store_full: false,
             scratch: Verdict::default(),

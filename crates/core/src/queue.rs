@@ -381,6 +381,13 @@ impl Queues {
         self.by_id.len() as QueueId
     }
 
+    /// Numbers of queues that were deleted are not given again.
+    pub(crate) fn set_next_id(&mut self, next_id: QueueId) {
+        if self.by_id.len() < next_id as usize {
+            self.by_id.resize_with(next_id as usize, || None);
+        }
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Queue> {
         self.by_id.iter().filter_map(Option::as_deref)
     }

@@ -19,6 +19,60 @@
 //!
 //! It refuses to know threads, sockets and the clock; time comes from a [`Clock`] that is told
 //! what the clocks say.
+//!
+//! A program without a server. The order is sent twice and done once:
+//!
+//! ```
+//! use hapax_core::{
+//!     Answer, Blob, Command, Config, Configure, Content, Outcome, QueueName, Receive, Send,
+//!     Settle, Stamp, Time, Verb,
+//! };
+//! use hapax_partition::{Options, Partition};
+//! use hapax_store::disk::{self, DiskStore};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let directory = tempfile::tempdir()?;
+//! # let path = directory.path();
+//! let owner = std::thread::current();
+//! let wake = std::sync::Arc::new(move || owner.unpark());
+//! let store = DiskStore::open_threaded(path, disk::Options::default(), wake)?;
+//! let mut partition = Partition::open(store, Options::default())?;
+//! // A real program takes the time from a `Clock`, and a random number for the jitter.
+//! let stamp = Stamp { at: Time(1_700_000_000_000), random: 7 };
+//! let mut call = |command| {
+//!     partition.submit(stamp, vec![command])?;
+//!     loop {
+//!         match partition.poll()? {
+//!             Some(mut answered) => return Ok(answered.outcomes.remove(0)),
+//!             None => std::thread::park(), // Until the batch is on the disk.
+//!         }
+//!     }
+//! };
+//! # let _: &mut dyn FnMut(Command) -> Result<Outcome, hapax_partition::Error> = &mut call;
+//! let queue = QueueName::new("default", "orders")?;
+//! let config = Config::default();
+//! call(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }))?;
+//! let order = Send::new(queue.clone(), Content::builder("order-42").build(b"one book")?);
+//! let first = call(Command::Send(order.clone()))?;
+//! assert!(matches!(first, Outcome::Sent(Answer::Accepted { .. })));
+//! let Outcome::Received(deliveries) = call(Command::Receive(Receive {
+//!     queue,
+//!     max: 10,
+//!     lease_ms: None,
+//!     worker: "billing-1".into(),
+//!     receive_id: None,
+//!     several_per_group: false,
+//! }))?
+//! else { panic!() };
+//! let result = Some(Blob { content_type: None, body: "paid".into() });
+//! let verb = Verb::Done { result: result.clone(), emits: Vec::new() };
+//! call(Command::Settle(Settle { lease: deliveries[0].lease, verb }))?;
+//! // The retry of a caller who never saw the first answer gets the result, not a second effect.
+//! let again = call(Command::Send(order))?;
+//! assert!(matches!(again, Outcome::Sent(Answer::Done(done)) if done.result == result));
+//! partition.close()?;
+//! # Ok(()) }
+//! ```
 
 mod clock;
 mod fetch;

@@ -73,6 +73,7 @@ impl Model {
             self.purge_one(index, true);
         }
         self.queues.retain(|queue| queue.name != *name);
+        self.receives.retain(|(queue, _), _| **queue != *name.queue);
         Outcome::Ok
     }
 

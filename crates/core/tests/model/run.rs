@@ -81,7 +81,10 @@ impl Runner {
         self.prepare(op);
         let Some(command) = self.command(op) else { return Ok(()) };
         self.model.end_delays();
-        let said = self.world.run(command.clone());
+        let said = match &command {
+            Command::Browse(browse) => self.browse(browse.clone()),
+            _ => self.world.run(command.clone()),
+        };
         let _ = writeln!(self.trace, "         → {said:?}");
         let expected = self.predict(&command, &said);
         if matches!(op, Op::Delete { .. }) {
@@ -89,6 +92,26 @@ impl Runner {
         }
         let partial = self.is_cold && is_partial(&command, &self.model);
         compare(&expected, &said, self.model.crashed, partial)
+    }
+
+    /// Pages may be short where rows are outdated; they are read on until there are enough.
+    fn browse(&mut self, mut browse: Browse) -> Outcome {
+        let limit = browse.limit.max(1);
+        let mut all = Vec::new();
+        loop {
+            let said = self.world.run(Command::Browse(browse.clone()));
+            let Outcome::Messages { messages, next } = said else { return said };
+            assert!(messages.len() <= limit, "a page has a limit");
+            all.extend(messages);
+            browse.cursor = next;
+            if next.is_none() || all.len() > limit {
+                break;
+            }
+        }
+        let more = all.len() > limit;
+        all.truncate(limit);
+        let next = all.last().filter(|_| more).map(|view| view.record.seq);
+        Outcome::Messages { messages: all, next }
     }
 
     /// Two jobs over the same messages at once have no order that the rules would name.

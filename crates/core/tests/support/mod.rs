@@ -31,7 +31,7 @@ pub(crate) struct World {
     journal: Vec<Vec<u8>>,
     rows: Rows,
     /// What was frozen and is not in the rows yet.
-    under_way: Option<(Rows, usize)>,
+    under_way: Option<(Rows, usize, Time)>,
     pub(crate) effects: Vec<Effect>,
     /// The most rows read at once to refill a head or to go on with a job.
     pub(crate) page: usize,
@@ -157,14 +157,15 @@ impl World {
         }
         let mut rows = Rows::default();
         self.machine.freeze().write(&mut rows);
-        self.under_way = Some((rows, self.journal.len()));
+        self.under_way = Some((rows, self.journal.len(), self.machine.now()));
     }
 
     /// The checkpoint under way is in the rows now, and the journal before it is gone.
     pub(crate) fn thaw(&mut self) {
-        let Some((rows, batches)) = self.under_way.take() else { return };
+        let Some((rows, batches, at)) = self.under_way.take() else { return };
         self.rows.take_in(rows);
-        self.rows.drop_buckets(self.machine.now());
+        // Not by the time it is now: the journal behind the cut may need what is over since.
+        self.rows.drop_buckets(at);
         self.journal.drain(..batches);
         self.machine.thaw();
     }

@@ -1,0 +1,307 @@
+//! The checker: what the clients saw, against what can be true.
+//!
+//! It is given every answer in the order in which they were decided, and every request whose
+//! answer was lost by a crash, and keeps for each key the set of places its message may be in
+//! (`life`). It knows nothing of journals, rows and machines.
+//!
+//! What it holds a run to:
+//! - nothing acknowledged is lost: a key that was once said to be known stays known, within its
+//!   retention, unless somebody asked for it to be forgotten;
+//! - one message and one id per key; ids are never used twice;
+//! - a stored result is returned unchanged to every later send;
+//! - what is delivered is, byte for byte, what was sent;
+//! - fences grow; a stale lease settles nothing; a held one is not lost before its deadline;
+//! - groups are delivered in order, one unfinished at a time;
+//! - attempts are counted exactly and never exceed the queue's limit;
+//! - recovery points that were confirmed are there.
+//!
+//! A request without an answer may have been done or not, and the checker allows both.
+
+mod lease;
+mod life;
+mod lost;
+mod operate;
+mod send;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hapax_core::{Blob, Config, Content, DedupScope, Fence, MessageId, Outcome, Time};
+
+pub(crate) use lease::Lease;
+pub(crate) use life::{Life, Maybe, Places};
+
+use crate::op::Op;
+use crate::scene::{Item, ItemId, QueueSpec};
+
+/// What cannot be true.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+pub(crate) type Checked = Result<(), Violation>;
+
+pub(crate) fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
+    Err(Violation(text.into()))
+}
+
+/// Everything that was seen.
+#[derive(Debug)]
+pub struct Checker {
+    queues: Vec<QueueSpec>,
+    items: Vec<Item>,
+    lives: Vec<Life>,
+    by_name: BTreeMap<(usize, String, String), ItemId>,
+    by_number: BTreeMap<u64, ItemId>,
+    ids: BTreeMap<MessageId, ItemId>,
+    leases: BTreeMap<Fence, Lease>,
+    fence_max: Fence,
+    /// Receive ids that were used, and whether some answer under them was lost.
+    receives: BTreeMap<u64, bool>,
+    /// The disk is or was full, so that sends may be refused.
+    pub may_be_full: bool,
+    /// Bytes were damaged in a way that nobody can notice: only payloads are checked.
+    pub damaged: bool,
+}
+
+impl Checker {
+    pub fn new(queues: Vec<QueueSpec>) -> Self {
+        Self {
+            queues,
+            items: Vec::new(),
+            lives: Vec::new(),
+            by_name: BTreeMap::new(),
+            by_number: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            fence_max: Fence(0),
+            receives: BTreeMap::new(),
+            may_be_full: false,
+            damaged: false,
+        }
+    }
+
+    /// Makes an item known before it is sent. A derived key may be known already.
+    pub fn add(&mut self, item: Item) -> ItemId {
+        let name = (item.queue, self.scope(&item), item.key.to_string());
+        if !item.is_keyless()
+            && let Some(known) = self.by_name.get(&name)
+        {
+            return *known;
+        }
+        let id = self.items.len();
+        self.by_name.insert(name, id);
+        self.by_number.insert(item.number, id);
+        self.items.push(item);
+        self.lives.push(Life::unknown());
+        id
+    }
+
+    pub fn items(&self) -> &[Item] {
+        &self.items
+    }
+
+    /// An answer came.
+    pub fn answered(&mut self, at: Time, op: &Op, outcome: &Outcome) -> Checked {
+        if self.damaged {
+            return self.check_payloads(op, outcome);
+        }
+        let checked = match (op, outcome) {
+            (Op::Send { item, variant }, Outcome::Sent(answer)) => {
+                self.sent(at, *item, *variant, answer)
+            }
+            (Op::Claim { item, variant, lease_ms }, Outcome::Claimed(answer)) => {
+                self.claimed(at, *item, *variant, *lease_ms, answer)
+            }
+            (Op::Receive { .. }, Outcome::Received(deliveries)) => {
+                self.received(at, op, deliveries)
+            }
+            (Op::Settle { held, how }, Outcome::Settled(settled)) => {
+                self.settled(at, held, how, settled)
+            }
+            _ => self.operated(at, op, outcome),
+        };
+        checked.map_err(|Violation(text)| Violation(format!("{text}\n  {op:?}\n  {outcome:?}")))
+    }
+
+    /// Whether anything is known to be unfinished: where, and how much of it.
+    pub fn unfinished(&mut self, at: Time) -> Option<String> {
+        for item in 0..self.items.len() {
+            let (life, spec, _) = self.passed(at, item);
+            if !life.places.may_be(Places::ENDED.or(Places::ABSENT)) {
+                return Some(format!("{} is {}", spec.key, life.places));
+            }
+        }
+        None
+    }
+
+    /// Whether the message may be waiting for an operator.
+    pub fn may_be_parked(&mut self, at: Time, item: ItemId) -> bool {
+        self.passed(at, item).0.places.may_be(Places::PARKED)
+    }
+
+    /// The life of an item with what time may have done to it, and what it is judged by.
+    fn passed(&mut self, at: Time, item: ItemId) -> (&mut Life, &Item, &Config) {
+        let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
+            unreachable!("items are added before they are named")
+        };
+        let Some(queue) = self.queues.get(spec.queue) else { unreachable!("queues are fixed") };
+        life.pass(at, spec, &queue.config);
+        (life, spec, &queue.config)
+    }
+
+    fn item(&self, item: ItemId) -> &Item {
+        let Some(spec) = self.items.get(item) else { unreachable!("items are added first") };
+        spec
+    }
+
+    fn config(&self, queue: usize) -> &Config {
+        let Some(queue) = self.queues.get(queue) else { unreachable!("queues are fixed") };
+        &queue.config
+    }
+
+    fn of_queue(&self, queue: usize) -> Vec<ItemId> {
+        let items = self.items.iter().enumerate();
+        items.filter(|(_, item)| item.queue == queue).map(|(id, _)| id).collect()
+    }
+
+    fn scope(&self, item: &Item) -> String {
+        let grouped = self.config(item.queue).dedup_scope == DedupScope::Group;
+        item.group.as_deref().filter(|_| grouped).unwrap_or_default().to_owned()
+    }
+
+    /// Whose payload this is.
+    fn whose(&self, content: &Content) -> Result<ItemId, Violation> {
+        let number = content.headers().find(|(name, _)| *name == "number");
+        let number = number.and_then(|(_, number)| number.parse().ok());
+        match number.and_then(|number: u64| self.by_number.get(&number)) {
+            Some(item) => Ok(*item),
+            None => violation(format!("{:?} was delivered and never sent", content.key())),
+        }
+    }
+
+    /// Which variants of the item have this payload, as bits.
+    fn variants_of(&self, item: ItemId, content: &Content) -> Result<u8, Violation> {
+        let spec = self.item(item);
+        let scope = self.config(spec.queue).dedup_scope;
+        let mut variants = 0;
+        for variant in 0..crate::scene::VARIANTS {
+            if *spec.content(variant, scope) == *content {
+                variants |= 1 << variant;
+            }
+        }
+        if variants == 0 {
+            return violation(format!("the payload of {} is not what was sent", spec.key));
+        }
+        Ok(variants)
+    }
+
+    /// After damage that nobody can notice, payloads still are what was sent.
+    fn check_payloads(&mut self, op: &Op, outcome: &Outcome) -> Checked {
+        if let (Op::Receive { .. }, Outcome::Received(deliveries)) = (op, outcome) {
+            for delivery in deliveries {
+                let item = self.whose(&delivery.content)?;
+                self.variants_of(item, &delivery.content)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The message under the key has this id.
+    fn check_id(&mut self, item: ItemId, id: MessageId) -> Checked {
+        let owner = self.ids.get(&id).copied();
+        let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
+            unreachable!("items are added before they are named")
+        };
+        if life.id == Some(id) {
+            life.may_be_new = false;
+            return Ok(());
+        }
+        if let Some(known) = life.id
+            && !life.may_be_new
+        {
+            return violation(format!("{} has two ids: {known} and {id}", spec.key));
+        }
+        if owner.is_some() {
+            return violation(format!("the id {id} of {} was used before", spec.key));
+        }
+        if let Some(old) = life.id.replace(id) {
+            life.past.insert(old, life.result.take());
+        }
+        life.may_be_new = false;
+        self.ids.insert(id, item);
+        Ok(())
+    }
+
+    /// What is stored under the key is one of the results that were given, and stays the same.
+    fn check_result(&mut self, item: ItemId, result: &Option<Blob>) -> Checked {
+        let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
+            unreachable!("items are added before they are named")
+        };
+        match &life.result {
+            Some(known) if known == result => Ok(()),
+            Some(known) => violation(format!(
+                "the stored result of {} changed from {known:?} to {result:?}",
+                spec.key
+            )),
+            None if life.results.contains(result) => {
+                life.result = Some(result.clone());
+                Ok(())
+            }
+            None => violation(format!("{} is done with a result nobody gave", spec.key)),
+        }
+    }
+
+    /// Narrows the places of an item.
+    fn narrow(&mut self, at: Time, item: ItemId, to: Places) -> Checked {
+        let (life, spec, _) = self.passed(at, item);
+        let name = spec.key.clone();
+        life.narrow(at, to).map_err(|known| {
+            Violation(format!("{name} is said to be {to} at {}, and is {known}", at.0))
+        })
+    }
+
+    /// Groups: in order, one unfinished at a time.
+    fn check_group(&mut self, at: Time, item: ItemId, together: &BTreeSet<ItemId>) -> Checked {
+        use hapax_core::{OnGroupDead, Order};
+        let spec = self.item(item);
+        let (queue, group, key) = (spec.queue, spec.group.clone(), spec.key.clone());
+        let config = self.config(queue);
+        if config.order != Order::Group || group.is_none() {
+            return Ok(());
+        }
+        let holds = config.on_group_dead == OnGroupDead::Park;
+        let id = self.lives.get(item).and_then(|life| life.id);
+        for other in self.of_queue(queue) {
+            if other == item || together.contains(&other) || self.item(other).group != group {
+                continue;
+            }
+            let (life, spec, _) = self.passed(at, other);
+            if life.variants & 0b1000 != 0 {
+                continue; // It may have gone to another group.
+            }
+            let mut free = Places::ENDED.or(Places::ABSENT);
+            if life.sender_delays {
+                free.add(Places::DELAYED);
+            }
+            if !holds {
+                free.add(Places::DEAD);
+            }
+            let is_older = life.id.is_some_and(|other| Some(other) < id) && !life.may_be_new;
+            if !is_older {
+                free.add(Places::READY);
+            }
+            if !life.places.may_be(free) {
+                return violation(format!(
+                    "{key} was delivered while {} of its group is {}",
+                    spec.key, life.places
+                ));
+            }
+        }
+        Ok(())
+    }
+}

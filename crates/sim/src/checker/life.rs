@@ -1,0 +1,323 @@
+//! What is known of one key: the places its message may be in, and what bounds them.
+//!
+//! A [`Life`] is a set of possibilities. An answer narrows it; a request whose answer was lost
+//! widens it by what the request may have done; time widens it by what falls due. An answer that
+//! is none of the possibilities is a violation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hapax_core::{Blob, Config, Fence, Guarantee, MessageId, OnLost, Place, Time};
+
+use crate::scene::{Item, Variant};
+
+/// A set of places; "absent" is one of them: the key is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Places(u8);
+
+impl Places {
+    pub(crate) const ABSENT: Self = Self(1 << 7);
+    pub(crate) const READY: Self = Self::of(Place::Ready);
+    pub(crate) const DELAYED: Self = Self::of(Place::Delayed);
+    pub(crate) const LEASED: Self = Self::of(Place::Leased);
+    pub(crate) const PARKED: Self = Self::of(Place::Parked);
+    pub(crate) const DEAD: Self = Self::of(Place::Dead);
+    pub(crate) const DONE: Self = Self::of(Place::Done);
+    pub(crate) const DISCARDED: Self = Self::of(Place::Discarded);
+    /// Where an operator can discard, and a purge reaches.
+    pub(crate) const WAITING: Self =
+        Self(Self::READY.0 | Self::DELAYED.0 | Self::PARKED.0 | Self::DEAD.0);
+    pub(crate) const LIVING: Self = Self(Self::WAITING.0 | Self::LEASED.0);
+    pub(crate) const ENDED: Self = Self(Self::DONE.0 | Self::DISCARDED.0);
+    pub(crate) const KNOWN: Self = Self(Self::LIVING.0 | Self::ENDED.0);
+
+    pub(crate) const fn of(place: Place) -> Self {
+        Self(1 << place as u8)
+    }
+
+    pub(crate) const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Whether any place of `other` is possible.
+    pub(crate) const fn may_be(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl std::fmt::Display for Places {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let named = Place::ALL.iter().map(|place| (Self::of(*place), place.as_str()));
+        let all = named.chain([(Self::ABSENT, "absent")]);
+        let words: Vec<&str> =
+            all.filter(|(set, _)| self.may_be(*set)).map(|(_, word)| word).collect();
+        f.write_str(&words.join(" or "))
+    }
+}
+
+/// What is known of one key.
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    pub(crate) places: Places,
+    /// The message's name, once an answer told it.
+    pub(crate) id: Option<MessageId>,
+    /// A send that was never answered may have begun a life with another id.
+    pub(crate) may_be_new: bool,
+    /// Bits: which variants the message may be.
+    pub(crate) variants: u8,
+    /// The fewest and the most attempts it may have had.
+    pub(crate) attempts: (u32, u32),
+    pub(crate) generation: u32,
+    /// The newest lease that was seen.
+    pub(crate) fence: Fence,
+    /// From here on the lease may be lost.
+    pub(crate) lost_from: Time,
+    pub(crate) begun: Maybe,
+    /// From here on a delay may be over.
+    pub(crate) due_from: Time,
+    /// Whether the sender may have asked for the delay: such a message does not block its group.
+    pub(crate) sender_delays: bool,
+    /// From here on it may die of age.
+    pub(crate) dies_from: Time,
+    /// The earliest time at which it may have ended.
+    pub(crate) ended_from: Time,
+    /// What is stored, once it was seen.
+    pub(crate) result: Option<Option<Blob>>,
+    /// What may be stored.
+    pub(crate) results: Vec<Option<Blob>>,
+    /// A purge may take it, and its key where true.
+    pub(crate) purge: Option<bool>,
+    /// A redrive of all that was dead by then may take it.
+    pub(crate) redriven: Option<Time>,
+    /// Recovery points that are there, and that may be.
+    pub(crate) saved: BTreeSet<&'static str>,
+    pub(crate) may_be_saved: BTreeSet<&'static str>,
+    /// Its parent's end was confirmed, so it must come to be.
+    pub(crate) promised: bool,
+    /// Every id of this key, with what is known to be stored under it.
+    pub(crate) past: BTreeMap<MessageId, Option<Option<Blob>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maybe {
+    No,
+    Maybe,
+    Yes,
+}
+
+impl Life {
+    pub(crate) fn unknown() -> Self {
+        Self {
+            places: Places::ABSENT,
+            id: None,
+            may_be_new: false,
+            variants: 0,
+            attempts: (0, 0),
+            generation: 0,
+            fence: Fence(0),
+            lost_from: Time::NEVER,
+            begun: Maybe::No,
+            due_from: Time::NEVER,
+            sender_delays: false,
+            dies_from: Time::NEVER,
+            ended_from: Time::NEVER,
+            result: None,
+            results: Vec::new(),
+            purge: None,
+            redriven: None,
+            saved: BTreeSet::new(),
+            may_be_saved: BTreeSet::new(),
+            promised: false,
+            past: BTreeMap::new(),
+        }
+    }
+
+    /// The same key with a new message under it.
+    pub(crate) fn renewed(&self, id: MessageId, variant: Variant) -> Self {
+        let mut past = self.past.clone();
+        if let Some(old) = self.id {
+            past.insert(old, self.result.clone());
+        }
+        let mut fresh = Self { past, promised: self.promised, ..Self::unknown() };
+        fresh.id = Some(id);
+        fresh.variants = 1 << variant;
+        fresh
+    }
+
+    pub(crate) fn may_be_variant(&self, variant: Variant) -> bool {
+        self.variants & 1 << variant != 0
+    }
+
+    /// Adds what time alone may have done by `at`.
+    pub(crate) fn pass(&mut self, at: Time, item: &Item, config: &Config) {
+        loop {
+            let before = self.places;
+            self.pass_once(at, item, config);
+            if self.places == before {
+                return;
+            }
+        }
+    }
+
+    fn pass_once(&mut self, at: Time, item: &Item, config: &Config) {
+        if self.places.may_be(Places::LEASED) && at >= self.lost_from {
+            self.lose(at, item, config);
+        }
+        if self.places.may_be(Places::DELAYED) && at >= self.due_from {
+            self.places.add(Places::READY);
+        }
+        if self.places.may_be(Places::READY.or(Places::DELAYED)) && at >= self.dies_from {
+            self.places.add(Places::DEAD);
+        }
+        if let Some(keys) = self.purge
+            && self.places.may_be(Places::WAITING.or(Places::ENDED))
+        {
+            let waiting = self.places.may_be(Places::WAITING);
+            if keys {
+                self.places.add(Places::ABSENT);
+            } else if waiting {
+                self.end(Places::DISCARDED, self.dies_from.min(at));
+            }
+        }
+        if self.redriven.is_some() && self.places.may_be(Places::DEAD) {
+            self.places.add(Places::READY);
+            self.attempts.0 = 0;
+        }
+        if self.places.may_be(Places::ENDED) {
+            let kept = config.retention_ms.map_or(Time::NEVER, |ms| self.ended_from.plus(ms));
+            if at >= kept || item.is_keyless() {
+                self.places.add(Places::ABSENT);
+            }
+        }
+    }
+
+    /// A lease may be over.
+    fn lose(&mut self, at: Time, item: &Item, config: &Config) {
+        let parks = config.on_lost == OnLost::Park;
+        if parks && self.begun != Maybe::No {
+            self.places.add(Places::PARKED);
+        }
+        if parks && self.begun == Maybe::Yes {
+            return;
+        }
+        if item.claim {
+            self.places.add(Places::ABSENT);
+            return;
+        }
+        self.fail(at, config, false);
+    }
+
+    /// An attempt may have failed.
+    pub(crate) fn fail(&mut self, at: Time, config: &Config, dead: bool) {
+        if dead || self.attempts.1 >= config.max_attempts || at >= self.dies_from {
+            self.places.add(Places::DEAD);
+        }
+        if !dead && self.attempts.0 < config.max_attempts {
+            self.places.add(Places::DELAYED);
+            self.due_from = self.due_from.min(at);
+        }
+    }
+
+    /// It may have ended, or did.
+    pub(crate) fn end(&mut self, how: Places, at: Time) {
+        self.places.add(how);
+        self.ended_from = self.ended_from.min(at);
+    }
+
+    /// It is in one of these places now. Says what was known where it cannot be.
+    pub(crate) fn narrow(&mut self, at: Time, to: Places) -> Result<(), Places> {
+        let left = self.places.and(to);
+        if left.is_empty() {
+            return Err(self.places);
+        }
+        self.places = left;
+        if !left.may_be(Places::ENDED) {
+            self.ended_from = Time::NEVER;
+        }
+        if !left.may_be(Places::DEAD) && self.redriven.is_some_and(|redriven| redriven < at) {
+            self.redriven = None;
+        }
+        Ok(())
+    }
+
+    /// It was handed to a worker.
+    pub(crate) fn lease(&mut self, fence: Fence, deadline: Time, attempt: u32) {
+        self.places = Places::LEASED;
+        self.fence = fence;
+        self.lost_from = deadline;
+        self.begun = Maybe::No;
+        self.attempts = (attempt, attempt);
+        self.due_from = Time::NEVER;
+        self.sender_delays = false;
+        self.ended_from = Time::NEVER;
+    }
+
+    /// Somebody gave it another life: redriven, run again or replayed.
+    pub(crate) fn revive(&mut self, certain: bool) {
+        if certain {
+            self.places = Places::READY;
+            self.attempts = (0, 0);
+            self.dies_from = Time::NEVER;
+            self.ended_from = Time::NEVER;
+            self.due_from = Time::NEVER;
+        } else {
+            self.places.add(Places::READY);
+            self.attempts.0 = 0;
+        }
+    }
+
+    /// Whether a send may be the first of a new message.
+    pub(crate) fn may_begin(&self, config: &Config, claim: bool, item: &Item) -> bool {
+        use hapax_core::OnDead;
+        let released = match config.on_dead {
+            OnDead::Pin => Places::default(),
+            OnDead::Rerun if claim || item.claim => Places::DEAD.or(Places::DISCARDED),
+            OnDead::Rerun => Places::DISCARDED,
+            OnDead::Release => Places::DEAD.or(Places::DISCARDED),
+        };
+        self.places.may_be(Places::ABSENT.or(released))
+    }
+
+    /// A message as it comes in.
+    pub(crate) fn enter(&mut self, at: Time, item: &Item, config: &Config) {
+        let delay = item.delay_ms.unwrap_or(config.delay_ms);
+        if delay > 0 {
+            self.places.add(Places::DELAYED);
+            self.due_from = self.due_from.min(at.plus(delay));
+            self.sender_delays = true;
+        } else {
+            self.places.add(Places::READY);
+        }
+        if let Some(ttl) = item.ttl_ms.or(config.ttl_ms) {
+            self.dies_from = self.dies_from.min(at.plus(ttl));
+        }
+    }
+
+    /// A receive may have taken it.
+    pub(crate) fn may_be_taken(&mut self, deadline: Time, config: &Config, at: Time) {
+        self.attempts.1 += 1;
+        if config.guarantee == Guarantee::AtMostOnce {
+            self.results.push(None);
+            self.end(Places::DONE, at);
+        } else {
+            let known = self.places.may_be(Places::LEASED);
+            self.places.add(Places::LEASED);
+            self.lost_from = if known { self.lost_from.min(deadline) } else { deadline };
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What clients ask for, as the checker understands it, and the command it becomes.
+
+use std::sync::Arc;
+
+use hapax_core::{
+    Claim, Command, Content, Emit, Fence, KeyName, LeaseName, MessageId, Purge, Receive, Redrive,
+    Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+};
+
+use crate::scene::{Item, ItemId, Scene, Variant, point_of, result_of};
+
+/// A lease as its holder knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub item: ItemId,
+    pub name: LeaseName,
+    pub id: MessageId,
+    pub generation: u32,
+}
+
+impl Held {
+    pub fn fence(&self) -> Fence {
+        self.name.fence
+    }
+}
+
+/// One request of a client.
+#[derive(Clone, Debug)]
+pub enum Op {
+    Send { item: ItemId, variant: Variant },
+    Claim { item: ItemId, variant: Variant, lease_ms: u64 },
+    Receive { queue: usize, max: u32, lease_ms: Option<u64>, id: Option<u64>, several: bool },
+    Settle { held: Held, how: How },
+    Look { item: ItemId },
+    Forget { item: ItemId },
+    Replay { item: ItemId, variant: Variant },
+    Discard { item: ItemId },
+    Resolve { item: ItemId, done: bool },
+    /// By keys where items are given, else all of the queue.
+    Redrive { queue: usize, id: u64, items: Vec<ItemId> },
+    Purge { queue: usize, keys: bool },
+    Pause { queue: usize, paused: bool },
+    Relayed { id: u64 },
+    Show { queue: usize },
+}
+
+/// How a lease is settled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    /// With items to be emitted.
+    Done(Vec<ItemId>),
+    Fail {
+        delay_ms: Option<u64>,
+        dead: bool,
+    },
+    Release,
+    Extend {
+        lease_ms: u64,
+    },
+    Begin,
+    Save(&'static str),
+}
+
+/// The names of recovery points.
+pub const POINTS: [&str; 3] = ["charged", "mailed", "stored"];
+
+impl Op {
+    pub fn command(&self, scene: &Scene, items: &[Item]) -> Command {
+        let maker = Maker { scene, items };
+        match self {
+            Self::Send { item, variant } => maker.send(*item, *variant),
+            Self::Claim { item, variant, lease_ms } => maker.claim(*item, *variant, *lease_ms),
+            Self::Receive { queue, max, lease_ms, id, several } => Command::Receive(Receive {
+                queue: maker.queue(*queue),
+                max: *max,
+                lease_ms: *lease_ms,
+                worker: "worker".into(),
+                receive_id: id.map(|id| format!("receive-{id}").into()),
+                several_per_group: *several,
+            }),
+            Self::Settle { held, how } => {
+                Command::Settle(Settle { lease: held.name, verb: maker.verb(held, how) })
+            }
+            Self::Look { item } => Command::Look(maker.key(*item)),
+            Self::Forget { item } => Command::Forget(maker.key(*item)),
+            Self::Replay { item, variant } => maker.replay(*item, *variant),
+            Self::Discard { item } => Command::Discard(maker.key(*item)),
+            Self::Resolve { item, done } => {
+                let resolution = match done {
+                    true => Resolution::Done(result_of(maker.item(*item), Fence(1))),
+                    false => Resolution::Retry,
+                };
+                Command::Resolve(Resolve { key: maker.key(*item), resolution })
+            }
+            Self::Redrive { queue, id, items } => Command::Redrive(Redrive {
+                queue: maker.queue(*queue),
+                id: format!("redrive-{id}").into(),
+                select: match items.is_empty() {
+                    true => Select::All,
+                    false => Select::Keys(items.iter().map(|item| maker.key(*item).key).collect()),
+                },
+                dry_run: false,
+                per_s: None,
+            }),
+            Self::Purge { queue, keys } => {
+                Command::Purge(Purge { queue: maker.queue(*queue), keys: *keys })
+            }
+            Self::Pause { queue, paused: true } => Command::Pause(maker.queue(*queue)),
+            Self::Pause { queue, paused: false } => Command::Resume(maker.queue(*queue)),
+            Self::Relayed { id } => Command::Relayed { id: *id, reached: true },
+            Self::Show { queue } => Command::Show(maker.queue(*queue)),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Maker<'a> {
+    scene: &'a Scene,
+    items: &'a [Item],
+}
+
+impl<'a> Maker<'a> {
+    fn item(&self, item: ItemId) -> &'a Item {
+        let Some(item) = self.items.get(item) else { unreachable!("ops name items that exist") };
+        item
+    }
+
+    fn spec(&self, queue: usize) -> &'a crate::scene::QueueSpec {
+        let Some(spec) = self.scene.queues.get(queue) else { unreachable!("queues exist") };
+        spec
+    }
+
+    fn queue(&self, queue: usize) -> hapax_core::QueueName {
+        self.spec(queue).name.clone()
+    }
+
+    fn key(&self, item: ItemId) -> KeyName {
+        let item = self.item(item);
+        KeyName {
+            queue: self.queue(item.queue),
+            key: Arc::clone(&item.key),
+            group: item.group.clone(),
+        }
+    }
+
+    fn content(&self, item: ItemId, variant: Variant) -> Arc<Content> {
+        let item = self.item(item);
+        item.content(variant, self.spec(item.queue).config.dedup_scope)
+    }
+
+    fn send(&self, id: ItemId, variant: Variant) -> Command {
+        let item = self.item(id);
+        let send = Send::new(self.queue(item.queue), self.content(id, variant));
+        Command::Send(Send {
+            delay_ms: item.delay_ms,
+            ttl_ms: item.ttl_ms,
+            issued_at: item.issued_at,
+            ..send
+        })
+    }
+
+    fn claim(&self, id: ItemId, variant: Variant, lease_ms: u64) -> Command {
+        let item = self.item(id);
+        let scope = self.spec(item.queue).config.dedup_scope;
+        let claim = Claim::new(
+            self.queue(item.queue),
+            self.content(id, variant),
+            item.fingerprint(variant, scope),
+        );
+        let worker = "claimer".into();
+        let lease_ms = Some(lease_ms);
+        Command::Claim(Claim { lease_ms, worker, issued_at: item.issued_at, ..claim })
+    }
+
+    fn replay(&self, id: ItemId, variant: Variant) -> Command {
+        let item = self.item(id);
+        let scope = self.spec(item.queue).config.dedup_scope;
+        let content = (self.content(id, variant), item.fingerprint(variant, scope));
+        Command::Replay(Replay { key: self.key(id), content: Some(content) })
+    }
+
+    fn verb(&self, held: &Held, how: &How) -> Verb {
+        let item = self.item(held.item);
+        match how {
+            How::Done(emits) => Verb::Done {
+                result: result_of(item, held.fence()),
+                emits: emits.iter().map(|emit| self.emit(*emit)).collect(),
+            },
+            How::Fail { delay_ms, dead } => {
+                Verb::Fail { error: "it failed".to_owned(), delay_ms: *delay_ms, dead: *dead }
+            }
+            How::Release => Verb::Release,
+            How::Extend { lease_ms } => Verb::Extend { lease_ms: Some(*lease_ms) },
+            How::Begin => Verb::Begin,
+            How::Save(name) => {
+                Verb::Save { name: (*name).to_owned(), data: point_of(item, name) }
+            }
+        }
+    }
+
+    /// The emit goes without its key, which the machine derives again.
+    fn emit(&self, id: ItemId) -> Emit {
+        let item = self.item(id);
+        let keyless = Item { key: "".into(), ..item.clone() };
+        let scope = self.spec(item.queue).config.dedup_scope;
+        Emit {
+            queue: self.queue(item.queue),
+            name: EMIT.to_owned(),
+            content: keyless.content(0, scope),
+            delay_ms: item.delay_ms,
+        }
+    }
+}
+
+/// The name that derived keys are made with.
+pub const EMIT: &str = "follow-up";

@@ -1,0 +1,202 @@
+//! The store under a simulated partition, and the three bugs that can be planted in it.
+//!
+//! A suite that cannot fail proves nothing. Each [`Bug`] is one of those that brokers really had;
+//! the tests plant it and expect the checker to notice.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hapax_core::{Decision, Digest, MessageId, Time, read_batch};
+use hapax_store::disk::DiskStore;
+use hapax_store::memory::MemoryStore;
+use hapax_store::{
+    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store,
+};
+
+/// What is planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// Batches count as durable as soon as they were appended.
+    AckBeforeSync,
+    /// A key counts as known from the moment its message is appended: a second send is answered
+    /// "in flight" at once, whether or not the first becomes durable.
+    KeyBeforeAppend,
+    /// Nobody looks at the epoch: an owner that was replaced goes on appending.
+    NoEpochCheck,
+}
+
+/// The bytes of one partition: on the simulated disk, or in memory where owners race.
+#[derive(Debug)]
+pub struct SimStore {
+    inner: Inner,
+    partition: u16,
+    bug: Option<Bug>,
+    appended: Sequence,
+    /// Where the batches of this owner really went: `NoEpochCheck` alone.
+    places: BTreeMap<Sequence, Sequence>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Disk(DiskStore),
+    Memory(MemoryStore),
+}
+
+/// What the planted bugs know across owners.
+#[derive(Debug, Default)]
+pub struct Shared {
+    epoch: Epoch,
+    last: Sequence,
+    /// Messages on their way to the journal.
+    staged: BTreeMap<Digest, (MessageId, Time)>,
+}
+
+impl SimStore {
+    pub fn disk(store: DiskStore, partition: u16, bug: Option<Bug>) -> Self {
+        Self::new(Inner::Disk(store), partition, bug, Arc::default())
+    }
+
+    pub fn memory(
+        store: MemoryStore,
+        partition: u16,
+        bug: Option<Bug>,
+        shared: Arc<Mutex<Shared>>,
+    ) -> Self {
+        Self::new(Inner::Memory(store), partition, bug, shared)
+    }
+
+    fn new(
+        inner: Inner,
+        partition: u16,
+        bug: Option<Bug>,
+        shared: Arc<Mutex<Shared>>,
+    ) -> Self {
+        Self { inner, partition, bug, appended: 0, places: BTreeMap::new(), shared }
+    }
+
+    /// The message that a buggy door takes for known.
+    pub fn staged(&self, digest: &Digest) -> Option<(MessageId, Time)> {
+        lock(&self.shared).staged.get(digest).copied()
+    }
+
+    fn store(&mut self) -> &mut dyn Store {
+        match &mut self.inner {
+            Inner::Disk(store) => store,
+            Inner::Memory(store) => store,
+        }
+    }
+
+    fn stage(&self, batch: &[u8]) {
+        let Ok((at, decisions)) = read_batch(batch) else { return };
+        let mut shared = lock(&self.shared);
+        for decision in decisions {
+            if let Decision::Accepted(accepted) = decision {
+                let id = MessageId::new(at, self.partition, accepted.seq);
+                shared.staged.insert(accepted.digest, (id, at));
+            }
+        }
+    }
+
+    fn is_unfenced(&self) -> bool {
+        self.bug == Some(Bug::NoEpochCheck)
+    }
+}
+
+impl Store for SimStore {
+    fn claim(&mut self) -> Result<Claim, Error> {
+        let claim = self.store().claim()?;
+        self.appended = claim.last;
+        let mut shared = lock(&self.shared);
+        (shared.epoch, shared.last) = (claim.epoch, claim.last);
+        shared.staged.clear();
+        drop(shared);
+        self.places.insert(claim.last, claim.last);
+        Ok(claim)
+    }
+
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
+        self.store().read(from, each)
+    }
+
+    fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        if self.bug == Some(Bug::KeyBeforeAppend) {
+            self.stage(batch);
+        }
+        if self.is_unfenced() {
+            let shared = Arc::clone(&self.shared);
+            let mut shared = lock(&shared);
+            self.store().append(shared.epoch, shared.last + 1, batch)?;
+            shared.last += 1;
+            self.places.insert(sequence, shared.last);
+        } else {
+            self.store().append(epoch, sequence, batch)?;
+        }
+        self.appended = sequence;
+        Ok(())
+    }
+
+    fn durable(&mut self) -> Result<Sequence, Error> {
+        let unfenced = self.is_unfenced();
+        let durable = match &mut self.inner {
+            Inner::Memory(store) if unfenced => store.another().durable()?,
+            Inner::Memory(store) => store.durable()?,
+            Inner::Disk(store) => store.durable()?,
+        };
+        if unfenced {
+            let reached = self.places.iter().filter(|(_, real)| **real <= durable);
+            return Ok(reached.map(|(own, _)| *own).max().unwrap_or(0));
+        }
+        Ok(if self.bug == Some(Bug::AckBeforeSync) { self.appended } else { durable })
+    }
+
+    fn checkpoint(&mut self, mut checkpoint: Checkpoint) -> Result<(), Error> {
+        if self.is_unfenced() {
+            checkpoint.epoch = lock(&self.shared).epoch;
+            let real = self.places.get(&checkpoint.through);
+            checkpoint.through = real.copied().unwrap_or(checkpoint.through);
+        }
+        self.store().checkpoint(checkpoint)
+    }
+
+    fn checkpointed(&mut self) -> Result<Sequence, Error> {
+        let unfenced = self.is_unfenced();
+        match &mut self.inner {
+            Inner::Memory(store) if unfenced => {
+                let real = store.another().checkpointed()?;
+                let reached = self.places.iter().filter(|(_, at)| **at <= real);
+                Ok(reached.map(|(own, _)| *own).max().unwrap_or(0))
+            }
+            _ => self.store().checkpointed(),
+        }
+    }
+
+    fn get_many(
+        &mut self,
+        keys: &[PointKey],
+        found: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        self.store().get_many(keys, found)
+    }
+
+    fn scan(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        self.store().scan(from, to, each)
+    }
+
+    fn room(&mut self) -> Room {
+        self.store().room()
+    }
+
+    fn close(&mut self) -> Result<(), Error> {
+        self.store().close()
+    }
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
