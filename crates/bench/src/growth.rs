@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 100_000_000)]
     keys: u64,
     /// How many lives a batch has.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 512)]
     batch: u32,
     /// How many parts are measured by themselves.
     #[arg(long, default_value_t = 10)]
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 
 impl Default for Arguments {
     fn default() -> Self {
-        Self { keys: 100_000_000, batch: 1_000, parts: 10 }
+        Self { keys: 100_000_000, batch: 512, parts: 10 }
     }
 }
 
@@ -41,6 +41,7 @@ struct Part {
     resident_mib: f64,
     disk_bytes_per_key: f64,
     longest_submit_ms: f64,
+    longest_submit_cpu_ms: f64,
     longest_hold_ms: f64,
     longest_confirm_ms: f64,
     sync_p99_ms: f64,
@@ -119,6 +120,7 @@ fn part(keys: u64, measured: &Measured, rig: &Rig, path: &Path) -> Result<Part> 
         resident_mib: resident_bytes()? as f64 / 1_048_576.0,
         disk_bytes_per_key: run_bytes(path)? as f64 / keys as f64,
         longest_submit_ms: measured.longest_submit.as_secs_f64() * 1e3,
+        longest_submit_cpu_ms: measured.longest_submit_cpu.as_secs_f64() * 1e3,
         longest_hold_ms: measured.longest_hold.as_secs_f64() * 1e3,
         longest_confirm_ms: measured.longest_confirm.as_secs_f64() * 1e3,
         sync_p99_ms: percentile(&syncs, 990),
@@ -170,13 +172,14 @@ fn lines(fields: &Fields) -> Vec<(String, String)> {
                 &format!("{} keys", grouped(part.keys as f64)),
                 format!(
                     "{} lives/s, {:.2} + {:.2} µs, {:.0} MiB, {:.1} B/key on disk, longest \
-                     submit {:.1}, hold {:.1}, confirm {:.1} ms, syncs p99 {:.2}, longest {:.1} ms",
+                     submit {:.1} ({:.1} of CPU), hold {:.1}, confirm {:.1} ms, syncs p99 {:.2}, longest {:.1} ms",
                     grouped(part.lives_per_s),
                     part.writer_us_per_life,
                     part.behind_us_per_life,
                     part.resident_mib,
                     part.disk_bytes_per_key,
                     part.longest_submit_ms,
+                    part.longest_submit_cpu_ms,
                     part.longest_hold_ms,
                     part.longest_confirm_ms,
                     part.sync_p99_ms,

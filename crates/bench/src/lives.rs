@@ -13,10 +13,10 @@ use crate::{peer, raw};
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// How many lives.
-    #[arg(long, default_value_t = 3_000_000)]
+    #[arg(long, default_value_t = 6_000_000)]
     count: u64,
     /// How many lives a batch has.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 512)]
     batch: u32,
     /// Bytes of a body.
     #[arg(long, default_value_t = 100)]
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
 
 impl Default for Arguments {
     fn default() -> Self {
-        Self { count: 3_000_000, batch: 1_000, size: 100, result: 16, peer_count: 300_000 }
+        Self { count: 6_000_000, batch: 512, size: 100, result: 16, peer_count: 300_000 }
     }
 }
 
@@ -45,9 +45,12 @@ struct Fields {
     fjall_lives_per_s: f64,
     fjall_us_per_life: f64,
     ratio_to_fjall: f64,
+    fjall_batched_lives_per_s: f64,
+    ratio_to_fjall_batched: f64,
     at_least_once_lives_per_s: f64,
     dedup_ratio: f64,
     longest_submit_ms: f64,
+    longest_submit_cpu_ms: f64,
     longest_hold_ms: f64,
     sync_p50_ms: f64,
     sync_p99_ms: f64,
@@ -85,8 +88,11 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
     let journal_bytes = shape.lives * (shape.body_bytes as u64 + 150);
     let raw = raw::write(directory, batches, journal_bytes)?;
     let raw_rate = shape.lives as f64 / raw.wall.as_secs_f64();
-    let peer = peer::run(directory, Shape { lives: arguments.peer_count, ..shape })?;
+    let peer_shape = Shape { lives: arguments.peer_count, ..shape };
+    let peer = peer::run(directory, peer_shape, peer::Form::Single)?;
     let peer_rate = arguments.peer_count as f64 / peer.wall.as_secs_f64();
+    let batched = peer::run(directory, peer_shape, peer::Form::Batched)?;
+    let batched_rate = arguments.peer_count as f64 / batched.wall.as_secs_f64();
     let fields = Fields {
         lives_per_s: measured.per_second(),
         writer_us_per_life: measured.writer_us(),
@@ -96,9 +102,12 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
         fjall_lives_per_s: peer_rate,
         fjall_us_per_life: peer.cpu.as_secs_f64() * 1e6 / arguments.peer_count as f64,
         ratio_to_fjall: measured.per_second() / peer_rate,
+        fjall_batched_lives_per_s: batched_rate,
+        ratio_to_fjall_batched: measured.per_second() / batched_rate,
         at_least_once_lives_per_s: at_least_once,
         dedup_ratio: with_keys / at_least_once,
         longest_submit_ms: measured.longest_submit.as_secs_f64() * 1e3,
+        longest_submit_cpu_ms: measured.longest_submit_cpu.as_secs_f64() * 1e3,
         longest_hold_ms: measured.longest_hold.as_secs_f64() * 1e3,
         sync_p50_ms: percentile(&syncs, 500),
         sync_p99_ms: percentile(&syncs, 990),
@@ -128,6 +137,14 @@ fn lines(fields: &Fields, raw_p99: f64) -> Vec<(String, String)> {
             ),
         ),
         line(
+            "fjall, in write batches",
+            format!(
+                "{} ({:.1} ×)",
+                grouped(fields.fjall_batched_lives_per_s),
+                fields.ratio_to_fjall_batched
+            ),
+        ),
+        line(
             "at-least-once without keys",
             format!(
                 "{} (deduplication keeps {:.1} %)",
@@ -135,7 +152,13 @@ fn lines(fields: &Fields, raw_p99: f64) -> Vec<(String, String)> {
                 fields.dedup_ratio * 100.0
             ),
         ),
-        line("longest submit", format!("{:.1} ms", fields.longest_submit_ms)),
+        line(
+            "longest submit",
+            format!(
+                "{:.1} ms, {:.1} of CPU",
+                fields.longest_submit_ms, fields.longest_submit_cpu_ms
+            ),
+        ),
         line("longest hold", format!("{:.1} ms", fields.longest_hold_ms)),
         line(
             "the disk's own syncs",
@@ -161,6 +184,7 @@ fn sum(runs: &[Measured]) -> Measured {
         all.writer_cpu += run.writer_cpu;
         all.behind_cpu += run.behind_cpu;
         all.longest_submit = all.longest_submit.max(run.longest_submit);
+        all.longest_submit_cpu = all.longest_submit_cpu.max(run.longest_submit_cpu);
         all.longest_hold = all.longest_hold.max(run.longest_hold);
     }
     all

@@ -39,8 +39,10 @@ pub(crate) struct Measured {
     pub(crate) wall: Duration,
     pub(crate) writer_cpu: Duration,
     pub(crate) behind_cpu: Duration,
-    /// Longest time one `submit` took on the writer's thread.
+    /// Longest time one `submit` took, and the most CPU time one took: who was not running was
+    /// not at work.
     pub(crate) longest_submit: Duration,
+    pub(crate) longest_submit_cpu: Duration,
     /// Longest time the writer held callers back although the disk kept up.
     pub(crate) longest_hold: Duration,
     pub(crate) longest_confirm: Duration,
@@ -228,9 +230,11 @@ impl<'a> Run<'a> {
 
     fn submit(&mut self, commands: Vec<Command>) -> Result<()> {
         let stamp = self.rig.stamp();
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), cpu(ClockId::ThreadCPUTime));
         let ticket = self.rig.partition.submit(stamp, commands)?;
+        let took = cpu(ClockId::ThreadCPUTime).saturating_sub(before);
         self.measured.longest_submit = self.measured.longest_submit.max(start.elapsed());
+        self.measured.longest_submit_cpu = self.measured.longest_submit_cpu.max(took);
         self.submitted.push_back((ticket, start));
         Ok(())
     }

@@ -39,6 +39,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// About how many points and how many bytes `write` will write.
+    pub fn size(&self) -> (usize, usize) {
+        let (records, bytes) = self.records.size();
+        let messages: usize =
+            self.messages.iter().map(|message| message.content.size() + 160).sum();
+        (records + self.messages.len(), bytes + messages)
+    }
+
     /// Writes every row that changed since the snapshot before. A key appears once: what is
     /// written wins over what is deleted.
     pub fn write(self, sink: &mut dyn RowSink) {
@@ -126,14 +134,15 @@ impl Machine {
             value.number(number);
         }
         rows.push((RowKey::table(table::MACHINE), value));
+        self.keys_expired = false;
         let records = self.keys.freeze();
         Snapshot { seed: self.keys.seed(), records, messages, groups, rows, row_deletes }
     }
 
     fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
-        let dirty = std::mem::take(&mut self.dirty);
+        let mut dirty = std::mem::take(&mut self.dirty);
         let mut frozen = Vec::with_capacity(dirty.len().min(self.messages.len()));
-        for (seq, slot) in dirty {
+        for (seq, slot) in dirty.drain(..) {
             if self.messages.same(seq, slot).is_none_or(|message| !message.dirty) {
                 continue; // Ended since, or listed twice.
             }
@@ -145,6 +154,7 @@ impl Machine {
             }
             frozen.push(message.clone());
         }
+        self.dirty = dirty;
         frozen
     }
 

@@ -117,7 +117,7 @@ pub enum Invalid {
     Id,
     #[error("a lease lasts 100 ms to 12 h, not {0} ms")]
     LeaseLength(u64),
-    #[error("at most 64 messages can be emitted at once, each with a name or a key")]
+    #[error("at most 64 messages of 8 MiB together can be emitted, each with a name or a key")]
     Emits,
     #[error("a recovery point's name has 1 to 128 bytes")]
     PointName,

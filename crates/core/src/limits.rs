@@ -20,6 +20,8 @@ pub const BODY_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
 pub const RECEIVE_MAX: u32 = 1_000;
 pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
 pub const EMITS_MAX: usize = 64;
+/// Together: a settle must fit into one batch of the journal, with its result.
+pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
 pub const RELAY_MAX: usize = 100_000;
 pub const RELAY_BACKOFF_MIN_MS: u64 = 100;

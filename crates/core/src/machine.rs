@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use crate::codec::{BadBytes, Reader, Write};
-use crate::command::{Command, LeaseName};
-use crate::decision::Decision;
+use crate::command::{Command, LeaseName, QueueName};
+use crate::decision::{Decision, QueueId};
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
 use crate::message::{Messages, Slot};
@@ -45,9 +45,13 @@ pub struct Machine {
     pub(crate) browsed: Vec<(RowKey, Seq)>,
     /// No timer is due earlier.
     pub(crate) next_due: Time,
+    /// Keys were forgotten by time since the last checkpoint was frozen.
+    pub(crate) keys_expired: bool,
     /// The store has room for settles only.
     store_full: bool,
     scratch: Verdict,
+    /// See [`Verdict::unknown`]; set while a decision of that verdict is applied.
+    pub(crate) unknown: Option<Digest>,
 }
 
 /// What `decide` says besides the outcome.
@@ -55,6 +59,8 @@ pub struct Machine {
 pub(crate) struct Verdict {
     pub(crate) decisions: Vec<Decision>,
     pub(crate) effects: Vec<Effect>,
+    /// A key that was looked for and is nowhere: applying need not look again.
+    pub(crate) unknown: Option<Digest>,
 }
 
 /// Receives that may be repeated, by the digest of their id.
@@ -91,6 +97,8 @@ pub struct Usage {
     pub unwritten_bytes: usize,
     pub changed_messages: usize,
     pub groups: usize,
+    /// A checkpoint would free the disk of keys whose time is over.
+    pub keys_expired: bool,
 }
 
 const BATCH_VERSION: u8 = 1;
@@ -158,8 +166,10 @@ impl Machine {
             asked: Vec::new(),
             browsed: Vec::new(),
             next_due: Time::NEVER,
+            keys_expired: false,
             store_full: false,
             scratch: Verdict::default(),
+            unknown: None,
         }
     }
 
@@ -203,10 +213,12 @@ impl Machine {
         debug_assert_eq!(stamp.at, self.now, "advance comes first");
         let mut verdict = std::mem::take(&mut self.scratch);
         let outcome = self.decide(stamp, command, &mut verdict);
+        self.unknown = verdict.unknown.take();
         for decision in verdict.decisions.drain(..) {
             batch.push(&decision);
             self.apply(stamp.at, decision);
         }
+        self.unknown = None;
         for effect in verdict.effects.drain(..) {
             // Waking a queue twice in a row says nothing new.
             if !matches!(effect, Effect::Wake(_)) || batch.effects.last() != Some(&effect) {
@@ -323,7 +335,13 @@ impl Machine {
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
             changed_messages: self.dirty.len(),
             groups: self.groups.len(),
+            keys_expired: self.keys_expired,
         }
+    }
+
+    /// The name of a queue that an effect speaks of.
+    pub fn queue_name(&self, id: QueueId) -> Option<&QueueName> {
+        self.queues.get(id).map(|queue| &queue.name)
     }
 
     /// Emits that wait for their queues, for a new owner to start again.

@@ -217,7 +217,6 @@ pub enum Settled {
     },
     /// Too many emits wait for their queues. Retryable.
     RelayFull,
-    StoreFull,
 }
 
 /// Everything about a key.

@@ -177,8 +177,9 @@ impl Queue {
         }
     }
 
-    /// Buckets whose time is over count no more.
-    pub(crate) fn expire_keys(&mut self, at: Time) {
+    /// Buckets whose time is over count no more. Whether there were any.
+    pub(crate) fn expire_keys(&mut self, at: Time) -> bool {
+        let before = self.remembered.len();
         while let Some((drop_at, count)) = self.remembered.first_key_value()
             && *drop_at <= at.0
         {
@@ -186,6 +187,7 @@ impl Queue {
             self.remembered.pop_first();
             self.dirty = true;
         }
+        self.remembered.len() < before
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {

@@ -6,26 +6,32 @@
 //!
 //! `HAPAX_MODEL_CASES` runs more cases than the usual ones, `HAPAX_MODEL_SEED` other ones.
 
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test: what fails here fails it"
+)]
+
 mod support;
 
 mod model {
-    pub mod keys;
-    pub mod operate;
-    pub mod ops;
-    pub mod run;
-    pub mod state;
-    pub mod work;
+    pub(crate) mod found;
+    pub(crate) mod keys;
+    pub(crate) mod operate;
+    pub(crate) mod ops;
+    pub(crate) mod run;
+    pub(crate) mod state;
+    pub(crate) mod work;
 }
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use model::ops::{Case, case};
 use model::run::{Dying, Runner};
-use proptest::test_runner::{
-    Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner,
-};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-const CASES: u32 = 256;
+const CASES: u32 = 1_000;
 
 #[test]
 fn the_machine_answers_as_the_model_does() {
@@ -37,17 +43,25 @@ fn a_decision_applied_twice_is_applied_once() {
     check(Dying::Twice, 2);
 }
 
+#[test]
+fn what_random_cases_found_stays_fixed() {
+    for (name, ops) in model::found::cases() {
+        for (page, dying) in [(2, Dying::Once), (usize::MAX, Dying::Twice)] {
+            let case = Case { page, ops: ops.clone() };
+            if let Err((trace, reason)) = run(&case, dying) {
+                panic!("{name}, {dying:?}:\n{trace}{reason}\n");
+            }
+        }
+    }
+}
+
 fn check(dying: Dying, stream: u8) {
     let cases = setting("HAPAX_MODEL_CASES").map_or(CASES, |cases| cases as u32);
     let seed = setting("HAPAX_MODEL_SEED").unwrap_or(0);
     let mut bytes = [stream; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
-    let config = Config {
-        cases,
-        max_shrink_iters: 20_000,
-        failure_persistence: None,
-        ..Config::default()
-    };
+    let config =
+        Config { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Config::default() };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, rng);
     silence_panics();
@@ -81,8 +95,11 @@ fn leave_out(case: &mut Case, dying: Dying) {
 /// The trace up to the first difference, and the difference.
 fn run(case: &Case, dying: Dying) -> Result<(), (String, String)> {
     let mut runner = Runner::new(case.page, dying);
-    for (number, op) in case.ops.iter().enumerate() {
-        let step = catch_unwind(AssertUnwindSafe(|| runner.step(number, op)));
+    for number in 0..=case.ops.len() {
+        let step = catch_unwind(AssertUnwindSafe(|| match case.ops.get(number) {
+            Some(op) => runner.step(number, op),
+            None => runner.finale(),
+        }));
         match step {
             Ok(Ok(())) => {}
             Ok(Err(differs)) => return Err((runner.trace, differs)),

@@ -42,8 +42,7 @@ impl Fetch {
                 // New knowledge may call for the next range; keys were all asked for before.
                 ask(machine, &mut self.more);
                 let read = &self.read;
-                self.more
-                    .retain(|need| matches!(need, Need::Range { .. }) && !read.contains(need));
+                self.more.retain(|need| matches!(need, Need::Range { .. }) && !read.contains(need));
             }
             std::mem::swap(&mut self.needs, &mut self.more);
         }

@@ -23,11 +23,9 @@
 //! A program without a server. The order is sent twice and done once:
 //!
 //! ```
-//! use hapax_core::{
-//!     Answer, Blob, Command, Config, Configure, Content, Outcome, QueueName, Receive, Send,
-//!     Settle, Stamp, Time, Verb,
-//! };
-//! use hapax_partition::{Options, Partition};
+//! use hapax_core::{Answer, Blob, Command, Config, Configure, Content, Outcome, QueueName};
+//! use hapax_core::{Receive, Send, Settle, Stamp, Time, Verb};
+//! use hapax_partition::{Error, Options, Partition};
 //! use hapax_store::disk::{self, DiskStore};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,9 +35,9 @@
 //! let wake = std::sync::Arc::new(move || owner.unpark());
 //! let store = DiskStore::open_threaded(path, disk::Options::default(), wake)?;
 //! let mut partition = Partition::open(store, Options::default())?;
-//! // A real program takes the time from a `Clock`, and a random number for the jitter.
+//! // A real program takes the time from a `Clock`, and draws the random number anew.
 //! let stamp = Stamp { at: Time(1_700_000_000_000), random: 7 };
-//! let mut call = |command| {
+//! let mut call = |command| -> Result<Outcome, Error> {
 //!     partition.submit(stamp, vec![command])?;
 //!     loop {
 //!         match partition.poll()? {
@@ -48,26 +46,19 @@
 //!         }
 //!     }
 //! };
-//! # let _: &mut dyn FnMut(Command) -> Result<Outcome, hapax_partition::Error> = &mut call;
-//! let queue = QueueName::new("default", "orders")?;
-//! let config = Config::default();
+//! let (queue, config) = (QueueName::new("default", "orders")?, Config::default());
 //! call(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }))?;
 //! let order = Send::new(queue.clone(), Content::builder("order-42").build(b"one book")?);
 //! let first = call(Command::Send(order.clone()))?;
 //! assert!(matches!(first, Outcome::Sent(Answer::Accepted { .. })));
-//! let Outcome::Received(deliveries) = call(Command::Receive(Receive {
-//!     queue,
-//!     max: 10,
-//!     lease_ms: None,
-//!     worker: "billing-1".into(),
-//!     receive_id: None,
-//!     several_per_group: false,
-//! }))?
-//! else { panic!() };
+//! let (worker, receive_id) = ("billing-1".into(), None);
+//! let receive =
+//!     Receive { queue, max: 10, lease_ms: None, worker, receive_id, several_per_group: false };
+//! let Outcome::Received(messages) = call(Command::Receive(receive))? else { panic!() };
 //! let result = Some(Blob { content_type: None, body: "paid".into() });
 //! let verb = Verb::Done { result: result.clone(), emits: Vec::new() };
-//! call(Command::Settle(Settle { lease: deliveries[0].lease, verb }))?;
-//! // The retry of a caller who never saw the first answer gets the result, not a second effect.
+//! call(Command::Settle(Settle { lease: messages[0].lease, verb }))?;
+//! // The retry of a caller who never saw the first answer: the result, and no second effect.
 //! let again = call(Command::Send(order))?;
 //! assert!(matches!(again, Outcome::Sent(Answer::Done(done)) if done.result == result));
 //! partition.close()?;

@@ -49,6 +49,8 @@ pub enum Error {
     Batch { sequence: Sequence, error: BadBytes },
     #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
     Endless,
+    #[error("the partition stopped after: {0}; open it again, it recovers from what is on disk")]
+    Stopped(String),
 }
 
 /// A submitted batch.
@@ -80,6 +82,10 @@ pub struct Partition<S> {
     journal_bytes: usize,
     /// What the checkpoint under way goes through.
     cutting: Option<Sequence>,
+    /// When the last checkpoint was cut.
+    cut_at: Time,
+    /// Why nothing goes on any more: memory may be ahead of what is on disk.
+    stopped: Option<String>,
 }
 
 #[derive(Debug)]
@@ -90,6 +96,8 @@ struct Waiting {
 
 /// A batch is appended when it has grown to this, whatever commands are left.
 const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
+/// Expired keys leave the disk with a checkpoint; an idle partition cuts one for them this often.
+const EXPIRED_MS: u64 = 60_000;
 /// How many messages leave memory at once, so that nobody waits long for it.
 const EVICT_STEP: usize = 4_096;
 
@@ -113,6 +121,8 @@ impl<S: Store> Partition<S> {
             fetch,
             journal_bytes: 0,
             cutting: None,
+            cut_at: Time(0),
+            stopped: None,
         };
         let relays = partition.machine.relays();
         let effects: Vec<Effect> =
@@ -126,6 +136,10 @@ impl<S: Store> Partition<S> {
     /// Decides the commands, in order, at the stamp's time, and starts to make them durable.
     /// Their outcomes come from `poll`. What the time brings (lost leases, jobs) is done as well.
     pub fn submit(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
+        self.unless_stopped(|partition| partition.decide(stamp, commands))
+    }
+
+    fn decide(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
         let at = stamp.at.max(self.machine.now());
         let stamp = Stamp { at, ..stamp };
         self.machine.set_store_full(self.store.room() == Room::Low);
@@ -154,13 +168,30 @@ impl<S: Store> Partition<S> {
 
     /// The next batch whose outcomes may leave, in order. Nothing leaves after a failure.
     pub fn poll(&mut self) -> Result<Option<Answered>, Error> {
-        let durable = self.store.durable()?;
-        debug_assert!(durable <= self.appended);
-        self.maintain()?;
-        if self.waiting.front().is_some_and(|front| front.after <= durable) {
-            return Ok(self.waiting.pop_front().map(|front| front.answered));
+        self.unless_stopped(|partition| {
+            let durable = partition.store.durable()?;
+            assert!(durable <= partition.appended, "only what was appended becomes durable");
+            partition.maintain()?;
+            let may_leave = partition.waiting.front().is_some_and(|front| front.after <= durable);
+            let front = if may_leave { partition.waiting.pop_front() } else { None };
+            Ok(front.map(|front| front.answered))
+        })
+    }
+
+    /// After any error memory may know what the disk does not: nothing may leave any more.
+    fn unless_stopped<T>(
+        &mut self,
+        go_on: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        if let Some(why) = &self.stopped {
+            return Err(Error::Stopped(why.clone()));
         }
-        Ok(None)
+        let result = go_on(self);
+        if let Err(error) = &result {
+            self.stopped = Some(error.to_string());
+            self.waiting.clear();
+        }
+        result
     }
 
     /// Whether callers should wait for `poll` before they submit more: too much is on its way to
@@ -205,15 +236,20 @@ impl<S: Store> Partition<S> {
 
     /// Cuts a checkpoint now, unless one is under way.
     pub fn checkpoint(&mut self) -> Result<(), Error> {
+        self.unless_stopped(Self::cut)
+    }
+
+    fn cut(&mut self) -> Result<(), Error> {
         if self.cutting.is_some() {
             return Ok(());
         }
         if self.store.checkpointed()? == self.appended {
-            if self.machine.usage().unwritten_bytes == 0 {
+            let usage = self.machine.usage();
+            if usage.unwritten_bytes == 0 && !usage.keys_expired {
                 return Ok(()); // Nothing changed since the last one.
             }
-            // Counted duplicates are no decisions, but they do take memory: an empty batch
-            // gives their checkpoint a position.
+            // Counted duplicates and expired keys are no decisions, but they do take memory and
+            // disk: an empty batch gives their checkpoint a position.
             self.batch.begin(self.machine.now());
             self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
             self.appended += 1;
@@ -223,9 +259,14 @@ impl<S: Store> Partition<S> {
             epoch: self.epoch,
             through: self.appended,
             at: self.machine.now().0,
-            rows: Box::new(move |rows| snapshot.write(&mut Sink(rows))),
+            rows: Box::new(move |rows| {
+                let (points, bytes) = snapshot.size();
+                rows.reserve(points, bytes);
+                snapshot.write(&mut Sink(rows));
+            }),
         })?;
         self.cutting = Some(self.appended);
+        self.cut_at = self.machine.now();
         self.journal_bytes = 0;
         Ok(())
     }
@@ -302,7 +343,7 @@ impl<S: Store> Partition<S> {
                 self.machine.evict(self.heads_max(), EVICT_STEP);
             }
             if self.is_due(usage) {
-                self.checkpoint()?;
+                self.cut()?;
             }
         }
         Ok(())
@@ -312,6 +353,7 @@ impl<S: Store> Partition<S> {
         let is_crowded = usage.message_bytes > self.heads_max() * 2 && usage.changed_messages > 0;
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
+            || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
             || is_crowded && self.journal_bytes > self.heads_max() / 8
     }
 

@@ -36,10 +36,7 @@ pub(crate) fn recover(
 /// How many bytes of the journal are decoded before they are applied.
 const GATHER_BYTES: usize = 8 * 1_024 * 1_024;
 
-fn gather(
-    store: &mut impl Store,
-    from: u64,
-) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
+fn gather(store: &mut impl Store, from: u64) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
     let mut batches = Vec::new();
     let mut bytes_read = 0;
     let mut failed = None;

@@ -49,6 +49,9 @@ pub(crate) fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
     Err(Violation(text.into()))
 }
 
+/// The bit of the variant that goes to another group.
+const OTHER_GROUP: u8 = 1 << 3;
+
 /// Everything that was seen.
 #[derive(Debug)]
 pub struct Checker {
@@ -125,7 +128,9 @@ impl Checker {
             }
             _ => self.operated(at, op, outcome),
         };
-        checked.map_err(|Violation(text)| Violation(format!("{text}\n  {op:?}\n  {outcome:?}")))
+        checked.map_err(|Violation(text)| {
+            Violation(format!("{text}\n  {op:?}\n  {}", brief(outcome)))
+        })
     }
 
     /// Whether anything is known to be unfinished: where, and how much of it.
@@ -137,6 +142,16 @@ impl Checker {
             }
         }
         None
+    }
+
+    /// An emit that was promised and never came to be.
+    pub fn broken_promise(&self) -> Option<String> {
+        let lives = self.lives.iter().zip(&self.items);
+        let mut broken = lives.filter(|(life, _)| {
+            let never = life.id.is_none() && life.places == Places::ABSENT;
+            life.promised && never && life.purge.is_none()
+        });
+        broken.next().map(|(_, item)| item.key.to_string())
     }
 
     /// Whether the message may be waiting for an operator.
@@ -175,7 +190,7 @@ impl Checker {
     }
 
     /// Whose payload this is.
-    fn whose(&self, content: &Content) -> Result<ItemId, Violation> {
+    pub(crate) fn whose(&self, content: &Content) -> Result<ItemId, Violation> {
         let number = content.headers().find(|(name, _)| *name == "number");
         let number = number.and_then(|(_, number)| number.parse().ok());
         match number.and_then(|number: u64| self.by_number.get(&number)) {
@@ -275,25 +290,29 @@ impl Checker {
             return Ok(());
         }
         let holds = config.on_group_dead == OnGroupDead::Park;
-        let id = self.lives.get(item).and_then(|life| life.id);
+        let Some(life) = self.lives.get(item) else { return Ok(()) };
+        if life.variants & OTHER_GROUP != 0 {
+            return Ok(());
+        }
+        let id = life.id;
         for other in self.of_queue(queue) {
             if other == item || together.contains(&other) || self.item(other).group != group {
                 continue;
             }
             let (life, spec, _) = self.passed(at, other);
-            if life.variants & 0b1000 != 0 {
+            if life.variants & OTHER_GROUP != 0 {
                 continue; // It may have gone to another group.
             }
             let mut free = Places::ENDED.or(Places::ABSENT);
             if life.sender_delays {
                 free.add(Places::DELAYED);
             }
-            if !holds {
-                free.add(Places::DEAD);
-            }
             let is_older = life.id.is_some_and(|other| Some(other) < id) && !life.may_be_new;
             if !is_older {
                 free.add(Places::READY);
+            }
+            if !holds || !is_older {
+                free.add(Places::DEAD); // A dead message holds the younger ones alone.
             }
             if !life.places.may_be(free) {
                 return violation(format!(
@@ -303,5 +322,29 @@ impl Checker {
             }
         }
         Ok(())
+    }
+}
+
+/// An outcome without its payloads.
+pub(crate) fn brief(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Received(deliveries) => {
+            let told = deliveries.iter().map(|delivery| {
+                let (key, group) = (delivery.content.key(), delivery.content.group());
+                let (fence, attempt) = (delivery.lease.fence.0, delivery.attempt);
+                let (id, deadline) = (delivery.id, delivery.deadline.0);
+                format!("{key} {group:?} {id} fence {fence} attempt {attempt} until {deadline}")
+            });
+            format!("Received({})", told.collect::<Vec<_>>().join(", "))
+        }
+        Outcome::Key(view) => format!(
+            "Key({:?} {} {} attempts {} until {:?})",
+            view.key,
+            view.place.as_str(),
+            view.id,
+            view.record.attempts,
+            view.deadline
+        ),
+        _ => format!("{outcome:?}"),
     }
 }

@@ -10,7 +10,7 @@ use hapax_core::{
 use crate::scene::{Item, ItemId, Scene, Variant, point_of, result_of};
 
 /// A lease as its holder knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     pub item: ItemId,
     pub name: LeaseName,
@@ -21,6 +21,12 @@ pub struct Held {
 impl Held {
     pub fn fence(&self) -> Fence {
         self.name.fence
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "item {} fence {}", self.item, self.fence().0)
     }
 }
 
@@ -40,7 +46,7 @@ pub enum Op {
     Redrive { queue: usize, id: u64, items: Vec<ItemId> },
     Purge { queue: usize, keys: bool },
     Pause { queue: usize, paused: bool },
-    Relayed { id: u64 },
+    Relayed { id: u64, reached: bool },
     Show { queue: usize },
 }
 
@@ -107,7 +113,7 @@ impl Op {
             }
             Self::Pause { queue, paused: true } => Command::Pause(maker.queue(*queue)),
             Self::Pause { queue, paused: false } => Command::Resume(maker.queue(*queue)),
-            Self::Relayed { id } => Command::Relayed { id: *id, reached: true },
+            Self::Relayed { id, reached } => Command::Relayed { id: *id, reached: *reached },
             Self::Show { queue } => Command::Show(maker.queue(*queue)),
         }
     }

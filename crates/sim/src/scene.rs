@@ -117,9 +117,10 @@ fn draw_config(random: &mut Random) -> Config {
             _ => OnGroupDead::Continue,
         },
         on_lost: match guarantee {
-            Guarantee::AtMostOnce => OnLost::Redeliver,
-            _ if random.one_in(4) => OnLost::Park,
-            _ => OnLost::Redeliver,
+            // Nobody could name a parked message without a key.
+            Guarantee::AtMostOnce | Guarantee::AtLeastOnce => OnLost::Redeliver,
+            Guarantee::ExactlyOnce if random.one_in(4) => OnLost::Park,
+            Guarantee::ExactlyOnce => OnLost::Redeliver,
         },
         max_messages: random.one_in(10).then(|| random.between(5, 40)),
         ..Config::default()

@@ -33,7 +33,7 @@ pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>
     forget_receives(machine, at);
     let mut due = Vec::new();
     for queue in machine.queues.iter_mut() {
-        queue.expire_keys(at);
+        machine.keys_expired |= queue.expire_keys(at);
         let before = due.len();
         due.extend(queue.delayed.due_by(at).take(limits::EXPIRE_STEP));
         if due.len() > before {

@@ -20,7 +20,7 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, key: &KeyName, out: &mut V
     let digest = machine.digest_of(queue, &key.key, key.group.as_deref());
     match machine.keys.find(&machine.messages, &digest) {
         // A key lives as long as its message does.
-        Some(Known::Living(slot)) => {
+        Some(Known::Living(slot)) if machine.messages.at(slot).queue == queue.id => {
             let place = machine.messages.at(slot).place().as_str();
             Outcome::Refused(Refusal::Invalid(Invalid::State(place)))
         }

@@ -89,7 +89,9 @@ fn start(
             let named = keys.iter().flat_map(|key| machine.digests_named(queue, key, None));
             let dead = named.filter_map(|digest| {
                 let slot = machine.keys.living(&machine.messages, &digest)?;
-                (machine.messages.at(slot).place() == Place::Dead).then_some(digest)
+                let message = machine.messages.at(slot);
+                let is_dead = message.place() == Place::Dead && message.queue == queue.id;
+                is_dead.then_some(digest)
             });
             let mut digests: Vec<Digest> = dead.collect();
             digests.sort_unstable();

@@ -38,7 +38,7 @@ fn replayed(
     let group = replay.key.group.as_deref();
     let digest = machine.digest_of(queue, &replay.key.key, group);
     let record = match machine.keys.find(&machine.messages, &digest) {
-        Some(Known::Living(slot)) => {
+        Some(Known::Living(slot)) if machine.messages.at(slot).queue == queue.id => {
             let place = machine.messages.at(slot).place().as_str();
             return Err(Refusal::Invalid(Invalid::State(place)));
         }

@@ -187,7 +187,11 @@ pub(crate) fn known(
             out.decisions.push(counted);
             Err(remembered(machine, *record))
         }
-        _ => Ok(None),
+        Some(Known::Record(_)) => Ok(None),
+        None => {
+            out.unknown = Some(asked.digest);
+            Ok(None)
+        }
     }
 }
 
@@ -285,11 +289,14 @@ fn remembered(machine: &Machine, record: KeyRecord) -> Answer {
 
 /// A new message, or a claim, enters.
 pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
-    let before = machine.keys.record(&accepted.digest);
-    if machine.keys.living(&machine.messages, &accepted.digest).is_some()
-        || before.as_ref().is_some_and(|record| record.seq >= accepted.seq)
-    {
-        return; // Applied before.
+    let mut before = None;
+    if machine.unknown != Some(accepted.digest) {
+        before = machine.keys.record(&accepted.digest);
+        if machine.keys.living(&machine.messages, &accepted.digest).is_some()
+            || before.as_ref().is_some_and(|record| record.seq >= accepted.seq)
+        {
+            return; // Applied before.
+        }
     }
     machine.next_seq = machine.next_seq.max(accepted.seq + 1);
     let Some(queue) = machine.queues.get_mut(accepted.queue) else { return };

@@ -55,13 +55,14 @@ fn answer(
         }
         _ => return Err(lost(None, None)),
     };
+    let queue = machine.queues.get(message.queue);
+    let Some(queue) = queue.filter(|queue| !queue.is_deleted()) else {
+        return Err(lost(None, None)); // It goes with its queue.
+    };
     let held = message.lease().filter(|lease| lease.fence == name.fence);
     if message.seq != name.seq || held.is_none() {
         return Err(settled_before(message, &name, &settle.verb));
     }
-    let Some(queue) = machine.queues.get(message.queue) else {
-        return Err(lost(None, None));
-    };
     let holder = Holder { machine, queue, message, stamp, fence: name.fence };
     match settle.verb {
         Verb::Done { result, emits } => holder.done(result, emits, out),
@@ -132,7 +133,8 @@ impl Holder<'_> {
         if emits.is_empty() {
             return Ok(emits);
         }
-        if emits.len() > limits::EMITS_MAX {
+        let bytes: usize = emits.iter().map(|emit| emit.content.size()).sum();
+        if emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX {
             return Err(Settled::Invalid(Invalid::Emits));
         }
         if self.machine.relays.len() + emits.len() > limits::RELAY_MAX {

@@ -116,6 +116,11 @@ impl Generation {
         self.row_deletes.clear();
     }
 
+    /// How many records there are, and about how many bytes they take.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.index.len(), self.arena.len())
+    }
+
     /// The records, for a checkpoint. The store sorts.
     pub(crate) fn write(&self, sink: &mut dyn RowSink) {
         let mut value = Vec::new();

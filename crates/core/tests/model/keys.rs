@@ -8,11 +8,11 @@ use super::state::*;
 
 impl Model {
     /// `seen` decides the one thing the model cannot know: whether a rate was remembered.
-    pub fn send(&mut self, send: &Send, seen: &Outcome) -> Outcome {
+    pub(crate) fn send(&mut self, send: &Send, seen: &Outcome) -> Outcome {
         Outcome::Sent(self.sent(send, seen).unwrap_or_else(|answer| answer))
     }
 
-    pub fn claim(&mut self, claim: &Claim, seen: &Outcome) -> Outcome {
+    pub(crate) fn claim(&mut self, claim: &Claim, seen: &Outcome) -> Outcome {
         Outcome::Claimed(self.claimed(claim, seen).unwrap_or_else(|answer| answer))
     }
 
@@ -169,12 +169,7 @@ impl Model {
         self.end(index, End::Forgotten, Ending { event: forgotten, ..Ending::default() });
     }
 
-    fn check_date(
-        &self,
-        queue: &Queue,
-        key: &str,
-        issued_at: Option<Time>,
-    ) -> Result<(), Answer> {
+    fn check_date(&self, queue: &Queue, key: &str, issued_at: Option<Time>) -> Result<(), Answer> {
         let Some(dated) = issued_at.or_else(|| date(key, self.at)) else {
             return match queue.config.undated_keys {
                 UndatedKeys::Accept => Ok(()),
@@ -273,7 +268,7 @@ impl Model {
     }
 }
 
-pub fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> {
+pub(crate) fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> {
     let config = &queue.config;
     if content.key().is_empty() && config.guarantee != Guarantee::AtLeastOnce {
         return Err(Answer::Invalid(Invalid::MissingKey));

@@ -6,7 +6,7 @@ use super::state::*;
 use super::work::{LOST, OVER};
 
 impl Model {
-    pub fn configure(&mut self, configure: &Configure) -> Outcome {
+    pub(crate) fn configure(&mut self, configure: &Configure) -> Outcome {
         let refused = |refusal| Outcome::Refused(refusal);
         if let Err(invalid) = configure.config.check() {
             return refused(Refusal::InvalidConfig(invalid));
@@ -41,7 +41,7 @@ impl Model {
         Outcome::Configured { version: version + 1, created: version == 0 }
     }
 
-    pub fn pause(&mut self, name: &QueueName, paused: bool) -> Outcome {
+    pub(crate) fn pause(&mut self, name: &QueueName, paused: bool) -> Outcome {
         if self.queue(&name.queue).is_none() {
             return Outcome::Refused(Refusal::NoSuchQueue);
         }
@@ -49,7 +49,7 @@ impl Model {
         Outcome::Ok
     }
 
-    pub fn purge(&mut self, purge: &Purge) -> Outcome {
+    pub(crate) fn purge(&mut self, purge: &Purge) -> Outcome {
         let below = self.next_seq;
         if self.queue(&purge.queue.queue).is_none() {
             return Outcome::Refused(Refusal::NoSuchQueue);
@@ -63,7 +63,7 @@ impl Model {
     }
 
     /// The queue goes, and everything in it, as soon as time is given to it.
-    pub fn delete(&mut self, name: &QueueName) -> Outcome {
+    pub(crate) fn delete(&mut self, name: &QueueName) -> Outcome {
         if self.queue(&name.queue).is_none() {
             return Outcome::Refused(Refusal::NoSuchQueue);
         }
@@ -77,14 +77,14 @@ impl Model {
         Outcome::Ok
     }
 
-    pub fn purge_one(&mut self, index: usize, keys: bool) {
+    pub(crate) fn purge_one(&mut self, index: usize, keys: bool) {
         let end = if keys { End::Forgotten } else { End::Discarded };
         let purged = Some(event(self.at, What::Discarded, &"".into(), "purged"));
         let error = Some("purged".into());
         self.end(index, end, Ending { error, event: purged, ..Ending::default() });
     }
 
-    pub fn look(&self, name: &KeyName) -> Outcome {
+    pub(crate) fn look(&self, name: &KeyName) -> Outcome {
         let Some(queue) = self.queue(&name.queue.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
@@ -108,7 +108,7 @@ impl Model {
         }))
     }
 
-    pub fn browse(&self, browse: &Browse) -> Outcome {
+    pub(crate) fn browse(&self, browse: &Browse) -> Outcome {
         if self.queue(&browse.queue.queue).is_none() {
             return Outcome::Refused(Refusal::NoSuchQueue);
         }
@@ -128,7 +128,7 @@ impl Model {
         Outcome::Messages { messages, next }
     }
 
-    pub fn forget(&mut self, name: &KeyName) -> Outcome {
+    pub(crate) fn forget(&mut self, name: &KeyName) -> Outcome {
         let Some(queue) = self.queue(&name.queue.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
@@ -148,7 +148,7 @@ impl Model {
         Outcome::Ok
     }
 
-    pub fn replay(&mut self, replay: &Replay) -> Outcome {
+    pub(crate) fn replay(&mut self, replay: &Replay) -> Outcome {
         match self.replayed(replay) {
             Ok(()) => Outcome::Ok,
             Err(refusal) => Outcome::Refused(refusal),
@@ -208,7 +208,7 @@ impl Model {
         Ok(())
     }
 
-    pub fn discard(&mut self, name: &KeyName) -> Outcome {
+    pub(crate) fn discard(&mut self, name: &KeyName) -> Outcome {
         let Some(queue) = self.queue(&name.queue.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
@@ -227,7 +227,7 @@ impl Model {
         Outcome::Ok
     }
 
-    pub fn resolve(&mut self, resolve: &Resolve) -> Outcome {
+    pub(crate) fn resolve(&mut self, resolve: &Resolve) -> Outcome {
         let Some(queue) = self.queue(&resolve.key.queue.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
@@ -263,7 +263,7 @@ impl Model {
         Outcome::Ok
     }
 
-    pub fn redrive(&mut self, redrive: &Redrive) -> Outcome {
+    pub(crate) fn redrive(&mut self, redrive: &Redrive) -> Outcome {
         match self.redriven(redrive) {
             Ok(view) => Outcome::Redrive(view),
             Err(refusal) => Outcome::Refused(refusal),
@@ -340,7 +340,7 @@ impl Model {
         self.go(index, next);
     }
 
-    pub fn progress(&self, name: &QueueName, id: &str) -> Outcome {
+    pub(crate) fn progress(&self, name: &QueueName, id: &str) -> Outcome {
         let Some(queue) = self.queue(&name.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
@@ -350,7 +350,7 @@ impl Model {
         }
     }
 
-    pub fn relayed(&mut self, id: u64, reached: bool) -> Outcome {
+    pub(crate) fn relayed(&mut self, id: u64, reached: bool) -> Outcome {
         if reached {
             self.relays.remove(&id);
         } else if let Some((_, attempts)) = self.relays.get_mut(&id) {
@@ -360,7 +360,7 @@ impl Model {
     }
 
     /// Everything that is due happens.
-    pub fn expire(&mut self) {
+    pub(crate) fn expire(&mut self) {
         self.end_delays();
         self.lose_leases();
         self.end_lives();
@@ -369,7 +369,7 @@ impl Model {
         self.end_delays();
     }
 
-    pub fn end_delays(&mut self) {
+    pub(crate) fn end_delays(&mut self) {
         for message in &mut self.messages {
             if matches!(message.state, State::Delayed { due, .. } if due <= self.at) {
                 message.state = State::Ready;
@@ -379,9 +379,7 @@ impl Model {
 
     fn lose_leases(&mut self) {
         let at = self.at;
-        let is_lost = |message: &Message| {
-            matches!(message.state, State::Leased { deadline, .. } if deadline <= at)
-        };
+        let is_lost = |message: &Message| matches!(message.state, State::Leased { deadline, .. } if deadline <= at);
         while let Some(index) = self.messages.iter().position(is_lost) {
             let message = &self.messages[index];
             let parks = self.queue(&message.queue).expect("its queue").config.on_lost;
@@ -413,7 +411,7 @@ impl Model {
         }
     }
 
-    pub fn die_of_age(&mut self, index: usize) {
+    pub(crate) fn die_of_age(&mut self, index: usize) {
         self.messages[index].error = Some(OVER.into());
         self.go(index, Next::Dead);
     }

@@ -10,26 +10,71 @@ use proptest::sample::select;
 
 /// One step of a case. Names are small numbers; [`super::run`] gives them meaning.
 #[derive(Clone, Debug)]
-pub enum Op {
-    Configure { queue: u8, config: Laws, if_version: Option<u64> },
-    Delete { queue: u8 },
-    Pause { queue: u8 },
-    Resume { queue: u8 },
-    Purge { queue: u8, keys: bool },
+pub(crate) enum Op {
+    Configure {
+        queue: u8,
+        config: Laws,
+        if_version: Option<u64>,
+    },
+    Delete {
+        queue: u8,
+    },
+    Pause {
+        queue: u8,
+    },
+    Resume {
+        queue: u8,
+    },
+    Purge {
+        queue: u8,
+        keys: bool,
+    },
     Send(Sent),
-    Claim { sent: Sent, lease_ms: Option<u64>, worker: u8 },
+    Claim {
+        sent: Sent,
+        lease_ms: Option<u64>,
+        worker: u8,
+    },
     Receive(Take),
-    Settle { lease: LeasePick, verb: Do },
+    Settle {
+        lease: LeasePick,
+        verb: Do,
+    },
     Look(Named),
-    Browse { queue: u8, place: Place, cursor: Option<u64>, limit: usize },
-    Show { queue: u8 },
+    Browse {
+        queue: u8,
+        place: Place,
+        cursor: Option<u64>,
+        limit: usize,
+    },
+    Show {
+        queue: u8,
+    },
     Forget(Named),
-    Replay { named: Named, content: Option<(u8, bool)> },
+    Replay {
+        named: Named,
+        content: Option<(u8, bool)>,
+    },
     Discard(Named),
-    Resolve { named: Named, done: Option<Option<u8>> },
-    Redrive { queue: u8, id: u8, which: Which, dry_run: bool, per_s: Option<u32> },
-    Progress { queue: u8, id: u8 },
-    Relayed { which: u8, reached: bool },
+    Resolve {
+        named: Named,
+        done: Option<Option<u8>>,
+    },
+    Redrive {
+        queue: u8,
+        id: u8,
+        which: Which,
+        dry_run: bool,
+        per_s: Option<u32>,
+    },
+    Progress {
+        queue: u8,
+        id: u8,
+    },
+    Relayed {
+        which: u8,
+        reached: bool,
+    },
     StoreFull(bool),
     /// Time passes; everything that is due happens.
     Wait(u64),
@@ -40,12 +85,14 @@ pub enum Op {
     Freeze,
     Thaw,
     /// So much of each place stays in memory.
-    Evict { keep: usize },
+    Evict {
+        keep: usize,
+    },
 }
 
 /// A configuration that prints only what is not the usual.
 #[derive(Clone)]
-pub struct Laws(pub Box<Config>);
+pub(crate) struct Laws(pub(crate) Box<Config>);
 
 impl fmt::Debug for Laws {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -58,46 +105,46 @@ impl fmt::Debug for Laws {
 }
 
 #[derive(Clone, Debug)]
-pub struct Named {
-    pub queue: u8,
+pub(crate) struct Named {
+    pub(crate) queue: u8,
     /// One of few keys, or the id of a message that lives.
-    pub key: KeyPick,
-    pub group: Option<u8>,
+    pub(crate) key: KeyPick,
+    pub(crate) group: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum KeyPick {
+pub(crate) enum KeyPick {
     Key(u8),
     IdOf(u8),
 }
 
 #[derive(Clone, Debug)]
-pub struct Sent {
-    pub queue: u8,
-    pub key: Option<u8>,
-    pub group: Option<u8>,
-    pub body: u8,
-    pub content_type: bool,
-    pub own: Option<u8>,
-    pub delay_ms: Option<u64>,
-    pub ttl_ms: Option<u64>,
+pub(crate) struct Sent {
+    pub(crate) queue: u8,
+    pub(crate) key: Option<u8>,
+    pub(crate) group: Option<u8>,
+    pub(crate) body: u8,
+    pub(crate) content_type: bool,
+    pub(crate) own: Option<u8>,
+    pub(crate) delay_ms: Option<u64>,
+    pub(crate) ttl_ms: Option<u64>,
     /// How long ago the operation was born.
-    pub issued_ago_ms: Option<u64>,
+    pub(crate) issued_ago_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Take {
-    pub queue: u8,
-    pub max: u32,
-    pub lease_ms: Option<u64>,
-    pub worker: u8,
-    pub receive_id: Option<u8>,
-    pub several: bool,
+pub(crate) struct Take {
+    pub(crate) queue: u8,
+    pub(crate) max: u32,
+    pub(crate) lease_ms: Option<u64>,
+    pub(crate) worker: u8,
+    pub(crate) receive_id: Option<u8>,
+    pub(crate) several: bool,
 }
 
 /// Which lease is settled.
 #[derive(Clone, Copy, Debug)]
-pub enum LeasePick {
+pub(crate) enum LeasePick {
     /// One that is held, counted from the newest.
     Held(u8),
     /// Any that was ever handed out, counted from the newest.
@@ -107,7 +154,7 @@ pub enum LeasePick {
 }
 
 #[derive(Clone, Debug)]
-pub enum Do {
+pub(crate) enum Do {
     Done { result: Option<u8>, emits: Vec<Emitted> },
     Fail { error: u8, delay_ms: Option<u64>, dead: bool },
     Release,
@@ -117,32 +164,32 @@ pub enum Do {
 }
 
 #[derive(Clone, Debug)]
-pub struct Emitted {
-    pub queue: u8,
-    pub name: u8,
-    pub key: Option<u8>,
-    pub body: u8,
+pub(crate) struct Emitted {
+    pub(crate) queue: u8,
+    pub(crate) name: u8,
+    pub(crate) key: Option<u8>,
+    pub(crate) body: u8,
 }
 
 #[derive(Clone, Debug)]
-pub enum Which {
+pub(crate) enum Which {
     Keys(Vec<u8>),
     Filter { error: Option<u8>, group: Option<u8>, dead_ago_ms: Option<u64> },
     All,
 }
 
-pub const QUEUES: u8 = 3;
-pub const KEYS: u8 = 5;
-pub const GROUPS: u8 = 2;
+pub(crate) const QUEUES: u8 = 3;
+pub(crate) const KEYS: u8 = 5;
+pub(crate) const GROUPS: u8 = 2;
 
 /// A case: the queues it starts with, the size of a page of rows, and the steps.
 #[derive(Clone, Debug)]
-pub struct Case {
-    pub page: usize,
-    pub ops: Vec<Op>,
+pub(crate) struct Case {
+    pub(crate) page: usize,
+    pub(crate) ops: Vec<Op>,
 }
 
-pub fn case() -> impl Strategy<Value = Case> {
+pub(crate) fn case() -> impl Strategy<Value = Case> {
     let queues = [config(), config(), config()];
     let ops = prop::collection::vec(op(), 1..120);
     (select(vec![2usize, 5, usize::MAX]), queues, ops).prop_map(|(page, queues, mut ops)| {
@@ -341,7 +388,7 @@ fn op() -> impl Strategy<Value = Op> {
         30 => prop_oneof![3 => 1u64..400, 3 => 400u64..2_000, 1 => 2_000u64..310_000]
             .prop_map(Op::Wait),
         4 => Just(Op::Expire),
-        1 => queue().prop_map(|queue| Op::Delete { queue }),
+        2 => queue().prop_map(|queue| Op::Delete { queue }),
         1 => any::<bool>().prop_map(Op::StoreFull),
         12 => Just(Op::Crash),
         10 => Just(Op::Checkpoint),

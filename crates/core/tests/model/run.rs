@@ -7,38 +7,38 @@ use bytes::Bytes;
 use hapax_core::*;
 
 use super::ops::*;
-use super::state::{Model, TENANT};
+use super::state::{Model, Scope, TENANT};
 use crate::support::{START, World};
 
 /// How a process dies in this run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Dying {
+pub(crate) enum Dying {
     Once,
     /// Every decision of the journal is applied twice on the way back.
     Twice,
 }
 
-pub struct Runner {
+pub(crate) struct Runner {
     world: World,
     model: Model,
     dying: Dying,
     /// Some messages may be in the rows alone.
     is_cold: bool,
-    pub trace: String,
+    pub(crate) trace: String,
 }
 
 /// What differs, in words.
-pub type Differs = String;
+pub(crate) type Differs = String;
 
 impl Runner {
-    pub fn new(page: usize, dying: Dying) -> Self {
+    pub(crate) fn new(page: usize, dying: Dying) -> Self {
         let mut world = World::new();
         world.page = page;
         let (model, trace) = (Model::new(Time(START)), String::new());
         Self { world, model, dying, is_cold: false, trace }
     }
 
-    pub fn step(&mut self, number: usize, op: &Op) -> Result<(), Differs> {
+    pub(crate) fn step(&mut self, number: usize, op: &Op) -> Result<(), Differs> {
         self.model.random = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.world.random = self.model.random;
         let _ = writeln!(self.trace, "{:>8} {op:?}", self.model.at.0 - START);
@@ -76,6 +76,30 @@ impl Runner {
         self.compare_state()
     }
 
+    /// Everything that is known of every key, before and after it was read back from the rows.
+    pub(crate) fn finale(&mut self) -> Result<(), Differs> {
+        self.look_at_all()?;
+        let _ = writeln!(self.trace, "   and at last Checkpoint, Crash");
+        self.world.thaw();
+        self.world.checkpoint();
+        self.step(usize::MAX - 1, &Op::Crash)?;
+        self.look_at_all()
+    }
+
+    fn look_at_all(&mut self) -> Result<(), Differs> {
+        self.quiet();
+        let living = self.model.messages.iter().map(name_of);
+        let records = self.model.records.keys().map(name_of_scope);
+        let names: Vec<KeyName> = living.chain(records).collect();
+        for name in names {
+            let said = self.world.run(Command::Look(name.clone()));
+            let expected = self.model.look(&name);
+            compare(&expected, &said, self.model.crashed, false)
+                .map_err(|differs| format!("{name:?}\n{differs}"))?;
+        }
+        self.compare_state()
+    }
+
     /// One command, the same to both.
     fn ask(&mut self, op: &Op) -> Result<(), Differs> {
         self.prepare(op);
@@ -87,9 +111,6 @@ impl Runner {
         };
         let _ = writeln!(self.trace, "         → {said:?}");
         let expected = self.predict(&command, &said);
-        if matches!(op, Op::Delete { .. }) {
-            self.quiet();
-        }
         let partial = self.is_cold && is_partial(&command, &self.model);
         compare(&expected, &said, self.model.crashed, partial)
     }
@@ -117,7 +138,9 @@ impl Runner {
     /// Two jobs over the same messages at once have no order that the rules would name.
     fn prepare(&mut self, op: &Op) {
         match op {
-            Op::Purge { .. } | Op::Delete { .. } => self.quiet(),
+            Op::Purge { .. } | Op::Redrive { .. } => self.quiet(),
+            // Or what dies in this millisecond may be redriven in it, or not.
+            Op::Settle { .. } | Op::Resolve { .. } if self.is_redriving() => self.quiet(),
             // What is in front may be on its way out, and what is behind it in the rows alone.
             Op::Receive(_) if self.is_cold => {
                 self.finish_purges();
@@ -125,9 +148,13 @@ impl Runner {
                     self.quiet();
                 }
             }
-            Op::Redrive { .. } => self.finish_purges(),
             _ => {}
         }
+    }
+
+    fn is_redriving(&self) -> bool {
+        let mut jobs = self.model.queues.iter().flat_map(|queue| queue.jobs.values());
+        jobs.any(|job| !job.view.done)
     }
 
     fn finish_purges(&mut self) {
@@ -389,18 +416,19 @@ fn is_partial(command: &Command, model: &Model) -> bool {
 }
 
 fn name_of(message: &super::state::Message) -> KeyName {
-    let queue = QueueName::new(TENANT, &message.queue).expect("a name");
-    match &message.scope {
-        Some((_, group, key)) => KeyName {
-            queue,
-            key: key.as_str().into(),
-            group: group.as_deref().map(Into::into),
-        },
-        None => KeyName { queue, key: message.id().to_string().into(), group: None },
+    let unnamed = (message.queue.clone(), None, message.id().to_string());
+    name_of_scope(message.scope.as_ref().unwrap_or(&unnamed))
+}
+
+fn name_of_scope((queue, group, key): &Scope) -> KeyName {
+    KeyName {
+        queue: QueueName::new(TENANT, queue).expect("a name"),
+        key: key.as_str().into(),
+        group: group.as_deref().map(Into::into),
     }
 }
 
-pub fn queue_name(queue: u8) -> QueueName {
+pub(crate) fn queue_name(queue: u8) -> QueueName {
     QueueName::new(TENANT, &text("q", queue)).expect("a name")
 }
 

@@ -7,89 +7,89 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::*;
 
-pub const TENANT: &str = "default";
+pub(crate) const TENANT: &str = "default";
 
 /// What a key is compared by: the queue's name, the group where the queue deduplicates per
 /// group, and the key.
-pub type Scope = (String, Option<String>, String);
+pub(crate) type Scope = (String, Option<String>, String);
 
 #[derive(Clone, Debug, Default)]
-pub struct Model {
-    pub at: Time,
-    pub random: u64,
+pub(crate) struct Model {
+    pub(crate) at: Time,
+    pub(crate) random: u64,
     /// From now on soft counts may be lower than the model's.
-    pub crashed: bool,
-    pub store_full: bool,
-    pub epoch: u32,
-    pub next_fence: u64,
-    pub next_seq: Seq,
-    pub next_relay: u64,
-    pub queues: Vec<Queue>,
-    pub messages: Vec<Message>,
-    pub records: BTreeMap<Scope, KeyRecord>,
-    pub receives: BTreeMap<(String, String), (Time, Vec<LeaseName>)>,
-    pub relays: BTreeMap<u64, (Emit, u32)>,
+    pub(crate) crashed: bool,
+    pub(crate) store_full: bool,
+    pub(crate) epoch: u32,
+    pub(crate) next_fence: u64,
+    pub(crate) next_seq: Seq,
+    pub(crate) next_relay: u64,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) messages: Vec<Message>,
+    pub(crate) records: BTreeMap<Scope, KeyRecord>,
+    pub(crate) receives: BTreeMap<(String, String), (Time, Vec<LeaseName>)>,
+    pub(crate) relays: BTreeMap<u64, (Emit, u32)>,
     /// Every lease that was ever handed out.
-    pub leases: Vec<LeaseName>,
+    pub(crate) leases: Vec<LeaseName>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Queue {
-    pub name: QueueName,
-    pub config: Config,
-    pub version: u64,
-    pub created_at: Time,
-    pub paused: bool,
-    pub keys_from: Seq,
+pub(crate) struct Queue {
+    pub(crate) name: QueueName,
+    pub(crate) config: Config,
+    pub(crate) version: u64,
+    pub(crate) created_at: Time,
+    pub(crate) paused: bool,
+    pub(crate) keys_from: Seq,
     /// Messages below this are on their way out, and their keys with them or not.
-    pub purge: Option<(Seq, bool)>,
-    pub jobs: BTreeMap<String, Job>,
+    pub(crate) purge: Option<(Seq, bool)>,
+    pub(crate) jobs: BTreeMap<String, Job>,
     /// Only the totals; the rest is counted.
-    pub totals: Stats,
-    pub rate: (u64, Time),
+    pub(crate) totals: Stats,
+    pub(crate) rate: (u64, Time),
 }
 
 #[derive(Clone, Debug)]
-pub struct Job {
-    pub view: RedriveView,
-    pub error_contains: Option<String>,
-    pub group: Option<String>,
-    pub dead_before: Time,
-    pub per_s: Option<u32>,
-    pub started_at: Time,
-    pub cursor: Seq,
+pub(crate) struct Job {
+    pub(crate) view: RedriveView,
+    pub(crate) error_contains: Option<String>,
+    pub(crate) group: Option<String>,
+    pub(crate) dead_before: Time,
+    pub(crate) per_s: Option<u32>,
+    pub(crate) started_at: Time,
+    pub(crate) cursor: Seq,
 }
 
 #[derive(Clone, Debug)]
-pub struct Message {
-    pub queue: String,
+pub(crate) struct Message {
+    pub(crate) queue: String,
     /// None where it came without a key.
-    pub scope: Option<Scope>,
-    pub digest: Digest,
-    pub seq: Seq,
-    pub content: Arc<Content>,
-    pub fingerprint: Fingerprint,
+    pub(crate) scope: Option<Scope>,
+    pub(crate) digest: Digest,
+    pub(crate) seq: Seq,
+    pub(crate) content: Arc<Content>,
+    pub(crate) fingerprint: Fingerprint,
     /// Its group, where the queue keeps groups in order.
-    pub ordered: Option<String>,
-    pub claim: bool,
-    pub state: State,
-    pub attempts: u32,
-    pub generation: u32,
-    pub accepted_at: Time,
-    pub leased_at: Time,
-    pub ttl_at: Time,
-    pub error: Option<Arc<str>>,
-    pub points: BTreeMap<String, Bytes>,
-    pub duplicates: u64,
-    pub losses: u32,
-    pub settled: Option<(Fence, bool, Place, Option<Time>)>,
-    pub worker: Option<Arc<str>>,
+    pub(crate) ordered: Option<String>,
+    pub(crate) claim: bool,
+    pub(crate) state: State,
+    pub(crate) attempts: u32,
+    pub(crate) generation: u32,
+    pub(crate) accepted_at: Time,
+    pub(crate) leased_at: Time,
+    pub(crate) ttl_at: Time,
+    pub(crate) error: Option<Arc<str>>,
+    pub(crate) points: BTreeMap<String, Bytes>,
+    pub(crate) duplicates: u64,
+    pub(crate) losses: u32,
+    pub(crate) settled: Option<(Fence, bool, Place, Option<Time>)>,
+    pub(crate) worker: Option<Arc<str>>,
     /// Without the duplicates, which are soft.
-    pub history: Vec<Event>,
+    pub(crate) history: Vec<Event>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum State {
+pub(crate) enum State {
     Ready,
     Delayed { due: Time, backoff: bool },
     Leased { fence: Fence, deadline: Time, worker: Arc<str>, begun: bool },
@@ -99,20 +99,20 @@ pub enum State {
 
 /// How a message ended, where it did.
 #[derive(Clone, Debug, Default)]
-pub struct Ending {
-    pub fence: Fence,
-    pub worker: Option<Arc<str>>,
-    pub result: Option<Blob>,
-    pub error: Option<Arc<str>>,
-    pub event: Option<Event>,
+pub(crate) struct Ending {
+    pub(crate) fence: Fence,
+    pub(crate) worker: Option<Arc<str>>,
+    pub(crate) result: Option<Blob>,
+    pub(crate) error: Option<Arc<str>>,
+    pub(crate) event: Option<Event>,
 }
 
 impl Message {
-    pub fn id(&self) -> MessageId {
+    pub(crate) fn id(&self) -> MessageId {
         MessageId::new(self.accepted_at, 0, self.seq)
     }
 
-    pub fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         match self.state {
             State::Ready => Place::Ready,
             State::Delayed { .. } => Place::Delayed,
@@ -122,7 +122,7 @@ impl Message {
         }
     }
 
-    pub fn deadline(&self) -> Option<Time> {
+    pub(crate) fn deadline(&self) -> Option<Time> {
         match self.state {
             State::Delayed { due, .. } => Some(due),
             State::Leased { deadline, .. } => Some(deadline),
@@ -130,50 +130,50 @@ impl Message {
         }
     }
 
-    pub fn fence(&self) -> Option<Fence> {
+    pub(crate) fn fence(&self) -> Option<Fence> {
         match self.state {
             State::Leased { fence, .. } => Some(fence),
             _ => None,
         }
     }
 
-    pub fn holder(&self) -> Arc<str> {
+    pub(crate) fn holder(&self) -> Arc<str> {
         match &self.state {
             State::Leased { worker, .. } => worker.clone(),
             _ => "".into(),
         }
     }
 
-    pub fn lease(&self) -> Option<LeaseName> {
+    pub(crate) fn lease(&self) -> Option<LeaseName> {
         let fence = self.fence()?;
         Some(LeaseName { digest: self.digest, seq: self.seq, fence })
     }
 
     /// Nobody else of its group gets a turn meanwhile.
-    pub fn is_out(&self) -> bool {
+    pub(crate) fn is_out(&self) -> bool {
         matches!(
             self.state,
             State::Leased { .. } | State::Parked | State::Delayed { backoff: true, .. }
         )
     }
 
-    pub fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         matches!(self.state, State::Dead { holds: true, .. })
     }
 
-    pub fn is_over(&self, at: Time) -> bool {
+    pub(crate) fn is_over(&self, at: Time) -> bool {
         matches!(self.place(), Place::Ready | Place::Delayed) && self.ttl_at <= at
     }
 
-    pub fn tell(&mut self, at: Time, what: What, worker: &Arc<str>, detail: &str) {
+    pub(crate) fn tell(&mut self, at: Time, what: What, worker: &Arc<str>, detail: &str) {
         self.history.push(event(at, what, worker, detail));
     }
 
-    pub fn last_error(&self) -> Arc<str> {
+    pub(crate) fn last_error(&self) -> Arc<str> {
         self.error.clone().unwrap_or_default()
     }
 
-    pub fn view(&self) -> KeyView {
+    pub(crate) fn view(&self) -> KeyView {
         let record = KeyRecord {
             end: End::Done,
             seq: self.seq,
@@ -209,12 +209,12 @@ impl Message {
     }
 }
 
-pub fn event(at: Time, what: What, worker: &Arc<str>, detail: &str) -> Event {
+pub(crate) fn event(at: Time, what: What, worker: &Arc<str>, detail: &str) -> Event {
     Event { at, what, worker: worker.clone(), detail: detail.into() }
 }
 
 /// The incidents, and what is told from the record's times, in order.
-pub fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
+pub(crate) fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     let nobody: Arc<str> = "".into();
     let first = if claim { What::Claimed } else { What::Sent };
     let mut events = vec![event(record.accepted_at, first, &nobody, "")];
@@ -231,43 +231,43 @@ pub fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     events
 }
 
-pub fn digest(scope: &Scope) -> Digest {
+pub(crate) fn digest(scope: &Scope) -> Digest {
     Digest::of_key(TENANT, &scope.0, scope.1.as_deref(), &scope.2)
 }
 
 impl Model {
-    pub fn new(at: Time) -> Self {
+    pub(crate) fn new(at: Time) -> Self {
         Self { at, epoch: 1, next_seq: 1, ..Self::default() }
     }
 
     /// The process died: what was leased stays leased, what was soft may be gone.
-    pub fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         self.crashed = true;
         self.store_full = false;
         self.epoch += 1;
         self.next_fence = 0;
     }
 
-    pub fn queue(&self, name: &str) -> Option<&Queue> {
+    pub(crate) fn queue(&self, name: &str) -> Option<&Queue> {
         self.queues.iter().find(|queue| &*queue.name.queue == name)
     }
 
-    pub fn queue_mut(&mut self, name: &str) -> &mut Queue {
+    pub(crate) fn queue_mut(&mut self, name: &str) -> &mut Queue {
         let found = self.queues.iter_mut().find(|queue| &*queue.name.queue == name);
         found.expect("the queue exists")
     }
 
-    pub fn scope(queue: &Queue, key: &str, group: Option<&str>) -> Scope {
+    pub(crate) fn scope(queue: &Queue, key: &str, group: Option<&str>) -> Scope {
         let group = group.filter(|_| queue.config.dedup_scope == DedupScope::Group);
         (queue.name.queue.to_string(), group.map(Into::into), key.into())
     }
 
-    pub fn living(&self, scope: &Scope) -> Option<usize> {
+    pub(crate) fn living(&self, scope: &Scope) -> Option<usize> {
         self.messages.iter().position(|message| message.scope.as_ref() == Some(scope))
     }
 
     /// A message by its key, or by its id where it came without one.
-    pub fn named(&self, queue: &Queue, name: &KeyName) -> Option<usize> {
+    pub(crate) fn named(&self, queue: &Queue, name: &KeyName) -> Option<usize> {
         let scope = Self::scope(queue, &name.key, name.group.as_deref());
         self.living(&scope).or_else(|| {
             self.messages.iter().position(|message| {
@@ -279,19 +279,19 @@ impl Model {
     }
 
     /// A record that still speaks for its key.
-    pub fn remembered(&self, queue: &Queue, scope: &Scope) -> Option<&KeyRecord> {
+    pub(crate) fn remembered(&self, queue: &Queue, scope: &Scope) -> Option<&KeyRecord> {
         self.records.get(scope).filter(|record| {
             !record.is_ghost() && record.expires_at > self.at && record.seq >= queue.keys_from
         })
     }
 
-    pub fn take_fence(&mut self) -> Fence {
+    pub(crate) fn take_fence(&mut self) -> Fence {
         self.next_fence += 1;
         Fence::new(self.epoch, self.next_fence - 1)
     }
 
     /// Takes a message away, and remembers its key.
-    pub fn end(&mut self, index: usize, end: End, ending: Ending) {
+    pub(crate) fn end(&mut self, index: usize, end: End, ending: Ending) {
         let message = self.messages.remove(index);
         let Some(scope) = message.scope else { return };
         let retention = self.queue(&message.queue).expect("its queue").config.retention_ms;
@@ -322,7 +322,7 @@ impl Model {
         self.records.insert(scope, record);
     }
 
-    pub fn stats(&self, queue: &Queue) -> Stats {
+    pub(crate) fn stats(&self, queue: &Queue) -> Stats {
         let name = &*queue.name.queue;
         let mine = || self.messages.iter().filter(|message| message.queue == name);
         let count = |place| mine().filter(|message| message.place() == place).count() as u64;
@@ -346,7 +346,7 @@ impl Model {
 
     /// The ready messages that may be handed out now, one list for each message without a group
     /// and for each group, in the order of their heads.
-    pub fn deliverable(&self, queue: &str) -> Vec<Vec<usize>> {
+    pub(crate) fn deliverable(&self, queue: &str) -> Vec<Vec<usize>> {
         let mut ready: Vec<usize> = (0..self.messages.len())
             .filter(|index| {
                 let message = &self.messages[*index];
@@ -358,9 +358,9 @@ impl Model {
         for index in ready {
             let message = &self.messages[index];
             let group = || {
-                self.messages.iter().filter(|other| {
-                    other.queue == queue && other.ordered == message.ordered
-                })
+                self.messages
+                    .iter()
+                    .filter(|other| other.queue == queue && other.ordered == message.ordered)
             };
             if message.ordered.is_none() {
                 lists.push(vec![index]);
@@ -382,7 +382,7 @@ impl Model {
         lists
     }
 
-    pub fn show(&self, queue: &Queue) -> QueueView {
+    pub(crate) fn show(&self, queue: &Queue) -> QueueView {
         let first = self.deliverable(&queue.name.queue).first().map(|list| list[0]);
         QueueView {
             config: queue.config.clone(),

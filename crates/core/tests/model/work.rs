@@ -8,11 +8,11 @@ use hapax_core::*;
 use super::keys::check_for;
 use super::state::*;
 
-pub const OVER: &str = "its time to live was over";
-pub const LOST: &str = "its lease was lost";
+pub(crate) const OVER: &str = "its time to live was over";
+pub(crate) const LOST: &str = "its lease was lost";
 
 impl Model {
-    pub fn receive(&mut self, receive: &Receive) -> Outcome {
+    pub(crate) fn receive(&mut self, receive: &Receive) -> Outcome {
         let Some(queue) = self.queue(&receive.queue.queue).cloned() else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
@@ -87,8 +87,7 @@ impl Model {
                 message.leased_at = at;
             }
             message.attempts += 1;
-            message.state =
-                State::Leased { fence, deadline, worker: worker.clone(), begun: false };
+            message.state = State::Leased { fence, deadline, worker: worker.clone(), begun: false };
             deliveries.push(delivery(message));
         }
         self.leases.extend(deliveries.iter().map(|delivery| delivery.lease));
@@ -105,7 +104,7 @@ impl Model {
         deliveries
     }
 
-    pub fn settle(&mut self, settle: &Settle) -> Outcome {
+    pub(crate) fn settle(&mut self, settle: &Settle) -> Outcome {
         Outcome::Settled(self.settled(settle))
     }
 
@@ -195,13 +194,7 @@ impl Model {
         Settled::Ok { place: Place::Done, deadline: None }
     }
 
-    fn fail(
-        &mut self,
-        index: usize,
-        error: &str,
-        delay_ms: Option<u64>,
-        dead: bool,
-    ) -> Settled {
+    fn fail(&mut self, index: usize, error: &str, delay_ms: Option<u64>, dead: bool) -> Settled {
         let next = if dead {
             Next::Dead
         } else if self.messages[index].claim {
@@ -241,7 +234,7 @@ impl Model {
         Settled::Ok { place, deadline }
     }
 
-    pub fn go(&mut self, index: usize, next: Next) {
+    pub(crate) fn go(&mut self, index: usize, next: Next) {
         let (at, nobody) = (self.at, "".into());
         let queue = self.queue(&self.messages[index].queue).expect("its queue");
         let parks = queue.config.on_group_dead == OnGroupDead::Park;
@@ -305,8 +298,7 @@ impl Model {
         let mut points = message.points.clone();
         let before = points.insert(name.into(), data.clone());
         let bytes: usize = points.iter().map(|(name, data)| name.len() + data.len()).sum();
-        if points.len() > limits::RECOVERY_POINTS_MAX || bytes > limits::RECOVERY_POINTS_BYTES_MAX
-        {
+        if points.len() > limits::RECOVERY_POINTS_MAX || bytes > limits::RECOVERY_POINTS_BYTES_MAX {
             return Settled::Invalid(Invalid::Points);
         }
         message.points = points;
@@ -317,22 +309,21 @@ impl Model {
         Settled::Ok { place: Place::Leased, deadline: message.deadline() }
     }
 
-    pub fn after_failure(&self, index: usize, delay_ms: Option<u64>) -> Next {
+    pub(crate) fn after_failure(&self, index: usize, delay_ms: Option<u64>) -> Next {
         let message = &self.messages[index];
         let config = &self.queue(&message.queue).expect("its queue").config;
         if message.attempts >= config.max_attempts || message.ttl_at <= self.at {
             return Next::Dead;
         }
         let (min, max) = (config.backoff_min_ms, config.backoff_max_ms);
-        let delay = delay_ms.unwrap_or_else(|| {
-            backoff(min, max, message.attempts, self.random, message.seq)
-        });
+        let delay = delay_ms
+            .unwrap_or_else(|| backoff(min, max, message.attempts, self.random, message.seq));
         assert!(delay_ms.is_some() || (min..=max).contains(&delay), "full jitter has bounds");
         Next::Delayed(self.at.plus(delay))
     }
 }
 
-pub fn delivery(message: &Message) -> Delivery {
+pub(crate) fn delivery(message: &Message) -> Delivery {
     Delivery {
         lease: message.lease().expect("it is leased"),
         id: message.id(),

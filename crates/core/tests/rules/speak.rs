@@ -104,7 +104,6 @@ fn settled(settled: &Settled, now: Time, in_detail: bool) -> String {
         Settled::Invalid(invalid) => format!("invalid {invalid:?}"),
         Settled::NoSuchQueue { emit } => format!("no_such_queue emit={emit}"),
         Settled::RelayFull => "refused relay_full".into(),
-        Settled::StoreFull => "store_full".into(),
     }
 }
 

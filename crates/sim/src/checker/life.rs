@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hapax_core::{Blob, Config, Fence, Guarantee, MessageId, OnLost, Place, Time};
+use hapax_core::{Blob, Config, Fence, Guarantee, MessageId, OnDead, OnLost, Place, Time};
 
 use crate::scene::{Item, Variant};
 
@@ -82,6 +82,8 @@ pub(crate) struct Life {
     pub(crate) variants: u8,
     /// The fewest and the most attempts it may have had.
     pub(crate) attempts: (u32, u32),
+    /// Attempts beyond the limit that operators gave it by resolving it for another try.
+    pub(crate) extra_attempts: u32,
     pub(crate) generation: u32,
     /// The newest lease that was seen.
     pub(crate) fence: Fence,
@@ -100,8 +102,10 @@ pub(crate) struct Life {
     pub(crate) result: Option<Option<Blob>>,
     /// What may be stored.
     pub(crate) results: Vec<Option<Blob>>,
-    /// A purge may take it, and its key where true.
-    pub(crate) purge: Option<bool>,
+    /// Somebody who never heard of it may hold a newer lease.
+    pub(crate) unseen_lease: bool,
+    /// A purge may have taken it since then, and its key where true.
+    pub(crate) purge: Option<(Time, bool)>,
     /// A redrive of all that was dead by then may take it.
     pub(crate) redriven: Option<Time>,
     /// Recovery points that are there, and that may be.
@@ -128,6 +132,7 @@ impl Life {
             may_be_new: false,
             variants: 0,
             attempts: (0, 0),
+            extra_attempts: 0,
             generation: 0,
             fence: Fence(0),
             lost_from: Time::NEVER,
@@ -138,6 +143,7 @@ impl Life {
             ended_from: Time::NEVER,
             result: None,
             results: Vec::new(),
+            unseen_lease: false,
             purge: None,
             redriven: None,
             saved: BTreeSet::new(),
@@ -184,18 +190,17 @@ impl Life {
         if self.places.may_be(Places::READY.or(Places::DELAYED)) && at >= self.dies_from {
             self.places.add(Places::DEAD);
         }
-        if let Some(keys) = self.purge
-            && self.places.may_be(Places::WAITING.or(Places::ENDED))
-        {
-            let waiting = self.places.may_be(Places::WAITING);
-            if keys {
+        if let Some((since, keys)) = self.purge {
+            if self.places.may_be(Places::WAITING) {
+                self.end(Places::DISCARDED, since);
+            }
+            if keys && self.places.may_be(Places::WAITING.or(Places::ENDED)) {
                 self.places.add(Places::ABSENT);
-            } else if waiting {
-                self.end(Places::DISCARDED, self.dies_from.min(at));
             }
         }
         if self.redriven.is_some() && self.places.may_be(Places::DEAD) {
-            self.places.add(Places::READY);
+            // A claim has nothing to deliver: its key is free again.
+            self.places.add(if item.claim { Places::ABSENT } else { Places::READY });
             self.attempts.0 = 0;
         }
         if self.places.may_be(Places::ENDED) {
@@ -259,6 +264,7 @@ impl Life {
     pub(crate) fn lease(&mut self, fence: Fence, deadline: Time, attempt: u32) {
         self.places = Places::LEASED;
         self.fence = fence;
+        self.unseen_lease = false;
         self.lost_from = deadline;
         self.begun = Maybe::No;
         self.attempts = (attempt, attempt);
@@ -281,16 +287,20 @@ impl Life {
         }
     }
 
+    /// The places from which a send begins a new message.
+    pub(crate) fn beginnings(config: &Config, claim: bool, item: &Item) -> Places {
+        match config.on_dead {
+            OnDead::Pin => Places::ABSENT,
+            OnDead::Rerun if !claim && !item.claim => Places::ABSENT.or(Places::DISCARDED),
+            OnDead::Rerun | OnDead::Release => {
+                Places::ABSENT.or(Places::DEAD).or(Places::DISCARDED)
+            }
+        }
+    }
+
     /// Whether a send may be the first of a new message.
     pub(crate) fn may_begin(&self, config: &Config, claim: bool, item: &Item) -> bool {
-        use hapax_core::OnDead;
-        let released = match config.on_dead {
-            OnDead::Pin => Places::default(),
-            OnDead::Rerun if claim || item.claim => Places::DEAD.or(Places::DISCARDED),
-            OnDead::Rerun => Places::DISCARDED,
-            OnDead::Release => Places::DEAD.or(Places::DISCARDED),
-        };
-        self.places.may_be(Places::ABSENT.or(released))
+        self.places.may_be(Self::beginnings(config, claim, item))
     }
 
     /// A message as it comes in.
@@ -317,6 +327,7 @@ impl Life {
         } else {
             let known = self.places.may_be(Places::LEASED);
             self.places.add(Places::LEASED);
+            self.unseen_lease = true;
             self.lost_from = if known { self.lost_from.min(deadline) } else { deadline };
         }
     }

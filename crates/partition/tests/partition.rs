@@ -1,0 +1,347 @@
+//! What a partition promises beyond the rules: when answers leave, what memory holds, what a
+//! restart, a takeover and a backup find.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use hapax_core::{
+    Answer, Command, Config, Configure, Content, Delivery, Emit, LeaseName, Order, Outcome, Place,
+    QueueName, Receive, Send, Settle, Settled, Stamp, Time, Verb,
+};
+use hapax_partition::{Error, Options, Partition};
+use hapax_store::disk::{self, DiskStore, Workers};
+use hapax_store::memory::{Faults, MemoryStore};
+use hapax_store::{OsVolume, Store};
+
+const START: u64 = 1_700_000_000_000;
+
+fn queue() -> QueueName {
+    QueueName::new("default", "orders").unwrap()
+}
+
+fn configure(config: Config) -> Command {
+    Command::Configure(Configure { queue: queue(), config, if_version: None })
+}
+
+fn send(key: &str, group: Option<&str>) -> Command {
+    let content = Content::builder(key).group(group).build(&[b'x'; 100]).unwrap();
+    Command::Send(Send::new(queue(), content))
+}
+
+fn receive(max: u32) -> Command {
+    Command::Receive(Receive {
+        queue: queue(),
+        max,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    })
+}
+
+fn done(lease: LeaseName) -> Command {
+    let verb = Verb::Done { result: None, emits: Vec::new() };
+    Command::Settle(Settle { lease, verb })
+}
+
+fn stamp(ms: u64) -> Stamp {
+    Stamp { at: Time(START + ms), random: 7 }
+}
+
+/// Submits one batch and takes its answers, which must be there at once.
+fn call<S: Store>(partition: &mut Partition<S>, ms: u64, commands: Vec<Command>) -> Vec<Outcome> {
+    let ticket = partition.submit(stamp(ms), commands).unwrap();
+    loop {
+        let answered = partition.poll().unwrap().expect("memory is durable at once");
+        if answered.ticket == ticket {
+            return answered.outcomes;
+        }
+    }
+}
+
+fn deliveries(outcomes: &[Outcome]) -> Vec<Delivery> {
+    let received = outcomes.iter().filter_map(|outcome| match outcome {
+        Outcome::Received(deliveries) => Some(deliveries.clone()),
+        _ => None,
+    });
+    received.flatten().collect()
+}
+
+fn open(store: &MemoryStore) -> Partition<MemoryStore> {
+    Partition::open(store.another(), Options { seed: 3, ..Options::default() }).unwrap()
+}
+
+#[test]
+fn d1_nothing_leaves_before_its_batch_is_durable() {
+    let store = MemoryStore::default();
+    let mut partition = open(&store);
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    store.set_faults(Faults { held: true, ..Faults::default() });
+    partition.submit(stamp(1), vec![send("k", None)]).unwrap();
+    partition.submit(stamp(2), vec![send("k", None)]).unwrap();
+    partition.submit(stamp(3), vec![receive(1)]).unwrap();
+    assert!(partition.poll().unwrap().is_none(), "not an accepted, a duplicate or a delivery");
+    store.settle().unwrap();
+    let mut outcomes = Vec::new();
+    while let Some(answered) = partition.poll().unwrap() {
+        outcomes.extend(answered.outcomes);
+    }
+    assert!(matches!(outcomes[0], Outcome::Sent(Answer::Accepted { .. })));
+    assert!(matches!(outcomes[1], Outcome::Sent(Answer::InFlight(_))));
+    assert_eq!(deliveries(&outcomes).len(), 1);
+}
+
+#[test]
+fn d1_a_duplicates_answer_waits_for_the_message_it_speaks_of() {
+    let store = MemoryStore::default();
+    let mut partition = open(&store);
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    store.set_faults(Faults { held: true, ..Faults::default() });
+    partition.submit(stamp(1), vec![send("k", None)]).unwrap();
+    // This batch decides nothing and has no record of its own.
+    partition.submit(stamp(2), vec![send("k", None)]).unwrap();
+    assert!(partition.poll().unwrap().is_none());
+    let store = store.crash();
+    let mut partition = open(&store);
+    let outcomes = call(&mut partition, 3, vec![send("k", None)]);
+    assert!(matches!(outcomes[0], Outcome::Sent(Answer::Accepted { .. })), "the first was lost");
+}
+
+#[test]
+fn d2_after_a_failure_nothing_leaves_and_a_restart_recovers() {
+    for fault in [
+        Faults { failing_append: Some(1), ..Faults::default() },
+        Faults { failing_sync: Some(1), held: true, ..Faults::default() },
+    ] {
+        let store = MemoryStore::default();
+        let mut partition = open(&store);
+        call(&mut partition, 0, vec![configure(Config::default()), send("old", None)]);
+        store.set_faults(fault);
+        let submitted = partition.submit(stamp(1), vec![send("new", None)]);
+        let settled = store.settle();
+        assert!(submitted.is_err() || settled.is_err(), "the fault struck");
+        assert!(partition.poll().is_err());
+        assert!(matches!(partition.poll(), Err(Error::Stopped(_))), "and it stays stopped");
+        assert!(partition.submit(stamp(2), vec![send("later", None)]).is_err());
+        let store = store.crash();
+        let mut partition = open(&store);
+        let outcomes = call(&mut partition, 3, vec![send("old", None), send("new", None)]);
+        assert!(matches!(outcomes[0], Outcome::Sent(Answer::InFlight(_))), "{outcomes:?}");
+        assert!(matches!(outcomes[1], Outcome::Sent(Answer::Accepted { .. })), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn k2_a_settle_too_large_for_a_batch_is_refused_before_anything_changes() {
+    let store = MemoryStore::default();
+    let mut partition = open(&store);
+    let outcomes =
+        call(&mut partition, 0, vec![configure(Config::default()), send("k", None), receive(1)]);
+    let lease = deliveries(&outcomes)[0].lease;
+    let emits = (0..40).map(|number| Emit {
+        queue: queue(),
+        name: format!("e{number}"),
+        content: Content::builder("").build(&vec![0; 1_000_000]).unwrap(),
+        delay_ms: None,
+    });
+    let verb = Verb::Done { result: None, emits: emits.collect() };
+    let settle = Command::Settle(Settle { lease, verb });
+    let outcomes = call(&mut partition, 1, vec![settle, done(lease)]);
+    assert!(matches!(outcomes[0], Outcome::Settled(Settled::Invalid(_))), "{outcomes:?}");
+    assert!(matches!(outcomes[1], Outcome::Settled(Settled::Ok { place: Place::Done, .. })));
+}
+
+#[test]
+fn a7_a_stopped_owner_that_wakes_up_can_answer_nothing() {
+    let store = MemoryStore::default();
+    let mut zombie = open(&store);
+    call(&mut zombie, 0, vec![configure(Config::default()), send("k", None)]);
+    let mut owner = open(&store);
+    assert!(owner.epoch() > zombie.epoch());
+    let late = zombie.submit(stamp(1), vec![send("late", None)]);
+    assert!(matches!(late, Err(Error::Store(hapax_store::Error::Fenced { .. }))), "{late:?}");
+    assert!(zombie.poll().is_err());
+    let outcomes = call(&mut owner, 2, vec![send("k", None), send("late", None)]);
+    assert!(matches!(outcomes[0], Outcome::Sent(Answer::InFlight(_))));
+    assert!(matches!(outcomes[1], Outcome::Sent(Answer::Accepted { .. })));
+}
+
+#[test]
+fn callers_are_held_back_while_too_many_batches_are_under_way() {
+    let store = MemoryStore::default();
+    let mut partition = open(&store);
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    store.set_faults(Faults { held: true, ..Faults::default() });
+    let mut submitted = 0;
+    while !partition.is_busy() {
+        submitted += 1;
+        partition.submit(stamp(submitted), vec![send(&submitted.to_string(), None)]).unwrap();
+        assert!(submitted < 100);
+    }
+    store.settle().unwrap();
+    while partition.poll().unwrap().is_some() {}
+    assert!(!partition.is_busy() && !partition.is_waiting());
+}
+
+/// Sends many messages under a small budget, then drains them: in order, each once.
+fn backlog(config: Config, count: u64, group_of: impl Fn(u64) -> Option<String>, delay: bool) {
+    const BUDGET: usize = 4 * 1_024 * 1_024;
+    let store = MemoryStore::default();
+    let options = Options { memory_bytes: BUDGET, seed: 3, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(config)]);
+    let mut most = 0;
+    for first in (0..count).step_by(100) {
+        let sends = (first..first + 100).map(|n| send(&n.to_string(), group_of(n).as_deref()));
+        call(&mut partition, first / 100, sends.collect());
+        let usage = partition.machine().usage();
+        most = most.max(usage.message_bytes + usage.unwritten_bytes);
+    }
+    assert!(most < BUDGET, "{most} bytes for {count} messages");
+    drop(partition);
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    let usage = partition.machine().usage();
+    assert!(usage.message_bytes < BUDGET / 2, "a new owner loads the head alone: {usage:?}");
+    let mut seen = BTreeSet::new();
+    let mut at = if delay { 3_700_000 } else { 100_000 };
+    let mut idle = 0;
+    while (seen.len() as u64) < count {
+        at += 1;
+        let received = deliveries(&call(&mut partition, at, vec![receive(100)]));
+        idle = if received.is_empty() { idle + 1 } else { 0 };
+        assert!(idle < 1_000, "{} of {count} came", seen.len());
+        for delivery in &received {
+            let number: u64 = delivery.content.key().parse().unwrap();
+            assert!(seen.insert(number), "{number} came twice");
+            let group = group_of(number);
+            let older = (0..number).rev().take(2_000).find(|n| group_of(*n) == group);
+            let in_order = group.is_none() || older.is_none_or(|older| seen.contains(&older));
+            assert!(in_order, "{number} came before an older one of its group");
+        }
+        let settles = received.iter().map(|delivery| done(delivery.lease)).collect();
+        call(&mut partition, at, settles);
+    }
+}
+
+#[test]
+fn memory_is_bounded_whatever_the_backlog() {
+    backlog(Config::default(), 30_000, |_| None, false);
+}
+
+#[test]
+fn memory_is_bounded_whatever_the_backlog_of_groups() {
+    let config = Config { order: Order::Group, ..Config::default() };
+    backlog(config.clone(), 20_000, |number| Some((number % 7).to_string()), false);
+    backlog(config, 20_000, |number| Some((number / 2).to_string()), false);
+}
+
+#[test]
+fn memory_is_bounded_whatever_waits_for_its_time() {
+    let config = Config { delay_ms: 3_600_000, ..Config::default() };
+    backlog(config, 20_000, |_| None, true);
+}
+
+/// A partition on disk whose workers this test steps.
+struct OnDisk {
+    partition: Partition<DiskStore>,
+    workers: Workers,
+}
+
+impl OnDisk {
+    fn open(path: &std::path::Path) -> Self {
+        let mut options = disk::Options { identity: 5, ..disk::Options::default() };
+        options.journal.segment_bytes = 1_024 * 1_024;
+        options.journal.free_bytes_min = 0;
+        let volume = Arc::new(OsVolume::create(path).unwrap());
+        let (store, workers) = DiskStore::open(volume, options, Arc::new(|| {})).unwrap();
+        let partition = Partition::open(store, Options { seed: 3, ..Options::default() }).unwrap();
+        Self { partition, workers }
+    }
+
+    fn call(&mut self, ms: u64, commands: Vec<Command>) -> Vec<Outcome> {
+        let ticket = self.partition.submit(stamp(ms), commands).unwrap();
+        loop {
+            while self.workers.step().unwrap() {}
+            match self.partition.poll().unwrap() {
+                Some(answered) if answered.ticket == ticket => return answered.outcomes,
+                _ => {}
+            }
+        }
+    }
+
+    /// A whole life.
+    fn live(&mut self, ms: u64, key: &str) {
+        self.call(ms, vec![send(key, None)]);
+        let received = deliveries(&self.call(ms, vec![receive(1)]));
+        self.call(ms, received.iter().map(|delivery| done(delivery.lease)).collect());
+    }
+}
+
+#[test]
+fn k7_expired_keys_leave_the_disk_although_nothing_else_happens() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = OnDisk::open(directory.path());
+    let config =
+        Config { retention_ms: Some(10_000), retry_horizon_ms: 1_000, ..Config::default() };
+    disk.call(0, vec![configure(config)]);
+    disk.live(1, "k");
+    disk.partition.checkpoint().unwrap();
+    disk.call(2, vec![]);
+    let rows = |disk: &OnDisk| disk.partition.store().archive().stats();
+    assert_eq!(rows(&disk).buckets_dropped, 0);
+    let mut at = 2;
+    while rows(&disk).buckets_dropped == 0 {
+        at += 10_000;
+        assert!(at < 600_000, "an idle partition cleans up: {:?}", rows(&disk));
+        disk.call(at, vec![]);
+    }
+}
+
+#[test]
+fn a20_a_backup_taken_while_work_goes_on_restores_to_a_prefix_with_its_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    let mut disk = OnDisk::open(directory.path());
+    disk.call(0, vec![configure(Config::default())]);
+    for number in 0..20 {
+        disk.live(number, &format!("before-{number}"));
+        if number == 10 {
+            disk.partition.checkpoint().unwrap();
+        }
+    }
+    let source = disk.partition.store().source();
+    let target = OsVolume::open(copy.path()).unwrap();
+    let summary = disk::backup(&source, &target, &mut |_, _| {}).unwrap();
+    assert!(summary.damages == 0 && summary.last > 0);
+    disk.live(30, "after");
+    let mut restored = OnDisk::open(copy.path());
+    let sends = (0..20).map(|number| send(&format!("before-{number}"), None)).collect();
+    for outcome in restored.call(40, sends) {
+        assert!(matches!(outcome, Outcome::Sent(Answer::Done(_))), "{outcome:?}");
+    }
+    let outcomes = restored.call(41, vec![send("after", None)]);
+    assert!(matches!(outcomes[0], Outcome::Sent(Answer::Accepted { .. })), "{outcomes:?}");
+}
+
+#[test]
+fn opening_a_damaged_directory_says_what_is_damaged_where() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = OnDisk::open(directory.path());
+    disk.call(0, vec![configure(Config::default())]);
+    disk.live(1, "k");
+    let OnDisk { partition, workers } = disk;
+    let mut workers = workers;
+    // Closing waits for its workers, so a thread steps them meanwhile.
+    let stepping = std::thread::spawn(move || while workers.step().unwrap_or(false) {});
+    let _ = partition.close();
+    stepping.join().unwrap();
+    let segment = directory.path().join("journal-00000001.seg");
+    let mut bytes = std::fs::read(&segment).unwrap();
+    let place = bytes.windows(4).position(|window| window == b"xxxx").unwrap();
+    bytes[place] ^= 1;
+    std::fs::write(&segment, bytes).unwrap();
+    let volume = Arc::new(OsVolume::open(directory.path()).unwrap());
+    let opened = DiskStore::open(volume, disk::Options::default(), Arc::new(|| {}));
+    let error = opened.err().expect("damage is refused").to_string();
+    assert!(error.contains("journal-00000001.seg is damaged at byte"), "{error}");
+}

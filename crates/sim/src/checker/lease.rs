@@ -1,0 +1,343 @@
+//! Answers to workers: deliveries and settles.
+
+use std::collections::BTreeSet;
+
+use hapax_core::{Delivery, Fence, Guarantee, MessageId, Place, Settled, Time};
+
+use super::{Checked, Checker, Maybe, Places, violation};
+use crate::op::{Held, How, Op};
+use crate::scene::{ItemId, point_of, result_of};
+
+/// A lease that was handed out.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease {
+    item: ItemId,
+    id: MessageId,
+    /// The kinds of settles that were done under it, or may have been.
+    ends: BTreeSet<End>,
+    /// One of them was confirmed.
+    ended: bool,
+}
+
+/// A settle that ends its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum End {
+    Done,
+    Fail,
+    Release,
+}
+
+impl Lease {
+    pub(super) fn new(item: ItemId, id: MessageId) -> Self {
+        Self { item, id, ends: BTreeSet::new(), ended: false }
+    }
+
+    pub(super) fn may_end(&mut self, end: End) {
+        self.ends.insert(end);
+    }
+}
+
+impl End {
+    pub(super) fn of(how: &How) -> Option<Self> {
+        match how {
+            How::Done(_) => Some(Self::Done),
+            How::Fail { .. } => Some(Self::Fail),
+            How::Release => Some(Self::Release),
+            How::Extend { .. } | How::Begin | How::Save(_) => None,
+        }
+    }
+}
+
+impl Checker {
+    pub(super) fn grow_fence(&mut self, fence: Fence) -> Checked {
+        if fence <= self.fence_max {
+            return violation(format!("fence {} after {}", fence.0, self.fence_max.0));
+        }
+        self.fence_max = fence;
+        Ok(())
+    }
+
+    pub(super) fn received(&mut self, at: Time, op: &Op, deliveries: &[Delivery]) -> Checked {
+        let Op::Receive { queue, max, lease_ms, id, several } = op else {
+            return violation("deliveries for something else");
+        };
+        if deliveries.len() > *max as usize {
+            return violation("more deliveries than were asked for");
+        }
+        let used_before = id.and_then(|id| self.receives.get(&id)).copied();
+        if let Some(id) = id {
+            let lost = used_before.unwrap_or(false);
+            self.receives.insert(*id, lost);
+        }
+        let deadline = at.plus(lease_ms.unwrap_or(self.config(*queue).lease_ms));
+        let mut together = BTreeSet::new();
+        for delivery in deliveries {
+            let item = self.whose(&delivery.content)?;
+            let variants = self.variants_of(item, &delivery.content)?;
+            if self.item(item).queue != *queue || self.item(item).claim {
+                return violation("delivered from another queue, or a claim");
+            }
+            let is_old = delivery.lease.fence <= self.fence_max || delivery.deadline != deadline;
+            let repeats = used_before.is_some() && is_old;
+            if repeats {
+                self.delivered_again(at, item, delivery, used_before == Some(true))?;
+            } else {
+                self.delivered(at, item, delivery, deadline)?;
+                if !several {
+                    together.clear();
+                }
+                self.narrow_variants(item, variants)?;
+                self.check_group(at, item, &together)?;
+            }
+            self.check_points(item, delivery)?;
+            together.insert(item);
+        }
+        Ok(())
+    }
+
+    fn delivered(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        delivery: &Delivery,
+        deadline: Time,
+    ) -> Checked {
+        self.grow_fence(delivery.lease.fence)?;
+        self.narrow(at, item, Places::READY)?;
+        self.check_id(item, delivery.id)?;
+        let (life, spec, config) = self.passed(at, item);
+        let (least, most) = life.attempts;
+        if !(least + 1..=most + 1).contains(&delivery.attempt) {
+            return violation(format!(
+                "{} is at attempt {}, after {least} to {most}",
+                spec.key, delivery.attempt
+            ));
+        }
+        if delivery.attempt > config.max_attempts + life.extra_attempts {
+            return violation(format!("{} has more attempts than its queue allows", spec.key));
+        }
+        if delivery.generation < life.generation {
+            return violation("a generation went backwards");
+        }
+        if delivery.deadline != deadline {
+            return violation("a lease's deadline is not its length from now");
+        }
+        life.generation = delivery.generation;
+        life.lease(delivery.lease.fence, deadline, delivery.attempt);
+        if config.guarantee == Guarantee::AtMostOnce {
+            life.places = Places::default();
+            life.end(Places::DONE, at);
+            life.results = vec![None];
+            life.result = None;
+        }
+        self.leases.insert(delivery.lease.fence, Lease::new(item, delivery.id));
+        Ok(())
+    }
+
+    /// A receive with the same id gets the same leases.
+    fn delivered_again(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        delivery: &Delivery,
+        lost: bool,
+    ) -> Checked {
+        let fence = delivery.lease.fence;
+        let known = self.leases.get(&fence).map(|lease| (lease.item, lease.id));
+        match known {
+            Some(known) if known == (item, delivery.id) => {}
+            None if lost => {
+                self.leases.insert(fence, Lease::new(item, delivery.id));
+                self.fence_max = self.fence_max.max(fence);
+            }
+            _ => return violation("a repeated receive brought another lease"),
+        }
+        self.narrow(at, item, Places::LEASED)?;
+        self.check_id(item, delivery.id)?;
+        self.check_attempts(at, item, delivery.attempt)?;
+        let (life, ..) = self.passed(at, item);
+        if known.is_some() && life.fence != fence {
+            return violation("a repeated receive brought a lease that is not the newest");
+        }
+        let begun = if known.is_some() { life.begun } else { Maybe::No };
+        life.lease(fence, delivery.deadline, delivery.attempt);
+        life.begun = begun;
+        Ok(())
+    }
+
+    fn narrow_variants(&mut self, item: ItemId, variants: u8) -> Checked {
+        let Some(life) = self.lives.get_mut(item) else { return Ok(()) };
+        if life.variants & variants == 0 {
+            return violation("a payload was delivered that lost to another");
+        }
+        life.variants &= variants;
+        Ok(())
+    }
+
+    fn check_points(&mut self, item: ItemId, delivery: &Delivery) -> Checked {
+        let spec = self.item(item).clone();
+        let Some(life) = self.lives.get_mut(item) else { return Ok(()) };
+        for (name, data) in &delivery.recovery_points {
+            let known = life.may_be_saved.contains(name.as_str());
+            if !known || *data != point_of(&spec, name) {
+                return violation(format!("the recovery point {name} was never saved"));
+            }
+        }
+        if let Some(name) =
+            life.saved.iter().find(|name| !delivery.recovery_points.contains_key(**name))
+        {
+            return violation(format!("the recovery point {name} is gone"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn settled(
+        &mut self,
+        at: Time,
+        held: &Held,
+        how: &How,
+        settled: &Settled,
+    ) -> Checked {
+        let end = End::of(how);
+        let Some(lease) = self.leases.get(&held.fence()).cloned() else {
+            return violation("a settle under a lease that nobody was given");
+        };
+        let (life, spec, _) = self.passed(at, held.item);
+        let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
+        let may_hold = is_newest && !lease.ended && life.places.may_be(Places::LEASED);
+        let alone = lease.ends.is_empty() && !life.unseen_lease;
+        let surely_holds = may_hold && life.places == Places::LEASED && alone;
+        let (key, places) = (spec.key.clone(), life.places);
+        match settled {
+            Settled::Ok { place, deadline } => {
+                let repeats = end.is_some_and(|end| lease.ends.contains(&end));
+                // Giving up a claim that is over already is the same as having given it up.
+                let gives_up = matches!(end, Some(End::Fail | End::Release)) && spec.claim;
+                let was_free = gives_up && is_newest && *place == Place::Discarded;
+                if !may_hold && !repeats && !was_free {
+                    return violation(format!("a stale lease settled {key}, which is {places}"));
+                }
+                if was_free && places.may_be(Places::ABSENT) {
+                    life.places = Places::ABSENT;
+                } else if may_hold {
+                    self.take_effect(at, held, how, (*place, *deadline), repeats)?;
+                }
+            }
+            Settled::LeaseLost { result, .. } => {
+                if surely_holds {
+                    return violation(format!("the lease of {key} was lost before its time"));
+                }
+                if may_hold && !life.unseen_lease {
+                    life.places = life.places.without(Places::LEASED);
+                }
+                if let Some(result) = result {
+                    return self.check_told_result(held.item, result);
+                }
+            }
+            _ => return violation("a settle got an answer that nothing called for"),
+        }
+        Ok(())
+    }
+
+    /// The winner's result, as a loser hears it, may be one of an earlier life of the key.
+    fn check_told_result(&mut self, item: ItemId, result: &hapax_core::Blob) -> Checked {
+        let Some(life) = self.lives.get(item) else { return Ok(()) };
+        let told = Some(result.clone());
+        let known = life.result.iter().chain(life.past.values().flatten());
+        let mut known = known.chain(&life.results);
+        match known.any(|known| *known == told) {
+            true => Ok(()),
+            false => violation("a loser was told a result that nobody gave"),
+        }
+    }
+
+    fn take_effect(
+        &mut self,
+        at: Time,
+        held: &Held,
+        how: &How,
+        (place, deadline): (Place, Option<Time>),
+        repeats: bool,
+    ) -> Checked {
+        if let Some(lease) = self.leases.get_mut(&held.fence())
+            && let Some(end) = End::of(how)
+        {
+            lease.may_end(end);
+            lease.ended = true;
+        }
+        if let How::Done(emits) = how {
+            for emit in emits {
+                if let Some(life) = self.lives.get_mut(*emit) {
+                    life.promised = true;
+                }
+            }
+        }
+        let (life, spec, config) = self.passed(at, held.item);
+        // Where an unanswered settle of the same kind may have been first, the message may be
+        // further on already.
+        let further = match repeats {
+            true => life.places.without(Places::LEASED),
+            false => Places::default(),
+        };
+        let expected = match how {
+            How::Done(_) => Places::DONE,
+            // The first of the two may have been another kind of failure.
+            How::Fail { .. } if repeats => {
+                Places::DEAD.or(Places::DELAYED).or(Places::DISCARDED)
+            }
+            How::Fail { dead: true, .. } => Places::DEAD,
+            How::Fail { .. } if spec.claim => Places::DISCARDED,
+            How::Fail { .. } => {
+                let mut copy = life.clone();
+                copy.places = Places::default();
+                copy.fail(at, config, false);
+                copy.places
+            }
+            How::Release if spec.claim => Places::DISCARDED,
+            How::Release => Places::READY,
+            How::Extend { .. } | How::Begin | How::Save(_) => Places::LEASED,
+        };
+        if !expected.may_be(Places::of(place)) {
+            return violation(format!("{} went to {}, not {expected}", spec.key, place.as_str()));
+        }
+        life.places = Places::of(place);
+        life.unseen_lease &= repeats;
+        match how {
+            How::Done(_) => {
+                let result = result_of(spec, held.fence());
+                life.results.push(result.clone());
+                life.result = Some(result);
+                if !repeats {
+                    life.ended_from = at;
+                }
+                life.end(Places::DONE, at);
+            }
+            How::Fail { .. } | How::Release if spec.claim && place == Place::Discarded => {
+                life.places = Places::ABSENT;
+            }
+            How::Fail { .. } => {
+                life.due_from = deadline.unwrap_or(Time::NEVER);
+                life.sender_delays = false;
+            }
+            How::Release => {
+                life.attempts.0 = life.attempts.0.saturating_sub(1);
+                if !repeats {
+                    life.attempts.1 = life.attempts.1.saturating_sub(1);
+                }
+            }
+            How::Extend { lease_ms } => {
+                life.lost_from = at.plus(*lease_ms);
+                if deadline != Some(life.lost_from) {
+                    return violation("an extended lease ends at another time");
+                }
+            }
+            How::Begin => life.begun = Maybe::Yes,
+            How::Save(name) => {
+                life.saved.insert(name);
+                life.may_be_saved.insert(name);
+            }
+        }
+        life.places.add(further);
+        Ok(())
+    }
+}

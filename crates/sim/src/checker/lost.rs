@@ -1,0 +1,161 @@
+//! Requests whose answers were lost: each may have been done, or not.
+
+use hapax_core::{Guarantee, OnDead, OnLost, Time};
+
+use super::lease::End;
+use super::{Checker, Maybe, Places};
+use crate::op::{Held, How, Op};
+use crate::scene::{ItemId, Variant, result_of};
+
+impl Checker {
+    /// Takes into account what a request may have done that was made at `at` and never answered.
+    /// Called for all of them in the order in which they were made.
+    pub fn lost(&mut self, at: Time, op: &Op) {
+        match op {
+            Op::Send { item, variant } => self.lost_send(at, *item, *variant),
+            Op::Claim { item, variant, lease_ms } => {
+                self.lost_claim(at, *item, *variant, *lease_ms);
+            }
+            Op::Receive { queue, lease_ms, id, .. } => {
+                let deadline = at.plus(lease_ms.unwrap_or(self.config(*queue).lease_ms));
+                if let Some(id) = id {
+                    self.receives.insert(*id, true);
+                }
+                for item in self.of_queue(*queue) {
+                    let (life, spec, config) = self.passed(at, item);
+                    if life.places.may_be(Places::READY) && !spec.claim {
+                        life.may_be_taken(deadline, config, at);
+                    }
+                }
+            }
+            Op::Settle { held, how } => self.lost_settle(at, held, how),
+            _ => self.lost_operation(at, op),
+        }
+    }
+
+    fn lost_send(&mut self, at: Time, item: ItemId, variant: Variant) {
+        let (life, spec, config) = self.passed(at, item);
+        if config.on_dead == OnDead::Rerun && life.places.may_be(Places::DEAD) && !spec.claim {
+            life.revive(false);
+        }
+        if life.may_begin(config, false, spec) {
+            life.may_be_new = true;
+            life.variants |= 1 << variant;
+            life.attempts.0 = 0;
+            life.saved.clear();
+            life.enter(at, spec, config);
+        }
+    }
+
+    fn lost_claim(&mut self, at: Time, item: ItemId, variant: Variant, lease_ms: u64) {
+        let (life, spec, config) = self.passed(at, item);
+        if life.may_begin(config, true, spec) {
+            life.may_be_new = true;
+            life.variants |= 1 << variant;
+            life.attempts = (0, life.attempts.1.max(1));
+            life.places.add(Places::LEASED);
+            life.unseen_lease = true;
+            life.lost_from = life.lost_from.min(at.plus(lease_ms));
+            if config.on_lost == OnLost::Park {
+                life.begun = Maybe::Maybe;
+            }
+        }
+    }
+
+    fn lost_settle(&mut self, at: Time, held: &Held, how: &How) {
+        let Some(lease) = self.leases.get_mut(&held.fence()) else { return };
+        if let Some(end) = End::of(how) {
+            lease.may_end(end);
+        }
+        let (life, spec, config) = self.passed(at, held.item);
+        let may_hold = life.fence == held.fence() && life.places.may_be(Places::LEASED);
+        if !may_hold || config.guarantee == Guarantee::AtMostOnce {
+            return;
+        }
+        match how {
+            How::Done(_) => {
+                life.results.push(result_of(spec, held.fence()));
+                life.end(Places::DONE, at);
+            }
+            How::Fail { dead: false, .. } | How::Release if spec.claim => {
+                life.places.add(Places::ABSENT);
+            }
+            How::Fail { dead, .. } => life.fail(at, config, *dead),
+            How::Release => {
+                life.places.add(Places::READY);
+                life.attempts.0 = life.attempts.0.saturating_sub(1);
+            }
+            How::Extend { lease_ms } => {
+                life.lost_from = life.lost_from.min(at.plus(*lease_ms));
+            }
+            How::Begin => {
+                if life.begun == Maybe::No {
+                    life.begun = Maybe::Maybe;
+                }
+            }
+            How::Save(name) => {
+                life.may_be_saved.insert(name);
+            }
+        }
+    }
+
+    /// What an operator's request may have done, now or in steps to come.
+    pub(super) fn lost_operation(&mut self, at: Time, op: &Op) {
+        match op {
+            Op::Forget { item } => {
+                let (life, ..) = self.passed(at, *item);
+                if life.places.may_be(Places::ENDED) {
+                    life.places.add(Places::ABSENT);
+                }
+            }
+            Op::Replay { item, .. } => {
+                let (life, ..) = self.passed(at, *item);
+                if life.places.may_be(Places::DONE) {
+                    life.revive(false);
+                    life.saved.clear();
+                    life.result = None;
+                }
+            }
+            Op::Discard { item } => {
+                let (life, ..) = self.passed(at, *item);
+                if life.places.may_be(Places::WAITING) {
+                    life.end(Places::DISCARDED, at);
+                }
+            }
+            Op::Resolve { item, done } => {
+                let (life, spec, _) = self.passed(at, *item);
+                if life.places.may_be(Places::PARKED) {
+                    match (done, spec.claim) {
+                        (true, _) => {
+                            life.results.push(result_of(spec, hapax_core::Fence(1)));
+                            life.end(Places::DONE, at);
+                        }
+                        (false, true) => life.places.add(Places::ABSENT),
+                        (false, false) => {
+                            life.places.add(Places::READY);
+                            life.extra_attempts += 1;
+                        }
+                    }
+                }
+            }
+            Op::Redrive { queue, items, .. } => {
+                let all = if items.is_empty() { self.of_queue(*queue) } else { items.clone() };
+                for item in all {
+                    let (life, ..) = self.passed(at, item);
+                    life.redriven = Some(at);
+                }
+            }
+            Op::Purge { queue, keys } => {
+                for item in self.of_queue(*queue) {
+                    let (life, ..) = self.passed(at, item);
+                    if life.places.may_be(Places::KNOWN) {
+                        let before = life.purge;
+                        let since = before.map_or(at, |(since, _)| since);
+                        life.purge = Some((since, *keys || before.is_some_and(|(_, keys)| keys)));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}

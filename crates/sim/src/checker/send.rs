@@ -1,0 +1,255 @@
+//! Answers to sends and claims.
+
+use hapax_core::{Answer, Finished, InFlight, MessageId, OnDead, Place, Time};
+
+use super::{Checked, Checker, Lease, Life, Maybe, Places, violation};
+use crate::scene::{ItemId, Variant};
+
+impl Checker {
+    pub(super) fn sent(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        answer: &Answer,
+    ) -> Checked {
+        match answer {
+            Answer::Accepted { id, place, at: accepted_at } => {
+                self.accepted(at, item, variant, *id, *place, *accepted_at)
+            }
+            Answer::Fresh { .. } => violation("a send was answered as a claim"),
+            _ => self.refused(at, item, variant, false, answer),
+        }
+    }
+
+    pub(super) fn claimed(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        lease_ms: u64,
+        answer: &Answer,
+    ) -> Checked {
+        let Answer::Fresh { id, lease, deadline } = answer else {
+            if matches!(answer, Answer::Accepted { .. }) {
+                return violation("a claim was answered as a send");
+            }
+            return self.refused(at, item, variant, true, answer);
+        };
+        self.begin(at, item, variant, true, *id)?;
+        if *deadline != at.plus(lease_ms) {
+            return violation("a claim's deadline is not its lease from now");
+        }
+        self.grow_fence(lease.fence)?;
+        let config = self.config(self.item(item).queue);
+        let begun = match config.on_lost {
+            hapax_core::OnLost::Park => Maybe::Yes,
+            hapax_core::OnLost::Redeliver => Maybe::No,
+        };
+        let (life, ..) = self.passed(at, item);
+        life.lease(lease.fence, *deadline, 1);
+        life.begun = begun;
+        self.leases.insert(lease.fence, Lease::new(item, *id));
+        Ok(())
+    }
+
+    fn accepted(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        id: MessageId,
+        place: Place,
+        accepted_at: Time,
+    ) -> Checked {
+        self.check_variant(at, item, variant, true)?;
+        let (life, spec, config) = self.passed(at, item);
+        let reruns = config.on_dead == OnDead::Rerun && life.places.may_be(Places::DEAD);
+        let is_old = accepted_at != at || !life.may_begin(config, false, spec);
+        if life.id == Some(id) || (reruns && life.may_be_new && is_old) {
+            if !reruns {
+                let key = self.item(item).key.clone();
+                return violation(format!("{key} was accepted twice under one id"));
+            }
+            self.check_id(item, id)?;
+            let (life, ..) = self.passed(at, item);
+            life.revive(true);
+            return Ok(());
+        }
+        self.begin(at, item, variant, false, id)?;
+        if accepted_at != at {
+            return violation("a message was accepted at another time than now");
+        }
+        let (life, spec, config) = self.passed(at, item);
+        life.places = Places::default();
+        life.enter(at, spec, config);
+        if life.places != Places::of(place) {
+            return violation(format!("accepted as {}, not {}", place.as_str(), life.places));
+        }
+        Ok(())
+    }
+
+    /// A new message under the key.
+    fn begin(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        claim: bool,
+        id: MessageId,
+    ) -> Checked {
+        let (life, spec, config) = self.passed(at, item);
+        if !life.may_begin(config, claim, spec) {
+            let (key, places) = (spec.key.clone(), life.places);
+            let known = life.id.map_or_else(|| "no id yet".to_owned(), |id| id.to_string());
+            return violation(format!(
+                "{key} was accepted anew as {id}, though it is {places} ({known})"
+            ));
+        }
+        *life = life.renewed(id, variant);
+        match self.ids.insert(id, item) {
+            None => Ok(()),
+            Some(_) => violation(format!("the id {id} was used before")),
+        }
+    }
+
+    /// Every answer but the first.
+    fn refused(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        claim: bool,
+        answer: &Answer,
+    ) -> Checked {
+        match answer {
+            Answer::Conflict { differs, id, .. } => {
+                self.narrow(at, item, Places::KNOWN)?;
+                self.check_id(item, *id)?;
+                let (life, spec, config) = self.passed(at, item);
+                let others = (0..crate::scene::VARIANTS).filter(|first| {
+                    life.may_be_variant(*first)
+                        && !differs.is_empty()
+                        && spec.differs(*first, variant, config.dedup_scope) == *differs
+                });
+                let bits = others.fold(0, |bits, first| bits | 1 << first);
+                if bits == 0 {
+                    return violation(format!("{} conflicts with nothing", spec.key));
+                }
+                life.variants = bits;
+                Ok(())
+            }
+            Answer::Done(finished) => {
+                self.check_variant(at, item, variant, false)?;
+                self.done(at, item, finished)
+            }
+            Answer::Dead { id, attempts, .. } => {
+                if self.config(self.item(item).queue).on_dead != OnDead::Pin {
+                    return violation("dead, in a queue that does not pin its dead");
+                }
+                self.known(at, item, variant, Places::DEAD.or(Places::DISCARDED), *id)?;
+                self.check_attempts(at, item, *attempts)
+            }
+            Answer::Parked { id, attempts, .. } => {
+                self.known(at, item, variant, Places::PARKED, *id)?;
+                self.check_attempts(at, item, *attempts)
+            }
+            Answer::InFlight(InFlight { id, place, attempts, .. }) => {
+                self.known(at, item, variant, Places::of(*place), *id)?;
+                self.check_attempts(at, item, *attempts)
+            }
+            Answer::TooOld { dated } => {
+                let (_, spec, config) = self.passed(at, item);
+                let kept = config.retention_ms.map_or(Time::NEVER, |ms| dated.plus(ms));
+                if spec.issued_at != Some(*dated) || kept > at {
+                    return violation("a key was too old before its time");
+                }
+                self.unknown(at, item, claim)
+            }
+            Answer::OverQuota { .. } => {
+                if self.config(self.item(item).queue).max_messages.is_none() {
+                    return violation("over a quota that there is not");
+                }
+                self.unknown(at, item, claim)
+            }
+            Answer::StoreFull if self.may_be_full => self.unknown(at, item, claim),
+            _ => violation("an answer that nothing called for"),
+        }
+    }
+
+    fn known(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        places: Places,
+        id: MessageId,
+    ) -> Checked {
+        self.narrow(at, item, places)?;
+        self.check_variant(at, item, variant, false)?;
+        self.check_id(item, id)
+    }
+
+    /// The key was not known, or its dead message was to make room.
+    fn unknown(&mut self, at: Time, item: ItemId, claim: bool) -> Checked {
+        let (life, spec, config) = self.passed(at, item);
+        if !life.may_begin(config, claim, spec) {
+            let (key, places) = (spec.key.clone(), life.places);
+            return violation(format!("{key} was taken for unknown, and is {places}"));
+        }
+        let left = life.narrow(at, Life::beginnings(config, claim, spec));
+        debug_assert!(left.is_ok(), "it may begin");
+        Ok(())
+    }
+
+    pub(super) fn done(&mut self, at: Time, item: ItemId, finished: &Finished) -> Checked {
+        self.narrow(at, item, Places::DONE)?;
+        self.check_id(item, finished.id)?;
+        self.check_result(item, &finished.result)?;
+        self.check_attempts(at, item, finished.attempts)?;
+        let (life, _, config) = self.passed(at, item);
+        if life.ended_from > finished.finished_at || finished.finished_at > at {
+            return violation(format!(
+                "finished at {}, which is before {}",
+                finished.finished_at.0, life.ended_from.0
+            ));
+        }
+        life.ended_from = finished.finished_at;
+        let until = config.retention_ms.map_or(Time::NEVER, |ms| finished.finished_at.plus(ms));
+        if finished.remembered_until != until || until <= at {
+            return violation("remembered for another time than the queue's retention");
+        }
+        Ok(())
+    }
+
+    /// The message is what was sent now. With `new`, it may also be that nothing was there.
+    fn check_variant(&mut self, at: Time, item: ItemId, variant: Variant, new: bool) -> Checked {
+        let (life, spec, config) = self.passed(at, item);
+        let same = (0..crate::scene::VARIANTS).filter(|first| {
+            life.may_be_variant(*first)
+                && spec.differs(*first, variant, config.dedup_scope).is_empty()
+        });
+        let bits = same.fold(0, |bits, first| bits | 1 << first);
+        if new {
+            return Ok(());
+        }
+        if bits == 0 {
+            return violation(format!("{} was sent otherwise, and this is no conflict", spec.key));
+        }
+        life.variants = bits;
+        Ok(())
+    }
+
+    pub(super) fn check_attempts(&mut self, at: Time, item: ItemId, attempts: u32) -> Checked {
+        let (life, spec, _) = self.passed(at, item);
+        let (least, most) = life.attempts;
+        if !(least..=most).contains(&attempts) {
+            return violation(format!(
+                "{} had {attempts} attempts, which is not {least} to {most}",
+                spec.key
+            ));
+        }
+        life.attempts = (attempts, attempts);
+        Ok(())
+    }
+}

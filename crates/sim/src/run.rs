@@ -1,0 +1,431 @@
+//! One run: everything from one seed, the same every time.
+//!
+//! A run has three parts: steps under faults, a drain without any in which everything must come
+//! to its end, and an audit in which a new process is asked for all of it again.
+
+mod drain;
+mod strike;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hapax_core::{Answer, Guarantee, Outcome, Settled, Stats, Time};
+use hapax_partition::Error;
+
+use crate::Random;
+use crate::checker::{Checker, Violation, brief};
+use crate::faults::{Choice, Kind, Tally};
+use crate::op::Op;
+use crate::planted::Bug;
+use crate::scene::Scene;
+use crate::volume::{Counters, Flip};
+use crate::workload::{Workload, any_key};
+use crate::world::{Step, Submitted, Told, World};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub steps: u64,
+    pub faults: Choice,
+    /// One fault in this many steps.
+    pub fault_every: u64,
+    pub bug: Option<Bug>,
+    /// Keep a line for everything that happens.
+    pub trace: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { steps: 600, faults: Choice::Drawn, fault_every: 40, bug: None, trace: false }
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub seed: u64,
+    pub kinds: Vec<Kind>,
+    pub tally: Tally,
+    pub violation: Option<Violation>,
+    pub trace: Vec<String>,
+}
+
+/// Why a run does not go on.
+#[derive(Debug)]
+enum Ended {
+    Violation(Violation),
+    /// Damage was found and told: the end that was expected.
+    Refused,
+}
+
+impl From<Violation> for Ended {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+type Going<T> = Result<T, Ended>;
+
+fn wrong<T>(text: impl Into<String>) -> Going<T> {
+    Err(Ended::Violation(Violation(text.into())))
+}
+
+/// Runs one seed. A panic of the code under test is a violation like any other.
+pub fn run(seed: u64, settings: &Settings) -> Report {
+    let mut run = Run::new(seed, settings);
+    let ended = catch_unwind(AssertUnwindSafe(|| run.all()));
+    let violation = match ended {
+        Ok(Ok(()) | Err(Ended::Refused)) => None,
+        Ok(Err(Ended::Violation(violation))) => Some(violation),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Some(Violation(format!("panicked: {}", text.unwrap_or("without a word"))))
+        }
+    };
+    run.tally.add_disk(&run.world.disk.counters());
+    if let Some(violation) = &violation {
+        run.note(|| format!("VIOLATION {violation}"));
+    }
+    let mut trace = run.trace;
+    trace.extend(run.world.disk.trace().lines);
+    Report { seed, kinds: run.kinds, tally: run.tally, violation, trace }
+}
+
+struct Run {
+    settings: Settings,
+    kinds: Vec<Kind>,
+    /// Draws the order of things; clients and faults have streams of their own.
+    random: Random,
+    clients: Random,
+    faults: Random,
+    scene: Scene,
+    world: World,
+    workload: Workload,
+    checker: Checker,
+    tally: Tally,
+    trace: Vec<String>,
+    step: u64,
+    /// Requests that go with the next batch.
+    urgent: Vec<Op>,
+    /// What the disk had counted when the process was started.
+    at_open: Counters,
+    /// When the full disk is freed.
+    freed_at: Option<u64>,
+    /// A flipped bit that the store has not met yet.
+    rotten: Option<Flip>,
+    struck: bool,
+    /// The monotonic clock and the partition's time of the last batch of this process.
+    last_stamp: Option<(u64, Time)>,
+    last_at: Time,
+    shown: BTreeMap<usize, Stats>,
+}
+
+/// How many lines a trace keeps.
+const TRACE_LINES_MAX: usize = 200_000;
+/// How many items are looked at after a restart.
+const WITNESSES: u64 = 12;
+/// A process that cannot be started so many times in a row will never be.
+const OPENS_MAX: u32 = 12;
+
+impl Run {
+    fn new(seed: u64, settings: &Settings) -> Self {
+        let mut random = Random::new(seed);
+        let (clients, mut faults) = (random.branch(), random.branch());
+        let kinds = settings.faults.draw(&mut faults);
+        let scene = Scene::draw(&mut random);
+        let memory = kinds.contains(&Kind::Takeover);
+        let world = World::new(scene.clone(), &mut random, memory, settings.bug);
+        if settings.trace {
+            world.disk.record(TRACE_LINES_MAX);
+        }
+        let checker = Checker::new(scene.queues.clone());
+        Self {
+            settings: settings.clone(),
+            kinds,
+            random,
+            clients,
+            faults,
+            scene,
+            world,
+            workload: Workload::default(),
+            checker,
+            tally: Tally::default(),
+            trace: Vec::new(),
+            step: 0,
+            urgent: Vec::new(),
+            at_open: Counters::default(),
+            freed_at: None,
+            rotten: None,
+            struck: false,
+            last_stamp: None,
+            last_at: Time(0),
+            shown: BTreeMap::new(),
+        }
+    }
+
+    fn all(&mut self) -> Going<()> {
+        self.note(|| "start".to_owned());
+        let scene = self.scene.clone();
+        self.note(|| format!("{scene:?}"));
+        self.reopen()?;
+        while self.step < self.settings.steps {
+            self.step += 1;
+            self.one_step()?;
+        }
+        if self.checker.damaged {
+            return Ok(());
+        }
+        self.drain()?;
+        self.audit()
+    }
+
+    fn one_step(&mut self) -> Going<()> {
+        if !self.kinds.is_empty() && self.faults.one_in(self.settings.fault_every) {
+            self.strike()?;
+        }
+        if self.freed_at.is_some_and(|freed| freed <= self.step) {
+            self.free();
+        }
+        match self.random.weighted(&[20, 14, 16, 5, 10, 5, 8, 1, 2]) {
+            0 => self.submit_some(),
+            1 => self.poll(),
+            2 => self.work(Step::Flusher),
+            3 => self.work(Step::Keeper),
+            4 => self.work(Step::Checkpointer),
+            5 => self.work(Step::Merger),
+            6 => {
+                let ms = match self.random.below(20) {
+                    0 => self.random.between(1_000, 20_000),
+                    1..4 => self.random.between(50, 800),
+                    _ => self.random.below(10),
+                };
+                self.world.pass(ms);
+                Ok(())
+            }
+            7 => {
+                let cut = self.world.checkpoint();
+                self.excuse(cut).map(drop)
+            }
+            _ => self.use_zombie(),
+        }?;
+        self.notice_damage();
+        Ok(())
+    }
+
+    fn submit_some(&mut self) -> Going<()> {
+        if self.world.is_busy() {
+            return Ok(());
+        }
+        let mut ops = std::mem::take(&mut self.urgent);
+        let now = self.world.now();
+        for _ in 0..self.random.between(u64::from(ops.is_empty()), 6) {
+            ops.push(self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now));
+        }
+        self.submit(ops)
+    }
+
+    fn submit(&mut self, ops: Vec<Op>) -> Going<()> {
+        self.note(|| format!("submit {ops:?}"));
+        let items = self.checker.items();
+        let submitted = self.world.submit(&mut self.random, ops, items, false);
+        if submitted.is_ok() {
+            self.check_time()?;
+        }
+        self.excuse(submitted).map(drop)
+    }
+
+    /// Time never runs backwards, and within a process it follows the monotonic clock.
+    fn check_time(&mut self) -> Going<()> {
+        let (monotonic, at) = (self.world.clocks().monotonic_us, self.world.now());
+        if at < self.last_at {
+            return wrong("the partition's time ran backwards");
+        }
+        self.last_at = at;
+        if let Some((before, then)) = self.last_stamp.replace((monotonic, at)) {
+            let elapsed = (monotonic - before) as i64;
+            let moved = at.since(then) as i64 * 1_000;
+            if (moved - elapsed).abs() > elapsed / 1_000 + 2_000 {
+                return wrong(format!("time moved by {moved} µs in {elapsed} µs"));
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Going<()> {
+        loop {
+            let polled = self.world.poll(false);
+            match self.excuse(polled)?.flatten() {
+                Some(told) => self.told(told)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn work(&mut self, step: Step) -> Going<()> {
+        let stepped = self.world.step(step);
+        self.excuse(stepped).map(drop)
+    }
+
+    fn told(&mut self, told: Told) -> Going<()> {
+        for (op, outcome) in &told.answers {
+            self.note(|| format!("at {} {op:?} -> {}", told.at.0, brief(outcome)));
+            self.count(op, outcome);
+            self.checker.answered(told.at, op, outcome)?;
+            let keyed = match op {
+                Op::Send { item, .. } => {
+                    self.checker.items().get(*item).is_some_and(|item| !item.is_keyless())
+                }
+                _ => true,
+            };
+            self.workload.answered(&mut self.clients, op, outcome, keyed);
+            self.urgent.extend(self.workload.relayed(op, outcome));
+            match (op, outcome) {
+                (Op::Receive { queue, .. }, Outcome::Received(deliveries)) => {
+                    let spec = self.scene.queues.get(*queue);
+                    if spec.is_some_and(|spec| spec.config.guarantee == Guarantee::AtMostOnce) {
+                        continue; // There is no lease to settle.
+                    }
+                    for delivery in deliveries {
+                        let item = self.checker.whose(&delivery.content)?;
+                        self.workload.delivered(&mut self.clients, item, delivery);
+                    }
+                }
+                (Op::Show { queue }, Outcome::Queue(view)) => {
+                    self.shown.insert(*queue, view.stats);
+                }
+                _ => {}
+            }
+        }
+        for effect in &told.effects {
+            self.workload.relay(effect, &self.scene, &self.checker);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, op: &Op, outcome: &Outcome) {
+        self.tally.count("answers");
+        if self.struck {
+            self.tally.count("answers after a fault");
+        }
+        let what = match outcome {
+            Outcome::Sent(Answer::Accepted { .. }) => "accepted",
+            Outcome::Sent(Answer::Conflict { .. }) | Outcome::Claimed(Answer::Conflict { .. }) => {
+                "conflicts"
+            }
+            Outcome::Sent(Answer::StoreFull) | Outcome::Claimed(Answer::StoreFull) => {
+                "refused for room"
+            }
+            Outcome::Sent(answer) | Outcome::Claimed(answer) if answer.is_replay() => {
+                "duplicates answered"
+            }
+            Outcome::Claimed(Answer::Fresh { .. }) => "claims",
+            Outcome::Received(deliveries) => {
+                self.tally.add("deliveries", deliveries.len() as u64);
+                let again = deliveries.iter().filter(|delivery| delivery.attempt > 1).count();
+                self.tally.add("redeliveries", again as u64);
+                return;
+            }
+            Outcome::Settled(Settled::Ok { .. }) => match op {
+                Op::Settle { how: crate::op::How::Done(_), .. } => "done",
+                _ => "other settles",
+            },
+            Outcome::Settled(Settled::LeaseLost { .. }) => "leases lost",
+            Outcome::Redrive(_) => "redrives",
+            _ => return,
+        };
+        self.tally.count(what);
+    }
+
+    /// Starts a process, however often that takes.
+    fn reopen(&mut self) -> Going<()> {
+        for attempt in 1..=OPENS_MAX {
+            if attempt == OPENS_MAX / 2 {
+                self.heal();
+            }
+            self.at_open = self.world.disk.counters();
+            let opened = self.world.open(&mut self.random);
+            self.note(|| format!("open {:?}", opened.as_ref().err().map(Error::to_string)));
+            match opened {
+                Ok(()) => {
+                    self.last_stamp = None;
+                    return self.ask_witnesses();
+                }
+                Err(error) => self.judge(&error)?,
+            }
+            let power = self.faults.one_in(2);
+            self.forget_unanswered(power);
+        }
+        wrong("the partition does not open any more")
+    }
+
+    fn ask_witnesses(&mut self) -> Going<()> {
+        let mut looks = Vec::new();
+        for _ in 0..WITNESSES {
+            looks.extend(any_key(&mut self.clients, &self.checker).map(|item| Op::Look { item }));
+        }
+        self.urgent.retain(|op| !matches!(op, Op::Relayed { .. }));
+        self.urgent.extend(looks);
+        Ok(())
+    }
+
+    /// Passes on what came of something, or starts the process again where a fault explains why
+    /// nothing did.
+    fn excuse<T>(&mut self, result: Result<T, Error>) -> Going<Option<T>> {
+        let error = match result {
+            Ok(value) => return Ok(Some(value)),
+            Err(error) => error,
+        };
+        self.note(|| format!("failed: {error}"));
+        self.judge(&error)?;
+        let power = self.faults.one_in(3);
+        self.forget_unanswered(power);
+        self.reopen()?;
+        Ok(None)
+    }
+
+    /// Whether a fault explains the error.
+    fn judge(&mut self, error: &Error) -> Going<()> {
+        self.notice_damage();
+        let now = self.world.disk.counters();
+        let before = self.at_open;
+        let errors = |counters: &Counters| {
+            counters.read_errors
+                + counters.write_errors
+                + counters.sync_errors
+                + counters.names_errors
+        };
+        if self.world.disk.stopped().is_some() || errors(&now) > errors(&before) {
+            return Ok(());
+        }
+        if self.rotten.is_some() || self.checker.damaged {
+            return self.refused(error);
+        }
+        wrong(format!("the store failed without a fault: {error}"))
+    }
+
+    /// The process ends; what it had not answered may have been done or not.
+    fn forget_unanswered(&mut self, power: bool) {
+        let lost = self.world.end(power);
+        self.tally.count("restarts");
+        self.lose(&lost);
+        self.workload.crashed();
+    }
+
+    fn lose(&mut self, lost: &[Submitted]) {
+        for sent in lost {
+            for op in &sent.ops {
+                self.note(|| format!("lost {op:?}"));
+                self.tally.count("answers lost");
+                self.checker.lost(sent.at, op);
+                self.workload.lost(op, &self.checker);
+            }
+        }
+    }
+
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        if self.settings.trace && self.trace.len() < TRACE_LINES_MAX {
+            self.trace.push(format!("{} {}", self.step, line()));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The end of a run: without faults everything comes to its end, and stays as it was told.
+
+use hapax_store::disk;
+
+use super::{Going, Run, wrong};
+use crate::op::Op;
+use crate::world::Step;
+
+/// Rounds in which everything must have ended: delays, leases and backoffs are all shorter.
+const ROUNDS_MAX: u64 = 160;
+/// Steps in which the workers must have nothing left to do.
+const WORK_MAX: u32 = 20_000;
+const BATCH: usize = 40;
+
+impl Run {
+    /// Every accepted message ends, within a bounded number of rounds.
+    pub(super) fn drain(&mut self) -> Going<()> {
+        self.note(|| "drain".to_owned());
+        self.heal();
+        self.free();
+        let lost = self.world.bury();
+        self.lose(&lost);
+        let mut left = String::new();
+        for round in 0..ROUNDS_MAX {
+            self.drain_round(round)?;
+            let waiting = self.shown.values().map(hapax_core::Stats::messages).sum::<u64>();
+            let relays = self.world.relays();
+            if waiting == 0 && relays == 0 && self.urgent.is_empty() && round > 1 {
+                self.tally.add("rounds to drain", round);
+                return Ok(());
+            }
+            left = format!("{waiting} messages and {relays} emits: {:?}", self.shown);
+        }
+        wrong(format!("not drained after {ROUNDS_MAX} rounds: {left}"))
+    }
+
+    fn drain_round(&mut self, round: u64) -> Going<()> {
+        let now = self.world.now();
+        let mut ops = std::mem::take(&mut self.urgent);
+        for queue in 0..self.scene.queues.len() {
+            ops.push(Op::Pause { queue, paused: false });
+            if round % 5 == 1 {
+                ops.push(self.workload.redrive(queue));
+            }
+            ops.push(Op::Receive { queue, max: 30, lease_ms: None, id: None, several: false });
+        }
+        ops.extend(self.workload.relays().map(|item| Op::Send { item, variant: 0 }));
+        if round == 0 {
+            while let Some(op) = self.workload.unanswered() {
+                ops.push(op);
+            }
+        }
+        let parked = (0..self.checker.items().len())
+            .filter(|item| self.checker.may_be_parked(now, *item))
+            .map(|item| Op::Resolve { item, done: item % 2 == 0 });
+        ops.extend(parked.collect::<Vec<_>>());
+        let held = self.workload.held().to_vec();
+        for held in held {
+            ops.push(self.workload.done(&self.scene, &mut self.checker, held));
+        }
+        self.submit_all(ops)?;
+        let shows = (0..self.scene.queues.len()).map(|queue| Op::Show { queue }).collect();
+        self.submit_all(shows)?;
+        let ms = self.random.between(300, 1_500);
+        self.world.pass(ms);
+        Ok(())
+    }
+
+    /// Submits in batches and waits for every answer.
+    fn submit_all(&mut self, ops: Vec<Op>) -> Going<()> {
+        for batch in ops.chunks(BATCH) {
+            self.submit(batch.to_vec())?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Lets the workers finish and hears all answers.
+    fn settle(&mut self) -> Going<()> {
+        for _ in 0..WORK_MAX {
+            let mut worked = false;
+            for step in [Step::Flusher, Step::Checkpointer, Step::Keeper, Step::Merger] {
+                let stepped = self.world.step(step);
+                worked |= self.excuse(stepped)?.unwrap_or(false);
+            }
+            self.poll()?;
+            if !worked && !self.world.is_waiting() {
+                return Ok(());
+            }
+        }
+        wrong("the workers do not come to an end")
+    }
+
+    /// A new process is asked for everything again.
+    pub(super) fn audit(&mut self) -> Going<()> {
+        self.note(|| "audit".to_owned());
+        self.look_at_all()?;
+        self.restart_in_good_order()?;
+        self.look_at_all()?;
+        let items = self.checker.items().iter().enumerate();
+        let keyed = items.filter(|(_, item)| !item.is_keyless() && !item.claim);
+        let again = keyed.map(|(item, _)| Op::Send { item, variant: 0 }).collect();
+        self.submit_all(again)?;
+        if let Err(error) = self.world.close() {
+            return wrong(format!("the last close failed: {error}"));
+        }
+        self.forget_unanswered(false);
+        if self.kinds.contains(&crate::faults::Kind::Takeover) || self.rotten.is_some() {
+            return Ok(());
+        }
+        let mut findings = Vec::new();
+        let volume = self.world.disk.mount();
+        match disk::check(&*volume, &mut |finding| findings.push(format!("{finding:?}"))) {
+            Ok(summary) if summary.damages == 0 => Ok(()),
+            Ok(_) => wrong(format!("the directory is damaged: {findings:?}")),
+            Err(error) => wrong(format!("the directory cannot be checked: {error}")),
+        }
+    }
+
+    fn look_at_all(&mut self) -> Going<()> {
+        let items = self.checker.items().iter().enumerate();
+        let looks = items.filter(|(_, item)| !item.is_keyless());
+        let looks = looks.map(|(item, _)| Op::Look { item }).collect();
+        self.submit_all(looks)?;
+        if let Some(unfinished) = self.checker.unfinished(self.world.now()) {
+            return wrong(format!("drained, and yet {unfinished}"));
+        }
+        match self.checker.broken_promise() {
+            Some(key) => wrong(format!("the emit {key} never came to be")),
+            None => Ok(()),
+        }
+    }
+}

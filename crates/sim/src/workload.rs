@@ -1,0 +1,349 @@
+//! The clients: producers that retry until they are answered, workers that work, fail, stall and
+//! die, and operators now and then. All of them are one stream of requests, drawn from the seed.
+
+use std::collections::VecDeque;
+
+use hapax_core::{Answer, Delivery, Effect, Outcome, Settled, Time, derive};
+
+use crate::Random;
+use crate::checker::Checker;
+use crate::op::{EMIT, Held, How, Op, POINTS};
+use crate::scene::{Item, ItemId, Scene, VARIANTS, Variant};
+
+/// What the clients remember.
+#[derive(Debug, Default)]
+pub struct Workload {
+    next_number: u64,
+    next_receive: u64,
+    next_redrive: u64,
+    /// Sends without an answer, to be tried again as they were.
+    unanswered: VecDeque<Op>,
+    /// Leases in the hands of workers.
+    held: Vec<Held>,
+    /// Leases that somebody forgot to throw away.
+    stale: VecDeque<Held>,
+    /// Receives that may be repeated.
+    receives: VecDeque<Op>,
+    /// Emits on their way.
+    relays: VecDeque<(u64, ItemId)>,
+}
+
+/// How many stale leases and receives are remembered.
+const REMEMBERED_MAX: usize = 24;
+
+impl Workload {
+    /// The next request.
+    pub fn next(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker, now: Time)
+    -> Op {
+        if let Some((id, item)) = self.relays.pop_front() {
+            self.relays.push_back((id, item));
+            if random.one_in(2) {
+                return Op::Send { item, variant: 0 };
+            }
+        }
+        match random.weighted(&[34, 20, 30, 4, 3, 2]) {
+            0 => self.produce(random, scene, checker, now),
+            1 => self.receive(random, scene),
+            2 => self.settle(random, scene, checker),
+            3 => self.claim(random, scene, checker, now),
+            4 => match any_key(random, checker) {
+                Some(item) => Op::Look { item },
+                None => Op::Show { queue: random.index(scene.queues.len()) },
+            },
+            _ => self.operate(random, scene, checker),
+        }
+    }
+
+    /// Takes note of an answer.
+    pub fn answered(&mut self, random: &mut Random, op: &Op, outcome: &Outcome, keyed: bool) {
+        match (op, outcome) {
+            (Op::Send { item, .. }, Outcome::Sent(answer)) => {
+                self.unanswered.retain(|waiting| !is_send_of(waiting, *item));
+                let refused = matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull);
+                if refused && random.one_in(2) && keyed {
+                    self.unanswered.push_back(op.clone());
+                }
+            }
+            (Op::Claim { item, .. }, Outcome::Claimed(Answer::Fresh { id, lease, .. })) => {
+                self.held.push(Held { item: *item, name: *lease, id: *id, generation: 0 });
+            }
+            (Op::Settle { held, how }, Outcome::Settled(Settled::Ok { .. })) => {
+                if matches!(how, How::Done(_) | How::Fail { .. } | How::Release) {
+                    self.drop_lease(held);
+                }
+            }
+            (Op::Settle { held, .. }, Outcome::Settled(_)) => self.drop_lease(held),
+            _ => {}
+        }
+        if matches!(op, Op::Receive { id: Some(_), .. }) {
+            remember(&mut self.receives, op.clone());
+        }
+    }
+
+    /// A worker got these.
+    pub fn delivered(&mut self, random: &mut Random, item: ItemId, delivery: &Delivery) {
+        let (name, id, generation) = (delivery.lease, delivery.id, delivery.generation);
+        let held = Held { item, name, id, generation };
+        if self.held.contains(&held) {
+            return;
+        }
+        // Some workers die as soon as they have it.
+        if random.one_in(8) {
+            remember(&mut self.stale, held);
+        } else {
+            self.held.push(held);
+        }
+    }
+
+    /// The answer never came. Without a key nobody can try again.
+    pub fn lost(&mut self, op: &Op, checker: &Checker) {
+        let is_keyless = |item: &ItemId| checker.items().get(*item).is_none_or(Item::is_keyless);
+        match op {
+            Op::Send { item, .. } if is_keyless(item) => {}
+            Op::Send { .. } | Op::Claim { .. } => self.unanswered.push_back(op.clone()),
+            Op::Receive { id: Some(_), .. } => remember(&mut self.receives, op.clone()),
+            _ => {}
+        }
+    }
+
+    /// An emit is to be handed to its queue.
+    pub fn relay(&mut self, effect: &Effect, scene: &Scene, checker: &Checker) {
+        let Effect::Relay(relay) = effect else { return };
+        let queue = scene.queues.iter().position(|spec| spec.name == relay.emit.queue);
+        let key = relay.emit.content.key();
+        let found = checker.items().iter().position(|item| {
+            Some(item.queue) == queue && *item.key == *key
+        });
+        if let Some(item) = found
+            && !self.relays.contains(&(relay.id, item))
+        {
+            self.relays.push_back((relay.id, item));
+        }
+    }
+
+    /// What to say about emits whose send was answered.
+    pub fn relayed(&mut self, op: &Op, outcome: &Outcome) -> Vec<Op> {
+        let (Op::Send { item, .. }, Outcome::Sent(answer)) = (op, outcome) else {
+            return Vec::new();
+        };
+        let reached = !matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull);
+        let mut said = Vec::new();
+        self.relays.retain(|(id, waiting)| {
+            let over = waiting == item;
+            if over {
+                said.push(Op::Relayed { id: *id, reached });
+            }
+            !over
+        });
+        said
+    }
+
+    pub fn held(&self) -> &[Held] {
+        &self.held
+    }
+
+    pub fn relays(&self) -> impl Iterator<Item = ItemId> {
+        self.relays.iter().map(|(_, item)| *item)
+    }
+
+    pub fn unanswered(&mut self) -> Option<Op> {
+        self.unanswered.pop_front()
+    }
+
+    pub fn redrive(&mut self, queue: usize) -> Op {
+        self.next_redrive += 1;
+        Op::Redrive { queue, id: self.next_redrive, items: Vec::new() }
+    }
+
+    /// The process is gone, and what it told its clients to relay with it.
+    pub fn crashed(&mut self) {
+        self.relays.clear();
+    }
+
+    fn drop_lease(&mut self, held: &Held) {
+        self.held.retain(|other| other != held);
+        remember(&mut self.stale, *held);
+    }
+
+    fn produce(
+        &mut self,
+        random: &mut Random,
+        scene: &Scene,
+        checker: &mut Checker,
+        now: Time,
+    ) -> Op {
+        if random.one_in(2)
+            && let Some(op) = self.unanswered.pop_front()
+        {
+            // Kept until an answer comes: several retries may be under way at once.
+            self.unanswered.push_back(op.clone());
+            return op;
+        }
+        if random.one_in(4)
+            && let Some(item) = any_key(random, checker)
+        {
+            let variant = draw_variant(random);
+            return match is_claim(checker, item) {
+                true => Op::Claim { item, variant, lease_ms: random.between(100, 3_000) },
+                false => Op::Send { item, variant },
+            };
+        }
+        let item = self.item(random, scene, checker, now, false);
+        Op::Send { item, variant: draw_variant(random) }
+    }
+
+    /// A new item, which the checker knows from now on.
+    fn item(
+        &mut self,
+        random: &mut Random,
+        scene: &Scene,
+        checker: &mut Checker,
+        now: Time,
+        claim: bool,
+    ) -> ItemId {
+        let queue = random.index(scene.queues.len());
+        let Some(spec) = scene.queues.get(queue) else { unreachable!("drawn below their number") };
+        self.next_number += 1;
+        loop {
+            let item = spec.item(random, queue, self.next_number, now);
+            let cannot_claim = spec.config.guarantee == hapax_core::Guarantee::AtMostOnce;
+            if item.claim == claim || cannot_claim {
+                return checker.add(item);
+            }
+        }
+    }
+
+    fn claim(
+        &mut self,
+        random: &mut Random,
+        scene: &Scene,
+        checker: &mut Checker,
+        now: Time,
+    ) -> Op {
+        let claims: Vec<ItemId> =
+            (0..checker.items().len()).filter(|id| is_claim(checker, *id)).collect();
+        let known = random.pick(&claims).copied().filter(|_| random.one_in(2));
+        let item = known.unwrap_or_else(|| self.item(random, scene, checker, now, true));
+        if !is_claim(checker, item) {
+            return Op::Send { item, variant: 0 };
+        }
+        Op::Claim { item, variant: draw_variant(random), lease_ms: random.between(100, 3_000) }
+    }
+
+    fn receive(&mut self, random: &mut Random, scene: &Scene) -> Op {
+        if random.one_in(8)
+            && let Some(op) = self.receives.pop_back()
+        {
+            return op;
+        }
+        let id = random.one_in(4).then(|| {
+            self.next_receive += 1;
+            self.next_receive
+        });
+        Op::Receive {
+            queue: random.index(scene.queues.len()),
+            max: random.between(1, 6) as u32,
+            lease_ms: random.one_in(4).then(|| random.between(100, 5_000)),
+            id,
+            several: random.one_in(5),
+        }
+    }
+
+    fn settle(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker) -> Op {
+        let from_stale = self.held.is_empty() || random.one_in(8);
+        let stale = self.stale.make_contiguous();
+        let chosen = random.pick(if from_stale { stale } else { &self.held }).copied();
+        let Some(held) = chosen else { return self.receive(random, scene) };
+        let how = match random.weighted(&[50, 14, 8, 8, 6, 6]) {
+            0 => return self.done(scene, checker, held),
+            1 => How::Fail {
+                delay_ms: random.one_in(3).then(|| random.below(500)),
+                dead: random.one_in(6),
+            },
+            2 => How::Release,
+            3 => How::Extend { lease_ms: random.between(100, 4_000) },
+            4 => How::Begin,
+            _ => How::Save(random.pick(&POINTS).copied().unwrap_or("charged")),
+        };
+        Op::Settle { held, how }
+    }
+
+    /// The work is done.
+    pub fn done(&mut self, scene: &Scene, checker: &mut Checker, held: Held) -> Op {
+        Op::Settle { held, how: How::Done(self.emits(scene, checker, &held)) }
+    }
+
+    /// Now and then a message has a follow-up, under a key that is derived from its own.
+    fn emits(&mut self, scene: &Scene, checker: &mut Checker, held: &Held) -> Vec<ItemId> {
+        let Some(parent) = checker.items().get(held.item).cloned() else { return Vec::new() };
+        // The same follow-up for every attempt, or retries would emit different messages.
+        let mut fixed = Random::new(parent.number << 8 | u64::from(held.generation));
+        if parent.claim || parent.key.len() > 20 || !fixed.one_in(6) {
+            return Vec::new();
+        }
+        let parent_key = match parent.is_keyless() {
+            true => held.id.to_string(),
+            false => parent.key.to_string(),
+        };
+        let queue = fixed.index(scene.queues.len());
+        let Some(spec) = scene.queues.get(queue) else { return Vec::new() };
+        self.next_number += 1;
+        let drawn = spec.item(&mut fixed, queue, self.next_number, Time(0));
+        vec![checker.add(Item {
+            key: derive(&parent_key, held.generation, EMIT).into(),
+            claim: false,
+            issued_at: None,
+            ttl_ms: None,
+            ..drawn
+        })]
+    }
+
+    fn operate(&mut self, random: &mut Random, scene: &Scene, checker: &Checker) -> Op {
+        let queue = random.index(scene.queues.len());
+        let Some(item) = any_key(random, checker) else { return Op::Show { queue } };
+        match random.weighted(&[6, 4, 6, 8, 8, 2, 3, 1]) {
+            0 => Op::Forget { item },
+            1 if !is_claim(checker, item) => Op::Replay { item, variant: 0 },
+            2 => Op::Discard { item },
+            3 => Op::Resolve { item, done: random.one_in(2) },
+            4 => {
+                let of_queue = checker.items().get(item).map_or(queue, |item| item.queue);
+                self.next_redrive += 1;
+                let items = if random.one_in(2) { vec![item] } else { Vec::new() };
+                Op::Redrive { queue: of_queue, id: self.next_redrive, items }
+            }
+            5 => Op::Purge { queue, keys: random.one_in(2) },
+            6 => Op::Pause { queue, paused: random.one_in(3) },
+            _ => Op::Show { queue },
+        }
+    }
+}
+
+fn draw_variant(random: &mut Random) -> Variant {
+    if random.one_in(8) { random.below(VARIANTS.into()) as Variant } else { 0 }
+}
+
+fn is_send_of(op: &Op, item: ItemId) -> bool {
+    matches!(op, Op::Send { item: other, .. } | Op::Claim { item: other, .. } if *other == item)
+}
+
+fn is_claim(checker: &Checker, item: ItemId) -> bool {
+    checker.items().get(item).is_some_and(|item| item.claim)
+}
+
+/// Some item that has a key, a young one more often than not.
+pub(crate) fn any_key(random: &mut Random, checker: &Checker) -> Option<ItemId> {
+    let items = checker.items();
+    let from = if random.share(2, 3) { items.len().saturating_sub(30) } else { 0 };
+    let keyed: Vec<ItemId> = (from..items.len())
+        .filter(|id| items.get(*id).is_some_and(|item| !item.is_keyless()))
+        .collect();
+    random.pick(&keyed).copied()
+}
+
+fn remember<T>(list: &mut VecDeque<T>, entry: T) {
+    if list.len() >= REMEMBERED_MAX {
+        list.pop_front();
+    }
+    list.push_back(entry);
+}

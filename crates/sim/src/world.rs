@@ -1,0 +1,347 @@
+//! One partition with its store, its workers and its clocks, as a process on a machine that fails.
+//!
+//! A [`World`] does what it is told and keeps the requests that were not answered yet. It neither
+//! draws the requests nor judges the answers.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use hapax_core::{Answer, Command, Configure, Effect, InFlight, Outcome, Place, Stamp, Time};
+use hapax_partition::{Clock, Error, Partition, Ticket};
+use hapax_store::disk::{DiskStore, Workers};
+use hapax_store::memory::{self, MemoryStore};
+
+use crate::op::Op;
+use crate::planted::{Bug, Shared, SimStore};
+use crate::scene::{Item, Scene};
+use crate::{Random, SimDisk};
+
+/// What a run stands on.
+#[derive(Debug)]
+pub struct World {
+    pub disk: SimDisk,
+    ground: Ground,
+    scene: Scene,
+    bug: Option<Bug>,
+    owner: Option<Owner>,
+    /// An owner that was replaced and does not know it yet.
+    zombie: Option<Owner>,
+    /// Requests of which nobody will hear.
+    left: Vec<Submitted>,
+    clocks: Clocks,
+}
+
+#[derive(Debug)]
+enum Ground {
+    Disk,
+    Memory { store: MemoryStore, shared: Arc<Mutex<Shared>> },
+}
+
+/// One process.
+#[derive(Debug)]
+struct Owner {
+    partition: Partition<SimStore>,
+    workers: Option<Workers>,
+    clock: Clock,
+    pending: BTreeMap<Ticket, Submitted>,
+    /// What a buggy door answered by itself.
+    early: VecDeque<(Time, Op, Outcome)>,
+}
+
+/// A batch on its way.
+#[derive(Clone, Debug)]
+pub struct Submitted {
+    pub at: Time,
+    pub ops: Vec<Op>,
+    /// It was told to the checker as lost.
+    lost: bool,
+}
+
+/// A batch that was answered.
+#[derive(Debug)]
+pub struct Told {
+    pub at: Time,
+    pub answers: Vec<(Op, Outcome)>,
+    pub effects: Vec<Effect>,
+}
+
+/// What the clocks of the machine show.
+#[derive(Clone, Copy, Debug)]
+pub struct Clocks {
+    pub wall_ms: u64,
+    pub monotonic_us: u64,
+}
+
+/// Which worker is stepped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Flusher,
+    Keeper,
+    Checkpointer,
+    Merger,
+}
+
+impl World {
+    pub fn new(scene: Scene, random: &mut Random, memory: bool, bug: Option<Bug>) -> Self {
+        let ground = match memory {
+            true => Ground::Memory { store: MemoryStore::default(), shared: Arc::default() },
+            false => Ground::Disk,
+        };
+        Self {
+            disk: SimDisk::new(random.bits()),
+            ground,
+            scene,
+            bug,
+            owner: None,
+            zombie: None,
+            left: Vec::new(),
+            clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
+        }
+    }
+
+    /// Starts a process and lets it recover. Queues are configured again: that changes nothing
+    /// where they are as they should be.
+    pub fn open(&mut self, random: &mut Random) -> Result<(), Error> {
+        let options = self.scene.partition;
+        let (store, workers) = match &self.ground {
+            Ground::Disk => {
+                let volume = self.disk.mount();
+                let options = self.scene.store.clone();
+                let (store, workers) = DiskStore::open(volume, options, Arc::new(|| {}))?;
+                (SimStore::disk(store, self.scene.partition.partition, self.bug), Some(workers))
+            }
+            Ground::Memory { store, shared } => {
+                store.set_faults(memory::Faults { held: true, ..memory::Faults::default() });
+                let (another, shared) = (store.another(), Arc::clone(shared));
+                (SimStore::memory(another, options.partition, self.bug, shared), None)
+            }
+        };
+        let partition = Partition::open(store, options)?;
+        let (journal, wall) = (partition.now(), Time(self.clocks.wall_ms));
+        let clock = Clock::start(journal, wall, self.clocks.monotonic_us);
+        let (pending, early) = (BTreeMap::new(), VecDeque::new());
+        self.owner = Some(Owner { partition, workers, clock, pending, early });
+        self.configure(random)
+    }
+
+    fn configure(&mut self, random: &mut Random) -> Result<(), Error> {
+        let configured = self.scene.queues.iter().map(|spec| {
+            Command::Configure(Configure {
+                queue: spec.name.clone(),
+                config: spec.config.clone(),
+                if_version: None,
+            })
+        });
+        let commands = configured.collect();
+        let clocks = self.clocks;
+        let Some(owner) = &mut self.owner else { return Ok(()) };
+        let stamp = owner.stamp(clocks, random);
+        owner.partition.submit(stamp, commands).map(drop)
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.owner.is_some()
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.owner.as_ref().is_none_or(|owner| owner.partition.is_busy())
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.partition.is_waiting())
+    }
+
+    pub fn has_zombie(&self) -> bool {
+        self.zombie.is_some()
+    }
+
+    /// The partition's time of the last batch.
+    pub fn now(&self) -> Time {
+        self.owner.as_ref().map_or(Time(self.clocks.wall_ms), |owner| owner.partition.now())
+    }
+
+    pub fn next_deadline(&self) -> Option<Time> {
+        self.owner.as_ref()?.partition.next_deadline()
+    }
+
+    /// Emits that have not reached their queues.
+    pub fn relays(&self) -> usize {
+        self.owner.as_ref().map_or(0, |owner| owner.partition.machine().relays().count())
+    }
+
+    pub fn clocks(&self) -> Clocks {
+        self.clocks
+    }
+
+    /// How far the wall clock is from the partition's time, where that is alarming.
+    pub fn alarm(&self) -> Option<i64> {
+        self.owner.as_ref()?.clock.alarm()
+    }
+
+    pub fn pass(&mut self, ms: u64) {
+        self.clocks.wall_ms += ms;
+        self.clocks.monotonic_us += ms * 1_000;
+    }
+
+    /// Somebody sets the wall clock.
+    pub fn jump(&mut self, ms: i64) {
+        self.clocks.wall_ms = self.clocks.wall_ms.saturating_add_signed(ms);
+    }
+
+    /// Hands a batch to the owner, or to the one it replaced.
+    pub fn submit(
+        &mut self,
+        random: &mut Random,
+        ops: Vec<Op>,
+        items: &[Item],
+        zombie: bool,
+    ) -> Result<(), Error> {
+        let (clocks, bug) = (self.clocks, self.bug);
+        let owner = if zombie { &mut self.zombie } else { &mut self.owner };
+        let Some(owner) = owner else { return Ok(()) };
+        let stamp = owner.stamp(clocks, random);
+        let at = stamp.at.max(owner.partition.now());
+        let ops = match bug {
+            Some(Bug::KeyBeforeAppend) => owner.answer_early(at, ops, &self.scene, items),
+            _ => ops,
+        };
+        let commands = ops.iter().map(|op| op.command(&self.scene, items)).collect();
+        let sent = Submitted { at, ops, lost: false };
+        match owner.partition.submit(stamp, commands) {
+            Ok(ticket) => {
+                owner.pending.insert(ticket, sent);
+                Ok(())
+            }
+            Err(error) => {
+                // Half of it may have been done.
+                self.left.push(sent);
+                Err(error)
+            }
+        }
+    }
+
+    /// What was answered next.
+    pub fn poll(&mut self, zombie: bool) -> Result<Option<Told>, Error> {
+        let owner = if zombie { &mut self.zombie } else { &mut self.owner };
+        let Some(owner) = owner else { return Ok(None) };
+        if let Some((at, op, outcome)) = owner.early.pop_front() {
+            return Ok(Some(Told { at, answers: vec![(op, outcome)], effects: Vec::new() }));
+        }
+        let Some(answered) = owner.partition.poll()? else { return Ok(None) };
+        let submitted = owner.pending.remove(&answered.ticket);
+        let (at, ops) = submitted.map_or((Time(0), Vec::new()), |sent| (sent.at, sent.ops));
+        let answers = ops.into_iter().zip(answered.outcomes).collect();
+        Ok(Some(Told { at, answers, effects: answered.effects }))
+    }
+
+    /// One step of a worker; whether it did anything.
+    pub fn step(&mut self, step: Step) -> Result<bool, Error> {
+        let stepped = match (&self.ground, self.owner.as_mut()) {
+            (_, None) => false,
+            (Ground::Memory { store, .. }, _) => {
+                if step == Step::Flusher {
+                    store.settle()?;
+                }
+                false
+            }
+            (Ground::Disk, Some(owner)) => match &mut owner.workers {
+                None => false,
+                Some(workers) => match step {
+                    Step::Flusher => workers.flusher.step()?,
+                    Step::Keeper => workers.keeper.step()?,
+                    Step::Checkpointer => workers.checkpointer.step()?,
+                    Step::Merger => workers.merger.step()?,
+                },
+            },
+        };
+        let delay = self.disk.take_delay();
+        self.pass(delay);
+        Ok(stepped)
+    }
+
+    pub fn checkpoint(&mut self) -> Result<(), Error> {
+        match &mut self.owner {
+            Some(owner) => owner.partition.checkpoint(),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the process in good order. Its unanswered requests were done and nobody heard of it;
+    /// where closing fails they may have been.
+    pub fn close(&mut self) -> Result<(), Error> {
+        let Some(owner) = self.owner.take() else { return Ok(()) };
+        let Owner { partition, pending, .. } = owner;
+        self.left.extend(pending.into_values());
+        partition.close().map(drop)
+    }
+
+    /// The process is gone, killed or with its machine; its unanswered requests come back.
+    pub fn end(&mut self, power: bool) -> Vec<Submitted> {
+        let mut lost = self.bury();
+        if let Some(owner) = self.owner.take() {
+            lost.extend(owner.pending.into_values());
+        }
+        lost.append(&mut self.left);
+        if let Ground::Memory { store, .. } = &mut self.ground {
+            *store = store.crash();
+        } else if self.disk.stopped().is_none() {
+            if power { self.disk.crash() } else { self.disk.kill() }
+        }
+        lost
+    }
+
+    /// The zombie is gone; what it still had not answered comes back.
+    pub fn bury(&mut self) -> Vec<Submitted> {
+        let Some(zombie) = self.zombie.take() else { return Vec::new() };
+        zombie.pending.into_values().filter(|sent| !sent.lost).collect()
+    }
+
+    /// Another process takes over while the first one goes on. What the first had not answered
+    /// comes back: whether it was done is decided now.
+    pub fn take_over(&mut self, random: &mut Random) -> Result<Vec<Submitted>, Error> {
+        let mut lost = self.bury();
+        if let Some(mut owner) = self.owner.take() {
+            for sent in owner.pending.values_mut() {
+                lost.push(sent.clone());
+                sent.lost = true;
+            }
+            owner.early.clear();
+            self.zombie = Some(owner);
+        }
+        self.open(random)?;
+        Ok(lost)
+    }
+}
+
+impl Owner {
+    fn stamp(&mut self, clocks: Clocks, random: &mut Random) -> Stamp {
+        let at = self.clock.now(Time(clocks.wall_ms), clocks.monotonic_us);
+        Stamp { at, random: random.bits() }
+    }
+
+    /// The planted bug: sends of staged keys are answered at once.
+    fn answer_early(
+        &mut self,
+        at: Time,
+        ops: Vec<Op>,
+        scene: &Scene,
+        items: &[Item],
+    ) -> Vec<Op> {
+        let (early, later) = ops.into_iter().partition(|op| {
+            let Op::Send { variant: 0, .. } = op else { return false };
+            let Command::Send(send) = op.command(scene, items) else { return false };
+            self.partition.store().staged(&send.digest).is_some()
+        });
+        let early: Vec<Op> = early;
+        for op in early {
+            let Command::Send(send) = op.command(scene, items) else { continue };
+            let Some((id, accepted_at)) = self.partition.store().staged(&send.digest) else {
+                continue;
+            };
+            let (place, attempts, deadline) = (Place::Ready, 0, None);
+            let known = InFlight { id, accepted_at, place, attempts, deadline };
+            self.early.push_back((at, op, Outcome::Sent(Answer::InFlight(known))));
+        }
+        later
+    }
+}
