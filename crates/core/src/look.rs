@@ -151,6 +151,7 @@ impl Machine {
             error: extra.error,
             result: None,
             history: extra.history,
+            points: Default::default(),
         };
         let key = message.content.key();
         KeyView {

@@ -78,6 +78,8 @@ pub(crate) struct Extra {
     pub(crate) losses: u32,
     /// The last lease that was settled without ending the message, and the answer it got.
     pub(crate) settled: Option<Settlement>,
+    /// The last lease, where it ran out and nobody has had another one since: it may still settle.
+    pub(crate) lost: Option<Fence>,
     /// The worker of the last lease.
     pub(crate) worker: Option<Arc<str>>,
 }
@@ -126,6 +128,23 @@ impl Message {
             State::Leased(lease) => Some(lease),
             _ => None,
         }
+    }
+
+    /// Whether the lease is the newest one and may settle: it holds the message, or it ran out
+    /// and nobody superseded it.
+    pub(crate) fn may_settle(&self, fence: Fence) -> bool {
+        match &self.state {
+            State::Leased(lease) => lease.fence == fence,
+            State::Dead { .. } => false,
+            _ => self.extra.as_ref().is_some_and(|extra| extra.lost == Some(fence)),
+        }
+    }
+
+    /// Who had the last lease.
+    pub(crate) fn worker(&self) -> Arc<str> {
+        let last = || self.extra.as_ref().and_then(|extra| extra.worker.clone());
+        let holder = self.lease().map(|lease| Arc::clone(&lease.worker));
+        holder.or_else(last).unwrap_or_else(crate::row::nobody)
     }
 
     pub(crate) fn lease_name(&self, fence: Fence) -> LeaseName {

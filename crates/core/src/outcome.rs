@@ -99,6 +99,8 @@ pub enum Answer {
         id: MessageId,
         lease: LeaseName,
         deadline: Time,
+        /// What an earlier claim of the key saved before it was released or lost.
+        recovery_points: BTreeMap<String, Bytes>,
     },
 }
 
@@ -296,5 +298,7 @@ pub enum Effect {
 pub struct Relay {
     pub id: u64,
     pub emit: Emit,
+    /// When its parent was done: what dates its key, which does not tell by itself.
+    pub issued_at: Time,
     pub attempts: u32,
 }

@@ -32,6 +32,8 @@ pub(crate) struct Queue {
     pub(crate) paused: bool,
     /// Keys of older messages are forgotten, wherever their records are.
     pub(crate) keys_from: Seq,
+    /// Keys of operations born earlier may have been forgotten under a shorter retention.
+    pub(crate) dated_from: Time,
     pub(crate) purge: Option<Purge>,
     pub(crate) redrives: BTreeMap<Digest, Job>,
     pub(crate) stats: Stats,
@@ -143,6 +145,7 @@ impl Queue {
             created_at: at,
             paused: false,
             keys_from: seq,
+            dated_from: Time(0),
             purge: None,
             redrives: BTreeMap::new(),
             stats: Stats::default(),
@@ -197,6 +200,7 @@ impl Queue {
         out.number(self.created_at.0);
         out.u8(self.paused.into());
         out.number(self.keys_from);
+        out.number(self.dated_from.0);
         let purge = self.purge.as_ref();
         let purge_flags =
             purge.map_or(0, |purge| 1 | u8::from(purge.keys) << 1 | u8::from(purge.delete) << 2);
@@ -238,6 +242,7 @@ impl Queue {
         queue.version = version;
         queue.paused = reader.u8("paused")? != 0;
         queue.keys_from = reader.number("keys from")?;
+        queue.dated_from = Time(reader.number("dated from")?);
         let flags = reader.u8("purge")?;
         let below = reader.number("purge")?;
         queue.purge = (flags & 1 != 0).then(|| Purge {

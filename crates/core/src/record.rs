@@ -3,6 +3,7 @@
 //! A record is small and written once. A life without incident is told from its times; events
 //! are kept only for what was unusual.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -45,6 +46,8 @@ pub struct KeyRecord {
     pub error: Option<Arc<str>>,
     pub result: Option<Blob>,
     pub history: Vec<Event>,
+    /// What a freed claim saved on the way, for the next one.
+    pub points: BTreeMap<String, Bytes>,
 }
 
 impl KeyRecord {
@@ -165,7 +168,8 @@ pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
         || record.losses != 0
         || record.generation != 0
         || record.error.is_some()
-        || !record.history.is_empty();
+        || !record.history.is_empty()
+        || !record.points.is_empty();
     let mut flags = record.end as u8;
     for (set, flag) in [
         (has_parts, HAS_PARTS),
@@ -203,6 +207,7 @@ pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
         out.number(record.generation.into());
         encode_error(record.error.as_deref(), out);
         encode_history(&record.history, out);
+        encode_points(&record.points, out);
     }
 }
 
@@ -258,6 +263,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
         error: None,
         result,
         history: Vec::new(),
+        points: BTreeMap::new(),
     };
     if flags & HAS_MORE != 0 {
         record.duplicates = reader.number("duplicates")?;
@@ -265,6 +271,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
         record.generation = reader.u32("generation")?;
         record.error = decode_error(reader)?;
         record.history = decode_history(reader)?;
+        record.points = decode_points(reader)?;
     }
     reader.end()?;
     Ok(record)
@@ -354,6 +361,27 @@ pub(crate) fn decode_history(reader: &mut Reader<'_>) -> Result<Vec<Event>, BadB
     Ok(history)
 }
 
+pub(crate) fn encode_points(points: &BTreeMap<String, Bytes>, out: &mut Vec<u8>) {
+    out.number(points.len() as u64);
+    for (name, data) in points {
+        out.text(name);
+        out.bytes(data);
+    }
+}
+
+pub(crate) fn decode_points(reader: &mut Reader<'_>) -> Result<BTreeMap<String, Bytes>, BadBytes> {
+    let count = reader.count("recovery points")?;
+    if count > limits::RECOVERY_POINTS_MAX {
+        return Err(BadBytes::Bounds("recovery points"));
+    }
+    let mut points = BTreeMap::new();
+    for _ in 0..count {
+        let name = reader.text("point")?.to_owned();
+        points.insert(name, Bytes::copy_from_slice(reader.bytes("point")?));
+    }
+    Ok(points)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -376,6 +404,7 @@ mod tests {
             error: None,
             result: None,
             history: Vec::new(),
+            points: BTreeMap::new(),
         }
     }
 
@@ -395,6 +424,7 @@ mod tests {
             losses: 1,
             error: Some("timeout".into()),
             result: Some(Blob { content_type: Some("a/b".into()), body: Bytes::from_static(b"r") }),
+            points: [("charged".to_owned(), Bytes::from_static(b"1"))].into(),
             history: vec![event(What::Lost, ""), event(What::Duplicate, "7")],
             ..uneventful()
         }

@@ -13,8 +13,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::codec::{BadBytes, Reader, Write};
 use crate::decision::QueueId;
 use crate::decision::bytes_of::{
@@ -23,11 +21,11 @@ use crate::decision::bytes_of::{
 };
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::message::{Extra, Lease, Links, Message, Settlement, Slot, State};
 use crate::outcome::Place;
 use crate::record::{
-    decode_error, decode_fence, decode_history, encode_error, encode_fence, encode_history,
+    decode_error, decode_fence, decode_history, decode_points, encode_error, encode_fence,
+    encode_history, encode_points,
 };
 
 /// The name of an ordered row.
@@ -306,11 +304,7 @@ fn decode_state(reader: &mut Reader<'_>) -> Result<State, BadBytes> {
 
 fn encode_extra(extra: &Extra, out: &mut Vec<u8>) {
     encode_history(&extra.history, out);
-    out.number(extra.points.len() as u64);
-    for (name, data) in &extra.points {
-        out.text(name);
-        out.bytes(data);
-    }
+    encode_points(&extra.points, out);
     encode_error(extra.error.as_deref(), out);
     out.number(extra.duplicates);
     out.number(extra.losses.into());
@@ -322,18 +316,15 @@ fn encode_extra(extra: &Extra, out: &mut Vec<u8>) {
         out.optional(settled.deadline.map(|deadline| deadline.0));
     }
     encode_error(extra.worker.as_deref(), out);
+    out.u8(extra.lost.is_some().into());
+    if let Some(lost) = extra.lost {
+        encode_fence(lost, out);
+    }
 }
 
 fn decode_extra(reader: &mut Reader<'_>) -> Result<Extra, BadBytes> {
     let mut extra = Extra { history: decode_history(reader)?, ..Extra::default() };
-    let count = reader.count("recovery points")?;
-    if count > limits::RECOVERY_POINTS_MAX {
-        return Err(BadBytes::Bounds("recovery points"));
-    }
-    for _ in 0..count {
-        let name = reader.text("point")?.to_owned();
-        extra.points.insert(name, Bytes::copy_from_slice(reader.bytes("point")?));
-    }
+    extra.points = decode_points(reader)?;
     extra.error = decode_error(reader)?;
     extra.duplicates = reader.number("duplicates")?;
     extra.losses = reader.u32("losses")?;
@@ -347,6 +338,9 @@ fn decode_extra(reader: &mut Reader<'_>) -> Result<Extra, BadBytes> {
         extra.settled = Some(Settlement { fence, failed, place, deadline });
     }
     extra.worker = decode_error(reader)?;
+    if reader.u8("lost")? != 0 {
+        extra.lost = Some(decode_fence(reader)?);
+    }
     Ok(extra)
 }
 

@@ -312,7 +312,8 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
         remember(&mut history, event);
     }
     let expires_at = match ending.end {
-        End::Freed => at.plus(crate::limits::FREED_MS),
+        // Longer where it saved something for the next claim.
+        End::Freed if extra.points.is_empty() => at.plus(crate::limits::FREED_MS),
         _ => queue.config.retention_ms.map_or(Time::NEVER, |retention| at.plus(retention)),
     };
     KeyRecord {
@@ -325,12 +326,17 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
         attempts: message.attempts,
         generation: message.generation,
         fence: ending.fence,
-        worker: ending.worker,
+        worker: if ending.worker.is_empty() {
+            extra.worker.unwrap_or_default()
+        } else {
+            ending.worker
+        },
         fingerprint: message.fingerprint,
         duplicates: extra.duplicates,
         losses: extra.losses,
         error: ending.error.or(extra.error),
         result: ending.result,
         history,
+        points: if ending.end == End::Freed { extra.points } else { Default::default() },
     }
 }

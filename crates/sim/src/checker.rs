@@ -104,6 +104,13 @@ impl Checker {
         id
     }
 
+    /// An emit is dated by its parent's end.
+    pub fn date(&mut self, item: ItemId, at: Time) {
+        if let Some(item) = self.items.get_mut(item) {
+            item.issued_at.get_or_insert(at);
+        }
+    }
+
     pub fn items(&self) -> &[Item] {
         &self.items
     }

@@ -298,7 +298,7 @@ impl Run {
             }
         }
         for effect in &told.effects {
-            self.workload.relay(effect, &self.scene, &self.checker);
+            self.workload.relay(effect, &self.scene, &mut self.checker);
         }
         Ok(())
     }
@@ -344,7 +344,7 @@ impl Run {
                 self.heal();
             }
             self.at_open = self.world.disk.counters();
-            let opened = self.world.open(&mut self.random);
+            let opened = self.world.open(&mut self.random, self.last_at);
             self.note(|| format!("open {:?}", opened.as_ref().err().map(Error::to_string)));
             match opened {
                 Ok(()) => {

@@ -64,8 +64,11 @@ impl Workload {
                     self.unanswered.push_back(op.clone());
                 }
             }
-            (Op::Claim { item, .. }, Outcome::Claimed(Answer::Fresh { id, lease, .. })) => {
-                self.held.push(Held { item: *item, name: *lease, id: *id, generation: 0 });
+            (Op::Claim { item, .. }, Outcome::Claimed(answer)) => {
+                self.unanswered.retain(|waiting| !is_send_of(waiting, *item));
+                if let Answer::Fresh { id, lease, .. } = answer {
+                    self.held.push(Held { item: *item, name: *lease, id: *id, generation: 0 });
+                }
             }
             (Op::Settle { held, how }, Outcome::Settled(Settled::Ok { .. })) => {
                 if matches!(how, How::Done(_) | How::Fail { .. } | How::Release) {
@@ -100,20 +103,27 @@ impl Workload {
         let is_keyless = |item: &ItemId| checker.items().get(*item).is_none_or(Item::is_keyless);
         match op {
             Op::Send { item, .. } if is_keyless(item) => {}
-            Op::Send { .. } | Op::Claim { .. } => self.unanswered.push_back(op.clone()),
+            Op::Send { item, .. } | Op::Claim { item, .. } => {
+                if !self.unanswered.iter().any(|waiting| is_send_of(waiting, *item)) {
+                    self.unanswered.push_back(op.clone());
+                }
+            }
             Op::Receive { id: Some(_), .. } => remember(&mut self.receives, op.clone()),
             _ => {}
         }
     }
 
     /// An emit is to be handed to its queue.
-    pub fn relay(&mut self, effect: &Effect, scene: &Scene, checker: &Checker) {
+    pub fn relay(&mut self, effect: &Effect, scene: &Scene, checker: &mut Checker) {
         let Effect::Relay(relay) = effect else { return };
         let queue = scene.queues.iter().position(|spec| spec.name == relay.emit.queue);
         let key = relay.emit.content.key();
         let found = checker.items().iter().position(|item| {
             Some(item.queue) == queue && *item.key == *key
         });
+        if let Some(item) = found {
+            checker.date(item, relay.issued_at);
+        }
         if let Some(item) = found
             && !self.relays.contains(&(relay.id, item))
         {

@@ -28,6 +28,8 @@ pub struct World {
     zombie: Option<Owner>,
     /// Requests of which nobody will hear.
     left: Vec<Submitted>,
+    /// The last process came as far as to claim its store.
+    claimed: bool,
     clocks: Clocks,
 }
 
@@ -95,13 +97,18 @@ impl World {
             owner: None,
             zombie: None,
             left: Vec::new(),
+            claimed: false,
             clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
         }
     }
 
     /// Starts a process and lets it recover. Queues are configured again: that changes nothing
     /// where they are as they should be.
-    pub fn open(&mut self, random: &mut Random) -> Result<(), Error> {
+    ///
+    /// Batches without decisions leave no time in the journal. So the clock is not believed where
+    /// it was set back behind a time that was `seen` in such a batch alone: nobody could know.
+    pub fn open(&mut self, random: &mut Random, seen: Time) -> Result<(), Error> {
+        self.claimed = false;
         let options = self.scene.partition;
         let (store, workers) = match &self.ground {
             Ground::Disk => {
@@ -116,8 +123,13 @@ impl World {
                 (SimStore::memory(another, options.partition, self.bug, shared), None)
             }
         };
+        self.claimed = true;
         let partition = Partition::open(store, options)?;
-        let (journal, wall) = (partition.now(), Time(self.clocks.wall_ms));
+        let journal = partition.now();
+        if journal < seen {
+            self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);
+        }
+        let wall = Time(self.clocks.wall_ms);
         let clock = Clock::start(journal, wall, self.clocks.monotonic_us);
         let (pending, early) = (BTreeMap::new(), VecDeque::new());
         self.owner = Some(Owner { partition, workers, clock, pending, early });
@@ -141,6 +153,11 @@ impl World {
 
     pub fn is_open(&self) -> bool {
         self.owner.is_some()
+    }
+
+    /// Whether the last process came as far as to claim its store, which writes.
+    pub fn has_claimed(&self) -> bool {
+        self.claimed
     }
 
     pub fn is_busy(&self) -> bool {
@@ -298,7 +315,11 @@ impl World {
 
     /// Another process takes over while the first one goes on. What the first had not answered
     /// comes back: whether it was done is decided now.
-    pub fn take_over(&mut self, random: &mut Random) -> Result<Vec<Submitted>, Error> {
+    pub fn take_over(
+        &mut self,
+        random: &mut Random,
+        seen: Time,
+    ) -> Result<Vec<Submitted>, Error> {
         let mut lost = self.bury();
         if let Some(mut owner) = self.owner.take() {
             for sent in owner.pending.values_mut() {
@@ -308,7 +329,7 @@ impl World {
             owner.early.clear();
             self.zombie = Some(owner);
         }
-        self.open(random)?;
+        self.open(random, seen)?;
         Ok(lost)
     }
 }

@@ -62,5 +62,7 @@ fn answer(
     })));
     let id = MessageId::new(stamp.at, machine.partition, seq);
     let lease = crate::command::LeaseName { digest, seq, fence };
-    Ok(Answer::Fresh { id, lease, deadline })
+    let before = machine.keys.record(&digest).filter(|record| record.expires_at > stamp.at);
+    let recovery_points = before.map(|record| record.points).unwrap_or_default();
+    Ok(Answer::Fresh { id, lease, deadline, recovery_points })
 }

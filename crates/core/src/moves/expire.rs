@@ -157,10 +157,12 @@ pub(crate) fn apply_lost(
 ) {
     let Some(slot) = held(machine, digest, fence) else { return };
     let message = machine.messages.at_mut(slot);
-    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    let worker = message.worker();
     message.remember(event(at, What::Lost, &worker, ""));
     let extra = message.extra();
     extra.losses += 1;
+    // The dead stay dead until somebody redrives them, and that is a new beginning.
+    extra.lost = Some(fence).filter(|_| next != Next::Dead);
     extra.worker = Some(worker);
     if next == Next::Dead {
         let error = if message.ttl_at <= at { OVER } else { LOST };
@@ -191,7 +193,7 @@ pub(crate) fn apply_died(machine: &mut Machine, at: Time, digest: &Digest, error
 /// A claim is over without an answer: its key is free again.
 pub(crate) fn free(machine: &mut Machine, at: Time, slot: Slot, fence: Fence) {
     let message = machine.messages.at(slot);
-    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    let worker = message.worker();
     let freed = Some(event(at, What::Freed, &worker, ""));
     machine.end(at, slot, Ending { fence, worker, event: freed, ..Ending::new(End::Freed) });
 }

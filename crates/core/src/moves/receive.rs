@@ -196,6 +196,9 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, leased: Leased) {
         if message.attempts == 0 {
             message.leased_at = at;
         }
+        if let Some(extra) = &mut message.extra {
+            extra.lost = None;
+        }
         message.attempts += 1;
         if leased.receive.is_some() {
             leases.push(LeaseName { digest: *digest, seq: message.seq, fence });

@@ -58,6 +58,7 @@ pub(crate) fn apply(
     }
     let detail = if done { "done" } else { "retry" };
     message.remember(event(at, What::Resolved, &nobody(), detail));
+    message.extra().lost = None; // Somebody decided: its worker no longer does.
     let queue = message.queue;
     if !done {
         go(machine, at, slot, Fence(0), next);

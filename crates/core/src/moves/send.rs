@@ -103,10 +103,13 @@ pub(crate) fn check_date(
     issued_at: Option<Time>,
 ) -> Result<(), Answer> {
     match issued_at.or_else(|| key::date(key, at)) {
-        Some(dated) => match queue.config.retention_ms {
-            Some(retention) if dated.plus(retention) < at => Err(Answer::TooOld { dated }),
-            _ => Ok(()),
-        },
+        Some(dated) => {
+            let retention = queue.config.retention_ms;
+            let is_over = retention.is_some_and(|retention| dated.plus(retention) < at);
+            // Under a shorter retention of earlier days the key may be forgotten already.
+            let is_over = is_over || dated < queue.dated_from;
+            if is_over { Err(Answer::TooOld { dated }) } else { Ok(()) }
+        }
         None if queue.config.undated_keys == UndatedKeys::Refuse => Err(Answer::UndatedKey),
         None => Ok(()),
     }
@@ -355,10 +358,12 @@ pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
     Some(Digest::of_group(queue.id, group))
 }
 
-/// A ghost hands its history on to the next life of its key.
+/// A ghost hands its history on to the next life of its key, and a freed claim its recovery
+/// points.
 fn inherited(record: &KeyRecord, at: Time) -> Option<Box<Extra>> {
     let hands_on = record.is_ghost() && record.expires_at > at && !record.history.is_empty();
-    hands_on.then(|| Box::new(Extra { history: record.history.clone(), ..Extra::default() }))
+    let (history, points) = (record.history.clone(), record.points.clone());
+    hands_on.then(|| Box::new(Extra { history, points, ..Extra::default() }))
 }
 
 /// A dead message gets another chance because somebody sent it again.

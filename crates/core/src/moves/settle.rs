@@ -59,8 +59,11 @@ fn answer(
     let Some(queue) = queue.filter(|queue| !queue.is_deleted()) else {
         return Err(lost(None, None)); // It goes with its queue.
     };
-    let held = message.lease().filter(|lease| lease.fence == name.fence);
-    if message.seq != name.seq || held.is_none() {
+    let is_held = message.lease().is_some_and(|lease| lease.fence == name.fence);
+    // A lease that ran out can end, but not go on.
+    let ends = matches!(settle.verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release);
+    let may = is_held || ends && message.may_settle(name.fence);
+    if message.seq != name.seq || !may {
         return Err(settled_before(message, &name, &settle.verb));
     }
     let holder = Holder { machine, queue, message, stamp, fence: name.fence };
@@ -118,7 +121,7 @@ impl Holder<'_> {
         let emits = self.keyed(emits)?;
         let first = self.machine.relays.next_id();
         for (id, emit) in (first..).zip(&emits) {
-            let relay = Relay { id, emit: emit.clone(), attempts: 0 };
+            let relay = Relay { id, emit: emit.clone(), issued_at: self.stamp.at, attempts: 0 };
             out.effects.push(Effect::Relay(Box::new(relay)));
         }
         let digest = self.message.digest;
@@ -275,6 +278,12 @@ fn with_key(content: &Content, key: &str) -> Result<Arc<Content>, Invalid> {
     builder.build(content.body())
 }
 
+/// The message that `fence` holds, or held last.
+fn settles(machine: &Machine, digest: &Digest, fence: Fence) -> Option<Slot> {
+    let slot = machine.keys.living(&machine.messages, digest)?;
+    machine.messages.at(slot).may_settle(fence).then_some(slot)
+}
+
 /// The message that `fence` holds.
 pub(crate) fn held(machine: &Machine, digest: &Digest, fence: Fence) -> Option<Slot> {
     let slot = machine.keys.living(&machine.messages, digest)?;
@@ -290,16 +299,19 @@ pub(crate) fn apply_done(
     result: Option<Blob>,
     emits: Vec<Emit>,
 ) {
-    let Some(slot) = held(machine, digest, fence) else { return };
+    let Some(slot) = settles(machine, digest, fence) else { return };
     let message = machine.messages.at(slot);
-    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
-    if let Some(queue) = machine.queues.get_mut(message.queue) {
+    let (worker, queue_id, place) = (message.worker(), message.queue, message.place());
+    if let Some(queue) = machine.queues.get_mut(queue_id) {
         queue.stats.done_total += 1;
     }
     for emit in emits {
-        machine.relays.push(emit);
+        machine.relays.push(emit, at);
     }
     machine.end(at, slot, Ending { fence, worker, result, ..Ending::new(End::Done) });
+    if place == Place::Ready {
+        crate::moves::receive::trim(machine, queue_id); // It was lost, and done after all.
+    }
 }
 
 pub(crate) fn apply_failed(
@@ -310,9 +322,9 @@ pub(crate) fn apply_failed(
     error: Arc<str>,
     next: Next,
 ) {
-    let Some(slot) = held(machine, digest, fence) else { return };
+    let Some(slot) = settles(machine, digest, fence) else { return };
     let message = machine.messages.at_mut(slot);
-    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    let worker = message.worker();
     message.remember(event(at, What::Failed, &worker, &error));
     let extra = message.extra();
     extra.error = Some(error);
@@ -331,7 +343,7 @@ pub(crate) fn apply_released(
     fence: Fence,
     next: Next,
 ) {
-    let Some(slot) = held(machine, digest, fence) else { return };
+    let Some(slot) = settles(machine, digest, fence) else { return };
     let message = machine.messages.at_mut(slot);
     message.attempts = message.attempts.saturating_sub(1);
     leave_lease(machine, at, slot, fence, false, next);
@@ -348,9 +360,13 @@ fn leave_lease(
 ) {
     if let Settled::Ok { place, deadline } = answer_of(next) {
         let settled = Settlement { fence, failed, place, deadline };
-        machine.messages.at_mut(slot).extra().settled = Some(settled);
+        let extra = machine.messages.at_mut(slot).extra();
+        extra.settled = Some(settled);
+        extra.lost = None;
     }
+    let queue = machine.messages.at(slot).queue;
     go(machine, at, slot, fence, next);
+    crate::moves::receive::trim(machine, queue);
 }
 
 /// Moves a message on from a lease.
@@ -406,7 +422,7 @@ pub(crate) fn apply_saved(
 ) {
     let Some(slot) = held(machine, digest, fence) else { return };
     let message = machine.messages.at_mut(slot);
-    let worker = message.lease().map_or_else(crate::row::nobody, |lease| lease.worker.clone());
+    let worker = message.worker();
     let before = message.extra().points.insert(name.to_owned(), data.clone());
     if before.as_ref() == Some(&data) {
         return; // Applied before, or saved again.

@@ -41,10 +41,10 @@ impl Relays {
         self.waiting.len()
     }
 
-    pub(crate) fn push(&mut self, emit: Emit) {
+    pub(crate) fn push(&mut self, emit: Emit, issued_at: Time) {
         let id = self.next_id;
         self.next_id += 1;
-        let relay = Relay { id, emit, attempts: 0 };
+        let relay = Relay { id, emit, issued_at, attempts: 0 };
         let waiting = Waiting { relay, next_at: None, dirty: true, stored: false };
         let before = self.waiting.insert(id, waiting);
         debug_assert!(before.is_none());
@@ -108,6 +108,7 @@ impl Relays {
                 waiting.stored = true;
                 let mut bytes = Vec::new();
                 bytes.number(waiting.relay.attempts.into());
+                bytes.number(waiting.relay.issued_at.0);
                 encode_emit(&waiting.relay.emit, &mut bytes);
                 rows.push((RowKey::relay(*id), bytes));
             }
@@ -119,9 +120,10 @@ impl Relays {
     pub(crate) fn load(&mut self, id: u64, bytes: &[u8]) -> Result<(), BadBytes> {
         let mut reader = Reader::new(bytes);
         let attempts = reader.u32("attempts")?;
+        let issued_at = Time(reader.number("issued at")?);
         let emit = decode_emit(&mut reader)?;
         reader.end()?;
-        let relay = Relay { id, emit, attempts };
+        let relay = Relay { id, emit, issued_at, attempts };
         self.waiting.insert(id, Waiting { relay, next_at: None, dirty: false, stored: true });
         self.set_next_id(id + 1);
         Ok(())

@@ -75,9 +75,9 @@ impl Model {
         let message = &mut self.messages[index];
         message.attempts = 1;
         let lease = message.lease().expect("a claim is leased");
-        let id = message.id();
+        let (id, recovery_points) = (message.id(), message.points.clone());
         self.leases.push(lease);
-        Ok(Answer::Fresh { id, lease, deadline })
+        Ok(Answer::Fresh { id, lease, deadline, recovery_points })
     }
 
     /// The answer for a known key, as an error. Where a dead message's key is to be released
@@ -176,10 +176,11 @@ impl Model {
                 UndatedKeys::Refuse => Err(Answer::UndatedKey),
             };
         };
-        match queue.config.retention_ms {
-            Some(retention) if dated.plus(retention) < self.at => Err(Answer::TooOld { dated }),
-            _ => Ok(()),
+        let retention = queue.config.retention_ms;
+        if dated < queue.dated_from || retention.is_some_and(|ms| dated.plus(ms) < self.at) {
+            return Err(Answer::TooOld { dated });
         }
+        Ok(())
     }
 
     fn check_room(&self, queue: &Queue, bytes: u64, seen: &Outcome) -> Result<(), Answer> {
@@ -257,11 +258,12 @@ impl Model {
             leased_at: at,
             ttl_at,
             error: None,
-            points: Default::default(),
             duplicates: 0,
             losses: 0,
             settled: None,
+            lost: None,
             worker: None,
+            points: ghost.as_ref().map(|record| record.points.clone()).unwrap_or_default(),
             history: ghost.map(|record| record.history).unwrap_or_default(),
         });
         self.messages.len() - 1

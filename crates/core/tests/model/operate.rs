@@ -22,6 +22,9 @@ impl Model {
                 return refused(Refusal::InvalidConfig(invalid));
             }
             let queue = self.queue_mut(&configure.queue.queue);
+            if let Some(retention) = queue.config.retention_ms {
+                queue.dated_from = queue.dated_from.max(Time(at.0 - retention));
+            }
             queue.config = configure.config.clone();
             queue.version += 1;
         } else {
@@ -32,6 +35,7 @@ impl Model {
                 created_at: at,
                 paused: false,
                 keys_from: next_seq,
+                dated_from: Time(0),
                 purge: None,
                 jobs: Default::default(),
                 totals: Stats::default(),
@@ -202,6 +206,7 @@ impl Model {
             duplicates: record.duplicates,
             losses: record.losses,
             settled: None,
+            lost: None,
             worker: None,
             history,
         });
@@ -256,8 +261,9 @@ impl Model {
             }
             Resolution::Retry => {
                 message.tell(at, What::Resolved, &"".into(), "retry");
+                message.lost = None;
                 let next = if message.claim { Next::Freed } else { Next::Ready };
-                self.go(index, next);
+                self.go(index, Fence::default(), next);
             }
         }
         Outcome::Ok
@@ -337,7 +343,7 @@ impl Model {
         message.tell(at, What::Redriven, &"".into(), "");
         // A claim has nothing to deliver: its key is free again.
         let next = if message.claim { Next::Freed } else { Next::Ready };
-        self.go(index, next);
+        self.go(index, Fence::default(), next);
     }
 
     pub(crate) fn progress(&self, name: &QueueName, id: &str) -> Outcome {
@@ -396,11 +402,13 @@ impl Model {
             message.tell(at, What::Lost, &worker, "");
             message.losses += 1;
             message.worker = Some(worker);
+            let fence = message.fence().unwrap_or_default();
+            message.lost = Some(fence).filter(|_| next != Next::Dead);
             if next == Next::Dead {
                 message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
             }
             self.queue_mut(&name).totals.lease_lost_total += 1;
-            self.go(index, next);
+            self.go(index, fence, next);
         }
     }
 
@@ -413,7 +421,7 @@ impl Model {
 
     pub(crate) fn die_of_age(&mut self, index: usize) {
         self.messages[index].error = Some(OVER.into());
-        self.go(index, Next::Dead);
+        self.go(index, Fence::default(), Next::Dead);
     }
 
     fn go_on_with_purges(&mut self) {

@@ -41,6 +41,7 @@ pub(crate) struct Queue {
     pub(crate) created_at: Time,
     pub(crate) paused: bool,
     pub(crate) keys_from: Seq,
+    pub(crate) dated_from: Time,
     /// Messages below this are on their way out, and their keys with them or not.
     pub(crate) purge: Option<(Seq, bool)>,
     pub(crate) jobs: BTreeMap<String, Job>,
@@ -83,6 +84,8 @@ pub(crate) struct Message {
     pub(crate) duplicates: u64,
     pub(crate) losses: u32,
     pub(crate) settled: Option<(Fence, bool, Place, Option<Time>)>,
+    /// The last lease, where it ran out and nobody had another one since.
+    pub(crate) lost: Option<Fence>,
     pub(crate) worker: Option<Arc<str>>,
     /// Without the duplicates, which are soft.
     pub(crate) history: Vec<Event>,
@@ -140,7 +143,7 @@ impl Message {
     pub(crate) fn holder(&self) -> Arc<str> {
         match &self.state {
             State::Leased { worker, .. } => worker.clone(),
-            _ => "".into(),
+            _ => self.worker.clone().unwrap_or_default(),
         }
     }
 
@@ -194,6 +197,7 @@ impl Message {
             error: self.error.clone(),
             result: None,
             history: self.history.clone(),
+            points: Default::default(),
         };
         KeyView {
             key: self.scope.as_ref().map(|scope| scope.2.as_str().into()),
@@ -296,7 +300,7 @@ impl Model {
         let Some(scope) = message.scope else { return };
         let retention = self.queue(&message.queue).expect("its queue").config.retention_ms;
         let expires_at = match end {
-            End::Freed => self.at.plus(limits::FREED_MS),
+            End::Freed if message.points.is_empty() => self.at.plus(limits::FREED_MS),
             _ => retention.map_or(Time::NEVER, |retention| self.at.plus(retention)),
         };
         let mut history = message.history;
@@ -311,13 +315,14 @@ impl Model {
             attempts: message.attempts,
             generation: message.generation,
             fence: ending.fence,
-            worker: ending.worker.unwrap_or_default(),
+            worker: ending.worker.or(message.worker).unwrap_or_default(),
             fingerprint: message.fingerprint,
             duplicates: message.duplicates,
             losses: message.losses,
             error: ending.error.or(message.error),
             result: ending.result,
             history,
+            points: if end == End::Freed { message.points } else { Default::default() },
         };
         self.records.insert(scope, record);
     }

@@ -88,6 +88,7 @@ impl Model {
             }
             message.attempts += 1;
             message.state = State::Leased { fence, deadline, worker: worker.clone(), begun: false };
+            message.lost = None;
             deliveries.push(delivery(message));
         }
         self.leases.extend(deliveries.iter().map(|delivery| delivery.lease));
@@ -133,7 +134,11 @@ impl Model {
             };
         };
         let message = &self.messages[index];
-        if message.lease() != Some(name) {
+        let ends = matches!(settle.verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release);
+        let late = message.lost == Some(name.fence)
+            && message.seq == name.seq
+            && matches!(message.place(), Place::Ready | Place::Delayed | Place::Parked);
+        if message.lease() != Some(name) && !(ends && late) {
             let again = message.settled.filter(|settled| {
                 settled.0 == name.fence
                     && message.seq == name.seq
@@ -149,16 +154,24 @@ impl Model {
             };
         }
         match &settle.verb {
-            Verb::Done { result, emits } => self.done(index, result, emits),
-            Verb::Fail { error, delay_ms, dead } => self.fail(index, error, *delay_ms, *dead),
-            Verb::Release => self.release(index),
+            Verb::Done { result, emits } => self.done(index, name.fence, result, emits),
+            Verb::Fail { error, delay_ms, dead } => {
+                self.fail(index, name.fence, error, *delay_ms, *dead)
+            }
+            Verb::Release => self.release(index, name.fence),
             Verb::Extend { lease_ms } => self.extend(index, *lease_ms),
             Verb::Begin => self.begin(index),
             Verb::Save { name, data } => self.save(index, name, data),
         }
     }
 
-    fn done(&mut self, index: usize, result: &Option<Blob>, emits: &[Emit]) -> Settled {
+    fn done(
+        &mut self,
+        index: usize,
+        fence: Fence,
+        result: &Option<Blob>,
+        emits: &[Emit],
+    ) -> Settled {
         let message = self.messages[index].clone();
         let max = self.queue(&message.queue).expect("its queue").config.max_body_bytes;
         let bytes = result.as_ref().map_or(0, |result| result.body.len() as u64);
@@ -188,13 +201,20 @@ impl Model {
             self.next_relay += 1;
         }
         self.queue_mut(&message.queue).totals.done_total += 1;
-        let (fence, worker) = (message.fence().unwrap_or_default(), Some(message.holder()));
+        let worker = Some(message.holder());
         let ending = Ending { fence, worker, result: result.clone(), ..Ending::default() };
         self.end(index, End::Done, ending);
         Settled::Ok { place: Place::Done, deadline: None }
     }
 
-    fn fail(&mut self, index: usize, error: &str, delay_ms: Option<u64>, dead: bool) -> Settled {
+    fn fail(
+        &mut self,
+        index: usize,
+        fence: Fence,
+        error: &str,
+        delay_ms: Option<u64>,
+        dead: bool,
+    ) -> Settled {
         let next = if dead {
             Next::Dead
         } else if self.messages[index].claim {
@@ -209,17 +229,17 @@ impl Model {
         message.error = Some(error.into());
         message.worker = Some(worker);
         self.queue_mut(&name).totals.failed_total += 1;
-        self.leave_lease(index, true, next)
+        self.leave_lease(index, fence, true, next)
     }
 
-    fn release(&mut self, index: usize) -> Settled {
+    fn release(&mut self, index: usize, fence: Fence) -> Settled {
         let message = &mut self.messages[index];
         message.attempts -= 1;
         let next = if message.claim { Next::Freed } else { Next::Ready };
-        self.leave_lease(index, false, next)
+        self.leave_lease(index, fence, false, next)
     }
 
-    fn leave_lease(&mut self, index: usize, failed: bool, next: Next) -> Settled {
+    fn leave_lease(&mut self, index: usize, fence: Fence, failed: bool, next: Next) -> Settled {
         let (place, deadline) = match next {
             Next::Ready => (Place::Ready, None),
             Next::Delayed(due) => (Place::Delayed, Some(due)),
@@ -228,13 +248,13 @@ impl Model {
             Next::Freed => (Place::Discarded, None),
         };
         let message = &mut self.messages[index];
-        let fence = message.fence().unwrap_or_default();
         message.settled = Some((fence, failed, place, deadline));
-        self.go(index, next);
+        message.lost = None;
+        self.go(index, fence, next);
         Settled::Ok { place, deadline }
     }
 
-    pub(crate) fn go(&mut self, index: usize, next: Next) {
+    pub(crate) fn go(&mut self, index: usize, fence: Fence, next: Next) {
         let (at, nobody) = (self.at, "".into());
         let queue = self.queue(&self.messages[index].queue).expect("its queue");
         let parks = queue.config.on_group_dead == OnGroupDead::Park;
@@ -251,14 +271,13 @@ impl Model {
                 message.tell(at, What::Dead, &nobody, &error);
                 State::Dead { at, holds: parks && message.ordered.is_some() }
             }
-            Next::Freed => return self.free(index),
+            Next::Freed => return self.free(index, fence),
         };
     }
 
     /// A claim is over without an answer.
-    fn free(&mut self, index: usize) {
-        let message = &self.messages[index];
-        let (fence, worker) = (message.fence().unwrap_or_default(), message.holder());
+    fn free(&mut self, index: usize, fence: Fence) {
+        let worker = self.messages[index].holder();
         let freed = Some(event(self.at, What::Freed, &worker, ""));
         let ending = Ending { fence, worker: Some(worker), event: freed, ..Ending::default() };
         self.end(index, End::Freed, ending);

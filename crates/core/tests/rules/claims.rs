@@ -77,6 +77,21 @@ fn claim_lost_frees_the_key() {
 }
 
 #[test]
+fn claim_after_a_lost_one_gets_what_that_one_saved() {
+    check(
+        "
+        queue  orders lease=10s
+        claim  k1 f by=w1            => fresh
+        settle k1 save charged yes   => ok leased
+        wait   1h
+        claim  k1 f by=w2            => fresh {charged=yes}
+        settle k1@w2 release         => ok discarded
+        claim  k1 f by=w3            => fresh {charged=yes}
+        ",
+    );
+}
+
+#[test]
 fn claim_lost_in_a_queue_that_parks_is_parked() {
     check(
         "

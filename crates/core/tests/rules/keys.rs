@@ -296,6 +296,22 @@ fn k8_an_old_dated_key_that_is_not_remembered_is_too_old() {
 }
 
 #[test]
+fn k8_raising_the_retention_does_not_bring_forgotten_keys_back() {
+    check(
+        "
+        queue  orders retention=2d
+        send   k1 a issued=-1h         => accepted ready
+        receive w 1                    => k1#1
+        settle k1 done                 => ok done
+        wait   3d
+        queue  orders retention=7d
+        send   k1 a issued=-3d         => too_old
+        send   k1 a issued=-2d         => accepted ready
+        ",
+    );
+}
+
+#[test]
 fn k8_the_date_that_a_send_carries_goes_before_the_keys_own() {
     check(
         "

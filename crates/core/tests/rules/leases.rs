@@ -47,6 +47,51 @@ fn l1_a_lease_past_its_deadline_that_nobody_superseded_still_settles() {
 }
 
 #[test]
+fn l1_a_lease_that_was_lost_still_ends_what_nobody_else_took() {
+    check(
+        "
+        queue  orders lease=30s backoff=1s
+        send   k1 a
+        send   k2 a
+        send   k3 a
+        receive w 3                  => k1#1 k2#1 k3#1
+        wait   30s
+        settle k1@w extend           => lease_lost delayed
+        settle k1@w save p x         => lease_lost delayed
+        settle k1@w done result=x    => ok done
+        wait   1s
+        settle k2@w done result=y    => ok done
+        settle k3@w release          => ok ready
+        settle k3@w done             => lease_lost ready
+        receive w2 10                => k3#1
+        send   k1 a                  => done x
+        send   k2 a                  => done y
+        show   lost done             => lost=3 done=2
+        ",
+    );
+}
+
+#[test]
+fn l1_l8_a_worker_that_comes_back_resolves_its_parked_message_itself() {
+    check(
+        "
+        queue  orders lease=30s on_lost=park max_attempts=3
+        send   k1 a
+        send   k2 a
+        receive w 2                  => k1#1 k2#1
+        settle k1 begin              => ok leased
+        settle k2 begin              => ok leased
+        wait   31s
+        send   k1 a                  => parked attempts=1
+        settle k1@w done result=x    => ok done
+        send   k1 a                  => done x
+        resolve k2 retry             => ok
+        settle k2@w done             => lease_lost ready
+        ",
+    );
+}
+
+#[test]
 fn l1_a_lease_of_a_message_that_is_gone_is_lost() {
     check(
         "
@@ -262,7 +307,7 @@ fn l8_a_begun_message_whose_lease_is_lost_is_parked_until_somebody_resolves_it()
         send   k1 a                  => done x
         receive w 10                 => k2#2
         settle k2 done               => ok done
-        look   k1 history            => history=sent,leased,begun@w,lost@w,parked,resolved:done,done
+        look   k1 history            => history=sent,leased@w,begun@w,lost@w,parked,resolved:done,done@w
         ",
     );
 }

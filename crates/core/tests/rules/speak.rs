@@ -70,9 +70,11 @@ pub(crate) fn answer(answer: &Answer, now: Time, in_detail: bool) -> String {
         }
         Answer::StoreFull => "store_full".into(),
         Answer::Accepted { place, .. } => format!("accepted {}", place.as_str()),
-        Answer::Fresh { deadline, .. } => {
+        Answer::Fresh { deadline, recovery_points, .. } => {
             let deadline = if in_detail { until(Some(*deadline), now) } else { "".into() };
-            format!("fresh{deadline}")
+            let saved = !recovery_points.is_empty();
+            let saved = if saved { format!(" {}", points(recovery_points)) } else { "".into() };
+            format!("fresh{deadline}{saved}")
         }
     }
 }

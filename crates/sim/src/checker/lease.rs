@@ -77,17 +77,19 @@ impl Checker {
             if self.item(item).queue != *queue || self.item(item).claim {
                 return violation("delivered from another queue, or a claim");
             }
-            let is_old = delivery.lease.fence <= self.fence_max || delivery.deadline != deadline;
-            let repeats = used_before.is_some() && is_old;
-            if repeats {
-                self.delivered_again(at, item, delivery, used_before == Some(true))?;
+            if used_before.is_some() && self.leases.contains_key(&delivery.lease.fence) {
+                self.delivered_again(at, item, delivery)?;
             } else {
-                self.delivered(at, item, delivery, deadline)?;
+                // The first answer under this id may have been lost, and this be the second.
+                let second = used_before == Some(true);
+                self.delivered(at, item, delivery, deadline, second)?;
                 if !several {
                     together.clear();
                 }
                 self.narrow_variants(item, variants)?;
-                self.check_group(at, item, &together)?;
+                if !second {
+                    self.check_group(at, item, &together)?;
+                }
             }
             self.check_points(item, delivery)?;
             together.insert(item);
@@ -101,13 +103,20 @@ impl Checker {
         item: ItemId,
         delivery: &Delivery,
         deadline: Time,
+        second: bool,
     ) -> Checked {
-        self.grow_fence(delivery.lease.fence)?;
-        self.narrow(at, item, Places::READY)?;
+        if second {
+            self.fence_max = self.fence_max.max(delivery.lease.fence);
+            self.narrow(at, item, Places::READY.or(Places::LEASED))?;
+        } else {
+            self.grow_fence(delivery.lease.fence)?;
+            self.narrow(at, item, Places::READY)?;
+        }
         self.check_id(item, delivery.id)?;
         let (life, spec, config) = self.passed(at, item);
         let (least, most) = life.attempts;
-        if !(least + 1..=most + 1).contains(&delivery.attempt) {
+        let least = if second { least } else { least + 1 };
+        if !(least..=most + 1).contains(&delivery.attempt) {
             return violation(format!(
                 "{} is at attempt {}, after {least} to {most}",
                 spec.key, delivery.attempt
@@ -119,11 +128,11 @@ impl Checker {
         if delivery.generation < life.generation {
             return violation("a generation went backwards");
         }
-        if delivery.deadline != deadline {
+        if delivery.deadline != deadline && !second {
             return violation("a lease's deadline is not its length from now");
         }
         life.generation = delivery.generation;
-        life.lease(delivery.lease.fence, deadline, delivery.attempt);
+        life.lease(delivery.lease.fence, delivery.deadline, delivery.attempt);
         if config.guarantee == Guarantee::AtMostOnce {
             life.places = Places::default();
             life.end(Places::DONE, at);
@@ -135,31 +144,20 @@ impl Checker {
     }
 
     /// A receive with the same id gets the same leases.
-    fn delivered_again(
-        &mut self,
-        at: Time,
-        item: ItemId,
-        delivery: &Delivery,
-        lost: bool,
-    ) -> Checked {
+    fn delivered_again(&mut self, at: Time, item: ItemId, delivery: &Delivery) -> Checked {
         let fence = delivery.lease.fence;
         let known = self.leases.get(&fence).map(|lease| (lease.item, lease.id));
-        match known {
-            Some(known) if known == (item, delivery.id) => {}
-            None if lost => {
-                self.leases.insert(fence, Lease::new(item, delivery.id));
-                self.fence_max = self.fence_max.max(fence);
-            }
-            _ => return violation("a repeated receive brought another lease"),
+        if known != Some((item, delivery.id)) {
+            return violation("a repeated receive brought another lease");
         }
         self.narrow(at, item, Places::LEASED)?;
         self.check_id(item, delivery.id)?;
         self.check_attempts(at, item, delivery.attempt)?;
         let (life, ..) = self.passed(at, item);
-        if known.is_some() && life.fence != fence {
+        if life.fence != fence {
             return violation("a repeated receive brought a lease that is not the newest");
         }
-        let begun = if known.is_some() { life.begun } else { Maybe::No };
+        let begun = life.begun;
         life.lease(fence, delivery.deadline, delivery.attempt);
         life.begun = begun;
         Ok(())
@@ -204,7 +202,7 @@ impl Checker {
         };
         let (life, spec, _) = self.passed(at, held.item);
         let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
-        let may_hold = is_newest && !lease.ended && life.places.may_be(Places::LEASED);
+        let may_hold = is_newest && !lease.ended && life.may_settle(end.is_some());
         let alone = lease.ends.is_empty() && !life.unseen_lease;
         let surely_holds = may_hold && life.places == Places::LEASED && alone;
         let (key, places) = (spec.key.clone(), life.places);
@@ -259,8 +257,9 @@ impl Checker {
         (place, deadline): (Place, Option<Time>),
         repeats: bool,
     ) -> Checked {
+        let end = End::of(how);
         if let Some(lease) = self.leases.get_mut(&held.fence())
-            && let Some(end) = End::of(how)
+            && let Some(end) = end
         {
             lease.may_end(end);
             lease.ended = true;
@@ -275,9 +274,10 @@ impl Checker {
         let (life, spec, config) = self.passed(at, held.item);
         // Where an unanswered settle of the same kind may have been first, the message may be
         // further on already.
-        let further = match repeats {
-            true => life.places.without(Places::LEASED),
-            false => Places::default(),
+        let further = match (repeats, life.unseen_lease) {
+            (true, true) => life.places,
+            (true, false) => life.places.without(Places::LEASED),
+            (false, _) => Places::default(),
         };
         let expected = match how {
             How::Done(_) => Places::DONE,
@@ -302,6 +302,9 @@ impl Checker {
         }
         life.places = Places::of(place);
         life.unseen_lease &= repeats;
+        if end.is_some() {
+            life.lapsed = false;
+        }
         match how {
             How::Done(_) => {
                 let result = result_of(spec, held.fence());

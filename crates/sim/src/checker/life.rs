@@ -102,6 +102,8 @@ pub(crate) struct Life {
     pub(crate) result: Option<Option<Blob>>,
     /// What may be stored.
     pub(crate) results: Vec<Option<Blob>>,
+    /// The newest lease may have run out, and nobody have superseded it: it may still end.
+    pub(crate) lapsed: bool,
     /// Somebody who never heard of it may hold a newer lease.
     pub(crate) unseen_lease: bool,
     /// A purge may have taken it since then, and its key where true.
@@ -143,6 +145,7 @@ impl Life {
             ended_from: Time::NEVER,
             result: None,
             results: Vec::new(),
+            lapsed: false,
             unseen_lease: false,
             purge: None,
             redriven: None,
@@ -213,6 +216,7 @@ impl Life {
 
     /// A lease may be over.
     fn lose(&mut self, at: Time, item: &Item, config: &Config) {
+        self.lapsed = true;
         let parks = config.on_lost == OnLost::Park;
         if parks && self.begun != Maybe::No {
             self.places.add(Places::PARKED);
@@ -265,6 +269,7 @@ impl Life {
         self.places = Places::LEASED;
         self.fence = fence;
         self.unseen_lease = false;
+        self.lapsed = false;
         self.lost_from = deadline;
         self.begun = Maybe::No;
         self.attempts = (attempt, attempt);
@@ -298,6 +303,13 @@ impl Life {
         }
     }
 
+    /// Whether the newest lease may settle: it holds the message, or it ran out and can only end.
+    pub(crate) fn may_settle(&self, ends: bool) -> bool {
+        let waiting = Places::READY.or(Places::DELAYED).or(Places::PARKED);
+        self.places.may_be(Places::LEASED)
+            || ends && self.lapsed && self.places.may_be(waiting)
+    }
+
     /// Whether a send may be the first of a new message.
     pub(crate) fn may_begin(&self, config: &Config, claim: bool, item: &Item) -> bool {
         self.places.may_be(Self::beginnings(config, claim, item))
@@ -328,6 +340,11 @@ impl Life {
             let known = self.places.may_be(Places::LEASED);
             self.places.add(Places::LEASED);
             self.unseen_lease = true;
+            // A lease begins unbegun; the one before may still be the newest.
+            self.begun = match self.begun {
+                Maybe::Yes | Maybe::Maybe if known => Maybe::Maybe,
+                _ => Maybe::No,
+            };
             self.lost_from = if known { self.lost_from.min(deadline) } else { deadline };
         }
     }

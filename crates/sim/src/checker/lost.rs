@@ -68,7 +68,8 @@ impl Checker {
             lease.may_end(end);
         }
         let (life, spec, config) = self.passed(at, held.item);
-        let may_hold = life.fence == held.fence() && life.places.may_be(Places::LEASED);
+        let ends = End::of(how).is_some();
+        let may_hold = life.fence == held.fence() && life.may_settle(ends);
         if !may_hold || config.guarantee == Guarantee::AtMostOnce {
             return;
         }

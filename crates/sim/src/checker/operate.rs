@@ -85,6 +85,7 @@ impl Checker {
     fn resolved(&mut self, at: Time, item: ItemId, done: bool) -> Checked {
         self.narrow(at, item, Places::PARKED)?;
         let (life, spec, _) = self.passed(at, item);
+        life.lapsed = false;
         if done {
             let result = result_of(spec, hapax_core::Fence(1));
             life.results.push(result.clone());

@@ -30,7 +30,7 @@ impl Checker {
         lease_ms: u64,
         answer: &Answer,
     ) -> Checked {
-        let Answer::Fresh { id, lease, deadline } = answer else {
+        let Answer::Fresh { id, lease, deadline, .. } = answer else {
             if matches!(answer, Answer::Accepted { .. }) {
                 return violation("a claim was answered as a send");
             }
@@ -163,6 +163,10 @@ impl Checker {
                 let kept = config.retention_ms.map_or(Time::NEVER, |ms| dated.plus(ms));
                 if spec.issued_at != Some(*dated) || kept > at {
                     return violation("a key was too old before its time");
+                }
+                // An emit that comes later than its queue remembers is refused, never doubled.
+                if let Some(life) = self.lives.get_mut(item) {
+                    life.promised = false;
                 }
                 self.unknown(at, item, claim)
             }
