@@ -82,7 +82,12 @@ impl Machine {
     pub(crate) fn relocate(&mut self, slot: Slot, state: State) {
         self.count_place(slot, false);
         self.unfile(slot);
-        self.messages.at_mut(slot).state = state;
+        let message = self.messages.at_mut(slot);
+        // The dead stay dead until somebody redrives them, and that is a new beginning.
+        if let (State::Dead { .. }, Some(extra)) = (&state, &mut message.extra) {
+            extra.lost = None;
+        }
+        message.state = state;
         self.count_place(slot, true);
         self.file(slot);
         self.touch(slot);

@@ -42,8 +42,6 @@ fn parse_faults(text: &str) -> Result<Choice, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A panic of the code under test is told as a violation, with its seed.
-    std::panic::set_hook(Box::new(|_| {}));
     let settings = Settings {
         steps: arguments.steps,
         faults: arguments.faults.clone(),
@@ -52,7 +50,11 @@ fn main() -> ExitCode {
     };
     match arguments.seed {
         Some(seed) => run_one(seed, &settings, &arguments),
-        None => run_many(&settings, &arguments),
+        None => {
+            // A panic of the code under test is told as a violation, with its seed.
+            std::panic::set_hook(Box::new(|_| {}));
+            run_many(&settings, &arguments)
+        }
     }
 }
 

@@ -161,8 +161,7 @@ pub(crate) fn apply_lost(
     message.remember(event(at, What::Lost, &worker, ""));
     let extra = message.extra();
     extra.losses += 1;
-    // The dead stay dead until somebody redrives them, and that is a new beginning.
-    extra.lost = Some(fence).filter(|_| next != Next::Dead);
+    extra.lost = Some(fence);
     extra.worker = Some(worker);
     if next == Next::Dead {
         let error = if message.ttl_at <= at { OVER } else { LOST };

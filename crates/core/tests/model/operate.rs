@@ -403,7 +403,7 @@ impl Model {
             message.losses += 1;
             message.worker = Some(worker);
             let fence = message.fence().unwrap_or_default();
-            message.lost = Some(fence).filter(|_| next != Next::Dead);
+            message.lost = Some(fence);
             if next == Next::Dead {
                 message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
             }

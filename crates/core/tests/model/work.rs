@@ -269,6 +269,7 @@ impl Model {
             }
             Next::Dead => {
                 message.tell(at, What::Dead, &nobody, &error);
+                message.lost = None;
                 State::Dead { at, holds: parks && message.ordered.is_some() }
             }
             Next::Freed => return self.free(index, fence),

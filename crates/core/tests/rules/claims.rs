@@ -85,7 +85,7 @@ fn claim_after_a_lost_one_gets_what_that_one_saved() {
         settle k1 save charged yes   => ok leased
         wait   1h
         claim  k1 f by=w2            => fresh {charged=yes}
-        settle k1@w2 release         => ok discarded
+        settle k1 release            => ok discarded
         claim  k1 f by=w3            => fresh {charged=yes}
         ",
     );
