@@ -1,6 +1,8 @@
 //! What a partition promises beyond the rules: when answers leave, what memory holds, what a
 //! restart, a takeover and a backup find.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails should say where")]
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -342,6 +344,7 @@ fn opening_a_damaged_directory_says_what_is_damaged_where() {
     std::fs::write(&segment, bytes).unwrap();
     let volume = Arc::new(OsVolume::open(directory.path()).unwrap());
     let opened = DiskStore::open(volume, disk::Options::default(), Arc::new(|| {}));
-    let error = opened.err().expect("damage is refused").to_string();
+    let Err(error) = opened else { panic!("damage is refused") };
+    let error = error.to_string();
     assert!(error.contains("journal-00000001.seg is damaged at byte"), "{error}");
 }

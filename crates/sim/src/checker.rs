@@ -135,9 +135,8 @@ impl Checker {
             }
             _ => self.operated(at, op, outcome),
         };
-        checked.map_err(|Violation(text)| {
-            Violation(format!("{text}\n  {op:?}\n  {}", brief(outcome)))
-        })
+        checked
+            .map_err(|Violation(text)| Violation(format!("{text}\n  {op:?}\n  {}", brief(outcome))))
     }
 
     /// Whether anything is known to be unfinished: where, and how much of it.
@@ -156,7 +155,7 @@ impl Checker {
         let lives = self.lives.iter().zip(&self.items);
         let mut broken = lives.filter(|(life, _)| {
             let never = life.id.is_none() && life.places == Places::ABSENT;
-            life.promised && never && life.purge.is_none()
+            life.promised && never && !life.too_old && life.purge.is_none()
         });
         broken.next().map(|(_, item)| item.key.to_string())
     }
@@ -253,6 +252,7 @@ impl Checker {
         }
         if let Some(old) = life.id.replace(id) {
             life.past.insert(old, life.result.take());
+            life.generation = 0;
         }
         life.may_be_new = false;
         self.ids.insert(id, item);

@@ -124,8 +124,7 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
 /// What went wrong, and the one command that shows how.
 fn told(report: &Report, arguments: &Arguments) -> Option<String> {
     let violation = report.violation.as_ref()?;
-    let mut command =
-        format!("cargo run --release -p hapax-sim -- --seed {} --trace", report.seed);
+    let mut command = format!("cargo run --release -p hapax-sim -- --seed {} --trace", report.seed);
     if arguments.steps != Settings::default().steps {
         command += &format!(" --steps {}", arguments.steps);
     }

@@ -33,21 +33,64 @@ impl std::fmt::Debug for Held {
 /// One request of a client.
 #[derive(Clone, Debug)]
 pub enum Op {
-    Send { item: ItemId, variant: Variant },
-    Claim { item: ItemId, variant: Variant, lease_ms: u64 },
-    Receive { queue: usize, max: u32, lease_ms: Option<u64>, id: Option<u64>, several: bool },
-    Settle { held: Held, how: How },
-    Look { item: ItemId },
-    Forget { item: ItemId },
-    Replay { item: ItemId, variant: Variant },
-    Discard { item: ItemId },
-    Resolve { item: ItemId, done: bool },
+    Send {
+        item: ItemId,
+        variant: Variant,
+    },
+    Claim {
+        item: ItemId,
+        variant: Variant,
+        lease_ms: u64,
+    },
+    Receive {
+        queue: usize,
+        max: u32,
+        lease_ms: Option<u64>,
+        id: Option<u64>,
+        several: bool,
+    },
+    Settle {
+        held: Held,
+        how: How,
+    },
+    Look {
+        item: ItemId,
+    },
+    Forget {
+        item: ItemId,
+    },
+    Replay {
+        item: ItemId,
+        variant: Variant,
+    },
+    Discard {
+        item: ItemId,
+    },
+    Resolve {
+        item: ItemId,
+        done: bool,
+    },
     /// By keys where items are given, else all of the queue.
-    Redrive { queue: usize, id: u64, items: Vec<ItemId> },
-    Purge { queue: usize, keys: bool },
-    Pause { queue: usize, paused: bool },
-    Relayed { id: u64, reached: bool },
-    Show { queue: usize },
+    Redrive {
+        queue: usize,
+        id: u64,
+        items: Vec<ItemId>,
+    },
+    Purge {
+        queue: usize,
+        keys: bool,
+    },
+    Pause {
+        queue: usize,
+        paused: bool,
+    },
+    Relayed {
+        id: u64,
+        reached: bool,
+    },
+    Show {
+        queue: usize,
+    },
 }
 
 /// How a lease is settled.
@@ -198,9 +241,7 @@ impl<'a> Maker<'a> {
             How::Release => Verb::Release,
             How::Extend { lease_ms } => Verb::Extend { lease_ms: Some(*lease_ms) },
             How::Begin => Verb::Begin,
-            How::Save(name) => {
-                Verb::Save { name: (*name).to_owned(), data: point_of(item, name) }
-            }
+            How::Save(name) => Verb::Save { name: (*name).to_owned(), data: point_of(item, name) },
         }
     }
 

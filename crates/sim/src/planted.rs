@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax_core::{Decision, Digest, MessageId, Time, read_batch};
 use hapax_store::disk::DiskStore;
 use hapax_store::memory::MemoryStore;
-use hapax_store::{
-    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store,
-};
+use hapax_store::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
 
 /// What is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,12 +64,7 @@ impl SimStore {
         Self::new(Inner::Memory(store), partition, bug, shared)
     }
 
-    fn new(
-        inner: Inner,
-        partition: u16,
-        bug: Option<Bug>,
-        shared: Arc<Mutex<Shared>>,
-    ) -> Self {
+    fn new(inner: Inner, partition: u16, bug: Option<Bug>, shared: Arc<Mutex<Shared>>) -> Self {
         Self { inner, partition, bug, appended: 0, places: BTreeMap::new(), shared }
     }
 
@@ -176,7 +169,11 @@ impl Store for SimStore {
         keys: &[PointKey],
         found: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
-        self.store().get_many(keys, found)
+        let unfenced = self.is_unfenced();
+        match &mut self.inner {
+            Inner::Memory(store) if unfenced => store.another().get_many(keys, found),
+            _ => self.store().get_many(keys, found),
+        }
     }
 
     fn scan(
@@ -185,7 +182,11 @@ impl Store for SimStore {
         to: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
-        self.store().scan(from, to, each)
+        let unfenced = self.is_unfenced();
+        match &mut self.inner {
+            Inner::Memory(store) if unfenced => store.another().scan(from, to, each),
+            _ => self.store().scan(from, to, each),
+        }
     }
 
     fn room(&mut self) -> Room {

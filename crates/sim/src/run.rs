@@ -398,6 +398,13 @@ impl Run {
         if self.world.disk.stopped().is_some() || errors(&now) > errors(&before) {
             return Ok(());
         }
+        if self.freed_at.is_some() && !self.world.is_open() && is_full(error) {
+            // With all spare segments in use there is no room for a new owner's epoch either.
+            // Somebody makes room; nothing may be lost meanwhile.
+            self.tally.count("opened after making room");
+            self.free();
+            return Ok(());
+        }
         if self.rotten.is_some() || self.checker.damaged {
             return self.refused(error);
         }
@@ -428,4 +435,8 @@ impl Run {
             self.trace.push(format!("{} {}", self.step, line()));
         }
     }
+}
+
+fn is_full(error: &Error) -> bool {
+    matches!(error, Error::Store(error) if error.is_full())
 }

@@ -33,8 +33,13 @@ const REMEMBERED_MAX: usize = 24;
 
 impl Workload {
     /// The next request.
-    pub fn next(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker, now: Time)
-    -> Op {
+    pub fn next(
+        &mut self,
+        random: &mut Random,
+        scene: &Scene,
+        checker: &mut Checker,
+        now: Time,
+    ) -> Op {
         if let Some((id, item)) = self.relays.pop_front() {
             self.relays.push_back((id, item));
             if random.one_in(2) {
@@ -118,9 +123,8 @@ impl Workload {
         let Effect::Relay(relay) = effect else { return };
         let queue = scene.queues.iter().position(|spec| spec.name == relay.emit.queue);
         let key = relay.emit.content.key();
-        let found = checker.items().iter().position(|item| {
-            Some(item.queue) == queue && *item.key == *key
-        });
+        let found =
+            checker.items().iter().position(|item| Some(item.queue) == queue && *item.key == *key);
         if let Some(item) = found {
             checker.date(item, relay.issued_at);
         }

@@ -315,11 +315,7 @@ impl World {
 
     /// Another process takes over while the first one goes on. What the first had not answered
     /// comes back: whether it was done is decided now.
-    pub fn take_over(
-        &mut self,
-        random: &mut Random,
-        seen: Time,
-    ) -> Result<Vec<Submitted>, Error> {
+    pub fn take_over(&mut self, random: &mut Random, seen: Time) -> Result<Vec<Submitted>, Error> {
         let mut lost = self.bury();
         if let Some(mut owner) = self.owner.take() {
             for sent in owner.pending.values_mut() {
@@ -341,13 +337,7 @@ impl Owner {
     }
 
     /// The planted bug: sends of staged keys are answered at once.
-    fn answer_early(
-        &mut self,
-        at: Time,
-        ops: Vec<Op>,
-        scene: &Scene,
-        items: &[Item],
-    ) -> Vec<Op> {
+    fn answer_early(&mut self, at: Time, ops: Vec<Op>, scene: &Scene, items: &[Item]) -> Vec<Op> {
         let (early, later) = ops.into_iter().partition(|op| {
             let Op::Send { variant: 0, .. } = op else { return false };
             let Command::Send(send) = op.command(scene, items) else { return false };

@@ -57,7 +57,10 @@ pub struct Checkpoint {
 
 impl std::fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Checkpoint").field("epoch", &self.epoch).field("through", &self.through).finish()
+        f.debug_struct("Checkpoint")
+            .field("epoch", &self.epoch)
+            .field("through", &self.through)
+            .finish()
     }
 }
 
@@ -101,7 +104,8 @@ pub trait Store: Send {
     fn checkpointed(&mut self) -> Result<Sequence, Error>;
 
     /// Looks up points. Calls `found(index, value)` for each key that has a row. MUST NOT return
-    /// bytes that fail their checksum.
+    /// bytes that fail their checksum, nor rows of a later owner's checkpoint: an owner that was
+    /// replaced gets [`Error::Fenced`], here and in `scan`.
     fn get_many(
         &mut self,
         keys: &[PointKey],

@@ -301,7 +301,7 @@ impl Store for MemoryStore {
         keys: &[PointKey],
         found: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
-        let state = self.live()?;
+        let state = self.owned()?;
         for (index, key) in keys.iter().enumerate() {
             let mut buckets = state.points.range((*key, 0)..=(*key, u64::MAX));
             if let Some((_, value)) = buckets.next_back() {
@@ -317,7 +317,7 @@ impl Store for MemoryStore {
         to: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
-        let state = self.live()?;
+        let state = self.owned()?;
         if from < to {
             let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Excluded(to));
             let rows = state.ordered.range::<[u8], _>(bounds);

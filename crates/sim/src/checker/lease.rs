@@ -282,9 +282,7 @@ impl Checker {
         let expected = match how {
             How::Done(_) => Places::DONE,
             // The first of the two may have been another kind of failure.
-            How::Fail { .. } if repeats => {
-                Places::DEAD.or(Places::DELAYED).or(Places::DISCARDED)
-            }
+            How::Fail { .. } if repeats => Places::DEAD.or(Places::DELAYED).or(Places::DISCARDED),
             How::Fail { dead: true, .. } => Places::DEAD,
             How::Fail { .. } if spec.claim => Places::DISCARDED,
             How::Fail { .. } => {

@@ -115,6 +115,8 @@ pub(crate) struct Life {
     pub(crate) may_be_saved: BTreeSet<&'static str>,
     /// Its parent's end was confirmed, so it must come to be.
     pub(crate) promised: bool,
+    /// It came later than its queue remembers, and was refused rather than doubled.
+    pub(crate) too_old: bool,
     /// Every id of this key, with what is known to be stored under it.
     pub(crate) past: BTreeMap<MessageId, Option<Option<Blob>>>,
 }
@@ -152,6 +154,7 @@ impl Life {
             saved: BTreeSet::new(),
             may_be_saved: BTreeSet::new(),
             promised: false,
+            too_old: false,
             past: BTreeMap::new(),
         }
     }
@@ -306,8 +309,7 @@ impl Life {
     /// Whether the newest lease may settle: it holds the message, or it ran out and can only end.
     pub(crate) fn may_settle(&self, ends: bool) -> bool {
         let waiting = Places::READY.or(Places::DELAYED).or(Places::PARKED);
-        self.places.may_be(Places::LEASED)
-            || ends && self.lapsed && self.places.may_be(waiting)
+        self.places.may_be(Places::LEASED) || ends && self.lapsed && self.places.may_be(waiting)
     }
 
     /// Whether a send may be the first of a new message.

@@ -164,9 +164,8 @@ impl Checker {
                 if spec.issued_at != Some(*dated) || kept > at {
                     return violation("a key was too old before its time");
                 }
-                // An emit that comes later than its queue remembers is refused, never doubled.
                 if let Some(life) = self.lives.get_mut(item) {
-                    life.promised = false;
+                    life.too_old = true;
                 }
                 self.unknown(at, item, claim)
             }

@@ -139,7 +139,7 @@ impl Run {
             self.world.disk.faults(|faults| faults.misdirected_write = nth);
             return Ok(());
         }
-        if self.rotten.is_some() {
+        if self.rotten.is_some() || self.checker.damaged {
             return Ok(());
         }
         // After a clean end every byte counts; after a crash the last window may be torn, and a
@@ -211,7 +211,9 @@ impl Run {
                 Err(Ended::Refused)
             }
             // A worker met the damage, and said so when it was stepped.
-            Error::Store(StoreError::Stopped(cause)) if cause.contains("is damaged at byte") => {
+            Error::Store(StoreError::Stopped(cause)) | Error::Stopped(cause)
+                if cause.contains("is damaged at byte") =>
+            {
                 Err(Ended::Refused)
             }
             _ => wrong(format!("damage was not told by file and offset: {error}")),
@@ -221,7 +223,8 @@ impl Run {
     fn contents(&self) -> BTreeMap<String, Vec<u8>> {
         let disk = &self.world.disk;
         let names = disk.names().into_iter().filter(|name| name != "LOCK");
-        names.filter_map(|name| Some((disk.contents(&name).ok()?, name)))
+        names
+            .filter_map(|name| Some((disk.contents(&name).ok()?, name)))
             .map(|(bytes, name)| (name, bytes))
             .collect()
     }
