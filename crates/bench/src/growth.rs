@@ -172,7 +172,8 @@ fn lines(fields: &Fields) -> Vec<(String, String)> {
                 &format!("{} keys", grouped(part.keys as f64)),
                 format!(
                     "{} lives/s, {:.2} + {:.2} µs, {:.0} MiB, {:.1} B/key on disk, longest \
-                     submit {:.1} ({:.1} of CPU), hold {:.1}, confirm {:.1} ms, syncs p99 {:.2}, longest {:.1} ms",
+                     submit {:.1} ({:.1} of CPU), hold {:.1}, confirm {:.1} ms, syncs p99 {:.2}, \
+                     longest {:.1} ms",
                     grouped(part.lives_per_s),
                     part.writer_us_per_life,
                     part.behind_us_per_life,

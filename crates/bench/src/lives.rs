@@ -24,14 +24,14 @@ pub(crate) struct Arguments {
     /// Bytes of a result.
     #[arg(long, default_value_t = 16)]
     result: usize,
-    /// How many lives on fjall, which is slower.
-    #[arg(long, default_value_t = 300_000)]
+    /// How many lives on fjall, which is slower. Too few never leave its memory.
+    #[arg(long, default_value_t = 1_500_000)]
     peer_count: u64,
 }
 
 impl Default for Arguments {
     fn default() -> Self {
-        Self { count: 6_000_000, batch: 512, size: 100, result: 16, peer_count: 300_000 }
+        Self { count: 6_000_000, batch: 512, size: 100, result: 16, peer_count: 1_500_000 }
     }
 }
 

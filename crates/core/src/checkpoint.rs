@@ -55,6 +55,7 @@ impl Snapshot {
         let mut written: Vec<RowKey> = Vec::with_capacity(self.messages.len());
         let mut value = Vec::new();
         for message in &self.messages {
+            debug_assert!(message.row.is_some(), "a frozen message has its row");
             let Some(row) = message.row else { continue };
             value.clear();
             encode_message(message, &mut value);
@@ -87,6 +88,10 @@ impl Snapshot {
     fn delete(&self, mut alive: Vec<Digest>, mut written: Vec<RowKey>, sink: &mut dyn RowSink) {
         alive.sort_unstable();
         written.sort_unstable();
+        debug_assert!(alive.is_sorted_by(|a, b| a < b), "a point is written once");
+        debug_assert!(written.is_sorted_by(|a, b| a < b), "a row is written once");
+        let finished = |digest: &Digest| self.records.writes_point(self.seed, digest, u64::MAX);
+        debug_assert!(!alive.iter().any(finished), "a key is alive or finished");
         let mut points = self.records.point_deletes().to_vec();
         points.sort_unstable();
         points.dedup();
@@ -111,6 +116,7 @@ impl Snapshot {
 impl Machine {
     /// Cuts through the state as it is. One snapshot at a time: `thaw` comes before the next.
     pub fn freeze(&mut self) -> Snapshot {
+        assert!(!self.is_frozen(), "thaw comes before the next snapshot");
         let mut row_deletes = Vec::new();
         let messages = self.freeze_messages(&mut row_deletes);
         let groups = self.freeze_groups(&mut row_deletes);
@@ -135,6 +141,8 @@ impl Machine {
         }
         rows.push((RowKey::table(table::MACHINE), value));
         self.keys_expired = false;
+        assert!(self.dirty.is_empty() && self.dirty_groups.is_empty(), "every change is frozen");
+        assert!(self.receives.gone.is_empty(), "and so is what went");
         let records = self.keys.freeze();
         Snapshot { seed: self.keys.seed(), records, messages, groups, rows, row_deletes }
     }
@@ -285,6 +293,7 @@ impl Machine {
                 queue.mortal.remove(&(message.ttl_at, message.seq));
             }
         }
+        debug_assert_eq!(self.messages.bytes(), bytes, "what left was reckoned with, once");
         chosen.len() + self.evict_groups(id, keep, target)
     }
 

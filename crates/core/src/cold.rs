@@ -182,6 +182,8 @@ impl Machine {
     /// The range has been read: `rows` of it, the last one named `last`.
     pub fn warmed(&mut self, need: &Need, rows: usize, last: Option<&[u8]>) {
         let Need::Range { limit, of, from, to } = need else { return };
+        debug_assert!(rows <= *limit, "no more is read than was asked for");
+        debug_assert_eq!(rows == 0, last.is_none(), "the last row is named where there is one");
         let all = rows < *limit;
         let last = last.and_then(|last| RowKey::try_from(last).ok());
         let last_seq = last.map_or(0, |last| seq_of(&last));
@@ -234,6 +236,7 @@ impl Machine {
             RangeOf::Redrive(queue, job) => {
                 let job = self.queues.get_mut(*queue).and_then(|queue| queue.redrives.get_mut(job));
                 if let Some(job) = job {
+                    debug_assert!(all || last_seq >= job.cursor, "rows are read from the cursor");
                     job.horizon = if all { Seq::MAX } else { last_seq };
                 }
             }
@@ -320,7 +323,7 @@ impl Machine {
     ) {
         let Some(queue) = self.queues.named(queue) else { return };
         if content.has_key() {
-            let digest = self.scoped(queue, digest, content.key(), content.group());
+            let digest = self.scoped(queue, digest, content);
             self.need_key(&digest, needs);
         }
         self.need_group_of(queue, content, needs);
@@ -457,16 +460,13 @@ impl Machine {
     }
 
     /// The digest under which the queue knows the key.
-    pub(crate) fn scoped(
-        &self,
-        queue: &Queue,
-        digest: Digest,
-        key: &str,
-        group: Option<&str>,
-    ) -> Digest {
+    pub(crate) fn scoped(&self, queue: &Queue, digest: Digest, content: &Content) -> Digest {
         match queue.config.dedup_scope {
             DedupScope::Queue => digest,
-            DedupScope::Group => Digest::of_key(&queue.name.tenant, &queue.name.queue, group, key),
+            DedupScope::Group => {
+                let (tenant, name) = (&queue.name.tenant, &queue.name.queue);
+                Digest::of_key(tenant, name, content.group(), content.key())
+            }
         }
     }
 
@@ -502,6 +502,7 @@ impl Machine {
 }
 
 fn range(from: RowKey, to: RowKey, of: RangeOf) -> Need {
+    debug_assert!(from <= to, "a range ends after it begins");
     Need::Range { from, to, limit: limits::REFILL, of }
 }
 

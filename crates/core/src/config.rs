@@ -29,7 +29,9 @@ pub struct Config {
 }
 
 macro_rules! choices {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $choice:ident = $number:literal $text:literal,)+ }) => {
+    ($(#[$meta:meta])* $name:ident {
+        $($(#[$doc:meta])* $choice:ident = $number:literal $text:literal,)+
+    }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub enum $name { $($(#[$doc])* $choice = $number,)+ }

@@ -79,10 +79,17 @@ impl Content {
     }
 
     fn text(&self, start: usize, len: usize) -> &str {
+        debug_assert!(start + len <= self.bytes.len(), "the lengths were checked");
         let bytes = self.bytes.get(start..start + len).unwrap_or_default();
         std::str::from_utf8(bytes).unwrap_or_default()
     }
 }
+
+// The lengths are kept in so many bits.
+const _: () = assert!(limits::KEY_BYTES_MAX <= u8::MAX as usize);
+const _: () = assert!(limits::GROUP_BYTES_MAX <= u8::MAX as usize);
+const _: () = assert!(limits::CONTENT_TYPE_BYTES_MAX <= u8::MAX as usize);
+const _: () = assert!(limits::HEADERS_BYTES_MAX <= u16::MAX as usize);
 
 /// Why a message cannot be put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

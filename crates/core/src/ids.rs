@@ -63,6 +63,8 @@ impl Fence {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(pub [u8; 16]);
 
+const _: () = assert!(crate::limits::PARTITIONS_MAX <= 1 << 12, "an id has 12 bits for it");
+
 impl MessageId {
     pub fn new(at: Time, partition: u16, seq: Seq) -> Self {
         debug_assert!(partition < crate::limits::PARTITIONS_MAX);

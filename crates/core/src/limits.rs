@@ -61,3 +61,12 @@ pub const REFILL: usize = 1_024;
 
 pub const PARTITIONS_MAX: u16 = 4_096;
 pub const QUEUES_MAX: usize = 100_000;
+
+// What the bounds must be to each other.
+const _: () = assert!(LEASE_MS_MIN > 0 && LEASE_MS_MIN < LEASE_MS_MAX);
+const _: () = assert!(RETENTION_MS_MIN > 0 && RETENTION_MS_MIN < RETENTION_MS_MAX);
+const _: () = assert!(RELAY_BACKOFF_MIN_MS > 0 && RELAY_BACKOFF_MIN_MS < RELAY_BACKOFF_MAX_MS);
+const _: () = assert!(RECOVERY_POINT_NAME_BYTES_MAX < RECOVERY_POINTS_BYTES_MAX);
+const _: () = assert!(EMITS_MAX <= RELAY_MAX, "one settle alone is never too much");
+const _: () = assert!(RECEIVE_MAX as usize <= REFILL, "one refill is enough for a receive");
+const _: () = assert!(BROWSE_MAX < REFILL, "and for a page, with one more to tell of the next");

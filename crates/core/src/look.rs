@@ -56,6 +56,8 @@ impl Machine {
         let read = read.and_then(|from| self.browsed.iter().find(|(known, _)| *known == from));
         let read_to = read.map(|(_, seq)| *seq);
         slots.retain(|slot| read_to.is_none_or(|seq| self.messages.at(*slot).seq <= seq));
+        let by_age = |slot: &Slot| self.messages.at(*slot).seq;
+        debug_assert!(slots.is_sorted_by_key(by_age), "the next page begins behind the last one");
         let more = slots.len() > limit;
         slots.truncate(limit);
         let last = slots.last().map(|slot| self.messages.at(*slot).seq);

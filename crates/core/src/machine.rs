@@ -124,7 +124,10 @@ impl Batch {
 
     fn push(&mut self, decision: &Decision) {
         if decision.is_durable() {
+            let before = self.bytes.len();
+            debug_assert!(before > 0, "a batch is begun before it is filled");
             decision.encode(&mut self.bytes);
+            debug_assert!(self.bytes.len() > before, "what is durable has bytes");
             self.decisions += 1;
         }
     }
@@ -211,7 +214,10 @@ impl Machine {
     /// `needs` must have been warmed.
     pub fn execute(&mut self, stamp: Stamp, command: Command, batch: &mut Batch) -> Outcome {
         debug_assert_eq!(stamp.at, self.now, "advance comes first");
+        debug_assert!(self.unknown.is_none(), "what one command looked for is not another's");
         let mut verdict = std::mem::take(&mut self.scratch);
+        debug_assert!(verdict.decisions.is_empty(), "every decision before was applied");
+        debug_assert!(verdict.effects.is_empty(), "every effect before was handed on");
         let outcome = self.decide(stamp, command, &mut verdict);
         self.unknown = verdict.unknown.take();
         for decision in verdict.decisions.drain(..) {
@@ -357,6 +363,7 @@ impl Machine {
     pub(crate) fn use_fence(&mut self, fence: Fence) {
         if fence.epoch() == self.epoch {
             self.next_fence = self.next_fence.max(fence.counter() + 1);
+            debug_assert!(fence < self.next_fence(), "a fence is given once");
         }
     }
 

@@ -215,6 +215,7 @@ impl Messages {
         if let Some(piece) = self.slots.last_mut() {
             piece.push(Some(message));
         }
+        debug_assert!(matches!(self.slot(slot), Some(Some(_))), "a slot names what was put there");
         self.used += 1;
         slot
     }
@@ -234,7 +235,9 @@ impl Messages {
     pub(crate) fn remove(&mut self, slot: Slot) -> Message {
         let message = self.slot_mut(slot).and_then(Option::take);
         let Some(message) = message else { gone(slot) };
+        debug_assert!(self.bytes >= message.footprint(), "what leaves was counted");
         self.bytes -= message.footprint();
+        debug_assert!(slot.0 < self.used, "only a slot that was given is free again");
         self.free.push(slot);
         message
     }
@@ -266,6 +269,7 @@ impl Messages {
     }
 
     pub(crate) fn len(&self) -> usize {
+        debug_assert!(self.free.len() <= self.used as usize, "a slot is free once");
         self.used as usize - self.free.len()
     }
 

@@ -120,12 +120,14 @@ pub(crate) struct Rate {
 impl Rate {
     /// How long to wait for a token; zero where there is one.
     pub(crate) fn wait_ms(&self, per_s: u32, at: Time) -> u64 {
+        debug_assert!(per_s > 0, "a rate of none is refused when it is configured");
         let used = self.used_at(per_s, at);
         let room = u64::from(per_s) * 1_000;
         if used + 1_000 <= room { 0 } else { (used + 1_000 - room).div_ceil(per_s.into()).max(1) }
     }
 
     pub(crate) fn take(&mut self, per_s: u32, at: Time) {
+        debug_assert!(at >= self.at, "time never runs backwards");
         *self = Self { used_milli: self.used_at(per_s, at) + 1_000, at };
     }
 
@@ -175,6 +177,7 @@ impl Queue {
             *count += 1;
             self.stats.keys += 1;
         } else if *count > 0 {
+            debug_assert!(self.stats.keys > 0, "keys are counted by bucket and together");
             *count -= 1;
             self.stats.keys -= 1;
         }
@@ -186,6 +189,7 @@ impl Queue {
         while let Some((drop_at, count)) = self.remembered.first_key_value()
             && *drop_at <= at.0
         {
+            debug_assert!(self.stats.keys >= *count, "keys are counted by bucket and together");
             self.stats.keys -= count;
             self.remembered.pop_first();
             self.dirty = true;
@@ -194,6 +198,9 @@ impl Queue {
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let stats = &self.stats;
+        debug_assert_eq!(self.remembered.values().sum::<u64>(), stats.keys, "keys by bucket");
+        debug_assert!(stats.messages() > 0 || stats.bytes == 0, "nothing takes no room");
         encode_name(&self.name, out);
         encode_config(&self.config, out);
         out.number(self.version);
@@ -206,7 +213,6 @@ impl Queue {
             purge.map_or(0, |purge| 1 | u8::from(purge.keys) << 1 | u8::from(purge.delete) << 2);
         out.u8(purge_flags);
         out.number(purge.map_or(0, |purge| purge.below));
-        let stats = &self.stats;
         for count in [
             stats.ready,
             stats.delayed,
@@ -287,6 +293,8 @@ impl Queue {
 
 pub(crate) fn encode_job(job: &Job, out: &mut Vec<u8>) {
     let started = &job.started;
+    debug_assert!(job.moved <= job.matched, "only what matched is moved");
+    debug_assert!(job.moved == 0 || !started.dry_run, "a rehearsal moves nothing");
     out.text(&started.id);
     encode_error(started.error_contains.as_deref(), out);
     encode_error(started.group.as_deref(), out);
@@ -368,6 +376,7 @@ impl Queues {
         }
         self.by_name.insert_unique(hash, (hash, id), |(hash, _)| *hash);
         self.count += 1;
+        debug_assert_eq!(self.count, self.by_name.len(), "found by number and by name");
     }
 
     pub(crate) fn remove(&mut self, id: QueueId) {
@@ -377,6 +386,7 @@ impl Queues {
             entry.remove();
         }
         self.count -= 1;
+        debug_assert_eq!(self.count, self.by_name.len(), "found by number and by name");
     }
 
     pub(crate) fn len(&self) -> usize {

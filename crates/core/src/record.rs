@@ -157,8 +157,14 @@ const FOREVER: u8 = 1 << 6;
 /// The retention is a whole number of seconds, which most are: three bytes instead of five.
 const SECONDS: u8 = 1 << 7;
 
+const _: () = assert!(End::Forgotten as u8 <= END_MASK, "how it ended fits the flags");
+
 /// Appends a record. About 50 bytes for a life without incident and an empty result.
 pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
+    // Written as differences, which would read back as others where these did not hold.
+    debug_assert!(record.leased_at >= record.accepted_at);
+    debug_assert!(record.finished_at >= record.accepted_at);
+    debug_assert!(record.expires_at >= record.finished_at);
     let retention = record.expires_at.since(record.finished_at);
     let forever = record.expires_at == Time::NEVER;
     let seconds = retention.is_multiple_of(1_000);
@@ -335,6 +341,7 @@ pub(crate) fn decode_error(reader: &mut Reader<'_>) -> Result<Option<Arc<str>>, 
 }
 
 pub(crate) fn encode_history(history: &[Event], out: &mut Vec<u8>) {
+    debug_assert!(history.len() <= limits::HISTORY_MAX, "more would not be read back");
     out.number(history.len() as u64);
     for event in history {
         out.u8(event.what as u8);
@@ -362,6 +369,7 @@ pub(crate) fn decode_history(reader: &mut Reader<'_>) -> Result<Vec<Event>, BadB
 }
 
 pub(crate) fn encode_points(points: &BTreeMap<String, Bytes>, out: &mut Vec<u8>) {
+    debug_assert!(points.len() <= limits::RECOVERY_POINTS_MAX, "more would not be read back");
     out.number(points.len() as u64);
     for (name, data) in points {
         out.text(name);

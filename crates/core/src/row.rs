@@ -71,15 +71,18 @@ impl RowKey {
     }
 
     pub fn as_slice(&self) -> &[u8] {
+        debug_assert!(usize::from(self.len) <= self.bytes.len());
         self.bytes.get(..self.len.into()).unwrap_or_default()
     }
 
     /// The first name after all that begin with this one.
     pub(crate) fn after_prefix(mut self) -> Self {
+        let before = self;
         while self.len > 0 {
             let last = usize::from(self.len) - 1;
             if let Some(byte) = self.bytes.get_mut(last).filter(|byte| **byte < u8::MAX) {
                 *byte += 1;
+                debug_assert!(before < self, "a range ends after it begins");
                 return self;
             }
             if let Some(byte) = self.bytes.get_mut(last) {
@@ -196,6 +199,8 @@ pub(crate) mod point {
 
 /// Appends a message row.
 pub(crate) fn encode_message(message: &Message, out: &mut Vec<u8>) {
+    debug_assert_eq!(message.row, Some(RowKey::of(message)), "a row is named for its place");
+    debug_assert!(message.lease().is_none() || message.attempts > 0, "a lease is an attempt");
     out.fixed(&message.digest.0);
     out.number(message.seq);
     out.number(message.queue.into());

@@ -39,6 +39,8 @@ impl Machine {
     /// Puts a new message into memory and into the place its state names.
     pub(crate) fn enter(&mut self, message: Message) -> Slot {
         let (queue, size) = (message.queue, message.content.size() as u64);
+        debug_assert!(message.row.is_none(), "who enters is not in the rows yet");
+        debug_assert!(message.seq < self.next_seq, "numbers are given before they are used");
         let slot = self.house(message);
         if let Some(queue) = self.queues.get_mut(queue) {
             queue.stats.bytes += size;
@@ -46,12 +48,14 @@ impl Machine {
         self.count_place(slot, true);
         self.file(slot);
         self.touch(slot);
+        debug_assert!(self.messages.at(slot).dirty, "the next checkpoint writes it");
         slot
     }
 
     /// Gives a message its slot, its key and its group, and nothing else.
     pub(crate) fn house(&mut self, message: Message) -> Slot {
         let (digest, queue) = (message.digest, message.queue);
+        debug_assert!(self.keys.living(&self.messages, &digest).is_none(), "one message per key");
         if let Some(digest) = &message.group {
             if self.groups.get(digest).is_none() {
                 self.add_group(Group::new(*digest, queue));
@@ -62,6 +66,7 @@ impl Machine {
         }
         let slot = self.messages.insert(message);
         self.keys.live(&digest, slot);
+        debug_assert_eq!(self.keys.living(&self.messages, &digest), Some(slot));
         slot
     }
 
@@ -71,6 +76,8 @@ impl Machine {
         let found = self.keys.unlive(&self.messages, &digest);
         debug_assert_eq!(found, Some(slot));
         let message = self.messages.remove(slot);
+        let has_group = |digest: Digest| self.groups.get(&digest).is_some();
+        debug_assert!(message.group.is_none_or(has_group), "who is in memory has its group there");
         if let Some(group) = message.group.and_then(|digest| self.groups.get_mut(&digest)) {
             debug_assert!(group.resident > 0);
             group.resident -= 1;
@@ -91,6 +98,7 @@ impl Machine {
         self.count_place(slot, true);
         self.file(slot);
         self.touch(slot);
+        debug_assert!(self.messages.at(slot).dirty, "a move is written by the next checkpoint");
     }
 
     /// Takes a message out of its place and out of memory; what is remembered of it is written
@@ -104,7 +112,9 @@ impl Machine {
             self.regroup(group);
         }
         let Some(queue) = self.queues.get_mut(message.queue) else { return };
-        queue.stats.bytes -= message.content.size() as u64;
+        let size = message.content.size() as u64;
+        debug_assert!(size <= queue.stats.bytes, "what goes was counted when it came");
+        queue.stats.bytes -= size;
         queue.dirty = true;
         if let Some(row) = message.row {
             self.keys.delete_row(row);
@@ -117,6 +127,7 @@ impl Machine {
             return;
         }
         let record = record_of(at, message, ending, queue);
+        debug_assert!(self.keys.living(&self.messages, &digest).is_none(), "living, or remembered");
         self.keys.remember(&digest, &record);
         // A key that a purge took away is not remembered, though its message outlived the purge.
         if !record.is_ghost() && record.seq >= queue.keys_from {
@@ -148,10 +159,12 @@ impl Machine {
         let Some(queue) = self.queues.get_mut(message.queue) else { return };
         queue.dirty = true;
         let count = place_count(queue, place);
+        debug_assert!(came || *count > 0, "what leaves {place:?} was counted there");
         *count = if came { *count + 1 } else { count.saturating_sub(1) };
         let Some(digest) = group else { return };
         if let Some(group) = self.groups.get_mut(&digest) {
             let step = |count: &mut u32| {
+                debug_assert!(came || *count > 0, "who is back was out");
                 *count = if came { *count + 1 } else { count.saturating_sub(1) };
             };
             if blocks {
@@ -160,9 +173,11 @@ impl Machine {
             if holds && came {
                 group.holds.insert(seq);
             } else if holds {
-                group.holds.remove(&seq);
+                let held = group.holds.remove(&seq);
+                debug_assert!(held, "who lets its group go held it");
             }
             if place == Place::Ready {
+                debug_assert!(came || group.ready > 0, "who leaves the ready was among them");
                 group.ready = if came { group.ready + 1 } else { group.ready.saturating_sub(1) };
             }
         }
@@ -229,7 +244,8 @@ impl Machine {
 
     pub(crate) fn add_group(&mut self, group: Group) {
         if let Some(queue) = self.queues.get_mut(group.queue) {
-            queue.groups.insert(group.digest);
+            let is_new = queue.groups.insert(group.digest);
+            debug_assert!(is_new, "a queue lists a group once");
         }
         self.groups.insert(group);
     }
@@ -237,7 +253,8 @@ impl Machine {
     pub(crate) fn remove_group(&mut self, digest: &Digest) -> Option<Group> {
         let group = self.groups.remove(digest)?;
         if let Some(queue) = self.queues.get_mut(group.queue) {
-            queue.groups.remove(digest);
+            let was_listed = queue.groups.remove(digest);
+            debug_assert!(was_listed, "a group in memory is listed in its queue");
         }
         Some(group)
     }
@@ -269,16 +286,19 @@ impl Machine {
             && let Some(queue) = self.queues.get_mut(queue_id)
         {
             if let Some(seq) = before {
-                queue.open.remove(&(seq, *digest));
+                let was_open = queue.open.remove(&(seq, *digest));
+                debug_assert!(was_open, "a group with a lead is listed under it");
             }
             if let Some(seq) = lead {
-                queue.open.insert((seq, *digest));
+                let is_new = queue.open.insert((seq, *digest));
+                debug_assert!(is_new, "a group is listed once");
             }
         }
         if before != lead {
             self.regroup_later(digest);
         }
         if over && let Some(group) = self.remove_group(digest) {
+            debug_assert!(group.lead.is_none(), "nothing is left to deliver");
             if group.stored {
                 self.keys.trace(digest);
                 self.keys.delete_point(digest, u64::MAX);
@@ -313,6 +333,8 @@ pub(crate) fn place_count(queue: &mut Queue, place: Place) -> &mut u64 {
 fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRecord {
     let extra = message.extra.map(|extra| *extra).unwrap_or_default();
     let mut history = extra.history;
+    debug_assert!(at >= message.accepted_at, "nothing ends before it came");
+    debug_assert!(ending.end == End::Done || ending.result.is_none(), "only the done have results");
     if let Some(event) = ending.event {
         remember(&mut history, event);
     }

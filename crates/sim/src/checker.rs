@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hapax_core::{Blob, Config, Content, DedupScope, Fence, MessageId, Outcome, Time};
 
 pub(crate) use lease::Lease;
-pub(crate) use life::{Life, Maybe, Places};
+pub(crate) use life::{Begun, Life, Places};
 
 use crate::op::Op;
 use crate::scene::{Item, ItemId, QueueSpec};

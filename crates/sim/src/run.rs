@@ -115,6 +115,8 @@ struct Run {
     /// A flipped bit that the store has not met yet.
     rotten: Option<Flip>,
     struck: bool,
+    /// Nothing fails any more, neither disks nor workers.
+    draining: bool,
     /// The monotonic clock and the partition's time of the last batch of this process.
     last_stamp: Option<(u64, Time)>,
     last_at: Time,
@@ -158,6 +160,7 @@ impl Run {
             freed_at: None,
             rotten: None,
             struck: false,
+            draining: false,
             last_stamp: None,
             last_at: Time(0),
             shown: BTreeMap::new(),
@@ -263,7 +266,14 @@ impl Run {
     }
 
     fn work(&mut self, step: Step) -> Going<()> {
+        let before = self.world.checkpointed();
         let stepped = self.world.step(step);
+        if before.is_some() && self.world.checkpointed() > before {
+            self.tally.count("checkpoints");
+        }
+        if step == Step::Merger && matches!(stepped, Ok(true)) {
+            self.tally.count("steps of merges");
+        }
         self.excuse(stepped).map(drop)
     }
 
@@ -288,7 +298,10 @@ impl Run {
                     }
                     for delivery in deliveries {
                         let item = self.checker.whose(&delivery.content)?;
-                        self.workload.delivered(&mut self.clients, item, delivery);
+                        match self.draining {
+                            true => self.workload.delivered_to(false, item, delivery),
+                            false => self.workload.delivered(&mut self.clients, item, delivery),
+                        }
                     }
                 }
                 (Op::Show { queue }, Outcome::Queue(view)) => {

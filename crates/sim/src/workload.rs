@@ -88,15 +88,19 @@ impl Workload {
         }
     }
 
-    /// A worker got these.
+    /// A worker got this. Some die as soon as they have it.
     pub fn delivered(&mut self, random: &mut Random, item: ItemId, delivery: &Delivery) {
+        self.delivered_to(random.one_in(8), item, delivery);
+    }
+
+    /// A worker got this; where it dies it never speaks again, or far too late.
+    pub fn delivered_to(&mut self, dies: bool, item: ItemId, delivery: &Delivery) {
         let (name, id, generation) = (delivery.lease, delivery.id, delivery.generation);
         let held = Held { item, name, id, generation };
         if self.held.contains(&held) {
             return;
         }
-        // Some workers die as soon as they have it.
-        if random.one_in(8) {
+        if dies {
             remember(&mut self.stale, held);
         } else {
             self.held.push(held);
@@ -108,10 +112,8 @@ impl Workload {
         let is_keyless = |item: &ItemId| checker.items().get(*item).is_none_or(Item::is_keyless);
         match op {
             Op::Send { item, .. } if is_keyless(item) => {}
-            Op::Send { item, .. } | Op::Claim { item, .. } => {
-                if !self.unanswered.iter().any(|waiting| is_send_of(waiting, *item)) {
-                    self.unanswered.push_back(op.clone());
-                }
+            Op::Send { item, .. } | Op::Claim { item, .. } if !self.is_unanswered(*item) => {
+                self.unanswered.push_back(op.clone());
             }
             Op::Receive { id: Some(_), .. } => remember(&mut self.receives, op.clone()),
             _ => {}
@@ -172,6 +174,10 @@ impl Workload {
     /// The process is gone, and what it told its clients to relay with it.
     pub fn crashed(&mut self) {
         self.relays.clear();
+    }
+
+    fn is_unanswered(&self, item: ItemId) -> bool {
+        self.unanswered.iter().any(|waiting| is_send_of(waiting, item))
     }
 
     fn drop_lease(&mut self, held: &Held) {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use hapax_core::{Answer, Command, Configure, Effect, InFlight, Outcome, Place, Stamp, Time};
 use hapax_partition::{Clock, Error, Partition, Ticket};
+use hapax_store::Store;
 use hapax_store::disk::{DiskStore, Workers};
 use hapax_store::memory::{self, MemoryStore};
 
@@ -281,6 +282,11 @@ impl World {
             Some(owner) => owner.partition.checkpoint(),
             None => Ok(()),
         }
+    }
+
+    /// How far the rows are.
+    pub fn checkpointed(&mut self) -> Option<u64> {
+        self.owner.as_mut()?.partition.store_mut().checkpointed().ok()
     }
 
     /// Ends the process in good order. Its unanswered requests were done and nobody heard of it;

@@ -7,7 +7,8 @@ use crate::{Epoch, Sequence};
 /// A place where the bytes on disk are not what was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{file} is damaged at byte {offset}: {what}; nothing was changed, restore it from a backup or a copy"
+    "{file} is damaged at byte {offset}: {what}; nothing was changed, restore it from a backup or \
+     a copy"
 )]
 pub struct Corruption {
     pub file: String,
@@ -28,7 +29,8 @@ pub enum Error {
     #[error(transparent)]
     Corrupt(#[from] Corruption),
     #[error(
-        "{file} was written by a newer release (format {found}, this one knows {known}): upgrade, or use the data of a backup"
+        "{file} was written by a newer release (format {found}, this one knows {known}): upgrade, \
+         or use the data of a backup"
     )]
     NewerFormat { file: String, found: u32, known: u32 },
     #[error("another process holds {file}: stop it, or choose another directory")]

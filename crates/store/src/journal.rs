@@ -205,7 +205,8 @@ impl Journal {
         loop {
             self.core.stop.check()?;
             if self.core.inbox.push(&self.core.options, epoch, sequence, length, batch) {
-                self.core.appended.store(sequence, Ordering::Release);
+                let before = self.core.appended.swap(sequence, Ordering::AcqRel);
+                assert_eq!(before + 1, sequence, "batches are appended in order");
                 return Ok(());
             }
             if !self.core.flush()? && self.core.inbox.is_full(&self.core.options, length) {
@@ -226,7 +227,8 @@ impl Journal {
 
     /// Says that the rows hold everything up to `through`: the keeper lets older segments go.
     pub fn release(&self, through: Sequence) {
-        debug_assert!(through <= self.core.durable.load(Ordering::Acquire));
+        let durable = self.core.durable.load(Ordering::Acquire);
+        assert!(through <= durable, "rows never hold what the journal may lose");
         self.core.through.fetch_max(through, Ordering::AcqRel);
         (self.core.nudge)();
     }

@@ -155,8 +155,8 @@ impl MemoryStore {
 
 impl State {
     fn check(&self) -> Result<(), Error> {
-        debug_assert!(self.through <= self.durable && self.durable <= self.last);
-        debug_assert_eq!(self.journal.len() as u64, self.last - self.through);
+        assert!(self.through <= self.durable && self.durable <= self.last);
+        assert_eq!(self.journal.len() as u64, self.last - self.through);
         match &self.stopped {
             Some(cause) => Err(Error::Stopped(cause.clone())),
             None => Ok(()),
@@ -217,8 +217,11 @@ impl State {
             };
         }
         self.points.retain(|(_, drop_at), _| *drop_at > done.at);
+        assert!(self.through < done.through, "checkpoints go forward");
         self.journal = self.journal.split_off(&(done.through + 1));
         self.through = done.through;
+        let first = self.journal.first_key_value().map(|(first, _)| *first);
+        assert!(first.is_none_or(|first| first == self.through + 1), "the journal goes on");
     }
 }
 
@@ -259,7 +262,8 @@ impl Store for MemoryStore {
             state.stopped = Some("an append that failed, as asked for".to_owned());
             return state.check();
         }
-        state.journal.insert(sequence, batch.to_vec());
+        let before = state.journal.insert(sequence, batch.to_vec());
+        assert!(before.is_none(), "a sequence is given once");
         state.last = sequence;
         if !state.faults.held {
             state.sync()?;

@@ -83,10 +83,10 @@ impl RowSet {
         self.points.sort_unstable_by_key(|point| (point.drop_at, point.key));
         let bytes = &self.bytes;
         self.ordered.sort_unstable_by(|a, b| slice(bytes, a.key).cmp(slice(bytes, b.key)));
-        debug_assert!(self.points.windows(2).all(|pair| match pair {
-            [a, b] => (a.drop_at, a.key) != (b.drop_at, b.key),
-            _ => true,
-        }));
+        let place = |point: &Point| (point.drop_at, point.key);
+        debug_assert!(self.points.is_sorted_by(|a, b| place(a) < place(b)), "a key appears once");
+        let key = |row: &Ordered| slice(bytes, row.key);
+        debug_assert!(self.ordered.is_sorted_by(|a, b| key(a) < key(b)), "a key appears once");
     }
 
     /// The bytes of a span; `None` for a deleted row.
@@ -103,5 +103,7 @@ impl RowSet {
 }
 
 fn slice(bytes: &[u8], span: Span) -> &[u8] {
-    bytes.get(span.start as usize..(span.start + span.len) as usize).unwrap_or_default()
+    let end = span.start as usize + span.len as usize;
+    debug_assert!(end <= bytes.len(), "a span lies within its arena");
+    bytes.get(span.start as usize..end).unwrap_or_default()
 }

@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::content::Content;
 use crate::ids::Time;
 use crate::key::{Digest, Fingerprint};
+use crate::limits;
 use crate::record::{encode_blob, encode_error, encode_fence};
 
 pub(super) mod tag {
@@ -152,6 +153,8 @@ fn under_lease(tag: u8, digest: &Digest, fence: crate::ids::Fence, out: &mut Vec
 }
 
 fn encode_accepted(accepted: &Accepted, out: &mut Vec<u8>) {
+    debug_assert!(accepted.claim.is_none() || accepted.due.is_none(), "a claim waits for nothing");
+    debug_assert!(accepted.seq > 0, "numbers begin at one");
     to_key(tag::ACCEPTED, &accepted.digest, out);
     out.number(accepted.seq);
     out.number(accepted.queue.into());
@@ -240,6 +243,7 @@ pub(crate) fn encode_emit(emit: &Emit, out: &mut Vec<u8>) {
 
 pub(crate) fn encode_content(content: &Content, out: &mut Vec<u8>) {
     let (bytes, lengths, headers) = content.parts();
+    debug_assert!(usize::from(headers) <= limits::HEADERS_BYTES_MAX, "more is not read back");
     out.fixed(&lengths);
     out.number(headers.into());
     out.bytes(bytes);

@@ -37,8 +37,8 @@ fn answer(
     if !(limits::LEASE_MS_MIN..=limits::LEASE_MS_MAX).contains(&lease_ms) {
         return invalid(Invalid::LeaseLength(lease_ms));
     }
-    let (key, group) = (claim.content.key(), claim.content.group());
-    let digest = machine.scoped(queue, claim.digest, key, group);
+    let key = claim.content.key();
+    let digest = machine.scoped(queue, claim.digest, &claim.content);
     let asked = Asked { queue, digest, fingerprint: &claim.fingerprint, claim: true };
     let released = send::known(machine, stamp.at, &asked, out)?;
     send::check_date(queue, stamp.at, key, claim.issued_at)?;

@@ -72,6 +72,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, configured: Configured) {
             queue.dated_from = queue.dated_from.max(forgotten);
         }
         queue.config = config;
+        debug_assert!(version >= queue.version, "versions grow");
         queue.version = version;
         queue.dirty = true;
     }

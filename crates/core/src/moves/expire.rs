@@ -73,6 +73,7 @@ fn forget_receives(machine: &mut Machine, at: Time) {
             receives.gone.push(id);
         }
     }
+    debug_assert_eq!(receives.by_id.len(), receives.by_end.len(), "found by id and by end");
 }
 
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
@@ -89,6 +90,7 @@ fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict
     for slot in queue.leased.expired(&machine.messages, stamp.at).take(limits::EXPIRE_STEP) {
         let message = machine.messages.at(slot);
         let Some(lease) = message.lease() else { continue };
+        debug_assert!(lease.deadline <= stamp.at, "a lease holds until its deadline");
         let parks = lease.begun && queue.config.on_lost == OnLost::Park;
         let next = match (message.claim, parks) {
             (_, true) => Next::Parked,
@@ -111,6 +113,7 @@ fn end_lives(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
     let over = queue.mortal.range(..=(at, u64::MAX)).take(limits::EXPIRE_STEP);
     for slot in over.map(|(_, slot)| *slot) {
         let message = machine.messages.at(slot);
+        debug_assert!(matches!(message.place(), Place::Ready | Place::Delayed), "who waits ages");
         out.decisions.push(Decision::Died { digest: message.digest, error: OVER.into() });
         out.effects.push(Effect::Ended { digest: message.digest });
         if message.group.is_some() {
@@ -127,6 +130,7 @@ pub(crate) fn after_failure(
     delay_ms: Option<u64>,
 ) -> Next {
     let config = &queue.config;
+    debug_assert!(!message.claim, "a claim is not tried again: its key is freed");
     if message.attempts >= config.max_attempts || message.ttl_at <= stamp.at {
         return Next::Dead;
     }
@@ -145,7 +149,9 @@ fn backoff(min: u64, max: u64, message: &Message, random: u64) -> u64 {
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^= mixed >> 31;
-    min + mixed % (ceiling - min + 1)
+    let wait = min + mixed % (ceiling - min + 1);
+    debug_assert!((min..=max.max(min)).contains(&wait), "a wait is within the queue's bounds");
+    wait
 }
 
 pub(crate) fn apply_lost(
@@ -192,6 +198,7 @@ pub(crate) fn apply_died(machine: &mut Machine, at: Time, digest: &Digest, error
 /// A claim is over without an answer: its key is free again.
 pub(crate) fn free(machine: &mut Machine, at: Time, slot: Slot, fence: Fence) {
     let message = machine.messages.at(slot);
+    debug_assert!(message.claim, "only a claim frees its key");
     let worker = message.worker();
     let freed = Some(event(at, What::Freed, &worker, ""));
     machine.end(at, slot, Ending { fence, worker, event: freed, ..Ending::new(End::Freed) });

@@ -125,6 +125,7 @@ pub(crate) fn apply(
     let Some(state) = machine.queues.get_mut(queue) else { return };
     state.dirty = true;
     if state.purge.take().is_some_and(|purge| purge.delete) {
+        debug_assert_eq!(state.stats.messages(), 0, "a queue goes when nothing is left in it");
         let jobs: Vec<Digest> = state.redrives.keys().copied().collect();
         for job in jobs {
             machine.keys.delete_row(RowKey::redrive(queue, &job));

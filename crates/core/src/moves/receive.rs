@@ -50,6 +50,13 @@ fn deliveries(
         return Ok(Vec::new());
     }
     let taken = take(machine, queue, stamp.at, &receive, out);
+    debug_assert!(taken.len() <= receive.max as usize, "no more than was asked for");
+    debug_assert!(
+        taken.iter().map(|slot| machine.messages.at(*slot)).all(|message| {
+            message.state == State::Ready && message.queue == queue.id && !message.claim
+        }),
+        "only what is ready in this queue is handed out"
+    );
     if taken.is_empty() {
         if !out.decisions.is_empty() {
             out.effects.push(wake(queue)); // Those in front died; there may be more behind.
@@ -248,5 +255,6 @@ fn remember(machine: &mut Machine, at: Time, id: Digest, leases: Vec<LeaseName>)
     let remembered = Remembered { until, leases, dirty: true, stored: false };
     receives.by_id.insert(id, remembered);
     receives.by_end.insert((until, id), ());
+    debug_assert_eq!(receives.by_id.len(), receives.by_end.len(), "found by id and by end");
     machine.due(until);
 }

@@ -4,6 +4,8 @@
 //! for all it is a job that goes on in bounded steps, at the rate that was asked for, over the
 //! messages that were dead when it began.
 
+use std::sync::Arc;
+
 use crate::command::{QueueName, Redrive, Select};
 use crate::content::Invalid;
 use crate::decision::{Decision, Next, QueueId, RedriveStarted};
@@ -86,16 +88,7 @@ fn start(
         Select::Keys(keys) => {
             started.by_keys = true;
             out.decisions.push(Decision::RedriveStarted(Box::new(started)));
-            let named = keys.iter().flat_map(|key| machine.digests_named(queue, key, None));
-            let dead = named.filter_map(|digest| {
-                let slot = machine.keys.living(&machine.messages, &digest)?;
-                let message = machine.messages.at(slot);
-                let is_dead = message.place() == Place::Dead && message.queue == queue.id;
-                is_dead.then_some(digest)
-            });
-            let mut digests: Vec<Digest> = dead.collect();
-            digests.sort_unstable();
-            digests.dedup();
+            let mut digests = dead_among(machine, queue, keys);
             view.matched = digests.len() as u64;
             view.done = true;
             if redrive.dry_run {
@@ -115,6 +108,21 @@ fn start(
         }
     }
     Ok(view)
+}
+
+/// The dead of the queue that the keys name, each once.
+fn dead_among(machine: &Machine, queue: &Queue, keys: &[Arc<str>]) -> Vec<Digest> {
+    let named = keys.iter().flat_map(|key| machine.digests_named(queue, key, None));
+    let dead = named.filter_map(|digest| {
+        let slot = machine.keys.living(&machine.messages, &digest)?;
+        let message = machine.messages.at(slot);
+        let is_dead = message.place() == Place::Dead && message.queue == queue.id;
+        is_dead.then_some(digest)
+    });
+    let mut digests: Vec<Digest> = dead.collect();
+    digests.sort_unstable();
+    digests.dedup();
+    digests
 }
 
 fn check(redrive: &Redrive) -> Result<(), Invalid> {
@@ -161,6 +169,8 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict
             done = job.horizon == Seq::MAX;
             cursor = cursor.max(job.horizon.saturating_add(1));
         }
+        debug_assert!(matched.len() <= allowed, "the rate that was asked for is kept");
+        debug_assert!(cursor >= job.cursor, "what was seen is not looked at again");
         if cursor == job.cursor && !done {
             continue;
         }
@@ -227,6 +237,7 @@ pub(crate) fn apply(
     }
     job.matched += matched;
     job.moved += digests.len() as u64;
+    debug_assert!(job.moved <= job.matched, "only what matched is moved");
     job.cursor = cursor;
     job.done = done;
     for digest in digests {

@@ -78,6 +78,7 @@ pub(crate) fn apply(
     };
     let Some(queue) = machine.queues.get_mut(queue_id) else { return };
     let group = group_of(queue, &content);
+    debug_assert!(record.seq < machine.next_seq, "numbers are given once");
     queue.count_key(record.drop_at(), false);
     machine.keys.supersede(digest, &record);
     let mut history = record.history;

@@ -31,7 +31,7 @@ fn answer(
     check_for(queue, &send.content)?;
     let content = &send.content;
     let keyless = !content.has_key();
-    let digest = machine.scoped(queue, send.digest, content.key(), content.group());
+    let digest = machine.scoped(queue, send.digest, content);
     let mut released = None;
     if !keyless {
         let asked = Asked { queue, digest, fingerprint: &send.fingerprint, claim: false };

@@ -66,6 +66,7 @@ fn answer(
     if message.seq != name.seq || !may {
         return Err(settled_before(message, &name, &settle.verb));
     }
+    debug_assert!(message.may_settle(name.fence), "who holds a message may settle it");
     let holder = Holder { machine, queue, message, stamp, fence: name.fence };
     match settle.verb {
         Verb::Done { result, emits } => holder.done(result, emits, out),
@@ -163,6 +164,7 @@ impl Holder<'_> {
                 return Err(Settled::Invalid(invalid));
             }
         }
+        debug_assert!(emits.iter().all(|emit| emit.content.has_key()), "repeating is harmless");
         Ok(emits)
     }
 
@@ -266,7 +268,9 @@ fn answer_of(next: Next) -> Settled {
 
 /// At most so much of an error is kept.
 pub(crate) fn bounded(error: &str) -> &str {
-    error.get(..error.floor_char_boundary(limits::ERROR_BYTES_MAX)).unwrap_or(error)
+    let end = error.floor_char_boundary(limits::ERROR_BYTES_MAX);
+    debug_assert!(error.is_char_boundary(end) && end <= limits::ERROR_BYTES_MAX);
+    error.get(..end).unwrap_or(error)
 }
 
 fn with_key(content: &Content, key: &str) -> Result<Arc<Content>, Invalid> {
@@ -309,6 +313,7 @@ pub(crate) fn apply_done(
         machine.relays.push(emit, at);
     }
     machine.end(at, slot, Ending { fence, worker, result, ..Ending::new(End::Done) });
+    debug_assert!(machine.keys.living(&machine.messages, digest).is_none(), "done is done");
     if place == Place::Ready {
         crate::moves::receive::trim(machine, queue_id); // It was lost, and done after all.
     }
@@ -358,7 +363,8 @@ fn leave_lease(
     failed: bool,
     next: Next,
 ) {
-    if let Settled::Ok { place, deadline } = answer_of(next) {
+    let answer = answer_of(next);
+    if let Settled::Ok { place, deadline } = answer {
         let settled = Settlement { fence, failed, place, deadline };
         let extra = machine.messages.at_mut(slot).extra();
         extra.settled = Some(settled);
@@ -366,12 +372,19 @@ fn leave_lease(
     }
     let queue = machine.messages.at(slot).queue;
     go(machine, at, slot, fence, next);
+    if next != Next::Freed {
+        let message = machine.messages.at(slot);
+        let went = ok(message.place(), message.deadline());
+        debug_assert_eq!(went, answer, "the answer names the place it went to");
+    }
     crate::moves::receive::trim(machine, queue);
 }
 
 /// Moves a message on from a lease.
 pub(crate) fn go(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, next: Next) {
     let holds = machine.holds_group(slot);
+    let is_claim = machine.messages.at(slot).claim;
+    debug_assert!(!is_claim || !matches!(next, Next::Ready | Next::Delayed(_)), "never delivered");
     let state = match next {
         Next::Ready => State::Ready,
         Next::Delayed(due) => State::Delayed { due, backoff: true },
@@ -395,6 +408,7 @@ pub(crate) fn apply_extended(machine: &mut Machine, digest: &Digest, fence: Fenc
         lease.deadline = deadline;
     }
     machine.relocate(slot, state);
+    debug_assert_eq!(machine.messages.at(slot).deadline(), Some(deadline));
 }
 
 pub(crate) fn apply_begun(machine: &mut Machine, at: Time, digest: &Digest, fence: Fence) {
@@ -427,6 +441,7 @@ pub(crate) fn apply_saved(
     if before.as_ref() == Some(&data) {
         return; // Applied before, or saved again.
     }
+    debug_assert!(message.extra().points.len() <= limits::RECOVERY_POINTS_MAX);
     message.remember(event(at, What::Saved, &worker, name));
     machine.touch(slot);
 }

@@ -21,11 +21,13 @@ impl Delayed {
     }
 
     pub(crate) fn push(&mut self, due: Time, seq: Seq, slot: Slot) {
-        self.due.insert((due, seq), slot);
+        let before = self.due.insert((due, seq), slot);
+        debug_assert_eq!(before, None, "a message waits once");
     }
 
     pub(crate) fn leave(&mut self, due: Time, seq: Seq) {
-        self.due.remove(&(due, seq));
+        let found = self.due.remove(&(due, seq));
+        debug_assert!(found.is_some(), "who waits is found under its time");
     }
 
     /// Those whose time has come by `at`, the earliest first.
@@ -45,6 +47,8 @@ impl Delayed {
 
     /// The rows were read up to `from`; `None` where there are no more.
     pub(crate) fn advance_cold(&mut self, from: Option<(Time, Seq)>) {
+        let goes_on = from.is_none() || from >= self.cold_from;
+        debug_assert!(goes_on, "rows are read in the order of their times");
         self.cold_from = from;
     }
 

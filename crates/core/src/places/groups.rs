@@ -78,6 +78,10 @@ impl Group {
     }
 
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        debug_assert!(!self.is_over(), "a group without unfinished messages has no row");
+        debug_assert_eq!(self.lead, self.lead_row, "its lead row is written with it");
+        debug_assert!(self.lead.is_none() || self.is_deliverable(), "who is listed has its turn");
+        debug_assert!(self.lead.is_none_or(|lead| lead < self.held_from()), "the held wait");
         out.u8(point::GROUP);
         out.number(self.queue.into());
         out.number(self.out.into());

@@ -80,6 +80,7 @@ impl Generation {
             record::encode(record, &mut self.arena);
         }
         let len = self.arena.len() - at - DIGEST;
+        debug_assert_eq!(record.is_some(), len > 0, "an empty record would pass for a trace");
         let entry = Entry { check: digest.halves()[1] as u32, at: at as u32, len: len as u32 };
         let (arena, hash) = (&self.arena, digest.spread(seed));
         let digest_at = |at: u32| {
@@ -91,6 +92,11 @@ impl Generation {
             |known| digest_at(known.at).map_or(0, |digest| digest.spread(seed)),
         );
         known.and_modify(|known| *known = entry).or_insert(entry);
+        debug_assert_eq!(
+            self.find(seed, digest).map(<[u8]>::len),
+            Some(len),
+            "the newest is found"
+        );
     }
 
     /// Room for as many records without incident as fit into `bytes`: a table that grows under
@@ -131,6 +137,7 @@ impl Generation {
             if bytes.is_empty() {
                 continue;
             }
+            debug_assert!(record::decode(bytes).is_ok(), "a record is whole before it is written");
             value.clear();
             value.push(point::RECORD);
             value.extend_from_slice(bytes);
@@ -272,8 +279,10 @@ impl Keys {
 
     /// Starts a new generation; the old one is what the checkpoint writes.
     pub(crate) fn freeze(&mut self) -> Arc<Generation> {
-        debug_assert!(self.frozen.is_none(), "one checkpoint at a time");
+        assert!(self.frozen.is_none(), "one checkpoint at a time");
         let next = self.spare.take().unwrap_or_else(|| Generation::with_room(self.room));
+        assert!(next.index.is_empty() && next.arena.is_empty(), "a generation begins empty");
+        assert!(next.point_deletes.is_empty() && next.row_deletes.is_empty());
         let frozen = Arc::new(std::mem::replace(&mut self.current, next));
         self.frozen = Some(Arc::clone(&frozen));
         frozen

@@ -27,7 +27,8 @@ impl Leased {
     pub(crate) fn push(&mut self, messages: &mut Messages, slot: Slot) {
         let (deadline, seq) = deadline(messages, slot);
         if self.last != Slot::NONE && self::deadline(messages, self.last).0 > deadline {
-            self.odd.insert((deadline, seq), slot);
+            let before = self.odd.insert((deadline, seq), slot);
+            debug_assert_eq!(before, None, "a lease is filed once");
             messages.at_mut(slot).links = Links { before: slot, after: slot };
             return;
         }
@@ -52,14 +53,18 @@ impl Leased {
             debug_assert_eq!(self.first, slot);
             self.first = after;
         } else {
+            debug_assert_eq!(messages.at(before).links.after, slot, "neighbours know each other");
             messages.at_mut(before).links.after = after;
         }
         if after == Slot::NONE {
             debug_assert_eq!(self.last, slot);
             self.last = before;
         } else {
+            debug_assert_eq!(messages.at(after).links.before, slot, "neighbours know each other");
             messages.at_mut(after).links.before = before;
         }
+        let is_empty = self.first == Slot::NONE;
+        debug_assert_eq!(is_empty, self.last == Slot::NONE, "a list has two ends, or none");
     }
 
     pub(crate) fn next_deadline(&self, messages: &Messages) -> Option<(Time, Slot)> {

@@ -66,6 +66,7 @@ impl Ready {
         } else {
             self.returned.insert(seq, slot);
         }
+        debug_assert!(self.is_in_order());
     }
 
     /// The message is no longer in this place.
@@ -144,8 +145,11 @@ impl Ready {
         gap.from = from;
         if gap.from >= gap.to {
             self.gap = None;
+            let ends = self.head.back().zip(self.tail.front());
+            debug_assert!(ends.is_none_or(|(a, b)| a.seq < b.seq), "the tail follows the head");
             self.head.append(&mut self.tail);
         }
+        debug_assert!(self.is_in_order());
     }
 
     /// A message read from the gap, in order.
@@ -156,6 +160,7 @@ impl Ready {
         } else {
             self.returned.insert(seq, slot);
         }
+        debug_assert!(self.is_in_order());
     }
 
     /// Leaves messages to the rows, youngest of the head and oldest of the tail first, as long as

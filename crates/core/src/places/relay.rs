@@ -58,7 +58,8 @@ impl Relays {
     pub(crate) fn remove(&mut self, id: u64) {
         let Some(waiting) = self.waiting.remove(&id) else { return };
         if let Some(at) = waiting.next_at {
-            self.retries.remove(&(at, id));
+            let was_listed = self.retries.remove(&(at, id));
+            debug_assert!(was_listed, "who waits for a time is listed under it");
         }
         if waiting.stored {
             self.gone.push(id);
@@ -68,11 +69,13 @@ impl Relays {
     pub(crate) fn retry(&mut self, id: u64, attempts: u32, next_at: Time) {
         let Some(waiting) = self.waiting.get_mut(&id) else { return };
         if let Some(at) = waiting.next_at.replace(next_at) {
-            self.retries.remove(&(at, id));
+            let was_listed = self.retries.remove(&(at, id));
+            debug_assert!(was_listed, "who waits for a time is listed under it");
         }
         waiting.relay.attempts = attempts;
         waiting.dirty = true;
         self.retries.insert((next_at, id));
+        debug_assert!(self.retries.len() <= self.waiting.len(), "who is retried waits");
     }
 
     /// Those whose time has come again; each is told once per retry.
@@ -104,6 +107,7 @@ impl Relays {
     pub(crate) fn freeze(&mut self) -> (Vec<(RowKey, Vec<u8>)>, Vec<RowKey>) {
         let mut rows = Vec::new();
         for (id, waiting) in &mut self.waiting {
+            debug_assert!(*id < self.next_id, "numbers are given once");
             if std::mem::take(&mut waiting.dirty) {
                 waiting.stored = true;
                 let mut bytes = Vec::new();

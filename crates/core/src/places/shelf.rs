@@ -13,11 +13,13 @@ pub(crate) struct Shelf {
 
 impl Shelf {
     pub(crate) fn push(&mut self, seq: Seq, slot: Slot) {
-        self.resident.insert(seq, slot);
+        let before = self.resident.insert(seq, slot);
+        debug_assert_eq!(before, None, "a message lies here once");
     }
 
     pub(crate) fn leave(&mut self, seq: Seq) {
-        self.resident.remove(&seq);
+        let found = self.resident.remove(&seq);
+        debug_assert!(found.is_some(), "who leaves was here");
     }
 
     pub(crate) fn from(&self, seq: Seq) -> impl Iterator<Item = (Seq, Slot)> {

@@ -385,7 +385,10 @@ impl Model {
 
     fn lose_leases(&mut self) {
         let at = self.at;
-        let is_lost = |message: &Message| matches!(message.state, State::Leased { deadline, .. } if deadline <= at);
+        let is_lost = |message: &Message| match message.state {
+            State::Leased { deadline, .. } => deadline <= at,
+            _ => false,
+        };
         while let Some(index) = self.messages.iter().position(is_lost) {
             let message = &self.messages[index];
             let parks = self.queue(&message.queue).expect("its queue").config.on_lost;

@@ -307,7 +307,7 @@ fn l8_a_begun_message_whose_lease_is_lost_is_parked_until_somebody_resolves_it()
         send   k1 a                  => done x
         receive w 10                 => k2#2
         settle k2 done               => ok done
-        look   k1 history            => history=sent,leased@w,begun@w,lost@w,parked,resolved:done,done@w
+        look   k1 history => history=sent,leased@w,begun@w,lost@w,parked,resolved:done,done@w
         ",
     );
 }

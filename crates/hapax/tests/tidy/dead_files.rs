@@ -1,7 +1,4 @@
 //! Dead files: Rust that no `mod` declares is compiled by nobody and rots unseen.
-//!
-//! Known limit: a file declared inside an inline module (`mod a { mod b; }`) is not followed. Do
-//! not write that.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +60,8 @@ fn is_root(manifest: &Document, path: &str) -> bool {
     is_named || is_standard
 }
 
-/// Where the modules that a file declares may lie.
+/// Where the modules that a file declares may lie. Those inside an inline module lie in a folder
+/// of its name: `mod a { mod b; }`, on lines of their own as rustfmt writes it, declares `a/b.rs`.
 fn declared_paths(source: &Source, is_root: bool) -> Vec<String> {
     let (folder, name) = source.path.rsplit_once('/').unwrap_or(("", &source.path));
     let children = if is_root || name == "mod.rs" {
@@ -73,19 +71,28 @@ fn declared_paths(source: &Source, is_root: bool) -> Vec<String> {
     };
     let mut paths = Vec::new();
     let mut given = None;
-    for line in &source.lines {
+    // The inline modules that are open here: their names, and their last lines.
+    let mut inline: Vec<(&str, usize)> = Vec::new();
+    for (index, line) in source.lines.iter().enumerate() {
+        inline.retain(|(_, last)| index <= *last);
         if line.code.starts_with("#[path") {
             given = line.text.split('"').nth(1);
         }
         let declared = without_visibility(&line.code).strip_prefix("mod ");
-        let Some(module) = declared.and_then(|rest| rest.trim_end().strip_suffix(';')) else {
+        let Some(declared) = declared.map(str::trim_end) else { continue };
+        if let Some(module) = declared.strip_suffix('{') {
+            inline.push((module.trim_end(), source.item_end(index).line));
             continue;
-        };
+        }
+        let Some(module) = declared.strip_suffix(';') else { continue };
+        let parents: String = inline.iter().map(|(name, _)| format!("/{name}")).collect();
         match given.take() {
-            Some(path) => paths.push(format!("{folder}/{path}")),
+            // Inside an inline module, cargo counts from that module's folder.
+            Some(path) if inline.is_empty() => paths.push(format!("{folder}/{path}")),
+            Some(path) => paths.push(format!("{children}{parents}/{path}")),
             None => {
-                paths.push(format!("{children}/{module}.rs"));
-                paths.push(format!("{children}/{module}/mod.rs"));
+                paths.push(format!("{children}{parents}/{module}.rs"));
+                paths.push(format!("{children}{parents}/{module}/mod.rs"));
             }
         }
     }
@@ -119,6 +126,29 @@ fn a_file_that_nobody_declares_is_found() {
             ("crates/x/src/b/c.rs", ""),
             ("crates/x/src/b/d.rs", ""),
             ("crates/x/src/dead.rs", ""),
+        ],
+    );
+}
+
+#[test]
+fn modules_inside_inline_ones_lie_in_their_folders() {
+    let root = "mod a {\n    mod b;\n    pub(crate) mod c {\n        mod d;\n    }\n    mod e;\n}\n\
+                mod f;\nmod g {\n    #[path = \"odd.rs\"]\n    mod h;\n}\nmod i { }\nmod j;\n";
+    check(
+        &["crates/x/tests/a/d.rs", "crates/x/tests/a/f.rs", "crates/x/tests/a/j.rs"],
+        &[
+            ("crates/x/Cargo.toml", ""),
+            ("crates/x/tests/rules.rs", root),
+            ("crates/x/tests/a/b.rs", "mod k {\n    mod l;\n}\n"),
+            ("crates/x/tests/a/b/k/l.rs", ""),
+            ("crates/x/tests/a/c/d.rs", ""),
+            ("crates/x/tests/a/d.rs", ""),
+            ("crates/x/tests/a/e/mod.rs", ""),
+            ("crates/x/tests/a/f.rs", ""),
+            ("crates/x/tests/a/j.rs", ""),
+            ("crates/x/tests/f/mod.rs", ""),
+            ("crates/x/tests/g/odd.rs", ""),
+            ("crates/x/tests/j/mod.rs", ""),
         ],
     );
 }

@@ -13,4 +13,4 @@ pub(crate) const LINE_COLUMNS_MAX: usize = 100;
 pub(crate) const FUNCTION_LINES_MAX: usize = 70;
 
 /// Asserts per 100 lines of code in `core` and `store`. The aim is 3; raise this as they get there.
-pub(crate) const ASSERTS_PER_100_LINES_MIN: f64 = 1.0;
+pub(crate) const ASSERTS_PER_100_LINES_MIN: f64 = 2.0;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use hapax_core::{Delivery, Fence, Guarantee, MessageId, Place, Settled, Time};
+use hapax_core::{Config, Delivery, Fence, Guarantee, MessageId, Place, Settled, Time};
 
-use super::{Checked, Checker, Maybe, Places, violation};
+use super::{Begun, Checked, Checker, Life, Places, violation};
 use crate::op::{Held, How, Op};
-use crate::scene::{ItemId, point_of, result_of};
+use crate::scene::{Item, ItemId, point_of, result_of};
 
 /// A lease that was handed out.
 #[derive(Clone, Debug)]
@@ -257,20 +257,7 @@ impl Checker {
         (place, deadline): (Place, Option<Time>),
         repeats: bool,
     ) -> Checked {
-        let end = End::of(how);
-        if let Some(lease) = self.leases.get_mut(&held.fence())
-            && let Some(end) = end
-        {
-            lease.may_end(end);
-            lease.ended = true;
-        }
-        if let How::Done(emits) = how {
-            for emit in emits {
-                if let Some(life) = self.lives.get_mut(*emit) {
-                    life.promised = true;
-                }
-            }
-        }
+        self.note_end(held, how);
         let (life, spec, config) = self.passed(at, held.item);
         // Where an unanswered settle of the same kind may have been first, the message may be
         // further on already.
@@ -279,28 +266,13 @@ impl Checker {
             (true, false) => life.places.without(Places::LEASED),
             (false, _) => Places::default(),
         };
-        let expected = match how {
-            How::Done(_) => Places::DONE,
-            // The first of the two may have been another kind of failure.
-            How::Fail { .. } if repeats => Places::DEAD.or(Places::DELAYED).or(Places::DISCARDED),
-            How::Fail { dead: true, .. } => Places::DEAD,
-            How::Fail { .. } if spec.claim => Places::DISCARDED,
-            How::Fail { .. } => {
-                let mut copy = life.clone();
-                copy.places = Places::default();
-                copy.fail(at, config, false);
-                copy.places
-            }
-            How::Release if spec.claim => Places::DISCARDED,
-            How::Release => Places::READY,
-            How::Extend { .. } | How::Begin | How::Save(_) => Places::LEASED,
-        };
+        let expected = expected(life, spec, config, (at, how, repeats));
         if !expected.may_be(Places::of(place)) {
             return violation(format!("{} went to {}, not {expected}", spec.key, place.as_str()));
         }
         life.places = Places::of(place);
         life.unseen_lease &= repeats;
-        if end.is_some() {
+        if End::of(how).is_some() {
             life.lapsed = false;
         }
         match how {
@@ -332,7 +304,7 @@ impl Checker {
                     return violation("an extended lease ends at another time");
                 }
             }
-            How::Begin => life.begun = Maybe::Yes,
+            How::Begin => life.begun = Begun::Yes,
             How::Save(name) => {
                 life.saved.insert(name);
                 life.may_be_saved.insert(name);
@@ -340,5 +312,46 @@ impl Checker {
         }
         life.places.add(further);
         Ok(())
+    }
+    /// The lease is over, and what it emits must come to be.
+    fn note_end(&mut self, held: &Held, how: &How) {
+        if let Some(lease) = self.leases.get_mut(&held.fence())
+            && let Some(end) = End::of(how)
+        {
+            lease.may_end(end);
+            lease.ended = true;
+        }
+        if let How::Done(emits) = how {
+            for emit in emits {
+                if let Some(life) = self.lives.get_mut(*emit) {
+                    life.promised = true;
+                }
+            }
+        }
+    }
+}
+
+/// Where a settle may bring its message.
+fn expected(
+    life: &Life,
+    item: &Item,
+    config: &Config,
+    (at, how, repeats): (Time, &How, bool),
+) -> Places {
+    match how {
+        How::Done(_) => Places::DONE,
+        // The first of the two may have been another kind of failure.
+        How::Fail { .. } if repeats => Places::DEAD.or(Places::DELAYED).or(Places::DISCARDED),
+        How::Fail { dead: true, .. } => Places::DEAD,
+        How::Fail { .. } if item.claim => Places::DISCARDED,
+        How::Fail { .. } => {
+            let mut copy = life.clone();
+            copy.places = Places::default();
+            copy.fail(at, config, false);
+            copy.places
+        }
+        How::Release if item.claim => Places::DISCARDED,
+        How::Release => Places::READY,
+        How::Extend { .. } | How::Begin | How::Save(_) => Places::LEASED,
     }
 }

@@ -89,7 +89,7 @@ pub(crate) struct Life {
     pub(crate) fence: Fence,
     /// From here on the lease may be lost.
     pub(crate) lost_from: Time,
-    pub(crate) begun: Maybe,
+    pub(crate) begun: Begun,
     /// From here on a delay may be over.
     pub(crate) due_from: Time,
     /// Whether the sender may have asked for the delay: such a message does not block its group.
@@ -121,10 +121,11 @@ pub(crate) struct Life {
     pub(crate) past: BTreeMap<MessageId, Option<Option<Blob>>>,
 }
 
+/// Whether the work under the newest lease was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Maybe {
+pub(crate) enum Begun {
     No,
-    Maybe,
+    Perhaps,
     Yes,
 }
 
@@ -140,7 +141,7 @@ impl Life {
             generation: 0,
             fence: Fence(0),
             lost_from: Time::NEVER,
-            begun: Maybe::No,
+            begun: Begun::No,
             due_from: Time::NEVER,
             sender_delays: false,
             dies_from: Time::NEVER,
@@ -221,10 +222,10 @@ impl Life {
     fn lose(&mut self, at: Time, item: &Item, config: &Config) {
         self.lapsed = true;
         let parks = config.on_lost == OnLost::Park;
-        if parks && self.begun != Maybe::No {
+        if parks && self.begun != Begun::No {
             self.places.add(Places::PARKED);
         }
-        if parks && self.begun == Maybe::Yes {
+        if parks && self.begun == Begun::Yes {
             return;
         }
         if item.claim {
@@ -274,7 +275,7 @@ impl Life {
         self.unseen_lease = false;
         self.lapsed = false;
         self.lost_from = deadline;
-        self.begun = Maybe::No;
+        self.begun = Begun::No;
         self.attempts = (attempt, attempt);
         self.due_from = Time::NEVER;
         self.sender_delays = false;
@@ -344,8 +345,8 @@ impl Life {
             self.unseen_lease = true;
             // A lease begins unbegun; the one before may still be the newest.
             self.begun = match self.begun {
-                Maybe::Yes | Maybe::Maybe if known => Maybe::Maybe,
-                _ => Maybe::No,
+                Begun::Yes | Begun::Perhaps if known => Begun::Perhaps,
+                _ => Begun::No,
             };
             self.lost_from = if known { self.lost_from.min(deadline) } else { deadline };
         }

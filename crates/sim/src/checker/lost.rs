@@ -3,7 +3,7 @@
 use hapax_core::{Guarantee, OnDead, OnLost, Time};
 
 use super::lease::End;
-use super::{Checker, Maybe, Places};
+use super::{Begun, Checker, Places};
 use crate::op::{Held, How, Op};
 use crate::scene::{ItemId, Variant, result_of};
 
@@ -57,7 +57,7 @@ impl Checker {
             life.unseen_lease = true;
             life.lost_from = life.lost_from.min(at.plus(lease_ms));
             if config.on_lost == OnLost::Park {
-                life.begun = Maybe::Maybe;
+                life.begun = Begun::Perhaps;
             }
         }
     }
@@ -90,8 +90,8 @@ impl Checker {
                 life.lost_from = life.lost_from.min(at.plus(*lease_ms));
             }
             How::Begin => {
-                if life.begun == Maybe::No {
-                    life.begun = Maybe::Maybe;
+                if life.begun == Begun::No {
+                    life.begun = Begun::Perhaps;
                 }
             }
             How::Save(name) => {

@@ -2,7 +2,7 @@
 
 use hapax_core::{Answer, Finished, InFlight, MessageId, OnDead, Place, Time};
 
-use super::{Checked, Checker, Lease, Life, Maybe, Places, violation};
+use super::{Begun, Checked, Checker, Lease, Life, Places, violation};
 use crate::scene::{ItemId, Variant};
 
 impl Checker {
@@ -43,8 +43,8 @@ impl Checker {
         self.grow_fence(lease.fence)?;
         let config = self.config(self.item(item).queue);
         let begun = match config.on_lost {
-            hapax_core::OnLost::Park => Maybe::Yes,
-            hapax_core::OnLost::Redeliver => Maybe::No,
+            hapax_core::OnLost::Park => Begun::Yes,
+            hapax_core::OnLost::Redeliver => Begun::No,
         };
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
@@ -199,6 +199,9 @@ impl Checker {
         if !life.may_begin(config, claim, spec) {
             let (key, places) = (spec.key.clone(), life.places);
             return violation(format!("{key} was taken for unknown, and is {places}"));
+        }
+        if life.purge.is_some() {
+            return Ok(()); // It may be there until the purge has come to it.
         }
         let left = life.narrow(at, Life::beginnings(config, claim, spec));
         debug_assert!(left.is_ok(), "it may begin");

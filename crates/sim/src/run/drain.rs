@@ -6,8 +6,9 @@ use super::{Going, Run, wrong};
 use crate::op::Op;
 use crate::world::Step;
 
-/// Rounds in which everything must have ended: delays, leases and backoffs are all shorter.
-const ROUNDS_MAX: u64 = 160;
+/// Rounds in which everything must have ended: delays, leases and backoffs are all shorter. The
+/// messages of a group need two each on top, one after the other.
+const ROUNDS: u64 = 160;
 /// Steps in which the workers must have nothing left to do.
 const WORK_MAX: u32 = 20_000;
 const BATCH: usize = 40;
@@ -20,8 +21,10 @@ impl Run {
         self.free();
         let lost = self.world.bury();
         self.lose(&lost);
+        self.draining = true;
+        let rounds_max = ROUNDS + 2 * self.checker.items().len() as u64;
         let mut left = String::new();
-        for round in 0..ROUNDS_MAX {
+        for round in 0..rounds_max {
             self.drain_round(round)?;
             let waiting = self.shown.values().map(hapax_core::Stats::messages).sum::<u64>();
             let relays = self.world.relays();
@@ -31,7 +34,7 @@ impl Run {
             }
             left = format!("{waiting} messages and {relays} emits: {:?}", self.shown);
         }
-        wrong(format!("not drained after {ROUNDS_MAX} rounds: {left}"))
+        wrong(format!("not drained after {rounds_max} rounds: {left}"))
     }
 
     fn drain_round(&mut self, round: u64) -> Going<()> {

@@ -38,6 +38,9 @@ pub(super) fn seal(out: &mut Vec<u8>, start: usize, count: usize, run: u64, unit
         *header = [a, b, c, d];
     }
     *checksum = digest(rest, run, unit).to_le_bytes();
+    let block = out.get(start..).unwrap_or_default();
+    debug_assert!(check(block, run, unit), "what is read is what was written");
+    debug_assert_eq!(self::count(block), count);
 }
 
 /// Whether `block` is what was written at this place.
@@ -82,6 +85,7 @@ impl Walk {
     /// From unit `next` to before unit `end`. `read_ahead` is the size of the first read; it
     /// doubles from there on, since who reads on will probably read all.
     pub(super) fn new(run: Arc<RunFile>, next: u64, end: u64, read_ahead: usize) -> Self {
+        debug_assert!(next <= end, "a walk goes forward");
         Self { run, next, end, buffer: Vec::new(), buffer_unit: next, read_ahead, blocks: 0 }
     }
 
@@ -129,6 +133,7 @@ impl Walk {
             return Err(self.run.corrupt(offset, "a block fails its checksum"));
         }
         self.next += (range.len() / UNIT_BYTES) as u64;
+        debug_assert!(self.next <= self.end, "a block ends within its section");
         self.blocks += 1;
         Ok(Some((unit, range)))
     }

@@ -45,3 +45,11 @@ pub(super) const DEAD_BYTES_MIN: u64 = 64 << 20;
 
 /// What a manifest may hold; more is taken for damage.
 pub(super) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+
+// What the bounds must be to each other.
+const _: () = assert!(POINT_BLOCK_BYTES.is_multiple_of(UNIT_BYTES));
+const _: () = assert!(ORDERED_BLOCK_BYTES.is_multiple_of(UNIT_BYTES));
+const _: () = assert!(VALUE_BYTES_MAX < BLOCK_UNITS_MAX * UNIT_BYTES, "one entry fits a block");
+const _: () = assert!(ORDERED_KEY_BYTES_MAX <= u16::MAX as usize, "a section keeps its ends");
+const _: () = assert!(READ_AHEAD_BYTES.is_multiple_of(UNIT_BYTES));
+const _: () = assert!(SHARD_ROWS < SHARD_ROWS_MAX as u64, "digests never crowd a shard");

@@ -65,6 +65,8 @@ impl Points {
         if self.meta.rows == 0 {
             return;
         }
+        assert!(self.smallest <= self.largest && self.meta.deleted <= self.meta.rows);
+        assert_eq!(self.index.len() as u64, self.meta.blocks, "the index knows every block");
         self.meta.smallest = self.smallest.to_be_bytes().to_vec();
         self.meta.largest = self.largest.to_be_bytes().to_vec();
         let filters = Some(self.filter.finish());
@@ -117,6 +119,8 @@ impl Ordered {
         if !self.block.is_empty() {
             self.end_block(writer);
         }
+        assert_eq!(self.index.len() as u64, self.meta.blocks, "the index knows every block");
+        assert!(self.meta.smallest <= self.meta.largest && self.meta.deleted <= self.meta.rows);
         if self.meta.rows > 0 {
             writer.add(Built { meta: self.meta, index: self.index, filters: None });
         }
@@ -131,6 +135,7 @@ impl Ordered {
 }
 
 fn count_block(meta: &mut Meta, bytes: usize) {
+    debug_assert!(bytes > 0 && bytes.is_multiple_of(UNIT_BYTES), "blocks are whole units");
     meta.blocks += 1;
     meta.units += (bytes / UNIT_BYTES) as u64;
     assert!(u32::try_from(meta.units).is_ok(), "a section stays below 16 TiB");

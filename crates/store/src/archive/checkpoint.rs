@@ -91,6 +91,7 @@ impl CheckpointJob {
             Phase::Finish => self.finish(),
             Phase::Commit(_) if durable < self.through => Ok(Step::Waiting),
             Phase::Commit(sections) => {
+                assert!(self.writer.is_none(), "what is committed is complete");
                 commit(&self.shared, sections, self.through, self.at)?;
                 self.phase = Phase::Done;
                 Ok(Step::Done)
@@ -194,6 +195,7 @@ fn order(rows: &RowSet) -> Vec<u32> {
     let mut order: Vec<u32> = (0..rows.ordered.len() as u32).collect();
     let key = |row: &u32| rows.ordered.get(*row as usize).and_then(|row| rows.get(row.key));
     order.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
+    debug_assert!(order.is_sorted_by(|a, b| key(a) < key(b)), "a key appears once");
     order
 }
 

@@ -319,6 +319,8 @@ impl Builder {
         while self.shards.len() < shards {
             self.build();
         }
+        assert_eq!(self.shards.len(), shards, "every key has its shard");
+        assert!(self.keys.is_empty(), "every key is in a filter");
         let bytes = self.shards.iter().map(|shard| match shard {
             Shard::Built { filter, .. } => 2 * filter.fingerprints.len() as u64,
             Shard::Empty | Shard::Maybe => 0,

@@ -53,16 +53,20 @@ impl Manifest {
         }
         payload.extend_from_slice(&(self.runs.len() as u32).to_le_bytes());
         for run in &self.runs {
+            assert!(run.id < self.next_run, "no run has this number or a larger one");
+            assert!(run.sections.iter().all(|meta| meta.is_within(run.bytes)), "or it is damage");
             payload.extend_from_slice(&run.id.to_le_bytes());
             payload.extend_from_slice(&run.bytes.to_le_bytes());
             payload.extend_from_slice(&(run.sections.len() as u32).to_le_bytes());
             run.sections.iter().for_each(|meta| meta.put(&mut payload));
         }
+        debug_assert_eq!(parse_payload(&payload).as_ref(), Some(self), "it is read as written");
         let mut out = Vec::with_capacity(HEADER_BYTES + payload.len() + 4);
         out.extend_from_slice(MAGIC);
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
         out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
+        assert_eq!(out.len(), HEADER_BYTES, "the header has its fixed size");
         out.extend_from_slice(&payload);
         out.extend_from_slice(&crc32c::crc32c(&payload).to_le_bytes());
         assert!(out.len() as u64 <= MANIFEST_BYTES_MAX, "a manifest is within its bound");

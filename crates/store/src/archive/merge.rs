@@ -206,6 +206,7 @@ fn merge_points(
                 twice = true;
             }
         }
+        debug_assert_eq!(heads.len(), cursors.len(), "every cursor has its head");
         let Some(cursor) = cursors.get(best) else { return Ok(()) };
         let value = cursor.value();
         if value.is_some() || !oldest {
@@ -282,6 +283,7 @@ fn commit(shared: &Shared, plan: &Plan, sections: &[Arc<Section>]) -> Result<(),
             dropped = true;
             return None;
         }
+        assert!(sections.len() <= 1, "a merge makes one section, or none");
         let mut new = old.clone();
         new.retain(|section| !is_input(section));
         sections.iter().for_each(|section| new.add(section.clone()));

@@ -39,6 +39,7 @@ impl BlockBuilder {
             }
             _ => self.last.iter().zip(key).take_while(|(a, b)| a == b).count(),
         };
+        debug_assert!(self.count == 0 || self.last.as_slice() < key, "rows ascend");
         let rest = key.get(shared..).unwrap_or_default();
         put_varint(&mut self.entries, shared as u64);
         put_varint(&mut self.entries, rest.len() as u64);
@@ -47,6 +48,7 @@ impl BlockBuilder {
         self.entries.extend_from_slice(value.unwrap_or_default());
         self.last.truncate(shared);
         self.last.extend_from_slice(rest);
+        debug_assert_eq!(self.last, key, "the next one shares with this one");
         self.count += 1;
     }
 

@@ -127,6 +127,7 @@ impl BlockBuilder {
             Some(&first) => self.shared.min(shared_bytes(first, key)),
             None => 16,
         };
+        debug_assert!(self.keys.last().is_none_or(|last| *last < key), "points ascend");
         self.keys.push(key);
         match value {
             Some(value) => {

@@ -173,6 +173,8 @@ impl RunWriter {
     }
 
     pub(super) fn add(&mut self, built: Built) {
+        let end = built.meta.first_unit + built.meta.units;
+        assert_eq!(end, self.next_unit(), "a section ends where the next one begins");
         self.built.push(built);
     }
 
@@ -191,6 +193,7 @@ impl RunWriter {
             self.file
                 .write_all_at(&self.pending, self.written)
                 .map_err(|error| Error::io("write", &self.label, error))?;
+            debug_assert!(self.synced <= self.written, "what is synced was written");
             self.written += self.pending.len() as u64;
             shared.counters.wrote(self.pending.len() as u64);
             self.pending.clear();
@@ -220,7 +223,10 @@ impl RunWriter {
     /// `released` bytes will be added by what these sections replace.
     pub(super) fn into_sections(self, shared: &Shared, released: u64) -> Vec<Arc<Section>> {
         assert_eq!(self.synced, self.written, "a run is synced before anything refers to it");
+        assert!(self.pending.is_empty(), "and written to its end");
+        assert_eq!(self.finishing, (self.built.len(), 0), "with every derived part");
         let (id, bytes) = (self.id, self.written);
+        assert!(self.built.iter().all(|built| built.meta.is_within(bytes)), "or it is damage");
         let run = Arc::new(RunFile { id, bytes, label: self.label, file: self.file });
         let mut held = shared.view().filter_bytes().saturating_sub(released);
         let sections = self.built.into_iter().map(|built| {

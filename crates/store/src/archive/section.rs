@@ -161,6 +161,7 @@ impl Index {
     pub(super) fn push_point(&mut self, first: u64, start: u64) {
         let Self::Points { firsts, starts } = self else { return };
         let start = start as u32;
+        debug_assert!(firsts.last().is_none_or(|last| *last <= first), "blocks ascend");
         match starts {
             Some(starts) => starts.push(start),
             None if start as usize == firsts.len() => {}
@@ -171,6 +172,8 @@ impl Index {
 
     pub(super) fn push_ordered(&mut self, first: Box<[u8]>, start: u64) {
         let Self::Ordered { firsts, starts } = self else { return };
+        debug_assert!(firsts.last().is_none_or(|last| *last < first), "blocks ascend");
+        debug_assert!(starts.last().is_none_or(|last| u64::from(*last) < start));
         firsts.push(first);
         starts.push(start as u32);
     }
@@ -197,6 +200,8 @@ impl Index {
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Points { firsts, starts } => {
+                let places = starts.as_ref().map_or(firsts.len(), Vec::len);
+                debug_assert_eq!(places, firsts.len(), "every block has its place");
                 out.reserve(8 * firsts.len());
                 firsts.iter().for_each(|first| out.extend_from_slice(&first.to_le_bytes()));
                 for start in starts.iter().flatten() {

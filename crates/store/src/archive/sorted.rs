@@ -116,6 +116,7 @@ impl Piles {
         if !self.gathered.is_sorted_by_key(|entry| entry.0) {
             self.gathered.sort_unstable_by_key(|entry| entry.0);
         }
+        debug_assert!(self.gathered.is_sorted_by(|a, b| a.0 < b.0), "a key appears once");
         Some(&self.gathered)
     }
 }

@@ -181,6 +181,9 @@ impl Shared {
         let old = self.view();
         let Some(new) = change(&old) else { return Ok(()) };
         assert!(new.epoch >= old.epoch && new.through >= old.through, "the head only grows");
+        assert!(new.at >= old.at, "so does its time");
+        let next_run = self.next_run();
+        assert!(new.sections().all(|section| section.run.id < next_run), "numbers are given once");
         let bytes = new.manifest(self.next_run()).encode();
         match manifest::replace(self.volume.as_ref(), &bytes) {
             Ok(()) => {}

@@ -135,7 +135,7 @@ impl Moment {
                 return Err(reader.damaged(at.offset, why));
             }
         }
-        debug_assert_eq!((cursor.at, cursor.last()), (self.end, self.last));
+        assert_eq!((cursor.at, cursor.last()), (self.end, self.last), "all of it was copied");
         let seal = seal_bytes(self.identity, &cursor);
         let sealed = reader
             .file

@@ -46,7 +46,8 @@ pub(super) fn write(volume: &dyn Volume, identity: u64) -> Result<(), Error> {
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&identity.to_le_bytes());
     bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
-    debug_assert_eq!(bytes.len(), LEN);
+    assert_eq!(bytes.len(), LEN, "the marker has its fixed size");
+    assert!(bytes.first_chunk().is_some_and(|bytes| decode(bytes).1 == identity), "read back");
     let failed = |error| Error::io("write", &volume.describe(NAME), error);
     // What an earlier attempt left.
     match volume.remove(NEW_NAME) {

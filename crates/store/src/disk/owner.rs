@@ -16,8 +16,9 @@ impl Store for DiskStore {
         shared.commit_epoch(epoch).map_err(|error| shared.fail(error))?;
         let last = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
         let head = shared.archive.head();
-        debug_assert_eq!(head.epoch, epoch);
-        debug_assert!(head.through <= last);
+        assert_eq!(head.epoch, epoch, "the manifest has the epoch before any record");
+        assert!(head.through <= last, "the journal goes as far as the rows");
+        assert!(self.epoch.is_none_or(|before| before < epoch), "every claim raises the epoch");
         self.epoch = Some(epoch);
         self.last = last;
         Ok(Claim { epoch, through: head.through, last })
@@ -56,7 +57,8 @@ impl Store for DiskStore {
             return Err(Error::OutOfOrder { got: through, last });
         }
         shared.under_way.store(through, Ordering::Release);
-        *lock(&shared.slot) = Some(checkpoint);
+        let before = lock(&shared.slot).replace(checkpoint);
+        assert!(before.is_none(), "one checkpoint at a time");
         shared.signals.background.raise();
         Ok(())
     }

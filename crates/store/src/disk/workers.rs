@@ -117,7 +117,9 @@ impl Shared {
         }
         *job = None;
         assert_eq!(self.archive.head().through, through, "rows and position move together");
-        self.checkpointed.store(through, Ordering::Release);
+        assert!(through <= durable, "rows are seen when the journal is durable");
+        let before = self.checkpointed.swap(through, Ordering::AcqRel);
+        assert!(before < through, "checkpoints go forward");
         self.under_way.store(0, Ordering::Release);
         drop(job);
         self.journal.release(through);

@@ -49,6 +49,7 @@ pub(super) fn write_zeros(file: &dyn File, start: u64, end: u64) -> io::Result<(
 }
 
 fn write_zero_piece(file: &dyn File, start: u64, end: u64) -> io::Result<u64> {
+    debug_assert!(start < end, "there is something to fill");
     let len = (end - start).min(limits::FILL_BYTES);
     file.write_all_at(&vec![0; len as usize], start)?;
     file.sync()?;
@@ -93,6 +94,7 @@ impl Core {
         let _growing = lock(&self.growing);
         let mut shelf = lock(&self.shelf);
         let Some(spare) = shelf.spares.pop_back() else { return Ok(false) };
+        assert_eq!(spare.id + 1, shelf.next_id, "the last spare goes first");
         shelf.next_id = spare.id;
         drop(shelf);
         let removed =
@@ -145,7 +147,7 @@ impl Core {
         };
         let wanted = u64::from(self.options.segment_bytes);
         growing.filled = write_zero_piece(&*file, growing.filled, wanted).map_err(failed)?;
-        debug_assert!(growing.filled <= wanted);
+        assert!(growing.filled <= wanted, "a segment has its length, and no more");
         if growing.filled == wanted {
             *growing = Growing::default();
             self.make_spare(NEW_NAME, id)?;

@@ -24,3 +24,10 @@ pub(crate) const FREE_BYTES_MIN_DEFAULT: u64 = 256 << 20;
 pub(crate) const FILL_BYTES: u64 = 4 << 20;
 /// How much is read at a time.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
+
+// What the bounds must be to each other.
+const _: () = assert!(SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT);
+const _: () = assert!(SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX);
+const _: () = assert!(BATCH_BYTES_MAX_DEFAULT < SEGMENT_BYTES_DEFAULT, "the largest batch fits");
+const _: () = assert!(0 < SPARES_MIN_DEFAULT && SPARES_MIN_DEFAULT <= SPARES_MAX_DEFAULT);
+const _: () = assert!(SPARES_MAX_DEFAULT <= SPARES_MAX);

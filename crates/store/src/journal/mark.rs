@@ -35,7 +35,7 @@ impl Mark {
     }
 
     pub(super) fn write(&mut self, synced: Position) -> io::Result<()> {
-        debug_assert!(synced >= self.written);
+        assert!(synced >= self.written, "a mark never takes back what it proved");
         if synced == self.written {
             return Ok(());
         }
@@ -72,13 +72,18 @@ pub(crate) fn encode(identity: u64, synced: Position) -> [u8; LEN] {
     for (to, from) in bytes.iter_mut().zip(fields.into_iter().flatten()) {
         *to = *from;
     }
+    debug_assert_eq!(decode_place(&bytes), Some(synced), "what is read is what was written");
     bytes
 }
 
 fn decode(identity: u64, bytes: &[u8; LEN]) -> Option<Position> {
-    let place = bytes.get(16..)?.first_chunk()?;
-    let synced = Position::from_bits(u64::from_le_bytes(*place));
+    let synced = decode_place(bytes)?;
     (encode(identity, synced) == *bytes).then_some(synced)
+}
+
+fn decode_place(bytes: &[u8; LEN]) -> Option<Position> {
+    let place = bytes.get(16..)?.first_chunk()?;
+    Some(Position::from_bits(u64::from_le_bytes(*place)))
 }
 
 #[cfg(test)]

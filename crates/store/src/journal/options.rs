@@ -45,6 +45,7 @@ impl Options {
             - SEGMENT_HEADER_LEN
             - RECORD_HEADER_LEN
             - Self::SEALS_LEN;
+        assert!(room > 0, "the smallest segment holds a batch");
         let spares_min = self.spares_min.clamp(1, limits::SPARES_MAX);
         Self {
             segment_bytes,

@@ -4,7 +4,7 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::record::{RECORD_HEADER_LEN, record_len};
+use super::record::{ALIGNMENT, RECORD_HEADER_LEN, record_len};
 use super::{Options, limits, lock};
 use crate::{Epoch, Sequence};
 
@@ -68,16 +68,20 @@ impl Inbox {
         length: u32,
         batch: &[u8],
     ) -> bool {
+        assert_eq!(batch.len(), length as usize, "the frame is as long as its batch");
         let mut pending = lock(&self.pending);
         if pending.is_full(options, length) {
             return false;
         }
         let Batches { bytes, frames } = &mut pending.batches;
-        debug_assert!(frames.last().is_none_or(|frame| frame.sequence + 1 == sequence));
+        let last = frames.last();
+        assert!(last.is_none_or(|last| last.sequence + 1 == sequence), "batches come in order");
+        assert!(last.is_none_or(|last| last.epoch <= epoch), "epochs never fall");
         let start = bytes.len();
         bytes.resize(start + RECORD_HEADER_LEN as usize, 0);
         bytes.extend_from_slice(batch);
         bytes.resize(start + record_len(length) as usize, 0);
+        debug_assert!((bytes.len() - start).is_multiple_of(ALIGNMENT as usize));
         frames.push(Frame { start, length, sequence, epoch });
         if std::mem::take(&mut pending.sleeping) {
             self.woken.notify_one();
@@ -91,7 +95,7 @@ impl Inbox {
 
     /// Swaps everything pending for `empty`.
     pub(super) fn take(&self, empty: &mut Batches) {
-        debug_assert!(empty.frames.is_empty() && empty.bytes.is_empty());
+        assert!(empty.frames.is_empty() && empty.bytes.is_empty(), "nothing pending is lost");
         std::mem::swap(&mut lock(&self.pending).batches, empty);
     }
 

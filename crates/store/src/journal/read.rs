@@ -19,7 +19,7 @@ pub struct Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         let mut shelf = lock(&self.core.shelf);
-        debug_assert!(shelf.pins > 0);
+        debug_assert!(shelf.pins > 0, "a pin is let go once");
         shelf.pins = shelf.pins.saturating_sub(1);
     }
 }
@@ -43,6 +43,7 @@ impl Journal {
     pub(crate) fn view(&self, _pin: &Pin) -> View {
         let shelf = lock(&self.core.shelf);
         let (last, end) = shelf.durable;
+        debug_assert!(shelf.pins > 0, "what is looked at is pinned");
         View { segments: shelf.durable_segments(), last, end }
     }
 

@@ -19,6 +19,10 @@ pub(crate) const RECORD_HEADER_LEN: u32 = 48;
 /// Records begin at multiples of this.
 pub(crate) const ALIGNMENT: u32 = 16;
 
+const _: () = assert!(SEGMENT_HEADER_LEN.is_multiple_of(ALIGNMENT), "the first record is aligned");
+const _: () = assert!(RECORD_HEADER_LEN.is_multiple_of(ALIGNMENT), "and so is a seal's end");
+const _: () = assert!(VERSION <= u8::MAX as u32, "a record has one byte for it");
+
 const SEGMENT_MAGIC: [u8; 8] = *b"HAPAXJNL";
 const RECORD_MAGIC: [u8; 4] = *b"HxJr";
 /// The checksum's place in a segment's header.
@@ -73,6 +77,7 @@ pub(crate) struct SegmentHeader {
 
 impl SegmentHeader {
     pub(crate) fn encode(&self) -> SegmentHeaderBytes {
+        assert!(self.synced.segment <= self.id, "what is to come is not synced");
         let mut bytes = [0; SEGMENT_HEADER_LEN as usize];
         put(&mut bytes, 0, &SEGMENT_MAGIC);
         put(&mut bytes, 8, &VERSION.to_le_bytes());
@@ -140,6 +145,7 @@ pub(crate) struct RecordHeader {
 impl RecordHeader {
     /// Sets `checksum`, the next record's `previous`.
     pub(crate) fn encode(&mut self, seed: Seed) -> RecordHeaderBytes {
+        assert!(self.kind == Kind::Batch || self.length == 0, "a seal has no batch");
         let mut bytes = [0; RECORD_HEADER_LEN as usize];
         put(&mut bytes, 0, &RECORD_MAGIC);
         put(&mut bytes, 4, &[VERSION as u8, self.kind as u8]);
@@ -218,6 +224,7 @@ pub(crate) fn segment_id(name: &str) -> Option<u32> {
 }
 
 fn checksum_without(seed: u32, bytes: &[u8], at: usize) -> u32 {
+    debug_assert!(at + 4 <= bytes.len());
     let (head, rest) = bytes.split_at(at);
     crc32c::crc32c_append(crc32c::crc32c_append(seed, head), rest.get(4..).unwrap_or_default())
 }

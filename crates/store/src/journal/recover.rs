@@ -69,6 +69,7 @@ pub(crate) fn recover(
     let names = volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
     let mut ids: Vec<u32> = names.iter().filter_map(|name| segment_id(name)).collect();
     ids.sort_unstable();
+    assert!(ids.is_sorted_by(|a, b| a < b), "a name is an id's alone");
     let journal = Journal { volume, identity, ids };
     let start = journal.start(bounds)?;
     let (tail, live) = journal.walk(&start, each)?;
@@ -236,7 +237,8 @@ impl Journal<'_> {
                 strays.push(id);
             }
         }
-        debug_assert_eq!(live.last().map(|segment| segment.id), Some(tail.at.segment));
+        assert_eq!(live.last().map(|segment| segment.id), Some(tail.at.segment));
+        assert!(live.is_sorted_by(|a, b| a.id + 1 == b.id && a.first <= b.first), "without a gap");
         Ok(Recovered { tail, live, retired, spares, strays })
     }
 

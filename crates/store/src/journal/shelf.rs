@@ -72,7 +72,9 @@ impl Shelf {
         }
         let durable = (tail.last(), tail.at);
         let closed = live.into();
-        Ok(Self { closed, active, spares: kept, next_id, retired, pins: 0, durable })
+        let shelf = Self { closed, active, spares: kept, next_id, retired, pins: 0, durable };
+        shelf.check();
+        Ok(shelf)
     }
 
     /// Moves the segments that only hold batches up to `through` to `retired`, unless pinned.
@@ -83,6 +85,7 @@ impl Shelf {
                 return;
             }
             if let Some(Segment { id, len, .. }) = self.closed.pop_front() {
+                assert!(id < self.active.id, "what is written stays");
                 let reusable = len == u64::from(segment_bytes);
                 self.retired.push_back(Retired { id, reusable });
             }
@@ -101,7 +104,10 @@ impl Shelf {
                 .zip(self.closed.iter().skip(1))
                 .all(|(a, b)| { a.id + 1 == b.id && a.first <= b.first })
         );
-        debug_assert!(self.closed.back().is_none_or(|last| last.id + 1 == self.active.id));
-        debug_assert!(self.spares.back().is_none_or(|last| last.id + 1 == self.next_id));
+        let (last, spare) = (self.closed.back(), self.spares.back());
+        assert!(last.is_none_or(|last| last.id + 1 == self.active.id), "no gap before the active");
+        assert!(last.is_none_or(|last| last.first <= self.active.first), "sequences ascend");
+        assert!(spare.is_none_or(|last| last.id + 1 == self.next_id), "no gap behind the spares");
+        assert!(self.durable.1.segment <= self.active.id, "only what is written is durable");
     }
 }

@@ -100,6 +100,7 @@ impl SegmentReader {
         offset: u32,
     ) -> Result<Option<Position>, Error> {
         let seed = self.seed;
+        debug_assert!(tail.segment <= self.id, "proofs stand behind the tail");
         let mut start = u64::from(offset.next_multiple_of(ALIGNMENT));
         while start + u64::from(RECORD_HEADER_LEN) <= self.len {
             let len = limits::WINDOW_BYTES.min(self.len - start);
@@ -137,6 +138,7 @@ impl SegmentReader {
                 return Err(Error::io("read", &self.description, error));
             }
         }
+        debug_assert!(self.window_start <= offset, "the window begins no later");
         let start = (offset - self.window_start) as usize;
         Ok(self.window.get(start..start + len as usize))
     }
@@ -231,7 +233,8 @@ impl Cursor {
         self.previous = header.checksum;
         self.epoch = header.epoch;
         self.synced = header.synced.max(self.synced);
-        debug_assert!(self.synced < self.at);
+        debug_assert!(self.synced < self.at, "nothing vouches for itself");
+        debug_assert!(self.at.offset.is_multiple_of(ALIGNMENT), "records are aligned");
         match header.kind {
             Kind::Seal => Ok(Step::Seal),
             Kind::Batch => {

@@ -56,6 +56,8 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(tail: Cursor, active: Segment, mark: Mark) -> Self {
+        assert_eq!(tail.at.segment, active.id, "the journal goes on where it ends");
+        assert!(tail.synced <= tail.at, "what is not written is not synced");
         Self {
             active,
             end: tail,
@@ -89,6 +91,11 @@ impl Writer {
     fn write(&mut self, core: &Core, count: usize) -> Result<(), Error> {
         let seed = Seed::new(core.identity, self.active.id);
         let at = self.end.at.offset;
+        assert_eq!(self.end.at.segment, self.active.id, "the end is in the active segment");
+        assert!(
+            self.rolled.is_none() || at == SEGMENT_HEADER_LEN,
+            "a new one begins at its header"
+        );
         let (mut first, mut last) = (usize::MAX, 0);
         let Batches { bytes, frames } = &mut self.batches;
         for frame in frames.iter().skip(self.written).take(count) {
@@ -118,7 +125,8 @@ impl Writer {
         }
         self.written += count;
         let bytes = bytes.get(first..last).unwrap_or_default();
-        debug_assert_eq!(bytes.len() as u32, self.end.at.offset - at);
+        assert_eq!(bytes.len() as u32, self.end.at.offset - at, "every frame was laid out whole");
+        assert!(u64::from(self.end.at.offset) <= self.active.len, "a record fits its segment");
         self.active
             .file
             .write_all_at(bytes, u64::from(at))
@@ -134,6 +142,7 @@ impl Writer {
     fn sync(&mut self, core: &Core) -> Result<(), Error> {
         let synced = self.active.file.sync();
         synced.map_err(|error| core.segment_error("sync", self.active.id, error))?;
+        assert!(self.synced <= self.end.at, "positions only grow");
         self.proven = self.synced;
         self.synced = self.end.at;
         let mut shelf = lock(&core.shelf);
@@ -141,7 +150,8 @@ impl Writer {
             shelf.closed.push_back(rolled);
             shelf.active = self.active.clone();
         }
-        debug_assert!(self.end.last() >= shelf.durable.0);
+        assert!(self.end.last() >= shelf.durable.0, "what is durable stays so");
+        assert_eq!(shelf.active.id, self.active.id, "the shelf knows what is written");
         shelf.durable = (self.end.last(), self.end.at);
         shelf.check();
         drop(shelf);
@@ -151,7 +161,7 @@ impl Writer {
 
     /// Goes on in the next segment; false where there is none and none can be made.
     fn roll(&mut self, core: &Core, epoch: Epoch) -> Result<bool, Error> {
-        debug_assert!(self.rolled.is_none() && self.synced == self.end.at);
+        assert!(self.rolled.is_none() && self.synced == self.end.at, "synced to its end first");
         let Some(mut spare) = core.take_spare()? else { return Ok(false) };
         assert_eq!(spare.id, self.active.id + 1, "segments are used in order");
         spare.first = self.end.next;
@@ -173,8 +183,9 @@ impl Writer {
 
     /// Writes a seal over whatever stands behind the end, and syncs.
     fn seal(&mut self, core: &Core, epoch: Epoch) -> Result<(), Error> {
-        debug_assert!(epoch >= self.end.epoch);
-        debug_assert!(self.synced == self.end.at, "a seal vouches for all before it");
+        assert!(epoch >= self.end.epoch, "epochs never fall");
+        assert!(self.synced == self.end.at, "a seal vouches for all before it");
+        assert!(!self.has_batches(), "what is pending comes before the seal");
         let len = u64::from(RECORD_HEADER_LEN);
         if u64::from(self.end.at.offset) + len > self.active.len && !self.roll(core, epoch)? {
             return Err(core.no_room());
@@ -220,6 +231,7 @@ impl Writer {
         // A segment is synced before the next one is begun: only the active one is in question.
         let same = self.synced.segment == self.active.id;
         let start = if same { self.synced.offset } else { 0 };
+        assert!(start <= self.end.at.offset, "what is synced is not behind the end");
         let mut bytes = vec![0; (self.end.at.offset - start) as usize];
         let file = &self.active.file;
         let rewritten = file
@@ -268,6 +280,8 @@ impl Core {
                 return Ok(());
             }
         }
+        assert_eq!(writer.written, writer.batches.frames.len(), "nothing is left out");
+        assert_eq!(writer.synced, writer.end.at, "what is told was synced");
         writer.batches.clear();
         writer.written = 0;
         Ok(())

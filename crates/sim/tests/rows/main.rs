@@ -1,0 +1,8 @@
+//! The rows of FAULTS.md that need no server, each as its own small story. The same faults under
+//! a random load are in `sim.rs`.
+
+#![expect(clippy::unwrap_used, reason = "all of this file is a test: what fails here fails it")]
+
+mod disk;
+mod rig;
+mod rules;
