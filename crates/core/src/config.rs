@@ -201,8 +201,8 @@ impl Config {
             ("delay_ms", Some(self.delay_ms), 0, year),
             ("ttl_ms", self.ttl_ms, 1, RETENTION_MS_MAX),
             ("max_body_bytes", Some(self.max_body_bytes), 1, BODY_BYTES_MAX),
-            ("max_messages", self.max_messages, 1, u64::MAX),
-            ("max_bytes", self.max_bytes, 1, u64::MAX),
+            ("max_messages", self.max_messages, 1, COUNT_MAX),
+            ("max_bytes", self.max_bytes, 1, COUNT_MAX),
             ("sends_per_s", self.sends_per_s.map(u64::from), 1, u32::MAX.into()),
         ];
         for (field, value, min, max) in bounds {

@@ -40,6 +40,8 @@ pub const RETENTION_MS_MIN: u64 = 1_000;
 pub const RETENTION_MS_MAX: u64 = 100 * 366 * 24 * 60 * 60 * 1_000;
 pub const BACKOFF_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1_000;
 pub const ATTEMPTS_MAX: u32 = 1_000_000;
+/// A quota above this is none.
+pub const COUNT_MAX: u64 = 1 << 60;
 
 /// A freed claim is remembered this long, so that a repeated release gets the same answer.
 pub const FREED_MS: u64 = RECEIVE_ID_MS;

@@ -31,7 +31,7 @@ use crate::record::{
 /// The name of an ordered row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RowKey {
-    bytes: [u8; 31],
+    bytes: [u8; 32],
     len: u8,
 }
 
@@ -58,11 +58,11 @@ pub(crate) enum File {
 
 impl RowKey {
     pub(crate) fn new(parts: &[&[u8]]) -> Self {
-        let mut key = Self { bytes: [0; 31], len: 0 };
+        let mut key = Self { bytes: [0; 32], len: 0 };
         for part in parts {
             let end = usize::from(key.len) + part.len();
             let Some(room) = key.bytes.get_mut(key.len.into()..end) else {
-                unreachable!("row names are at most 31 bytes");
+                unreachable!("row names are at most 31 bytes, and one more to come after them");
             };
             room.copy_from_slice(part);
             key.len = end as u8;

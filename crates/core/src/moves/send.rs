@@ -105,9 +105,9 @@ pub(crate) fn check_date(
     match issued_at.or_else(|| key::date(key, at)) {
         Some(dated) => {
             let retention = queue.config.retention_ms;
-            let is_over = retention.is_some_and(|retention| dated.plus(retention) < at);
+            let is_over = retention.is_some_and(|retention| dated.plus(retention) <= at);
             // Under a shorter retention of earlier days the key may be forgotten already.
-            let is_over = is_over || dated < queue.dated_from;
+            let is_over = is_over || (Time(0) < queue.dated_from && dated <= queue.dated_from);
             if is_over { Err(Answer::TooOld { dated }) } else { Ok(()) }
         }
         None if queue.config.undated_keys == UndatedKeys::Refuse => Err(Answer::UndatedKey),

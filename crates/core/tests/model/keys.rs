@@ -177,7 +177,8 @@ impl Model {
             };
         };
         let retention = queue.config.retention_ms;
-        if dated < queue.dated_from || retention.is_some_and(|ms| dated.plus(ms) < self.at) {
+        let shorter = queue.dated_from > Time(0) && dated <= queue.dated_from;
+        if shorter || retention.is_some_and(|ms| dated.plus(ms) <= self.at) {
             return Err(Answer::TooOld { dated });
         }
         Ok(())

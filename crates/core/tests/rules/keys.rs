@@ -281,7 +281,8 @@ fn k8_an_old_dated_key_that_is_not_remembered_is_too_old() {
         send   ulid(3d) a              => too_old
         send   ulid(1d) a              => accepted ready
         send   k1 a issued=-3d         => too_old
-        send   k2 a issued=-2d         => accepted ready
+        send   k2 a issued=-2d         => too_old
+        send   k2 a issued=-47h        => accepted ready
         send   k3 a issued=-1d         => accepted ready
         claim  uuid(4d) f              => too_old
         claim  k4 f issued=-3d         => too_old
@@ -306,7 +307,8 @@ fn k8_raising_the_retention_does_not_bring_forgotten_keys_back() {
         wait   3d
         queue  orders retention=7d
         send   k1 a issued=-3d         => too_old
-        send   k1 a issued=-2d         => accepted ready
+        send   k1 a issued=-2d         => too_old
+        send   k1 a issued=-47h        => accepted ready
         ",
     );
 }

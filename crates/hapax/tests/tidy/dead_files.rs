@@ -75,7 +75,7 @@ fn declared_paths(source: &Source, is_root: bool) -> Vec<String> {
     let mut inline: Vec<(&str, usize)> = Vec::new();
     for (index, line) in source.lines.iter().enumerate() {
         inline.retain(|(_, last)| index <= *last);
-        if line.code.starts_with("#[path") {
+        if line.code.trim_start().starts_with("#[path") {
             given = line.text.split('"').nth(1);
         }
         let declared = without_visibility(&line.code).strip_prefix("mod ");
