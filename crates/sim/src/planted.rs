@@ -46,8 +46,8 @@ enum Inner {
 pub struct Shared {
     epoch: Epoch,
     last: Sequence,
-    /// Messages on their way to the journal.
-    staged: BTreeMap<Digest, (MessageId, Time)>,
+    /// Messages on their way to the journal, with the batch they are in.
+    staged: BTreeMap<Digest, (Sequence, MessageId, Time)>,
 }
 
 impl SimStore {
@@ -70,7 +70,7 @@ impl SimStore {
 
     /// The message that a buggy door takes for known.
     pub fn staged(&self, digest: &Digest) -> Option<(MessageId, Time)> {
-        lock(&self.shared).staged.get(digest).copied()
+        lock(&self.shared).staged.get(digest).map(|(_, id, at)| (*id, *at))
     }
 
     fn store(&mut self) -> &mut dyn Store {
@@ -80,13 +80,13 @@ impl SimStore {
         }
     }
 
-    fn stage(&self, batch: &[u8]) {
+    fn stage(&self, sequence: Sequence, batch: &[u8]) {
         let Ok((at, decisions)) = read_batch(batch) else { return };
         let mut shared = lock(&self.shared);
         for decision in decisions {
             if let Decision::Accepted(accepted) = decision {
                 let id = MessageId::new(at, self.partition, accepted.seq);
-                shared.staged.insert(accepted.digest, (id, at));
+                shared.staged.insert(accepted.digest, (sequence, id, at));
             }
         }
     }
@@ -114,7 +114,7 @@ impl Store for SimStore {
 
     fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
         if self.bug == Some(Bug::KeyBeforeAppend) {
-            self.stage(batch);
+            self.stage(sequence, batch);
         }
         if self.is_unfenced() {
             let shared = Arc::clone(&self.shared);
@@ -136,6 +136,7 @@ impl Store for SimStore {
             Inner::Memory(store) => store.durable()?,
             Inner::Disk(store) => store.durable()?,
         };
+        lock(&self.shared).staged.retain(|_, (sequence, ..)| *sequence > durable);
         if unfenced {
             let reached = self.places.iter().filter(|(_, real)| **real <= durable);
             return Ok(reached.map(|(own, _)| *own).max().unwrap_or(0));
