@@ -84,6 +84,10 @@ pub struct Partition<S> {
     cutting: Option<Sequence>,
     /// When the last checkpoint was cut.
     cut_at: Time,
+    /// The time of the last batch in the journal.
+    journaled_at: Time,
+    /// No time before this one is told: an earlier owner may have told a later one.
+    not_before: Time,
     /// Why nothing goes on any more: memory may be ahead of what is on disk.
     stopped: Option<String>,
 }
@@ -96,6 +100,9 @@ struct Waiting {
 
 /// A batch is appended when it has grown to this, whatever commands are left.
 const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
+/// Answers may tell a time that is this much later than the journal's last one; who is told more
+/// finds it journaled. A new owner starts that much later, so that time never runs backwards.
+const TOLD_AHEAD_MS: u64 = 1_000;
 /// Expired keys leave the disk with a checkpoint; an idle partition cuts one for them this often.
 const EXPIRED_MS: u64 = 60_000;
 /// How many messages leave memory at once, so that nobody waits long for it.
@@ -106,9 +113,10 @@ impl<S: Store> Partition<S> {
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
         let mut fetch = Fetch::default();
-        let (machine, claim) = recover(&mut store, &mut fetch, options.partition, options.seed)?;
-        let mut machine = machine;
+        let (mut machine, claim) =
+            recover(&mut store, &mut fetch, options.partition, options.seed)?;
         machine.expect_records(options.memory_bytes / 4);
+        let journaled_at = machine.now();
         let mut partition = Self {
             machine,
             store,
@@ -122,6 +130,8 @@ impl<S: Store> Partition<S> {
             journal_bytes: 0,
             cutting: None,
             cut_at: Time(0),
+            journaled_at,
+            not_before: journaled_at.plus(TOLD_AHEAD_MS),
             stopped: None,
         };
         let relays = partition.machine.relays();
@@ -140,7 +150,7 @@ impl<S: Store> Partition<S> {
     }
 
     fn decide(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
-        let at = stamp.at.max(self.machine.now());
+        let at = stamp.at.max(self.now());
         let stamp = Stamp { at, ..stamp };
         self.machine.set_store_full(self.store.room() == Room::Low);
         let mut effects = Vec::new();
@@ -214,8 +224,9 @@ impl<S: Store> Partition<S> {
         self.machine.next_deadline()
     }
 
+    /// The time that the next batch cannot be before.
     pub fn now(&self) -> Time {
-        self.machine.now()
+        self.machine.now().max(self.not_before)
     }
 
     pub fn epoch(&self) -> Epoch {
@@ -309,12 +320,14 @@ impl<S: Store> Partition<S> {
 
     fn append(&mut self, effects: &mut Vec<Effect>) -> Result<(), Error> {
         effects.append(&mut self.batch.effects);
-        if self.batch.is_empty() {
+        let is_told = self.machine.now().since(self.journaled_at) < TOLD_AHEAD_MS;
+        if self.batch.is_empty() && is_told {
             return Ok(());
         }
         let bytes = self.batch.bytes();
         self.store.append(self.epoch, self.appended + 1, bytes)?;
         self.appended += 1;
+        self.journaled_at = self.machine.now();
         self.journal_bytes += bytes.len();
         Ok(())
     }

@@ -134,6 +134,20 @@ fn d2_after_a_failure_nothing_leaves_and_a_restart_recovers() {
 }
 
 #[test]
+fn d3_a_new_owner_tells_no_time_before_one_that_was_told() {
+    let store = MemoryStore::default();
+    let mut partition = open(&store);
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    let mut told = partition.now();
+    for ms in [400, 999, 1_500, 5_000, 5_900, 5_950] {
+        call(&mut partition, ms, vec![Command::Show(queue())]); // Decides nothing.
+        told = told.max(partition.now());
+        partition = open(&store);
+        assert!(partition.now() >= told, "told {told:?}, but begins {:?}", partition.now());
+    }
+}
+
+#[test]
 fn k2_a_settle_too_large_for_a_batch_is_refused_before_anything_changes() {
     let store = MemoryStore::default();
     let mut partition = open(&store);
