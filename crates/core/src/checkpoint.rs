@@ -18,7 +18,7 @@ use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Remembered};
-use crate::message::{Message, Slot, State};
+use crate::message::{Message, Slot};
 use crate::outcome::Place;
 use crate::places::groups::Group;
 use crate::places::keys::Generation;
@@ -307,9 +307,7 @@ impl Machine {
             && let Some(group) = self.groups.get(&digest)
         {
             let messages = &self.messages;
-            let is_here = |seq, slot| {
-                messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-            };
+            let is_here = |seq, slot| messages.is_ready(seq, slot);
             let members: Vec<Slot> = group.members.waiting(is_here).map(|(_, slot)| slot).collect();
             let is_clean = |slot: &Slot| {
                 let message = self.messages.at(*slot);

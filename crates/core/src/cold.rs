@@ -13,7 +13,7 @@ use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::machine::Machine;
-use crate::message::{Message, Slot, State};
+use crate::message::{Message, Slot};
 use crate::moves::send::group_of;
 use crate::outcome::Place;
 use crate::places::groups::Group;
@@ -373,9 +373,7 @@ impl Machine {
     /// Enough of the oldest to hand out `max`.
     fn need_head(&self, queue: &Queue, max: usize, several: bool, needs: &mut Vec<Need>) {
         let messages = &self.messages;
-        let is_here = |seq, slot| {
-            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-        };
+        let is_here = |seq, slot| messages.is_ready(seq, slot);
         if let Some(gap) = queue.ready.gap()
             && !queue.ready.has_in_front(max, is_here)
         {

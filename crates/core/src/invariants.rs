@@ -55,9 +55,7 @@ impl Machine {
 
     /// Every message is in the index of its place, and nothing else is.
     fn check_places(&self, queue: &Queue) {
-        let is_ready = |seq, slot| {
-            self.messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-        };
+        let is_ready = |seq, slot| self.messages.is_ready(seq, slot);
         let groups = queue.groups.iter().filter_map(|digest| self.groups.get(digest));
         let members = groups.flat_map(|group| group.members.waiting(is_ready));
         let ready = queue.ready.waiting(is_ready).chain(members).map(|(_, slot)| slot);

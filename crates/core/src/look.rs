@@ -6,7 +6,7 @@ use crate::command::{Browse, KeyName, QueueName};
 use crate::ids::{Fence, Seq, Time};
 use crate::limits;
 use crate::machine::Machine;
-use crate::message::{Message, Slot, State};
+use crate::message::{Message, Slot};
 use crate::moves::send::is_remembered;
 use crate::outcome::{KeyView, Outcome, Place, QueueView, Refusal};
 use crate::places::keys::Known;
@@ -75,9 +75,7 @@ impl Machine {
     ) -> Vec<Slot> {
         let from = cursor.map_or(0, |cursor| cursor + 1);
         let messages = &self.messages;
-        let is_ready = |seq, slot| {
-            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-        };
+        let is_ready = |seq, slot| messages.is_ready(seq, slot);
         let shelf = |shelf: &crate::places::shelf::Shelf| {
             shelf.from(from).map(|(_, slot)| slot).take(limit).collect::<Vec<_>>()
         };
@@ -109,9 +107,7 @@ impl Machine {
 
     fn queue_view(&self, queue: &Queue) -> QueueView {
         let messages = &self.messages;
-        let is_ready = |seq, slot| {
-            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-        };
+        let is_ready = |seq, slot| messages.is_ready(seq, slot);
         let single = queue.ready.oldest(is_ready).map(|(_, slot)| slot).next();
         let group = queue.open.first().and_then(|(_, digest)| self.groups.get(digest));
         let member =

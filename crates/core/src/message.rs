@@ -264,6 +264,12 @@ impl Messages {
         self.slot(slot)?.as_ref().filter(|message| message.seq == seq)
     }
 
+    /// Whether the slot still holds that message, and it can be received.
+    #[inline]
+    pub(crate) fn is_ready(&self, seq: Seq, slot: Slot) -> bool {
+        self.same(seq, slot).is_some_and(|message| matches!(message.state, State::Ready))
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

@@ -274,9 +274,7 @@ impl Machine {
     pub(crate) fn regroup(&mut self, digest: &Digest) {
         let messages = &self.messages;
         let Some(group) = self.groups.get_mut(digest) else { return };
-        let is_here = |seq, slot| {
-            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-        };
+        let is_here = |seq, slot| messages.is_ready(seq, slot);
         group.members.trim(is_here);
         let lead = group.is_deliverable().then(|| lead(group, is_here)).flatten();
         let lead = lead.filter(|lead| *lead < group.held_from());

@@ -10,7 +10,7 @@ use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Verdict};
-use crate::message::{Slot, State};
+use crate::message::Slot;
 use crate::moves::send::wake;
 use crate::outcome::{Effect, Outcome, Refusal};
 use crate::queue::{self, Queue};
@@ -60,8 +60,7 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, out: &mut Verdict) {
 
 fn victims(machine: &Machine, queue: &Queue, below: Seq, delete: bool) -> Vec<Slot> {
     let messages = &machine.messages;
-    let is_here =
-        |seq, slot| messages.same(seq, slot).is_some_and(|message| message.state == State::Ready);
+    let is_here = |seq, slot| messages.is_ready(seq, slot);
     let single = queue.ready.waiting(is_here).map(|(_, slot)| slot);
     let members = queue.groups.iter().filter_map(|digest| machine.groups.get(digest));
     let members = members.flat_map(|group| group.members.waiting(is_here).map(|(_, slot)| slot));

@@ -125,8 +125,7 @@ fn take(
     let max = receive.max as usize;
     let mut taken = Vec::with_capacity(max.min(64));
     let messages = &machine.messages;
-    let is_here =
-        |seq, slot| messages.same(seq, slot).is_some_and(|message| message.state == State::Ready);
+    let is_here = |seq, slot| messages.is_ready(seq, slot);
     let purged_below = queue.purge.as_ref().map_or(0, |purge| purge.below);
     let mut single = queue.ready.oldest(is_here).peekable();
     let mut groups = queue.open.iter().peekable();
@@ -237,9 +236,7 @@ fn finish(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, leased: &Le
 pub(crate) fn trim(machine: &mut Machine, queue: crate::decision::QueueId) {
     let messages = &machine.messages;
     if let Some(queue) = machine.queues.get_mut(queue) {
-        queue.ready.trim(|seq, slot| {
-            messages.same(seq, slot).is_some_and(|message| message.state == State::Ready)
-        });
+        queue.ready.trim(|seq, slot| messages.is_ready(seq, slot));
     }
 }
 
