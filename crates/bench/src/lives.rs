@@ -13,7 +13,7 @@ use crate::{peer, raw};
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// How many lives.
-    #[arg(long, default_value_t = 6_000_000)]
+    #[arg(long, default_value_t = 3_000_000)]
     count: u64,
     /// How many lives a batch has.
     #[arg(long, default_value_t = 512)]
@@ -24,14 +24,14 @@ pub(crate) struct Arguments {
     /// Bytes of a result.
     #[arg(long, default_value_t = 16)]
     result: usize,
-    /// How many lives on fjall, which is slower. Too few never leave its memory.
-    #[arg(long, default_value_t = 1_500_000)]
+    /// How many lives on fjall. Fewer than ours would never leave its memory.
+    #[arg(long, default_value_t = 3_000_000)]
     peer_count: u64,
 }
 
 impl Default for Arguments {
     fn default() -> Self {
-        Self { count: 6_000_000, batch: 512, size: 100, result: 16, peer_count: 1_500_000 }
+        Self { count: 3_000_000, batch: 512, size: 100, result: 16, peer_count: 3_000_000 }
     }
 }
 
