@@ -124,7 +124,7 @@ fn lines(fields: &Fields, raw_p99: f64) -> Vec<(String, String)> {
         line("CPU per life, writer", format!("{:.2} µs", fields.writer_us_per_life)),
         line("CPU per life, behind it", format!("{:.2} µs", fields.behind_us_per_life)),
         line(
-            "raw writer of the same bytes",
+            "raw writer, about as many bytes",
             format!("{} ({:.2} ×)", grouped(fields.raw_lives_per_s), fields.ratio_to_raw),
         ),
         line(

@@ -1,4 +1,4 @@
-//! The disk by itself: the same bytes in the same number of batches, each synced.
+//! The disk by itself: so many bytes in so many batches, each synced.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
