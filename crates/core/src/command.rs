@@ -55,6 +55,7 @@ pub struct QueueName(Arc<Name>);
 pub struct Name {
     pub tenant: Box<str>,
     pub queue: Box<str>,
+    digest: Digest,
     hash: u64,
 }
 
@@ -69,8 +70,14 @@ impl QueueName {
                 return Err(Invalid::Name);
             }
         }
-        let [hash, _] = Digest::of_queue(tenant, queue).halves();
-        Ok(Self(Arc::new(Name { tenant: tenant.into(), queue: queue.into(), hash })))
+        let digest = Digest::of_queue(tenant, queue);
+        let [hash, _] = digest.halves();
+        Ok(Self(Arc::new(Name { tenant: tenant.into(), queue: queue.into(), digest, hash })))
+    }
+
+    /// Of both names.
+    pub fn digest(&self) -> Digest {
+        self.0.digest
     }
 
     pub(crate) fn hash(&self) -> u64 {
@@ -94,6 +101,12 @@ impl PartialEq for QueueName {
 }
 
 impl Eq for QueueName {}
+
+impl std::hash::Hash for QueueName {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
 
 /// A key of a queue.
 #[derive(Clone, Debug)]

@@ -74,6 +74,12 @@ impl MessageId {
         Self((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
     }
 
+    /// The partition that made it.
+    pub fn partition(self) -> u16 {
+        let [_, _, _, _, _, _, high, low, ..] = self.0;
+        u16::from_be_bytes([high, low]) & 0x0fff
+    }
+
     /// Reads the hyphenated form.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
@@ -124,6 +130,7 @@ mod tests {
         let id = MessageId::new(Time(0x0190_1234_5678), 5, 77);
         assert_eq!(id.to_string(), "01901234-5678-7005-8000-00000000004d");
         assert_eq!(MessageId::parse(&id.to_string()), Some(id));
+        assert_eq!(id.partition(), 5);
         assert_eq!(MessageId::parse("not a uuid"), None);
     }
 

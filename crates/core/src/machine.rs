@@ -350,6 +350,16 @@ impl Machine {
         self.queues.get(id).map(|queue| &queue.name)
     }
 
+    /// How many messages of a queue are ready.
+    pub fn ready(&self, id: QueueId) -> u64 {
+        self.queues.get(id).map_or(0, |queue| queue.stats.ready)
+    }
+
+    /// How many messages of a queue are ready, by its name.
+    pub fn ready_in(&self, queue: &QueueName) -> u64 {
+        self.queues.named(queue).map_or(0, |queue| queue.stats.ready)
+    }
+
     /// Emits that wait for their queues, for a new owner to start again.
     pub fn relays(&self) -> impl Iterator<Item = &crate::outcome::Relay> {
         self.relays.all()

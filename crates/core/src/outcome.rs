@@ -290,7 +290,7 @@ pub enum Effect {
     /// Hand this to its queue and say `Relayed`.
     Relay(Box<Relay>),
     /// The lease is over: tell its worker.
-    Lost { digest: Digest, fence: Fence },
+    Lost { queue: QueueId, digest: Digest, fence: Fence },
 }
 
 /// An emit on its way to its queue, with the key it goes under.

@@ -99,7 +99,7 @@ fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict
         };
         let (digest, fence) = (message.digest, lease.fence);
         out.decisions.push(Decision::Lost { digest, fence, next });
-        out.effects.push(Effect::Lost { digest, fence });
+        out.effects.push(Effect::Lost { queue: message.queue, digest, fence });
         if matches!(next, Next::Dead | Next::Freed | Next::Parked) {
             out.effects.push(Effect::Ended { digest });
             if message.group.is_some() {

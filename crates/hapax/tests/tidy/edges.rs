@@ -14,7 +14,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-server", &["hapax-core", "hapax-store", "hapax-partition", "hapax-wire"]),
-    ("hapax", &["hapax-core", "hapax-store", "hapax-partition"]),
+    (
+        "hapax",
+        &[
+            "hapax-core",
+            "hapax-store",
+            "hapax-partition",
+            "hapax-wire",
+            "hapax-client",
+            "hapax-server",
+        ],
+    ),
+    ("hapax-compare", &["hapax-client"]),
 ];
 
 /// One dependency in a manifest.

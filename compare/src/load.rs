@@ -1,0 +1,182 @@
+//! The messages of one run, and the ledger that every system must balance.
+//!
+//! A message is made from its number alone, so both ends can make it: the producer to send it,
+//! the worker to compare every byte of what it got. The ledger notes each delivery and fails on
+//! the second of one message, on a foreign key and on a changed body; the run counts only if in
+//! the end every message was accepted once, delivered once and settled once.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+/// What a key is made of: as random and as long as a UUID.
+pub(crate) type Key = [u8; 16];
+
+/// The smallest body: the number of its message.
+pub(crate) const BODY_BYTES_MIN: usize = 8;
+
+/// Set when somebody asks the program to stop. Every loop looks at it.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn interrupt() {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn fail_if_interrupted() -> Result<()> {
+    ensure!(!INTERRUPTED.load(Ordering::Relaxed), "stopped by a signal");
+    Ok(())
+}
+
+/// What one run sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// How many messages.
+    pub(crate) count: u64,
+    /// How many bytes each body has.
+    pub(crate) size: usize,
+    /// Another seed makes other keys and other bodies.
+    pub(crate) seed: u64,
+}
+
+impl Load {
+    /// Random to look at, and different for different numbers: every step can be undone.
+    pub(crate) fn key(&self, number: u64) -> Key {
+        let first = mix(number ^ mix(self.seed));
+        let second = mix(first ^ self.seed);
+        let mut key = [0; 16];
+        let (left, right) = key.split_at_mut(8);
+        left.copy_from_slice(&first.to_le_bytes());
+        right.copy_from_slice(&second.to_le_bytes());
+        key
+    }
+
+    /// Replaces what is in `body`: the number first, then bytes that do not compress.
+    pub(crate) fn body(&self, number: u64, body: &mut Vec<u8>) {
+        body.clear();
+        body.extend_from_slice(&number.to_le_bytes());
+        let mut state = number ^ self.seed;
+        while body.len() < self.size {
+            state = state.wrapping_add(GOLDEN);
+            body.extend_from_slice(&mix(state).to_le_bytes());
+        }
+        body.truncate(self.size);
+    }
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64, which is a bijection.
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// Who did what in one run, shared by its producers and workers.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub(crate) load: Load,
+    begun: Instant,
+    /// The next number to send.
+    next: AtomicU64,
+    accepted: AtomicU64,
+    settled: AtomicU64,
+    /// One bit per message.
+    delivered: Vec<AtomicU64>,
+    /// Why the first of the producers and workers failed; the others give up then.
+    failure: OnceLock<anyhow::Error>,
+    /// From the start to the confirmation of the last settle.
+    took: OnceLock<Duration>,
+}
+
+impl Ledger {
+    /// Starts the clock.
+    pub(crate) fn open(load: Load) -> Self {
+        let words = load.count.div_ceil(64);
+        Self {
+            load,
+            begun: Instant::now(),
+            next: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            delivered: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            failure: OnceLock::new(),
+            took: OnceLock::new(),
+        }
+    }
+
+    /// The next numbers to send, `batch` at most; none when all have been taken.
+    pub(crate) fn take(&self, batch: u64) -> Result<Option<Range<u64>>> {
+        self.fail_if_over()?;
+        let first = self.next.fetch_add(batch, Ordering::Relaxed);
+        let last = first.saturating_add(batch).min(self.load.count);
+        Ok((first < last).then_some(first..last))
+    }
+
+    /// The system has confirmed that it accepted so many messages.
+    pub(crate) fn accepted(&self, messages: u64) {
+        self.accepted.fetch_add(messages, Ordering::Relaxed);
+    }
+
+    /// A worker was given this message. `scratch` is a buffer to be used again.
+    pub(crate) fn delivered(&self, key: &[u8], body: &[u8], scratch: &mut Vec<u8>) -> Result<()> {
+        let number = body.first_chunk::<BODY_BYTES_MIN>().context("a body without its number")?;
+        let number = u64::from_le_bytes(*number);
+        ensure!(number < self.load.count, "message {number} was never sent");
+        self.load.body(number, scratch);
+        ensure!(body == scratch.as_slice(), "the body of message {number} was changed");
+        ensure!(key == self.load.key(number), "the key of message {number} was changed");
+        let bit = 1 << (number % 64);
+        let word = usize::try_from(number / 64).ok().and_then(|word| self.delivered.get(word));
+        let before = word.context("a ledger that is too short")?.fetch_or(bit, Ordering::Relaxed);
+        ensure!(before & bit == 0, "message {number} was delivered twice");
+        Ok(())
+    }
+
+    /// The system has confirmed that it settled so many messages.
+    pub(crate) fn settled(&self, messages: u64) {
+        let before = self.settled.fetch_add(messages, Ordering::Relaxed);
+        if before + messages == self.load.count {
+            self.took.get_or_init(|| self.begun.elapsed());
+        }
+    }
+
+    /// Whether there is nothing left for a worker to do.
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        self.fail_if_over()?;
+        Ok(self.settled.load(Ordering::Relaxed) >= self.load.count)
+    }
+
+    /// One of the producers and workers has ended. If it failed, the others will give up.
+    pub(crate) fn ended(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            // Only the first tells the cause; the others follow from it.
+            let _ = self.failure.set(error);
+        }
+    }
+
+    /// The time that all lives took, if every account balances.
+    pub(crate) fn close(self) -> Result<Duration> {
+        if let Some(failure) = self.failure.into_inner() {
+            return Err(failure);
+        }
+        let count = self.load.count;
+        let accepted = self.accepted.into_inner();
+        ensure!(accepted == count, "{accepted} of {count} messages were accepted");
+        let delivered: u64 =
+            self.delivered.into_iter().map(|word| u64::from(word.into_inner().count_ones())).sum();
+        ensure!(delivered == count, "{delivered} of {count} messages were delivered");
+        let settled = self.settled.into_inner();
+        ensure!(settled == count, "{settled} of {count} messages were settled");
+        self.took.into_inner().context("nobody settled the last message")
+    }
+
+    fn fail_if_over(&self) -> Result<()> {
+        fail_if_interrupted()?;
+        ensure!(self.failure.get().is_none(), "another connection of this run failed");
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! A connection to Redis that costs as little as possible: commands are appended to one buffer
+//! and sent together, replies are read in order, piece by piece, into buffers of the caller.
+//!
+//! It blocks, and knows RESP2 only. A library would build a value for every reply; the peer's
+//! core should not wait for that.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// How much is read at once, at least.
+const READ_BYTES: usize = 256 << 10;
+
+/// A reply that takes longer than this never comes.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: TcpStream,
+    /// Commands that have not been sent.
+    outgoing: Vec<u8>,
+    /// What was read; `unread` of it is yet to be looked at.
+    incoming: Vec<u8>,
+    unread: std::ops::Range<usize>,
+}
+
+impl Connection {
+    pub(crate) fn open(port: u16) -> Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
+        Ok(Self { stream, outgoing: Vec::new(), incoming: vec![0; READ_BYTES], unread: 0..0 })
+    }
+
+    /// Starts a command of so many arguments, its name included. They must follow.
+    pub(crate) fn command(&mut self, arguments: usize) -> &mut Self {
+        self.number(b'*', arguments);
+        self
+    }
+
+    pub(crate) fn argument(&mut self, bytes: impl AsRef<[u8]>) -> &mut Self {
+        let bytes = bytes.as_ref();
+        self.number(b'$', bytes.len());
+        self.outgoing.extend_from_slice(bytes);
+        self.outgoing.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// A whole command of words.
+    pub(crate) fn words(&mut self, words: &[&str]) -> &mut Self {
+        self.command(words.len());
+        for word in words {
+            self.argument(word);
+        }
+        self
+    }
+
+    pub(crate) fn send(&mut self) -> Result<()> {
+        self.stream.write_all(&self.outgoing)?;
+        self.outgoing.clear();
+        Ok(())
+    }
+
+    /// The length of the array that follows; none for a null.
+    pub(crate) fn array(&mut self) -> Result<Option<usize>> {
+        let length = self.header(b'*')?;
+        Ok(usize::try_from(length).ok())
+    }
+
+    pub(crate) fn integer(&mut self) -> Result<u64> {
+        u64::try_from(self.header(b':')?).context("a negative number")
+    }
+
+    /// Appends a string to `bytes`, and says whether it was one rather than a null.
+    pub(crate) fn string(&mut self, bytes: &mut Vec<u8>) -> Result<bool> {
+        let Ok(length) = usize::try_from(self.header(b'$')?) else { return Ok(false) };
+        while self.unread.len() < length + 2 {
+            self.fill(length + 2)?;
+        }
+        let text = self.incoming.get(self.unread.start..self.unread.start + length);
+        bytes.extend_from_slice(text.context("a buffer that is too short")?);
+        self.unread.start += length + 2;
+        Ok(true)
+    }
+
+    /// A string that is no null, for questions that are asked once.
+    pub(crate) fn text(&mut self) -> Result<String> {
+        let mut bytes = Vec::new();
+        ensure!(self.string(&mut bytes)?, "a null instead of a text");
+        Ok(String::from_utf8(bytes)?)
+    }
+
+    /// `+OK` or the like.
+    pub(crate) fn status(&mut self) -> Result<()> {
+        self.line(b'+').map(drop)
+    }
+
+    fn number(&mut self, kind: u8, value: usize) {
+        self.outgoing.push(kind);
+        // Writing to a vector cannot fail.
+        let _ = write!(self.outgoing, "{value}\r\n");
+    }
+
+    fn header(&mut self, kind: u8) -> Result<i64> {
+        let line = self.line(kind)?;
+        let mut digits = self.incoming.get(line).context("a line outside its buffer")?;
+        let is_negative = digits.first() == Some(&b'-');
+        if is_negative {
+            digits = digits.get(1..).unwrap_or_default();
+        }
+        let mut value = 0i64;
+        for digit in digits {
+            ensure!(digit.is_ascii_digit(), "a reply of Redis is not understood");
+            value = value.saturating_mul(10).saturating_add(i64::from(digit - b'0'));
+        }
+        Ok(if is_negative { -value } else { value })
+    }
+
+    /// The place of a line without its kind and its end.
+    fn line(&mut self, kind: u8) -> Result<std::ops::Range<usize>> {
+        let mut looked_at = 0;
+        let end = loop {
+            let unread = self.incoming.get(self.unread.clone()).unwrap_or_default();
+            let rest = unread.get(looked_at..).unwrap_or_default();
+            if let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
+                break self.unread.start + looked_at + at;
+            }
+            looked_at = unread.len();
+            self.fill(READ_BYTES)?;
+        };
+        let line = self.unread.start + 1..end.saturating_sub(1);
+        let found = self.incoming.get(self.unread.start).copied();
+        self.unread.start = end + 1;
+        if found == Some(kind) {
+            return Ok(line);
+        }
+        let text = String::from_utf8_lossy(self.incoming.get(line).unwrap_or_default());
+        match found {
+            Some(b'-') => bail!("Redis refused: {text}"),
+            _ => bail!("a reply of Redis is not of the kind {}: {text}", char::from(kind)),
+        }
+    }
+
+    /// Reads more, and makes room for `wanted` bytes first.
+    fn fill(&mut self, wanted: usize) -> Result<()> {
+        if self.unread.is_empty() {
+            self.unread = 0..0;
+        }
+        if self.incoming.len() - self.unread.start < wanted.max(READ_BYTES / 2) {
+            self.incoming.copy_within(self.unread.clone(), 0);
+            self.unread = 0..self.unread.len();
+            if self.incoming.len() < wanted {
+                self.incoming.resize(wanted * 2, 0);
+            }
+        }
+        if self.unread.end == self.incoming.len() {
+            self.incoming.resize(self.incoming.len() * 2, 0);
+        }
+        let room = self.incoming.get_mut(self.unread.end..).unwrap_or_default();
+        let read = match self.stream.read(room) {
+            Ok(0) => bail!("Redis closed the connection"),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error).context("no reply from Redis"),
+        };
+        self.unread.end += read;
+        Ok(())
+    }
+}

@@ -1,0 +1,524 @@
+//! The running partitions, and the ways to them.
+//!
+//! Each partition belongs to one writer thread. An [`Engine`] routes a command to the partition
+//! that its key lives in, asks all of them where the question is about a queue, and puts their
+//! answers together. It knows the rules of routing only; what a command means is the core's.
+
+mod data;
+mod inbox;
+mod queues;
+mod relay;
+mod rooms;
+mod wait;
+mod writer;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hapax_core::{
+    Answer, Command, Config, DedupScope, Digest, Fence, KeyName, Order, Outcome, QueueName, Send,
+    Settle, Settled,
+};
+use hapax_partition::Partition;
+use hapax_store::disk::{self, DiskStore};
+use tokio::sync::{broadcast, oneshot};
+
+pub use data::Data;
+use inbox::{Ask, Inbox, Reply};
+pub use queues::{Cursor, Page, Told};
+use writer::Writer;
+
+/// How long a stop may take, from the last answer on.
+const STOP_MAX: Duration = Duration::from_secs(20);
+/// Lost leases that a slow listener may be behind.
+const LOST_MAX: usize = 1_024;
+
+/// What may be chosen about the engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For data that is created now; existing data keeps its number.
+    pub partitions: u16,
+    /// For caches, heads of queues and what waits for a checkpoint, in the whole process.
+    pub memory_bytes: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { partitions: default_partitions(), memory_bytes: 256 * 1_024 * 1_024 }
+    }
+}
+
+/// As few as keep the cores busy: one writer does hundreds of thousands of lives per second, and
+/// every partition syncs by itself.
+fn default_partitions() -> u16 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    u16::try_from(cores / 4).unwrap_or(1).clamp(1, 16)
+}
+
+/// Why the data cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("cannot {doing} {}: {error}", path.display())]
+    Io { doing: &'static str, path: PathBuf, error: std::io::Error },
+    #[error("{} is damaged: {why}; nothing was changed", .0.display(), why = .1)]
+    Damaged(PathBuf, String),
+    #[error(
+        "{} was written by a newer release: its format is {format}, this one knows {known}; \
+         nothing was changed. Start the newer release", path.display()
+    )]
+    Newer { path: PathBuf, format: u64, known: u32 },
+    #[error("{} holds no data of a broker", .0.display())]
+    NoData(PathBuf),
+    #[error("{}: {error}", path.display())]
+    Partition { path: PathBuf, error: hapax_partition::Error },
+    #[error(transparent)]
+    Stopped(Stopped),
+    #[error("{}: {error}", path.display())]
+    Store { path: PathBuf, error: hapax_store::Error },
+}
+
+impl Error {
+    fn io(doing: &'static str, path: &Path, error: std::io::Error) -> Self {
+        Self::Io { doing, path: path.to_owned(), error }
+    }
+}
+
+/// The partition cannot answer: whether the command was carried out is not known.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Stopped(Arc<str>);
+
+/// What a writer does, for whoever counts it.
+#[derive(Clone, Copy, Debug)]
+pub enum Beat {
+    /// A batch was decided and is on its way.
+    Submitted { commands: usize },
+    /// It is durable; so long it took.
+    Durable { waited: Duration },
+    /// A checkpoint was written.
+    Checkpointed { took: Duration },
+}
+
+/// Told about every beat, on the writer's thread: it must not block.
+pub type OnBeat = Box<dyn Fn(usize, Beat) + std::marker::Send + Sync>;
+
+/// The partitions. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    inboxes: Vec<Arc<Inbox>>,
+    /// How the queues spread their messages; needed where there are several partitions.
+    spread: RwLock<HashMap<QueueName, Spread>>,
+    /// Turns, so that no partition is asked first every time.
+    next: AtomicUsize,
+    lost: broadcast::Sender<(QueueName, Fence)>,
+    on_beat: OnBeat,
+    clocks_ahead: Vec<AtomicI64>,
+    /// A partition stopped although nobody asked it to.
+    failed: AtomicBool,
+    draining: AtomicBool,
+    data: Data,
+    sources: Vec<disk::Source>,
+    relayed: relay::Relayed,
+    /// One at a time.
+    backups: Mutex<()>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// By what a queue's messages are spread over the partitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spread {
+    Key,
+    Group,
+    /// All in one: order over all keys, and one place that knows them.
+    Queue,
+}
+
+impl Spread {
+    fn of(config: &Config) -> Self {
+        match (config.order, config.dedup_scope) {
+            (_, DedupScope::Group) => Self::Group,
+            (Order::Group, DedupScope::Queue) => Self::Queue,
+            (Order::None, DedupScope::Queue) => Self::Key,
+        }
+    }
+}
+
+impl Engine {
+    /// Opens every partition, recovers, and starts the writers. Blocks until all are ready.
+    pub fn open(data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
+        let count = usize::from(data.partitions());
+        let inboxes: Vec<_> = (0..count).map(|_| Arc::new(Inbox::new())).collect();
+        let mut partitions = Vec::with_capacity(count);
+        for (number, inbox) in (0..data.partitions()).zip(&inboxes) {
+            let memory_bytes = options.memory_bytes / count.max(1);
+            partitions.push(open_partition(&data, number, memory_bytes, inbox)?);
+        }
+        let (lost, _) = broadcast::channel(LOST_MAX);
+        let shared = Arc::new(Shared {
+            inboxes,
+            spread: RwLock::new(spreads(&partitions)),
+            next: AtomicUsize::new(0),
+            lost,
+            on_beat,
+            clocks_ahead: (0..count).map(|_| AtomicI64::new(0)).collect(),
+            failed: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            sources: partitions.iter().map(|partition| partition.store().source()).collect(),
+            relayed: relay::Relayed::default(),
+            backups: Mutex::new(()),
+            data,
+            threads: Mutex::new(Vec::new()),
+        });
+        for (number, partition) in partitions.into_iter().enumerate() {
+            shared.start(number, partition)?;
+        }
+        let engine = Self { shared };
+        engine.reconcile().map_err(Error::Stopped)?;
+        Ok(engine)
+    }
+
+    /// Stops taking, lets everything in flight be answered, writes a checkpoint, and waits for the
+    /// writers to end. Blocks.
+    pub fn stop(&self) {
+        self.drain();
+        for inbox in &self.shared.inboxes {
+            let _ = inbox.push(Ask::Stop);
+        }
+        let mut threads = self.shared.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        for thread in threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+
+    /// No more leases from here on; settles and sends go on.
+    pub fn drain(&self) {
+        if !self.shared.draining.swap(true, Ordering::AcqRel) {
+            (0..self.partitions()).for_each(|partition| self.shared.push(partition, Ask::Drain));
+        }
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Whether every partition can answer.
+    pub fn is_ready(&self) -> bool {
+        !self.shared.failed.load(Ordering::Acquire) && !self.is_draining()
+    }
+
+    /// Whether a partition stopped because it had to.
+    pub fn has_failed(&self) -> bool {
+        self.shared.failed.load(Ordering::Acquire)
+    }
+
+    pub fn partitions(&self) -> usize {
+        self.shared.partitions()
+    }
+
+    pub fn data(&self) -> &Data {
+        &self.shared.data
+    }
+
+    /// How many milliseconds the wall clock is ahead of each partition, where that is alarming.
+    pub fn clocks_ahead_ms(&self) -> Vec<i64> {
+        self.shared.clocks_ahead.iter().map(|ahead| ahead.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Leases that are lost from now on, of every queue.
+    pub fn lost(&self) -> broadcast::Receiver<(QueueName, Fence)> {
+        self.shared.lost.subscribe()
+    }
+
+    /// The partition of a message.
+    pub fn route(&self, send: &Send) -> usize {
+        self.shared.route(send)
+    }
+
+    /// Hands commands to a partition. `reply` is called once, on the writer's thread, when they
+    /// are durable or cannot be: it must not block.
+    pub fn submit(
+        &self,
+        partition: usize,
+        commands: Vec<Command>,
+        reply: impl FnOnce(Result<Vec<Outcome>, Stopped>) + std::marker::Send + 'static,
+    ) {
+        self.shared.submit(partition, commands, Box::new(reply));
+    }
+
+    /// Sends messages, each to its partition; the answers are in their order.
+    pub async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped> {
+        let items = sends.into_iter().map(|send| (self.route(&send), Command::Send(send)));
+        let outcomes = self.call_each(items).await?;
+        outcomes.into_iter().map(sent).collect()
+    }
+
+    /// Settles leases, each in its partition; the answers are in their order.
+    pub async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped> {
+        let items = settles
+            .into_iter()
+            .map(|(partition, settle)| (usize::from(partition), Command::Settle(settle)));
+        let outcomes = self.call_each(items).await?;
+        outcomes.into_iter().map(settled).collect()
+    }
+
+    /// One command to one partition.
+    pub async fn call(&self, partition: usize, command: Command) -> Result<Outcome, Stopped> {
+        let mut outcomes = self.call_many(partition, vec![command]).await?;
+        outcomes.pop().ok_or_else(Stopped::silent)
+    }
+
+    /// One command to the partition of a key.
+    pub async fn call_key(
+        &self,
+        key: &KeyName,
+        command: impl Fn() -> Command,
+    ) -> Result<Outcome, Stopped> {
+        // Without its group a key of a queue that is spread by groups may be anywhere.
+        for partition in self.shared.route_key(key) {
+            let outcome = self.call(partition, command()).await?;
+            let elsewhere = matches!(&outcome, Outcome::Refused(hapax_core::Refusal::NoSuchKey));
+            if !elsewhere || partition + 1 == self.partitions() {
+                return Ok(outcome);
+            }
+        }
+        Ok(Outcome::Refused(hapax_core::Refusal::NoSuchKey))
+    }
+
+    /// The same command to every partition, the outcomes in their order.
+    pub async fn call_all(&self, command: Command) -> Result<Vec<Outcome>, Stopped> {
+        let mut replies = Vec::with_capacity(self.partitions());
+        for partition in 0..self.partitions() {
+            replies.push(self.start_call(partition, vec![command.clone()]));
+        }
+        let mut outcomes = Vec::with_capacity(replies.len());
+        for reply in replies {
+            outcomes.extend(reply.await.map_err(|_| Stopped::silent())??);
+        }
+        Ok(outcomes)
+    }
+
+    async fn call_many(
+        &self,
+        partition: usize,
+        commands: Vec<Command>,
+    ) -> Result<Vec<Outcome>, Stopped> {
+        let reply = self.start_call(partition, commands);
+        reply.await.map_err(|_| Stopped::silent())?
+    }
+
+    fn start_call(
+        &self,
+        partition: usize,
+        commands: Vec<Command>,
+    ) -> oneshot::Receiver<Result<Vec<Outcome>, Stopped>> {
+        let (sender, receiver) = oneshot::channel();
+        self.submit(partition, commands, move |outcomes| drop(sender.send(outcomes)));
+        receiver
+    }
+
+    /// Commands to several partitions at once; the outcomes are in the order of the commands.
+    async fn call_each(
+        &self,
+        items: impl Iterator<Item = (usize, Command)>,
+    ) -> Result<Vec<Outcome>, Stopped> {
+        if self.partitions() == 1 {
+            return self.call_many(0, items.map(|(_, command)| command).collect()).await;
+        }
+        let mut parts: HashMap<usize, (Vec<usize>, Vec<Command>)> = HashMap::new();
+        let mut count = 0;
+        for (place, (partition, command)) in items.enumerate() {
+            let (places, commands) = parts.entry(partition).or_default();
+            places.push(place);
+            commands.push(command);
+            count += 1;
+        }
+        let replies: Vec<_> = parts
+            .into_iter()
+            .map(|(partition, (places, commands))| (places, self.start_call(partition, commands)))
+            .collect();
+        let mut outcomes: Vec<Option<Outcome>> = Vec::new();
+        outcomes.resize_with(count, || None);
+        for (places, reply) in replies {
+            let part = reply.await.map_err(|_| Stopped::silent())??;
+            for (place, outcome) in places.into_iter().zip(part) {
+                if let Some(slot) = outcomes.get_mut(place) {
+                    *slot = Some(outcome);
+                }
+            }
+        }
+        outcomes.into_iter().map(|outcome| outcome.ok_or_else(Stopped::silent)).collect()
+    }
+}
+
+impl Stopped {
+    /// A reply was dropped instead of being called.
+    fn silent() -> Self {
+        Self("the partition stopped without an answer".into())
+    }
+}
+
+impl Shared {
+    fn partitions(&self) -> usize {
+        self.inboxes.len()
+    }
+
+    fn start(
+        self: &Arc<Self>,
+        number: usize,
+        partition: Partition<DiskStore>,
+    ) -> Result<(), Error> {
+        let Some(inbox) = self.inboxes.get(number).cloned() else { return Ok(()) };
+        let shared = Arc::clone(self);
+        let run = move || {
+            inbox.belongs_to_this_thread();
+            Writer::new(partition, number, inbox, shared).run();
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("hapax-writer-{number}"))
+            .spawn(run)
+            .map_err(|error| Error::io("start a thread for", self.data.path(), error))?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+
+    fn submit(&self, partition: usize, commands: Vec<Command>, reply: Reply) {
+        self.push(partition, Ask::Commands(commands, reply));
+    }
+
+    fn push(&self, partition: usize, ask: Ask) {
+        let refused = match self.inboxes.get(partition) {
+            Some(inbox) => inbox.push(ask),
+            None => Err(ask),
+        };
+        if let Err(ask) = refused {
+            writer::refuse(ask, &Stopped("the partition is stopped".into()));
+        }
+    }
+
+    fn route(&self, send: &Send) -> usize {
+        if self.partitions() == 1 {
+            return 0;
+        }
+        let (key, group) = (send.content.key(), send.content.group());
+        self.place(&send.queue, key, group).unwrap_or(0)
+    }
+
+    /// The partitions that a key may live in: one, except where its group is needed and not given.
+    fn route_key(&self, key: &KeyName) -> std::ops::Range<usize> {
+        if self.partitions() == 1 {
+            return 0..1;
+        }
+        match self.place(&key.queue, &key.key, key.group.as_deref()) {
+            Some(place) => place..place + 1,
+            None => 0..self.partitions(),
+        }
+    }
+
+    fn place(&self, queue: &QueueName, key: &str, group: Option<&str>) -> Option<usize> {
+        let spread = self.spread.read().unwrap_or_else(PoisonError::into_inner);
+        let spread = spread.get(queue).copied().unwrap_or(Spread::Key);
+        let digest = match (spread, group) {
+            (Spread::Queue, _) => Digest::of_key(&queue.tenant, &queue.queue, None, ""),
+            (Spread::Group, Some(group)) => {
+                Digest::of_key(&queue.tenant, &queue.queue, Some(group), "")
+            }
+            (Spread::Group, None) => return None,
+            (Spread::Key, _) if key.is_empty() => return Some(self.turn()),
+            (Spread::Key, _) => Digest::of_key(&queue.tenant, &queue.queue, None, key),
+        };
+        let [first, second, ..] = digest.0;
+        Some(usize::from(u16::from_le_bytes([first, second])) % self.partitions())
+    }
+
+    /// The only partition of a queue that is in one.
+    fn only(&self, queue: &QueueName) -> Option<usize> {
+        if self.partitions() == 1 {
+            return Some(0);
+        }
+        let is_one = {
+            let spread = self.spread.read().unwrap_or_else(PoisonError::into_inner);
+            spread.get(queue) == Some(&Spread::Queue)
+        };
+        if is_one { self.place(queue, "", None) } else { None }
+    }
+
+    fn turn(&self) -> usize {
+        self.next.fetch_add(1, Ordering::Relaxed) % self.partitions()
+    }
+
+    fn beat(&self, partition: usize, beat: Beat) {
+        (self.on_beat)(partition, beat);
+    }
+
+    fn clock_ahead(&self, partition: usize, ahead_ms: i64) {
+        if let Some(ahead) = self.clocks_ahead.get(partition) {
+            ahead.store(ahead_ms, Ordering::Relaxed);
+        }
+    }
+
+    /// Other partitions may have something for those who wait for messages of the queue.
+    fn call_elsewhere(&self, here: usize, queue: &QueueName) {
+        for partition in (0..self.partitions()).filter(|partition| *partition != here) {
+            self.push(partition, Ask::Call(queue.clone()));
+        }
+    }
+
+    fn lost(&self, queue: &QueueName, fence: Fence) {
+        // Nobody may be listening.
+        let _ = self.lost.send((queue.clone(), fence));
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("data", &self.data).finish_non_exhaustive()
+    }
+}
+
+fn open_partition(
+    data: &Data,
+    number: u16,
+    memory_bytes: usize,
+    inbox: &Arc<Inbox>,
+) -> Result<Partition<DiskStore>, Error> {
+    let path = data.partition(number);
+    let inbox = Arc::clone(inbox);
+    let wake = Arc::new(move || inbox.wake());
+    let store = DiskStore::open_threaded(&path, disk::Options::default(), wake)
+        .map_err(|error| Error::Store { path: path.clone(), error })?;
+    let options = hapax_partition::Options {
+        partition: number,
+        memory_bytes,
+        seed: fastrand::u64(..),
+        ..hapax_partition::Options::default()
+    };
+    Partition::open(store, options).map_err(|error| Error::Partition { path, error })
+}
+
+fn spreads(partitions: &[Partition<DiskStore>]) -> HashMap<QueueName, Spread> {
+    let queues = partitions.iter().flat_map(|partition| partition.machine().queues());
+    queues.map(|(name, view)| (name.clone(), Spread::of(&view.config))).collect()
+}
+
+fn sent(outcome: Outcome) -> Result<Answer, Stopped> {
+    match outcome {
+        Outcome::Sent(answer) | Outcome::Claimed(answer) => Ok(answer),
+        _ => Err(Stopped::silent()),
+    }
+}
+
+fn settled(outcome: Outcome) -> Result<Settled, Stopped> {
+    match outcome {
+        Outcome::Settled(settled) => Ok(settled),
+        _ => Err(Stopped::silent()),
+    }
+}

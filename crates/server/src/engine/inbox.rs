@@ -1,0 +1,185 @@
+//! The way to a writer: a list that is swapped whole, and a thread that is woken only if it
+//! sleeps.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+
+use hapax_core::{Command, KeyName, Outcome, QueueName, Receive};
+use hapax_partition::Partition;
+use hapax_store::disk::DiskStore;
+
+use super::Stopped;
+
+/// Called once, on the writer's thread, when the outcomes are durable: it must not block.
+pub(crate) type Reply = Box<dyn FnOnce(Result<Vec<Outcome>, Stopped>) + Send>;
+
+/// What somebody wants of a partition.
+pub(crate) enum Ask {
+    /// The outcomes of these commands, in order.
+    Commands(Vec<Command>, Reply),
+    /// Messages, as soon as there are any.
+    Receive(Box<Receive>, Turn, Reply),
+    /// A key, as soon as its message has ended.
+    Look(Box<KeyName>, Turn, Reply),
+    /// To look again after those who wait for messages of a queue.
+    Call(QueueName),
+    /// To see the partition as it is. What is returned runs when that is durable.
+    Inspect(Inspect),
+    /// Hand out no more messages: who waits for some goes with nothing.
+    Drain,
+    /// Write down everything and end.
+    Stop,
+}
+
+pub(crate) type Inspect = Box<dyn FnOnce(&Partition<DiskStore>) -> Seen + Send>;
+pub(crate) type Seen = Box<dyn FnOnce() + Send>;
+
+/// Whose turn it is to answer somebody who waits at several partitions and may give up: one at a
+/// time holds it, and who finds it held is called again where the holder had nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Turn(Arc<AtomicU8>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Yes,
+    /// Another partition holds it, and hears of this when it gives it back.
+    Held,
+    /// Answered, or given up.
+    Over,
+}
+
+const FREE: u8 = 0;
+const HELD: u8 = 1;
+const MISSED: u8 = 2;
+const OVER: u8 = 3;
+
+impl Turn {
+    pub(crate) fn take(&self) -> Taken {
+        let next = |state| match state {
+            FREE => Some(HELD),
+            HELD => Some(MISSED),
+            _ => None,
+        };
+        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
+            Ok(FREE) => Taken::Yes,
+            Ok(_) | Err(MISSED) => Taken::Held,
+            Err(_) => Taken::Over,
+        }
+    }
+
+    /// By its holder, who had nothing. Tells whether somebody else would have taken it.
+    pub(crate) fn give_back(&self) -> bool {
+        let before = self.0.swap(FREE, Ordering::AcqRel);
+        debug_assert!(matches!(before, HELD | MISSED), "only its holder gives a turn back");
+        before == MISSED
+    }
+
+    /// By its holder, who answers.
+    pub(crate) fn finish(&self) {
+        self.0.store(OVER, Ordering::Release);
+    }
+
+    /// By whoever waits: `false` where an answer may be on its way.
+    pub(crate) fn give_up(&self) -> bool {
+        self.0.compare_exchange(FREE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire) == OVER
+    }
+}
+
+/// Many push, the writer takes all.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    asks: Mutex<Option<Vec<Ask>>>,
+    /// The writer sleeps, or is about to.
+    sleeps: AtomicBool,
+    writer: OnceLock<Thread>,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Self {
+        Self { asks: Mutex::new(Some(Vec::new())), ..Self::default() }
+    }
+
+    /// Hands an ask over, or back where the writer is gone.
+    pub(crate) fn push(&self, ask: Ask) -> Result<(), Ask> {
+        match &mut *self.lock() {
+            Some(asks) => asks.push(ask),
+            None => return Err(ask),
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// Everything that was asked, into an empty list that is left behind.
+    pub(crate) fn swap(&self, empty: &mut Vec<Ask>) {
+        debug_assert!(empty.is_empty());
+        if let Some(asks) = &mut *self.lock() {
+            std::mem::swap(asks, empty);
+        }
+    }
+
+    /// Takes no more; what is left is the writer's to answer.
+    pub(crate) fn close(&self) -> Vec<Ask> {
+        self.lock().take().unwrap_or_default()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().as_ref().is_none_or(Vec::is_empty)
+    }
+
+    /// The thread that sleeps here is this one.
+    pub(crate) fn belongs_to_this_thread(&self) {
+        let _ = self.writer.set(std::thread::current());
+    }
+
+    /// Sleeps until woken, or for so long. May return for no reason.
+    pub(crate) fn sleep(&self, longest: std::time::Duration, is_idle: impl FnOnce() -> bool) {
+        self.sleeps.store(true, Ordering::SeqCst);
+        if is_idle() {
+            std::thread::park_timeout(longest);
+        }
+        self.sleeps.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn wake(&self) {
+        if self.sleeps.swap(false, Ordering::SeqCst)
+            && let Some(writer) = self.writer.get()
+        {
+            writer.unpark();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Ask>>> {
+        // A push cannot panic half-way: the list is whole.
+        self.asks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inbox").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_held_by_one_and_missed_by_others() {
+        let turn = Turn::default();
+        assert_eq!(turn.take(), Taken::Yes);
+        assert!(!turn.give_up(), "an answer may be on its way");
+        assert_eq!(turn.take(), Taken::Held);
+        assert!(turn.give_back(), "somebody came by");
+        assert_eq!(turn.take(), Taken::Yes);
+        assert!(!turn.give_back());
+        assert!(turn.give_up());
+        assert_eq!(turn.take(), Taken::Over);
+        assert!(turn.is_over());
+    }
+}

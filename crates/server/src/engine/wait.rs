@@ -1,0 +1,233 @@
+//! Waiting for messages, and for the end of a key.
+//!
+//! Whoever waits is woken, never polls. Who leaves while its messages are on their way gives them
+//! back uncharged.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_core::{
+    Command, Delivery, Digest, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb,
+};
+use tokio::sync::oneshot;
+
+use super::inbox::{Ask, Reply, Turn};
+use super::rooms::has_ended;
+use super::{Engine, Shared, Stopped};
+
+type Outcomes = Result<Vec<Outcome>, Stopped>;
+
+/// How often somebody whose time is over looks whether its answer is on its way.
+const GIVE_UP: Duration = Duration::from_millis(5);
+
+impl Engine {
+    /// Takes messages of a queue, waiting for the first one.
+    pub async fn receive(
+        &self,
+        receive: Receive,
+        wait: Duration,
+    ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
+        if self.is_draining() {
+            return Ok(Ok(Vec::new()));
+        }
+        match self.shared.only(&receive.queue).or_else(|| self.of_receive_id(&receive)) {
+            Some(partition) if wait.is_zero() => self.receive_now(partition, receive).await,
+            Some(partition) => self.receive_at(partition..partition + 1, receive, wait).await,
+            None => self.receive_anywhere(receive, wait).await,
+        }
+    }
+
+    /// A receive that may be repeated is asked of one partition, the same every time.
+    fn of_receive_id(&self, receive: &Receive) -> Option<usize> {
+        let id = receive.receive_id.as_deref()?;
+        let digest =
+            Digest::of_key(&receive.queue.tenant, &receive.queue.queue, Some("receive"), id);
+        let [first, second, ..] = digest.0;
+        Some(usize::from(u16::from_le_bytes([first, second])) % self.partitions())
+    }
+
+    async fn receive_anywhere(
+        &self,
+        receive: Receive,
+        wait: Duration,
+    ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
+        let (count, first) = (self.partitions(), self.shared.turn());
+        let mut messages: Vec<Delivery> = Vec::new();
+        for partition in (first..first + count).map(|partition| partition % count) {
+            let max = receive.max.saturating_sub(messages.len() as u32);
+            if max == 0 {
+                break;
+            }
+            match self.receive_now(partition, Receive { max, ..receive.clone() }).await? {
+                Ok(more) => messages.extend(more),
+                Err(refusal) if messages.is_empty() => return Ok(Err(refusal)),
+                Err(_) => break,
+            }
+        }
+        if !messages.is_empty() || wait.is_zero() {
+            return Ok(Ok(messages));
+        }
+        self.receive_at(0..count, receive, wait).await
+    }
+
+    async fn receive_now(
+        &self,
+        partition: usize,
+        receive: Receive,
+    ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
+        let (reply, receiver) = Hand::new(&self.shared, partition).reply();
+        self.shared.submit(partition, vec![Command::Receive(receive)], reply);
+        received(receiver.await.map_err(|_| Stopped::silent())?)
+    }
+
+    /// Waits at several partitions for the first that has something.
+    async fn receive_at(
+        &self,
+        partitions: std::ops::Range<usize>,
+        receive: Receive,
+        wait: Duration,
+    ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
+        let turn = Turn::default();
+        let hand = Hand::new(&self.shared, partitions.start);
+        let (first, receiver) = hand.clone().reply();
+        let mut first = Some(first);
+        for partition in partitions {
+            let reply = first.take().unwrap_or_else(|| hand.again(partition));
+            let ask = Ask::Receive(Box::new(receive.clone()), turn.clone(), reply);
+            self.shared.push(partition, ask);
+        }
+        match self.until(receiver, &turn, wait).await {
+            Some(outcomes) => received(outcomes?),
+            None => Ok(Ok(Vec::new())),
+        }
+    }
+
+    /// A key, as soon as its message is done, dead or parked, or the time is over.
+    pub async fn look(
+        &self,
+        key: KeyName,
+        wait: Duration,
+    ) -> Result<Result<KeyView, Refusal>, Stopped> {
+        let mut found = Err(Refusal::NoSuchKey);
+        for partition in self.shared.route_key(&key) {
+            found = looked(self.call(partition, Command::Look(key.clone())).await?)?;
+            match &found {
+                Ok(view) if !has_ended(view.place) && !wait.is_zero() => {
+                    return self.look_at(partition, key, wait).await;
+                }
+                Err(Refusal::NoSuchKey) => {}
+                _ => return Ok(found),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn look_at(
+        &self,
+        partition: usize,
+        key: KeyName,
+        wait: Duration,
+    ) -> Result<Result<KeyView, Refusal>, Stopped> {
+        let turn = Turn::default();
+        let (sender, receiver) = oneshot::channel();
+        let reply: Reply = Box::new(move |outcomes| drop(sender.send(outcomes)));
+        self.shared.push(partition, Ask::Look(Box::new(key.clone()), turn.clone(), reply));
+        if let Some(outcomes) = self.until(receiver, &turn, wait).await {
+            let outcome = outcomes??.pop().ok_or_else(Stopped::silent)?;
+            return looked(outcome);
+        }
+        looked(self.call(partition, Command::Look(key)).await?)
+    }
+
+    /// The answer, or `None` where the time was over first.
+    async fn until(
+        &self,
+        mut receiver: oneshot::Receiver<Outcomes>,
+        turn: &Turn,
+        wait: Duration,
+    ) -> Option<Result<Outcomes, Stopped>> {
+        let leaving = Leaving(turn);
+        let mut left = wait;
+        loop {
+            match tokio::time::timeout(left, &mut receiver).await {
+                Ok(outcomes) => {
+                    std::mem::forget(leaving);
+                    return Some(outcomes.map_err(|_| Stopped::silent()));
+                }
+                Err(_) if turn.give_up() => return None,
+                Err(_) => left = GIVE_UP,
+            }
+        }
+    }
+}
+
+/// Gives the turn up when whoever waits goes away.
+struct Leaving<'a>(&'a Turn);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
+/// Takes messages over to whoever waits, or gives them back where nobody is there any more.
+#[derive(Clone)]
+struct Hand {
+    shared: Arc<Shared>,
+    partition: usize,
+    sender: Arc<Mutex<Option<oneshot::Sender<Outcomes>>>>,
+}
+
+impl Hand {
+    fn new(shared: &Arc<Shared>, partition: usize) -> Self {
+        Self { shared: Arc::clone(shared), partition, sender: Arc::default() }
+    }
+
+    fn reply(self) -> (Reply, oneshot::Receiver<Outcomes>) {
+        let (sender, receiver) = oneshot::channel();
+        *self.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        (Box::new(move |outcomes| self.give(outcomes)), receiver)
+    }
+
+    /// The same hand at another partition. Only who holds the turn uses it.
+    fn again(&self, partition: usize) -> Reply {
+        let hand = Self { partition, ..self.clone() };
+        Box::new(move |outcomes| hand.give(outcomes))
+    }
+
+    fn give(self, outcomes: Outcomes) {
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let refused = match sender {
+            Some(sender) => sender.send(outcomes).err(),
+            None => Some(outcomes),
+        };
+        let Some(Ok(outcomes)) = refused else { return };
+        let messages = outcomes.into_iter().flat_map(|outcome| match outcome {
+            Outcome::Received(messages) => messages,
+            _ => Vec::new(),
+        });
+        let release = |message: Delivery| {
+            Command::Settle(Settle { lease: message.lease, verb: Verb::Release })
+        };
+        let commands: Vec<Command> = messages.map(release).collect();
+        if !commands.is_empty() {
+            self.shared.submit(self.partition, commands, Box::new(|_| {}));
+        }
+    }
+}
+
+fn received(outcomes: Outcomes) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
+    match outcomes?.pop() {
+        Some(Outcome::Received(messages)) => Ok(Ok(messages)),
+        Some(Outcome::Refused(refusal)) => Ok(Err(refusal)),
+        _ => Err(Stopped::silent()),
+    }
+}
+
+fn looked(outcome: Outcome) -> Result<Result<KeyView, Refusal>, Stopped> {
+    match outcome {
+        Outcome::Key(view) => Ok(Ok(*view)),
+        Outcome::Refused(refusal) => Ok(Err(refusal)),
+        _ => Err(Stopped::silent()),
+    }
+}

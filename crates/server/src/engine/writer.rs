@@ -1,0 +1,363 @@
+//! A writer: the one thread that owns a partition.
+//!
+//! ```text
+//!   inbox ─▶ gather ─▶ stamp time ─▶ decide, append ┄┄ sync ┄┄▶ answers, wakes, relays
+//!     ▲                    next batch meanwhile                     │
+//!     └───────────── those who wait, when there is news ◀───────────┘
+//! ```
+//!
+//! It waits only where there is nothing to do: an idle partition answers a lone command at once,
+//! and under load everything that came during the last sync is one batch.
+//!
+//! Invariant: whoever waits is either in a waiting room or in a batch on its way, never in both,
+//! and news of a batch is told after the outcomes of that batch, so that nobody misses it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use hapax_core::{Command, Effect, Outcome, Stamp, Time};
+use hapax_partition::{Answered, Clock, Partition, Ticket};
+use hapax_store::disk::DiskStore;
+
+use super::inbox::{Ask, Inbox, Reply, Seen, Taken};
+use super::rooms::{Guest, Rooms};
+use super::{Beat, Shared, Stopped};
+
+/// Commands in one batch: more wait for the next, so that nobody waits long.
+const COMMANDS_MAX: usize = 8_192;
+/// How long a writer sleeps at most: the wall clock is looked at this often.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+pub(super) struct Writer {
+    partition: Partition<DiskStore>,
+    number: usize,
+    inbox: Arc<Inbox>,
+    shared: Arc<Shared>,
+    clock: Clock,
+    start: Instant,
+    asks: Vec<Ask>,
+    /// Who gets what of the batches on their way, oldest first.
+    batches: VecDeque<Batch>,
+    rooms: Rooms,
+    /// Those who waited and may get something now.
+    called: Vec<Guest>,
+    /// When the checkpoint under way was cut.
+    cut: Option<Instant>,
+    draining: bool,
+    stopping: bool,
+    alarmed: bool,
+}
+
+struct Batch {
+    ticket: Ticket,
+    submitted: Instant,
+    parts: Vec<Part>,
+}
+
+/// The next outcomes of a batch, and whose they are.
+enum Part {
+    Reply(usize, Reply),
+    Guest(Guest),
+    Seen(Seen),
+}
+
+impl Writer {
+    pub(super) fn new(
+        partition: Partition<DiskStore>,
+        number: usize,
+        inbox: Arc<Inbox>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        let start = Instant::now();
+        let clock = Clock::start(partition.now(), wall(), 0);
+        Self {
+            partition,
+            number,
+            inbox,
+            shared,
+            clock,
+            start,
+            asks: Vec::new(),
+            batches: VecDeque::new(),
+            rooms: Rooms::default(),
+            called: Vec::new(),
+            cut: None,
+            draining: false,
+            stopping: false,
+            alarmed: false,
+        }
+    }
+
+    /// Runs until it is told to stop, or the partition cannot go on.
+    pub(super) fn run(mut self) {
+        let ended = self.work();
+        let why = match ended.and_then(|()| self.partition.close().map(drop)) {
+            Ok(()) => Stopped("the broker stops".into()),
+            Err(error) => {
+                tracing::error!(partition = self.number, %error, "the partition stopped");
+                self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
+                Stopped(error.to_string().into())
+            }
+        };
+        for batch in self.batches.drain(..) {
+            batch.parts.into_iter().for_each(|part| part.refuse(&why));
+        }
+        let left = self.inbox.close().into_iter().chain(self.asks.drain(..));
+        left.for_each(|ask| refuse(ask, &why));
+        self.called.drain(..).chain(self.rooms.leave()).for_each(|guest| guest.refuse(&why));
+    }
+
+    fn work(&mut self) -> Result<(), hapax_partition::Error> {
+        loop {
+            let mut idle = true;
+            while let Some(answered) = self.partition.poll()? {
+                idle = false;
+                self.answer(answered);
+            }
+            self.watch_checkpoint();
+            if self.stopping && self.batches.is_empty() && !self.partition.is_waiting() {
+                return self.finish();
+            }
+            if !self.partition.is_busy() && self.gather()? {
+                idle = false;
+            }
+            if idle {
+                self.sleep();
+            }
+        }
+    }
+
+    /// Makes a batch of what was asked. Tells whether there was anything to do.
+    fn gather(&mut self) -> Result<bool, hapax_partition::Error> {
+        if self.asks.is_empty() {
+            self.inbox.swap(&mut self.asks);
+        }
+        let now = self.now();
+        let is_due = self.partition.next_deadline().is_some_and(|due| due <= now);
+        if self.asks.is_empty() && self.called.is_empty() && !is_due {
+            return Ok(false);
+        }
+        let mut commands = Vec::new();
+        let mut parts = Vec::new();
+        // Those who waited longest come first.
+        for guest in self.called.drain(..) {
+            commands.push(guest.command());
+            parts.push(Part::Guest(guest));
+        }
+        let mut asks = std::mem::take(&mut self.asks);
+        let mut next = asks.drain(..);
+        while commands.len() < COMMANDS_MAX
+            && let Some(ask) = next.next()
+        {
+            match ask {
+                Ask::Commands(list, reply) => {
+                    parts.push(Part::Reply(list.len(), reply));
+                    if commands.is_empty() {
+                        commands = list;
+                    } else {
+                        commands.extend(list);
+                    }
+                }
+                Ask::Receive(receive, turn, reply) => {
+                    let guest = Guest::receive(*receive, turn, reply);
+                    admit(guest, &mut self.rooms, &mut commands, &mut parts);
+                }
+                Ask::Look(key, turn, reply) => {
+                    let guest = Guest::look(*key, turn, reply);
+                    admit(guest, &mut self.rooms, &mut commands, &mut parts);
+                }
+                Ask::Call(queue) => {
+                    let ready = self.partition.machine().ready_in(&queue);
+                    self.rooms.call_receivers(&queue, ready, &mut self.called);
+                }
+                Ask::Inspect(look) => parts.push(Part::Seen(look(&self.partition))),
+                Ask::Drain => self.drain(),
+                Ask::Stop => {
+                    self.drain();
+                    self.stopping = true;
+                }
+            }
+        }
+        let left: Vec<Ask> = next.collect();
+        asks.extend(left);
+        self.asks = asks;
+        self.submit(now, commands, parts)?;
+        Ok(true)
+    }
+
+    fn submit(
+        &mut self,
+        at: Time,
+        commands: Vec<Command>,
+        parts: Vec<Part>,
+    ) -> Result<(), hapax_partition::Error> {
+        let count = commands.len();
+        let stamp = Stamp { at, random: fastrand::u64(..) };
+        let ticket = self.partition.submit(stamp, commands)?;
+        self.batches.push_back(Batch { ticket, submitted: Instant::now(), parts });
+        self.shared.beat(self.number, Beat::Submitted { commands: count });
+        Ok(())
+    }
+
+    /// Gives a durable batch to those who asked, and then its news to those who wait.
+    fn answer(&mut self, answered: Answered) {
+        // The first batch of all tells of relays that were under way, and nobody asked for it.
+        let asked = self.batches.front().is_some_and(|batch| batch.ticket == answered.ticket);
+        if let Some(batch) = self.batches.pop_front_if(|_| asked) {
+            let waited = batch.submitted.elapsed();
+            self.shared.beat(self.number, Beat::Durable { waited });
+            self.hand_out(batch.parts, answered.outcomes);
+        }
+        self.tell(answered.effects);
+    }
+
+    fn hand_out(&mut self, mut parts: Vec<Part>, mut outcomes: Vec<Outcome>) {
+        if let [Part::Reply(count, _)] = parts.as_slice()
+            && *count == outcomes.len()
+            && let Some(Part::Reply(_, reply)) = parts.pop()
+        {
+            return reply(Ok(outcomes)); // The list as it is.
+        }
+        let mut outcomes = outcomes.drain(..);
+        for part in parts {
+            match part {
+                Part::Reply(count, reply) => reply(Ok(outcomes.by_ref().take(count).collect())),
+                Part::Guest(guest) => {
+                    let Some(outcome) = outcomes.next() else { continue };
+                    if let Some(queue) = self.rooms.serve(guest, outcome, self.draining) {
+                        self.shared.call_elsewhere(self.number, &queue);
+                    }
+                }
+                Part::Seen(seen) => seen(),
+            }
+        }
+        debug_assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
+    }
+
+    fn tell(&mut self, effects: Vec<Effect>) {
+        let mut relays = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Wake(queue) => {
+                    let machine = self.partition.machine();
+                    if let Some(name) = machine.queue_name(queue) {
+                        let ready = machine.ready(queue);
+                        self.rooms.call_receivers(name, ready, &mut self.called);
+                    }
+                }
+                Effect::Ended { digest } => self.rooms.call_lookers(&digest, &mut self.called),
+                Effect::Relay(relay) => relays.push(*relay),
+                Effect::Lost { queue, fence, .. } => {
+                    if let Some(name) = self.partition.machine().queue_name(queue) {
+                        self.shared.lost(name, fence);
+                    }
+                }
+            }
+        }
+        if !relays.is_empty() {
+            super::relay::hand_over(&self.shared, self.number, relays);
+        }
+    }
+
+    fn drain(&mut self) {
+        self.draining = true;
+        self.rooms.send_receivers_away();
+    }
+
+    fn watch_checkpoint(&mut self) {
+        match (self.partition.is_checkpointing(), self.cut) {
+            (true, None) => self.cut = Some(Instant::now()),
+            (false, Some(cut)) => {
+                self.cut = None;
+                self.shared.beat(self.number, Beat::Checkpointed { took: cut.elapsed() });
+            }
+            _ => {}
+        }
+    }
+
+    fn now(&mut self) -> Time {
+        let monotonic_us = self.start.elapsed().as_micros() as u64;
+        let now = self.clock.now(wall(), monotonic_us);
+        let alarm = self.clock.alarm();
+        if let Some(ahead_ms) = alarm.filter(|_| !self.alarmed) {
+            tracing::warn!(
+                partition = self.number,
+                ahead_ms,
+                "the wall clock jumped; the partition follows slowly, so that no key or lease \
+                 ends early"
+            );
+        }
+        self.alarmed = alarm.is_some();
+        self.shared.clock_ahead(self.number, alarm.unwrap_or(0));
+        now
+    }
+
+    fn sleep(&mut self) {
+        let now = self.now();
+        let due = self.partition.next_deadline();
+        let longest = due.map_or(SLEEP_MAX, |due| Duration::from_millis(due.since(now)));
+        // A busy partition is woken by its disk, not by what is asked.
+        let takes = !self.partition.is_busy();
+        let idle = self.asks.is_empty() || !takes;
+        let inbox = &self.inbox;
+        let longest = if takes { longest.min(SLEEP_MAX) } else { SLEEP_MAX };
+        inbox.sleep(longest.max(Duration::from_micros(200)), || {
+            idle && (!takes || inbox.is_empty())
+        });
+    }
+
+    /// Writes everything to its place, so that the next start has nothing to replay.
+    fn finish(&mut self) -> Result<(), hapax_partition::Error> {
+        let started = Instant::now();
+        // The one under way may not have everything; the second one has.
+        for _ in 0..2 {
+            self.partition.checkpoint()?;
+            while self.partition.is_checkpointing() && started.elapsed() < super::STOP_MAX {
+                self.partition.poll()?;
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Somebody new who is ready to wait: its turn comes now, unless another partition is at it.
+fn admit(guest: Guest, rooms: &mut Rooms, commands: &mut Vec<Command>, parts: &mut Vec<Part>) {
+    match guest.turn.take() {
+        Taken::Yes => {
+            commands.push(guest.command());
+            parts.push(Part::Guest(guest));
+        }
+        Taken::Held => rooms.wait(guest),
+        Taken::Over => {}
+    }
+}
+
+impl Part {
+    fn refuse(self, why: &Stopped) {
+        match self {
+            Self::Reply(_, reply) => reply(Err(why.clone())),
+            Self::Guest(guest) => guest.refuse(why),
+            Self::Seen(_) => {}
+        }
+    }
+}
+
+pub(super) fn refuse(ask: Ask, why: &Stopped) {
+    match ask {
+        Ask::Commands(_, reply) => reply(Err(why.clone())),
+        Ask::Receive(_, turn, reply) | Ask::Look(_, turn, reply) => {
+            if turn.take() == Taken::Yes {
+                turn.finish();
+                reply(Err(why.clone()));
+            }
+        }
+        Ask::Call(_) | Ask::Inspect(_) | Ask::Drain | Ask::Stop => {}
+    }
+}
+
+fn wall() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(since.as_millis() as u64)
+}

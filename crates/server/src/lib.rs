@@ -1,0 +1,17 @@
+//! The broker: doors, router, writers.
+//!
+//! ```text
+//!   doors      bytes → Command, Outcome → bytes; no rules          doors/
+//!   service    who may do what, counted and bounded; one for all   service.rs, auth.rs
+//!   engine     which partition; a writer thread for each           engine/
+//! ```
+
+pub mod auth;
+pub mod engine;
+pub mod lease;
+pub mod metrics;
+pub mod problem;
+pub mod service;
+mod stamp;
+pub mod tenants;
+pub mod time;

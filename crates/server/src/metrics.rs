@@ -1,0 +1,190 @@
+//! What the broker counts, for Prometheus.
+//!
+//! What happens at the doors is counted as it happens; what a queue holds is asked of the
+//! partitions when somebody scrapes. A queue that does not exist gets no series, so that nobody
+//! can fill the memory with names.
+
+mod requests;
+mod scrape;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hapax_core::{Answer, QueueName, Settled, Time};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::histogram::Histogram;
+
+use crate::engine::Beat;
+use requests::Requests;
+
+pub use scrape::CONTENT_TYPE;
+
+/// All that is counted. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Metrics(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    queues: RwLock<HashMap<QueueName, Arc<QueueMeters>>>,
+    partitions: PartitionMeters,
+    requests: Mutex<Requests>,
+}
+
+/// What is counted of one queue at the doors.
+#[derive(Debug)]
+struct QueueMeters {
+    accepted: Counter,
+    duplicate: Counter,
+    conflict: Counter,
+    refused: Counter,
+    settled: Counter,
+    stale: Counter,
+    misused: Counter,
+    rekeyed: Counter,
+    duplicate_age: Histogram,
+}
+
+#[derive(Debug)]
+struct PartitionMeters {
+    batch_commands: Histogram,
+    sync_seconds: Histogram,
+    checkpoint_seconds: Histogram,
+}
+
+impl Metrics {
+    /// Counts the answers to sends or claims of a queue.
+    pub fn answered(&self, queue: &QueueName, answers: &[Answer]) {
+        let exists = |answer: &Answer| !matches!(answer, Answer::NoSuchQueue);
+        if !answers.iter().any(exists) {
+            return;
+        }
+        let meters = self.meters(queue);
+        let (mut accepted, mut duplicate, mut conflict, mut refused) = (0, 0, 0, 0);
+        for answer in answers {
+            match answer {
+                Answer::Accepted { .. } | Answer::Fresh { .. } => accepted += 1,
+                Answer::Conflict { .. } => conflict += 1,
+                answer if answer.is_replay() => {
+                    duplicate += 1;
+                    meters.duplicate_age.observe(age_seconds(answer));
+                }
+                _ => refused += 1,
+            }
+        }
+        for (counter, count) in [
+            (&meters.accepted, accepted),
+            (&meters.duplicate, duplicate),
+            (&meters.conflict, conflict),
+            (&meters.refused, refused),
+        ] {
+            if count > 0 {
+                counter.inc_by(count);
+            }
+        }
+    }
+
+    /// Counts the answers to settles.
+    pub fn settled(&self, queue: &QueueName, answers: &[Settled]) {
+        let (mut ok, mut stale, mut misused) = (0, 0, 0);
+        for answer in answers {
+            match answer {
+                Settled::Ok { .. } => ok += 1,
+                Settled::LeaseLost { .. } => stale += 1,
+                _ => misused += 1,
+            }
+        }
+        // A lease that was made up says nothing about whether the queue exists.
+        let Some(meters) = (if ok > 0 { Some(self.meters(queue)) } else { self.known(queue) })
+        else {
+            return;
+        };
+        meters.settled.inc_by(ok);
+        meters.stale.inc_by(stale);
+        meters.misused.inc_by(misused);
+    }
+
+    /// A new message came with the caller's own request id. The same request under another key
+    /// tells of a layer that makes keys of its own for every try, which nothing can deduplicate.
+    pub fn requested(&self, queue: &QueueName, request_id: &str, key: &str) {
+        let mut requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if requests.is_other_key(queue, request_id, key) {
+            drop(requests);
+            self.meters(queue).rekeyed.inc();
+        }
+    }
+
+    /// What a writer does.
+    pub fn beat(&self, beat: Beat) {
+        let meters = &self.0.partitions;
+        match beat {
+            Beat::Submitted { commands } => meters.batch_commands.observe(commands as f64),
+            Beat::Durable { waited } => meters.sync_seconds.observe(waited.as_secs_f64()),
+            Beat::Checkpointed { took } => meters.checkpoint_seconds.observe(took.as_secs_f64()),
+        }
+    }
+
+    /// The queue is gone, and its series with it.
+    pub fn forget(&self, queue: &QueueName) {
+        self.0.queues.write().unwrap_or_else(PoisonError::into_inner).remove(queue);
+    }
+
+    fn known(&self, queue: &QueueName) -> Option<Arc<QueueMeters>> {
+        self.0.queues.read().unwrap_or_else(PoisonError::into_inner).get(queue).cloned()
+    }
+
+    fn meters(&self, queue: &QueueName) -> Arc<QueueMeters> {
+        if let Some(meters) = self.known(queue) {
+            return meters;
+        }
+        let mut queues = self.0.queues.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(queues.entry(queue.clone()).or_default())
+    }
+}
+
+impl Default for QueueMeters {
+    fn default() -> Self {
+        let (minute, hour, day) = (60.0, 3_600.0, 86_400.0);
+        let ages = [0.1, 1.0, 10.0, minute, 10.0 * minute, hour, 6.0 * hour, day, 2.0 * day];
+        let longer = [4.0 * day, 7.0 * day, 14.0 * day, 30.0 * day];
+        Self {
+            accepted: Counter::default(),
+            duplicate: Counter::default(),
+            conflict: Counter::default(),
+            refused: Counter::default(),
+            settled: Counter::default(),
+            stale: Counter::default(),
+            misused: Counter::default(),
+            rekeyed: Counter::default(),
+            duplicate_age: Histogram::new(ages.into_iter().chain(longer)),
+        }
+    }
+}
+
+impl Default for PartitionMeters {
+    fn default() -> Self {
+        let doubling = |first: f64, count: i32| (0..count).map(move |n| first * 2f64.powi(n));
+        Self {
+            batch_commands: Histogram::new(doubling(1.0, 14)),
+            sync_seconds: Histogram::new(doubling(0.000_125, 16)),
+            checkpoint_seconds: Histogram::new(doubling(0.005, 14)),
+        }
+    }
+}
+
+/// How long ago the key's message ended, or came where it has not ended: what a retention is
+/// compared with.
+fn age_seconds(answer: &Answer) -> f64 {
+    let since = match answer {
+        Answer::Done(finished) => finished.finished_at,
+        Answer::Dead { accepted_at, .. } | Answer::Parked { accepted_at, .. } => *accepted_at,
+        Answer::InFlight(in_flight) => in_flight.accepted_at,
+        _ => return 0.0,
+    };
+    wall().since(since) as f64 / 1_000.0
+}
+
+fn wall() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    Time(since.as_millis() as u64)
+}

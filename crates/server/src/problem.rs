@@ -1,0 +1,110 @@
+//! Why a request is refused, as every door says it.
+
+use hapax_core::{Answer, Differs, Invalid, MessageId, Quota, Refusal, Time};
+use hapax_wire::Code;
+
+/// A refusal on its way to the caller.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}: {detail}", code.as_str())]
+pub struct Problem {
+    pub code: Code,
+    /// What is wrong with this request in particular.
+    pub detail: String,
+    /// Of retryable ones: when to come again.
+    pub retry_after_ms: Option<u64>,
+    /// Of a conflict: what the key was used for first.
+    pub first: Option<First>,
+}
+
+/// The message that a key belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct First {
+    pub differs: Vec<Differs>,
+    pub id: MessageId,
+    pub accepted_at: Time,
+}
+
+impl Problem {
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        let retry_after_ms = code.is_retryable().then_some(1_000);
+        Self { code, detail: detail.into(), retry_after_ms, first: None }
+    }
+
+    pub fn invalid(detail: impl Into<String>) -> Self {
+        Self::new(Code::Invalid, detail)
+    }
+
+    /// A queue that is absent, or that the caller may not see: both look the same.
+    pub fn no_such_queue(queue: &str) -> Self {
+        let detail = format!("there is no queue {queue:?}; create it first");
+        Self::new(Code::NoSuchQueue, detail)
+    }
+
+    /// The refusal in an answer to a send or a claim; `None` where it is none.
+    pub fn of_answer(answer: &Answer) -> Option<Self> {
+        Some(match answer {
+            Answer::Invalid(invalid) => (*invalid).into(),
+            Answer::NoSuchQueue => {
+                Self::new(Code::NoSuchQueue, "there is no such queue; create it first")
+            }
+            Answer::Conflict { differs, id, accepted_at } => Self {
+                first: Some(First { differs: differs.clone(), id: *id, accepted_at: *accepted_at }),
+                ..Self::new(Code::Conflict, "the key was used for another operation")
+            },
+            Answer::TooOld { dated } => {
+                let detail = format!(
+                    "the operation of {} is older than the queue remembers, so it may have been \
+                     done already",
+                    crate::time::rfc3339(*dated)
+                );
+                Self::new(Code::TooOld, detail)
+            }
+            Answer::UndatedKey => Self::new(
+                Code::UndatedKey,
+                "the queue takes UUIDv7 or ULID keys only, or sends that say when they were issued",
+            ),
+            Answer::OverQuota { quota, retry_after_ms } => {
+                let (code, detail) = match quota {
+                    Quota::Messages => (Code::OverQuota, "the queue holds max_messages already"),
+                    Quota::Bytes => (Code::OverQuota, "the queue holds max_bytes already"),
+                    Quota::Rate => (Code::RateLimited, "more than the queue's sends_per_s"),
+                };
+                Self { retry_after_ms: Some(*retry_after_ms), ..Self::new(code, detail) }
+            }
+            Answer::StoreFull => Self::new(Code::StoreFull, "the disk of the broker is full"),
+            Answer::Done(_)
+            | Answer::Dead { .. }
+            | Answer::Parked { .. }
+            | Answer::InFlight(_)
+            | Answer::Accepted { .. }
+            | Answer::Fresh { .. } => return None,
+        })
+    }
+}
+
+impl From<Invalid> for Problem {
+    fn from(invalid: Invalid) -> Self {
+        let code = match invalid {
+            Invalid::MissingKey => Code::MissingKey,
+            Invalid::KeyLength(_) | Invalid::KeyCharacter(_) => Code::MalformedKey,
+            Invalid::BodyTooLarge { .. } => Code::TooLarge,
+            _ => Code::Invalid,
+        };
+        Self::new(code, invalid.to_string())
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let code = match &refusal {
+            Refusal::Invalid(invalid) => return (*invalid).into(),
+            Refusal::InvalidConfig(_) | Refusal::VersionChanged(_) => Code::InvalidConfig,
+            Refusal::NoSuchQueue => Code::NoSuchQueue,
+            Refusal::NoSuchKey => Code::NoSuchKey,
+            Refusal::Conflict(_) => Code::Conflict,
+            Refusal::TooManyQueues(_) => Code::OverQuota,
+            Refusal::StoreFull => Code::StoreFull,
+        };
+        Self::new(code, refusal.to_string())
+    }
+}

@@ -1,0 +1,339 @@
+//! What the broker does for a caller, whatever door it came through.
+//!
+//! A door turns bytes into calls of this and outcomes into bytes. Who may do what is decided here,
+//! once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Counting and
+//! limits wrap the calls here too, so that neither doors nor rules mention them.
+
+mod keys;
+mod queues;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
+use hapax_core::{Settle, Settled, Verb};
+use hapax_wire::Code;
+use jiff::Timestamp;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
+
+use crate::auth::{Action, Auth, Principal, authorise};
+use crate::engine::{Engine, Stopped};
+use crate::lease::{LEASE_BYTES, Seal};
+use crate::metrics::Metrics;
+use crate::problem::Problem;
+use crate::tenants::Tenants;
+
+pub use queues::{Change, Queue};
+
+/// How long a caller may wait at most.
+pub const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// The broker as doors see it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Service(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    engine: Engine,
+    auth: Auth,
+    tenants: Tenants,
+    metrics: Metrics,
+    seal: Seal,
+    /// Memory for requests in flight, in KiB.
+    budget: Arc<Semaphore>,
+    budget_kib: u32,
+}
+
+/// Somebody may do something to a queue.
+#[derive(Clone, Debug)]
+pub struct Permit {
+    queue: QueueName,
+    action: Action,
+}
+
+impl Permit {
+    pub fn queue(&self) -> &QueueName {
+        &self.queue
+    }
+}
+
+/// What a claim got.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    pub answer: Answer,
+    /// Of a fresh one.
+    pub lease: Option<[u8; LEASE_BYTES]>,
+}
+
+/// A settle whose lease was opened; one that does not open is lost.
+#[derive(Clone, Debug)]
+pub enum Opened {
+    Settle(u16, Settle),
+    Lost,
+}
+
+impl Service {
+    pub fn new(
+        engine: Engine,
+        auth: Auth,
+        tenants: Tenants,
+        metrics: Metrics,
+        budget_bytes: usize,
+    ) -> Self {
+        let seal = Seal::new(*engine.data().secret());
+        let budget_kib = u32::try_from(budget_bytes / 1_024).unwrap_or(u32::MAX >> 3).max(1_024);
+        let budget = Arc::new(Semaphore::new(budget_kib as usize));
+        Self(Arc::new(Inner { engine, auth, tenants, metrics, seal, budget, budget_kib }))
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Who asks, by the value of the `authorization` header or metadata.
+    pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<Principal>, Problem> {
+        Ok(self.0.auth.authenticate(authorization, Timestamp::now())?)
+    }
+
+    /// Whether somebody who was known when a stream began still is. Cheap enough for every frame.
+    pub fn is_current(&self, principal: &Principal) -> bool {
+        self.0.auth.is_current(principal, Timestamp::now())
+    }
+
+    /// The one way to a permit.
+    pub fn authorise(
+        &self,
+        principal: &Principal,
+        action: Action,
+        queue: &str,
+    ) -> Result<Permit, Problem> {
+        let name = QueueName::new(principal.tenant(), queue).map_err(|_| {
+            Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -")
+        })?;
+        authorise(principal, action, queue).map_err(|denied| denied.problem(action, queue))?;
+        Ok(Permit { queue: name, action })
+    }
+
+    /// Whether somebody may do what concerns the whole broker.
+    pub fn operate(&self, principal: &Principal) -> Result<(), Problem> {
+        authorise(principal, Action::Operate, "")
+            .map_err(|denied| denied.problem(Action::Operate, ""))
+    }
+
+    /// Waits for memory to hold a request of so many bytes; held until the permit is dropped.
+    pub async fn admit(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let kib = u32::try_from(bytes.div_ceil(1_024)).unwrap_or(u32::MAX);
+        let kib = kib.clamp(1, self.0.budget_kib);
+        let admitted = Arc::clone(&self.0.budget).acquire_many_owned(kib).await;
+        admitted.map_err(|_| Problem::new(Code::Unavailable, "the broker stops"))
+    }
+
+    /// Sends messages; the answers are in their order, refusals among them.
+    pub async fn send(&self, permit: &Permit, sends: Vec<Send>) -> Result<Vec<Answer>, Problem> {
+        self.check_rate(permit, sends.len())?;
+        let answers = self.engine().send(sends).await.map_err(stopped)?;
+        self.0.metrics.answered(permit.queue(), &answers);
+        Ok(answers)
+    }
+
+    /// As [`Service::send`], for streams: `reply` is called for each part of the messages, on a
+    /// writer's thread, with the numbers that came along. It must not block.
+    pub fn send_parts(
+        &self,
+        permit: &Permit,
+        sends: Vec<(u64, Send)>,
+        reply: impl Fn(Vec<u64>, Result<Vec<Answer>, Problem>) + Clone + std::marker::Send + 'static,
+    ) -> Result<(), Problem> {
+        self.check_rate(permit, sends.len())?;
+        let engine = self.engine();
+        let mut parts: Vec<(Vec<u64>, Vec<Command>)> =
+            vec![Default::default(); engine.partitions()];
+        for (number, send) in sends {
+            let Some((numbers, commands)) = parts.get_mut(engine.route(&send)) else { continue };
+            numbers.push(number);
+            commands.push(Command::Send(send));
+        }
+        for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
+            if commands.is_empty() {
+                continue;
+            }
+            let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
+            engine.submit(partition, commands, move |outcomes| {
+                let answers = outcomes.map_err(stopped).map(answers);
+                if let Ok(answers) = &answers {
+                    service.0.metrics.answered(&queue, answers);
+                }
+                reply(numbers, answers);
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes messages, waiting for the first one.
+    pub async fn receive(
+        &self,
+        permit: &Permit,
+        receive: Receive,
+        wait: Duration,
+    ) -> Result<Vec<Delivery>, Problem> {
+        debug_assert!(permit.action == Action::Work, "{permit:?}");
+        let received = self.engine().receive(receive, wait.min(WAIT_MAX)).await;
+        Ok(received.map_err(stopped)??)
+    }
+
+    /// A lease as it goes out with a delivery.
+    pub fn seal(&self, permit: &Permit, delivery: &Delivery) -> [u8; LEASE_BYTES] {
+        self.0.seal.seal(&permit.queue, delivery.id.partition(), &delivery.lease)
+    }
+
+    /// A settle of a lease as it came in.
+    pub fn open(&self, permit: &Permit, lease: &[u8], verb: Verb) -> Opened {
+        match self.0.seal.open(&permit.queue, lease) {
+            Some((partition, lease)) => Opened::Settle(partition, Settle { lease, verb }),
+            None => Opened::Lost,
+        }
+    }
+
+    /// Whether the permit's owner may emit to a queue of its tenant.
+    pub fn may_emit(&self, principal: &Principal, queue: &str) -> Result<QueueName, Problem> {
+        Ok(self.authorise(principal, Action::Send, queue)?.queue)
+    }
+
+    /// Settles leases; the answers are in their order.
+    pub async fn settle(
+        &self,
+        permit: &Permit,
+        items: Vec<Opened>,
+    ) -> Result<Vec<Settled>, Problem> {
+        let is_open: Vec<bool> =
+            items.iter().map(|item| matches!(item, Opened::Settle(..))).collect();
+        let settles = items.into_iter().filter_map(|item| match item {
+            Opened::Settle(partition, settle) => Some((partition, settle)),
+            Opened::Lost => None,
+        });
+        let mut settled =
+            self.engine().settle(settles.collect()).await.map_err(stopped)?.into_iter();
+        let answers: Vec<Settled> = is_open
+            .into_iter()
+            .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or(LOST))
+            .collect();
+        self.0.metrics.settled(permit.queue(), &answers);
+        Ok(answers)
+    }
+
+    /// As [`Service::settle`], for streams: see [`Service::send_parts`].
+    pub fn settle_parts(
+        &self,
+        permit: &Permit,
+        items: Vec<(u64, Opened)>,
+        reply: impl Fn(Vec<u64>, Result<Vec<Settled>, Problem>) + Clone + std::marker::Send + 'static,
+    ) {
+        let engine = self.engine();
+        let mut parts: Vec<(Vec<u64>, Vec<Command>)> =
+            vec![Default::default(); engine.partitions()];
+        let mut lost = Vec::new();
+        for (number, item) in items {
+            let part = match item {
+                Opened::Settle(partition, settle) => parts
+                    .get_mut(usize::from(partition))
+                    .map(|(numbers, commands)| (numbers, commands, settle)),
+                Opened::Lost => None,
+            };
+            match part {
+                Some((numbers, commands, settle)) => {
+                    numbers.push(number);
+                    commands.push(Command::Settle(settle));
+                }
+                None => lost.push(number),
+            }
+        }
+        if !lost.is_empty() {
+            let answers = vec![LOST; lost.len()];
+            self.0.metrics.settled(permit.queue(), &answers);
+            reply(lost, Ok(answers));
+        }
+        for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
+            if commands.is_empty() {
+                continue;
+            }
+            let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
+            engine.submit(partition, commands, move |outcomes| {
+                let answers = outcomes.map_err(stopped).map(settled);
+                if let Ok(answers) = &answers {
+                    service.0.metrics.settled(&queue, answers);
+                }
+                reply(numbers, answers);
+            });
+        }
+    }
+
+    /// Leases of any queue that are lost from now on; who listens picks its own.
+    pub fn lost(&self) -> broadcast::Receiver<(QueueName, Fence)> {
+        self.engine().lost()
+    }
+
+    /// Takes a key for the caller to work under, waiting for the one who has it.
+    pub async fn claim(
+        &self,
+        permit: &Permit,
+        claim: Claim,
+        wait: Duration,
+    ) -> Result<Claimed, Problem> {
+        self.check_rate(permit, 1)?;
+        let until = tokio::time::Instant::now() + wait.min(WAIT_MAX);
+        loop {
+            let answer = self.engine().claim(claim.clone()).await.map_err(stopped)?;
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            if !matches!(answer, Answer::InFlight(_)) || left.is_zero() {
+                self.0.metrics.answered(permit.queue(), std::slice::from_ref(&answer));
+                let lease = self.seal_claim(permit, &answer);
+                return Ok(Claimed { answer, lease });
+            }
+            let key = self.key_name(permit, claim.content.key(), claim.content.group());
+            let _ended = self.engine().look(key, left).await.map_err(stopped)?;
+        }
+    }
+
+    fn seal_claim(&self, permit: &Permit, answer: &Answer) -> Option<[u8; LEASE_BYTES]> {
+        let Answer::Fresh { id, lease, .. } = answer else { return None };
+        Some(self.0.seal.seal(&permit.queue, id.partition(), lease))
+    }
+
+    fn check_rate(&self, permit: &Permit, sends: usize) -> Result<(), Problem> {
+        debug_assert!(matches!(permit.action, Action::Send | Action::Claim), "{permit:?}");
+        let tenant = &permit.queue.tenant;
+        let taken = self.0.tenants.take_sends(tenant, sends as u64, Instant::now());
+        taken.map_err(|retry_after_ms| Problem {
+            retry_after_ms: Some(retry_after_ms),
+            ..Problem::new(Code::RateLimited, "more than the tenant's sends_per_s")
+        })
+    }
+}
+
+/// What a lease gets that was never given, or for another queue.
+const LOST: Settled = Settled::LeaseLost { place: None, result: None };
+
+/// The partition stopped: whether the command was carried out is not known, and a retry is safe.
+pub(crate) fn stopped(stopped: Stopped) -> Problem {
+    Problem::new(Code::Unavailable, stopped.to_string())
+}
+
+fn answers(outcomes: Vec<Outcome>) -> Vec<Answer> {
+    let answers = outcomes.into_iter().filter_map(|outcome| match outcome {
+        Outcome::Sent(answer) => Some(answer),
+        _ => None,
+    });
+    answers.collect()
+}
+
+fn settled(outcomes: Vec<Outcome>) -> Vec<Settled> {
+    let settled = outcomes.into_iter().filter_map(|outcome| match outcome {
+        Outcome::Settled(settled) => Some(settled),
+        _ => None,
+    });
+    settled.collect()
+}

@@ -1,0 +1,98 @@
+//! One key: looking at it, and what an operator may do with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_core::{Browse, Command, Content, Fingerprint, KeyName, KeyView, Outcome, Redrive};
+use hapax_core::{RedriveView, Replay, Resolution, Resolve};
+
+use super::{Permit, Service, WAIT_MAX, stopped};
+use crate::auth::Action;
+use crate::engine::{Cursor, Page};
+use crate::problem::Problem;
+
+impl Service {
+    pub fn key_name(&self, permit: &Permit, key: &str, group: Option<&str>) -> KeyName {
+        KeyName {
+            queue: permit.queue.clone(),
+            key: key.into(),
+            group: group.filter(|group| !group.is_empty()).map(Arc::from),
+        }
+    }
+
+    /// Everything about a key; with a wait, when its message is done, dead or parked.
+    pub async fn look(
+        &self,
+        _permit: &Permit,
+        key: KeyName,
+        wait: Duration,
+    ) -> Result<KeyView, Problem> {
+        Ok(self.engine().look(key, wait.min(WAIT_MAX)).await.map_err(stopped)??)
+    }
+
+    pub async fn forget(&self, permit: &Permit, key: KeyName) -> Result<(), Problem> {
+        self.change_key(permit, &key, || Command::Forget(key.clone())).await
+    }
+
+    /// Runs a finished message again; its body is gone and comes along.
+    pub async fn replay(
+        &self,
+        permit: &Permit,
+        key: KeyName,
+        content: Option<(Arc<Content>, Fingerprint)>,
+    ) -> Result<(), Problem> {
+        let replay = Replay { key: key.clone(), content };
+        self.change_key(permit, &key, || Command::Replay(replay.clone())).await
+    }
+
+    pub async fn discard(&self, permit: &Permit, key: KeyName) -> Result<(), Problem> {
+        self.change_key(permit, &key, || Command::Discard(key.clone())).await
+    }
+
+    pub async fn resolve(
+        &self,
+        permit: &Permit,
+        key: KeyName,
+        resolution: Resolution,
+    ) -> Result<(), Problem> {
+        let resolve = Resolve { key: key.clone(), resolution };
+        self.change_key(permit, &key, || Command::Resolve(resolve.clone())).await
+    }
+
+    async fn change_key(
+        &self,
+        permit: &Permit,
+        key: &KeyName,
+        command: impl Fn() -> Command,
+    ) -> Result<(), Problem> {
+        debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        match self.engine().call_key(key, command).await.map_err(stopped)? {
+            Outcome::Refused(refusal) => Err(refusal.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// A page of the messages in a place, without leasing any.
+    pub async fn browse(
+        &self,
+        _permit: &Permit,
+        browse: Browse,
+        cursor: Option<Cursor>,
+    ) -> Result<Page, Problem> {
+        Ok(self.engine().browse(browse, cursor).await.map_err(stopped)??)
+    }
+
+    /// Puts dead messages back, or tells how far the redrive of that id has come.
+    pub async fn redrive(&self, permit: &Permit, redrive: Redrive) -> Result<RedriveView, Problem> {
+        debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        Ok(self.engine().redrive(redrive).await.map_err(stopped)??)
+    }
+
+    pub async fn redrive_progress(
+        &self,
+        permit: &Permit,
+        id: &str,
+    ) -> Result<RedriveView, Problem> {
+        Ok(self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)??)
+    }
+}

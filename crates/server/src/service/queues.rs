@@ -1,0 +1,113 @@
+//! Queues: created, changed, shown, emptied.
+
+use hapax_core::{Command, Config, Configure, Purge, QueueName, QueueView, Refusal};
+use hapax_wire::Code;
+
+use super::{Permit, Service, stopped};
+use crate::auth::{Action, Principal};
+use crate::problem::Problem;
+
+/// A queue with its name.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    pub name: QueueName,
+    pub view: QueueView,
+}
+
+impl Queue {
+    /// Changes with every change of the configuration.
+    pub fn etag(&self) -> String {
+        format!("\"{}\"", self.view.version)
+    }
+}
+
+/// What may be done to a queue as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Pause,
+    Resume,
+    Purge { keys: bool },
+}
+
+impl Service {
+    /// Creates or changes a queue; tells whether it is new. `if_match` is an etag.
+    pub async fn configure(
+        &self,
+        permit: &Permit,
+        config: Config,
+        if_match: Option<&str>,
+    ) -> Result<(Queue, bool), Problem> {
+        debug_assert!(permit.action == Action::Create, "{permit:?}");
+        let if_version = if_match.map(version).transpose()?.flatten();
+        self.check_count(permit).await?;
+        let configure = Configure { queue: permit.queue.clone(), config, if_version };
+        let told = self.engine().configure(configure).await.map_err(stopped)?;
+        let (_, created) = told?;
+        Ok((self.show(permit).await?, created))
+    }
+
+    /// Whether the tenant may have one more queue.
+    async fn check_count(&self, permit: &Permit) -> Result<(), Problem> {
+        let tenant = &permit.queue.tenant;
+        if self.0.tenants.limits(tenant).max_queues.is_none() {
+            return Ok(());
+        }
+        let queues = self.engine().queues(Some(tenant)).await.map_err(stopped)?;
+        if queues.iter().any(|(name, _)| *name == permit.queue) {
+            return Ok(());
+        }
+        let may = self.0.tenants.may_create_queue(tenant, queues.len() as u64);
+        may.map_err(|max| {
+            let detail = format!("the tenant has {max} queues, which is the most it may have");
+            Problem::new(Code::OverQuota, detail)
+        })
+    }
+
+    pub async fn show(&self, permit: &Permit) -> Result<Queue, Problem> {
+        let told = self.engine().show(&permit.queue).await.map_err(stopped)?;
+        let view = told.map_err(|refusal| match refusal {
+            Refusal::NoSuchQueue => Problem::no_such_queue(&permit.queue.queue),
+            other => other.into(),
+        })?;
+        Ok(Queue { name: permit.queue.clone(), view })
+    }
+
+    /// The queues of the caller's tenant that its token may see.
+    pub async fn list(&self, principal: &Principal) -> Result<Vec<Queue>, Problem> {
+        let queues = self.engine().queues(Some(principal.tenant())).await.map_err(stopped)?;
+        let seen = queues
+            .into_iter()
+            .filter(|(name, _)| principal.sees(&name.queue));
+        Ok(seen.map(|(name, view)| Queue { name, view }).collect())
+    }
+
+    pub async fn delete(&self, permit: &Permit) -> Result<(), Problem> {
+        debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        self.engine().delete(&permit.queue).await.map_err(stopped)??;
+        self.0.metrics.forget(&permit.queue);
+        Ok(())
+    }
+
+    pub async fn change(&self, permit: &Permit, change: Change) -> Result<(), Problem> {
+        debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        let queue = permit.queue.clone();
+        let command = match change {
+            Change::Pause => Command::Pause(queue),
+            Change::Resume => Command::Resume(queue),
+            Change::Purge { keys } => Command::Purge(Purge { queue, keys }),
+        };
+        Ok(self.engine().change(command).await.map_err(stopped)??)
+    }
+}
+
+/// The version of an etag; `None` for `*`.
+fn version(etag: &str) -> Result<Option<u64>, Problem> {
+    let bare = etag.trim().trim_start_matches("W/").trim_matches('"');
+    if bare == "*" {
+        return Ok(None);
+    }
+    bare.parse().map(Some).map_err(|_| {
+        let detail = "If-Match does not name a version of this queue: read it again".to_owned();
+        Problem::new(Code::InvalidConfig, detail)
+    })
+}

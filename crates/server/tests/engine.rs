@@ -1,0 +1,324 @@
+//! The engine as doors use it, on one partition and on four: routing, waiting, relaying, stopping,
+//! copying.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use hapax_core::{
+    Answer, Blob, Browse, Command, Config, Configure, Content, Delivery, Emit, KeyName, Order,
+    Place, QueueName, Receive, Redrive, Select, Send, Settle, Settled, Verb,
+};
+use hapax_server::engine::{Data, Engine, Options};
+
+const LONG: Duration = Duration::from_secs(30);
+
+fn open(path: &Path, partitions: u16) -> Engine {
+    let data = Data::open(path, partitions).unwrap();
+    let options = Options { partitions, memory_bytes: 64 * 1_024 * 1_024 };
+    Engine::open(data, options, Box::new(|_, _| {})).unwrap()
+}
+
+fn queue(name: &str) -> QueueName {
+    QueueName::new("default", name).unwrap()
+}
+
+fn message(queue_name: &str, key: &str, body: &str) -> Send {
+    Send::new(queue(queue_name), Content::builder(key).build(body.as_bytes()).unwrap())
+}
+
+fn receive(queue_name: &str, max: u32) -> Receive {
+    Receive {
+        queue: queue(queue_name),
+        max,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    }
+}
+
+async fn create(engine: &Engine, name: &str, config: Config) {
+    let configure = Configure { queue: queue(name), config, if_version: None };
+    assert!(engine.configure(configure).await.unwrap().unwrap().1);
+}
+
+async fn done(engine: &Engine, message: &Delivery, emits: Vec<Emit>) -> Settled {
+    let result = Some(Blob { content_type: None, body: "ok".into() });
+    let settle = Settle { lease: message.lease, verb: Verb::Done { result, emits } };
+    engine.settle(vec![(message.id.partition(), settle)]).await.unwrap().remove(0)
+}
+
+/// Runs a scene on one partition and on four.
+fn on_one_and_on_four<F: Future<Output = ()>>(scene: impl Fn(Engine, std::path::PathBuf) -> F) {
+    for partitions in [1, 4] {
+        let directory = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let engine = open(directory.path(), partitions);
+        runtime.block_on(scene(engine.clone(), directory.path().to_owned()));
+        engine.stop();
+    }
+}
+
+#[test]
+fn every_message_is_received_once_wherever_it_lives() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        let sends = (0..200).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        let answers = engine.send(sends).await.unwrap();
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Accepted { .. })));
+        let again = engine.send(vec![message("orders", "k7", "b")]).await.unwrap();
+        assert!(matches!(again[0], Answer::InFlight(_)));
+        let mut keys = Vec::new();
+        while keys.len() < 200 {
+            let messages = engine.receive(receive("orders", 30), LONG).await.unwrap().unwrap();
+            assert!(!messages.is_empty());
+            for message in messages {
+                assert!(matches!(done(&engine, &message, vec![]).await, Settled::Ok { .. }));
+                keys.push(message.key());
+            }
+        }
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), 200);
+        let view = engine.show(&queue("orders")).await.unwrap().unwrap();
+        assert_eq!((view.stats.ready, view.stats.done_total, view.stats.keys), (0, 200, 200));
+    });
+}
+
+#[test]
+fn who_waits_is_woken_by_a_send_and_who_gives_up_takes_nothing() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        let none = engine.receive(receive("orders", 1), Duration::from_millis(20)).await.unwrap();
+        assert_eq!(none.unwrap(), []);
+        // Dropped while it waits: what comes later is for somebody else.
+        let gone = engine.receive(receive("orders", 1), LONG);
+        assert!(tokio::time::timeout(Duration::from_millis(20), gone).await.is_err());
+        let mut waiting = Vec::new();
+        for _ in 0..5 {
+            let engine = engine.clone();
+            waiting.push(tokio::spawn(async move {
+                engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap().remove(0).key()
+            }));
+        }
+        for n in 0..5 {
+            engine.send(vec![message("orders", &format!("k{n}"), "b")]).await.unwrap();
+        }
+        let mut keys = Vec::new();
+        for waiter in waiting {
+            keys.push(waiter.await.unwrap());
+        }
+        keys.sort();
+        assert_eq!(keys, ["k0", "k1", "k2", "k3", "k4"]);
+    });
+}
+
+#[test]
+fn a_look_waits_for_the_end_of_its_key() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        engine.send(vec![message("orders", "k", "b")]).await.unwrap();
+        let key = KeyName { queue: queue("orders"), key: "k".into(), group: None };
+        let early = engine.look(key.clone(), Duration::from_millis(10)).await.unwrap().unwrap();
+        assert_eq!(early.place, Place::Ready);
+        let waiting = tokio::spawn({
+            let engine = engine.clone();
+            async move { engine.look(key, LONG).await.unwrap().unwrap() }
+        });
+        let messages = engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap();
+        done(&engine, &messages[0], vec![]).await;
+        let view = waiting.await.unwrap();
+        assert_eq!(view.place, Place::Done);
+        assert_eq!(view.record.result.unwrap().body, "ok");
+    });
+}
+
+#[test]
+fn l3_emits_reach_their_queues_once_also_in_other_partitions() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        create(&engine, "emails", Config::default()).await;
+        let sends = (0..40).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        engine.send(sends).await.unwrap();
+        let mut left = 40;
+        while left > 0 {
+            let messages = engine.receive(receive("orders", 40), LONG).await.unwrap().unwrap();
+            for message in &messages {
+                let content = Content::builder("").build(message.key().as_bytes()).unwrap();
+                let emit = Emit {
+                    queue: queue("emails"),
+                    name: "receipt".to_owned(),
+                    content,
+                    delay_ms: None,
+                };
+                let settled = done(&engine, message, vec![emit.clone()]).await;
+                assert!(matches!(settled, Settled::Ok { .. }));
+                assert_eq!(done(&engine, message, vec![emit]).await, settled, "settled again");
+            }
+            left -= messages.len();
+        }
+        let mut bodies = Vec::new();
+        while bodies.len() < 40 {
+            let messages = engine.receive(receive("emails", 40), LONG).await.unwrap().unwrap();
+            for message in messages {
+                bodies.push(String::from_utf8(message.content.body().to_vec()).unwrap());
+            }
+        }
+        bodies.sort();
+        bodies.dedup();
+        assert_eq!(bodies.len(), 40);
+    });
+}
+
+#[test]
+fn l6_a_grouped_queue_keeps_its_order_over_all_partitions() {
+    on_one_and_on_four(|engine, _| async move {
+        let config = Config { order: Order::Group, ..Config::default() };
+        create(&engine, "orders", config).await;
+        let send = |n: u32| {
+            let key = format!("k{n}");
+            let content = Content::builder(&key).group(Some("g")).build(b"").unwrap();
+            Send::new(queue("orders"), content)
+        };
+        engine.send((0..10).map(send).collect()).await.unwrap();
+        for n in 0..10 {
+            let messages = engine.receive(receive("orders", 5), LONG).await.unwrap().unwrap();
+            assert_eq!(messages.len(), 1, "one unfinished at a time");
+            assert_eq!(messages[0].key(), format!("k{n}"));
+            done(&engine, &messages[0], vec![]).await;
+        }
+    });
+}
+
+#[test]
+fn pages_redrives_and_listings_put_partitions_together() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config { max_attempts: 1, ..Config::default() }).await;
+        create(&engine, "a-second", Config::default()).await;
+        let sends = (0..50).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        engine.send(sends).await.unwrap();
+        let mut left = 50;
+        while left > 0 {
+            let messages = engine.receive(receive("orders", 50), LONG).await.unwrap().unwrap();
+            left -= messages.len();
+            let fail = |message: Delivery| {
+                let verb = Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: false };
+                (message.id.partition(), Settle { lease: message.lease, verb })
+            };
+            engine.settle(messages.into_iter().map(fail).collect()).await.unwrap();
+        }
+        let browse = Browse { queue: queue("orders"), place: Place::Dead, cursor: None, limit: 15 };
+        let (mut keys, mut cursor) = (Vec::new(), None);
+        loop {
+            let page = engine.browse(browse.clone(), cursor).await.unwrap().unwrap();
+            assert!(page.messages.len() <= 15);
+            keys.extend(page.messages.into_iter().filter_map(|view| view.key));
+            match page.next {
+                Some(next) => cursor = Some(next),
+                None => break,
+            }
+        }
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), 50);
+        let redrive = Redrive {
+            queue: queue("orders"),
+            id: "r1".into(),
+            select: Select::All,
+            dry_run: false,
+            per_s: None,
+        };
+        let mut progress = engine.redrive(redrive.clone()).await.unwrap().unwrap();
+        while !progress.done {
+            progress = engine.redrive_progress(&queue("orders"), "r1").await.unwrap().unwrap();
+        }
+        assert_eq!((progress.matched, progress.moved), (50, 50));
+        assert_eq!(engine.redrive(redrive).await.unwrap().unwrap().moved, 50, "nothing twice");
+        let names: Vec<String> = engine
+            .queues(Some("default"))
+            .await
+            .unwrap()
+            .iter()
+            .map(|(name, view)| format!("{} {}", name.queue, view.stats.ready))
+            .collect();
+        assert_eq!(names, ["a-second 0", "orders 50"]);
+        assert_eq!(engine.queues(Some("other")).await.unwrap().len(), 0);
+    });
+}
+
+#[test]
+fn a20_a_stop_loses_nothing_and_a_copy_made_meanwhile_restores() {
+    for partitions in [1, 4] {
+        let directory = tempfile::tempdir().unwrap();
+        let copy = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let engine = open(directory.path(), partitions);
+        runtime.block_on(async {
+            create(&engine, "orders", Config::default()).await;
+            let sends = (0..100).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+            engine.send(sends).await.unwrap();
+            let waits = engine.clone();
+            let waiting =
+                tokio::spawn(async move { waits.receive(receive("empty", 1), LONG).await });
+            engine.backup(copy.path(), &mut |_, _| {}).unwrap();
+            engine.drain();
+            assert_eq!(waiting.await.unwrap().unwrap().unwrap_or_default(), []);
+            assert_eq!(engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap(), []);
+        });
+        engine.stop();
+        let refused = runtime.block_on(engine.send(vec![message("orders", "late", "b")]));
+        assert!(refused.is_err());
+        for path in [directory.path(), copy.path()] {
+            let engine = open(path, 1);
+            assert_eq!(engine.partitions(), usize::from(partitions), "data keeps its number");
+            runtime.block_on(async {
+                let view = engine.show(&queue("orders")).await.unwrap().unwrap();
+                assert_eq!(view.stats.ready, 100, "{}", path.display());
+                let again = engine.send(vec![message("orders", "k5", "b")]).await.unwrap();
+                assert!(matches!(again[0], Answer::InFlight(_)));
+            });
+            engine.stop();
+        }
+    }
+}
+
+#[test]
+fn a_change_of_a_queue_that_was_broken_off_is_put_right_at_the_next_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let engine = open(directory.path(), 3);
+    runtime.block_on(async {
+        create(&engine, "gone", Config::default()).await;
+        // As a crash leaves it: the leader knows, and the others do not.
+        let config = Config { lease_ms: 5_000, ..Config::default() };
+        let configure = Configure { queue: queue("half"), config, if_version: None };
+        engine.call(0, Command::Configure(configure)).await.unwrap();
+        engine.call(0, Command::Delete(queue("gone"))).await.unwrap();
+    });
+    engine.stop();
+    let engine = open(directory.path(), 3);
+    runtime.block_on(async {
+        let view = engine.show(&queue("half")).await.unwrap().unwrap();
+        assert_eq!(view.config.lease_ms, 5_000);
+        assert!(engine.show(&queue("gone")).await.unwrap().is_err());
+        let sends = (0..30).map(|n| message("half", &format!("k{n}"), "b")).collect();
+        let answers = engine.send(sends).await.unwrap();
+        assert!(answers.iter().all(|answer| matches!(answer, Answer::Accepted { .. })));
+    });
+    engine.stop();
+}
+
+#[test]
+fn a20_data_of_a_newer_release_is_refused_and_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    open(directory.path(), 1).stop();
+    let head = directory.path().join("broker.json");
+    std::fs::write(&head, "{\"format\":99,\"partitions\":1}").unwrap();
+    let refused = Data::open(directory.path(), 1).unwrap_err().to_string();
+    assert!(refused.contains("newer release"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&head).unwrap(), "{\"format\":99,\"partitions\":1}");
+    std::fs::remove_file(&head).unwrap();
+    let refused = Data::open(directory.path(), 1).unwrap_err().to_string();
+    assert!(refused.contains("missing"), "never an empty broker: {refused}");
+}

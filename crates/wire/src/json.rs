@@ -1,0 +1,31 @@
+//! What the HTTP door says and takes, as JSON.
+//!
+//! Shapes and their names only: what a field means is decided elsewhere. Texts borrow from the
+//! request or from the message they describe ([`Text`]), so that a batch costs no copies; the
+//! OpenAPI document is made from the same types.
+//!
+//! Unknown fields are ignored, with one exception: a queue's configuration, which the broker reads
+//! field by field.
+
+mod answer;
+mod key;
+mod message;
+mod page;
+mod problem;
+mod queue;
+mod read;
+mod text;
+mod work;
+
+pub use answer::{Answer, Answers, Claimed};
+pub use key::{Changed, Event, Key, Keys, Redrive, RedriveFilter, RedriveProgress, Resolve};
+pub use message::{BadBody, Batch, Blob, Headers, Message, body_bytes, body_text};
+pub use page::{ErrorPage, ErrorPages, Limits};
+pub use problem::{Differs, Problem};
+pub use queue::{
+    DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Purge, Queue, QueueConfig, Queues,
+    Stats, UndatedKeys,
+};
+pub use read::{BadJson, items, read};
+pub use text::{Id, State, Text, Timestamp};
+pub use work::{Delivery, Emit, Points, Receive, Received, Settle, SettleItem, Settled, Settles};

@@ -1,0 +1,273 @@
+//! Texts, ids and times.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// A text that borrows from the JSON it was read from, unless it was escaped there. Unlike a
+/// `Cow`, it does so in an `Option` too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Text<'a>(pub Cow<'a, str>);
+
+impl Text<'_> {
+    /// Whether anything was said.
+    pub fn is_given(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
+impl std::ops::Deref for Text<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Text<'_> {
+    fn from(text: String) -> Self {
+        Self(Cow::Owned(text))
+    }
+}
+
+impl Serialize for Text<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Text<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+
+            fn visit_string<E>(self, text: String) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text)))
+            }
+        }
+        deserializer.deserialize_str(Read)
+    }
+}
+
+/// A message's id, in the hyphenated form of a UUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ToSchema)]
+#[schema(value_type = String, format = Uuid, example = "01901234-5678-7005-8000-00000000004d")]
+pub struct Id(pub [u8; 16]);
+
+const ID_BYTES: usize = 36;
+
+impl Id {
+    fn write(self, out: &mut [u8; ID_BYTES]) -> &str {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let digit = |nibble: u8| DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'0');
+        let mut rest = out.iter_mut();
+        let mut push = |byte| {
+            if let Some(place) = rest.next() {
+                *place = byte;
+            }
+        };
+        for (place, byte) in self.0.into_iter().enumerate() {
+            if matches!(place, 4 | 6 | 8 | 10) {
+                push(b'-');
+            }
+            push(digit(byte >> 4));
+            push(digit(byte & 0xf));
+        }
+        std::str::from_utf8(out).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.write(&mut [0; ID_BYTES]))
+    }
+}
+
+impl Serialize for Id {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.write(&mut [0; ID_BYTES]))
+    }
+}
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?;
+        let parse = || {
+            let hyphens = [8, 13, 18, 23];
+            let is_hyphen = |(place, byte): (usize, u8)| (byte == b'-') == hyphens.contains(&place);
+            if text.len() != ID_BYTES || !text.bytes().enumerate().all(is_hyphen) {
+                return None;
+            }
+            let digits = text.bytes().filter(|byte| *byte != b'-');
+            let number = digits.map(|byte| (byte as char).to_digit(16)).try_fold(
+                0_u128,
+                |number, digit| Some(number << 4 | u128::from(digit?)),
+            )?;
+            Some(Self(number.to_be_bytes()))
+        };
+        parse().ok_or_else(|| D::Error::custom("an id has the hyphenated form of a UUID"))
+    }
+}
+
+/// Milliseconds since 1970, written as RFC 3339 in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ToSchema)]
+#[schema(value_type = String, format = DateTime, example = "2026-03-01T12:00:00.000Z")]
+pub struct Timestamp(pub u64);
+
+const TIMESTAMP_BYTES: usize = 24;
+/// The last millisecond of the year 9999, which the form ends with.
+const TIMESTAMP_MAX: u64 = 253_402_300_799_999;
+
+impl Timestamp {
+    /// Reads RFC 3339; `None` where it is no time since 1970.
+    pub fn parse(text: &str) -> Option<Self> {
+        let ms = text.parse::<jiff::Timestamp>().ok()?.as_millisecond();
+        u64::try_from(ms).ok().map(Self)
+    }
+
+    /// Written digit by digit: a batch has hundreds of them.
+    fn write(self, out: &mut [u8; TIMESTAMP_BYTES]) -> &str {
+        let ms = self.0.min(TIMESTAMP_MAX);
+        let (days, ms) = (ms / 86_400_000, ms % 86_400_000);
+        let (year, month, day) = civil(days);
+        *out = *b"0000-00-00T00:00:00.000Z";
+        let parts = [
+            (0, 4, year),
+            (5, 2, month),
+            (8, 2, day),
+            (11, 2, ms / 3_600_000),
+            (14, 2, ms / 60_000 % 60),
+            (17, 2, ms / 1_000 % 60),
+            (20, 3, ms % 1_000),
+        ];
+        for (start, digits, mut number) in parts {
+            for place in (start..start + digits).rev() {
+                if let Some(byte) = out.get_mut(place) {
+                    *byte = b'0' + (number % 10) as u8;
+                }
+                number /= 10;
+            }
+        }
+        std::str::from_utf8(out).unwrap_or_default()
+    }
+}
+
+/// Year, month and day of a number of days since 1970, by the Gregorian calendar. Years begin in
+/// March here, so that the leap day is their last.
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468; // Since the first of March of the year 0.
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let leap_days = day_of_era / 1_460 - day_of_era / 36_524 + day_of_era / 146_096;
+    let year_of_era = (day_of_era + day_of_era / 36_524 - day_of_era / 1_460 - day_of_era / 146_096) / 365;
+    debug_assert!(leap_days <= 146_097);
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    (year, month, day)
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.write(&mut [0; TIMESTAMP_BYTES]))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.write(&mut [0; TIMESTAMP_BYTES]))
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| {
+            D::Error::custom(format!(
+                "{text:?} is no time: write RFC 3339, such as 2026-03-01T12:00:00Z",
+                text = &*text
+            ))
+        })
+    }
+}
+
+/// Where a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Ready,
+    Delayed,
+    Leased,
+    Parked,
+    Dead,
+    Done,
+    Discarded,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_others_write_them_and_read_back() {
+        let mut ms = 1_u64;
+        let mut checked = 0;
+        while ms < TIMESTAMP_MAX {
+            let expected = jiff::Timestamp::from_millisecond(ms as i64).unwrap();
+            assert_eq!(Timestamp(ms).to_string(), format!("{expected:.3}"));
+            assert_eq!(Timestamp::parse(&Timestamp(ms).to_string()), Some(Timestamp(ms)));
+            ms += 86_399_000 * 29 + ms % 7_919;
+            checked += 1;
+        }
+        assert!(checked > 50_000, "{checked}");
+        for day in ["2000-02-29", "2024-02-29", "2100-03-01", "1999-12-31", "1970-01-01"] {
+            let text = format!("{day}T23:59:59.999Z");
+            assert_eq!(Timestamp::parse(&text).unwrap().to_string(), text);
+        }
+        assert_eq!(Timestamp(u64::MAX).to_string(), "9999-12-31T23:59:59.999Z");
+        assert_eq!(Timestamp::parse("1969-12-31T00:00:00Z"), None);
+    }
+
+    #[test]
+    fn a_text_borrows_where_it_can() {
+        let json = r#"["plain", "es\ncaped"]"#;
+        let texts: Vec<Option<Text<'_>>> = serde_json::from_str(json).unwrap();
+        assert!(matches!(&texts[0], Some(Text(Cow::Borrowed("plain")))));
+        assert!(matches!(&texts[1], Some(Text(Cow::Owned(text))) if text == "es\ncaped"));
+    }
+
+    #[test]
+    fn ids_read_back_and_others_are_refused() {
+        let id = Id([1, 144, 18, 52, 86, 120, 112, 5, 128, 0, 0, 0, 0, 0, 0, 77]);
+        let json = serde_json::to_string(&id).unwrap();
+        assert_eq!(json, r#""01901234-5678-7005-8000-00000000004d""#);
+        assert_eq!(serde_json::from_str::<Id>(&json).unwrap(), id);
+        for bad in ["", "0190123456787005800000000000004d", "01901234-5678-7005-8000-00000000004x"]
+        {
+            assert!(serde_json::from_value::<Id>(bad.into()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! What Hapax says on the network: error codes, protobuf, JSON.
+//!
+//! Shapes and their names only: no rule of a queue, no socket. Both ends build on it, so it knows
+//! neither the machine of the broker nor the worker of the client.
+
+mod code;
+pub mod proto;
+
+pub use code::Code;
