@@ -185,6 +185,8 @@ pub struct Delivery {
     pub content: Arc<Content>,
     pub accepted_at: Time,
     pub deadline: Time,
+    /// How long the lease lasts from the answer on, for those whose clock says something else.
+    pub lease_ms: u64,
     pub recovery_points: BTreeMap<String, Bytes>,
 }
 

@@ -183,6 +183,7 @@ pub(crate) fn delivery(
         content: message.content.clone(),
         accepted_at: message.accepted_at,
         deadline,
+        lease_ms: deadline.since(machine.now),
         recovery_points: points.unwrap_or_default(),
     }
 }

@@ -27,7 +27,7 @@ impl Model {
         {
             let held = leases.iter().filter_map(|lease| {
                 let held = self.messages.iter().find(|held| held.lease() == Some(*lease))?;
-                Some(delivery(held))
+                Some(delivery(held, self.at))
             });
             return Outcome::Received(held.collect());
         }
@@ -89,7 +89,7 @@ impl Model {
             message.attempts += 1;
             message.state = State::Leased { fence, deadline, worker: worker.clone(), begun: false };
             message.lost = None;
-            deliveries.push(delivery(message));
+            deliveries.push(delivery(message, self.at));
         }
         self.leases.extend(deliveries.iter().map(|delivery| delivery.lease));
         if queue.config.guarantee == Guarantee::AtMostOnce {
@@ -343,7 +343,8 @@ impl Model {
     }
 }
 
-pub(crate) fn delivery(message: &Message) -> Delivery {
+pub(crate) fn delivery(message: &Message, at: Time) -> Delivery {
+    let deadline = message.deadline().unwrap_or_default();
     Delivery {
         lease: message.lease().expect("it is leased"),
         id: message.id(),
@@ -351,7 +352,8 @@ pub(crate) fn delivery(message: &Message) -> Delivery {
         generation: message.generation,
         content: message.content.clone(),
         accepted_at: message.accepted_at,
-        deadline: message.deadline().unwrap_or_default(),
+        deadline,
+        lease_ms: deadline.since(at),
         recovery_points: message.points.clone(),
     }
 }
