@@ -93,8 +93,8 @@ codes! {
     Forbidden = "forbidden" 403 PermissionDenied false
         "The token does not allow this"
         means "The token is valid, but not for this action on this queue."
-        why "Tokens are limited to a tenant, to queues by pattern, and to `send`, `work` and \
-             `admin`."
+        why "Tokens are limited to a tenant, to queues by pattern, and to `send`, `work`, \
+             `admin` and `operate`."
         what_to_do "Use a token with the permission, or make one with `hapax token create --can`.",
     NoSuchQueue = "no_such_queue" 404 NotFound false
         "There is no such queue"
@@ -120,7 +120,7 @@ codes! {
         means "A claim of this key is being worked on."
         why "A concurrent duplicate of the same operation, or the first one's holder died and its \
              lease is not over yet."
-        what_to_do "Retry after `Retry-After`, or wait for the outcome with `Prefer: wait=SECONDS`.",
+        what_to_do "Retry after `Retry-After`, or wait for the outcome: `Prefer: wait=SECONDS`.",
     TooOld = "too_old" 410 FailedPrecondition false
         "The operation is older than what is remembered"
         means "The key, or `issued_at`, tells that the operation was born before the queue's \
@@ -173,7 +173,7 @@ codes! {
         "The broker cannot answer now"
         means "The request was not carried out, or its outcome is not known."
         why "The broker is starting or stopping, overloaded, or its disk failed."
-        what_to_do "Retry under the same key: if the first try was carried out, you get its answer.",
+        what_to_do "Retry under the same key: if the first try was carried out, its answer comes.",
     Internal = "internal" 500 Internal true
         "Something is wrong with the broker"
         means "The outcome of the request is not known."

@@ -19,13 +19,16 @@ mod work;
 
 pub use answer::{Answer, Answers, Claimed};
 pub use key::{Changed, Event, Key, Keys, Redrive, RedriveFilter, RedriveProgress, Resolve};
-pub use message::{BadBody, Batch, Blob, Headers, Message, body_bytes, body_text};
+pub use message::{BATCH_MAX, BadBody, Batch, Blob, Headers, Message, body_bytes, body_text};
 pub use page::{ErrorPage, ErrorPages, Limits};
 pub use problem::{Differs, Problem};
 pub use queue::{
     DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Purge, Queue, QueueConfig, Queues,
     Stats, UndatedKeys,
 };
-pub use read::{BadJson, items, read};
+pub use read::{BadJson, List, Tolerant, read};
 pub use text::{Id, State, Text, Timestamp};
-pub use work::{Delivery, Emit, Points, Receive, Received, Settle, SettleItem, Settled, Settles};
+pub use work::{
+    Delivery, EMIT_MAX, Emit, Points, Receive, Received, SETTLE_MAX, Settle, SettleItem, Settled,
+    Settles,
+};

@@ -4,6 +4,8 @@
 //! neither the machine of the broker nor the worker of the client.
 
 mod code;
+pub mod json;
+pub mod lean;
 pub mod proto;
 
 pub use code::Code;

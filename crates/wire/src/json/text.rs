@@ -73,7 +73,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 
 /// A message's id, in the hyphenated form of a UUID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ToSchema)]
-#[schema(value_type = String, format = Uuid, example = "01901234-5678-7005-8000-00000000004d")]
+#[schema(value_type = String, format = "uuid", example = "01901234-5678-7005-8000-00000000004d")]
 pub struct Id(pub [u8; 16]);
 
 const ID_BYTES: usize = 36;
@@ -121,10 +121,9 @@ impl<'de> Deserialize<'de> for Id {
                 return None;
             }
             let digits = text.bytes().filter(|byte| *byte != b'-');
-            let number = digits.map(|byte| (byte as char).to_digit(16)).try_fold(
-                0_u128,
-                |number, digit| Some(number << 4 | u128::from(digit?)),
-            )?;
+            let number = digits
+                .map(|byte| (byte as char).to_digit(16))
+                .try_fold(0_u128, |number, digit| Some(number << 4 | u128::from(digit?)))?;
             Some(Self(number.to_be_bytes()))
         };
         parse().ok_or_else(|| D::Error::custom("an id has the hyphenated form of a UUID"))
@@ -180,8 +179,7 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468; // Since the first of March of the year 0.
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let leap_days = day_of_era / 1_460 - day_of_era / 36_524 + day_of_era / 146_096;
-    let year_of_era = (day_of_era + day_of_era / 36_524 - day_of_era / 1_460 - day_of_era / 146_096) / 365;
-    debug_assert!(leap_days <= 146_097);
+    let year_of_era = (day_of_era - leap_days) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;

@@ -227,6 +227,10 @@ pub struct WorkReply {
     /// The stream takes no more: the broker stops. Settles in flight are still answered.
     #[prost(bool, tag = "4")]
     pub closing: bool,
+    /// With the first deliveries of a stream, and when it changes: how long the leases of these and
+    /// later ones last. With it a worker knows when to extend, whatever its clock says.
+    #[prost(uint64, optional, tag = "5")]
+    pub lease_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Delivery {

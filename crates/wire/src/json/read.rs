@@ -1,0 +1,210 @@
+//! Reading JSON from strangers: bounded, and with an error that names the field.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::message::{BATCH_MAX, Batch, Message};
+use super::work::{SETTLE_MAX, Settle, SettleItem};
+
+/// How much of what was sent an error repeats.
+const DETAIL_BYTES_MAX: usize = 400;
+
+/// Why JSON cannot be read: the field and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BadJson(String);
+
+/// Reads a value that may borrow from the JSON.
+pub fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadJson> {
+    serde_json::from_slice(json).map_err(|error| {
+        if !error.is_data() {
+            return BadJson::new(format!("this is no JSON: {error}"));
+        }
+        // Only now, since keeping track of the path costs time.
+        let again = &mut serde_json::Deserializer::from_slice(json);
+        match serde_path_to_error::deserialize::<_, T>(again) {
+            Err(error) if error.path().to_string() != "." => {
+                BadJson::new(format!("{}: {}", error.path(), error.inner()))
+            }
+            _ => BadJson::new(error.to_string()),
+        }
+    })
+}
+
+impl BadJson {
+    fn new(mut detail: String) -> Self {
+        if detail.len() > DETAIL_BYTES_MAX {
+            detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
+            detail.push('…');
+        }
+        Self(detail)
+    }
+}
+
+/// At most so many items. What is beyond them is counted, and not kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List<T, const MAX: usize> {
+    pub items: Vec<T>,
+    pub beyond: usize,
+}
+
+impl<T, const MAX: usize> Default for List<T, MAX> {
+    fn default() -> Self {
+        Self { items: Vec::new(), beyond: 0 }
+    }
+}
+
+impl<T, const MAX: usize> From<Vec<T>> for List<T, MAX> {
+    fn from(items: Vec<T>) -> Self {
+        Self { items, beyond: 0 }
+    }
+}
+
+impl<T, const MAX: usize> Deref for List<T, MAX> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.items
+    }
+}
+
+impl<T: Serialize, const MAX: usize> Serialize for List<T, MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.items.serialize(serializer)
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read<T, const MAX: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Read<T, MAX> {
+            type Value = List<T, MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut list = List::default();
+                while list.items.len() < MAX {
+                    match seq.next_element()? {
+                        Some(item) => list.items.push(item),
+                        None => return Ok(list),
+                    }
+                }
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    list.beyond += 1;
+                }
+                Ok(list)
+            }
+        }
+        deserializer.deserialize_seq(Read(PhantomData))
+    }
+}
+
+/// A list in which one bad item harms no neighbour.
+pub type Tolerant<T, const MAX: usize> = List<Result<T, BadJson>, MAX>;
+
+impl<'a> Batch<'a> {
+    /// Reads a batch; a message that is wrong is an error in its place.
+    pub fn read(json: &'a [u8]) -> Result<Tolerant<Message<'a>, BATCH_MAX>, BadJson> {
+        #[derive(Deserialize)]
+        struct Raw<'a> {
+            #[serde(borrow)]
+            messages: List<&'a RawValue, BATCH_MAX>,
+        }
+        match serde_json::from_slice::<Self>(json) {
+            Ok(batch) => Ok(fine(batch.messages)),
+            Err(_) => Ok(apart(read::<Raw<'a>>(json)?.messages)),
+        }
+    }
+}
+
+impl<'a> Settle<'a> {
+    /// Reads settles; one that is wrong is an error in its place.
+    pub fn read(json: &'a [u8]) -> Result<Tolerant<SettleItem<'a>, SETTLE_MAX>, BadJson> {
+        #[derive(Deserialize)]
+        struct Raw<'a> {
+            #[serde(borrow)]
+            items: List<&'a RawValue, SETTLE_MAX>,
+        }
+        match serde_json::from_slice::<Self>(json) {
+            Ok(settle) => Ok(fine(settle.items)),
+            Err(_) => Ok(apart(read::<Raw<'a>>(json)?.items)),
+        }
+    }
+}
+
+fn fine<T, const MAX: usize>(list: List<T, MAX>) -> Tolerant<T, MAX> {
+    List { items: list.items.into_iter().map(Ok).collect(), beyond: list.beyond }
+}
+
+fn apart<'a, T: Deserialize<'a>, const MAX: usize>(
+    list: List<&'a RawValue, MAX>,
+) -> Tolerant<T, MAX> {
+    let items = list.items.into_iter().map(|item| read(item.get().as_bytes()));
+    List { items: items.collect(), beyond: list.beyond }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::Receive;
+
+    #[test]
+    fn an_error_names_the_field() {
+        let error = read::<Receive<'_>>(br#"{"max":10,"wait_ms":"long"}"#).unwrap_err();
+        let said = error.to_string();
+        assert!(said.starts_with("wait_ms: invalid type: string \"long\""), "{said}");
+        let said = read::<Receive<'_>>(b"{\"max\":").unwrap_err().to_string();
+        assert!(said.starts_with("this is no JSON: EOF"), "{said}");
+        let said = read::<Receive<'_>>(b"5").unwrap_err().to_string();
+        assert!(said.starts_with("invalid type: integer `5`"), "{said}");
+    }
+
+    #[test]
+    fn an_error_does_not_repeat_everything() {
+        let json = format!(r#"{{"max":"{}"}}"#, "é".repeat(100_000));
+        let said = read::<Receive<'_>>(json.as_bytes()).unwrap_err().to_string();
+        assert!(said.len() < 500, "{}", said.len());
+    }
+
+    #[test]
+    fn one_bad_item_harms_no_neighbour() {
+        let json = br#"{"messages":[{"key":"a"},{"key":"b","delay_ms":-1},7,{"key":"c"}]}"#;
+        let batch = Batch::read(json).unwrap();
+        let told: Vec<String> = batch
+            .iter()
+            .map(|item| match item {
+                Ok(message) => message.key.clone().unwrap().to_string(),
+                Err(error) => error.to_string(),
+            })
+            .collect();
+        assert_eq!(told[0], "a");
+        assert!(told[1].starts_with("delay_ms: invalid value: integer `-1`"), "{}", told[1]);
+        assert!(told[2].starts_with("invalid type: integer `7`"), "{}", told[2]);
+        assert_eq!(told[3], "c");
+    }
+
+    #[test]
+    fn what_is_beyond_a_list_is_counted_and_not_kept() {
+        let json = format!(r#"{{"messages":[{}{{}}]}}"#, "{},".repeat(1_500));
+        let batch = Batch::read(json.as_bytes()).unwrap();
+        assert_eq!((batch.items.len(), batch.beyond), (1_000, 501));
+    }
+
+    #[test]
+    fn nesting_does_not_exhaust_the_stack() {
+        let deep = "[".repeat(1_000_000);
+        assert!(read::<Receive<'_>>(deep.as_bytes()).is_err());
+        let ignored = format!(r#"{{"other":{deep}{},"max":3}}"#, "]".repeat(1_000_000));
+        assert_eq!(read::<Receive<'_>>(ignored.as_bytes()).map(|receive| receive.max), Ok(3));
+        let item = format!(r#"{{"messages":[{{"body":{deep}{}}}]}}"#, "]".repeat(1_000_000));
+        assert!(Batch::read(item.as_bytes()).unwrap()[0].is_err());
+    }
+}
