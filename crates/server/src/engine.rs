@@ -14,18 +14,18 @@ mod writer;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hapax_core::{
-    Answer, Command, Config, DedupScope, Digest, Fence, KeyName, Order, Outcome, QueueName, Send,
-    Settle, Settled,
+    Answer, Command, Config, DedupScope, Digest, Fence, KeyName, MessageId, Order, Outcome,
+    QueueName, Send, Settle, Settled,
 };
 use hapax_partition::Partition;
 use hapax_store::disk::{self, DiskStore};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{broadcast, oneshot, watch};
 
 pub use data::Data;
 use inbox::{Ask, Inbox, Reply};
@@ -122,9 +122,9 @@ pub(crate) struct Shared {
     lost: broadcast::Sender<(QueueName, Fence)>,
     on_beat: OnBeat,
     clocks_ahead: Vec<AtomicI64>,
-    /// A partition stopped although nobody asked it to.
-    failed: AtomicBool,
-    draining: AtomicBool,
+    /// Why a partition stopped although nobody asked it to.
+    failed: watch::Sender<Option<Stopped>>,
+    draining: watch::Sender<bool>,
     data: Data,
     sources: Vec<disk::Source>,
     relayed: relay::Relayed,
@@ -170,8 +170,8 @@ impl Engine {
             lost,
             on_beat,
             clocks_ahead: (0..count).map(|_| AtomicI64::new(0)).collect(),
-            failed: AtomicBool::new(false),
-            draining: AtomicBool::new(false),
+            failed: watch::Sender::new(None),
+            draining: watch::Sender::new(false),
             sources: partitions.iter().map(|partition| partition.store().source()).collect(),
             relayed: relay::Relayed::default(),
             backups: Mutex::new(()),
@@ -201,23 +201,36 @@ impl Engine {
 
     /// No more leases from here on; settles and sends go on.
     pub fn drain(&self) {
-        if !self.shared.draining.swap(true, Ordering::AcqRel) {
+        if !self.shared.draining.send_replace(true) {
             (0..self.partitions()).for_each(|partition| self.shared.push(partition, Ask::Drain));
         }
     }
 
     pub fn is_draining(&self) -> bool {
-        self.shared.draining.load(Ordering::Acquire)
+        *self.shared.draining.borrow()
+    }
+
+    /// Ends when there are no more leases: for those who have nothing else to wake them.
+    pub fn draining(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
+        let mut draining = self.shared.draining.subscribe();
+        async move { drop(draining.wait_for(|draining| *draining).await) }
     }
 
     /// Whether every partition can answer.
     pub fn is_ready(&self) -> bool {
-        !self.shared.failed.load(Ordering::Acquire) && !self.is_draining()
+        !self.has_failed() && !self.is_draining()
     }
 
     /// Whether a partition stopped because it had to.
     pub fn has_failed(&self) -> bool {
-        self.shared.failed.load(Ordering::Acquire)
+        self.shared.failed.borrow().is_some()
+    }
+
+    /// Ends when a partition stopped because it had to, and tells why.
+    pub async fn failed(&self) -> Stopped {
+        let mut failed = self.shared.failed.subscribe();
+        let why = failed.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        why.unwrap_or_else(Stopped::silent)
     }
 
     pub fn partitions(&self) -> usize {
@@ -286,7 +299,7 @@ impl Engine {
         for partition in self.shared.route_key(key) {
             let outcome = self.call(partition, command()).await?;
             let elsewhere = matches!(&outcome, Outcome::Refused(hapax_core::Refusal::NoSuchKey));
-            if !elsewhere || partition + 1 == self.partitions() {
+            if !elsewhere {
                 return Ok(outcome);
             }
         }
@@ -413,13 +426,18 @@ impl Shared {
     }
 
     /// The partitions that a key may live in: one, except where its group is needed and not given.
-    fn route_key(&self, key: &KeyName) -> std::ops::Range<usize> {
-        if self.partitions() == 1 {
-            return 0..1;
+    /// What looks like an id may be that of a keyless message, and tells its partition itself.
+    fn route_key(&self, key: &KeyName) -> impl Iterator<Item = usize> + use<> {
+        let all = self.partitions();
+        if all == 1 {
+            return (0..1).chain(None);
         }
+        let id = MessageId::parse(&key.key).map(|id| usize::from(id.partition()));
         match self.place(&key.queue, &key.key, key.group.as_deref()) {
-            Some(place) => place..place + 1,
-            None => 0..self.partitions(),
+            Some(place) => {
+                (place..place + 1).chain(id.filter(|other| *other < all && *other != place))
+            }
+            None => (0..all).chain(None),
         }
     }
 

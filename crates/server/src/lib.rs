@@ -7,11 +7,18 @@
 //! ```
 
 pub mod auth;
+mod broker;
+pub mod doors;
 pub mod engine;
 pub mod lease;
+pub mod listen;
+pub mod log;
 pub mod metrics;
 pub mod problem;
 pub mod service;
+pub mod settings;
 mod stamp;
 pub mod tenants;
 pub mod time;
+
+pub use broker::{Broker, Error};

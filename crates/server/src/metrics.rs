@@ -8,14 +8,14 @@ mod requests;
 mod scrape;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use hapax_core::{Answer, QueueName, Settled, Time};
+use hapax_core::{Answer, QueueName, Settled};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::engine::Beat;
+use crate::listen;
 use requests::Requests;
 
 pub use scrape::CONTENT_TYPE;
@@ -29,6 +29,7 @@ struct Inner {
     queues: RwLock<HashMap<QueueName, Arc<QueueMeters>>>,
     partitions: PartitionMeters,
     requests: Mutex<Requests>,
+    port: OnceLock<Arc<listen::Stats>>,
 }
 
 /// What is counted of one queue at the doors.
@@ -124,6 +125,11 @@ impl Metrics {
         }
     }
 
+    /// Counts what happens at the port, too.
+    pub fn watch_port(&self, stats: Arc<listen::Stats>) {
+        let _ = self.0.port.set(stats);
+    }
+
     /// The queue is gone, and its series with it.
     pub fn forget(&self, queue: &QueueName) {
         self.0.queues.write().unwrap_or_else(PoisonError::into_inner).remove(queue);
@@ -181,10 +187,5 @@ fn age_seconds(answer: &Answer) -> f64 {
         Answer::InFlight(in_flight) => in_flight.accepted_at,
         _ => return 0.0,
     };
-    wall().since(since) as f64 / 1_000.0
-}
-
-fn wall() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    Time(since.as_millis() as u64)
+    crate::time::now().since(since) as f64 / 1_000.0
 }

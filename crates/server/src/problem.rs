@@ -14,6 +14,8 @@ pub struct Problem {
     pub retry_after_ms: Option<u64>,
     /// Of a conflict: what the key was used for first.
     pub first: Option<First>,
+    /// Of a change that was made for another version of its queue.
+    pub is_stale: bool,
 }
 
 /// The message that a key belongs to.
@@ -27,7 +29,7 @@ pub struct First {
 impl Problem {
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         let retry_after_ms = code.is_retryable().then_some(1_000);
-        Self { code, detail: detail.into(), retry_after_ms, first: None }
+        Self { code, detail: detail.into(), retry_after_ms, first: None, is_stale: false }
     }
 
     pub fn invalid(detail: impl Into<String>) -> Self {
@@ -105,6 +107,7 @@ impl From<Refusal> for Problem {
             Refusal::TooManyQueues(_) => Code::OverQuota,
             Refusal::StoreFull => Code::StoreFull,
         };
-        Self::new(code, refusal.to_string())
+        let is_stale = matches!(refusal, Refusal::VersionChanged(_));
+        Self { is_stale, ..Self::new(code, refusal.to_string()) }
     }
 }

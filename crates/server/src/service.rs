@@ -6,12 +6,14 @@
 
 mod keys;
 mod queues;
+mod weight;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
-use hapax_core::{Settle, Settled, Verb};
+use hapax_core::{Refusal, Settle, Settled, Verb};
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
@@ -19,11 +21,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use crate::auth::{Action, Auth, Principal, authorise};
 use crate::engine::{Engine, Stopped};
 use crate::lease::{LEASE_BYTES, Seal};
+use crate::log;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tenants::Tenants;
 
 pub use queues::{Change, Queue};
+pub use weight::Ceiling;
+use weight::Weights;
 
 /// How long a caller may wait at most.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -37,11 +42,41 @@ struct Inner {
     engine: Engine,
     auth: Auth,
     tenants: Tenants,
+    weights: Weights,
     metrics: Metrics,
+    log: Option<log::Handle>,
     seal: Seal,
     /// Memory for requests in flight, in KiB.
     budget: Arc<Semaphore>,
     budget_kib: u32,
+}
+
+/// What a service is made of, besides its engine.
+#[derive(Debug)]
+pub struct Options {
+    pub auth: Auth,
+    pub tenants: Tenants,
+    /// What tenants may hold.
+    pub ceilings: BTreeMap<Box<str>, Ceiling>,
+    pub metrics: Metrics,
+    /// To change what is logged.
+    pub log: Option<log::Handle>,
+    /// Memory for requests in flight.
+    pub budget_bytes: usize,
+}
+
+impl Default for Options {
+    /// Everything is allowed to everybody, as in `hapax dev`.
+    fn default() -> Self {
+        Self {
+            auth: Auth::off(),
+            tenants: Tenants::unlimited(Instant::now()),
+            ceilings: BTreeMap::new(),
+            metrics: Metrics::default(),
+            log: None,
+            budget_bytes: 64 * 1_024 * 1_024,
+        }
+    }
 }
 
 /// Somebody may do something to a queue.
@@ -73,17 +108,21 @@ pub enum Opened {
 }
 
 impl Service {
-    pub fn new(
-        engine: Engine,
-        auth: Auth,
-        tenants: Tenants,
-        metrics: Metrics,
-        budget_bytes: usize,
-    ) -> Self {
+    pub fn new(engine: Engine, options: Options) -> Self {
         let seal = Seal::new(*engine.data().secret());
-        let budget_kib = u32::try_from(budget_bytes / 1_024).unwrap_or(u32::MAX >> 3).max(1_024);
-        let budget = Arc::new(Semaphore::new(budget_kib as usize));
-        Self(Arc::new(Inner { engine, auth, tenants, metrics, seal, budget, budget_kib }))
+        let kib = options.budget_bytes / 1_024;
+        let budget_kib = u32::try_from(kib).unwrap_or(u32::MAX >> 3).max(1_024);
+        Self(Arc::new(Inner {
+            engine,
+            auth: options.auth,
+            tenants: options.tenants,
+            weights: Weights::new(options.ceilings),
+            metrics: options.metrics,
+            log: options.log,
+            seal,
+            budget: Arc::new(Semaphore::new(budget_kib as usize)),
+            budget_kib,
+        }))
     }
 
     pub fn engine(&self) -> &Engine {
@@ -111,9 +150,8 @@ impl Service {
         action: Action,
         queue: &str,
     ) -> Result<Permit, Problem> {
-        let name = QueueName::new(principal.tenant(), queue).map_err(|_| {
-            Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -")
-        })?;
+        let name = QueueName::new(principal.tenant(), queue)
+            .map_err(|_| Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -"))?;
         authorise(principal, action, queue).map_err(|denied| denied.problem(action, queue))?;
         Ok(Permit { queue: name, action })
     }
@@ -124,12 +162,28 @@ impl Service {
             .map_err(|denied| denied.problem(Action::Operate, ""))
     }
 
+    /// Changes what is logged.
+    pub fn set_log(&self, principal: &Principal, filter: &str) -> Result<(), Problem> {
+        self.operate(principal)?;
+        let Some(log) = &self.0.log else {
+            return Err(Problem::new(Code::Unavailable, "this broker does not log by itself"));
+        };
+        log.set(filter).map_err(|error| Problem::invalid(error.to_string()))
+    }
+
     /// Waits for memory to hold a request of so many bytes; held until the permit is dropped.
     pub async fn admit(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
         let kib = u32::try_from(bytes.div_ceil(1_024)).unwrap_or(u32::MAX);
         let kib = kib.clamp(1, self.0.budget_kib);
         let admitted = Arc::clone(&self.0.budget).acquire_many_owned(kib).await;
         admitted.map_err(|_| Problem::new(Code::Unavailable, "the broker stops"))
+    }
+
+    /// As [`Service::admit`], where there is memory at once.
+    pub fn try_admit(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let kib = u32::try_from(bytes.div_ceil(1_024)).unwrap_or(u32::MAX);
+        let kib = kib.clamp(1, self.0.budget_kib);
+        Arc::clone(&self.0.budget).try_acquire_many_owned(kib).ok()
     }
 
     /// Sends messages; the answers are in their order, refusals among them.
@@ -141,17 +195,19 @@ impl Service {
     }
 
     /// As [`Service::send`], for streams: `reply` is called for each part of the messages, on a
-    /// writer's thread, with the numbers that came along. It must not block.
+    /// writer's thread, with the numbers that came along. It must not block. Where all are refused
+    /// at once, their numbers come back.
     pub fn send_parts(
         &self,
         permit: &Permit,
         sends: Vec<(u64, Send)>,
-        reply: impl Fn(Vec<u64>, Result<Vec<Answer>, Problem>) + Clone + std::marker::Send + 'static,
-    ) -> Result<(), Problem> {
-        self.check_rate(permit, sends.len())?;
+        reply: impl Fn(Vec<u64>, Result<Vec<Answer>, Problem>) + Clone + Sendable,
+    ) -> Result<(), (Vec<u64>, Problem)> {
+        if let Err(problem) = self.check_rate(permit, sends.len()) {
+            return Err((sends.into_iter().map(|(number, _)| number).collect(), problem));
+        }
         let engine = self.engine();
-        let mut parts: Vec<(Vec<u64>, Vec<Command>)> =
-            vec![Default::default(); engine.partitions()];
+        let mut parts = parts(sends.len(), engine.partitions());
         for (number, send) in sends {
             let Some((numbers, commands)) = parts.get_mut(engine.route(&send)) else { continue };
             numbers.push(number);
@@ -182,7 +238,7 @@ impl Service {
     ) -> Result<Vec<Delivery>, Problem> {
         debug_assert!(permit.action == Action::Work, "{permit:?}");
         let received = self.engine().receive(receive, wait.min(WAIT_MAX)).await;
-        Ok(received.map_err(stopped)??)
+        received.map_err(stopped)?.map_err(|refusal| refused(permit, refusal))
     }
 
     /// A lease as it goes out with a delivery.
@@ -209,6 +265,9 @@ impl Service {
         permit: &Permit,
         items: Vec<Opened>,
     ) -> Result<Vec<Settled>, Problem> {
+        if items.iter().all(|item| matches!(item, Opened::Lost)) {
+            self.show(permit).await?; // An absent queue says so, as one that cannot be seen.
+        }
         let is_open: Vec<bool> =
             items.iter().map(|item| matches!(item, Opened::Settle(..))).collect();
         let settles = items.into_iter().filter_map(|item| match item {
@@ -230,11 +289,10 @@ impl Service {
         &self,
         permit: &Permit,
         items: Vec<(u64, Opened)>,
-        reply: impl Fn(Vec<u64>, Result<Vec<Settled>, Problem>) + Clone + std::marker::Send + 'static,
+        reply: impl Fn(Vec<u64>, Result<Vec<Settled>, Problem>) + Clone + Sendable,
     ) {
         let engine = self.engine();
-        let mut parts: Vec<(Vec<u64>, Vec<Command>)> =
-            vec![Default::default(); engine.partitions()];
+        let mut parts = parts(items.len(), engine.partitions());
         let mut lost = Vec::new();
         for (number, item) in items {
             let part = match item {
@@ -306,6 +364,7 @@ impl Service {
     fn check_rate(&self, permit: &Permit, sends: usize) -> Result<(), Problem> {
         debug_assert!(matches!(permit.action, Action::Send | Action::Claim), "{permit:?}");
         let tenant = &permit.queue.tenant;
+        self.0.weights.check(tenant)?;
         let taken = self.0.tenants.take_sends(tenant, sends as u64, Instant::now());
         taken.map_err(|retry_after_ms| Problem {
             retry_after_ms: Some(retry_after_ms),
@@ -314,8 +373,29 @@ impl Service {
     }
 }
 
+/// A list for each partition, with room for its share of the commands.
+fn parts(commands: usize, partitions: usize) -> Vec<(Vec<u64>, Vec<Command>)> {
+    let share = commands.div_ceil(partitions.max(1));
+    let part = || (Vec::with_capacity(share), Vec::with_capacity(share));
+    std::iter::repeat_with(part).take(partitions).collect()
+}
+
+/// What may go to a writer's thread. The name `Send` is taken by the message here.
+pub trait Sendable: std::marker::Send + 'static {}
+
+impl<T: std::marker::Send + 'static> Sendable for T {}
+
 /// What a lease gets that was never given, or for another queue.
 const LOST: Settled = Settled::LeaseLost { place: None, result: None };
+
+/// A refusal on its way to the caller. A queue that is absent gets the words of one that the caller
+/// may not see.
+fn refused(permit: &Permit, refusal: Refusal) -> Problem {
+    match refusal {
+        Refusal::NoSuchQueue => Problem::no_such_queue(&permit.queue.queue),
+        other => other.into(),
+    }
+}
 
 /// The partition stopped: whether the command was carried out is not known, and a retry is safe.
 pub(crate) fn stopped(stopped: Stopped) -> Problem {

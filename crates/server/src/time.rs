@@ -12,6 +12,11 @@ pub fn rfc3339(time: Time) -> String {
     }
 }
 
+/// What the wall clock says.
+pub fn now() -> Time {
+    Time(u64::try_from(Timestamp::now().as_millisecond()).unwrap_or_default())
+}
+
 /// Reads RFC 3339; `None` where it is no time since 1970.
 pub fn parse(text: &str) -> Option<Time> {
     let ms = text.parse::<Timestamp>().ok()?.as_millisecond();

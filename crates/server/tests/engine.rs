@@ -1,6 +1,6 @@
 //! The engine as doors use it, on one partition and on four: routing, waiting, relaying, stopping,
 //! copying.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
+#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
 
 use std::path::Path;
 use std::time::Duration;

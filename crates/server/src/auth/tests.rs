@@ -179,7 +179,7 @@ fn a_running_broker_follows_the_file() {
 }
 
 #[tokio::test]
-async fn following_takes_about_a_second() {
+async fn the_follower_notices_a_new_token() {
     let directory = tempfile::tempdir().unwrap();
     let tokens = Arc::new(Tokens::open(directory.path()).unwrap());
     let follower = tokio::spawn(Arc::clone(&tokens).follow());

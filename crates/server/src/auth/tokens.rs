@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use super::file::{Entry, Error, TokenFile};
 use super::token::{self, Hash, Id};
@@ -44,9 +44,6 @@ impl Tokens {
         let file = TokenFile::in_directory(data);
         let tried = Stamp::of(&file.path());
         let known = known(file.read()?);
-        if known.is_empty() {
-            warn!("there are no tokens, so nobody is let in: make one with `hapax token create`");
-        }
         Ok(Self { file, tried: Mutex::new(tried), known: ArcSwap::from_pointee(known) })
     }
 

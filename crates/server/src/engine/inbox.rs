@@ -90,12 +90,18 @@ impl Turn {
     }
 }
 
+const AWAKE: u8 = 0;
+const FOR_ANYTHING: u8 = 1;
+const FOR_THE_DISK: u8 = 2;
+
 /// Many push, the writer takes all.
 #[derive(Default)]
 pub(crate) struct Inbox {
     asks: Mutex<Option<Vec<Ask>>>,
-    /// The writer sleeps, or is about to.
-    sleeps: AtomicBool,
+    /// What the writer sleeps for, or is about to.
+    sleeps: AtomicU8,
+    /// The disk said something since the writer last went to sleep.
+    news: AtomicBool,
     writer: OnceLock<Thread>,
 }
 
@@ -110,7 +116,7 @@ impl Inbox {
             Some(asks) => asks.push(ask),
             None => return Err(ask),
         }
-        self.wake();
+        self.knock();
         Ok(())
     }
 
@@ -127,7 +133,7 @@ impl Inbox {
         self.lock().take().unwrap_or_default()
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.lock().as_ref().is_none_or(Vec::is_empty)
     }
 
@@ -136,19 +142,37 @@ impl Inbox {
         let _ = self.writer.set(std::thread::current());
     }
 
-    /// Sleeps until woken, or for so long. May return for no reason.
-    pub(crate) fn sleep(&self, longest: std::time::Duration, is_idle: impl FnOnce() -> bool) {
-        self.sleeps.store(true, Ordering::SeqCst);
-        if is_idle() {
+    /// Sleeps for so long, or until the disk has news, or somebody asks where the writer `takes`
+    /// asks. May return for no reason.
+    pub(crate) fn sleep(&self, takes: bool, longest: std::time::Duration) {
+        let mode = if takes { FOR_ANYTHING } else { FOR_THE_DISK };
+        self.sleeps.store(mode, Ordering::SeqCst);
+        // What came before the line above woke nobody, so it is looked for here.
+        let has_news = self.news.swap(false, Ordering::SeqCst);
+        if !has_news && (!takes || self.is_empty()) {
             std::thread::park_timeout(longest);
         }
-        self.sleeps.store(false, Ordering::SeqCst);
+        self.sleeps.store(AWAKE, Ordering::SeqCst);
     }
 
+    /// The disk has news: a batch is durable, a checkpoint is written.
     pub(crate) fn wake(&self) {
-        if self.sleeps.swap(false, Ordering::SeqCst)
-            && let Some(writer) = self.writer.get()
-        {
+        self.news.store(true, Ordering::SeqCst);
+        if self.sleeps.swap(AWAKE, Ordering::SeqCst) != AWAKE {
+            self.unpark();
+        }
+    }
+
+    /// Somebody asks: a writer that waits for its disk is left to it.
+    fn knock(&self) {
+        let (from, to) = (FOR_ANYTHING, AWAKE);
+        if self.sleeps.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.unpark();
+        }
+    }
+
+    fn unpark(&self) {
+        if let Some(writer) = self.writer.get() {
             writer.unpark();
         }
     }

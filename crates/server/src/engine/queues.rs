@@ -3,6 +3,7 @@
 //! A change is decided by partition 0 and then told to the others; a crash in between is put right
 //! at the next start, when the others are told again what they missed.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Seen};
 use super::{Answer, Engine, Error, PoisonError, Spread, Stopped, sent};
+use crate::problem::Problem;
 
 /// What a partition refused, or what went wrong with it.
 pub type Told<T> = Result<Result<T, Refusal>, Stopped>;
@@ -33,6 +35,27 @@ pub struct Page {
 pub struct Cursor {
     pub partition: u16,
     pub seq: Option<Seq>,
+}
+
+impl Cursor {
+    /// Reads what `to_string` wrote.
+    pub fn parse(text: &str) -> Result<Self, Problem> {
+        let wrong = || Problem::invalid("the cursor is not one that a page before gave");
+        let (partition, seq) = text.split_once('-').ok_or_else(wrong)?;
+        let partition = partition.parse().map_err(|_| wrong())?;
+        let seq = match seq {
+            "" => None,
+            seq => Some(seq.parse().map_err(|_| wrong())?),
+        };
+        Ok(Self { partition, seq })
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-", self.partition)?;
+        self.seq.map_or(Ok(()), |seq| write!(f, "{seq}"))
+    }
 }
 
 impl Engine {
@@ -233,7 +256,7 @@ impl Engine {
                         if_version: None,
                     }));
                 }
-                if same.map_or(false, |same| same.paused) != view.paused {
+                if same.is_some_and(|same| same.paused) != view.paused {
                     let name = queue.clone();
                     let pause = Command::Pause(name.clone());
                     commands.push(if view.paused { pause } else { Command::Resume(name) });

@@ -55,9 +55,12 @@ fn confirm(
     }
 }
 
+/// What the list of a partition is told.
+type Words = (usize, Vec<Command>);
+
 /// What the lists are told, unless it is held back.
 #[derive(Debug, Default)]
-pub(super) struct Relayed(Mutex<Option<Vec<(usize, Vec<Command>)>>>);
+pub(super) struct Relayed(Mutex<Option<Vec<Words>>>);
 
 impl Relayed {
     pub(super) fn hold(&self) {
@@ -65,7 +68,7 @@ impl Relayed {
     }
 
     /// What was held back, to be told now.
-    pub(super) fn let_go(&self) -> Vec<(usize, Vec<Command>)> {
+    pub(super) fn let_go(&self) -> Vec<Words> {
         self.lock().take().unwrap_or_default()
     }
 
@@ -79,7 +82,7 @@ impl Relayed {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<(usize, Vec<Command>)>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Words>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -26,6 +26,8 @@ use super::{Beat, Shared, Stopped};
 
 /// Commands in one batch: more wait for the next, so that nobody waits long.
 const COMMANDS_MAX: usize = 8_192;
+/// A deadline that is due is met at once; this keeps a wrong one from being a busy loop.
+const SLEEP_MIN: Duration = Duration::from_micros(200);
 /// How long a writer sleeps at most: the wall clock is looked at this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
@@ -96,8 +98,9 @@ impl Writer {
             Ok(()) => Stopped("the broker stops".into()),
             Err(error) => {
                 tracing::error!(partition = self.number, %error, "the partition stopped");
-                self.shared.failed.store(true, std::sync::atomic::Ordering::Release);
-                Stopped(error.to_string().into())
+                let why = Stopped(format!("partition {}: {error}", self.number).into());
+                self.shared.failed.send_replace(Some(why.clone()));
+                why
             }
         };
         for batch in self.batches.drain(..) {
@@ -296,15 +299,14 @@ impl Writer {
     fn sleep(&mut self) {
         let now = self.now();
         let due = self.partition.next_deadline();
-        let longest = due.map_or(SLEEP_MAX, |due| Duration::from_millis(due.since(now)));
         // A busy partition is woken by its disk, not by what is asked.
         let takes = !self.partition.is_busy();
-        let idle = self.asks.is_empty() || !takes;
-        let inbox = &self.inbox;
-        let longest = if takes { longest.min(SLEEP_MAX) } else { SLEEP_MAX };
-        inbox.sleep(longest.max(Duration::from_micros(200)), || {
-            idle && (!takes || inbox.is_empty())
-        });
+        if takes && !self.asks.is_empty() {
+            return;
+        }
+        let until = due.filter(|_| takes).map(|due| Duration::from_millis(due.since(now)));
+        let longest = until.unwrap_or(SLEEP_MAX).clamp(SLEEP_MIN, SLEEP_MAX);
+        self.inbox.sleep(takes, longest);
     }
 
     /// Writes everything to its place, so that the next start has nothing to replay.

@@ -106,7 +106,9 @@ fn level_of(text: &str) -> Result<LevelFilter, BadFilter> {
 fn check_target(target: &str, level: LevelFilter) -> Result<(), BadFilter> {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"_-:.".contains(&byte);
     if target.is_empty() || !target.bytes().all(known) {
-        return Err(BadFilter(format!("{target:?} is no target: a path such as hapax_server::auth")));
+        return Err(BadFilter(format!(
+            "{target:?} is no target: a path such as hapax_server::auth"
+        )));
     }
     if level > OTHERS_MAX && !target.starts_with(OURS) {
         return Err(BadFilter(format!(

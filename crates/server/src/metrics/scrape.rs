@@ -11,7 +11,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 
-use super::{Metrics, QueueMeters, wall};
+use super::{Metrics, QueueMeters};
 use crate::engine::Engine;
 
 /// How the page is labelled.
@@ -25,6 +25,7 @@ impl Metrics {
     pub async fn encode(&self, engine: &Engine) -> String {
         let mut registry = Registry::with_prefix("hapax");
         self.register_process(&mut registry, engine);
+        self.register_port(&mut registry);
         self.register_doors(&mut registry);
         // A partition that stopped has nothing to show; the rest of the page says so.
         let queues = engine.queues(None).await.unwrap_or_default();
@@ -70,6 +71,23 @@ impl Metrics {
             meters.checkpoint_seconds.clone(),
         );
         register_memory(registry);
+    }
+
+    fn register_port(&self, registry: &mut Registry) {
+        let Some(port) = self.0.port.get() else { return };
+        let open = Level::default();
+        open.set(port.open.get() as f64);
+        registry.register("connections_open", "Connections that are open", open);
+        for (name, help, count) in [
+            ("connections_accepted", "Connections that were accepted", &port.accepted),
+            ("connections_refused", "Connections beyond the bound", &port.refused),
+            ("connections_timed_out", "Connections cut for being too slow", &port.timed_out),
+            ("handshakes_failed", "TLS handshakes that failed", &port.handshakes_failed),
+        ] {
+            let counter = Counter::<u64>::default();
+            counter.inc_by(count.get());
+            registry.register(name, help, counter);
+        }
     }
 
     fn register_doors(&self, registry: &mut Registry) {
@@ -159,7 +177,7 @@ fn register_queues(registry: &mut Registry, queues: &[(QueueName, QueueView)]) {
         }
     }
     registry.register("messages", "Messages by state", messages);
-    let now = wall();
+    let now = crate::time::now();
     type Read = fn(&QueueView, hapax_core::Time) -> f64;
     let levels: [(&str, &str, Option<Unit>, Read); 4] = [
         ("keys_remembered", "Finished keys that are still remembered", None, |view, _| {
@@ -185,7 +203,8 @@ fn register_queues(registry: &mut Registry, queues: &[(QueueName, QueueView)]) {
         }
         register(registry, name, help, unit, family);
     }
-    let counts: [(&str, &str, fn(&QueueView) -> u64); 5] = [
+    type Count = fn(&QueueView) -> u64;
+    let counts: [(&str, &str, Count); 5] = [
         ("messages_sent", "Messages that were accepted", |view| view.stats.sent_total),
         ("duplicates_absorbed", "Sends that got the first one's answer", |view| {
             view.stats.duplicate_total

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::{Browse, Command, Content, Fingerprint, KeyName, KeyView, Outcome, Redrive};
 use hapax_core::{RedriveView, Replay, Resolution, Resolve};
 
-use super::{Permit, Service, WAIT_MAX, stopped};
+use super::{Permit, Service, WAIT_MAX, refused, stopped};
 use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
@@ -23,11 +23,12 @@ impl Service {
     /// Everything about a key; with a wait, when its message is done, dead or parked.
     pub async fn look(
         &self,
-        _permit: &Permit,
+        permit: &Permit,
         key: KeyName,
         wait: Duration,
     ) -> Result<KeyView, Problem> {
-        Ok(self.engine().look(key, wait.min(WAIT_MAX)).await.map_err(stopped)??)
+        let looked = self.engine().look(key, wait.min(WAIT_MAX)).await.map_err(stopped)?;
+        looked.map_err(|refusal| refused(permit, refusal))
     }
 
     pub async fn forget(&self, permit: &Permit, key: KeyName) -> Result<(), Problem> {
@@ -67,7 +68,7 @@ impl Service {
     ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
         match self.engine().call_key(key, command).await.map_err(stopped)? {
-            Outcome::Refused(refusal) => Err(refusal.into()),
+            Outcome::Refused(refusal) => Err(refused(permit, refusal)),
             _ => Ok(()),
         }
     }
@@ -75,17 +76,19 @@ impl Service {
     /// A page of the messages in a place, without leasing any.
     pub async fn browse(
         &self,
-        _permit: &Permit,
+        permit: &Permit,
         browse: Browse,
         cursor: Option<Cursor>,
     ) -> Result<Page, Problem> {
-        Ok(self.engine().browse(browse, cursor).await.map_err(stopped)??)
+        let page = self.engine().browse(browse, cursor).await.map_err(stopped)?;
+        page.map_err(|refusal| refused(permit, refusal))
     }
 
     /// Puts dead messages back, or tells how far the redrive of that id has come.
     pub async fn redrive(&self, permit: &Permit, redrive: Redrive) -> Result<RedriveView, Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        Ok(self.engine().redrive(redrive).await.map_err(stopped)??)
+        let view = self.engine().redrive(redrive).await.map_err(stopped)?;
+        view.map_err(|refusal| refused(permit, refusal))
     }
 
     pub async fn redrive_progress(
@@ -93,6 +96,7 @@ impl Service {
         permit: &Permit,
         id: &str,
     ) -> Result<RedriveView, Problem> {
-        Ok(self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)??)
+        let view = self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)?;
+        view.map_err(|refusal| refused(permit, refusal))
     }
 }

@@ -1,9 +1,9 @@
 //! Queues: created, changed, shown, emptied.
 
-use hapax_core::{Command, Config, Configure, Purge, QueueName, QueueView, Refusal};
+use hapax_core::{Command, Config, Configure, Purge, QueueName, QueueView};
 use hapax_wire::Code;
 
-use super::{Permit, Service, stopped};
+use super::{Permit, Service, refused, stopped};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 
@@ -18,6 +18,11 @@ impl Queue {
     /// Changes with every change of the configuration.
     pub fn etag(&self) -> String {
         format!("\"{}\"", self.view.version)
+    }
+
+    /// How long the oldest ready message has waited.
+    pub fn oldest_ready_age_ms(&self) -> Option<u64> {
+        self.view.oldest_ready_at.map(|at| crate::time::now().since(at))
     }
 }
 
@@ -65,25 +70,21 @@ impl Service {
 
     pub async fn show(&self, permit: &Permit) -> Result<Queue, Problem> {
         let told = self.engine().show(&permit.queue).await.map_err(stopped)?;
-        let view = told.map_err(|refusal| match refusal {
-            Refusal::NoSuchQueue => Problem::no_such_queue(&permit.queue.queue),
-            other => other.into(),
-        })?;
+        let view = told.map_err(|refusal| refused(permit, refusal))?;
         Ok(Queue { name: permit.queue.clone(), view })
     }
 
     /// The queues of the caller's tenant that its token may see.
     pub async fn list(&self, principal: &Principal) -> Result<Vec<Queue>, Problem> {
         let queues = self.engine().queues(Some(principal.tenant())).await.map_err(stopped)?;
-        let seen = queues
-            .into_iter()
-            .filter(|(name, _)| principal.sees(&name.queue));
+        let seen = queues.into_iter().filter(|(name, _)| principal.sees(&name.queue));
         Ok(seen.map(|(name, view)| Queue { name, view }).collect())
     }
 
     pub async fn delete(&self, permit: &Permit) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        self.engine().delete(&permit.queue).await.map_err(stopped)??;
+        let deleted = self.engine().delete(&permit.queue).await.map_err(stopped)?;
+        deleted.map_err(|refusal| refused(permit, refusal))?;
         self.0.metrics.forget(&permit.queue);
         Ok(())
     }
@@ -96,7 +97,8 @@ impl Service {
             Change::Resume => Command::Resume(queue),
             Change::Purge { keys } => Command::Purge(Purge { queue, keys }),
         };
-        Ok(self.engine().change(command).await.map_err(stopped)??)
+        let changed = self.engine().change(command).await.map_err(stopped)?;
+        changed.map_err(|refusal| refused(permit, refusal))
     }
 }
 
@@ -108,6 +110,6 @@ fn version(etag: &str) -> Result<Option<u64>, Problem> {
     }
     bare.parse().map(Some).map_err(|_| {
         let detail = "If-Match does not name a version of this queue: read it again".to_owned();
-        Problem::new(Code::InvalidConfig, detail)
+        Problem { is_stale: true, ..Problem::new(Code::InvalidConfig, detail) }
     })
 }

@@ -114,17 +114,23 @@ impl From<&Value> for Plain {
     }
 }
 
+macro_rules! bounds {
+    () => {
+        None
+    };
+    ($bounds:expr) => {
+        Some($bounds)
+    };
+}
+
 /// Declares the entries of a struct that is there already.
 macro_rules! entries {
     ($of:ty {
         $($(#[doc = $doc:literal])+ $name:ident: $kind:ty $(, within $bounds:expr)?;)+
     }) => {
         &[$({
-            const BOUNDS: Option<$crate::settings::kind::Bounds> = {
-                let bounds = None;
-                $(let bounds = { let _: Option<()> = bounds; Some($bounds) };)?
-                bounds
-            };
+            const BOUNDS: Option<$crate::settings::kind::Bounds> =
+                $crate::settings::entry::bounds!($($bounds)?);
             $crate::settings::entry::Entry::new(
                 stringify!($name),
                 concat!($($doc),+),
@@ -173,4 +179,4 @@ macro_rules! table {
     };
 }
 
-pub(super) use {entries, table};
+pub(super) use {bounds, entries, table};

@@ -11,7 +11,8 @@ pub const FOREVER: &str = "forever";
 /// Every field of a queue's configuration.
 pub const FIELDS: &[Entry<Config>] = entries!(Config {
     /// What is promised: with `exactly-once` every message has a key and one effect; with
-    /// `at-least-once` a key is optional; with `at-most-once` a message is done as it is handed out.
+    /// `at-least-once` a key is optional; with `at-most-once` a message is done as it is handed
+    /// out.
     guarantee: hapax_core::Guarantee;
     /// Whether messages of a group are delivered in order, one unfinished at a time. It cannot
     /// change once the queue exists.
@@ -122,8 +123,7 @@ fn assign(
         let meant = closest(name, FIELDS.iter().map(|entry| entry.name));
         return Err(FieldError::Unknown { field: name.to_owned(), meant });
     };
-    let is_forever =
-        entry.name == "retention_ms" && value == Plain::Text(FOREVER.to_owned());
+    let is_forever = entry.name == "retention_ms" && value == Plain::Text(FOREVER.to_owned());
     let value = if is_forever && dialect == Dialect::Toml { Plain::Null } else { value };
     entry.assign(config, &value).map_err(|why| {
         let why = match is_forever {
@@ -165,7 +165,7 @@ fn refusals(config: &Config) -> Vec<InvalidConfig> {
     refusals
 }
 
-pub(super) fn hint(meant: Option<&str>) -> String {
+fn hint(meant: Option<&str>) -> String {
     meant.map_or_else(String::new, |name| format!(": {name} is meant, perhaps"))
 }
 
@@ -207,6 +207,19 @@ mod tests {
             let value = (entry.json)(&Config::default());
             (entry.name, Plain::from(&value))
         });
+        assert_eq!(config_from_fields(Dialect::Json, fields), Ok(Config::default()));
+    }
+
+    #[test]
+    fn a_file_has_the_fields_of_a_request() {
+        let request = serde_json::to_value(hapax_wire::json::QueueConfig::default()).unwrap();
+        let request = request.as_object().unwrap();
+        let mut names: Vec<&str> = FIELDS.iter().map(|entry| entry.name).collect();
+        names.sort_unstable();
+        let mut asked: Vec<&str> = request.keys().map(String::as_str).collect();
+        asked.sort_unstable();
+        assert_eq!(names, asked);
+        let fields = request.iter().map(|(name, value)| (name.as_str(), Plain::from(value)));
         assert_eq!(config_from_fields(Dialect::Json, fields), Ok(Config::default()));
     }
 

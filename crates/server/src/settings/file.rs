@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::declared::{Queue, Said, Tenant};
 use super::entry::{Entry, Plain};
-use super::fields::{self, Dialect, FIELDS, FieldError, hint};
+use super::fields::{self, Dialect, FIELDS, FOREVER, FieldError};
 use super::finding::{Finding, Rule};
 use super::origin::Origin;
 use super::suggest::closest;
@@ -84,7 +84,13 @@ impl Reader<'_> {
                 ("tenants", DeValue::Table(tenants)) => self.tenants(tenants),
                 ("queues" | "tenants", _) => {
                     let why = "it is a table".to_owned();
-                    self.find(Rule::Value, at, name.to_owned(), why, format!("Write [{name}.NAME]"));
+                    self.find(
+                        Rule::Value,
+                        at,
+                        name.to_owned(),
+                        why,
+                        format!("Write [{name}.NAME]"),
+                    );
                 }
                 ("config", _) => {
                     let why = "a settings file cannot name another one".to_owned();
@@ -128,6 +134,7 @@ impl Reader<'_> {
     fn tenant(&mut self, name: &str, prefix: &str, at: usize, table: &DeTable<'_>) {
         let mut tenant = Tenant {
             limits: Limits::default(),
+            prefix: prefix.to_owned(),
             said: Vec::new(),
             origin: self.place.at(at),
         };
@@ -200,13 +207,14 @@ impl Reader<'_> {
         }
         let fields = values.iter().map(|(field, value, _)| (*field, value.clone()));
         let (config, errors) = fields::config_and_errors(Dialect::Toml, fields);
-        let mut queue =
-            Queue { name, prefix, config, said: Vec::new(), origin: self.place.at(at) };
+        let mut queue = Queue { name, prefix, config, said: Vec::new(), origin: self.place.at(at) };
         let known = values.into_iter().filter_map(|(field, _, origin)| {
             let entry = FIELDS.iter().find(|entry| entry.name == field)?;
-            (!errors.iter().any(|error| matches!(error, FieldError::Value { field, .. }
-                if *field == entry.name)))
-                .then(|| said(entry, &queue.config, origin))
+            (!errors.iter().any(|error| {
+                matches!(error, FieldError::Value { field, .. }
+                if *field == entry.name)
+            }))
+            .then(|| said(entry, &queue.config, origin))
         });
         queue.said = known.collect();
         let lines = |field: &str| {
@@ -278,13 +286,12 @@ pub(super) fn field_finding(
                 "retention_ms" => Rule::Retention,
                 _ => Rule::Combination,
             };
-            let fix = match FIELDS.iter().find(|entry| entry.name == refused.field) {
-                Some(entry) if rule == Rule::Combination => {
-                    format!("Allowed: {}", fields::allowed(entry, dialect))
-                }
-                _ => "A finished key must outlive every retry".to_owned(),
-            };
-            (rule, refused.reason, fix)
+            let entry = FIELDS.iter().find(|entry| entry.name == refused.field);
+            let allowed = entry.map_or_else(String::new, |entry| fields::allowed(entry, dialect));
+            match refused.reason.split_once(". ") {
+                Some((why, fix)) => (rule, why.to_owned(), fix.to_owned()),
+                None => (rule, refused.reason, format!("Allowed: {allowed}")),
+            }
         }
     };
     Finding { rule, origin, field, why, fix }
@@ -295,17 +302,15 @@ fn names(entries: &[Entry<Config>]) -> String {
 }
 
 fn said<S>(entry: &Entry<S>, of: &S, origin: Origin) -> Said {
-    Said { field: entry.name, text: (entry.text)(of), json: (entry.json)(of), origin }
+    let (text, json) = ((entry.text)(of), (entry.json)(of));
+    let text = if entry.name == "retention_ms" && json.is_null() { FOREVER.into() } else { text };
+    Said { field: entry.name, text, json, origin }
 }
 
 /// The name as a header of TOML spells it.
 fn quoted(name: &str) -> String {
     let bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-    if !name.is_empty() && name.bytes().all(bare) {
-        name.to_owned()
-    } else {
-        format!("{name:?}")
-    }
+    if !name.is_empty() && name.bytes().all(bare) { name.to_owned() } else { format!("{name:?}") }
 }
 
 fn rename(what: &str) -> String {
@@ -316,15 +321,117 @@ fn plain(value: &DeValue<'_>) -> Plain {
     match value {
         DeValue::String(text) => Plain::Text(text.to_string()),
         DeValue::Boolean(truth) => Plain::Boolean(*truth),
-        DeValue::Integer(number) => {
-            match i128::from_str_radix(number.as_str(), number.radix()) {
-                Ok(number) => Plain::Integer(number),
-                Err(_) => Plain::Other("a number beyond all bounds"),
-            }
-        }
+        DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => Plain::Integer(number),
+            Err(_) => Plain::Other("a number beyond all bounds"),
+        },
         DeValue::Float(_) => Plain::Other("a number that is not whole"),
         DeValue::Datetime(_) => Plain::Other("a date"),
         DeValue::Array(_) => Plain::Other("a list"),
         DeValue::Table(_) => Plain::Other("a table"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Bytes;
+
+    #[track_caller]
+    fn settings(text: &str) -> Settings {
+        let mut settings = Settings::default();
+        assert_eq!(read(text, "hapax.toml", &mut settings), []);
+        settings
+    }
+
+    #[track_caller]
+    fn refuses(text: &str, expected: &[&str]) {
+        let findings = read(text, "hapax.toml", &mut Settings::default());
+        let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+        assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+        for (line, expected) in lines.iter().zip(expected) {
+            assert!(line.starts_with("hapax.toml:") && line.contains(expected), "{line}");
+        }
+    }
+
+    #[test]
+    fn queues_and_tenants_are_declared() {
+        let settings = settings(
+            "[queues.orders]\nlease_ms = 60_000\n[tenants.shop]\nsends_per_s = 5\n\
+             max_bytes = \"1GiB\"\n[tenants.shop.queues.\"a.b\"]\norder = \"group\"\n",
+        );
+        let names: Vec<(&str, &str)> =
+            settings.queues.iter().map(|queue| (&*queue.name.tenant, &*queue.name.queue)).collect();
+        assert_eq!(names, [("default", "orders"), ("shop", "a.b")]);
+        assert_eq!(settings.queues[0].config, Config { lease_ms: 60_000, ..Config::default() });
+        let expected =
+            Limits { sends_per_s: Some(5), max_bytes: Some(Bytes(1 << 30)), ..Limits::default() };
+        assert_eq!(settings.limits("shop"), expected);
+        assert_eq!(settings.limits("somebody"), Limits::default());
+    }
+
+    #[test]
+    fn a_typo_is_refused_wherever_it_is() {
+        refuses("lisen = \"a\"", &["Did you mean listen?"]);
+        refuses("[queue.orders]", &["Did you mean queues?"]);
+        refuses("[queues.a]\nretention = 5", &["queues.a.retention: there is no such field"]);
+        refuses("[tenants.a]\nsend_per_s = 5", &["Did you mean sends_per_s?"]);
+        refuses("[tenants.a]\ncolour = 5", &["Allowed: sends_per_s, max_messages, max_bytes"]);
+        refuses("[tenants.a.queues.b]\nleese_ms = 5", &["tenants.a.queues.b.leese_ms"]);
+        refuses("config = \"other.toml\"", &["--config or HAPAX_CONFIG"]);
+    }
+
+    #[test]
+    fn a_name_with_a_dot_wants_quotes() {
+        refuses("[queues.orders.eu]\nlease_ms = 5000", &["[queues.\"orders.eu\"]"]);
+        assert_eq!(settings("[queues.\"orders.eu\"]\nlease_ms = 5000").queues.len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_table_and_no_name_is_refused() {
+        refuses("queues = 5", &["Write [queues.NAME]"]);
+        refuses("[queues]\norders = 5", &["Write [queues.orders]"]);
+        refuses("[tenants]\nshop = 5", &["Write [tenants.shop]"]);
+        refuses("[tenants.shop]\nqueues = 5", &["Write [tenants.shop.queues.NAME]"]);
+        refuses("[queues.\"a b\"]", &["a name has 1 to 80 of"]);
+        refuses("[tenants.\"\"]", &["a name has 1 to 80 of"]);
+        refuses(
+            "[queues.a]\n[tenants.default.queues.a]",
+            &["the queue is declared at hapax.toml:1 already"],
+        );
+    }
+
+    #[test]
+    fn values_of_another_type_are_refused() {
+        refuses("listen = [1]", &["it is a list"]);
+        refuses("partitions = 1.5", &["it is a number that is not whole"]);
+        refuses("partitions = \"4\"", &["leave the quotes out"]);
+        refuses("partitions = 99999", &["99999 is not within 1 to 4096"]);
+        refuses("data = 2020-01-01", &["it is a date"]);
+        refuses("[queues.a]\nlease_ms = 99999999999999999999999999", &["not within"]);
+        refuses("[listen]", &["it is a table"]);
+    }
+
+    #[test]
+    fn all_mistakes_come_in_the_order_of_their_lines() {
+        refuses(
+            "zz = 1\n[tenants.a]\nx = 1\n[queues.a]\nlease_ms = 1\nretention_ms = 5\naa = 2\n",
+            &[
+                ":1: error: zz",
+                ":3: error: tenants.a.x",
+                ":5: error: queues.a.lease_ms",
+                ":6: error: queues.a.retention_ms",
+                ":7: error: queues.a.aa",
+            ],
+        );
+    }
+
+    #[test]
+    fn lines_are_counted_from_one() {
+        let place = Place::new("a\nbc\n\nd", "f");
+        let line = |byte| place.at(byte).line();
+        let lines: Vec<_> = (0..8).map(line).collect();
+        let expected = [1, 1, 2, 2, 2, 3, 4, 4].map(Some);
+        assert_eq!(lines, expected);
     }
 }

@@ -29,7 +29,7 @@ impl Severity {
 }
 
 macro_rules! rules {
-    ($($severity:ident $rule:ident $name:literal $doc:literal,)+) => {
+    ($($rule:ident $severity:ident $name:literal: $doc:literal,)+) => {
         /// What is looked for. Each has a name, by which a line may allow it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Rule { $(#[doc = $doc] $rule,)+ }
@@ -53,39 +53,72 @@ macro_rules! rules {
 }
 
 rules! {
-    Error Syntax "syntax" "The file is neither TOML nor JSON.",
-    Error UnknownField "unknown-field" "A name that means nothing: a typo must not weaken a guarantee.",
-    Error Value "value" "A value that is not allowed, or a name that is none.",
-    Error Retention "retention" "Retention below twice the retry horizon: a late retry would run again.",
-    Error Combination "combination" "Fields that cannot stand together.",
-    Error NeverDelivered "never-delivered" "Messages that die before they are delivered.",
-    Error NoAuth "no-auth" "Listening beyond loopback without tokens.",
-    Error NoTls "no-tls" "Listening beyond loopback without TLS.",
-    Error TlsIncomplete "tls-incomplete" "A certificate without its key, or the other way round.",
-    Error MemoryData "memory-data" "Data on a file system in memory, gone with the next restart.",
-    Warning TemporaryData "temporary-data" "Data in a directory that is emptied now and then.",
-    Warning AllowNoAuth "allow-no-auth" "Listening beyond loopback without tokens, as allowed.",
-    Warning AllowNoTls "allow-no-tls" "Listening beyond loopback without TLS, as allowed.",
-    Warning UnreachableTenant "unreachable-tenant" "A tenant that nobody can be, without tokens.",
-    Warning AtLeastOnce "at-least-once" "Keys are optional: what is sent without one is not deduplicated.",
-    Warning AtMostOnce "at-most-once" "What is lost on its way to the worker is lost.",
-    Warning GroupScopeUnordered "group-scope-unordered" "Keys count per group, and groups mean nothing else.",
-    Warning ShortMemory "short-memory" "Undated keys that are forgotten within a day.",
-    Warning ShortHorizon "short-horizon" "A retry horizon that hardly any caller keeps.",
-    Warning DeadRelease "dead-release" "A send under a dead key runs again.",
-    Warning TtlBeforeAttempts "ttl-before-attempts" "Messages that die of age before their attempts are used up.",
-    Warning ShortLease "short-lease" "Leases below a second, lost by every stall.",
-    Warning SingleAttempt "single-attempt" "Messages that one lost lease sends to the dead.",
-    Note RelativeData "relative-data" "Data that depends on the working directory.",
-    Note PlainOtlp "plain-otlp" "Spans that leave the machine unencrypted.",
-    Note GroupScope "group-scope" "Keys count per group.",
-    Note DeadRerun "dead-rerun" "A send under a dead key tries the message anew.",
-    Note Redeliver "redeliver" "Begun work is delivered again when its lease is lost.",
-    Note FastAttempts "fast-attempts" "All attempts within less than a minute.",
-    Note EndlessAttempts "endless-attempts" "Messages that are hardly ever given up.",
-    Note Forever "forever" "Keys that are never forgotten.",
-    Note GroupGap "group-gap" "Groups that go on past a dead message.",
-    Note UpstreamRetries "upstream-retries" "A queue that is tried for longer than another's retry horizon.",
+    Syntax Error "syntax":
+        "The file is neither TOML nor JSON.",
+    UnknownField Error "unknown-field":
+        "A name that means nothing: a typo must not weaken a guarantee.",
+    Value Error "value":
+        "A value that is not allowed, or a name that is none.",
+    Retention Error "retention":
+        "Retention below twice the retry horizon: a late retry would run again.",
+    Combination Error "combination":
+        "Fields that cannot stand together.",
+    NeverDelivered Error "never-delivered":
+        "Messages that die before they are delivered.",
+    NoAuth Error "no-auth":
+        "Listening beyond loopback without tokens.",
+    NoTls Error "no-tls":
+        "Listening beyond loopback without TLS.",
+    TlsIncomplete Error "tls-incomplete":
+        "A certificate without its key, or the other way round.",
+    MemoryData Error "memory-data":
+        "Data on a file system in memory, gone with the next restart.",
+    TemporaryData Warning "temporary-data":
+        "Data in a directory that is emptied now and then.",
+    AllowNoAuth Warning "allow-no-auth":
+        "Listening beyond loopback without tokens, as allowed.",
+    AllowNoTls Warning "allow-no-tls":
+        "Listening beyond loopback without TLS, as allowed.",
+    UnreachableTenant Warning "unreachable-tenant":
+        "A tenant that nobody can be, without tokens.",
+    AtLeastOnce Warning "at-least-once":
+        "Keys are optional: what is sent without one is not deduplicated.",
+    AtMostOnce Warning "at-most-once":
+        "What is lost on its way to the worker is lost.",
+    GroupScopeUnordered Warning "group-scope-unordered":
+        "Keys count per group, and groups mean nothing else.",
+    ShortMemory Warning "short-memory":
+        "Undated keys that are forgotten within a day.",
+    ShortHorizon Warning "short-horizon":
+        "A retry horizon that hardly any caller keeps.",
+    DeadRelease Warning "dead-release":
+        "A send under a dead key runs again.",
+    TtlBeforeAttempts Warning "ttl-before-attempts":
+        "Messages that die of age before their attempts are used up.",
+    ShortLease Warning "short-lease":
+        "Leases below a second, lost by every stall.",
+    SingleAttempt Warning "single-attempt":
+        "Messages that one lost lease sends to the dead.",
+    RelativeData Note "relative-data":
+        "Data that depends on the working directory.",
+    PlainOtlp Note "plain-otlp":
+        "Spans that leave the machine unencrypted.",
+    GroupScope Note "group-scope":
+        "Keys count per group.",
+    DeadRerun Note "dead-rerun":
+        "A send under a dead key tries the message anew.",
+    Redeliver Note "redeliver":
+        "Begun work is delivered again when its lease is lost.",
+    FastAttempts Note "fast-attempts":
+        "All attempts within less than a minute.",
+    EndlessAttempts Note "endless-attempts":
+        "Messages that are hardly ever given up.",
+    Forever Note "forever":
+        "Keys that are never forgotten.",
+    GroupGap Note "group-gap":
+        "Groups that go on past a dead message.",
+    UpstreamRetries Note "upstream-retries":
+        "A queue that is tried for longer than another's retry horizon.",
 }
 
 /// One thing that was found.

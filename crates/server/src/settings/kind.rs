@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hapax_core::limits;
 use serde_json::Value;
 
 use crate::log::{Filter, Format};
@@ -236,9 +237,11 @@ impl Kind for Endpoint {
         match url.scheme_str() {
             Some("http") => {}
             Some("https") => {
-                return Err("spans leave unencrypted only: let a collector beside the broker take \
+                return Err(
+                    "spans leave unencrypted only: let a collector beside the broker take \
                             them and pass them on by https"
-                    .to_owned());
+                        .to_owned(),
+                );
             }
             _ => return Err(format!("{text:?} does not begin with http://")),
         }
@@ -316,10 +319,14 @@ macro_rules! numbers {
             }
 
             fn parse(text: &str, bounds: Option<Bounds>) -> Result<Self, String> {
-                let number = text.parse().map_err(|_| format!("{text:?} is no whole number"))?;
-                let number = within(number, bounds, |number| number.to_string())?;
+                let max: u64 = Self::MAX.into();
+                let (min, max) = bounds.map_or((0, max), |(min, bound)| (min, max.min(bound)));
+                let number: i128 =
+                    text.parse().map_err(|_| format!("{text:?} is no whole number"))?;
                 Self::try_from(number)
-                    .map_err(|_| format!("{number} is more than {}", Self::MAX))
+                    .ok()
+                    .filter(|number| (min..=max).contains(&(*number).into()))
+                    .ok_or_else(|| format!("{number} is not within {min} to {max}"))
             }
 
             fn text(&self) -> String {
@@ -336,9 +343,9 @@ macro_rules! numbers {
 numbers!(u16, u32, u64);
 
 macro_rules! choices {
-    ($($choice:ty),+) => {$(
+    ($($choice:ty, $placeholder:literal;)+) => {$(
         impl Kind for $choice {
-            const PLACEHOLDER: &'static str = "CHOICE";
+            const PLACEHOLDER: &'static str = $placeholder;
 
             fn allowed(_: Option<Bounds>) -> String {
                 let all: Vec<String> =
@@ -350,10 +357,9 @@ macro_rules! choices {
                 let found = Self::ALL.iter().find(|choice| choice.as_str() == text);
                 found.copied().ok_or_else(|| {
                     let all = Self::ALL.iter().map(|choice| choice.as_str());
-                    match super::suggest::closest(text, all) {
-                        Some(choice) => format!("{text:?} is unknown: \"{choice}\" is meant, perhaps"),
-                        None => format!("{text:?} is unknown"),
-                    }
+                    let hint = super::suggest::closest(text, all)
+                        .map(|choice| format!(": \"{choice}\" is meant, perhaps"));
+                    format!("{text:?} is unknown{}", hint.unwrap_or_default())
                 })
             }
 
@@ -364,10 +370,17 @@ macro_rules! choices {
     )+};
 }
 
-choices!(Auth, Format);
-choices!(hapax_core::Guarantee, hapax_core::Order, hapax_core::DedupScope);
-choices!(hapax_core::UndatedKeys, hapax_core::OnDead, hapax_core::OnGroupDead);
-choices!(hapax_core::OnLost);
+choices! {
+    Auth, "off|tokens";
+    Format, "text|json";
+    hapax_core::Guarantee, "CHOICE";
+    hapax_core::Order, "CHOICE";
+    hapax_core::DedupScope, "CHOICE";
+    hapax_core::UndatedKeys, "CHOICE";
+    hapax_core::OnDead, "CHOICE";
+    hapax_core::OnGroupDead, "CHOICE";
+    hapax_core::OnLost, "CHOICE";
+}
 
 /// The digits in front and what follows them.
 fn split_unit(text: &str) -> (Option<u64>, &str) {
@@ -397,14 +410,19 @@ fn exactly<'a>(
     mut largest_first: impl Iterator<Item = &'a (&'a str, u64)>,
     smallest: &str,
 ) -> String {
-    match largest_first.find(|(_, scale)| number >= *scale && number % scale == 0) {
+    match largest_first.find(|(_, scale)| number >= *scale && number.is_multiple_of(*scale)) {
         Some((unit, scale)) => format!("{}{unit}", number / scale),
         None => format!("{number}{smallest}"),
     }
 }
 
 fn between(bounds: Option<Bounds>, show: impl Fn(u64) -> String) -> String {
-    bounds.map_or_else(String::new, |(min, max)| format!(", from {} to {}", show(min), show(max)))
+    match bounds {
+        // Beyond it there is no limit at all, and nobody gets there.
+        Some((min, limits::COUNT_MAX)) => format!(", at least {}", show(min)),
+        Some((min, max)) => format!(", from {} to {}", show(min), show(max)),
+        None => String::new(),
+    }
 }
 
 fn within(
@@ -499,9 +517,11 @@ mod tests {
         reads("true", true);
         reads("off", None::<PathBuf>);
         reads("a/b", Some(PathBuf::from("a/b")));
-        refuses::<u16>("70000", "70000 is more than 65535");
-        refuses::<u32>("0", "0 is not within 1 to");
-        refuses::<u32>("-3", "is no whole number");
+        refuses::<u16>("70000", "70000 is not within 1 to 65535");
+        refuses::<u32>("0", "0 is not within 1 to 1073741824");
+        refuses::<u64>("-3", "-3 is not within 1 to");
+        refuses::<u64>("99999999999999999999", "99999999999999999999 is not within 1 to");
+        refuses::<u32>("3x", "is no whole number");
         refuses::<bool>("maybe", "neither true nor false");
         refuses::<PathBuf>("", "empty");
     }

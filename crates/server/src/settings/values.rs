@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hapax_core::limits;
 
-use super::entry::table;
+use super::entry::{Entry, table};
 use super::kind::{Auth, Bytes, Endpoint};
 use crate::log::{Filter, Format};
 
@@ -42,8 +42,8 @@ table! {
         allow_no_auth: bool = false;
         /// Listen beyond loopback without TLS: whoever sees the traffic can read bodies and tokens.
         allow_no_tls: bool = false;
-        /// The certificate chain of the broker, in PEM. It turns TLS on and needs `tls_key`. The
-        /// files are read again when they change.
+        /// The certificate chain of the broker, in PEM. It turns TLS on and needs `tls_key`.
+        /// Renewed files are taken without a restart.
         tls_cert: Option<PathBuf> = None;
         /// The private key of the certificate, in PEM.
         tls_key: Option<PathBuf> = None;
@@ -59,10 +59,10 @@ table! {
         /// Where to send OpenTelemetry spans of requests, by OTLP over gRPC. The variables of
         /// OpenTelemetry's exporter, such as OTEL_EXPORTER_OTLP_HEADERS, are honoured.
         otlp_endpoint: Option<Endpoint> = None;
-        /// Connections at once, of all doors. More than that wait to be accepted.
+        /// Connections at once, of all doors together.
         max_connections: u32 = 4096, within (1, 1_000_000);
-        /// Bytes of requests that are being read or decided at once. Requests beyond that wait,
-        /// and are refused as retryable when they waited too long.
+        /// Bytes of requests that are being read or decided at once, of all doors together. What
+        /// is beyond that waits, or is refused as retryable.
         request_bytes: Bytes = Bytes::mebi(64), within (REQUEST_BYTES_MIN, TEBIBYTE);
         /// How long a stopping broker waits for what is in flight before it ends anyway. Nothing
         /// that was confirmed is lost then.
@@ -84,10 +84,20 @@ table! {
     }
 }
 
+impl Entry<Values> {
+    /// The default, for help and reference. A quote goes around what can be written.
+    pub(super) fn default_in_words(&self, quote: &str) -> String {
+        match self.name {
+            "config" => format!("{quote}hapax.toml{quote}, if it is there"),
+            _ => format!("{quote}{}{quote}", (self.text)(&Values::default())),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::entry::{Entry, Plain};
+    use crate::settings::entry::Plain;
 
     fn entry(name: &str) -> &'static Entry<Values> {
         Values::TABLE.iter().find(|entry| entry.name == name).unwrap()

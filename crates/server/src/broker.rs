@@ -1,0 +1,224 @@
+//! The broker put together: data, engine, service, doors, port; and taken apart in order.
+//!
+//! A stop goes the same way back: no more leases, connections finish what they have, the writers
+//! write down everything, and then the process may end. What takes too long is cut; nothing that
+//! was confirmed is lost by that.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hapax_core::Configure;
+use tokio::task::JoinSet;
+
+use crate::auth::{self, Auth, Tokens};
+use crate::engine::{self, Data, Engine, Stopped};
+use crate::listen::{BindError, Limits, Listener, Tls, TlsError, TlsFiles};
+use crate::metrics::Metrics;
+use crate::service::{self, Ceiling, Service};
+use crate::settings::{self, Settings};
+use crate::tenants::{self, Tenants};
+use crate::{doors, log};
+
+/// Of the time for a stop, what connections get; the rest is for the writers.
+const DRAIN_SHARE: f64 = 0.6;
+
+/// A broker that is ready, with nobody served yet.
+#[derive(Debug)]
+pub struct Broker {
+    service: Service,
+    listener: Listener,
+    limits: Limits,
+    tokens: Option<Arc<Tokens>>,
+}
+
+/// Why a broker cannot start, or had to end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error(transparent)]
+    Settings(#[from] settings::Mistakes),
+    #[error(transparent)]
+    Data(#[from] engine::Error),
+    #[error(transparent)]
+    Tokens(#[from] auth::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error("the queue {queue} of the settings cannot be made: {why}")]
+    Queue { queue: String, why: String },
+    #[error(
+        "{0}; nothing more was confirmed. Start the broker again: it recovers from what is on disk"
+    )]
+    Failed(Stopped),
+    #[error("a task of the broker was lost: {0}")]
+    Lost(#[from] tokio::task::JoinError),
+}
+
+impl Broker {
+    /// Opens the data, makes the queues of the settings, and opens the port.
+    pub async fn start(settings: &Settings, log: Option<log::Handle>) -> Result<Self, Error> {
+        settings.check()?;
+        let tls = tls(settings)?;
+        // The port first: recovery is long, and a second broker by mistake is found at once.
+        let listener = Listener::bind(settings.listen, tls).await?;
+        let metrics = Metrics::default();
+        let engine = open(settings, &metrics).await?;
+        let (auth, tokens) = match settings.auth {
+            settings::Auth::Off => (Auth::off(), None),
+            settings::Auth::Tokens => {
+                let tokens = Arc::new(Tokens::open(engine.data().path())?);
+                if tokens.is_empty() {
+                    tracing::warn!(
+                        "there are no tokens, so nobody can come in: make one with \
+                         `hapax token create`"
+                    );
+                }
+                (Auth::Tokens(Arc::clone(&tokens)), Some(tokens))
+            }
+        };
+        declare(&engine, settings).await?;
+        let options = service::Options {
+            auth,
+            tenants: tenants(settings),
+            ceilings: ceilings(settings),
+            metrics,
+            log,
+            budget_bytes: usize::try_from(settings.request_bytes.0).unwrap_or(usize::MAX),
+        };
+        let service = Service::new(engine, options);
+        service.metrics().watch_port(listener.stats());
+        let limits = Limits {
+            connections_max: settings.max_connections as usize,
+            drain: settings.stop_timeout.mul_f64(DRAIN_SHARE),
+            ..Limits::default()
+        };
+        Ok(Self { service, listener, limits, tokens })
+    }
+
+    /// Where it listens; tells the port that was chosen for port 0.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    pub fn is_encrypted(&self) -> bool {
+        self.listener.is_encrypted()
+    }
+
+    pub fn service(&self) -> &Service {
+        &self.service
+    }
+
+    /// Serves until `shutdown` is ready or a partition cannot go on, and stops in order.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let engine = self.service.engine().clone();
+        let doors = doors::routes(&self.service);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(housekeep(self.service.clone()));
+        if let Some(tokens) = self.tokens {
+            tasks.spawn(tokens.follow());
+        }
+        tell_manager(&[sd_notify::NotifyState::Ready]);
+        let failed = engine.clone();
+        let mut failure = None;
+        let until = async {
+            tokio::select! {
+                () = shutdown => {}
+                why = failed.failed() => failure = Some(why),
+            }
+            tell_manager(&[sd_notify::NotifyState::Stopping]);
+            tracing::info!("stopping: no more leases, what is in flight is finished");
+            failed.drain();
+        };
+        self.listener.run(doors, self.limits, until).await;
+        tasks.shutdown().await;
+        let stopping = engine.clone();
+        tokio::task::spawn_blocking(move || stopping.stop()).await?;
+        match failure {
+            Some(why) => Err(Error::Failed(why)),
+            None => {
+                tracing::info!("stopped; everything is written down");
+                Ok(())
+            }
+        }
+    }
+}
+
+async fn open(settings: &Settings, metrics: &Metrics) -> Result<Engine, Error> {
+    let options = engine::Options {
+        partitions: settings.partitions,
+        memory_bytes: usize::try_from(settings.memory_bytes.0).unwrap_or(usize::MAX),
+    };
+    let (path, metrics) = (settings.data.clone(), metrics.clone());
+    let opened = tokio::task::spawn_blocking(move || {
+        let started = Instant::now();
+        let data = Data::open(&path, options.partitions)?;
+        let engine = Engine::open(data, options, Box::new(move |_, beat| metrics.beat(beat)))?;
+        let took_ms = started.elapsed().as_millis() as u64;
+        tracing::info!(data = %path.display(), took_ms, "the data is open");
+        Ok::<_, engine::Error>(engine)
+    });
+    Ok(opened.await??)
+}
+
+/// Makes or changes the queues that the settings name.
+async fn declare(engine: &Engine, settings: &Settings) -> Result<(), Error> {
+    for declared in &settings.queues {
+        let queue = declared.name.clone();
+        let name = queue.queue.to_string();
+        let configure = Configure { queue, config: declared.config.clone(), if_version: None };
+        let told = engine.configure(configure).await.map_err(Error::Failed)?;
+        told.map_err(|refusal| Error::Queue { queue: name, why: refusal.to_string() })?;
+    }
+    Ok(())
+}
+
+fn tls(settings: &Settings) -> Result<Option<Tls>, TlsError> {
+    let (Some(certificate), Some(key)) = (&settings.tls_cert, &settings.tls_key) else {
+        return Ok(None);
+    };
+    let files = TlsFiles {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        client_ca: settings.tls_client_ca.clone(),
+    };
+    Tls::load(files).map(Some)
+}
+
+fn tenants(settings: &Settings) -> Tenants {
+    let given = settings.tenants.iter().map(|(name, tenant)| {
+        let limits = tenants::Limits {
+            sends_per_s: tenant.limits.sends_per_s.map(u64::from),
+            max_queues: tenant.limits.max_queues.map(u64::from),
+        };
+        (name.as_str().into(), limits)
+    });
+    Tenants::new(tenants::Limits::default(), given.collect(), Instant::now())
+}
+
+fn ceilings(settings: &Settings) -> BTreeMap<Box<str>, Ceiling> {
+    let ceilings = settings.tenants.iter().map(|(name, tenant)| {
+        let max_bytes = tenant.limits.max_bytes.map(|bytes| bytes.0);
+        (name.as_str().into(), Ceiling { max_messages: tenant.limits.max_messages, max_bytes })
+    });
+    ceilings.collect()
+}
+
+/// What is looked at every second.
+async fn housekeep(service: Service) {
+    let mut every = tokio::time::interval(Duration::from_secs(1));
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        service.weigh_tenants().await;
+    }
+}
+
+/// Tells systemd, where it started us.
+fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::debug!(%error, "the service manager cannot be told");
+    }
+}

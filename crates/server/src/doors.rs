@@ -1,0 +1,14 @@
+//! The doors: bytes become calls of the [`Service`](crate::service::Service), and its answers
+//! become bytes. No rule of a queue is here.
+
+pub mod config;
+pub mod grpc;
+pub mod http;
+
+use crate::service::Service;
+
+/// Every door on one router: they are told apart by their paths.
+pub fn routes(service: &Service) -> axum::Router {
+    // What neither knows is answered by HTTP, which tells gRPC calls apart.
+    http::router(service.clone()).merge(grpc::routes(service.clone()).reset_fallback())
+}

@@ -1,0 +1,133 @@
+//! The gRPC door: two streams for speed, unary calls for the rest.
+//!
+//! Bytes to commands and outcomes to bytes, no rules. Refusals of a whole call are statuses with
+//! the code in their metadata; what concerns one message or one settle is an answer in its place.
+
+mod codec;
+mod convert;
+mod intake;
+mod outbox;
+mod send;
+mod status;
+mod unary;
+mod work;
+
+use std::future::{Ready, ready};
+use std::sync::Arc;
+
+use axum::extract::Request as HttpRequest;
+use axum::routing::post;
+use bytes::Bytes;
+use futures_util::Stream;
+use hapax_wire::proto;
+use hapax_wire::proto::hapax_server::HapaxServer;
+use tonic::server::{Grpc, StreamingService};
+use tonic::service::Routes;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::auth::Principal;
+use crate::problem::Problem;
+use crate::service::Service;
+use send::SendStream;
+use status::status;
+use work::WorkStream;
+
+/// A frame up: the largest message, with its headers.
+const FRAME_BYTES_MAX: usize = 16 * 1_024 * 1_024 + 64 * 1_024;
+const SEND: &str = "/hapax.v1.Hapax/Send";
+const WORK: &str = "/hapax.v1.Hapax/Work";
+
+/// Every gRPC service of the broker: its own, health and reflection.
+pub fn routes(service: Service) -> axum::Router {
+    let (health, healthy) = tonic_health::server::health_reporter();
+    tokio::spawn(report(health, service.clone()));
+    let sends = Opener { service: service.clone(), open: SendStream::new };
+    let works = Opener { service: service.clone(), open: WorkStream::new };
+    let door = HapaxServer::new(Door { service })
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .max_encoding_message_size(usize::MAX);
+    let mut routes = Routes::builder();
+    routes.add_service(door).add_service(healthy);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
+        routes.add_service(v1).add_service(v1alpha);
+    }
+    // More exact than the route of the service, so that they come first.
+    let streams = axum::Router::new()
+        .route(SEND, post(move |request: HttpRequest| serve(sends.clone(), request)))
+        .route(WORK, post(move |request: HttpRequest| serve(works.clone(), request)));
+    routes.routes().into_axum_router().merge(streams)
+}
+
+async fn serve<O: StreamingService<Bytes, Response = Vec<u8>> + Send>(
+    opener: O,
+    request: HttpRequest,
+) -> http::Response<tonic::body::Body>
+where
+    O::ResponseStream: Send + 'static,
+{
+    let mut grpc = Grpc::new(codec::Raw)
+        .max_decoding_message_size(FRAME_BYTES_MAX)
+        .max_encoding_message_size(usize::MAX);
+    grpc.streaming(opener, request).await
+}
+
+/// Opens streams for callers whose token is good.
+#[derive(Clone)]
+struct Opener<O> {
+    service: Service,
+    open: O,
+}
+
+impl<O, S> StreamingService<Bytes> for Opener<O>
+where
+    O: Fn(Service, Arc<Principal>, Streaming<Bytes>) -> S,
+    S: Stream<Item = Result<Vec<u8>, Status>>,
+{
+    type Response = Vec<u8>;
+    type ResponseStream = S;
+    type Future = Ready<Result<Response<S>, Status>>;
+
+    fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
+        let opened = principal(&self.service, &request).map(|principal| {
+            Response::new((self.open)(self.service.clone(), principal, request.into_inner()))
+        });
+        ready(opened.map_err(|problem| status(&problem)))
+    }
+}
+
+/// Says what health checks get to hear, as long as the broker runs.
+async fn report(health: tonic_health::server::HealthReporter, service: Service) {
+    use tonic_health::ServingStatus::{NotServing, Serving};
+    let engine = service.engine().clone();
+    drop(service);
+    for status in [Serving, NotServing] {
+        health.set_service_status("", status).await;
+        health.set_service_status("hapax.v1.Hapax", status).await;
+        tokio::select! {
+            () = engine.draining() => {}
+            _ = engine.failed() => {}
+        }
+    }
+}
+
+/// The broker behind the generated trait.
+#[derive(Debug)]
+struct Door {
+    service: Service,
+}
+
+impl Door {
+    fn principal<T>(&self, request: &Request<T>) -> Result<Arc<Principal>, Problem> {
+        principal(&self.service, request)
+    }
+}
+
+fn principal<T>(service: &Service, request: &Request<T>) -> Result<Arc<Principal>, Problem> {
+    let value = request.metadata().get("authorization");
+    service.authenticate(value.map(|value| value.as_bytes()))
+}

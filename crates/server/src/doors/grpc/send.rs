@@ -1,0 +1,265 @@
+//! The Send stream: frames of messages up, frames of answers down.
+//!
+//! One task does both. It takes every frame that is there, hands all of their messages over as one
+//! list, and gives down whatever answers are there. While the caller does not take its answers,
+//! the task is not asked for more, and so reads no more: a stalled caller costs what it has in
+//! flight, which is bounded, and no more.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use hapax_core::{Answer, Send};
+use hapax_wire::{Code, lean, proto};
+use tokio::sync::OwnedSemaphorePermit;
+use tonic::{Status, Streaming};
+
+use super::convert;
+use super::intake::{Admitted, Intake};
+use super::outbox::Outbox;
+use super::status::{malformed, status, stopping};
+use crate::auth::{Action, Principal};
+use crate::problem::Problem;
+use crate::service::{Permit, Service};
+
+/// Messages of one stream that wait for their answers, and their bytes: more are not read.
+const UNANSWERED_MAX: usize = 16_384;
+const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+/// Messages handed over at once.
+const GATHERED_MAX: usize = 4_096;
+/// A frame down is about this large; one that says more has a single answer.
+const FRAME_BYTES: usize = 32 * 1_024;
+
+type Draining = Pin<Box<dyn Future<Output = ()> + std::marker::Send>>;
+
+pub(super) struct SendStream {
+    service: Service,
+    principal: Arc<Principal>,
+    intake: Intake,
+    /// Ready when the broker stops: then no more is read.
+    draining: Draining,
+    is_stopping: bool,
+    /// Of the frame before: most streams are for one queue.
+    permit: Option<Permit>,
+    outbox: Outbox<Part>,
+    /// What the writers said, and where the next frame goes on in it.
+    parts: VecDeque<Part>,
+    arrived: Vec<Part>,
+    /// Refusals that no writer was asked about, encoded.
+    refusals: Vec<u8>,
+    unanswered: usize,
+    unanswered_bytes: usize,
+    /// How many messages the last list had: the next one has as many.
+    room: usize,
+}
+
+/// Answers of one partition to one list.
+struct Part {
+    numbers: std::vec::IntoIter<u64>,
+    answers: Result<std::vec::IntoIter<Answer>, Problem>,
+    /// How many bytes each message counts for.
+    each_bytes: usize,
+}
+
+impl SendStream {
+    pub(super) fn new(
+        service: Service,
+        principal: Arc<Principal>,
+        frames: Streaming<Bytes>,
+    ) -> Self {
+        Self {
+            intake: Intake::new(service.clone(), frames),
+            draining: Box::pin(service.engine().draining()),
+            is_stopping: false,
+            service,
+            principal,
+            permit: None,
+            outbox: Outbox::default(),
+            parts: VecDeque::new(),
+            arrived: Vec::new(),
+            refusals: Vec::new(),
+            unanswered: 0,
+            unanswered_bytes: 0,
+            room: 0,
+        }
+    }
+
+    /// Takes the frames that are there and hands their messages over.
+    fn take(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
+        if !self.is_stopping && self.draining.as_mut().poll(context).is_ready() {
+            self.is_stopping = true;
+            self.intake.end();
+        }
+        let mut list = List::default();
+        while self.unanswered + list.sends.len() < UNANSWERED_MAX
+            && self.unanswered_bytes + list.bytes < UNANSWERED_BYTES_MAX
+            && self.refusals.len() < FRAME_BYTES
+        {
+            let Poll::Ready(next) = self.intake.poll(context) else { break };
+            let Some(frame) = next? else { break };
+            self.read(frame, &mut list)?;
+            if list.sends.len() >= GATHERED_MAX {
+                self.hand_over(&mut list);
+            }
+        }
+        self.hand_over(&mut list);
+        Ok(())
+    }
+
+    fn read(&mut self, (bytes, memory): Admitted, list: &mut List) -> Result<(), Status> {
+        let mut frame = lean::Frame::read(&bytes).map_err(malformed)?;
+        let permit = match self.permit_for(frame.queue) {
+            Ok(permit) => permit,
+            Err(problem) => {
+                while let Some(message) = frame.next().map_err(malformed)? {
+                    self.refuse(message.reference, &problem);
+                }
+                return Ok(());
+            }
+        };
+        if list.permit.as_ref().is_some_and(|before| before.queue() != permit.queue()) {
+            self.hand_over(list);
+        }
+        if list.sends.capacity() == 0 {
+            list.sends.reserve(self.room);
+        }
+        while let Some(message) = frame.next().map_err(malformed)? {
+            match convert::message(permit.queue(), &message) {
+                Ok(send) => list.sends.push((message.reference, send)),
+                Err(problem) => self.refuse(message.reference, &problem),
+            }
+        }
+        list.permit = Some(permit);
+        list.bytes += bytes.len();
+        list.memory.push(memory);
+        Ok(())
+    }
+
+    fn permit_for(&mut self, queue: &str) -> Result<Permit, Problem> {
+        if !self.service.is_current(&self.principal) {
+            return Err(Problem::new(Code::Unauthorized, "the token was revoked"));
+        }
+        if let Some(permit) = self.permit.as_ref().filter(|known| *known.queue().queue == *queue) {
+            return Ok(permit.clone());
+        }
+        let permit = self.service.authorise(&self.principal, Action::Send, queue)?;
+        self.permit = Some(permit.clone());
+        Ok(permit)
+    }
+
+    fn refuse(&mut self, number: u64, problem: &Problem) {
+        put_refusal(&mut self.refusals, number, problem);
+    }
+
+    fn hand_over(&mut self, list: &mut List) {
+        let List { permit, sends, bytes, memory } = std::mem::take(list);
+        let (Some(permit), false) = (permit, sends.is_empty()) else { return };
+        let count = sends.len();
+        let each_bytes = bytes.div_ceil(count);
+        let outbox = self.outbox.clone();
+        // Memory is given back when everything that was handed over is answered.
+        let memory = Arc::new(memory);
+        let reply = move |numbers: Vec<u64>, answers: Result<Vec<Answer>, Problem>| {
+            let _until_now = &memory;
+            let (numbers, answers) = (numbers.into_iter(), answers.map(Vec::into_iter));
+            outbox.push(Part { numbers, answers, each_bytes });
+        };
+        match self.service.send_parts(&permit, sends, reply) {
+            Ok(()) => {
+                self.unanswered += count;
+                self.unanswered_bytes += count * each_bytes;
+                self.room = count;
+            }
+            Err((numbers, problem)) => {
+                numbers.into_iter().for_each(|number| self.refuse(number, &problem));
+            }
+        }
+    }
+
+    /// Takes over what the writers said.
+    fn collect(&mut self, context: &Context<'_>) {
+        self.outbox.swap(&mut self.arrived, context.waker());
+        for part in self.arrived.drain(..) {
+            let count = part.numbers.len();
+            self.unanswered = self.unanswered.saturating_sub(count);
+            self.unanswered_bytes = self.unanswered_bytes.saturating_sub(count * part.each_bytes);
+            self.parts.push_back(part);
+        }
+    }
+
+    /// The next frame down, if there is anything to say.
+    fn reply(&mut self) -> Option<Vec<u8>> {
+        let mut frame = std::mem::take(&mut self.refusals);
+        while frame.len() < FRAME_BYTES
+            && let Some(part) = self.parts.front_mut()
+        {
+            frame.reserve(FRAME_BYTES + FRAME_BYTES / 4);
+            part.put(&mut frame);
+            if part.numbers.as_slice().is_empty() {
+                self.parts.pop_front();
+            }
+        }
+        (!frame.is_empty()).then_some(frame)
+    }
+}
+
+impl Part {
+    /// Encodes answers until the frame is full.
+    fn put(&mut self, frame: &mut Vec<u8>) {
+        while frame.len() < FRAME_BYTES
+            && let Some(number) = self.numbers.next()
+        {
+            match &mut self.answers {
+                Ok(answers) => match answers.next() {
+                    Some(answer) => convert::put_answer(frame, number, answer),
+                    None => debug_assert!(false, "every message has an answer"),
+                },
+                Err(problem) => put_refusal(frame, number, problem),
+            }
+        }
+    }
+}
+
+fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
+    let answer = proto::Answer { r#ref: number, ..convert::error(problem) };
+    lean::put_nested(frame, lean::ANSWER, &answer);
+}
+
+/// Messages of one queue that were read and not yet handed over.
+#[derive(Default)]
+struct List {
+    permit: Option<Permit>,
+    sends: Vec<(u64, Send)>,
+    bytes: usize,
+    memory: Vec<OwnedSemaphorePermit>,
+}
+
+impl Stream for SendStream {
+    type Item = Result<Vec<u8>, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let stream = self.get_mut();
+        // What is left of the last answers first: until they are taken no more is read.
+        if let Some(frame) = stream.reply() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if let Err(status) = stream.take(context) {
+            return Poll::Ready(Some(Err(status)));
+        }
+        stream.collect(context);
+        if let Some(frame) = stream.reply() {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if !stream.intake.is_ended() || stream.unanswered > 0 {
+            return Poll::Pending;
+        }
+        if std::mem::take(&mut stream.is_stopping) {
+            return Poll::Ready(Some(Err(status(&stopping()))));
+        }
+        Poll::Ready(None)
+    }
+}

@@ -1,0 +1,36 @@
+//! Refusals of a whole call.
+
+use hapax_wire::Code;
+use hapax_wire::lean::Malformed;
+use tonic::Status;
+use tonic::metadata::MetadataValue;
+
+use crate::problem::Problem;
+
+/// The code for programs travels as metadata: `hapax-code`, and `hapax-retry-after-ms`.
+pub(super) fn status(problem: &Problem) -> Status {
+    let mut status = Status::new(problem.code.grpc(), problem.detail.clone());
+    let metadata = status.metadata_mut();
+    if let Ok(code) = MetadataValue::try_from(problem.code.as_str()) {
+        metadata.insert("hapax-code", code);
+    }
+    if let Some(ms) = problem.retry_after_ms {
+        metadata.insert("hapax-retry-after-ms", MetadataValue::from(ms));
+    }
+    status
+}
+
+/// The caller broke the protocol of a stream.
+pub(super) fn misuse(detail: &str) -> Status {
+    status(&Problem::invalid(detail))
+}
+
+/// The caller speaks another protocol.
+pub(super) fn malformed(malformed: Malformed) -> Status {
+    misuse(&malformed.to_string())
+}
+
+/// A stream that ends because the broker does: what is unanswered is for the next connection.
+pub(super) fn stopping() -> Problem {
+    Problem::new(Code::Unavailable, "the broker stops; connect again and send what has no answer")
+}

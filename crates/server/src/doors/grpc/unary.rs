@@ -1,0 +1,541 @@
+//! The calls of the door, one after the other.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::Stream;
+use hapax_core::{
+    Answer, Browse, Claim, Content, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
+    Time,
+};
+use hapax_wire::proto::hapax_server::Hapax;
+use hapax_wire::{Code, proto};
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::Door;
+use super::convert::{self, some};
+use super::status::status;
+use crate::auth::{Action, Principal};
+use crate::doors::config;
+use crate::engine::Cursor;
+use crate::problem::Problem;
+use crate::service::{Change, Opened, Permit, Queue, Service};
+
+/// As with a batch of HTTP.
+const BATCH_MAX: usize = 1_000;
+
+type Told<T> = Result<Response<T>, Status>;
+type NoSends = futures_util::stream::Empty<Result<proto::SendReply, Status>>;
+type NoWork = futures_util::stream::Empty<Result<proto::WorkReply, Status>>;
+
+/// No route leads there.
+fn elsewhere() -> Status {
+    Status::unimplemented("the streams are served by routes of their own")
+}
+
+impl Door {
+    /// Authenticates, authorises, and runs a call; a refusal becomes a status.
+    async fn with<T, R, F: Future<Output = Result<R, Problem>>>(
+        &self,
+        request: Request<T>,
+        action: Action,
+        queue: impl FnOnce(&T) -> &str,
+        call: impl FnOnce(Service, Permit, T) -> F,
+    ) -> Told<R> {
+        let told = async {
+            let principal = self.principal(&request)?;
+            let message = request.into_inner();
+            let permit = self.service.authorise(&principal, action, queue(&message))?;
+            call(self.service.clone(), permit, message).await
+        };
+        told.await.map(Response::new).map_err(|problem| status(&problem))
+    }
+
+    async fn change(
+        &self,
+        request: Request<proto::QueueRequest>,
+        change: Change,
+    ) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, _| {
+                service.change(&permit, change).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+}
+
+#[tonic::async_trait]
+impl Hapax for Door {
+    type SendStream = NoSends;
+    type WorkStream = NoWork;
+    type BackupStream = Progress;
+
+    // The two streams have routes of their own, on which frames are read as they are.
+
+    async fn send(&self, _: Request<Streaming<proto::SendFrame>>) -> Told<NoSends> {
+        Err(elsewhere())
+    }
+
+    async fn work(&self, _: Request<Streaming<proto::WorkFrame>>) -> Told<NoWork> {
+        Err(elsewhere())
+    }
+
+    async fn send_batch(&self, request: Request<proto::SendFrame>) -> Told<proto::SendReply> {
+        self.with(request, Action::Send, |it| &it.queue, send_batch).await
+    }
+
+    async fn receive(&self, request: Request<proto::ReceiveRequest>) -> Told<proto::ReceiveReply> {
+        self.with(request, Action::Work, |it| &it.queue, receive).await
+    }
+
+    async fn settle(&self, request: Request<proto::SettleRequest>) -> Told<proto::SettleReply> {
+        let principal = self.principal(&request).map_err(|problem| status(&problem))?;
+        self.with(
+            request,
+            Action::Work,
+            |it| &it.queue,
+            async move |service, permit, it| settle(&service, &principal, &permit, it).await,
+        )
+        .await
+    }
+
+    async fn claim(&self, request: Request<proto::ClaimRequest>) -> Told<proto::ClaimReply> {
+        self.with(request, Action::Claim, |it| &it.queue, claim).await
+    }
+
+    async fn get_key(&self, request: Request<proto::GetKeyRequest>) -> Told<proto::Key> {
+        self.with(
+            request,
+            Action::Look,
+            |it| queue_of(&it.key),
+            async move |service, permit, it| {
+                let key = it.key.unwrap_or_default();
+                let name = service.key_name(&permit, &key.key, some(&key.group));
+                let wait = Duration::from_millis(it.wait_ms);
+                Ok(convert::key(service.look(&permit, name, wait).await?))
+            },
+        )
+        .await
+    }
+
+    async fn forget_key(&self, request: Request<proto::KeyRequest>) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                let name = service.key_name(&permit, &it.key, some(&it.group));
+                service.forget(&permit, name).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+
+    async fn discard_key(&self, request: Request<proto::KeyRequest>) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                let name = service.key_name(&permit, &it.key, some(&it.group));
+                service.discard(&permit, name).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+
+    async fn replay_key(&self, request: Request<proto::ReplayRequest>) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| queue_of(&it.key),
+            async move |service, permit, it| {
+                let key = it.key.unwrap_or_default();
+                let name = service.key_name(&permit, &key.key, some(&key.group));
+                let content = it.message.as_ref().map(|message| {
+                    let sent = convert::message(permit.queue(), &convert::view(message))?;
+                    Ok::<_, Problem>((sent.content, sent.fingerprint))
+                });
+                service.replay(&permit, name, content.transpose()?).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+
+    async fn resolve_key(&self, request: Request<proto::ResolveRequest>) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| queue_of(&it.key),
+            async move |service, permit, it| {
+                use proto::resolve_request::Resolution as Said;
+                let key = it.key.unwrap_or_default();
+                let name = service.key_name(&permit, &key.key, some(&key.group));
+                let resolution = match it.resolution {
+                    Some(Said::Done(done)) => Resolution::Done(done.result.map(convert::blob)),
+                    Some(Said::Retry(_)) => Resolution::Retry,
+                    None => return Err(Problem::invalid("resolve as done, or to be tried again")),
+                };
+                service.resolve(&permit, name, resolution).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+
+    async fn browse(&self, request: Request<proto::BrowseRequest>) -> Told<proto::BrowseReply> {
+        self.with(request, Action::Look, |it| &it.queue, browse).await
+    }
+
+    async fn redrive(
+        &self,
+        request: Request<proto::RedriveRequest>,
+    ) -> Told<proto::RedriveProgress> {
+        self.with(request, Action::Admin, |it| &it.queue, redrive).await
+    }
+
+    async fn get_redrive(
+        &self,
+        request: Request<proto::GetRedriveRequest>,
+    ) -> Told<proto::RedriveProgress> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                Ok(progress(service.redrive_progress(&permit, &it.id).await?))
+            },
+        )
+        .await
+    }
+
+    async fn put_queue(&self, request: Request<proto::PutQueueRequest>) -> Told<proto::Queue> {
+        self.with(
+            request,
+            Action::Create,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                let config = config::read(it.config_json.as_bytes())?;
+                let if_match = some(&it.if_match);
+                let (queue, created) = service.configure(&permit, config, if_match).await?;
+                Ok(proto::Queue { created, ..shown(&queue)? })
+            },
+        )
+        .await
+    }
+
+    async fn get_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Queue> {
+        self.with(
+            request,
+            Action::Look,
+            |it| &it.queue,
+            async move |service, permit, _| shown(&service.show(&permit).await?),
+        )
+        .await
+    }
+
+    async fn list_queues(
+        &self,
+        request: Request<proto::ListQueuesRequest>,
+    ) -> Told<proto::ListQueuesReply> {
+        let told = async {
+            let principal = self.principal(&request)?;
+            let queues = self.service.list(&principal).await?;
+            let queues: Result<Vec<_>, Problem> = queues.iter().map(shown).collect();
+            Ok(Response::new(proto::ListQueuesReply { queues: queues? }))
+        };
+        told.await.map_err(|problem: Problem| status(&problem))
+    }
+
+    async fn delete_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, _| {
+                service.delete(&permit).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+
+    async fn pause_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Empty> {
+        self.change(request, Change::Pause).await
+    }
+
+    async fn resume_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Empty> {
+        self.change(request, Change::Resume).await
+    }
+
+    async fn purge_queue(&self, request: Request<proto::PurgeRequest>) -> Told<proto::Empty> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                service.change(&permit, Change::Purge { keys: it.keys }).await?;
+                Ok(proto::Empty {})
+            },
+        )
+        .await
+    }
+
+    async fn backup(&self, request: Request<proto::BackupRequest>) -> Told<Progress> {
+        let principal = self.principal(&request).map_err(|problem| status(&problem))?;
+        self.service.operate(&principal).map_err(|problem| status(&problem))?;
+        let target = PathBuf::from(request.into_inner().directory);
+        if !target.is_absolute() {
+            let detail = "name an absolute directory on the broker's machine";
+            return Err(status(&Problem::invalid(detail)));
+        }
+        Ok(Response::new(back_up(self.service.clone(), target)))
+    }
+
+    async fn set_log(&self, request: Request<proto::SetLogRequest>) -> Told<proto::Empty> {
+        let told = self.principal(&request).and_then(|principal| {
+            self.service.set_log(&principal, &request.get_ref().filter)?;
+            Ok(Response::new(proto::Empty {}))
+        });
+        told.map_err(|problem| status(&problem))
+    }
+}
+
+/// The queue of a key that a request names.
+fn queue_of(key: &Option<proto::KeyRequest>) -> &str {
+    key.as_ref().map_or("", |key| &key.queue)
+}
+
+async fn send_batch(
+    service: Service,
+    permit: Permit,
+    frame: proto::SendFrame,
+) -> Result<proto::SendReply, Problem> {
+    if frame.messages.len() > BATCH_MAX {
+        let detail = format!("a batch has at most {BATCH_MAX} messages");
+        return Err(Problem::new(Code::TooLarge, detail));
+    }
+    let bytes = frame.messages.iter().map(|message| message.body.len() + 256).sum();
+    let _admitted = service.admit(bytes).await?;
+    let mut refused = Vec::with_capacity(frame.messages.len());
+    let mut sends = Vec::with_capacity(frame.messages.len());
+    for message in &frame.messages {
+        match convert::message(permit.queue(), &convert::view(message)) {
+            Ok(send) => {
+                sends.push(send);
+                refused.push(None);
+            }
+            Err(problem) => refused.push(Some(convert::error(&problem))),
+        }
+    }
+    let answers = service.send(&permit, sends).await?;
+    if answers.contains(&Answer::NoSuchQueue) {
+        return Err(Problem::no_such_queue(&permit.queue().queue));
+    }
+    let mut answers = answers.into_iter();
+    let in_order = refused.into_iter().zip(&frame.messages).map(|(refused, message)| {
+        let answer = refused.or_else(|| answers.next().map(convert::answer));
+        proto::Answer { r#ref: message.r#ref, ..answer.unwrap_or_default() }
+    });
+    Ok(proto::SendReply { answers: in_order.collect() })
+}
+
+async fn receive(
+    service: Service,
+    permit: Permit,
+    it: proto::ReceiveRequest,
+) -> Result<proto::ReceiveReply, Problem> {
+    let receive = Receive {
+        queue: permit.queue().clone(),
+        max: it.max.max(1),
+        lease_ms: it.lease_ms,
+        worker: it.worker.into(),
+        receive_id: some(&it.receive_id).map(Arc::from),
+        several_per_group: it.several_per_group,
+    };
+    let deliveries = service.receive(&permit, receive, Duration::from_millis(it.wait_ms)).await?;
+    let mut messages = Vec::with_capacity(deliveries.len());
+    convert::deliveries(deliveries, |delivery| service.seal(&permit, delivery), &mut messages);
+    Ok(proto::ReceiveReply { messages })
+}
+
+async fn settle(
+    service: &Service,
+    principal: &Principal,
+    permit: &Permit,
+    it: proto::SettleRequest,
+) -> Result<proto::SettleReply, Problem> {
+    let emit_to =
+        |queue: &str| -> Result<QueueName, Problem> { service.may_emit(principal, queue) };
+    let mut refused = Vec::with_capacity(it.items.len());
+    let mut opened: Vec<Opened> = Vec::with_capacity(it.items.len());
+    for item in it.items {
+        let verb = item.verb.ok_or_else(|| Problem::invalid("the settle says nothing"));
+        match verb.and_then(|verb| convert::verb(verb, emit_to)) {
+            Ok(verb) => {
+                opened.push(service.open(permit, &item.lease, verb));
+                refused.push((item.r#ref, None));
+            }
+            Err(problem) => refused.push((item.r#ref, Some(problem))),
+        }
+    }
+    let mut settled = service.settle(permit, opened).await?.into_iter();
+    let answers = refused.into_iter().filter_map(|(number, refused)| match refused {
+        Some(problem) => Some(convert::settle_error(number, &problem)),
+        None => settled.next().map(|answer| convert::settled(number, answer)),
+    });
+    Ok(proto::SettleReply { answers: answers.collect() })
+}
+
+async fn claim(
+    service: Service,
+    permit: Permit,
+    it: proto::ClaimRequest,
+) -> Result<proto::ClaimReply, Problem> {
+    let content_type = some(&it.content_type);
+    let content = Content::builder(&it.key).content_type(content_type).build(b"")?;
+    let fingerprint = match &it.fingerprint {
+        Some(own) => convert::own_fingerprint(own)?,
+        None => Fingerprint::of(&it.body, content_type, None),
+    };
+    let mut claim = Claim::new(permit.queue().clone(), content, fingerprint);
+    claim.lease_ms = it.lease_ms;
+    claim.worker = it.worker.into();
+    claim.issued_at = it.issued_at_ms.map(Time);
+    let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
+    let mut reply = proto::ClaimReply::default();
+    if let (Answer::Fresh { lease, deadline, recovery_points, .. }, Some(sealed)) =
+        (&claimed.answer, claimed.lease)
+    {
+        reply.lease = sealed.to_vec().into();
+        reply.fence = lease.fence.0;
+        reply.deadline_ms = deadline.0;
+        reply.recovery_points = convert::points(recovery_points.clone());
+    }
+    reply.answer = Some(convert::answer(claimed.answer));
+    Ok(reply)
+}
+
+async fn browse(
+    service: Service,
+    permit: Permit,
+    it: proto::BrowseRequest,
+) -> Result<proto::BrowseReply, Problem> {
+    let place = convert::place(it.state())
+        .ok_or_else(|| Problem::invalid("name a state: ready, delayed, leased, parked, dead"))?;
+    let cursor = some(&it.cursor).map(Cursor::parse).transpose()?;
+    let limit = if it.limit == 0 { 100 } else { it.limit as usize };
+    let limit = limit.min(hapax_core::limits::BROWSE_MAX);
+    let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };
+    let page = service.browse(&permit, browse, cursor).await?;
+    Ok(proto::BrowseReply {
+        messages: page.messages.into_iter().map(convert::key).collect(),
+        next: page.next.map(|next| next.to_string()).unwrap_or_default(),
+    })
+}
+
+async fn redrive(
+    service: Service,
+    permit: Permit,
+    it: proto::RedriveRequest,
+) -> Result<proto::RedriveProgress, Problem> {
+    use proto::redrive_request::Select as Said;
+    let select = match it.select {
+        Some(Said::Keys(keys)) => {
+            Select::Keys(keys.keys.iter().map(|key| Arc::from(key.as_str())).collect())
+        }
+        Some(Said::Filter(filter)) => Select::Filter {
+            error_contains: filter.error_contains,
+            group: filter.group,
+            dead_before: filter.dead_before_ms.map(Time),
+        },
+        Some(Said::All(_)) => Select::All,
+        None => return Err(Problem::invalid("say which: keys, a filter, or all")),
+    };
+    let (queue, id) = (permit.queue().clone(), it.id.into());
+    let redrive = Redrive { queue, id, select, dry_run: it.dry_run, per_s: it.per_s };
+    Ok(progress(service.redrive(&permit, redrive).await?))
+}
+
+fn progress(view: hapax_core::RedriveView) -> proto::RedriveProgress {
+    proto::RedriveProgress {
+        id: view.id.to_string(),
+        matched: view.matched,
+        moved: view.moved,
+        done: view.done,
+        dry_run: view.dry_run,
+    }
+}
+
+fn shown(queue: &Queue) -> Result<proto::Queue, Problem> {
+    let view = &queue.view;
+    let config_json = serde_json::to_string(&config::show(&view.config))
+        .map_err(|error| Problem::new(Code::Internal, error.to_string()))?;
+    let stats = &view.stats;
+    Ok(proto::Queue {
+        queue: queue.name.queue.to_string(),
+        config_json,
+        stats: Some(proto::QueueStats {
+            ready: stats.ready,
+            delayed: stats.delayed,
+            leased: stats.leased,
+            parked: stats.parked,
+            dead: stats.dead,
+            keys: stats.keys,
+            oldest_ready_age_ms: queue.oldest_ready_age_ms(),
+            sent_total: stats.sent_total,
+            duplicate_total: stats.duplicate_total,
+            done_total: stats.done_total,
+            failed_total: stats.failed_total,
+            lease_lost_total: stats.lease_lost_total,
+        }),
+        paused: view.paused,
+        created_at_ms: view.created_at.0,
+        etag: queue.etag(),
+        created: false,
+    })
+}
+
+/// How far a backup has come.
+pub(super) struct Progress(mpsc::Receiver<Result<proto::BackupProgress, Status>>);
+
+impl Stream for Progress {
+    type Item = Result<proto::BackupProgress, Status>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.0.poll_recv(context)
+    }
+}
+
+fn back_up(service: Service, target: PathBuf) -> Progress {
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::task::spawn_blocking(move || {
+        let mut last = (0, 0);
+        let copied = service.engine().backup(&target, &mut |bytes, total_bytes| {
+            last = (bytes, total_bytes);
+            let progress = proto::BackupProgress { bytes, total_bytes, done: false };
+            // Whoever does not keep up misses some.
+            let _ = sender.try_send(Ok(progress));
+        });
+        let (bytes, total_bytes) = last;
+        let end = match copied {
+            Ok(()) => Ok(proto::BackupProgress { bytes, total_bytes, done: true }),
+            Err(error) => Err(status(&Problem::new(Code::Unavailable, error.to_string()))),
+        };
+        let _ = sender.blocking_send(end);
+    });
+    Progress(receiver)
+}

@@ -1,0 +1,395 @@
+//! The Work stream: credits and settles up, deliveries and settle answers down.
+//!
+//! One task does everything, as with sends. It has one receive standing at a time, for as many
+//! messages as the worker has credit; who does not take its deliveries is not asked for more, nor
+//! read from. When the broker stops the worker is told, and the stream ends when it holds nothing
+//! any more.
+
+mod settles;
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use hapax_core::{Delivery, Receive};
+use hapax_wire::{Code, lean, proto};
+use tokio::task::AbortHandle;
+use tokio::time::Sleep;
+use tonic::{Status, Streaming};
+
+use super::convert;
+use super::intake::{Admitted, Intake};
+use super::outbox::Outbox;
+use super::status::{malformed, misuse, status, stopping};
+use crate::auth::{Action, Principal};
+use crate::problem::Problem;
+use crate::service::{Permit, Service, WAIT_MAX};
+use settles::{List, Part};
+
+/// Credit of one stream: what a worker may hold that it did not settle.
+const CREDIT_MAX: u32 = 100_000;
+/// Settles of one stream that wait for their answers, and their bytes: more are not read.
+const UNANSWERED_MAX: usize = 16_384;
+const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+/// Settles handed over at once.
+const GATHERED_MAX: usize = 4_096;
+/// A frame down is about this large; a larger message has one of its own.
+const FRAME_BYTES: usize = 64 * 1_024;
+/// What one receive may bring, about: it waits here for the worker to take it.
+const RECEIVE_BYTES: usize = 4 * 1_024 * 1_024;
+/// How large messages are taken to be before the first has come.
+const MESSAGE_BYTES: usize = 16 * 1_024;
+/// How long a worker may go on with what it holds when the broker stops.
+const GRACE: Duration = Duration::from_secs(10);
+
+type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::Send>>;
+
+/// What other threads say to the stream.
+enum News {
+    Settled(Part),
+    Lost(u64),
+    Stopping,
+}
+
+pub(super) struct WorkStream {
+    service: Service,
+    principal: Arc<Principal>,
+    intake: Intake,
+    open: Option<Open>,
+    credit: u32,
+    /// The worker asks for no more.
+    is_drained: bool,
+    standing: Option<Boxed<Vec<Delivery>>>,
+    /// Received, and not yet on their way.
+    deliveries: std::vec::IntoIter<Delivery>,
+    /// How large the last messages were.
+    message_bytes: usize,
+    /// How long leases last, as the worker was last told.
+    told_lease_ms: Option<u64>,
+    outbox: Outbox<News>,
+    arrived: Vec<News>,
+    parts: VecDeque<Part>,
+    lost: Vec<u64>,
+    /// Answers that no writer was asked for, encoded.
+    refusals: Vec<u8>,
+    unanswered: usize,
+    unanswered_bytes: usize,
+    /// Deliveries on this stream without a settle that ends them.
+    held: usize,
+    closing: Closing,
+}
+
+/// What the stream was opened for.
+struct Open {
+    permit: Permit,
+    worker: Arc<str>,
+    lease_ms: Option<u64>,
+    /// Whether there is such a queue, until that is known.
+    checking: Option<Boxed<()>>,
+    listening: AbortHandle,
+}
+
+/// How far the end of the broker has come to the worker.
+enum Closing {
+    Not,
+    /// It has to be told.
+    Untold,
+    /// It was told, and may go on for so long.
+    Told(Pin<Box<Sleep>>),
+    /// And it was told that this is the end.
+    Over,
+}
+
+impl WorkStream {
+    pub(super) fn new(
+        service: Service,
+        principal: Arc<Principal>,
+        frames: Streaming<Bytes>,
+    ) -> Self {
+        Self {
+            intake: Intake::new(service.clone(), frames),
+            service,
+            principal,
+            open: None,
+            credit: 0,
+            is_drained: false,
+            standing: None,
+            deliveries: Vec::new().into_iter(),
+            message_bytes: MESSAGE_BYTES,
+            told_lease_ms: None,
+            outbox: Outbox::default(),
+            arrived: Vec::new(),
+            parts: VecDeque::new(),
+            lost: Vec::new(),
+            refusals: Vec::new(),
+            unanswered: 0,
+            unanswered_bytes: 0,
+            held: 0,
+            closing: Closing::Not,
+        }
+    }
+
+    /// Takes the frames that are there and hands their settles over.
+    fn take(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
+        let mut list = List::default();
+        while self.unanswered + list.settles.len() < UNANSWERED_MAX
+            && self.unanswered_bytes + list.bytes < UNANSWERED_BYTES_MAX
+            && self.refusals.len() < FRAME_BYTES
+        {
+            let Poll::Ready(next) = self.intake.poll(context) else { break };
+            let Some(frame) = next? else { break };
+            self.read(frame, &mut list)?;
+            if list.settles.len() >= GATHERED_MAX {
+                self.hand_over(&mut list);
+            }
+        }
+        self.hand_over(&mut list);
+        Ok(())
+    }
+
+    fn read(&mut self, (bytes, memory): Admitted, list: &mut List) -> Result<(), Status> {
+        if !self.service.is_current(&self.principal) {
+            let problem = Problem::new(Code::Unauthorized, "the token was revoked");
+            return Err(status(&problem));
+        }
+        let mut frame = lean::WorkFrame::read(&bytes).map_err(malformed)?;
+        match (frame.open.take(), &self.open) {
+            (Some(open), None) => self.open(open).map_err(|problem| status(&problem))?,
+            (None, None) => return Err(misuse("the first frame of a Work stream opens it")),
+            (Some(_), Some(_)) => return Err(misuse("the stream is open already")),
+            (None, Some(_)) => {}
+        }
+        self.credit = self.credit.saturating_add(frame.credit).min(CREDIT_MAX);
+        if frame.drain {
+            self.is_drained = true;
+            self.standing = None; // What it may have taken meanwhile goes back uncharged.
+        }
+        while let Some(settle) = frame.next().map_err(malformed)? {
+            self.read_settle(&settle, list)?;
+        }
+        list.bytes += bytes.len();
+        list.memory.push(memory);
+        Ok(())
+    }
+
+    fn open(&mut self, open: proto::WorkOpen) -> Result<(), Problem> {
+        let permit = self.service.authorise(&self.principal, Action::Work, &open.queue)?;
+        let listening =
+            tokio::spawn(listen(self.service.clone(), permit.clone(), self.outbox.clone()));
+        let (service, asked) = (self.service.clone(), permit.clone());
+        let checking: Boxed<()> = Box::pin(async move { service.show(&asked).await.map(drop) });
+        self.open = Some(Open {
+            permit,
+            worker: open.worker.into(),
+            lease_ms: open.lease_ms,
+            checking: Some(checking),
+            listening: listening.abort_handle(),
+        });
+        Ok(())
+    }
+
+    /// Takes over what others said.
+    fn collect(&mut self, context: &Context<'_>) {
+        self.outbox.swap(&mut self.arrived, context.waker());
+        for news in self.arrived.drain(..) {
+            match news {
+                News::Lost(fence) => self.lost.push(fence),
+                News::Stopping => {
+                    self.standing = None;
+                    self.closing = Closing::Untold;
+                }
+                News::Settled(part) => {
+                    let count = part.count();
+                    self.unanswered = self.unanswered.saturating_sub(count);
+                    let bytes = count * part.each_bytes;
+                    self.unanswered_bytes = self.unanswered_bytes.saturating_sub(bytes);
+                    self.parts.push_back(part);
+                }
+            }
+        }
+    }
+
+    /// Keeps one receive standing while there is credit.
+    fn receive(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        if let Some(checking) = &mut open.checking {
+            let Poll::Ready(checked) = checking.as_mut().poll(context) else { return Ok(()) };
+            checked.map_err(|problem| status(&problem))?;
+            open.checking = None;
+        }
+        while self.deliveries.as_slice().is_empty() {
+            if self.standing.is_none() {
+                self.standing = self.stand();
+            }
+            let Some(standing) = &mut self.standing else { return Ok(()) };
+            let Poll::Ready(received) = standing.as_mut().poll(context) else { return Ok(()) };
+            self.standing = None;
+            let messages = received.map_err(|problem| status(&problem))?;
+            if messages.is_empty() && self.service.engine().is_draining() {
+                return Ok(()); // The news of that is on its way.
+            }
+            let count = messages.len();
+            let bytes: usize = messages.iter().map(|message| message.content.size()).sum();
+            if let Some(average) = bytes.checked_div(count) {
+                self.message_bytes = average + 128;
+            }
+            self.credit = self.credit.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+            self.held += count;
+            self.deliveries = messages.into_iter();
+        }
+        Ok(())
+    }
+
+    fn stand(&self) -> Option<Boxed<Vec<Delivery>>> {
+        let open = self.open.as_ref()?;
+        let is_closing = !matches!(self.closing, Closing::Not);
+        if self.credit == 0 || self.is_drained || is_closing || self.intake.is_ended() {
+            return None;
+        }
+        let fits = u32::try_from(RECEIVE_BYTES / self.message_bytes).unwrap_or(u32::MAX).max(1);
+        let receive = Receive {
+            queue: open.permit.queue().clone(),
+            max: self.credit.min(hapax_core::limits::RECEIVE_MAX).min(fits),
+            lease_ms: open.lease_ms,
+            worker: Arc::clone(&open.worker),
+            receive_id: None,
+            several_per_group: false,
+        };
+        let (service, permit) = (self.service.clone(), open.permit.clone());
+        Some(Box::pin(async move { service.receive(&permit, receive, WAIT_MAX).await }))
+    }
+
+    /// The next frame down, if there is anything to say.
+    fn reply(&mut self, context: &mut Context<'_>) -> Option<Vec<u8>> {
+        let mut frame = std::mem::take(&mut self.refusals);
+        while frame.len() < FRAME_BYTES
+            && let Some(part) = self.parts.front_mut()
+        {
+            part.put(&mut frame, FRAME_BYTES);
+            if part.is_empty() {
+                self.parts.pop_front();
+            }
+        }
+        self.put_rare(&mut frame, context);
+        self.put_deliveries(&mut frame);
+        (!frame.is_empty()).then_some(frame)
+    }
+
+    fn put_deliveries(&mut self, frame: &mut Vec<u8>) {
+        let Some(open) = &self.open else { return };
+        while frame.len() < FRAME_BYTES
+            && let Some(message) = self.deliveries.next()
+        {
+            if frame.capacity() < FRAME_BYTES {
+                frame.reserve(FRAME_BYTES + self.message_bytes);
+            }
+            if self.told_lease_ms != Some(message.lease_ms) {
+                self.told_lease_ms = Some(message.lease_ms);
+                let told = proto::WorkReply {
+                    lease_ms: self.told_lease_ms,
+                    ..proto::WorkReply::default()
+                };
+                put_whole(frame, &told);
+            }
+            let lease = self.service.seal(&open.permit, &message);
+            convert::put_delivery(frame, &message, &lease);
+        }
+    }
+
+    /// Lost leases, and the end of the broker.
+    fn put_rare(&mut self, frame: &mut Vec<u8>, context: &mut Context<'_>) {
+        let closing = matches!(self.closing, Closing::Untold);
+        if closing {
+            let mut grace = Box::pin(tokio::time::sleep(GRACE));
+            let _ = grace.as_mut().poll(context);
+            self.closing = Closing::Told(grace);
+        }
+        if closing || !self.lost.is_empty() {
+            let lost = std::mem::take(&mut self.lost);
+            put_whole(frame, &proto::WorkReply { lost, closing, ..proto::WorkReply::default() });
+        }
+    }
+
+    /// Whether the stream is over, and how.
+    fn end(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>> {
+        if self.unanswered > 0 {
+            return Poll::Pending;
+        }
+        if self.intake.is_ended() {
+            return Poll::Ready(None);
+        }
+        let Closing::Told(grace) = &mut self.closing else { return Poll::Pending };
+        if self.held > 0 && grace.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        self.closing = Closing::Over;
+        self.intake.end();
+        Poll::Ready(Some(Err(status(&stopping()))))
+    }
+}
+
+/// Fields that a frame may have in any place: several messages in a row are one.
+fn put_whole(frame: &mut Vec<u8>, reply: &proto::WorkReply) {
+    // A vector grows: it is never too short.
+    let _ = prost::Message::encode(reply, frame);
+}
+
+/// Tells of leases of the queue that are lost, and of the end of the broker.
+async fn listen(service: Service, permit: Permit, outbox: Outbox<News>) {
+    use tokio::sync::broadcast::error::RecvError;
+    let mut lost = service.lost();
+    let mut draining = Some(Box::pin(service.engine().draining()));
+    loop {
+        let stops = async {
+            match &mut draining {
+                Some(draining) => draining.await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            next = lost.recv() => match next {
+                Ok((queue, fence)) if queue == *permit.queue() => outbox.push(News::Lost(fence.0)),
+                // Whoever missed some learns it from the next extension.
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            },
+            () = stops => {
+                draining = None;
+                outbox.push(News::Stopping);
+            }
+        }
+    }
+}
+
+impl Stream for WorkStream {
+    type Item = Result<Vec<u8>, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let stream = self.get_mut();
+        // What is left first: until it is taken no more is read.
+        if let Some(frame) = stream.reply(context) {
+            return Poll::Ready(Some(Ok(frame)));
+        }
+        if let Err(status) = stream.take(context).and_then(|()| stream.receive(context)) {
+            return Poll::Ready(Some(Err(status)));
+        }
+        stream.collect(context);
+        match stream.reply(context) {
+            Some(frame) => Poll::Ready(Some(Ok(frame))),
+            None => stream.end(context),
+        }
+    }
+}
+
+impl Drop for WorkStream {
+    fn drop(&mut self) {
+        if let Some(open) = &self.open {
+            open.listening.abort();
+        }
+    }
+}

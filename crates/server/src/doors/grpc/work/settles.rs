@@ -1,0 +1,116 @@
+//! Settles on their way to the writers, and their answers on the way back.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_core::{Blob, Settled, Verb};
+use hapax_wire::{lean, proto};
+use tokio::sync::OwnedSemaphorePermit;
+use tonic::Status;
+
+use super::super::convert;
+use super::super::status::malformed;
+use super::{News, WorkStream};
+use crate::problem::Problem;
+use crate::service::Opened;
+
+/// Settles that were read and not yet handed over.
+#[derive(Default)]
+pub(super) struct List {
+    pub(super) settles: Vec<(u64, Opened)>,
+    pub(super) bytes: usize,
+    pub(super) memory: Vec<OwnedSemaphorePermit>,
+}
+
+/// Answers of one partition to one list.
+pub(super) struct Part {
+    numbers: std::vec::IntoIter<u64>,
+    answers: Result<std::vec::IntoIter<Settled>, Problem>,
+    /// How many bytes each settle counts for.
+    pub(super) each_bytes: usize,
+}
+
+impl Part {
+    pub(super) fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.numbers.as_slice().is_empty()
+    }
+
+    /// Encodes answers until the frame is full.
+    pub(super) fn put(&mut self, frame: &mut Vec<u8>, full: usize) {
+        while frame.len() < full
+            && let Some(number) = self.numbers.next()
+        {
+            match &mut self.answers {
+                Ok(answers) => match answers.next() {
+                    Some(answer) => convert::put_settled(frame, number, answer),
+                    None => debug_assert!(false, "every settle has an answer"),
+                },
+                Err(problem) => put_refusal(frame, number, problem),
+            }
+        }
+    }
+}
+
+impl WorkStream {
+    pub(super) fn read_settle(
+        &mut self,
+        settle: &lean::Settle<'_>,
+        list: &mut List,
+    ) -> Result<(), Status> {
+        let Some(open) = &self.open else { return Ok(()) };
+        let verb = match settle.plain_done().map_err(malformed)? {
+            Some(result) => Ok(Verb::Done { result: result.map(blob), emits: Vec::new() }),
+            None => match settle.verb().map_err(malformed)? {
+                Some(verb) => {
+                    let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
+                    convert::verb(verb, emit_to)
+                }
+                None => Err(Problem::invalid("the settle says nothing: done, fail, release …")),
+            },
+        };
+        match verb {
+            Ok(verb) => {
+                if matches!(verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release) {
+                    self.held = self.held.saturating_sub(1);
+                }
+                let opened = self.service.open(&open.permit, settle.lease, verb);
+                list.settles.push((settle.reference, opened));
+            }
+            Err(problem) => put_refusal(&mut self.refusals, settle.reference, &problem),
+        }
+        Ok(())
+    }
+
+    pub(super) fn hand_over(&mut self, list: &mut List) {
+        let List { settles, bytes, memory } = std::mem::take(list);
+        let (Some(open), false) = (&self.open, settles.is_empty()) else { return };
+        let count = settles.len();
+        let each_bytes = bytes.div_ceil(count);
+        self.unanswered += count;
+        self.unanswered_bytes += count * each_bytes;
+        let outbox = self.outbox.clone();
+        // Memory is given back when everything that was handed over is answered.
+        let memory = Arc::new(memory);
+        let reply = move |numbers: Vec<u64>, answers: Result<Vec<Settled>, Problem>| {
+            let _until_now = &memory;
+            let (numbers, answers) = (numbers.into_iter(), answers.map(Vec::into_iter));
+            outbox.push(News::Settled(Part { numbers, answers, each_bytes }));
+        };
+        self.service.settle_parts(&open.permit, settles, reply);
+    }
+}
+
+fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
+    let answer: proto::SettleAnswer = convert::settle_error(number, problem);
+    lean::put_nested(frame, lean::SETTLED, &answer);
+}
+
+fn blob((body, content_type): (&[u8], &str)) -> Blob {
+    // Copied: a slice would keep its whole frame in memory.
+    let body = Bytes::copy_from_slice(body);
+    Blob { content_type: convert::some(content_type).map(Arc::from), body }
+}

@@ -1,0 +1,229 @@
+//! Bodies of requests, read within bounds of memory and time.
+//!
+//! Memory is asked for before it is used: by the length that the caller told, or step by step
+//! where it told none. Who does not send in time, or more than it may, is refused.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use hapax_wire::{Code, json};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::failure::Failure;
+use crate::problem::Problem;
+use crate::service::Service;
+
+/// For the next part of a body.
+const PART: Duration = Duration::from_secs(10);
+/// For a whole body.
+const WHOLE: Duration = Duration::from_secs(120);
+/// For memory, where others use it all.
+pub(super) const ADMISSION: Duration = Duration::from_secs(10);
+/// How much is asked for at a time where the length is not known.
+const STEP_BYTES: usize = 64 * 1_024;
+
+/// A body, and the memory it takes.
+#[derive(Debug)]
+pub(super) struct Payload {
+    pub(super) bytes: Bytes,
+    admitted: OwnedSemaphorePermit,
+}
+
+impl Payload {
+    /// Lets the bytes go. What was made of them still counts.
+    pub(super) fn into_admitted(self) -> OwnedSemaphorePermit {
+        self.admitted
+    }
+}
+
+/// Reads a body of at most so many bytes.
+pub(super) async fn read(
+    service: &Service,
+    headers: &HeaderMap,
+    mut body: Body,
+    max: usize,
+) -> Result<Payload, Failure> {
+    check_encoding(headers)?;
+    let told = told_length(headers)?;
+    if told.is_some_and(|length| length > max as u64) {
+        return Err(too_large(max));
+    }
+    let length = told.and_then(|length| usize::try_from(length).ok());
+    let mut admitted = admit(service, length.unwrap_or(STEP_BYTES)).await?;
+    let mut room = length.unwrap_or(STEP_BYTES);
+    let until = Instant::now() + WHOLE;
+    let mut parts = Parts::new(length.unwrap_or(0));
+    while let Some(frame) = next_frame(&mut body, until).await? {
+        let Ok(part) = frame.into_data() else { continue };
+        let total = parts.len() + part.len();
+        if total > max {
+            return Err(too_large(max));
+        }
+        while total > room {
+            let step = room.max(STEP_BYTES); // Doubling, as the buffer does.
+            admitted.merge(admit(service, step).await?);
+            room += step;
+        }
+        parts.push(part);
+    }
+    Ok(Payload { bytes: parts.join(), admitted })
+}
+
+/// Reads a body of JSON; an empty one is an empty object.
+pub(super) async fn read_json(
+    service: &Service,
+    headers: &HeaderMap,
+    body: Body,
+    max: usize,
+) -> Result<Payload, Failure> {
+    check_json(headers)?;
+    let mut payload = read(service, headers, body, max).await?;
+    if payload.bytes.is_empty() {
+        payload.bytes = Bytes::from_static(b"{}");
+    }
+    Ok(payload)
+}
+
+/// The value in a body of JSON.
+pub(super) fn parse<'a, T: Deserialize<'a>>(payload: &'a Payload) -> Result<T, Failure> {
+    json::read(&payload.bytes).map_err(|error| Failure::invalid(error.to_string()))
+}
+
+pub(super) async fn admit(
+    service: &Service,
+    bytes: usize,
+) -> Result<OwnedSemaphorePermit, Failure> {
+    match timeout(ADMISSION, service.admit(bytes)).await {
+        Ok(admitted) => Ok(admitted?),
+        Err(_) => {
+            let detail = "the broker has no memory left for requests; others use it";
+            Err(Problem::new(Code::Unavailable, detail).into())
+        }
+    }
+}
+
+async fn next_frame(
+    body: &mut Body,
+    until: Instant,
+) -> Result<Option<http_body::Frame<Bytes>>, Failure> {
+    let by = until.min(Instant::now() + PART);
+    match timeout_at(by, body.frame()).await {
+        Ok(Some(Ok(frame))) => Ok(Some(frame)),
+        Ok(None) => Ok(None),
+        Ok(Some(Err(_))) => Err(Failure::invalid("the body broke off")),
+        Err(_) => {
+            let problem = Problem::new(Code::Unavailable, "the body did not come in time");
+            Err(Failure::with_status(StatusCode::REQUEST_TIMEOUT, problem))
+        }
+    }
+}
+
+pub(super) fn too_large(max: usize) -> Failure {
+    let detail = format!("the body of the request has more than {max} bytes");
+    Problem::new(Code::TooLarge, detail).into()
+}
+
+/// Nothing is decompressed: a small body could become a large one.
+fn check_encoding(headers: &HeaderMap) -> Result<(), Failure> {
+    let all = headers.get_all(CONTENT_ENCODING).iter();
+    for encoding in all {
+        if !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
+            let detail = "Content-Encoding: send the body as it is, without compression";
+            return Err(unsupported(detail.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// JSON by its name or without one. Some programs call whatever they send a form.
+fn check_json(headers: &HeaderMap) -> Result<(), Failure> {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let text = value.to_str().unwrap_or("?");
+    let kind = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_json = kind == "application/json"
+        || kind.starts_with("application/") && kind.ends_with("+json")
+        || kind == "application/x-www-form-urlencoded";
+    if is_json {
+        return Ok(());
+    }
+    Err(unsupported("Content-Type: this takes application/json".to_owned()))
+}
+
+fn unsupported(detail: String) -> Failure {
+    Failure::with_status(StatusCode::UNSUPPORTED_MEDIA_TYPE, Problem::invalid(detail))
+}
+
+fn told_length(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
+    let Some(value) = headers.get(CONTENT_LENGTH) else { return Ok(None) };
+    let length = value.to_str().ok().and_then(|text| text.parse().ok());
+    length.map(Some).ok_or_else(|| Failure::invalid("Content-Length is no number"))
+}
+
+/// The parts of a body. One part alone is not copied.
+struct Parts {
+    first: Option<Bytes>,
+    joined: BytesMut,
+    expected: usize,
+}
+
+impl Parts {
+    fn new(expected: usize) -> Self {
+        Self { first: None, joined: BytesMut::new(), expected }
+    }
+
+    fn len(&self) -> usize {
+        self.first.as_ref().map_or(0, Bytes::len) + self.joined.len()
+    }
+
+    fn push(&mut self, part: Bytes) {
+        if self.joined.is_empty() && self.first.is_none() {
+            self.first = Some(part);
+            return;
+        }
+        if let Some(first) = self.first.take() {
+            self.joined.reserve(self.expected.max(first.len() + part.len()));
+            self.joined.extend_from_slice(&first);
+        }
+        self.joined.extend_from_slice(&part);
+    }
+
+    fn join(self) -> Bytes {
+        self.first.unwrap_or_else(|| self.joined.freeze())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_joined_in_order() {
+        let mut parts = Parts::new(0);
+        for part in ["", "a", "", "bc", "d"] {
+            parts.push(Bytes::from_static(part.as_bytes()));
+        }
+        assert_eq!(parts.len(), 4);
+        assert_eq!(&parts.join()[..], b"abcd");
+        assert_eq!(&Parts::new(9).join()[..], b"");
+    }
+
+    #[test]
+    fn json_is_known_by_its_name() {
+        let check = |kind: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(CONTENT_TYPE, http::HeaderValue::from_static(kind));
+            check_json(&headers).is_ok()
+        };
+        assert!(check("application/json"));
+        assert!(check("Application/JSON; charset=utf-8"));
+        assert!(check("application/merge-patch+json"));
+        assert!(!check("text/plain"));
+        assert!(!check("application/jsonp"));
+    }
+}

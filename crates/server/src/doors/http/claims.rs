@@ -1,0 +1,97 @@
+//! Claims: a key taken by a caller who does the work itself.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use hapax_core::{Answer, Claim, limits};
+use hapax_wire::json;
+use http::{HeaderMap, StatusCode};
+
+use super::body::read;
+use super::failure::Failure;
+use super::head::{self, Head};
+use super::input::InQueue;
+use super::messages::{answer_bytes, check, mark, nothing};
+use super::{output, shape};
+use crate::auth::Action;
+use crate::service::Service;
+
+/// Whoever holds a key may end sooner than its lease: so often it is worth asking.
+const RETRY_MS: (u64, u64) = (1_000, 10_000);
+
+/// Claim a key
+///
+/// For callers who do the work themselves. The body is fingerprinted, unless `hapax-fingerprint` is
+/// given, and not kept. Settle the lease as any other: `done` completes, `release` frees the key.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/claims", tag = "claims",
+    params(
+        ("queue" = String, Path),
+        ("Idempotency-Key" = String, Header),
+        ("hapax-lease-ms" = Option<u64>, Header),
+        ("hapax-fingerprint" = Option<String>, Header),
+        ("hapax-group" = Option<String>, Header),
+        ("hapax-issued-at" = Option<String>, Header),
+        ("hapax-worker" = Option<String>, Header, description = "Told in the key's history"),
+        ("Prefer" = Option<String>, Header,
+         description = "`wait=SECONDS` for the one who has the key"),
+    ),
+    request_body(content = Vec<u8>, content_type = "*/*"),
+    responses(
+        (status = 201, description = "The key is yours", body = json::Claimed),
+        (status = 200, description = "It was done before", body = json::Answer,
+         headers(("Idempotency-Replayed" = bool, description = "`true`"))),
+        (status = 409, description = "`in_flight`: somebody else has it", body = json::Problem,
+         content_type = "application/problem+json",
+         headers(("Retry-After" = u64, description = "Seconds"))),
+        (status = 422, description = "`conflict`", body = json::Problem,
+         content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn post(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Claim)?;
+    let head = Head::read(&headers)?;
+    let fingerprint = {
+        let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+        head.fingerprint(&payload.bytes)
+    };
+    let mut claim = Claim::new(permit.queue().clone(), head.content(&[])?, fingerprint);
+    claim.lease_ms = head.lease_ms;
+    claim.worker = head.worker.unwrap_or_default().into();
+    claim.issued_at = head.issued_at;
+    let wait = head::wait(&headers);
+    let claimed = service.claim(&permit, claim, wait).await?;
+    let mut response = match &claimed.answer {
+        Answer::Fresh { id, lease, deadline, recovery_points } => {
+            let sealed = claimed.lease.ok_or_else(nothing)?;
+            let fresh = json::Claimed {
+                queue: at.queue.as_str().into(),
+                key: (&*head.key).into(),
+                id: shape::id(*id),
+                lease: shape::lease(&sealed),
+                fence: lease.fence.0,
+                deadline: shape::time(*deadline),
+                recovery_points: shape::points(recovery_points),
+            };
+            output::sized(&service, StatusCode::CREATED, &fresh, 128 * 1_024).await?
+        }
+        Answer::InFlight(in_flight) => {
+            let left = in_flight.deadline.map_or(0, |deadline| deadline.since(shape::now()));
+            return Err(Failure::in_flight(*in_flight, left.clamp(RETRY_MS.0, RETRY_MS.1)));
+        }
+        answer => {
+            check(answer, &at.queue, &headers)?;
+            let (mut room, bytes) = (usize::MAX, answer_bytes(answer));
+            let told = shape::answer(&at.queue, &head.key, answer, &mut room);
+            output::sized(&service, StatusCode::OK, &told, bytes).await?
+        }
+    };
+    let is_new = response.status() == StatusCode::CREATED;
+    mark(&mut response, is_new, wait);
+    Ok(response)
+}

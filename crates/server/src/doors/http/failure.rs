@@ -1,0 +1,144 @@
+//! Refusals as HTTP says them: problem documents of RFC 9457.
+//!
+//! A handler fails without knowing the request's id. So its answer carries the failure beside an
+//! empty body, and the dispatch writes the document.
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use hapax_core::InFlight;
+use hapax_wire::{Code, json};
+use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderValue, StatusCode};
+
+use super::shape;
+use crate::problem::Problem;
+
+/// Why a request is refused.
+#[derive(Clone, Debug)]
+pub(super) struct Failure(Box<Inner>);
+
+#[derive(Clone, Debug)]
+struct Inner {
+    status: StatusCode,
+    problem: Problem,
+    /// Of a claim: who has the key.
+    in_flight: Option<InFlight>,
+}
+
+impl Failure {
+    /// A refusal whose status says more than its code's own.
+    pub(super) fn with_status(status: StatusCode, problem: Problem) -> Self {
+        Self(Box::new(Inner { status, problem, in_flight: None }))
+    }
+
+    pub(super) fn invalid(detail: impl Into<String>) -> Self {
+        Problem::invalid(detail).into()
+    }
+
+    /// Another one holds the key that a claim asked for.
+    pub(super) fn in_flight(in_flight: InFlight, retry_after_ms: u64) -> Self {
+        let detail = "the key is being worked on; its outcome is not known yet";
+        let problem = Problem {
+            retry_after_ms: Some(retry_after_ms),
+            ..Problem::new(Code::InFlight, detail)
+        };
+        let mut failure = Self::from(problem);
+        failure.0.in_flight = Some(in_flight);
+        failure
+    }
+
+    pub(super) fn code(&self) -> Code {
+        self.0.problem.code
+    }
+
+    /// The whole answer.
+    pub(super) fn document(&self, request_id: &str) -> Response {
+        let Inner { status, problem, in_flight } = &*self.0;
+        let first = problem.first.as_ref();
+        let document = json::Problem {
+            kind: format!("/errors/{}", problem.code.as_str()).into(),
+            title: problem.code.title().into(),
+            status: status.as_u16(),
+            detail: problem.detail.as_str().into(),
+            code: problem.code.as_str().into(),
+            retryable: problem.code.is_retryable(),
+            request_id: request_id.into(),
+            retry_after_ms: problem.retry_after_ms,
+            differs: first.map(shape::differs),
+            id: first.map(|first| first.id).or(in_flight.map(|it| it.id)).map(shape::id),
+            accepted_at: first
+                .map(|first| first.accepted_at)
+                .or(in_flight.map(|it| it.accepted_at))
+                .map(shape::time),
+            state: in_flight.map(|it| shape::state(it.place)),
+            attempts: in_flight.map(|it| it.attempts),
+            deadline: in_flight.and_then(|it| it.deadline).map(shape::time),
+        };
+        // A document of texts and numbers can be written.
+        let body = serde_json::to_vec(&document).unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = *status;
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(ms) = problem.retry_after_ms {
+            headers.insert(RETRY_AFTER, HeaderValue::from(ms.div_ceil(1_000).max(1)));
+        }
+        if *status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        let status = match problem.is_stale {
+            true => StatusCode::PRECONDITION_FAILED,
+            false => problem.code.status(),
+        };
+        Self::with_status(status, problem)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = self.0.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Takes over what a router put on an answer that is replaced.
+pub(super) fn keep_allow(from: &Response, to: &mut Response) {
+    if let Some(allow) = from.headers().get(ALLOW) {
+        to.headers_mut().insert(ALLOW, allow.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hapax_core::Answer;
+
+    #[test]
+    fn every_code_has_its_status_and_retryable_ones_say_when() {
+        for code in Code::ALL {
+            let response = Failure::from(Problem::new(*code, "why")).document("id");
+            assert_eq!(response.status(), code.status());
+            assert_eq!(response.headers().contains_key(RETRY_AFTER), code.is_retryable());
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_retryable_and_seconds_are_rounded_up() {
+        let full = Problem::of_answer(&Answer::StoreFull).unwrap();
+        let response = Failure::from(full).document("id");
+        assert_eq!(response.status(), StatusCode::INSUFFICIENT_STORAGE);
+        for (ms, seconds) in [(1, "1"), (1_000, "1"), (1_001, "2"), (0, "1")] {
+            let problem =
+                Problem { retry_after_ms: Some(ms), ..Problem::new(Code::RateLimited, "why") };
+            let response = Failure::from(problem).document("id");
+            assert_eq!(response.headers()[RETRY_AFTER], seconds);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What handlers take out of a request: who asks, and what the path and the query name.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Path, Query};
+use hapax_core::KeyName;
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::failure::Failure;
+use super::key;
+use crate::auth::{Action, Principal};
+use crate::service::{Permit, Service};
+
+/// Who asks.
+#[derive(Debug)]
+pub(super) struct Caller(pub(super) Arc<Principal>);
+
+impl FromRequestParts<Service> for Caller {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, Failure> {
+        let mut values = parts.headers.get_all(AUTHORIZATION).iter();
+        let value = values.next().map(http::HeaderValue::as_bytes);
+        // Two tokens are no token: nobody can tell whose request it is.
+        let value = if values.next().is_some() { Some(&b""[..]) } else { value };
+        Ok(Self(service.authenticate(value)?))
+    }
+}
+
+/// The queue of the path, and who asks for it.
+#[derive(Debug)]
+pub(super) struct InQueue {
+    pub(super) caller: Arc<Principal>,
+    pub(super) queue: String,
+}
+
+impl InQueue {
+    pub(super) fn may(&self, service: &Service, action: Action) -> Result<Permit, Failure> {
+        Ok(service.authorise(&self.caller, action, &self.queue)?)
+    }
+}
+
+#[derive(Deserialize)]
+struct QueuePath {
+    queue: String,
+}
+
+impl FromRequestParts<Service> for InQueue {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, Failure> {
+        let Caller(caller) = Caller::from_request_parts(parts, service).await?;
+        let Path(QueuePath { queue }) = Path::from_request_parts(parts, service)
+            .await
+            .map_err(|_| Failure::invalid("the path is not percent-encoded UTF-8"))?;
+        Ok(Self { caller, queue })
+    }
+}
+
+/// The key of the path, and who asks for it.
+#[derive(Debug)]
+pub(super) struct InKey {
+    pub(super) caller: Arc<Principal>,
+    queue: String,
+    pub(super) key: String,
+    pub(super) group: Option<String>,
+}
+
+impl InKey {
+    pub(super) fn may(&self, service: &Service, action: Action) -> Result<Permit, Failure> {
+        Ok(service.authorise(&self.caller, action, &self.queue)?)
+    }
+
+    pub(super) fn name(&self, service: &Service, permit: &Permit) -> KeyName {
+        service.key_name(permit, &self.key, self.group.as_deref())
+    }
+}
+
+#[derive(Deserialize)]
+struct KeyPath {
+    queue: String,
+    key: String,
+}
+
+#[derive(Deserialize)]
+struct OfGroup {
+    group: Option<String>,
+}
+
+impl FromRequestParts<Service> for InKey {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, Failure> {
+        let Caller(caller) = Caller::from_request_parts(parts, service).await?;
+        let Path(KeyPath { queue, key }) = Path::from_request_parts(parts, service)
+            .await
+            .map_err(|_| key::malformed("the key in the path is not percent-encoded UTF-8"))?;
+        key::check(&key)?;
+        let OfGroup { group } = query(parts, service).await?;
+        Ok(Self { caller, queue, key, group })
+    }
+}
+
+/// The parameters of the query.
+#[derive(Debug)]
+pub(super) struct Params<T>(pub(super) T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Service> for Params<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, Failure> {
+        Ok(Self(query(parts, service).await?))
+    }
+}
+
+async fn query<T: DeserializeOwned>(parts: &mut Parts, service: &Service) -> Result<T, Failure> {
+    match Query::from_request_parts(parts, service).await {
+        Ok(Query(params)) => Ok(params),
+        Err(rejection) => Err(Failure::invalid(format!("the query: {}", rejection.body_text()))),
+    }
+}

@@ -1,0 +1,226 @@
+//! One key: looking at it, and what an operator may do with it.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use hapax_core::{Blob, Place, Resolution, Select, limits};
+use hapax_wire::{Code, json};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+
+use super::body::{parse, read, read_json};
+use super::failure::Failure;
+use super::head::Head;
+use super::input::{InKey, Params};
+use super::redrives::start;
+use super::work::SETTLE_BYTES_MAX;
+use super::{output, shape};
+use crate::auth::Action;
+use crate::problem::Problem;
+use crate::service::{Permit, Service};
+
+#[derive(Debug, Deserialize)]
+pub(super) struct LookParams {
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+/// Look at a key
+///
+/// Everything about it. With `wait_ms`, when its message is done, dead or parked, or the wait is
+/// over.
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}/keys/{key}", tag = "keys",
+    params(
+        ("queue" = String, Path),
+        ("key" = String, Path, description = "Percent-encoded; or the id of a keyless message"),
+        ("group" = Option<String>, Query, description = "In queues that deduplicate per group"),
+        ("wait_ms" = Option<u64>, Query, description = "At most 60000"),
+    ),
+    responses(
+        (status = 200, description = "The key", body = json::Key),
+        (status = 404, description = "`no_such_key`", body = json::Problem,
+         content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn get(
+    State(service): State<Service>,
+    at: InKey,
+    Params(LookParams { wait_ms }): Params<LookParams>,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Look)?;
+    let name = at.name(&service, &permit);
+    let view = service.look(&permit, name, Duration::from_millis(wait_ms)).await?;
+    let mut key = shape::key(Some(&at.key), &view);
+    if key.group.is_none() {
+        key.group = at.group.as_deref().map(json::Text::from); // It was found under it.
+    }
+    output::sized(&service, StatusCode::OK, &key, shape::key_bytes(&view)).await
+}
+
+/// Forget a finished key
+///
+/// A send under it is a new one from then on.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/keys/{key}/forget", tag = "keys",
+    params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
+    responses((status = 200, description = "Forgotten", body = json::Changed)),
+)]
+pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    service.forget(&permit, at.name(&service, &permit)).await?;
+    let changed = json::Changed { key: at.key.as_str().into(), state: None, generation: None };
+    Ok(output::small(StatusCode::OK, &changed))
+}
+
+/// Run a finished key again
+///
+/// As the next generation. A finished message's body is gone, so the request is the message again:
+/// body, `Content-Type`, `hapax-group`, `hapax-fingerprint` and `hapax-header-NAME` as they were.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/keys/{key}/replay", tag = "keys",
+    params(
+        ("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query),
+        ("hapax-group" = Option<String>, Header),
+        ("hapax-fingerprint" = Option<String>, Header),
+        ("hapax-header-NAME" = Option<String>, Header),
+    ),
+    request_body(content = Vec<u8>, content_type = "*/*"),
+    responses(
+        (status = 200, description = "Ready again", body = json::Changed),
+        (status = 422, description = "`conflict`: it was another message", body = json::Problem,
+         content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn replay(
+    State(service): State<Service>,
+    at: InKey,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    let mut head = Head::read(&headers)?;
+    if !head.key.is_empty() && head.key != at.key {
+        return Err(Failure::invalid("Idempotency-Key is not the key of the path"));
+    }
+    head.key = at.key.as_str().into();
+    head.group = head.group.or(at.group.as_deref());
+    let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+    let content = head.content(&payload.bytes)?;
+    let fingerprint = head.fingerprint(&payload.bytes);
+    let name = service.key_name(&permit, &at.key, head.group);
+    let replayed = service.replay(&permit, name, Some((content, fingerprint))).await;
+    match replayed {
+        Err(problem) if problem.code == Code::Conflict && payload.bytes.is_empty() => {
+            // Whoever sends nothing did not know that something is needed.
+            Err(Problem::from(hapax_core::Invalid::BodyGone).into())
+        }
+        Err(problem) => Err(problem.into()),
+        Ok(()) => changed(&service, &permit, &at).await,
+    }
+}
+
+/// Redrive a dead message
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/keys/{key}/redrive", tag = "keys",
+    params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
+    responses(
+        (status = 200, description = "Ready again", body = json::Changed),
+        (status = 400, description = "`invalid`: it is not dead", body = json::Problem,
+         content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn redrive(
+    State(service): State<Service>,
+    at: InKey,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    let select = Select::Keys(vec![at.key.as_str().into()]);
+    let view = start(&service, &permit, None, select, false, None).await?;
+    if view.moved == 0 {
+        let view = service.look(&permit, at.name(&service, &permit), Duration::ZERO).await?;
+        if view.place == Place::Dead {
+            return Err(Failure::invalid(
+                "the queue deduplicates per group, where a key alone names no message: redrive by \
+                 a filter with the group",
+            ));
+        }
+        let state = hapax_core::Invalid::State(view.place.as_str());
+        return Err(Problem::from(state).into());
+    }
+    changed(&service, &permit, &at).await
+}
+
+/// Give up a message that is dead, parked or waiting
+///
+/// Its key stays remembered.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/keys/{key}/discard", tag = "keys",
+    params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
+    responses((status = 200, description = "Given up", body = json::Changed)),
+)]
+pub(super) async fn discard(
+    State(service): State<Service>,
+    at: InKey,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    service.discard(&permit, at.name(&service, &permit)).await?;
+    changed(&service, &permit, &at).await
+}
+
+/// Resolve a parked message
+///
+/// `{"do":"done","result":{…}}` or `{"do":"retry"}`.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/keys/{key}/resolve", tag = "keys",
+    params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
+    request_body = json::Resolve,
+    responses((status = 200, description = "Resolved", body = json::Changed)),
+)]
+pub(super) async fn resolve(
+    State(service): State<Service>,
+    at: InKey,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    let payload = read_json(&service, &headers, body, SETTLE_BYTES_MAX).await?;
+    let resolve: json::Resolve<'_> = parse(&payload)?;
+    let resolution = match &*resolve.verb {
+        "done" => Resolution::Done(resolve.result.as_ref().map(to_blob).transpose()?),
+        "retry" => Resolution::Retry,
+        other => {
+            return Err(Failure::invalid(format!("do: {other:?} is neither done nor retry")));
+        }
+    };
+    service.resolve(&permit, at.name(&service, &permit), resolution).await?;
+    changed(&service, &permit, &at).await
+}
+
+/// Bytes that came in, on their own: nothing is kept of the request they were in.
+pub(super) fn to_blob(blob: &json::Blob<'_>) -> Result<Blob, Problem> {
+    let bytes = blob.bytes().map_err(|error| Problem::invalid(format!("result.{error}")))?;
+    let content_type = blob.content_type.as_deref().filter(|text| !text.is_empty());
+    if let Some(text) = content_type
+        && text.len() > limits::CONTENT_TYPE_BYTES_MAX
+    {
+        return Err(hapax_core::Invalid::ContentTypeLength(text.len()).into());
+    }
+    Ok(Blob { content_type: content_type.map(Into::into), body: Bytes::copy_from_slice(&bytes) })
+}
+
+/// Where the message is after a change.
+async fn changed(service: &Service, permit: &Permit, at: &InKey) -> Result<Response, Failure> {
+    let looked = service.look(permit, at.name(service, permit), Duration::ZERO).await;
+    let (state, generation) = match &looked {
+        Ok(view) => (Some(shape::state(view.place)), Some(view.record.generation)),
+        // A claim that was put back is free: nothing is left of it.
+        Err(problem) if problem.code == Code::NoSuchKey => (None, None),
+        Err(problem) => return Err(problem.clone().into()),
+    };
+    let changed = json::Changed { key: at.key.as_str().into(), state, generation };
+    Ok(output::small(StatusCode::OK, &changed))
+}

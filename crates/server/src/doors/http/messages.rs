@@ -1,0 +1,393 @@
+//! Sending, one by one or in batches, and browsing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Extension, State};
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hapax_core::{Answer, Browse, Content, Fingerprint, Place, QueueName, Send, Time, limits};
+use hapax_wire::{Code, json};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use serde::Deserialize;
+
+use super::body::{read, read_json};
+use super::dispatch::RequestId;
+use super::failure::Failure;
+use super::head::{self, Head};
+use super::input::{InQueue, Params};
+use super::{key, output, shape};
+use crate::auth::Action;
+use crate::engine::Cursor;
+use crate::problem::Problem;
+use crate::service::{Permit, Service};
+
+pub(super) const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+/// Results in the answers to one request, and bodies in one page.
+pub(super) const ANSWER_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+const BROWSE_DEFAULT: usize = 100;
+/// No message has as large a number.
+const SEQ_MAX: u64 = 1 << 62;
+
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+
+/// Send a message
+///
+/// The body of the request is the body of the message. Under one key it is accepted once: every
+/// retry gets the first one's answer.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/messages", tag = "sending",
+    params(
+        ("queue" = String, Path),
+        ("Idempotency-Key" = Option<String>, Header,
+         description = "`\"order-42\"` or `order-42`; may be missing in at-least-once queues only"),
+        ("hapax-group" = Option<String>, Header),
+        ("hapax-delay-ms" = Option<u64>, Header),
+        ("hapax-ttl-ms" = Option<u64>, Header),
+        ("hapax-fingerprint" = Option<String>, Header,
+         description = "Instead of the digest of body, content type and group"),
+        ("hapax-issued-at" = Option<String>, Header, description = "RFC 3339"),
+        ("hapax-header-NAME" = Option<String>, Header,
+         description = "Kept with the message, under NAME"),
+        ("traceparent" = Option<String>, Header, description = "Kept with the message"),
+        ("Prefer" = Option<String>, Header,
+         description = "`wait=SECONDS`: answer when the message is done, dead or parked"),
+    ),
+    request_body(content = Vec<u8>, content_type = "*/*"),
+    responses(
+        (status = 201, description = "The key is new: `accepted`, or its end if it was waited for",
+         body = json::Answer),
+        (status = 200, description = "The key is known: what became of its message",
+         body = json::Answer,
+         headers(("Idempotency-Replayed" = bool, description = "`true`"))),
+        (status = 410, description = "`too_old`", body = json::Problem,
+         content_type = "application/problem+json"),
+        (status = 422, description = "`conflict`: the key was used for something else",
+         body = json::Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn send(
+    State(service): State<Service>,
+    Extension(request_id): Extension<RequestId>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Send)?;
+    let head = Head::read(&headers)?;
+    let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+    let send = head.send(permit.queue().clone(), &payload.bytes)?;
+    let content = Arc::clone(&send.content);
+    let admitted = payload.into_admitted();
+    let mut answers = service.send(&permit, vec![send]).await?;
+    drop(admitted);
+    let answer = answers.pop().ok_or_else(nothing)?;
+    check(&answer, &at.queue, &headers)?;
+    let is_new = matches!(answer, Answer::Accepted { .. });
+    if is_new && request_id.is_given && content.has_key() {
+        service.metrics().requested(permit.queue(), request_id.as_str(), content.key());
+    }
+    let wait = head::wait(&headers);
+    let mut response = match wait_for(&service, &permit, &answer, &content, wait).await? {
+        Some(view) => {
+            let told = shape::waited(&at.queue, &view, is_new);
+            output::sized(&service, status(is_new), &told, shape::key_bytes(&view)).await?
+        }
+        None => {
+            let (mut room, bytes) = (usize::MAX, answer_bytes(&answer));
+            let told = shape::answer(&at.queue, content.key(), &answer, &mut room);
+            output::sized(&service, status(is_new), &told, bytes).await?
+        }
+    };
+    mark(&mut response, is_new, wait);
+    Ok(response)
+}
+
+fn status(is_new: bool) -> StatusCode {
+    if is_new { StatusCode::CREATED } else { StatusCode::OK }
+}
+
+/// Says whether the answer is one that was given before, and whether it was waited for.
+pub(super) fn mark(response: &mut Response, is_new: bool, wait: Duration) {
+    if !is_new {
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+    }
+    if !wait.is_zero()
+        && let Ok(value) = HeaderValue::try_from(format!("wait={}", wait.as_secs()))
+    {
+        response.headers_mut().insert(PREFERENCE_APPLIED, value);
+    }
+}
+
+/// The refusal in an answer, where it is one.
+pub(super) fn check(answer: &Answer, queue: &str, headers: &HeaderMap) -> Result<(), Failure> {
+    match Problem::of_answer(answer) {
+        None => Ok(()),
+        Some(problem) if problem.code == Code::NoSuchQueue => {
+            Err(Problem::no_such_queue(queue).into())
+        }
+        Some(problem) if problem.code == Code::MissingKey => Err(key::missing(headers).into()),
+        Some(problem) => Err(problem.into()),
+    }
+}
+
+/// Waits for the end of a message that is on its way; `None` where there is nothing to wait for.
+async fn wait_for(
+    service: &Service,
+    permit: &Permit,
+    answer: &Answer,
+    content: &Content,
+    wait: Duration,
+) -> Result<Option<Box<hapax_core::KeyView>>, Failure> {
+    let id = match answer {
+        Answer::Accepted { id, .. } => *id,
+        Answer::InFlight(in_flight) => in_flight.id,
+        _ => return Ok(None),
+    };
+    if wait.is_zero() {
+        return Ok(None);
+    }
+    let key = match content.key() {
+        "" => service.key_name(permit, &id.to_string(), content.group()),
+        key => service.key_name(permit, key, content.group()),
+    };
+    match service.look(permit, key, wait).await {
+        Ok(view) => Ok(Some(Box::new(view))),
+        // Purged, or remembered for a shorter time than it was waited for.
+        Err(problem) if problem.code == Code::NoSuchKey => Ok(None),
+        Err(problem) => Err(problem.into()),
+    }
+}
+
+pub(super) fn nothing() -> Problem {
+    Problem::new(Code::Internal, "the broker gave no answer")
+}
+
+/// About how many bytes an answer takes.
+pub(super) fn answer_bytes(answer: &Answer) -> usize {
+    let own = match answer {
+        Answer::Done(finished) => finished.result.as_ref().map_or(0, |result| result.body.len()),
+        Answer::Dead { error, .. } => error.len(),
+        _ => 0,
+    };
+    400 + shape::in_json(own)
+}
+
+/// Send a batch
+///
+/// At most 1000 messages and 8 MiB. Each is answered for itself, in the order of the batch: a
+/// duplicate or an error harms no neighbour.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/batch", tag = "sending",
+    params(("queue" = String, Path)),
+    request_body = json::Batch,
+    responses(
+        (status = 200, description = "An answer for each message", body = json::Answers),
+        (status = 413, description = "`too_large`", body = json::Problem,
+         content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn batch(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Send)?;
+    let payload = read_json(&service, &headers, body, BATCH_BYTES_MAX).await?;
+    let (sends, kept) = gather(permit.queue(), &payload.bytes)?;
+    let admitted = payload.into_admitted();
+    let answers = match sends.is_empty() {
+        true => Vec::new(),
+        false => service.send(&permit, sends).await?,
+    };
+    drop(admitted);
+    if answers.contains(&Answer::NoSuchQueue) {
+        return Err(Problem::no_such_queue(&at.queue).into());
+    }
+    let bytes_about = answers.iter().map(answer_bytes).sum::<usize>().min(2 * ANSWER_BYTES_MAX);
+    let mut room = ANSWER_BYTES_MAX;
+    let mut rest = answers.iter();
+    let told = kept.iter().map(|kept| match kept {
+        Ok(content) => match rest.next() {
+            Some(answer) => shape::answer(&at.queue, content.key(), answer, &mut room),
+            None => shape::refusal(Some(content.key()), &nothing()),
+        },
+        Err((key, problem)) => shape::refusal(key.as_deref(), problem),
+    });
+    let told = json::Answers { answers: told.collect() };
+    output::sized(&service, StatusCode::OK, &told, bytes_about + 300 * kept.len()).await
+}
+
+/// What is kept of a message of a batch until it is answered; of a refused one, its key.
+type Kept = Result<Arc<Content>, (Option<String>, Problem)>;
+
+fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Failure> {
+    let batch = json::Batch::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
+    if batch.beyond > 0 {
+        let count = batch.items.len() + batch.beyond;
+        let detail =
+            format!("the batch has {count} messages, at most {} go together", json::BATCH_MAX);
+        return Err(Problem::new(Code::TooLarge, detail).into());
+    }
+    let mut sends = Vec::with_capacity(batch.items.len());
+    let mut kept = Vec::with_capacity(batch.items.len());
+    for item in batch.items {
+        let (key, sent) = match &item {
+            Ok(message) => (message.key.as_deref(), of_message(queue, message)),
+            Err(error) => (None, Err(Problem::invalid(error.to_string()))),
+        };
+        kept.push(match sent {
+            Ok(send) => {
+                let content = Arc::clone(&send.content);
+                sends.push(send);
+                Ok(content)
+            }
+            Err(problem) => Err((key.map(str::to_owned), problem)),
+        });
+    }
+    Ok((sends, kept))
+}
+
+fn of_message(queue: &QueueName, message: &json::Message<'_>) -> Result<Send, Problem> {
+    let body = json::body_bytes(message.body.as_ref(), message.body_base64.as_ref())
+        .map_err(|error| Problem::invalid(error.to_string()))?;
+    let builder = Content::builder(message.key.as_deref().unwrap_or_default())
+        .content_type(message.content_type.as_deref())
+        .group(message.group.as_deref());
+    let content = with_headers(builder, message.headers.as_ref())?.build(&body)?;
+    let mut send = Send::new(queue.clone(), content);
+    let fingerprint = message.fingerprint.as_deref();
+    head::check_fingerprint("fingerprint", fingerprint)?;
+    if let Some(own) = fingerprint {
+        send.fingerprint = Fingerprint::own(own);
+    }
+    send.delay_ms = message.delay_ms;
+    send.ttl_ms = message.ttl_ms;
+    send.issued_at = message.issued_at.map(|time| Time(time.0));
+    Ok(send)
+}
+
+/// Adds headers, each once.
+pub(super) fn with_headers<'a>(
+    mut builder: hapax_core::Builder<'a>,
+    headers: Option<&'a json::Headers<'_>>,
+) -> Result<hapax_core::Builder<'a>, Problem> {
+    let Some(json::Headers(headers)) = headers else { return Ok(builder) };
+    for (place, (name, value)) in headers.iter().enumerate() {
+        if headers.iter().take(place).any(|(known, _)| known == name) {
+            return Err(Problem::invalid(format!("headers: {:?} is there twice", &**name)));
+        }
+        builder = builder.header(name, value);
+    }
+    Ok(builder)
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct BrowseParams {
+    state: Option<String>,
+    limit: Option<usize>,
+    cursor: Option<String>,
+}
+
+/// Browse messages without leasing them
+///
+/// Oldest first. Follow `next` until it is `null`; a page may hold fewer messages than asked for.
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}/messages", tag = "keys",
+    params(
+        ("queue" = String, Path),
+        ("state" = Option<json::State>, Query,
+         description = "ready (default), delayed, leased, parked or dead"),
+        ("limit" = Option<u32>, Query, description = "1 to 1000, default 100"),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+    ),
+    responses((status = 200, description = "A page", body = json::Keys)),
+)]
+pub(super) async fn browse(
+    State(service): State<Service>,
+    at: InQueue,
+    Params(params): Params<BrowseParams>,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Look)?;
+    let browse = Browse {
+        queue: permit.queue().clone(),
+        place: browsed_place(params.state.as_deref())?,
+        cursor: None,
+        limit: params.limit.unwrap_or(BROWSE_DEFAULT),
+    };
+    if !(1..=limits::BROWSE_MAX).contains(&browse.limit) {
+        return Err(Failure::invalid(format!("limit is 1 to {}", limits::BROWSE_MAX)));
+    }
+    let cursor = params.cursor.as_deref().map(read_cursor).transpose()?;
+    let mut page = service.browse(&permit, browse, cursor).await?;
+    let mut bytes = 0;
+    let fits = page.messages.iter().take_while(|view| {
+        bytes += shape::key_bytes(view);
+        bytes <= ANSWER_BYTES_MAX
+    });
+    let fits = fits.count().max(1);
+    if fits < page.messages.len() {
+        page.messages.truncate(fits);
+        page.next = page
+            .messages
+            .last()
+            .map(|last| Cursor { partition: last.id.partition(), seq: Some(last.record.seq) });
+    }
+    let list = json::Keys {
+        messages: page.messages.iter().map(|view| shape::key(None, view)).collect(),
+        next: page.next.map(write_cursor),
+    };
+    output::sized(&service, StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX)).await
+}
+
+fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {
+    let Some(state) = state else { return Ok(Place::Ready) };
+    match shape::place(state) {
+        Some(Place::Done | Place::Discarded) => Err(Failure::invalid(
+            "state: finished messages are remembered by their keys only; look at the key",
+        )),
+        Some(place) => Ok(place),
+        None => Err(Failure::invalid("state is ready, delayed, leased, parked or dead")),
+    }
+}
+
+/// Opaque to callers, and never trusted: it only says where to read on.
+fn write_cursor(cursor: Cursor) -> json::Text<'static> {
+    let seq = cursor.seq.map_or_else(String::new, |seq| seq.to_string());
+    URL_SAFE_NO_PAD.encode(format!("{}.{seq}", cursor.partition)).into()
+}
+
+fn read_cursor(text: &str) -> Result<Cursor, Failure> {
+    let read = || {
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (partition, seq) = std::str::from_utf8(&bytes).ok()?.split_once('.')?;
+        let seq = match seq {
+            "" => None,
+            seq => Some(seq.parse().ok().filter(|seq| *seq < SEQ_MAX)?),
+        };
+        Some(Cursor { partition: partition.parse().ok()?, seq })
+    };
+    read().ok_or_else(|| Failure::invalid("cursor is not the `next` of a page"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_reads_back_and_another_text_does_not() {
+        for cursor in
+            [Cursor { partition: 0, seq: None }, Cursor { partition: 7, seq: Some(SEQ_MAX - 1) }]
+        {
+            assert_eq!(read_cursor(&write_cursor(cursor)).unwrap(), cursor);
+        }
+        let beyond = write_cursor(Cursor { partition: 0, seq: Some(SEQ_MAX) });
+        for bad in ["", "x", "!!!", "MC4x.", "OTk5OTk5LjE", &*beyond] {
+            assert!(read_cursor(bad).is_err(), "{bad}");
+        }
+    }
+}

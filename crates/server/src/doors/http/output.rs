@@ -1,0 +1,168 @@
+//! Answers on their way out.
+//!
+//! A small answer simply leaves. A large one waits for memory first, leaves in parts, and is let
+//! go when its reader takes too long: whoever does not read cannot make the broker hold answers.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
+use http_body::{Frame, SizeHint};
+use serde::Serialize;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+
+use super::body::admit;
+use super::failure::Failure;
+use crate::service::Service;
+
+/// From here on an answer is a large one.
+const LARGE_BYTES: usize = 64 * 1_024;
+/// For a large answer to be read.
+const READ: Duration = Duration::from_secs(120);
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// An answer that is known to be small.
+pub(super) fn small(status: StatusCode, value: &impl Serialize) -> Response {
+    finish(status, Body::from(write(value, 512)))
+}
+
+/// An answer of about so many bytes.
+pub(super) async fn sized(
+    service: &Service,
+    status: StatusCode,
+    value: &impl Serialize,
+    bytes_about: usize,
+) -> Result<Response, Failure> {
+    if bytes_about < LARGE_BYTES {
+        return Ok(finish(status, Body::from(write(value, bytes_about.max(512)))));
+    }
+    let admitted = admit(service, bytes_about).await?;
+    let bytes = Bytes::from(write(value, bytes_about));
+    Ok(finish(status, Body::new(Held::new(bytes, admitted))))
+}
+
+fn write(value: &impl Serialize, bytes_about: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(bytes_about);
+    // Writing to memory does not fail, and every value has texts for names.
+    let written = serde_json::to_writer(&mut bytes, value);
+    debug_assert!(written.is_ok(), "{written:?}");
+    bytes
+}
+
+fn finish(status: StatusCode, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, JSON);
+    response
+}
+
+/// Bytes that count as used memory until they are read, or too long were not.
+struct Held {
+    shelf: Shelf,
+    left: usize,
+    timer: AbortHandle,
+}
+
+type Shelf = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the answer was not read in time")]
+struct Unread;
+
+impl Held {
+    fn new(bytes: Bytes, admitted: OwnedSemaphorePermit) -> Self {
+        let left = bytes.len();
+        let shelf: Shelf = Arc::new(Mutex::new(Some((bytes, admitted))));
+        let clearing = Arc::clone(&shelf);
+        let timer = tokio::spawn(async move {
+            tokio::time::sleep(READ).await;
+            clearing.lock().unwrap_or_else(PoisonError::into_inner).take();
+        });
+        Self { shelf, left, timer: timer.abort_handle() }
+    }
+}
+
+impl http_body::Body for Held {
+    type Data = Bytes;
+    type Error = Unread;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Unread>>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((bytes, _)) = shelf.as_mut() else {
+            return Poll::Ready(Some(Err(Unread)));
+        };
+        let part = bytes.split_to(bytes.len().min(LARGE_BYTES));
+        if bytes.is_empty() {
+            shelf.take();
+        }
+        drop(shelf);
+        self.left = self.left.saturating_sub(part.len());
+        Poll::Ready(Some(Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left as u64)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.timer.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body::Body as _;
+    use http_body_util::BodyExt;
+    use tokio::sync::Semaphore;
+
+    async fn held(bytes: usize) -> (Held, Arc<Semaphore>) {
+        let budget = Arc::new(Semaphore::new(10));
+        let admitted = Arc::clone(&budget).acquire_many_owned(10).await.unwrap();
+        (Held::new(vec![b'x'; bytes].into(), admitted), budget)
+    }
+
+    #[tokio::test]
+    async fn a_large_answer_leaves_in_parts_and_gives_its_memory_back() {
+        let (mut held, budget) = held(3 * LARGE_BYTES + 5).await;
+        assert_eq!(held.size_hint().exact(), Some(3 * LARGE_BYTES as u64 + 5));
+        let mut parts = Vec::new();
+        while let Some(part) = held.frame().await {
+            assert!(parts.is_empty() || budget.available_permits() == 0 || held.is_end_stream());
+            parts.push(part.unwrap().into_data().unwrap().len());
+        }
+        assert_eq!(parts, [LARGE_BYTES, LARGE_BYTES, LARGE_BYTES, 5]);
+        assert_eq!(budget.available_permits(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_nobody_reads_is_let_go() {
+        let (mut held, budget) = held(2 * LARGE_BYTES).await;
+        held.frame().await.unwrap().unwrap();
+        assert_eq!(budget.available_permits(), 0);
+        // The clock is the test's own: it goes on when nothing else does.
+        tokio::time::sleep(READ + Duration::from_secs(1)).await;
+        assert_eq!(budget.available_permits(), 10);
+        assert!(held.frame().await.unwrap().is_err());
+    }
+}

@@ -1,0 +1,215 @@
+//! Queues: created, changed, shown, paused, emptied.
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use hapax_wire::{Code, json};
+use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use super::body::{parse, read_json};
+use super::failure::Failure;
+use super::input::{Caller, InQueue};
+use super::{output, shape};
+use crate::auth::Action;
+use crate::doors::config;
+use crate::problem::Problem;
+use crate::service::{Change, Permit, Queue, Service};
+
+/// A configuration is never as large.
+pub(super) const CONFIG_BYTES_MAX: usize = 64 * 1_024;
+/// The version of a queue that does not exist.
+const NO_QUEUE: &str = "\"0\"";
+
+/// Create or change a queue
+///
+/// The body is the whole configuration: what is left out has its default. Nothing at all makes a
+/// queue of defaults.
+#[utoipa::path(
+    put, path = "/v1/queues/{queue}", tag = "queues",
+    params(
+        ("queue" = String, Path, description = "1 to 80 of `A-Z a-z 0-9 . _ -`"),
+        ("If-Match" = Option<String>, Header, description = "Refused where the etag is another"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: only create"),
+    ),
+    request_body = json::QueueConfig,
+    responses(
+        (status = 201, description = "Created", body = json::Queue),
+        (status = 200, description = "Changed", body = json::Queue),
+        (status = 412, description = "The etag is another", body = json::Problem,
+         content_type = "application/problem+json"),
+        (status = 422, description = "`invalid_config`: refused, with the field",
+         body = json::Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn put(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Create)?;
+    let payload = read_json(&service, &headers, body, CONFIG_BYTES_MAX).await?;
+    let config = config::read(&payload.bytes)?;
+    let if_match = precondition(&service, &at, &headers).await?;
+    let (queue, is_new) = service.configure(&permit, config, if_match.as_deref()).await?;
+    Ok(show(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &queue))
+}
+
+/// The version that the change is made for.
+async fn precondition(
+    service: &Service,
+    at: &InQueue,
+    headers: &HeaderMap,
+) -> Result<Option<String>, Failure> {
+    let none_match = text(headers, &IF_NONE_MATCH)?;
+    match (text(headers, &IF_MATCH)?, none_match) {
+        (None, None) => Ok(None),
+        (None, Some("*")) => Ok(Some(NO_QUEUE.to_owned())),
+        // It must exist, whatever it is. Who may change it may look at it.
+        (Some("*"), None) => match service.show(&at.may(service, Action::Admin)?).await {
+            Ok(queue) => Ok(Some(queue.etag())),
+            Err(problem) if problem.code == Code::NoSuchQueue => {
+                Err(stale("If-Match: there is no such queue"))
+            }
+            Err(problem) => Err(problem.into()),
+        },
+        (Some(etag), None) => Ok(Some(etag.to_owned())),
+        (_, Some(_)) => Err(Failure::invalid("If-None-Match is `*` here, and without If-Match")),
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Failure> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next().map(HeaderValue::to_str), values.next()) {
+        (None, _) => Ok(None),
+        (Some(Ok(text)), None) => Ok(Some(text.trim())),
+        _ => Err(Failure::invalid(format!("{name} names one etag"))),
+    }
+}
+
+fn stale(detail: &str) -> Failure {
+    Problem { is_stale: true, ..Problem::new(Code::InvalidConfig, detail) }.into()
+}
+
+/// Show a queue
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 200, description = "The queue", body = json::Queue),
+        (status = 404, description = "`no_such_queue`", body = json::Problem,
+         content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Look)?;
+    Ok(show(StatusCode::OK, &service.show(&permit).await?))
+}
+
+/// List the queues
+#[utoipa::path(
+    get, path = "/v1/queues", tag = "queues",
+    responses((status = 200, description = "Those that the token may see", body = json::Queues)),
+)]
+pub(super) async fn list(
+    State(service): State<Service>,
+    Caller(caller): Caller,
+) -> Result<Response, Failure> {
+    let queues = service.list(&caller).await?;
+    let etags: Vec<String> = queues.iter().map(Queue::etag).collect();
+    let shapes = queues.iter().zip(&etags).map(|(queue, etag)| shape::queue(queue, etag));
+    let list = json::Queues { queues: shapes.collect() };
+    output::sized(&service, StatusCode::OK, &list, queues.len() * 1_100).await
+}
+
+/// Delete a queue with its messages and keys
+#[utoipa::path(
+    delete, path = "/v1/queues/{queue}", tag = "queues",
+    params(
+        ("queue" = String, Path),
+        ("If-Match" = Option<String>, Header, description = "Refused where the etag is another"),
+    ),
+    responses((status = 204, description = "Gone")),
+)]
+pub(super) async fn delete(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    if let Some(etag) = text(&headers, &IF_MATCH)?
+        && etag != "*"
+        && etag != service.show(&permit).await?.etag()
+    {
+        return Err(stale("If-Match: the queue was changed since"));
+    }
+    service.delete(&permit).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Pause a queue
+///
+/// Nothing is handed out; sends and settles go on.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/pause", tag = "queues",
+    params(("queue" = String, Path)),
+    responses((status = 200, description = "Paused", body = json::Queue)),
+)]
+pub(super) async fn pause(
+    State(service): State<Service>,
+    at: InQueue,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    change(&service, &permit, Change::Pause).await
+}
+
+/// Resume a paused queue
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/resume", tag = "queues",
+    params(("queue" = String, Path)),
+    responses((status = 200, description = "Resumed", body = json::Queue)),
+)]
+pub(super) async fn resume(
+    State(service): State<Service>,
+    at: InQueue,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    change(&service, &permit, Change::Resume).await
+}
+
+/// Drop every message that waits
+///
+/// Their keys stay remembered, unless `keys` is true. What workers hold is left to them. Large
+/// queues are emptied step by step, so the counters may take a moment.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/purge", tag = "queues",
+    params(("queue" = String, Path)),
+    request_body = Option<json::Purge>,
+    responses((status = 200, description = "Purged from here on", body = json::Queue)),
+)]
+pub(super) async fn purge(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    let payload = read_json(&service, &headers, body, CONFIG_BYTES_MAX).await?;
+    let json::Purge { keys } = parse(&payload)?;
+    change(&service, &permit, Change::Purge { keys }).await
+}
+
+async fn change(service: &Service, permit: &Permit, change: Change) -> Result<Response, Failure> {
+    service.change(permit, change).await?;
+    Ok(show(StatusCode::OK, &service.show(permit).await?))
+}
+
+fn show(status: StatusCode, queue: &Queue) -> Response {
+    let etag = queue.etag();
+    let mut response = output::small(status, &shape::queue(queue, &etag));
+    if let Ok(value) = HeaderValue::try_from(etag) {
+        response.headers_mut().insert(ETAG, value);
+    }
+    response
+}

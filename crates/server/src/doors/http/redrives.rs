@@ -1,0 +1,124 @@
+//! Dead messages put back, many at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use hapax_core::{Redrive, RedriveView, Select, Time, limits};
+use hapax_wire::{Code, json};
+use http::{HeaderMap, StatusCode};
+use tokio::time::{Instant, sleep};
+
+use super::body::{parse, read_json};
+use super::dispatch::generated;
+use super::failure::Failure;
+use super::head;
+use super::input::{Caller, InQueue};
+use super::{output, shape};
+use crate::auth::Action;
+use crate::problem::Problem;
+use crate::service::{Permit, Service};
+
+/// As many keys as a redrive may name, each as long as it may be.
+pub(super) const REDRIVE_BYTES_MAX: usize = 1_024 * 1_024;
+/// Most are over at once; who asks for one should not have to ask twice.
+const AT_ONCE: Duration = Duration::from_millis(300);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+
+/// Put dead messages back
+///
+/// Name them by `keys`, by `filter`, or `all`. Under its `id`, a repeated redrive moves nothing
+/// twice. A large one goes on when this is answered: ask for its progress.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/redrive", tag = "keys",
+    params(
+        ("queue" = String, Path),
+        ("Prefer" = Option<String>, Header, description = "`wait=SECONDS` for its end"),
+    ),
+    request_body = json::Redrive,
+    responses((status = 200, description = "How far it has come", body = json::RedriveProgress)),
+)]
+pub(super) async fn post(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Admin)?;
+    let payload = read_json(&service, &headers, body, REDRIVE_BYTES_MAX).await?;
+    let redrive: json::Redrive<'_> = parse(&payload)?;
+    let (id, select) = (redrive.id.as_deref(), select(&redrive)?);
+    let mut view = start(&service, &permit, id, select, redrive.dry_run, redrive.per_s).await?;
+    let until = Instant::now() + head::wait(&headers).max(AT_ONCE);
+    while !view.done && Instant::now() < until {
+        sleep(BETWEEN_LOOKS).await;
+        view = service.redrive_progress(&permit, &view.id).await?;
+    }
+    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+}
+
+/// Starts a redrive, under an id of its own where none is given.
+pub(super) async fn start(
+    service: &Service,
+    permit: &Permit,
+    id: Option<&str>,
+    select: Select,
+    dry_run: bool,
+    per_s: Option<u32>,
+) -> Result<RedriveView, Problem> {
+    let id: Arc<str> = match id {
+        Some(id) => id.into(),
+        None => generated().to_str().unwrap_or_default().into(),
+    };
+    let queue = permit.queue().clone();
+    service.redrive(permit, Redrive { queue, id, select, dry_run, per_s }).await
+}
+
+fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
+    match (&redrive.keys, &redrive.filter, redrive.all) {
+        (Some(keys), None, false) if keys.beyond > 0 => {
+            let count = keys.items.len() + keys.beyond;
+            let max = limits::REDRIVE_KEYS_MAX;
+            let detail = format!("keys: a redrive names at most {max}, this one names {count}");
+            Err(Problem::new(Code::TooLarge, detail))
+        }
+        (Some(keys), None, false) => {
+            Ok(Select::Keys(keys.iter().map(|key| Arc::from(&**key)).collect()))
+        }
+        (None, Some(filter), false) => Ok(Select::Filter {
+            error_contains: filter.error_contains.as_deref().map(str::to_owned),
+            group: filter.group.as_deref().map(str::to_owned),
+            dead_before: filter.dead_before.map(|time| Time(time.0)),
+        }),
+        (None, None, true) => Ok(Select::All),
+        _ => Err(Problem::invalid("give one of `keys`, `filter` and `\"all\": true`")),
+    }
+}
+
+/// How far a redrive has come
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
+    params(("queue" = String, Path), ("id" = String, Path)),
+    responses(
+        (status = 200, description = "Its progress", body = json::RedriveProgress),
+        (status = 404, description = "`no_such_key`: none of this id is remembered",
+         body = json::Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn get(
+    State(service): State<Service>,
+    Caller(caller): Caller,
+    path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
+) -> Result<Response, Failure> {
+    let Path((queue, id)) =
+        path.map_err(|_| Failure::invalid("the path is not percent-encoded UTF-8"))?;
+    let permit = service.authorise(&caller, Action::Admin, &queue)?;
+    let view =
+        service.redrive_progress(&permit, &id).await.map_err(|problem| match problem.code {
+            Code::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
+            _ => problem,
+        })?;
+    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+}

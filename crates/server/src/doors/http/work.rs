@@ -1,0 +1,262 @@
+//! Receiving and settling.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use hapax_core::{Content, Delivery, Emit, Guarantee, Receive, Settle, Verb};
+use hapax_wire::{Code, json};
+use http::{HeaderMap, StatusCode};
+
+use super::body::{parse, read_json};
+use super::failure::Failure;
+use super::input::InQueue;
+use super::keys::to_blob;
+use super::messages::{ANSWER_BYTES_MAX, with_headers};
+use super::{output, shape};
+use crate::auth::{Action, Principal};
+use crate::problem::Problem;
+use crate::service::{Opened, Permit, Service};
+
+/// Bodies handed out by one receive.
+pub(super) const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+const RECEIVE_REQUEST_BYTES_MAX: usize = 64 * 1_024;
+/// The largest result and the largest emits together, in base64.
+pub(super) const SETTLE_BYTES_MAX: usize = 32 * 1_024 * 1_024;
+
+/// Receive messages
+///
+/// Each under a lease, until its deadline. Waits for the first one; an empty list when the wait is
+/// over.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/receive", tag = "working",
+    params(("queue" = String, Path)),
+    request_body = Option<json::Receive>,
+    responses((status = 200, description = "Messages", body = json::Received)),
+)]
+pub(super) async fn receive(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Work)?;
+    let (receive, wait) = {
+        let payload = read_json(&service, &headers, body, RECEIVE_REQUEST_BYTES_MAX).await?;
+        let asked: json::Receive<'_> = parse(&payload)?;
+        let receive = Receive {
+            queue: permit.queue().clone(),
+            max: asked.max,
+            lease_ms: asked.lease_ms,
+            worker: asked.worker.as_deref().unwrap_or_default().into(),
+            receive_id: asked.receive_id.as_deref().map(Into::into),
+            several_per_group: asked.several_per_group,
+        };
+        (receive, Duration::from_millis(asked.wait_ms))
+    };
+    let received = service.receive(&permit, receive, wait).await?;
+    let given = bounded(&service, &permit, received).await?;
+    let bytes_about = given.iter().map(delivery_bytes).sum();
+    let messages =
+        given.iter().map(|it| shape::delivery(shape::lease(&service.seal(&permit, it)), it));
+    let answer = json::Received { messages: messages.collect() };
+    match output::sized(&service, StatusCode::OK, &answer, bytes_about).await {
+        Ok(response) => Ok(response),
+        Err(failure) => {
+            drop(answer);
+            release(&service, &permit, given).await?; // They did not get anywhere.
+            Err(failure)
+        }
+    }
+}
+
+/// As many as one answer takes. The rest goes back, uncharged and to its old place.
+async fn bounded(
+    service: &Service,
+    permit: &Permit,
+    mut messages: Vec<Delivery>,
+) -> Result<Vec<Delivery>, Problem> {
+    let mut bytes = 0;
+    let fits = messages.iter().take_while(|it| {
+        bytes += it.content.size();
+        bytes <= RECEIVE_BYTES_MAX
+    });
+    let fits = fits.count().max(1);
+    if fits >= messages.len() {
+        return Ok(messages);
+    }
+    // In an at-most-once queue they are done already, and nothing can be given back.
+    let config = service.show(permit).await?.view.config;
+    if config.guarantee != Guarantee::AtMostOnce {
+        let rest = messages.split_off(fits);
+        release(service, permit, rest).await?;
+    }
+    Ok(messages)
+}
+
+async fn release(
+    service: &Service,
+    permit: &Permit,
+    messages: Vec<Delivery>,
+) -> Result<(), Problem> {
+    let items = messages.into_iter().map(|it| {
+        Opened::Settle(it.id.partition(), Settle { lease: it.lease, verb: Verb::Release })
+    });
+    service.settle(permit, items.collect()).await.map(drop)
+}
+
+fn delivery_bytes(it: &Delivery) -> usize {
+    let points: usize = it.recovery_points.values().map(Bytes::len).sum();
+    500 + shape::in_json(it.content.size() + points)
+}
+
+/// Settle leases
+///
+/// Each item for itself, answered in order. The same lease settled the same way again gets the same
+/// answer.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/settle", tag = "working",
+    params(("queue" = String, Path)),
+    request_body = json::Settle,
+    responses((status = 200, description = "An answer for each item", body = json::Settles)),
+)]
+pub(super) async fn settle(
+    State(service): State<Service>,
+    at: InQueue,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    let permit = at.may(&service, Action::Work)?;
+    let payload = read_json(&service, &headers, body, SETTLE_BYTES_MAX).await?;
+    let (items, kept) = gather(&service, &permit, &at.caller, &payload.bytes)?;
+    let admitted = payload.into_admitted();
+    let settled = match items.is_empty() {
+        true => Vec::new(),
+        false => service.settle(&permit, items).await?,
+    };
+    drop(admitted);
+    let mut room = ANSWER_BYTES_MAX;
+    let mut rest = settled.iter();
+    let answers: Vec<json::Settled<'_>> = kept
+        .iter()
+        .map(|kept| match (kept, rest.clone().next()) {
+            (Ok(told), Some(settled)) => {
+                rest.next();
+                shape::settled(told.is_fail, told.is_extend, settled, &mut room)
+            }
+            (Ok(_), None) => shape::unsettled(&super::messages::nothing()),
+            (Err(problem), _) => shape::unsettled(problem),
+        })
+        .collect();
+    let bytes_about = 200 * kept.len() + shape::in_json(ANSWER_BYTES_MAX - room);
+    output::sized(&service, StatusCode::OK, &json::Settles { answers }, bytes_about).await
+}
+
+/// What the answer to a settle tells, by what was asked.
+struct Told {
+    is_fail: bool,
+    is_extend: bool,
+}
+
+type Kept = Result<Told, Problem>;
+
+fn gather(
+    service: &Service,
+    permit: &Permit,
+    caller: &Principal,
+    json: &[u8],
+) -> Result<(Vec<Opened>, Vec<Kept>), Failure> {
+    let settle = json::Settle::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
+    if settle.beyond > 0 {
+        let count = settle.items.len() + settle.beyond;
+        let detail = format!("there are {count} items, at most {} go together", json::SETTLE_MAX);
+        return Err(Problem::new(Code::TooLarge, detail).into());
+    }
+    let mut opened = Vec::with_capacity(settle.items.len());
+    let mut kept = Vec::with_capacity(settle.items.len());
+    for item in settle.items {
+        let verb = match &item {
+            Ok(item) => verb(service, caller, item),
+            Err(error) => Err(Problem::invalid(error.to_string())),
+        };
+        kept.push(match (verb, item) {
+            (Ok(verb), Ok(item)) => {
+                let told = Told {
+                    is_fail: matches!(verb, Verb::Fail { .. }),
+                    is_extend: matches!(verb, Verb::Extend { .. }),
+                };
+                opened.push(service.open(permit, &shape::lease_bytes(&item.lease), verb));
+                Ok(told)
+            }
+            (Err(problem), _) => Err(problem),
+            (Ok(_), Err(error)) => Err(Problem::invalid(error.to_string())),
+        });
+    }
+    Ok((opened, kept))
+}
+
+fn verb(
+    service: &Service,
+    caller: &Principal,
+    item: &json::SettleItem<'_>,
+) -> Result<Verb, Problem> {
+    Ok(match &*item.verb {
+        "done" => Verb::Done {
+            result: item.result.as_ref().map(to_blob).transpose()?,
+            emits: emits(service, caller, item)?,
+        },
+        "fail" => Verb::Fail {
+            error: item.error.as_deref().unwrap_or_default().to_owned(),
+            delay_ms: item.delay_ms,
+            dead: item.dead.unwrap_or_default(),
+        },
+        "release" => Verb::Release,
+        "extend" => Verb::Extend { lease_ms: item.lease_ms },
+        "begin" => Verb::Begin,
+        "save" => {
+            let bytes = json::body_bytes(item.body.as_ref(), item.body_base64.as_ref())
+                .map_err(|error| Problem::invalid(error.to_string()))?;
+            Verb::Save {
+                name: item.name.as_deref().unwrap_or_default().to_owned(),
+                data: Bytes::copy_from_slice(&bytes),
+            }
+        }
+        other => {
+            let detail =
+                format!("do: {other:?} is none of done, fail, release, extend, begin and save");
+            return Err(Problem::invalid(detail));
+        }
+    })
+}
+
+fn emits(
+    service: &Service,
+    caller: &Principal,
+    item: &json::SettleItem<'_>,
+) -> Result<Vec<Emit>, Problem> {
+    let Some(emits) = &item.emit else { return Ok(Vec::new()) };
+    if emits.beyond > 0 {
+        return Err(hapax_core::Invalid::Emits.into());
+    }
+    let emits = emits.iter().enumerate().map(|(place, emit)| {
+        to_emit(service, caller, emit).map_err(|problem| Problem {
+            detail: format!("emit[{place}]: {}", problem.detail),
+            ..problem
+        })
+    });
+    emits.collect()
+}
+
+fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Result<Emit, Problem> {
+    let queue = service.may_emit(caller, &emit.queue)?;
+    let body = json::body_bytes(emit.body.as_ref(), emit.body_base64.as_ref())
+        .map_err(|error| Problem::invalid(error.to_string()))?;
+    let builder = Content::builder(emit.key.as_deref().unwrap_or_default())
+        .content_type(emit.content_type.as_deref())
+        .group(emit.group.as_deref());
+    let content = with_headers(builder, emit.headers.as_ref())?.build(&body)?;
+    let name = emit.name.as_deref().unwrap_or_default().to_owned();
+    Ok(Emit { queue, name, content, delay_ms: emit.delay_ms })
+}

@@ -1,0 +1,136 @@
+//! Callers that stall, flood or speak another language: the others do not notice.
+
+use std::time::Duration;
+
+use hapax_wire::proto::{self, AnswerKind};
+use http::{Request, StatusCode, Version};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::broker::{House, channel, code, in_time, message, opening};
+
+const MIB: usize = 1_024 * 1_024;
+
+#[tokio::test]
+async fn a_caller_that_never_reads_its_answers_is_not_read_for_ever() {
+    let house = House::with_queue("orders", r#"{"guarantee":"at-least-once"}"#).await;
+    let stalled = house.sends().await;
+    // Refusals are the longest answers: they fill what is on the way soonest.
+    let frame = || {
+        let messages = (0..1_000).map(|number| message(number, "", "body")).collect();
+        proto::SendFrame { queue: "x".repeat(200), messages }
+    };
+    let mut taken = 0;
+    while stalled.is_taken(frame(), Duration::from_secs(2)).await {
+        taken += 1;
+        assert!(taken < 2_000, "two million answers that nobody reads");
+    }
+    let mut other = house.sends().await;
+    let answer = other.one("orders", message(1, "k", "body")).await;
+    assert_eq!(answer.kind(), AnswerKind::Accepted, "others are served");
+}
+
+#[tokio::test]
+async fn a_worker_that_never_reads_holds_a_bounded_part_of_the_queue() {
+    let house = House::with_queue("orders", "{}").await;
+    let body = vec![7; 64 * 1_024];
+    for batch in 0..10 {
+        let some = (0..100).map(|n| message(n, &format!("{batch}-{n}"), body.clone())).collect();
+        house.send("orders", some).await;
+    }
+    let stalled = house.works("orders", 10_000).await;
+    // Another worker gets what is left, and that is most of it.
+    let mut other = house.works("orders", 10_000).await;
+    let got = other.deliveries(500).await;
+    assert_eq!(got.len(), 500);
+    let stats = house.stats("orders").await;
+    assert!(stats.leased as usize * 64 * 1_024 <= 64 * MIB, "{} are leased", stats.leased);
+    drop(stalled);
+}
+
+#[tokio::test]
+async fn a_frame_that_is_too_large_ends_its_stream_and_no_other() {
+    let house = House::with_queue("orders", "{}").await;
+    let mut other = house.sends().await;
+    let sends = house.sends().await;
+    sends.say("orders", vec![message(1, "k", vec![0; 20 * MIB])]).await;
+    let status = sends.finish().await.unwrap_err();
+    assert_eq!((status.code(), code(&status)), (tonic::Code::OutOfRange, "too_large"));
+    let answer = other.one("orders", message(1, "k", "body")).await;
+    assert_eq!(answer.kind(), AnswerKind::Accepted);
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_frame_end_their_stream_and_no_other() {
+    let house = House::with_queue("orders", "{}").await;
+    let mut other = house.sends().await;
+    for (path, frame) in [
+        ("Send", &b"\x00\x00\x00\x00\x04\x12\xff\xff\xff"[..]),
+        ("Send", b"\x00\x00\x00\x00\x02\x0a\x05"),
+        ("Send", b"\x00\x00\x00\x00\x03\x0a\x01\xff"),
+        ("Send", b"\x01\x00\x00\x00\x01x"),
+        ("Send", b"\x07\x00\x00\x00\x01x"),
+        ("Work", b"\x00\x00\x00\x00\x03\x1a\x09\x12"),
+        ("Work", b"\x00\xff\xff\xff\xff"),
+        ("SendBatch", b"\x00\x00\x00\x00\x02\x0a\x05"),
+    ] {
+        let status = speak(&house, path, frame).await;
+        let is_refused = status.is_some_and(|status| status != "0");
+        assert!(is_refused, "{path} {frame:?}");
+        let answer = other.one("orders", message(1, path, "body")).await;
+        assert!(answer.problem.is_none(), "{answer:?}");
+    }
+}
+
+/// Says some bytes as a gRPC call, and gets the status.
+async fn speak(house: &House, path: &str, frame: &'static [u8]) -> Option<String> {
+    use http_body_util::{BodyExt, Full};
+    use tower::ServiceExt;
+    let channel = channel(&house.address);
+    let request = Request::post(format!("{}/hapax.v1.Hapax/{path}", house.address))
+        .version(Version::HTTP_2)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(tonic::body::Body::new(Full::new(bytes::Bytes::from_static(frame))))
+        .unwrap();
+    let response = in_time(channel.oneshot(request)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let text = |headers: &http::HeaderMap| {
+        headers.get("grpc-status").map(|status| status.to_str().unwrap().to_owned())
+    };
+    if let Some(status) = text(response.headers()) {
+        return Some(status);
+    }
+    let body = in_time(response.into_body().collect()).await.unwrap();
+    body.trailers().and_then(text)
+}
+
+#[tokio::test]
+async fn a_worker_that_vanishes_leaves_its_messages_to_others_at_once() {
+    let house = House::with_queue("orders", "{}").await;
+    let works = house.works("orders", 10).await;
+    drop(works);
+    // A connection cut in the middle of a frame.
+    let address = house.address.trim_start_matches("http://").to_owned();
+    let mut raw = tokio::net::TcpStream::connect(address).await.unwrap();
+    raw.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        .await
+        .unwrap();
+    let mut some = [0; 9];
+    raw.read_exact(&mut some).await.unwrap();
+    drop(raw);
+    let mut other = house.works("orders", 10).await;
+    house.send("orders", vec![message(1, "k", "body")]).await;
+    assert_eq!(other.deliveries(1).await[0].attempt, 1);
+}
+
+#[tokio::test]
+async fn credit_beyond_all_bounds_is_taken_for_the_bound() {
+    let house = House::with_queue("orders", "{}").await;
+    let mut works = house.works("orders", u32::MAX).await;
+    works.credit(u32::MAX).await;
+    house.send("orders", crate::broker::messages("k", 100)).await;
+    works.deliveries(100).await;
+    let zero = house.unopened().await;
+    zero.say(opening("orders", 0)).await;
+    zero.credit(0).await;
+}

@@ -1,0 +1,9 @@
+//! The gRPC door of a running broker, over a real connection.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
+
+mod broker;
+mod hostile;
+mod send;
+mod stopping;
+mod unary;
+mod work;

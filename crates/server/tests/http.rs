@@ -1,0 +1,19 @@
+//! The HTTP door, called through its router: every endpoint, every code, and what strangers send.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
+
+mod http {
+    mod access;
+    mod batches;
+    mod claims;
+    mod documents;
+    mod errors;
+    mod hostile;
+    mod house;
+    mod keys;
+    mod operators;
+    mod queues;
+    mod sending;
+    mod waiting;
+    mod walk;
+    mod working;
+}

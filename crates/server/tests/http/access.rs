@@ -1,0 +1,176 @@
+//! Tokens: who may do what, and what looks absent.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hapax_server::auth::{Auth, NewToken, Patterns, TokenFile, Tokens};
+use hapax_server::listen::Peer;
+use hapax_server::service::Options;
+use hapax_server::tenants::{Limits, Tenants};
+use serde_json::json;
+
+use super::house::{Ask, House, ask, get, post, put, send};
+
+/// A broker with tokens: `NAME` is of `tenant`, for queues, and can do things.
+fn guarded(tokens: &[(&'static str, &str, &str, &str)]) -> (House, HashMap<&'static str, String>) {
+    let mut made = HashMap::new();
+    let house = House::with(1, |path| {
+        for (name, tenant, queues, can) in tokens {
+            let new = NewToken {
+                name: None,
+                tenant: (*tenant).to_owned(),
+                queues: Patterns::new([queues.parse().unwrap()]).unwrap(),
+                can: can.parse().unwrap(),
+                expires_at: None,
+            };
+            let created = TokenFile::in_directory(path).create(new, jiff::Timestamp::now());
+            made.insert(*name, created.unwrap().token);
+        }
+        let auth = Auth::Tokens(Arc::new(Tokens::open(path).unwrap()));
+        Options { auth, ..Options::default() }
+    });
+    (house, made)
+}
+
+trait By {
+    fn by(self, token: &str) -> Self;
+}
+
+impl By for Ask {
+    fn by(self, token: &str) -> Self {
+        self.header("authorization", format!("Bearer {token}"))
+    }
+}
+
+#[tokio::test]
+async fn without_a_token_nothing_but_the_brokers_own_pages_is_served() {
+    let (house, tokens) = guarded(&[("root", "shop", "*", "send,work,admin")]);
+    for (method, path) in hapax_server::doors::http::ROUTES {
+        let path = path.replace("{queue}", "q").replace("{key}", "k").replace("{id}", "i");
+        let path = path.replace("{code}", "conflict");
+        let told = house.ask(ask(&method.to_uppercase(), &path)).await;
+        let is_open = !path.starts_with("/v1/queues") && path != "/metrics";
+        match is_open {
+            true => assert_eq!(told.status, 200, "{path}"),
+            false => {
+                told.fails(401, "unauthorized");
+                assert_eq!(told.header("www-authenticate"), "Bearer");
+            }
+        }
+    }
+    let root = &tokens["root"];
+    house.ask(get("/v1/queues").by(root)).await.is(200);
+    for bad in ["", "x", &format!("{root}x"), &root[..root.len() - 1]] {
+        house.ask(get("/v1/queues").by(bad)).await.fails(401, "unauthorized");
+    }
+    let basic = get("/v1/queues").header("authorization", format!("Basic {root}"));
+    house.ask(basic).await.fails(401, "unauthorized");
+    house.ask(get("/v1/queues").by(root).by(root)).await.fails(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn what_a_token_may_not_do_is_forbidden_and_what_it_may_not_see_is_absent() {
+    let (house, tokens) = guarded(&[
+        ("root", "shop", "*", "send,work,admin"),
+        ("sender", "shop", "orders", "send"),
+        ("worker", "shop", "orders", "work"),
+        ("other", "bank", "*", "send,work,admin"),
+    ]);
+    let by = |name: &str, ask: Ask| house.ask(ask.by(&tokens[name]));
+    by("root", put("/v1/queues/orders", "{}")).await.is(201);
+    by("root", put("/v1/queues/secret", "{}")).await.is(201);
+    by("sender", send("orders", "k", "x")).await.is(201);
+    by("sender", post("/v1/queues/orders/receive", "{}")).await.fails(403, "forbidden");
+    by("sender", put("/v1/queues/orders", "{}")).await.fails(403, "forbidden");
+    by("sender", ask("DELETE", "/v1/queues/orders")).await.fails(403, "forbidden");
+    by("sender", send("secret", "k", "x")).await.fails(404, "no_such_queue");
+    by("worker", send("orders", "k", "x")).await.fails(403, "forbidden");
+    let claim = post("/v1/queues/orders/claims", "x").header("idempotency-key", "c");
+    by("worker", claim).await.fails(403, "forbidden");
+    let list = by("sender", get("/v1/queues")).await.is(200);
+    assert_eq!(list["queues"].as_array().unwrap().len(), 1);
+    assert_eq!(list["queues"][0]["queue"], "orders");
+
+    let absent = by("other", get("/v1/queues/orders")).await.fails(404, "no_such_queue");
+    let nowhere = by("sender", get("/v1/queues/secret")).await.fails(404, "no_such_queue");
+    assert_eq!(
+        absent["detail"].as_str().map(|it| it.replace("orders", "secret")).as_deref(),
+        nowhere["detail"].as_str()
+    );
+    by("other", get("/v1/queues/orders/keys/k")).await.fails(404, "no_such_queue");
+    assert_eq!(by("other", get("/v1/queues")).await.is(200), json!({"queues": []}));
+}
+
+#[tokio::test]
+async fn an_emit_needs_the_right_to_send() {
+    let (house, tokens) =
+        guarded(&[("root", "shop", "*", "send,work,admin"), ("worker", "shop", "*", "work")]);
+    let by = |name: &str, ask: Ask| house.ask(ask.by(&tokens[name]));
+    for queue in ["orders", "emails"] {
+        by("root", put(&format!("/v1/queues/{queue}"), "{}")).await.is(201);
+    }
+    by("root", send("orders", "k", "x")).await.is(201);
+    let told = by("worker", post("/v1/queues/orders/receive", "{}")).await.is(200);
+    let lease = &told["messages"][0]["lease"];
+    let emitting = json!({"items": [
+        {"lease": lease, "do": "done", "emit": [{"queue": "emails", "name": "n", "body": "x"}]},
+        {"lease": lease, "do": "done"},
+    ]});
+    let settle = post("/v1/queues/orders/settle", &emitting.to_string());
+    let told = by("worker", settle).await.is(200);
+    assert_eq!(told["answers"][0]["code"], "forbidden");
+    assert_eq!(told["answers"][1]["answer"], "ok");
+}
+
+#[tokio::test]
+async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
+    let (house, tokens) = guarded(&[("root", "shop", "*", "send,work,admin")]);
+    house.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
+    let from = |address: &str| {
+        let address: SocketAddr = address.parse().unwrap();
+        get("/metrics").extension(Peer { address, is_encrypted: false })
+    };
+    for near in ["127.0.0.1:5", "[::1]:5"] {
+        let told = house.ask(from(near)).await;
+        assert_eq!(told.status, 200);
+        assert!(told.text().contains("hapax_"), "{}", told.text());
+    }
+    house.ask(from("192.0.2.7:5")).await.fails(401, "unauthorized");
+    let told = house.ask(from("192.0.2.7:5").by(&tokens["root"])).await;
+    assert_eq!(told.status, 200);
+    assert!(told.header("content-type").starts_with("text/plain"));
+    let open = from("127.0.0.1:5").header("accept", "application/openmetrics-text;version=1.0.0");
+    let told = house.ask(open).await;
+    assert!(told.header("content-type").starts_with("application/openmetrics-text"));
+    assert!(told.text().ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn a_tenant_has_limits_of_its_own() {
+    let limits = Limits { sends_per_s: Some(2), max_queues: Some(1) };
+    let house = House::with(1, |_| {
+        let tenants = Tenants::new(limits, Default::default(), Instant::now());
+        Options { tenants, ..Options::default() }
+    });
+    house.put("orders", "{}").await;
+    house.ask(put("/v1/queues/more", "{}")).await.fails(429, "over_quota");
+    house.ask(put("/v1/queues/orders", "{}")).await.is(200);
+    let batch = json!({"messages": [{"key": "a"}, {"key": "b"}]}).to_string();
+    house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    let more = json!({"messages": [{"key": "c"}, {"key": "d"}, {"key": "e"}]}).to_string();
+    house.ask(post("/v1/queues/orders/batch", &more)).await.fails(429, "rate_limited");
+}
+
+#[tokio::test]
+async fn a_web_page_of_another_site_gets_nothing_done() {
+    let house = House::with_queue("{}").await;
+    for site in ["cross-site", "same-site"] {
+        let ask = send("orders", "k", "x").header("sec-fetch-site", site);
+        house.ask(ask).await.fails(403, "forbidden");
+    }
+    let own = send("orders", "k", "x").header("sec-fetch-site", "same-origin");
+    house.ask(own).await.is(201);
+    house.ask(get("/v1/queues").header("sec-fetch-site", "cross-site")).await.is(200);
+}

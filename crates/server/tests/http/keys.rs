@@ -1,0 +1,147 @@
+//! Looking at keys, and browsing.
+
+use serde_json::json;
+
+use super::house::{House, get, send, text};
+
+#[tokio::test]
+async fn keys_in_paths_are_percent_encoded() {
+    let house = House::with_queue("{}").await;
+    for (key, path) in [
+        ("\"a/b\"", "a%2Fb"),
+        ("\"a b\"", "a%20b"),
+        ("\"größe?#%\"", "gr%C3%B6%C3%9Fe%3F%23%25"),
+        ("\"..\"", "%2E%2E"),
+        ("\"100%\"", "100%25"),
+        ("\"a+b\"", "a+b"),
+        ("\"redrive\"", "redrive"),
+    ] {
+        let sent = house.send("orders", key, "x").await;
+        let found = house.key("orders", path).await;
+        assert_eq!((&found["id"], &found["key"]), (&sent["id"], &sent["key"]), "{path}");
+    }
+    house.ask(get("/v1/queues/orders/keys/%FF%FE")).await.fails(400, "malformed_key");
+    house.ask(get("/v1/queues/orders/keys/a%00b")).await.fails(400, "malformed_key");
+    let long = format!("/v1/queues/orders/keys/{}", "k".repeat(256));
+    house.ask(get(&long)).await.fails(400, "malformed_key");
+    house.ask(get("/v1/queues/orders/keys/none")).await.fails(404, "no_such_key");
+    house.ask(get("/v1/queues/none/keys/k")).await.fails(404, "no_such_queue");
+}
+
+#[tokio::test]
+async fn a_key_belongs_to_its_group_where_the_queue_deduplicates_per_group() {
+    let house = House::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
+    let grouped = |group: &str| send("orders", "k", group).header("hapax-group", group);
+    let (one, two) =
+        (house.ask(grouped("g1")).await.is(201), house.ask(grouped("g2")).await.is(201));
+    assert_ne!(one["id"], two["id"]);
+    house.ask(send("orders", "k", "x")).await.fails(400, "invalid");
+    for (group, sent) in [("g1", &one), ("g2", &two)] {
+        let key = house.key("orders", &format!("k?group={group}")).await;
+        assert_eq!((&key["id"], &key["group"]), (&sent["id"], &json!(group)));
+    }
+    house.ask(get("/v1/queues/orders/keys/k?group=g3")).await.fails(404, "no_such_key");
+    let message = house.receive_one("orders").await;
+    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    let group = text(&message, "group");
+    let key = house.key("orders", &format!("k?group={group}")).await;
+    assert_eq!((&key["state"], &key["group"]), (&json!("done"), &json!(group)));
+}
+
+#[tokio::test]
+async fn a_look_at_a_living_message_shows_its_body_and_headers() {
+    let house = House::with_queue("{}").await;
+    let ask = send("orders", "k", "hello").header("hapax-header-a", "1");
+    house.ask(ask.header("content-type", "text/plain")).await.is(201);
+    let key = house.key("orders", "k").await;
+    assert_eq!((&key["body"], &key["content_type"]), (&json!("hello"), &json!("text/plain")));
+    assert_eq!(key["headers"], json!({"a": "1"}));
+    assert_eq!((&key["finished_at"], &key["result"]), (&json!(null), &json!(null)));
+}
+
+#[tokio::test]
+async fn browsing_goes_page_by_page_and_leases_nothing() {
+    for partitions in [1, 3] {
+        let house = House::with(partitions, |_| hapax_server::service::Options::default());
+        house.put("orders", "{}").await;
+        for n in 0..25 {
+            house.send("orders", &format!("k{n:02}"), "x").await;
+        }
+        let mut seen = Vec::new();
+        let mut path = "/v1/queues/orders/messages?state=ready&limit=10".to_owned();
+        loop {
+            let page = house.ask(get(&path)).await.is(200);
+            let messages = page["messages"].as_array().unwrap();
+            assert!(messages.len() <= 10);
+            assert!(messages.iter().all(|it| it["body"] == "x" && it["state"] == "ready"));
+            seen.extend(messages.iter().map(|it| text(it, "key").to_owned()));
+            match page["next"].as_str() {
+                Some(next) => {
+                    path = format!("/v1/queues/orders/messages?limit=10&cursor={next}");
+                }
+                None => break,
+            }
+        }
+        seen.sort();
+        let expected: Vec<String> = (0..25).map(|n| format!("k{n:02}")).collect();
+        assert_eq!(seen, expected, "on {partitions} partitions");
+        let stats = house.ask(get("/v1/queues/orders")).await.is(200)["stats"].clone();
+        assert_eq!((&stats["ready"], &stats["leased"]), (&json!(25), &json!(0)));
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_large_messages_is_cut_and_goes_on() {
+    let house = House::with_queue("{}").await;
+    for n in 0..10 {
+        house.send("orders", &format!("k{n}"), &"b".repeat(1_000_000)).await;
+    }
+    let mut keys = Vec::new();
+    let mut path = "/v1/queues/orders/messages".to_owned();
+    let mut pages = 0;
+    loop {
+        let page = house.ask(get(&path)).await.is(200);
+        pages += 1;
+        let messages = page["messages"].as_array().unwrap();
+        keys.extend(messages.iter().map(|it| text(it, "key").to_owned()));
+        match page["next"].as_str() {
+            Some(next) => path = format!("/v1/queues/orders/messages?cursor={next}"),
+            None => break,
+        }
+    }
+    assert!(pages > 1);
+    assert_eq!(keys, (0..10).map(|n| format!("k{n}")).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn what_cannot_be_browsed_is_said() {
+    let house = House::with_queue("{}").await;
+    for query in [
+        "state=done",
+        "state=gone",
+        "limit=0",
+        "limit=1001",
+        "limit=-1",
+        "limit=many",
+        "cursor=nonsense",
+        "cursor=MC45OTk5OTk5OTk5OTk5OTk5OTk5",
+    ] {
+        let told = house.ask(get(&format!("/v1/queues/orders/messages?{query}"))).await;
+        told.fails(400, "invalid");
+    }
+    house.ask(get("/v1/queues/none/messages")).await.fails(404, "no_such_queue");
+    let empty = house.ask(get("/v1/queues/orders/messages?state=dead")).await.is(200);
+    assert_eq!(empty, json!({"messages": [], "next": null}));
+}
+
+#[tokio::test]
+async fn a_keyless_message_is_found_by_its_id_wherever_it_lives() {
+    let house = House::with(4, |_| hapax_server::service::Options::default());
+    house.put("orders", r#"{"guarantee":"at-least-once"}"#).await;
+    for _ in 0..20 {
+        let ask = super::house::ask("POST", "/v1/queues/orders/messages").body("x");
+        let sent = house.ask(ask).await.is(201);
+        let found = house.key("orders", text(&sent, "id")).await;
+        assert_eq!((&found["id"], &found["state"]), (&sent["id"], &json!("ready")));
+    }
+}

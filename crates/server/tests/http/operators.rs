@@ -1,0 +1,185 @@
+//! What operators do to keys: forget, replay, redrive, discard, resolve.
+
+use serde_json::{Value, json};
+
+use super::house::{House, ask, get, post, send, text};
+
+async fn act(house: &House, key: &str, verb: &str) -> super::house::Told {
+    house.ask(ask("POST", &format!("/v1/queues/orders/keys/{key}/{verb}"))).await
+}
+
+async fn finish(house: &House, key: &str) {
+    house.send("orders", key, "x").await;
+    let message = house.receive_one("orders").await;
+    assert_eq!(message["key"], key);
+    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+}
+
+async fn kill(house: &House, key: &str, error: &str) {
+    house.send("orders", key, "x").await;
+    let message = house.receive_one("orders").await;
+    let fail = json!({"lease": message["lease"], "do": "fail", "error": error, "dead": true});
+    assert_eq!(house.settle("orders", fail).await["state"], "dead");
+}
+
+#[tokio::test]
+async fn a_forgotten_key_is_new_again() {
+    let house = House::with_queue("{}").await;
+    finish(&house, "k").await;
+    let told = act(&house, "k", "forget").await.is(200);
+    assert_eq!(told, json!({"answer": "ok", "key": "k"}));
+    act(&house, "k", "forget").await.fails(404, "no_such_key");
+    house.send("orders", "k", "something else").await;
+    act(&house, "k", "forget").await.fails(400, "invalid");
+}
+
+#[tokio::test]
+async fn a_replay_runs_the_same_message_as_the_next_generation() {
+    let house = House::with_queue("{}").await;
+    finish(&house, "k").await;
+    let replay = |body: &'static str| ask("POST", "/v1/queues/orders/keys/k/replay").body(body);
+    let gone = house.ask(replay("")).await.fails(400, "invalid");
+    assert!(text(&gone, "detail").contains("body is gone"), "{gone}");
+    house.ask(replay("y")).await.fails(422, "conflict");
+    let other = replay("x").header("idempotency-key", "l");
+    house.ask(other).await.fails(400, "invalid");
+    let told = house.ask(replay("x")).await.is(200);
+    let expected = json!({"answer": "ok", "key": "k", "state": "ready", "generation": 1});
+    assert_eq!(told, expected);
+    house.ask(replay("x")).await.fails(400, "invalid");
+    let message = house.receive_one("orders").await;
+    assert_eq!((&message["generation"], &message["body"]), (&json!(1), &json!("x")));
+}
+
+#[tokio::test]
+async fn an_empty_message_can_be_replayed_too() {
+    let house = House::with_queue("{}").await;
+    house.send("orders", "k", "").await;
+    let message = house.receive_one("orders").await;
+    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    act(&house, "k", "replay").await.is(200);
+}
+
+#[tokio::test]
+async fn a_dead_message_is_redriven_by_its_key() {
+    let house = House::with_queue("{}").await;
+    kill(&house, "k", "bad").await;
+    let told = act(&house, "k", "redrive").await.is(200);
+    assert_eq!((&told["answer"], &told["state"]), (&json!("ok"), &json!("ready")));
+    act(&house, "k", "redrive").await.fails(400, "invalid");
+    act(&house, "none", "redrive").await.fails(404, "no_such_key");
+    assert_eq!(house.receive_one("orders").await["key"], "k");
+}
+
+#[tokio::test]
+async fn a_discarded_message_is_given_up_and_remembered() {
+    let house = House::with_queue("{}").await;
+    kill(&house, "k", "bad").await;
+    let told = act(&house, "k", "discard").await.is(200);
+    assert_eq!(told["state"], "discarded");
+    assert_eq!(house.key("orders", "k").await["state"], "discarded");
+    let again = house.ask(send("orders", "k", "x")).await.is(200);
+    assert_eq!(again["answer"], "dead");
+    house.send("orders", "leased", "x").await;
+    house.receive_one("orders").await;
+    act(&house, "leased", "discard").await.fails(400, "invalid");
+}
+
+/// A message that is parked: begun, and its lease lost.
+async fn park(house: &House, key: &str) {
+    house.send("orders", key, "x").await;
+    let receive = r#"{"max":1,"lease_ms":100,"wait_ms":30000}"#;
+    let told = house.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
+    let lease = told["messages"][0]["lease"].clone();
+    let begun = house.settle("orders", json!({"lease": lease, "do": "begin"})).await;
+    assert_eq!(begun["answer"], "ok");
+    let looked = house.ask(get(&format!("/v1/queues/orders/keys/{key}?wait_ms=30000"))).await;
+    assert_eq!(looked.is(200)["state"], "parked");
+}
+
+#[tokio::test]
+async fn a_parked_message_is_resolved() {
+    let house = House::with_queue(r#"{"on_lost":"park"}"#).await;
+    let resolve = |key: &str, json: &str| {
+        house.ask(post(&format!("/v1/queues/orders/keys/{key}/resolve"), json))
+    };
+    park(&house, "a").await;
+    let parked = house.ask(send("orders", "a", "x")).await.is(200);
+    assert_eq!(parked["answer"], "parked");
+    for bad in [r#"{"do":"forget"}"#, "{}", r#"{"do":"done","result":{"body":1}}"#] {
+        resolve("a", bad).await.fails(400, "invalid");
+    }
+    let done = resolve("a", r#"{"do":"done","result":{"body":"by hand"}}"#).await.is(200);
+    assert_eq!(done["state"], "done");
+    assert_eq!(house.key("orders", "a").await["result"]["body"], "by hand");
+    resolve("a", r#"{"do":"retry"}"#).await.fails(404, "no_such_key");
+    park(&house, "b").await;
+    assert_eq!(resolve("b", r#"{"do":"retry"}"#).await.is(200)["state"], "ready");
+    assert_eq!(house.receive_one("orders").await["key"], "b");
+}
+
+async fn redrive(house: &House, json: &str) -> Value {
+    house.ask(post("/v1/queues/orders/redrive", json)).await.is(200)
+}
+
+#[tokio::test]
+async fn dead_messages_are_redriven_by_keys_by_filter_and_all() {
+    let house = House::with_queue("{}").await;
+    for (key, error) in [("a", "timeout"), ("b", "refused"), ("c", "timeout"), ("d", "x")] {
+        kill(&house, key, error).await;
+    }
+    let by_keys = redrive(&house, r#"{"id":"r1","keys":["a","none"]}"#).await;
+    let expected = json!({"id": "r1", "matched": 1, "moved": 1, "done": true, "dry_run": false});
+    assert_eq!(by_keys, expected);
+    let again = redrive(&house, r#"{"id":"r1","all":true}"#).await;
+    assert_eq!(again, expected, "repeated, it moves nothing twice");
+    let dry = redrive(&house, r#"{"id":"r2","all":true,"dry_run":true}"#).await;
+    assert_eq!(
+        (&dry["matched"], &dry["moved"], &dry["done"]),
+        (&json!(3), &json!(0), &json!(true))
+    );
+    let filter = r#"{"id":"r3","filter":{"error_contains":"time"}}"#;
+    assert_eq!(redrive(&house, filter).await["moved"], 1);
+    let early = r#"{"filter":{"dead_before":"2020-01-01T00:00:00Z"},"per_s":null}"#;
+    let early = redrive(&house, early).await;
+    assert_eq!((&early["matched"], &early["done"]), (&json!(0), &json!(true)));
+    assert_eq!(text(&early, "id").len(), 36, "an id is made up");
+    assert_eq!(redrive(&house, r#"{"id":"r4","all":true}"#).await["moved"], 2);
+    let progress = house.ask(get("/v1/queues/orders/redrive/r4")).await.is(200);
+    assert_eq!((&progress["moved"], &progress["done"]), (&json!(2), &json!(true)));
+    house.ask(get("/v1/queues/orders/redrive/none")).await.fails(404, "no_such_key");
+    house.ask(get("/v1/queues/none/redrive/r4")).await.fails(404, "no_such_queue");
+}
+
+#[tokio::test]
+async fn a_redrive_says_what_it_is_for() {
+    let house = House::with_queue("{}").await;
+    for json in [
+        "{}",
+        r#"{"all":false}"#,
+        r#"{"all":true,"keys":["a"]}"#,
+        r#"{"filter":{},"all":true}"#,
+        r#"{"keys":[]}"#,
+        r#"{"keys":"a"}"#,
+        r#"{"all":true,"per_s":0}"#,
+        r#"{"all":true,"id":""}"#,
+        r#"{"filter":{"dead_before":"soon"}}"#,
+    ] {
+        house.ask(post("/v1/queues/orders/redrive", json)).await.fails(400, "invalid");
+    }
+    let many = json!({"keys": vec!["k"; 1_001]}).to_string();
+    house.ask(post("/v1/queues/orders/redrive", &many)).await.fails(413, "too_large");
+}
+
+#[tokio::test]
+async fn where_keys_belong_to_groups_a_dead_message_is_redriven_by_its_group() {
+    let house = House::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
+    house.ask(send("orders", "k", "x").header("hapax-group", "g")).await.is(201);
+    let message = house.receive_one("orders").await;
+    let fail = json!({"lease": message["lease"], "do": "fail", "dead": true});
+    house.settle("orders", fail).await;
+    let told = house.ask(ask("POST", "/v1/queues/orders/keys/k/redrive?group=g")).await;
+    let problem = told.fails(400, "invalid");
+    assert!(text(&problem, "detail").contains("filter"), "{problem}");
+    assert_eq!(redrive(&house, r#"{"filter":{"group":"g"}}"#).await["moved"], 1);
+}

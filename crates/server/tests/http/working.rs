@@ -1,0 +1,222 @@
+//! Receives and settles.
+
+use serde_json::{Value, json};
+
+use super::house::{House, get, post, send, text};
+
+#[tokio::test]
+async fn every_verb_of_a_settle_is_heard() {
+    let house = House::with_queue(r#"{"backoff_min_ms":600000}"#).await;
+    house.send("orders", "k", "x").await;
+    let message = house.receive_one("orders").await;
+    let settle = |item: Value| {
+        let mut item = item;
+        item["lease"] = message["lease"].clone();
+        house.settle("orders", item)
+    };
+    assert_eq!(settle(json!({"do": "begin"})).await, json!({"answer": "ok"}));
+    let save = json!({"do": "save", "name": "charged", "body": "ch_1"});
+    assert_eq!(settle(save).await, json!({"answer": "ok"}));
+    let extended = settle(json!({"do": "extend", "lease_ms": 3_600_000})).await;
+    assert!(text(&extended, "deadline") > text(&message, "deadline"));
+    let failed = settle(json!({"do": "fail", "error": "timeout"})).await;
+    assert_eq!((&failed["answer"], &failed["state"]), (&json!("ok"), &json!("delayed")));
+    let lost = settle(json!({"do": "done"})).await;
+    assert_eq!(lost, json!({"answer": "lease_lost", "state": "delayed", "result": null}));
+    let key = house.key("orders", "k").await;
+    assert_eq!((&key["error"], &key["attempts"]), (&json!("timeout"), &json!(1)));
+    assert_eq!(key["recovery_points"], json!({"charged": {"body": "ch_1"}}));
+}
+
+#[tokio::test]
+async fn a_released_message_comes_again_uncharged_with_its_recovery_points() {
+    let house = House::with_queue("{}").await;
+    house.send("orders", "k", "x").await;
+    let first = house.receive_one("orders").await;
+    let save = json!({"lease": first["lease"], "do": "save", "name": "p", "body_base64": "/w=="});
+    house.settle("orders", save).await;
+    let release = json!({"lease": first["lease"], "do": "release"});
+    assert_eq!(house.settle("orders", release).await, json!({"answer": "ok"}));
+    let second = house.receive_one("orders").await;
+    assert_eq!(second["attempt"], 1);
+    assert!(second["fence"].as_u64() > first["fence"].as_u64());
+    assert_eq!(second["recovery_points"], json!({"p": {"body_base64": "/w=="}}));
+    let done = |lease: &Value| json!({"lease": lease, "do": "done", "result": {"body": "r"}});
+    house.settle("orders", done(&second["lease"])).await;
+    let late = house.settle("orders", done(&first["lease"])).await;
+    let expected = json!({"answer": "lease_lost", "state": "done", "result": {"body": "r"}});
+    assert_eq!(late, expected, "the winner's result is in the answer");
+}
+
+#[tokio::test]
+async fn a_message_that_is_given_up_is_dead() {
+    let house = House::with_queue("{}").await;
+    house.send("orders", "k", "x").await;
+    let message = house.receive_one("orders").await;
+    let fail = json!({"lease": message["lease"], "do": "fail", "error": "bad", "dead": true});
+    assert_eq!(house.settle("orders", fail).await, json!({"answer": "ok", "state": "dead"}));
+    let told = house.ask(send("orders", "k", "x")).await.is(200);
+    assert_eq!((&told["answer"], &told["error"]), (&json!("dead"), &json!("bad")));
+}
+
+#[tokio::test]
+async fn emits_reach_their_queues_under_derived_keys() {
+    let house = House::with_queue("{}").await;
+    house.put("emails", "{}").await;
+    house.send("orders", "order-42", "x").await;
+    let message = house.receive_one("orders").await;
+    let done = json!({"lease": message["lease"], "do": "done", "emit": [
+        {"queue": "emails", "name": "receipt", "key": null, "body": "thanks",
+         "content_type": "text/plain", "headers": {"to": "me"}},
+        {"queue": "emails", "key": "mine", "body_base64": "/w=="},
+    ]});
+    assert_eq!(house.settle("orders", done).await, json!({"answer": "ok"}));
+    let mut emails = [house.receive_one("emails").await, house.receive_one("emails").await];
+    emails.sort_by_key(|email| email["key"] == "mine");
+    assert_eq!(emails[0]["key"], hapax_core::derive("order-42", 0, "receipt"));
+    assert_eq!(
+        (&emails[0]["body"], &emails[0]["headers"]),
+        (&json!("thanks"), &json!({"to": "me"}))
+    );
+    assert_eq!((&emails[1]["key"], &emails[1]["body_base64"]), (&json!("mine"), &json!("/w==")));
+}
+
+#[tokio::test]
+async fn one_bad_settle_harms_no_neighbour() {
+    let house = House::with_queue("{}").await;
+    house.send("orders", "a", "x").await;
+    house.send("orders", "b", "x").await;
+    let (a, b) = (house.receive_one("orders").await, house.receive_one("orders").await);
+    let (a, b) = (&a["lease"], &b["lease"]);
+    let items = json!({"items": [
+        {"lease": a, "do": "finish"},
+        {"lease": a},
+        {"lease": a, "do": "done", "emit": [{"queue": "none", "name": "n", "body": "x"}]},
+        {"lease": a, "do": "done", "emit": [{"queue": "orders", "body": "x"}]},
+        {"lease": a, "do": "done", "emit": [{"queue": "bad name", "name": "n"}]},
+        {"lease": a, "do": "done", "result": {"body": "x", "body_base64": "eA=="}},
+        {"lease": a, "do": "done", "result": "text"},
+        {"lease": a, "do": "save", "name": "", "body": "x"},
+        {"lease": a, "do": "extend", "lease_ms": 1},
+        {"lease": a, "do": "fail", "delay_ms": 99_999_999_999_999_u64},
+        {"lease": "made up", "do": "done"},
+        {"lease": "", "do": "done"},
+        7,
+        {"lease": a, "do": "done"},
+        {"lease": b, "do": "done", "result": null, "emit": null},
+    ]});
+    let told = house.ask(post("/v1/queues/orders/settle", &items.to_string())).await.is(200);
+    let answers: Vec<&str> = told["answers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|answer| answer["code"].as_str().unwrap_or_else(|| text(answer, "answer")))
+        .collect();
+    let expected = [
+        "invalid",
+        "invalid",
+        "no_such_queue",
+        "invalid",
+        "invalid",
+        "invalid",
+        "invalid",
+        "invalid",
+        "invalid",
+        "invalid",
+        "lease_lost",
+        "lease_lost",
+        "invalid",
+        "ok",
+        "ok",
+    ];
+    assert_eq!(answers, expected);
+    let answers = &told["answers"];
+    assert!(text(&answers[0], "detail").contains("\"finish\""));
+    assert!(text(&answers[1], "detail").contains("do"), "{}", answers[1]);
+    assert!(text(&answers[2], "detail").starts_with("emit[0]"));
+    assert!(text(&answers[4], "detail").starts_with("emit[0]"));
+    assert!(text(&answers[6], "detail").starts_with("result"), "{}", answers[6]);
+}
+
+#[tokio::test]
+async fn a_lease_is_good_for_its_own_queue_only() {
+    let house = House::with_queue("{}").await;
+    house.put("other", "{}").await;
+    house.send("orders", "k", "x").await;
+    let message = house.receive_one("orders").await;
+    let done = json!({"lease": message["lease"], "do": "done"});
+    let elsewhere = house.settle("other", done.clone()).await;
+    assert_eq!(elsewhere["answer"], "lease_lost");
+    assert_eq!(house.settle("orders", done).await["answer"], "ok");
+}
+
+#[tokio::test]
+async fn a_receive_repeated_under_its_id_gets_the_same_messages() {
+    let house = House::with_queue("{}").await;
+    for key in ["a", "b", "c"] {
+        house.send("orders", key, "x").await;
+    }
+    let receive = r#"{"max":2,"receive_id":"r-1","worker":"w"}"#;
+    let first = house.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
+    let again = house.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
+    assert_eq!(first["messages"].as_array().unwrap().len(), 2);
+    assert_eq!(first, again);
+}
+
+#[tokio::test]
+async fn what_a_receive_asks_for_is_bounded() {
+    let house = House::with_queue("{}").await;
+    for json in [
+        r#"{"max":0}"#,
+        r#"{"max":1001}"#,
+        r#"{"max":-1}"#,
+        r#"{"max":"ten"}"#,
+        r#"{"lease_ms":1}"#,
+        r#"{"receive_id":""}"#,
+        r#"{"wait_ms":1e400}"#,
+        &format!(r#"{{"worker":"{}"}}"#, "w".repeat(65)),
+    ] {
+        house.ask(post("/v1/queues/orders/receive", json)).await.fails(400, "invalid");
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_much_for_one_answer_comes_with_the_next_uncharged() {
+    let house = House::with_queue("{}").await;
+    let body = "b".repeat(1_000_000);
+    for n in 0..12 {
+        house.send("orders", &format!("k{n:02}"), &body).await;
+    }
+    let receive = || post("/v1/queues/orders/receive", r#"{"max":100}"#);
+    let first = house.ask(receive()).await.is(200)["messages"].as_array().unwrap().clone();
+    let second = house.ask(receive()).await.is(200)["messages"].as_array().unwrap().clone();
+    assert_eq!((first.len(), second.len()), (8, 4));
+    let all: Vec<&str> = first.iter().chain(&second).map(|it| text(it, "key")).collect();
+    assert!(all.is_sorted(), "in their old order: {all:?}");
+    assert!(second.iter().all(|message| message["attempt"] == 1));
+}
+
+#[tokio::test]
+async fn nothing_is_lost_of_an_at_most_once_receive_however_large() {
+    let house = House::with_queue(r#"{"guarantee":"at-most-once"}"#).await;
+    let body = "b".repeat(1_000_000);
+    for n in 0..10 {
+        house.send("orders", &format!("k{n}"), &body).await;
+    }
+    let receive = post("/v1/queues/orders/receive", r#"{"max":100}"#);
+    let received = house.ask(receive).await.is(200);
+    assert_eq!(received["messages"].as_array().unwrap().len(), 10);
+    let stats = house.ask(get("/v1/queues/orders")).await.is(200)["stats"].clone();
+    assert_eq!((&stats["ready"], &stats["done_total"]), (&json!(0), &json!(10)));
+}
+
+#[tokio::test]
+async fn settles_are_bounded_in_number() {
+    let house = House::with_queue("{}").await;
+    let items: Value = (0..1_001).map(|_| json!({"lease": "l", "do": "done"})).collect();
+    let many = json!({ "items": items }).to_string();
+    house.ask(post("/v1/queues/orders/settle", &many)).await.fails(413, "too_large");
+    let none = house.ask(post("/v1/queues/orders/settle", r#"{"items":[]}"#)).await.is(200);
+    assert_eq!(none, json!({"answers": []}));
+    house.ask(post("/v1/queues/orders/settle", "")).await.fails(400, "invalid");
+}
