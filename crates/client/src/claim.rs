@@ -1,0 +1,301 @@
+//! Claims: a key taken by a caller who does the work itself.
+
+use std::future::Future;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use hapax_wire::proto;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::answer::{Answer, Outcome};
+use crate::backoff::Backoff;
+use crate::delivery::Lease;
+use crate::error::Error;
+use crate::message::{Blob, ms, since_epoch};
+use crate::queue::Queue;
+use crate::settle::{Done, Settle, Settled};
+
+/// How long a claim outlives its process, where nothing is said.
+const LEASE: Duration = Duration::from_secs(30);
+/// What a call that waits may take beyond its wait.
+const WAIT_SLACK: Duration = Duration::from_secs(10);
+/// A claim is extended when this part of its lease is over.
+const EXTEND_AT: f64 = 0.4;
+/// Not more often than this, however short the lease.
+const EXTEND_MIN: Duration = Duration::from_millis(20);
+
+/// A claim to be made: see [`Queue::claim`].
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    queue: Queue,
+    request: proto::ClaimRequest,
+    lease: Duration,
+    wait: Duration,
+}
+
+impl ClaimRequest {
+    pub(crate) fn new(queue: &Queue, key: String) -> Self {
+        let request =
+            proto::ClaimRequest { queue: queue.name().to_owned(), key, ..Default::default() };
+        Self { queue: queue.clone(), request, lease: LEASE, wait: Duration::ZERO }
+    }
+
+    /// What the operation is about. It is not stored: a second claim of the key with another body
+    /// is a conflict.
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.request.body = body.into();
+        self
+    }
+
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.request.content_type = content_type.into();
+        self
+    }
+
+    /// What a retry is told from another operation by, instead of the body.
+    pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
+        self.request.fingerprint = Some(fingerprint.into());
+        self
+    }
+
+    /// How long the key stays taken if this process dies: 30 s where nothing is said. While the
+    /// claim is held it is extended by itself.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Wait so long for the one who has the key.
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// A name that histories show, of at most 64 bytes.
+    pub fn worker(mut self, name: impl Into<String>) -> Self {
+        self.request.worker = name.into();
+        self
+    }
+
+    /// When the operation was born, for keys that do not tell.
+    pub fn issued_at(mut self, at: SystemTime) -> Self {
+        self.request.issued_at_ms = Some(since_epoch(at));
+        self
+    }
+
+    /// Takes the key, or tells what became of it. Retries while the broker cannot be reached, for
+    /// at most the client's timeout.
+    pub async fn take(self) -> Result<Claim, Error> {
+        let until = Instant::now() + self.queue.client().timeout() + self.wait;
+        let wait_until = Instant::now() + self.wait;
+        let mut backoff = Backoff::new();
+        loop {
+            let left = wait_until.saturating_duration_since(Instant::now());
+            let request = proto::ClaimRequest {
+                wait_ms: ms(left),
+                lease_ms: Some(ms(self.lease)),
+                ..self.request.clone()
+            };
+            let client = self.queue.client();
+            let claimed = client
+                .call_within(left + WAIT_SLACK, |mut rpc| async move { rpc.claim(request).await });
+            match claimed.await {
+                Ok(reply) => return self.taken(reply),
+                Err(error) if error.is_retryable() => {
+                    let pause = Instant::now() + backoff.after(error.retry_after());
+                    if pause >= until {
+                        return Err(error);
+                    }
+                    tokio::time::sleep_until(pause).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn taken(self, reply: proto::ClaimReply) -> Result<Claim, Error> {
+        let answer = reply.answer.clone().unwrap_or_default();
+        let is_fresh = answer.kind() == proto::AnswerKind::Fresh;
+        let answer = Answer::of_proto(answer)?;
+        if is_fresh {
+            return Ok(Claim::Fresh(Held::new(self, reply)));
+        }
+        Ok(match answer.outcome {
+            Outcome::Done { .. } => Claim::Done(answer),
+            Outcome::Dead { .. } => Claim::Dead(answer),
+            Outcome::Parked { .. } => Claim::Parked(answer),
+            Outcome::Accepted | Outcome::InFlight { .. } => Claim::InFlight(answer),
+        })
+    }
+}
+
+/// What a claim got.
+#[derive(Debug)]
+pub enum Claim {
+    /// The key is the caller's now.
+    Fresh(Held),
+    /// It was done before; the result is in the answer.
+    Done(Answer),
+    /// Somebody else has it.
+    InFlight(Answer),
+    /// It was given up.
+    Dead(Answer),
+    /// Whoever had it was lost after the effect began; somebody has to resolve it.
+    Parked(Answer),
+}
+
+/// A key in the caller's hands. It is extended by itself as long as this is held.
+///
+/// Dropped without a word, the key is freed when its lease is over (or parked, where the effect
+/// had begun and the queue says so); [`Held::release`] frees it at once.
+#[derive(Debug)]
+pub struct Held {
+    queue: Queue,
+    lease: Lease,
+    fence: u64,
+    recovery_points: std::collections::HashMap<String, Bytes>,
+    lost: watch::Receiver<bool>,
+    _extending: Extending,
+}
+
+/// The task that extends, ended with its claim.
+#[derive(Debug)]
+struct Extending(tokio::task::JoinHandle<()>);
+
+impl Drop for Extending {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Held {
+    fn new(claim: ClaimRequest, reply: proto::ClaimReply) -> Self {
+        let lease = Lease(reply.lease);
+        let (sender, lost) = watch::channel(false);
+        let task = extend(claim.queue.clone(), lease.clone(), claim.lease, sender);
+        Self {
+            queue: claim.queue,
+            lease,
+            fence: reply.fence,
+            recovery_points: reply.recovery_points,
+            lost,
+            _extending: Extending(tokio::spawn(task)),
+        }
+    }
+
+    /// Grows with every claim; of two claims of one key the larger is the newer.
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// What an earlier claim of the key saved before it was released or lost.
+    pub fn recovery_point(&self, name: &str) -> Option<&Bytes> {
+        self.recovery_points.get(name)
+    }
+
+    /// Stores the result, for everybody who claims the key again.
+    pub async fn complete(self, result: impl Into<Blob>) -> Result<Settled, Error> {
+        self.finish(Done::new().result(result)).await
+    }
+
+    /// As [`Held::complete`], with follow-ups.
+    pub async fn finish(self, done: impl Into<Done>) -> Result<Settled, Error> {
+        self.settle(Settle::Done(done.into())).await
+    }
+
+    /// Frees the key: the next claim is fresh.
+    pub async fn release(self) -> Result<Settled, Error> {
+        self.settle(Settle::Release).await
+    }
+
+    /// Marks that a non-repeatable effect starts now.
+    pub async fn begin(&self) -> Result<(), Error> {
+        self.keep(Settle::Begin).await
+    }
+
+    /// Stores a recovery point, for the next claim of the key.
+    pub async fn save(&self, name: &str, data: impl Into<Bytes>) -> Result<(), Error> {
+        self.keep(Settle::Save { name: name.to_owned(), data: data.into() }).await
+    }
+
+    /// Keeps the key for so long from now on, or for the queue's lease.
+    pub async fn extend(&self, lease: Option<Duration>) -> Result<(), Error> {
+        self.keep(Settle::Extend(lease)).await
+    }
+
+    pub fn is_lost(&self) -> bool {
+        *self.lost.borrow()
+    }
+
+    /// Ends when the lease is lost. Whoever works under it should stop then.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut lost = self.lost.clone();
+        async move {
+            if lost.wait_for(|lost| *lost).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// As [`Held::settle`], for what must still be ours afterwards.
+    async fn keep(&self, settle: Settle) -> Result<(), Error> {
+        match self.settle(settle).await? {
+            Settled::Ok { .. } => Ok(()),
+            Settled::LeaseLost { .. } => Err(Error::lease_lost()),
+        }
+    }
+
+    async fn settle(&self, settle: Settle) -> Result<Settled, Error> {
+        settle_one(&self.queue, &self.lease, settle).await
+    }
+}
+
+/// Extends until the lease is lost, or its time is over without the broker being reached.
+async fn extend(queue: Queue, lease: Lease, length: Duration, lost: watch::Sender<bool>) {
+    let mut until = Instant::now() + length;
+    loop {
+        tokio::time::sleep(length.mul_f64(EXTEND_AT).max(EXTEND_MIN)).await;
+        // Counted from before the call: the broker counts from later.
+        let asked = Instant::now();
+        let extended = settle_one(&queue, &lease, Settle::Extend(Some(length)));
+        match tokio::time::timeout_at(until, extended).await {
+            Ok(Ok(Settled::Ok { .. })) => until = asked + length,
+            Ok(Ok(Settled::LeaseLost { .. })) => break,
+            Ok(Err(error)) if error.is_retryable() && Instant::now() < until => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "a claim could not be extended");
+                break;
+            }
+            Err(_) => break,
+        }
+    }
+    lost.send_replace(true);
+}
+
+/// Settles one lease, retrying while the broker cannot be reached.
+async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Settled, Error> {
+    let client = queue.client();
+    let until = Instant::now() + client.timeout();
+    let items = vec![settle.into_proto(0, lease.0.clone())];
+    let request = proto::SettleRequest { queue: queue.name().to_owned(), items };
+    let mut backoff = Backoff::new();
+    loop {
+        let request = request.clone();
+        let settled = client.call(|mut rpc| async move { rpc.settle(request).await }).await;
+        let settled = settled.and_then(|mut reply| {
+            let answer = reply.answers.pop().unwrap_or_default();
+            Settled::of_proto(answer)
+        });
+        match settled {
+            Err(error) if error.is_retryable() => {
+                let pause = Instant::now() + backoff.after(error.retry_after());
+                if pause >= until {
+                    return Err(error);
+                }
+                tokio::time::sleep_until(pause).await;
+            }
+            settled => return settled,
+        }
+    }
+}

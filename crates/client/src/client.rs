@@ -1,0 +1,341 @@
+//! The way to a broker: where it is, who asks, and the connections to it.
+
+use std::future::Future;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use hapax_wire::proto::hapax_client::HapaxClient;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Response, Status};
+
+use crate::error::Error;
+use crate::lane::Lane;
+use crate::queue::Queue;
+
+/// How long a call may take where nothing else is said.
+const TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A broker that went away without a word is noticed after both.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What may be on its way to us before we read it: of one stream, and of all of a connection.
+const STREAM_WINDOW_BYTES: u32 = 2 * 1_024 * 1_024;
+const CONNECTION_WINDOW_BYTES: u32 = 8 * 1_024 * 1_024;
+/// The largest answer: a page of large messages, or one of the largest size with its headers.
+pub(crate) const FRAME_BYTES_MAX: usize = 64 * 1_024 * 1_024;
+
+/// A broker. Cheap to clone; clones share their connections.
+///
+/// It connects when it is first used, and again when the connection breaks.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), hapax_client::Error> {
+/// use hapax_client::{Client, Message};
+///
+/// let client = Client::connect("http://127.0.0.1:4747")?;
+/// let orders = client.queue("orders");
+/// let answer = orders.send(Message::new("three lemons").key("order-42")).await?;
+/// println!("{} is {}", answer.id, answer.state.as_str());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    address: String,
+    endpoint: Endpoint,
+    bearer: Bearer,
+    channel: Channel,
+    timeout: Duration,
+    lane: OnceLock<Lane>,
+}
+
+/// The generated client, with the token on every call.
+pub(crate) type Rpc = HapaxClient<InterceptedService<Channel, Bearer>>;
+
+/// Puts the token on every call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        self.sign(&mut request);
+        Ok(request)
+    }
+}
+
+impl Bearer {
+    pub(crate) fn sign<T>(&self, request: &mut Request<T>) {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+    }
+}
+
+impl Client {
+    /// A broker by its address, such as `http://127.0.0.1:4747`. Nothing is sent yet; see
+    /// [`Client::ready`]. Needs a tokio runtime around it.
+    pub fn connect(address: &str) -> Result<Self, Error> {
+        Self::builder(address).connect()
+    }
+
+    pub fn builder(address: &str) -> Builder {
+        Builder {
+            address: address.to_owned(),
+            token: None,
+            timeout: TIMEOUT,
+            authority: None,
+            identity: None,
+            server_name: None,
+        }
+    }
+
+    /// A queue of the broker, whether it exists or not.
+    pub fn queue(&self, name: impl Into<String>) -> Queue {
+        Queue::new(self.clone(), name.into())
+    }
+
+    /// Waits until the broker answers, for so long.
+    pub async fn ready(&self, timeout: Duration) -> Result<(), Error> {
+        let until = tokio::time::Instant::now() + timeout;
+        let mut backoff = crate::backoff::Backoff::new();
+        loop {
+            let last = match self.ping(until).await {
+                Ok(()) => return Ok(()),
+                Err(error) if !error.is_retryable() => return Err(error),
+                Err(error) => error,
+            };
+            let pause = backoff.next();
+            if tokio::time::Instant::now() + pause >= until {
+                return Err(last);
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn ping(&self, until: tokio::time::Instant) -> Result<(), Error> {
+        let request = hapax_wire::proto::ListQueuesRequest {};
+        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        self.call_within(left, |mut rpc| async move { rpc.list_queues(request).await }).await?;
+        Ok(())
+    }
+
+    /// The address as it was given.
+    pub fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    /// How long a call may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// One call, within the client's timeout.
+    pub(crate) async fn call<T, F>(&self, call: impl FnOnce(Rpc) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        self.call_within(self.0.timeout, call).await
+    }
+
+    /// One call, within a time of its own: for those that wait at the broker.
+    pub(crate) async fn call_within<T, F>(
+        &self,
+        timeout: Duration,
+        call: impl FnOnce(Rpc) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        match tokio::time::timeout(timeout, call(self.rpc())).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.error(&status)),
+            Err(_) => Err(Error::TimedOut(timeout)),
+        }
+    }
+
+    pub(crate) fn rpc(&self) -> Rpc {
+        HapaxClient::with_interceptor(self.0.channel.clone(), self.0.bearer.clone())
+            .max_decoding_message_size(FRAME_BYTES_MAX)
+            .max_encoding_message_size(FRAME_BYTES_MAX)
+    }
+
+    pub(crate) fn error(&self, status: &Status) -> Error {
+        Error::of_status(status, &self.0.address)
+    }
+
+    pub(crate) fn bearer(&self) -> &Bearer {
+        &self.0.bearer
+    }
+
+    /// A connection of its own, for a stream: one that is not read then holds up nobody else.
+    pub(crate) fn channel(&self) -> Channel {
+        self.0.endpoint.connect_lazy()
+    }
+
+    /// A client of its own over the same connection, for a task that must not keep this one alive.
+    pub(crate) fn detached(&self) -> Self {
+        Self(Arc::new(Inner {
+            address: self.0.address.clone(),
+            endpoint: self.0.endpoint.clone(),
+            bearer: self.0.bearer.clone(),
+            channel: self.0.channel.clone(),
+            timeout: self.0.timeout,
+            lane: OnceLock::new(),
+        }))
+    }
+
+    /// What all sends of this client share.
+    pub(crate) fn lane(&self) -> &Lane {
+        self.0.lane.get_or_init(Lane::default)
+    }
+}
+
+/// Collects what a [`Client`] needs to know.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    address: String,
+    token: Option<String>,
+    timeout: Duration,
+    authority: Option<Vec<u8>>,
+    identity: Option<(Vec<u8>, Vec<u8>)>,
+    server_name: Option<String>,
+}
+
+impl Builder {
+    /// As `hapax token create` printed it.
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// How long a call may take, retries included. 30 s where nothing is said.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Who signed the broker's certificate, as PEM. For `https` addresses.
+    pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.authority = Some(pem.into());
+        self
+    }
+
+    /// The certificate and the key of this client, as PEM, for brokers that ask for one.
+    pub fn identity(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.identity = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// The name in the broker's certificate, where it is not that of the address.
+    pub fn server_name(mut self, name: impl Into<String>) -> Self {
+        self.server_name = Some(name.into());
+        self
+    }
+
+    /// The client. Nothing is sent yet. Needs a tokio runtime around it.
+    pub fn connect(self) -> Result<Client, Error> {
+        if tokio::runtime::Handle::try_current().is_err() {
+            return Err(Error::invalid("a client needs a tokio runtime around it"));
+        }
+        let endpoint = self.endpoint()?;
+        let bearer = match &self.token {
+            Some(token) => {
+                let value = format!("Bearer {}", token.trim()).parse();
+                let value = value.map_err(|_| Error::invalid("the token is not a token"))?;
+                Bearer(Some(value))
+            }
+            None => Bearer::default(),
+        };
+        Ok(Client(Arc::new(Inner {
+            channel: endpoint.connect_lazy(),
+            address: self.address,
+            endpoint,
+            bearer,
+            timeout: self.timeout,
+            lane: OnceLock::new(),
+        })))
+    }
+
+    fn endpoint(&self) -> Result<Endpoint, Error> {
+        let bad = |why: String| Error::invalid(format!("{}: {why}", self.address));
+        let address = match self.address.split_once("://") {
+            Some(("http" | "https", _)) => self.address.clone(),
+            Some((scheme, _)) => {
+                return Err(bad(format!("no way to speak {scheme}; use http or https")));
+            }
+            None => format!("http://{}", self.address),
+        };
+        let is_tls = address.starts_with("https:");
+        let endpoint = Endpoint::from_shared(address)
+            .map_err(|error| bad(format!("not an address: {error}")))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
+        if !is_tls {
+            return Ok(endpoint);
+        }
+        endpoint.tls_config(self.tls()).map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            bad(cause.unwrap_or_else(|| error.to_string()))
+        })
+    }
+
+    fn tls(&self) -> ClientTlsConfig {
+        let mut tls = ClientTlsConfig::new();
+        match &self.authority {
+            Some(pem) => tls = tls.ca_certificate(Certificate::from_pem(pem)),
+            None => tls = with_native_roots(tls),
+        }
+        if let Some((certificate, key)) = &self.identity {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        if let Some(name) = &self.server_name {
+            tls = tls.domain_name(name);
+        }
+        tls
+    }
+}
+
+/// Trusts whom the machine trusts, where the feature `native-roots` is on.
+fn with_native_roots(tls: ClientTlsConfig) -> ClientTlsConfig {
+    #[cfg(feature = "native-roots")]
+    let tls = tls.with_native_roots();
+    tls
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_outside_a_runtime_is_refused_instead_of_panicking() {
+        let error = Client::connect("http://127.0.0.1:1").unwrap_err();
+        assert!(error.to_string().contains("runtime"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_address_may_leave_the_scheme_out_and_a_strange_one_is_explained() {
+        assert_eq!(Client::connect("127.0.0.1:1").unwrap().address(), "127.0.0.1:1");
+        let error = Client::connect("ftp://127.0.0.1").unwrap_err();
+        assert!(error.to_string().contains("use http or https"), "{error}");
+        assert!(Client::connect("http://not an address").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_broker_that_is_not_there_is_named() {
+        let client = Client::connect("http://127.0.0.1:1").unwrap();
+        let error = client.ready(Duration::from_millis(300)).await.unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+    }
+}

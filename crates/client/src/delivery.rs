@@ -1,0 +1,211 @@
+//! What a worker is handed.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use hapax_wire::lean;
+
+use crate::answer::{at, id};
+use crate::error::Error;
+use crate::message::{Id, from_json};
+
+/// A lease as it is given back to the broker. Opaque.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Lease(pub(crate) Bytes);
+
+/// A message in a worker's hands.
+///
+/// It shares the memory of the frame it came in with its neighbours; copy what is to be kept for
+/// long.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    frame: Bytes,
+    body: Bytes,
+    lease: Range<u32>,
+    key: Range<u32>,
+    group: Range<u32>,
+    content_type: Range<u32>,
+    id: Id,
+    fence: u64,
+    attempt: u32,
+    generation: u32,
+    accepted_at_ms: u64,
+    deadline_ms: u64,
+    /// What most messages do not have.
+    more: Option<Box<More>>,
+}
+
+#[derive(Clone, Debug)]
+struct More {
+    headers: HashMap<String, String>,
+    recovery_points: HashMap<String, Bytes>,
+}
+
+impl Delivery {
+    /// The parts are slices of the frame.
+    pub(crate) fn new(frame: &Bytes, delivery: &lean::Delivery<'_>) -> Self {
+        let part = |part: &[u8]| range(frame, part);
+        Self {
+            body: frame.slice_ref(delivery.body),
+            lease: part(delivery.lease),
+            key: part(delivery.key.as_bytes()),
+            group: part(delivery.group.as_bytes()),
+            content_type: part(delivery.content_type.as_bytes()),
+            id: id(delivery.id),
+            fence: delivery.fence,
+            attempt: delivery.attempt,
+            generation: delivery.generation,
+            accepted_at_ms: delivery.accepted_at_ms,
+            deadline_ms: delivery.deadline_ms,
+            more: more(frame, delivery),
+            frame: frame.clone(),
+        }
+    }
+
+    fn bytes(&self, part: &Range<u32>) -> &[u8] {
+        self.frame.get(part.start as usize..part.end as usize).unwrap_or_default()
+    }
+
+    fn part(&self, part: &Range<u32>) -> &str {
+        // It was text when it was read.
+        std::str::from_utf8(self.bytes(part)).unwrap_or_default()
+    }
+
+    pub fn key(&self) -> &str {
+        self.part(&self.key)
+    }
+
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The body as text, where it is UTF-8.
+    pub fn text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.body).ok()
+    }
+
+    pub fn parse_json<T: serde::de::DeserializeOwned>(&self) -> Result<T, Error> {
+        from_json(&self.body)
+    }
+
+    pub fn content_type(&self) -> Option<&str> {
+        Some(self.part(&self.content_type)).filter(|text| !text.is_empty())
+    }
+
+    pub fn group(&self) -> Option<&str> {
+        Some(self.part(&self.group)).filter(|text| !text.is_empty())
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.more.as_ref()?.headers.get(name).map(String::as_str)
+    }
+
+    pub fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        let headers = self.more.iter().flat_map(|more| &more.headers);
+        headers.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    /// The how-manieth delivery this is, from 1 on.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// How often the finished message was replayed.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub fn accepted_at(&self) -> SystemTime {
+        at(self.accepted_at_ms)
+    }
+
+    /// When the lease ends if it is not extended, by the broker's clock.
+    pub fn deadline(&self) -> SystemTime {
+        at(self.deadline_ms)
+    }
+
+    /// What an earlier attempt saved under the name.
+    pub fn recovery_point(&self, name: &str) -> Option<&Bytes> {
+        self.more.as_ref()?.recovery_points.get(name)
+    }
+
+    pub fn recovery_points(&self) -> impl Iterator<Item = (&str, &Bytes)> {
+        let points = self.more.iter().flat_map(|more| &more.recovery_points);
+        points.map(|(name, data)| (name.as_str(), data))
+    }
+
+    pub fn lease(&self) -> Lease {
+        Lease(self.frame.slice(self.lease.start as usize..self.lease.end as usize))
+    }
+
+    /// Grows with every lease; of two leases of one message the larger is the newer.
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// The key of what follows from this message: see [`derive`](crate::derive).
+    pub fn derive(&self, name: &str) -> String {
+        crate::derive(self.key(), self.generation, name)
+    }
+}
+
+/// Where a part is in its frame. Frames are far smaller than 4 GiB.
+fn range(frame: &Bytes, part: &[u8]) -> Range<u32> {
+    let start = part.as_ptr().addr().wrapping_sub(frame.as_ptr().addr());
+    if part.is_empty() || start + part.len() > frame.len() {
+        return 0..0;
+    }
+    start as u32..(start + part.len()) as u32
+}
+
+fn more(frame: &Bytes, delivery: &lean::Delivery<'_>) -> Option<Box<More>> {
+    if delivery.headers.is_empty() && delivery.recovery_points.is_empty() {
+        return None;
+    }
+    let headers = delivery
+        .headers
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), String::from_utf8_lossy(value).into_owned()));
+    let points = delivery.recovery_points.iter();
+    let points = points.map(|(name, data)| ((*name).to_owned(), frame.slice_ref(data)));
+    Some(Box::new(More { headers: headers.collect(), recovery_points: points.collect() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_reads_back_from_the_frame() {
+        let delivery = lean::Delivery {
+            lease: b"lease",
+            fence: 7,
+            key: "order-42",
+            id: &[3; 16],
+            attempt: 2,
+            generation: 1,
+            body: b"body",
+            headers: vec![("a", b"b")],
+            recovery_points: vec![("charged", b"17")],
+            ..lean::Delivery::default()
+        };
+        let mut frame = Vec::new();
+        lean::put_delivery(&mut frame, &delivery);
+        let frame = Bytes::from(frame);
+        let mut reply = lean::WorkReply::read(&frame).unwrap();
+        let read = Delivery::new(&frame, &reply.next_delivery().unwrap().unwrap());
+        assert_eq!((read.key(), &read.body()[..]), ("order-42", &b"body"[..]));
+        assert_eq!((read.group(), read.content_type()), (None, None));
+        assert_eq!((read.lease().0, read.fence()), (Bytes::from_static(b"lease"), 7));
+        assert_eq!((read.attempt(), read.generation(), read.id()), (2, 1, Id([3; 16])));
+        assert_eq!(read.header("a"), Some("b"));
+        assert_eq!(&read.recovery_point("charged").unwrap()[..], b"17");
+        assert_eq!(read.derive("receipt"), crate::derive("order-42", 1, "receipt"));
+    }
+}

@@ -1,0 +1,207 @@
+//! What can go wrong, and whether trying again helps.
+
+use std::time::{Duration, SystemTime};
+
+use hapax_wire::{Code, proto};
+use tonic::metadata::MetadataMap;
+
+use crate::answer::{at, id};
+use crate::message::Id;
+
+/// Metadata of a status: one of the codes of `/errors`.
+const CODE: &str = "hapax-code";
+const RETRY_AFTER: &str = "hapax-retry-after-ms";
+
+/// Why a call did not succeed.
+///
+/// Under one key a retry is always safe, whatever the error; [`Error::is_retryable`] tells whether
+/// it may help. [`Queue::send`](crate::Queue::send) has retried already when it returns one.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The broker said no.
+    #[error("{0}")]
+    Refused(Box<Refusal>),
+    /// The broker cannot be reached, or the connection broke. What was under way may have been
+    /// carried out or not.
+    #[error("cannot reach the broker at {endpoint}: {why}")]
+    Unreachable { endpoint: String, why: String },
+    /// There was no answer in time. It may have been carried out or not.
+    #[error("no answer within {} ms; a retry under the same key is safe", .0.as_millis())]
+    TimedOut(Duration),
+    /// The client was given something it cannot use.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+/// What the broker says when it says no.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusal {
+    pub code: Code,
+    /// What is wrong with this request in particular.
+    pub detail: String,
+    /// When to come again.
+    pub retry_after: Option<Duration>,
+    /// Of a conflict: what the key was used for first.
+    pub first: Option<First>,
+}
+
+/// The message that a key belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct First {
+    /// In what the second message differs: `body`, `content_type`, `group` or `fingerprint`.
+    pub differs: Vec<String>,
+    pub id: Id,
+    pub accepted_at: SystemTime,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code.as_str(), self.detail)
+    }
+}
+
+impl Error {
+    /// The code of the broker's list. What went wrong on the way there is `unavailable`.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Refused(refusal) => refusal.code,
+            Self::Unreachable { .. } | Self::TimedOut(_) => Code::Unavailable,
+            Self::Invalid(_) => Code::Invalid,
+        }
+    }
+
+    /// Whether the same request may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        self.code().is_retryable()
+    }
+
+    /// When the broker asked to come again.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused(refusal) => refusal.retry_after,
+            _ => None,
+        }
+    }
+
+    pub(crate) fn invalid(detail: impl Into<String>) -> Self {
+        Self::Invalid(detail.into())
+    }
+
+    /// The other side speaks another protocol.
+    pub(crate) fn malformed(malformed: hapax_wire::lean::Malformed) -> Self {
+        Self::invalid(format!("the broker's answer: {malformed}"))
+    }
+
+    pub(crate) fn lease_lost() -> Self {
+        Self::Refused(Box::new(Refusal {
+            code: Code::LeaseLost,
+            detail: "another worker has the message now, or it is finished".to_owned(),
+            retry_after: None,
+            first: None,
+        }))
+    }
+
+    /// The error of a whole call. One without a code of ours did not come from the broker.
+    pub(crate) fn of_status(status: &tonic::Status, endpoint: &str) -> Self {
+        let metadata = status.metadata();
+        let code = text(metadata, CODE).and_then(Code::parse).or_else(|| foreign(status.code()));
+        let Some(code) = code else {
+            return Self::Unreachable { endpoint: endpoint.to_owned(), why: reason(status) };
+        };
+        let after = text(metadata, RETRY_AFTER).and_then(|text| text.parse().ok());
+        Self::Refused(Box::new(Refusal {
+            code,
+            detail: status.message().to_owned(),
+            retry_after: after.map(Duration::from_millis),
+            first: None,
+        }))
+    }
+
+    pub(crate) fn of_problem(problem: proto::Problem) -> Self {
+        let code = match Code::parse(&problem.code) {
+            Some(code) => code,
+            // A newer broker: all that counts is whether to try again.
+            None if problem.retryable => Code::Unavailable,
+            None => Code::Invalid,
+        };
+        let first = (!problem.id.is_empty()).then(|| First {
+            differs: problem.differs,
+            id: id(&problem.id),
+            accepted_at: at(problem.accepted_at_ms),
+        });
+        Self::Refused(Box::new(Refusal {
+            code,
+            detail: problem.detail,
+            retry_after: problem.retry_after_ms.map(Duration::from_millis),
+            first,
+        }))
+    }
+}
+
+fn text<'a>(metadata: &'a MetadataMap, name: &str) -> Option<&'a str> {
+    metadata.get(name)?.to_str().ok()
+}
+
+/// What a status without a code of ours means. `None` where the way to the broker is to blame.
+fn foreign(code: tonic::Code) -> Option<Code> {
+    match code {
+        tonic::Code::InvalidArgument => Some(Code::Invalid),
+        tonic::Code::OutOfRange => Some(Code::TooLarge),
+        tonic::Code::PermissionDenied => Some(Code::Forbidden),
+        tonic::Code::Unauthenticated => Some(Code::Unauthorized),
+        // A method that the other side does not have, or that is no broker at all.
+        tonic::Code::Unimplemented => Some(Code::Invalid),
+        _ => None,
+    }
+}
+
+/// The innermost cause says the most: "connection refused" instead of "transport error".
+fn reason(status: &tonic::Status) -> String {
+    let mut cause = std::error::Error::source(status);
+    let mut last = status.message().to_owned();
+    while let Some(error) = cause {
+        last = error.to_string();
+        cause = error.source();
+    }
+    if last.is_empty() { format!("{:?}", status.code()) } else { last }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_of_the_broker_keeps_its_code_and_its_wait() {
+        let mut status = tonic::Status::resource_exhausted("more than sends_per_s");
+        status.metadata_mut().insert(CODE, "rate_limited".parse().unwrap());
+        status.metadata_mut().insert(RETRY_AFTER, "250".parse().unwrap());
+        let error = Error::of_status(&status, "http://here");
+        assert_eq!(error.code(), Code::RateLimited);
+        assert!(error.is_retryable());
+        assert_eq!(error.retry_after(), Some(Duration::from_millis(250)));
+        assert_eq!(error.to_string(), "rate_limited: more than sends_per_s");
+    }
+
+    #[test]
+    fn a_broken_connection_names_the_endpoint_and_may_be_tried_again() {
+        let status = tonic::Status::unavailable("connection refused");
+        let error = Error::of_status(&status, "http://here");
+        assert!(error.is_retryable());
+        assert!(error.to_string().contains("http://here"), "{error}");
+        assert!(!Error::of_status(&tonic::Status::unimplemented("?"), "").is_retryable());
+    }
+
+    #[test]
+    fn a_code_of_a_newer_broker_is_retried_if_it_says_so() {
+        let problem = |retryable| proto::Problem {
+            code: "from_the_future".to_owned(),
+            retryable,
+            ..Default::default()
+        };
+        assert!(Error::of_problem(problem(true)).is_retryable());
+        assert!(!Error::of_problem(problem(false)).is_retryable());
+    }
+}

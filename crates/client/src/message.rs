@@ -1,0 +1,290 @@
+//! What is sent, and what comes back: messages, blobs, ids.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use hapax_wire::{lean, proto};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::Error;
+
+/// A message on its way to a queue.
+///
+/// Who retries an operation repeats its key: make it once per logical operation and store it with
+/// the operation. A message without a key is given a fresh UUIDv7 when it is sent, which protects
+/// against lost answers and broken connections, but not against the caller sending it again.
+///
+/// ```
+/// use hapax_client::Message;
+/// use std::time::Duration;
+///
+/// let message = Message::new("three lemons")
+///     .key("order-42")
+///     .content_type("text/plain")
+///     .header("traceparent", "00-…")
+///     .delay(Duration::from_secs(60));
+/// assert_eq!(message.key_str(), Some("order-42"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    key: String,
+    body: Bytes,
+    /// What most messages do not have: a message is moved around a lot before it is sent.
+    more: Option<Box<More>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct More {
+    content_type: String,
+    group: String,
+    headers: BTreeMap<String, String>,
+    delay_ms: Option<u64>,
+    ttl_ms: Option<u64>,
+    fingerprint: Option<String>,
+    issued_at_ms: Option<u64>,
+}
+
+impl Message {
+    pub fn new(body: impl Into<Bytes>) -> Self {
+        Self { body: body.into(), ..Self::default() }
+    }
+
+    /// A body of JSON, with its content type.
+    pub fn json(body: &(impl Serialize + ?Sized)) -> Result<Self, Error> {
+        Ok(Self::new(to_json(body)?).content_type(JSON))
+    }
+
+    /// The caller's name for the operation, 1 to 255 bytes.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = key.into();
+        self
+    }
+
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.more().content_type = content_type.into();
+        self
+    }
+
+    /// Messages of one group are delivered in the order they were sent, in queues that keep one.
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.more().group = group.into();
+        self
+    }
+
+    /// Kept with the message and handed to its worker.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.more().headers.insert(name.into(), value.into());
+        self
+    }
+
+    /// Not to be delivered before.
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.more().delay_ms = Some(ms(delay));
+        self
+    }
+
+    /// Dead if it is not done by then.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.more().ttl_ms = Some(ms(ttl));
+        self
+    }
+
+    /// What a retry is told from another operation by, instead of body, content type and group:
+    /// for bodies that carry noise, such as a timestamp.
+    pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
+        self.more().fingerprint = Some(fingerprint.into());
+        self
+    }
+
+    /// When the operation was born, for keys that do not tell. With it a retry that comes after
+    /// the queue forgot the key is refused instead of done twice.
+    pub fn issued_at(mut self, at: SystemTime) -> Self {
+        self.more().issued_at_ms = Some(since_epoch(at));
+        self
+    }
+
+    pub fn key_str(&self) -> Option<&str> {
+        Some(self.key.as_str()).filter(|key| !key.is_empty())
+    }
+
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
+    }
+
+    pub(crate) fn group_str(&self) -> &str {
+        self.more.as_ref().map_or("", |more| &more.group)
+    }
+
+    /// The message with a key, made now if it has none.
+    pub(crate) fn keyed(mut self) -> Self {
+        if self.key.is_empty() {
+            self.key = new_key();
+        }
+        self
+    }
+
+    /// As it is written.
+    pub(crate) fn view(&self, reference: u64) -> lean::Message<'_> {
+        let view = lean::Message {
+            reference,
+            key: &self.key,
+            body: &self.body,
+            ..lean::Message::default()
+        };
+        let Some(more) = &self.more else { return view };
+        let headers = more.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        lean::Message {
+            content_type: &more.content_type,
+            group: &more.group,
+            headers: headers.collect(),
+            delay_ms: more.delay_ms,
+            ttl_ms: more.ttl_ms,
+            fingerprint: more.fingerprint.as_deref(),
+            issued_at_ms: more.issued_at_ms,
+            ..view
+        }
+    }
+
+    pub(crate) fn into_emit(self, queue: String, name: String) -> proto::Emit {
+        let more = self.more.unwrap_or_default();
+        proto::Emit {
+            queue,
+            name,
+            key: self.key,
+            body: self.body,
+            content_type: more.content_type,
+            group: more.group,
+            headers: more.headers.into_iter().collect(),
+            delay_ms: more.delay_ms,
+        }
+    }
+}
+
+impl<B: Into<Bytes>> From<B> for Message {
+    fn from(body: B) -> Self {
+        Self::new(body)
+    }
+}
+
+/// A fresh key: a UUIDv7. It tells when it was made, so that a retry that comes too late is
+/// refused instead of done twice.
+pub fn new_key() -> String {
+    uuid::Uuid::now_v7().to_string()
+}
+
+/// Bytes with their type: a result, or what is stored as one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blob {
+    pub body: Bytes,
+    pub content_type: Option<String>,
+}
+
+impl Blob {
+    pub fn new(body: impl Into<Bytes>) -> Self {
+        Self { body: body.into(), content_type: None }
+    }
+
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.content_type = Some(content_type.into());
+        self
+    }
+
+    /// JSON, with its content type.
+    pub fn json(body: &(impl Serialize + ?Sized)) -> Result<Self, Error> {
+        Ok(Self::new(to_json(body)?).content_type(JSON))
+    }
+
+    pub fn parse_json<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        from_json(&self.body)
+    }
+
+    /// As text, where it is UTF-8.
+    pub fn text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.body).ok()
+    }
+
+    pub(crate) fn of_proto(blob: proto::Blob) -> Self {
+        let content_type = Some(blob.content_type).filter(|text| !text.is_empty());
+        Self { body: blob.body, content_type }
+    }
+
+    pub(crate) fn into_proto(self) -> proto::Blob {
+        proto::Blob { body: self.body, content_type: self.content_type.unwrap_or_default() }
+    }
+}
+
+impl<B: Into<Bytes>> From<B> for Blob {
+    fn from(body: B) -> Self {
+        Self::new(body)
+    }
+}
+
+/// A message's id: a UUIDv7 that the broker made.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id(pub [u8; 16]);
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&uuid::Uuid::from_bytes(self.0), f)
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+const JSON: &str = "application/json";
+
+pub(crate) fn to_json(body: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(body).map_err(|error| Error::invalid(format!("no JSON: {error}")))
+}
+
+pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
+    serde_json::from_slice(body).map_err(|error| Error::invalid(format!("not the JSON: {error}")))
+}
+
+/// Whole milliseconds, rounded up: what is not nothing stays so.
+pub(crate) fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+pub(crate) fn since_epoch(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_without_a_key_gets_one_that_tells_its_age() {
+        let key = Message::new("x").keyed().key;
+        assert_eq!(uuid::Uuid::parse_str(&key).unwrap().get_version_num(), 7);
+        assert_eq!(Message::new("x").key("mine").keyed().key, "mine");
+    }
+
+    #[test]
+    fn durations_are_rounded_up_to_milliseconds() {
+        assert_eq!(ms(Duration::ZERO), 0);
+        assert_eq!(ms(Duration::from_nanos(1)), 1);
+        assert_eq!(ms(Duration::from_millis(7)), 7);
+        assert_eq!(ms(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn json_reads_back_with_its_content_type() {
+        let blob = Blob::json(&("lemons", 3)).unwrap();
+        assert_eq!(blob.content_type.as_deref(), Some("application/json"));
+        assert_eq!(blob.parse_json::<(String, u32)>().unwrap(), ("lemons".to_owned(), 3));
+        assert!(blob.parse_json::<u32>().is_err());
+    }
+}

@@ -1,0 +1,244 @@
+//! A queue of a broker: sending to it, and the ways to work on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_wire::proto;
+use tokio::time::Instant;
+
+use crate::answer::{Answer, Outcome, State, at, id};
+use crate::backoff::Backoff;
+use crate::claim::ClaimRequest;
+use crate::client::Client;
+use crate::error::Error;
+use crate::message::{Blob, Message, ms};
+use crate::sender::Sender;
+use crate::work::WorkBuilder;
+
+/// Messages of a long list that are on their way at once.
+const SEND_ALL_MAX: usize = 1_024;
+/// How long the broker is asked to wait in one call; longer waits are made of several.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+/// What a call that waits may take beyond its wait.
+const WAIT_SLACK: Duration = Duration::from_secs(10);
+
+/// A queue of a broker. Cheap to clone. It is made by [`Client::queue`], whether the queue exists
+/// or not.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    client: Client,
+    name: Arc<str>,
+}
+
+impl Queue {
+    pub(crate) fn new(client: Client, name: String) -> Self {
+        Self { client, name: name.into() }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Sends a message and waits until it is durable.
+    ///
+    /// Retries by itself, under the same key, while the broker cannot be reached or asks to come
+    /// again, for at most the client's timeout. A known key is a success too: see [`Answer`].
+    ///
+    /// ```no_run
+    /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
+    /// use hapax_client::{Code, Message};
+    ///
+    /// let lemons = || Message::new("three lemons").key("order-42");
+    /// assert!(orders.send(lemons()).await?.is_new());
+    /// assert!(!orders.send(lemons()).await?.is_new(), "the same operation again");
+    ///
+    /// let other = Message::new("four limes").key("order-42");
+    /// assert_eq!(orders.send(other).await.unwrap_err().code(), Code::Conflict);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn send(&self, message: impl Into<Message>) -> Result<Answer, Error> {
+        let until = Instant::now() + self.client.timeout();
+        let message = message.into().keyed();
+        self.send_until(vec![message], until).await?.pop().unwrap_or_else(|| Err(no_answer()))
+    }
+
+    /// Sends many messages; the answers are in their order. One that is refused harms no other.
+    ///
+    /// Messages of one group keep their order unless one of them has to be retried.
+    pub async fn send_all<M: Into<Message>>(
+        &self,
+        messages: impl IntoIterator<Item = M>,
+    ) -> Result<Vec<Result<Answer, Error>>, Error> {
+        let mut messages = messages.into_iter();
+        let mut answers = Vec::with_capacity(messages.size_hint().0);
+        loop {
+            let until = Instant::now() + self.client.timeout();
+            let some = messages.by_ref().take(SEND_ALL_MAX);
+            let some: Vec<_> = some.map(|message| message.into().keyed()).collect();
+            if some.is_empty() {
+                return Ok(answers);
+            }
+            answers.extend(self.send_until(some, until).await?);
+        }
+    }
+
+    /// Sends a message and waits until it is done, dead or parked, for so long. Where the time is
+    /// over first the answer is [`Outcome::Accepted`] or [`Outcome::InFlight`], and asking again
+    /// under the same key goes on waiting.
+    pub async fn send_and_wait(
+        &self,
+        message: impl Into<Message>,
+        timeout: Duration,
+    ) -> Result<Answer, Error> {
+        let until = Instant::now() + timeout;
+        let message = message.into().keyed();
+        let key = proto::KeyRequest {
+            queue: self.name.to_string(),
+            key: message.key_str().unwrap_or_default().to_owned(),
+            group: message.group_str().to_owned(),
+        };
+        let sent = self.send_until(vec![message], until).await?.pop();
+        let answer = sent.unwrap_or_else(|| Err(no_answer()))?;
+        if answer.has_ended() {
+            return Ok(answer);
+        }
+        self.wait(key, answer, until).await
+    }
+
+    async fn wait(
+        &self,
+        key: proto::KeyRequest,
+        mut answer: Answer,
+        until: Instant,
+    ) -> Result<Answer, Error> {
+        let mut backoff = Backoff::new();
+        loop {
+            let left = until.saturating_duration_since(Instant::now()).min(WAIT_MAX);
+            if left.is_zero() {
+                return Ok(answer);
+            }
+            let request = proto::GetKeyRequest { key: Some(key.clone()), wait_ms: ms(left) };
+            let looked = self.client.call_within(left + WAIT_SLACK, |mut rpc| async move {
+                rpc.get_key(request).await
+            });
+            match looked.await {
+                Ok(found) => {
+                    answer = told(found);
+                    if answer.has_ended() {
+                        return Ok(answer);
+                    }
+                }
+                Err(error) if error.is_retryable() => {
+                    let pause = Instant::now() + backoff.after(error.retry_after());
+                    if pause >= until {
+                        return Err(error);
+                    }
+                    tokio::time::sleep_until(pause).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends over the client's lane, and those again whose refusal is worth a retry.
+    async fn send_until(
+        &self,
+        messages: Vec<Message>,
+        until: Instant,
+    ) -> Result<Vec<Result<Answer, Error>>, Error> {
+        let mut backoff = Backoff::new();
+        let mut answers = self.try_send(messages.clone(), until).await?;
+        loop {
+            let retry: Vec<usize> = answers.iter().enumerate().filter_map(worth_a_retry).collect();
+            let asked = retry.iter().filter_map(|place| match answers.get(*place) {
+                Some(Err(error)) => error.retry_after(),
+                _ => None,
+            });
+            let pause = Instant::now() + backoff.after(asked.max());
+            if retry.is_empty() || pause >= until {
+                return Ok(answers);
+            }
+            tokio::time::sleep_until(pause).await;
+            let some = retry.iter().filter_map(|place| messages.get(*place).cloned()).collect();
+            let again = self.try_send(some, until).await?;
+            for (place, answer) in retry.into_iter().zip(again) {
+                if let Some(slot) = answers.get_mut(place) {
+                    *slot = answer;
+                }
+            }
+        }
+    }
+
+    async fn try_send(
+        &self,
+        messages: Vec<Message>,
+        until: Instant,
+    ) -> Result<Vec<Result<Answer, Error>>, Error> {
+        let left = until.saturating_duration_since(Instant::now());
+        self.client.lane().send(&self.client, &self.name, messages, left).await
+    }
+
+    /// A sender of its own connection, for those who send as fast as the broker takes it.
+    pub fn sender(&self) -> Sender {
+        Sender::new(&self.client, &self.name)
+    }
+
+    /// A stream of deliveries and settles, for those who do without [`Worker`](crate::Worker).
+    pub fn work(&self) -> WorkBuilder {
+        WorkBuilder::new(self)
+    }
+
+    /// Takes a key to do the work under it here and now, with no message for anybody else.
+    ///
+    /// ```no_run
+    /// # async fn example(charges: hapax_client::Queue) -> Result<(), hapax_client::Error> {
+    /// use hapax_client::Claim;
+    ///
+    /// match charges.claim("charge-7").body("17 euro").take().await? {
+    ///     Claim::Fresh(claim) => {
+    ///         // Do it, and store what to answer to those who come again.
+    ///         claim.complete("charged").await?;
+    ///     }
+    ///     Claim::Done(answer) => println!("done before: {:?}", answer.result()),
+    ///     Claim::InFlight(_) => println!("somebody is at it: come again"),
+    ///     Claim::Parked(_) | Claim::Dead(_) => println!("somebody has to look after it"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn claim(&self, key: impl Into<String>) -> ClaimRequest {
+        ClaimRequest::new(self, key.into())
+    }
+}
+
+/// Where a retry of this message may get another answer.
+fn worth_a_retry((place, answer): (usize, &Result<Answer, Error>)) -> Option<usize> {
+    answer.as_ref().err().is_some_and(Error::is_retryable).then_some(place)
+}
+
+fn no_answer() -> Error {
+    Error::invalid("the broker left a message without an answer")
+}
+
+/// What a look at a key says, as an answer.
+fn told(key: proto::Key) -> Answer {
+    let state = State::of_proto(key.state);
+    let attempts = key.attempts;
+    let outcome = match state {
+        State::Done | State::Discarded => Outcome::Done {
+            attempts,
+            result: key.result.map(Blob::of_proto),
+            finished_at: at(key.finished_at_ms.unwrap_or_default()),
+            remembered_until: key.remembered_until_ms.map(at),
+        },
+        State::Dead => Outcome::Dead { attempts, error: key.error },
+        State::Parked => Outcome::Parked { attempts },
+        _ => Outcome::InFlight { attempts, deadline: key.deadline_ms.map(at) },
+    };
+    Answer { id: id(&key.id), state, accepted_at: at(key.accepted_at_ms), outcome }
+}

@@ -1,0 +1,252 @@
+//! Sending as fast as the broker takes it.
+//!
+//! A [`Sender`] is driven by one task: push messages while there is room in the window, then wait
+//! for answers, which come by the batch. There is no future per message. When the connection
+//! breaks, what is unanswered is sent again under its keys.
+
+use bytes::Bytes;
+use hapax_wire::{lean, proto};
+use prost::Message as _;
+
+use crate::answer::Answer;
+use crate::client::Client;
+use crate::error::Error;
+use crate::message::Message;
+use crate::stream::{Patience, Pipe, Protocol};
+
+/// Messages without an answer, where nothing else is said.
+const WINDOW: usize = 4_096;
+/// Frames are filled to about this size; a large message has one of its own.
+const FRAME_BYTES: usize = 32 * 1_024;
+/// What is kept for sending it again, at most.
+const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+/// Answers handed over at once, about.
+const ANSWERS_MAX: usize = 8_192;
+
+/// A pipelined sender to one queue: see [`Queue::sender`](crate::Queue::sender).
+///
+/// ```no_run
+/// # async fn example() -> Result<(), hapax_client::Error> {
+/// use hapax_client::{Client, Message};
+///
+/// let mut sender = Client::connect("http://127.0.0.1:4747")?.queue("orders").sender();
+/// let mut answers = Vec::new();
+/// let (mut next, mut confirmed) = (0, 0);
+/// while confirmed < 1_000_000 {
+///     while next < 1_000_000 && sender.room() > 0 {
+///         sender.push(Message::new("body").key(format!("order-{next}")), next);
+///         next += 1;
+///     }
+///     sender.answers(&mut answers).await?;
+///     for answered in answers.drain(..) {
+///         answered.answer?;
+///         confirmed += 1;
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Sender {
+    queue: String,
+    window: usize,
+    outbound: Outbound,
+    patience: Patience,
+}
+
+/// The answer to one message.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    /// As it was given to [`Sender::push`].
+    pub tag: u64,
+    pub answer: Result<Answer, Error>,
+}
+
+impl Sender {
+    pub(crate) fn new(client: &Client, queue: &str) -> Self {
+        Self {
+            queue: queue.to_owned(),
+            window: WINDOW,
+            outbound: Outbound::new(client),
+            patience: Patience::new(client.timeout()),
+        }
+    }
+
+    /// How many messages may be without an answer.
+    pub fn window(mut self, window: usize) -> Self {
+        self.window = window.max(1);
+        self
+    }
+
+    /// How many messages may be pushed now.
+    pub fn room(&self) -> usize {
+        self.outbound.room(self.window)
+    }
+
+    /// How many messages have no answer yet.
+    pub fn unanswered(&self) -> usize {
+        self.outbound.unanswered()
+    }
+
+    /// Takes a message. It goes out with others when a frame is full, or with the next
+    /// [`flush`](Sender::flush) or [`answers`](Sender::answers). The window is the caller's to
+    /// keep: look at [`room`](Sender::room) first.
+    pub fn push(&mut self, message: impl Into<Message>, tag: u64) {
+        if self.outbound.unanswered() == 0 {
+            self.patience.restore();
+        }
+        self.outbound.push(&self.queue, &message.into().keyed(), tag);
+    }
+
+    /// As [`push`](Sender::push), but a message without a key stays without one, as at-least-once
+    /// queues allow. What had no answer when a connection broke may then be there twice.
+    pub fn push_unkeyed(&mut self, message: impl Into<Message>, tag: u64) {
+        if self.outbound.unanswered() == 0 {
+            self.patience.restore();
+        }
+        self.outbound.push(&self.queue, &message.into(), tag);
+    }
+
+    /// Sends what was pushed.
+    pub fn flush(&mut self) {
+        self.outbound.flush();
+    }
+
+    /// Waits for answers and adds them to the list, in the order they come. Returns at once where
+    /// there is nothing to wait for.
+    ///
+    /// An error tells that there was no answer for the client's timeout, or that there will be
+    /// none, as for a token that is not valid. Nothing is given up: the call can be repeated, and
+    /// can be dropped and called anew.
+    pub async fn answers(&mut self, answers: &mut Vec<Answered>) -> Result<(), Error> {
+        self.flush();
+        while self.outbound.unanswered() > 0 {
+            match self.outbound.answers(answers).await {
+                Ok(()) => {
+                    self.patience.restore();
+                    return Ok(());
+                }
+                Err(error) if error.is_retryable() && !self.patience.is_over() => {
+                    tracing::debug!(%error, "connecting again");
+                }
+                Err(error) => {
+                    self.patience.restore();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Sends;
+
+impl Protocol for Sends {
+    const PATH: &'static str = "/hapax.v1.Hapax/Send";
+
+    fn open(&self) -> Option<Bytes> {
+        None
+    }
+
+    fn again(frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes> {
+        let mut frame = proto::SendFrame::decode(frame.clone()).ok()?;
+        frame.messages.retain(|message| is_open(message.r#ref));
+        (!frame.messages.is_empty()).then(|| frame.encode_to_vec().into())
+    }
+}
+
+/// Messages of any queue on one stream.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    pipe: Pipe<Sends>,
+    /// The frame that is being filled.
+    frame: Vec<u8>,
+    /// Its queue, and the reference of its first message.
+    queue: String,
+    first: u64,
+}
+
+impl Outbound {
+    pub(crate) fn new(client: &Client) -> Self {
+        let pipe = Pipe::new(client, Sends);
+        Self { pipe, frame: Vec::new(), queue: String::new(), first: 0 }
+    }
+
+    pub(crate) fn unanswered(&self) -> usize {
+        self.pipe.unanswered.len()
+    }
+
+    pub(crate) fn room(&self, window: usize) -> usize {
+        if self.pipe.unanswered.bytes() + self.frame.len() >= UNANSWERED_BYTES_MAX {
+            return 0;
+        }
+        window.saturating_sub(self.pipe.unanswered.len())
+    }
+
+    pub(crate) fn push(&mut self, queue: &str, message: &Message, tag: u64) {
+        if self.frame.len() >= FRAME_BYTES || queue != self.queue {
+            self.flush();
+        }
+        let reference = self.pipe.unanswered.add(tag);
+        if self.frame.is_empty() {
+            self.start(queue, reference);
+        }
+        lean::put_message(&mut self.frame, &message.view(reference));
+    }
+
+    fn start(&mut self, queue: &str, first: u64) {
+        if queue != self.queue {
+            queue.clone_into(&mut self.queue);
+        }
+        self.first = first;
+        self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
+        lean::frame_head(&mut self.frame, queue);
+    }
+
+    pub(crate) fn flush(&mut self) {
+        if !self.frame.is_empty() {
+            let frame = std::mem::take(&mut self.frame).into();
+            self.pipe.send(self.first, frame);
+        }
+    }
+
+    /// The answers that are there, at least one. An error tells of a broken connection; see
+    /// [`Pipe::next`].
+    pub(crate) async fn answers(&mut self, answers: &mut Vec<Answered>) -> Result<(), Error> {
+        let before = answers.len();
+        while answers.len() == before {
+            let reply = self.pipe.next().await?;
+            self.take(&reply, answers)?;
+        }
+        while answers.len() - before < ANSWERS_MAX
+            && let Some(reply) = self.pipe.next_now()
+        {
+            self.take(&reply, answers)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, reply: &[u8], answers: &mut Vec<Answered>) -> Result<(), Error> {
+        let mut read = lean::Answers::new(reply);
+        while let Some(answer) = read.next().map_err(Error::malformed)? {
+            if let Some(tag) = self.pipe.unanswered.answer(answer.reference) {
+                answers.push(Answered { tag, answer: Answer::of_lean(&answer) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets messages whose answer nobody waits for.
+    pub(crate) fn retain(&mut self, is_wanted: impl FnMut(u64) -> bool) {
+        self.flush();
+        self.pipe.unanswered.retain(is_wanted);
+    }
+
+    /// Gives up everything that has no answer; returns the tags.
+    pub(crate) fn give_up(&mut self) -> Vec<u64> {
+        self.flush();
+        self.pipe.hang_up();
+        self.pipe.unanswered.give_up()
+    }
+}

@@ -1,0 +1,288 @@
+//! What a worker says about a message, and what it is told.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use hapax_wire::proto::settle::Verb;
+use hapax_wire::{lean, proto};
+
+use crate::answer::{State, at};
+use crate::error::Error;
+use crate::message::{Blob, Message, ms};
+
+/// What to do under a lease.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Settle {
+    /// It is done: the result is stored, the follow-ups are sent, all or nothing.
+    Done(Done),
+    /// It did not work. It is tried again later, or given up.
+    Fail(Failure),
+    /// Give it back, uncounted.
+    Release,
+    /// Keep it for longer: for as long as the queue's lease where nothing is said.
+    Extend(Option<Duration>),
+    /// A non-repeatable effect starts now. In a queue that parks, the message is not delivered
+    /// again if the lease is lost from here on.
+    Begin,
+    /// Stores a recovery point; the next attempt receives it.
+    Save { name: String, data: Bytes },
+}
+
+impl Settle {
+    /// Done, with no result and no follow-ups.
+    pub fn done() -> Self {
+        Self::Done(Done::new())
+    }
+
+    pub fn fail(error: impl Into<String>) -> Self {
+        Self::Fail(Failure::new(error))
+    }
+
+    /// Writes it as a field of a `WorkFrame`.
+    pub(crate) fn put(self, frame: &mut Vec<u8>, reference: u64, lease: Bytes) {
+        match &self {
+            Self::Done(Done { result, emits }) if emits.is_empty() => {
+                let result = result.as_ref();
+                let result = result
+                    .map(|blob| (&blob.body[..], blob.content_type.as_deref().unwrap_or_default()));
+                lean::put_done(frame, reference, &lease, result);
+            }
+            _ => lean::put_nested(frame, lean::SETTLE, &self.into_proto(reference, lease)),
+        }
+    }
+
+    pub(crate) fn into_proto(self, reference: u64, lease: Bytes) -> proto::Settle {
+        let verb = match self {
+            Self::Done(done) => Verb::Done(proto::Done {
+                result: done.result.map(Blob::into_proto),
+                emits: done.emits.into_iter().map(Emit::into_proto).collect(),
+            }),
+            Self::Fail(failure) => Verb::Fail(proto::Fail {
+                error: failure.error,
+                delay_ms: failure.delay.map(ms),
+                dead: failure.is_final,
+            }),
+            Self::Release => Verb::Release(proto::Release {}),
+            Self::Extend(lease) => Verb::Extend(proto::Extend { lease_ms: lease.map(ms) }),
+            Self::Begin => Verb::Begin(proto::Begin {}),
+            Self::Save { name, data } => Verb::Save(proto::Save { name, body: data }),
+        };
+        proto::Settle { r#ref: reference, lease, verb: Some(verb) }
+    }
+}
+
+/// How a message ended well. What a handler returns turns into one: nothing, bytes, text, a
+/// [`Blob`], or this.
+///
+/// ```
+/// use hapax_client::{Done, Emit, Message};
+///
+/// let done = Done::new()
+///     .result("charged 17 euro")
+///     .emit(Emit::new("emails", "receipt", Message::new("Thank you!")));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Done {
+    result: Option<Blob>,
+    emits: Vec<Emit>,
+}
+
+impl Done {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What every later send under the key is answered with.
+    pub fn result(mut self, result: impl Into<Blob>) -> Self {
+        self.result = Some(result.into());
+        self
+    }
+
+    /// A follow-up message, sent if and only if this one is done.
+    pub fn emit(mut self, emit: Emit) -> Self {
+        self.emits.push(emit);
+        self
+    }
+}
+
+impl From<()> for Done {
+    fn from((): ()) -> Self {
+        Self::new()
+    }
+}
+
+impl From<Blob> for Done {
+    fn from(result: Blob) -> Self {
+        Self::new().result(result)
+    }
+}
+
+impl<B: Into<Blob>> From<Option<B>> for Done {
+    fn from(result: Option<B>) -> Self {
+        Self { result: result.map(Into::into), emits: Vec::new() }
+    }
+}
+
+macro_rules! done_from_bytes {
+    ($($bytes:ty),*) => {$(
+        impl From<$bytes> for Done {
+            fn from(result: $bytes) -> Self {
+                Self::new().result(result)
+            }
+        }
+    )*};
+}
+
+done_from_bytes!(Bytes, Vec<u8>, String, &'static str);
+
+/// A follow-up message.
+#[derive(Clone, Debug)]
+pub struct Emit {
+    queue: String,
+    name: String,
+    message: Message,
+}
+
+impl Emit {
+    /// A message for a queue of the same tenant. Without a key of its own its key is derived from
+    /// the parent's key, the generation and `name`, so that it is sent once however often the
+    /// parent is tried.
+    pub fn new(
+        queue: impl Into<String>,
+        name: impl Into<String>,
+        message: impl Into<Message>,
+    ) -> Self {
+        Self { queue: queue.into(), name: name.into(), message: message.into() }
+    }
+
+    fn into_proto(self) -> proto::Emit {
+        self.message.into_emit(self.queue, self.name)
+    }
+}
+
+/// How a message did not work. Every error turns into one by `?`.
+///
+/// ```
+/// use hapax_client::Failure;
+/// use std::time::Duration;
+///
+/// fn charge() -> Result<(), Failure> {
+///     let amount: u32 = "17".parse()?;
+///     if amount > 1_000 {
+///         return Err(Failure::dead("nobody pays that"));
+///     }
+///     Err(Failure::new("the bank is closed").retry_in(Duration::from_secs(3_600)))
+/// }
+/// # assert!(charge().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    error: String,
+    delay: Option<Duration>,
+    is_final: bool,
+}
+
+impl Failure {
+    /// To be tried again, as the queue's backoff says.
+    pub fn new(error: impl Into<String>) -> Self {
+        Self { error: error.into(), delay: None, is_final: false }
+    }
+
+    /// Not to be tried again.
+    pub fn dead(error: impl Into<String>) -> Self {
+        Self { is_final: true, ..Self::new(error) }
+    }
+
+    /// To be tried again after this long, instead of the queue's backoff.
+    pub fn retry_in(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
+        self
+    }
+
+    pub fn error(&self) -> &str {
+        &self.error
+    }
+}
+
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        Self::new(text)
+    }
+}
+
+/// What a settle gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Settled {
+    Ok {
+        /// Where the message is now.
+        state: State,
+        /// The new deadline of an extended lease, the due time of a failed one.
+        deadline: Option<SystemTime>,
+    },
+    /// Another worker has the message, or it is finished; with the result, if there is one.
+    LeaseLost { state: State, result: Option<Blob> },
+}
+
+impl Settled {
+    pub fn is_ok(&self) -> bool {
+        matches!(self, Self::Ok { .. })
+    }
+
+    /// Most answers say that all went well, and nothing more.
+    pub(crate) fn of_lean(answer: &lean::SettleAnswer<'_>) -> Result<Self, Error> {
+        if answer.kind == proto::SettleKind::Ok as i32 {
+            let deadline = answer.deadline_ms.map(at);
+            return Ok(Self::Ok { state: State::of_proto(answer.state), deadline });
+        }
+        Self::of_proto(answer.whole().map_err(Error::malformed)?)
+    }
+
+    pub(crate) fn of_proto(answer: proto::SettleAnswer) -> Result<Self, Error> {
+        let state = State::of_proto(answer.state);
+        match answer.kind() {
+            proto::SettleKind::Ok => Ok(Self::Ok { state, deadline: answer.deadline_ms.map(at) }),
+            proto::SettleKind::LeaseLost => {
+                Ok(Self::LeaseLost { state, result: answer.result.map(Blob::of_proto) })
+            }
+            proto::SettleKind::SettleError | proto::SettleKind::Unspecified => {
+                Err(Error::of_problem(answer.problem.unwrap_or_default()))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_tells_the_whole_chain_of_causes() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot charge")]
+        struct Outer(#[source] std::num::ParseIntError);
+        let inner = "x".parse::<u32>().unwrap_err();
+        let failure = Failure::from(Outer(inner.clone()));
+        assert_eq!(failure.error(), format!("cannot charge: {inner}"));
+        assert_eq!(Failure::from("plain text"), Failure::new("plain text"));
+    }
+
+    #[test]
+    fn an_emit_without_a_key_leaves_it_to_the_broker() {
+        let done = Done::from("ok").emit(Emit::new("emails", "receipt", "Thank you!"));
+        let settle = Settle::Done(done).into_proto(7, Bytes::new());
+        let Some(Verb::Done(done)) = settle.verb else { panic!("{settle:?}") };
+        assert_eq!(done.emits[0].key, "");
+        assert_eq!(done.emits[0].name, "receipt");
+        assert_eq!(done.result.unwrap().body, "ok");
+    }
+}

@@ -1,0 +1,224 @@
+//! One bidirectional stream that outlives its connections.
+//!
+//! Frames go up already encoded and are kept until everything in them is answered. When the
+//! connection breaks the stream connects anew and sends the rest again: under keys, and for
+//! leases, that is safe. Nothing here waits per message: answers come by the frame.
+
+mod codec;
+mod unanswered;
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
+
+use crate::backoff::Backoff;
+use crate::client::{Client, FRAME_BYTES_MAX};
+use crate::error::Error;
+use codec::Raw;
+pub(crate) use unanswered::Unanswered;
+
+/// What the two streams have of their own.
+pub(crate) trait Protocol {
+    const PATH: &'static str;
+
+    /// What is said first on every connection.
+    fn open(&self) -> Option<Bytes>;
+    /// A frame without what was answered; `None` where nothing is left of it.
+    fn again(frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes>;
+}
+
+/// See the module's documentation.
+pub(crate) struct Pipe<P: Protocol> {
+    client: Client,
+    pub(crate) protocol: P,
+    channel: Channel,
+    pub(crate) unanswered: Unanswered,
+    line: Line,
+    /// Met by somebody who did not wait, for the one who does.
+    failure: Option<Status>,
+    backoff: Backoff,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Result<Streaming<Bytes>, Status>> + Send>>;
+
+enum Line {
+    /// There is none, and there is no use in trying before.
+    Down(Option<Pin<Box<tokio::time::Sleep>>>),
+    /// Asked for. Frames can go up already.
+    Dialing(mpsc::UnboundedSender<Bytes>, Connecting),
+    Up(mpsc::UnboundedSender<Bytes>, Box<Streaming<Bytes>>),
+}
+
+impl<P: Protocol> Pipe<P> {
+    pub(crate) fn new(client: &Client, protocol: P) -> Self {
+        Self {
+            channel: client.channel(),
+            client: client.clone(),
+            protocol,
+            unanswered: Unanswered::default(),
+            line: Line::Down(None),
+            failure: None,
+            backoff: Backoff::new(),
+        }
+    }
+
+    /// Sends a frame whose members are awaiting answers, from the reference `first` on.
+    pub(crate) fn send(&mut self, first: u64, frame: Bytes) {
+        self.say(frame.clone());
+        self.unanswered.keep(first, frame);
+    }
+
+    /// Sends a frame that needs no answer, and is not repeated on the next connection.
+    pub(crate) fn say(&mut self, frame: Bytes) {
+        // What cannot be said now is in the next connection's first frame, or sent again.
+        if let Line::Dialing(sender, _) | Line::Up(sender, _) = &self.line {
+            let _ = sender.send(frame);
+        }
+    }
+
+    /// Hangs up. What is unanswered stays so, for the next connection.
+    pub(crate) fn hang_up(&mut self) {
+        self.line = Line::Down(None);
+        self.failure = None;
+    }
+
+    /// The next reply. An error tells that a connection broke or could not be made; the next call
+    /// pauses as long as is decent, and tries again. Can be dropped and called anew.
+    pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// A reply that is there already.
+    pub(crate) fn next_now(&mut self) -> Option<Bytes> {
+        let Line::Up(_, streaming) = &mut self.line else { return None };
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        match Pin::new(&mut **streaming).poll_next(&mut context) {
+            Poll::Ready(Some(Ok(reply))) => Some(reply),
+            Poll::Ready(Some(Err(status))) => {
+                self.failure = Some(status);
+                None
+            }
+            Poll::Ready(None) => {
+                self.failure = Some(hung_up());
+                None
+            }
+            Poll::Pending => None,
+        }
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes, Error>> {
+        if let Some(status) = self.failure.take() {
+            return Poll::Ready(Err(self.broken(&status)));
+        }
+        loop {
+            match &mut self.line {
+                Line::Down(pause) => {
+                    if let Some(pause) = pause {
+                        std::task::ready!(pause.as_mut().poll(context));
+                    }
+                    self.dial();
+                }
+                Line::Dialing(_, connecting) => {
+                    match std::task::ready!(connecting.as_mut().poll(context)) {
+                        Ok(streaming) => self.pick_up(streaming),
+                        Err(status) => return Poll::Ready(Err(self.broken(&status))),
+                    }
+                }
+                Line::Up(_, streaming) => {
+                    let next = Pin::new(&mut **streaming).poll_next(context);
+                    return Poll::Ready(match std::task::ready!(next) {
+                        Some(Ok(reply)) => {
+                            self.backoff.reset();
+                            Ok(reply)
+                        }
+                        Some(Err(status)) => Err(self.broken(&status)),
+                        None => Err(self.broken(&hung_up())),
+                    });
+                }
+            }
+        }
+    }
+
+    fn dial(&mut self) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let first = self.protocol.open().into_iter();
+        let is_open = |reference| self.unanswered.is_open(reference);
+        let again = self.unanswered.frames().filter_map(|frame| P::again(frame, &is_open));
+        for frame in first.chain(again) {
+            let _ = sender.send(frame);
+        }
+        let mut request = Request::new(UnboundedReceiverStream::new(receiver));
+        self.client.bearer().sign(&mut request);
+        let mut grpc = tonic::client::Grpc::new(self.channel.clone())
+            .max_decoding_message_size(FRAME_BYTES_MAX)
+            .max_encoding_message_size(FRAME_BYTES_MAX);
+        let connecting = async move {
+            let lost = |error| Status::from_error(Box::new(error));
+            grpc.ready().await.map_err(lost)?;
+            let path = PathAndQuery::from_static(P::PATH);
+            Ok(grpc.streaming(request, path, Raw).await?.into_inner())
+        };
+        self.line = Line::Dialing(sender, Box::pin(connecting));
+    }
+
+    fn pick_up(&mut self, streaming: Streaming<Bytes>) {
+        let before = std::mem::replace(&mut self.line, Line::Down(None));
+        if let Line::Dialing(sender, _) = before {
+            self.line = Line::Up(sender, Box::new(streaming));
+        }
+    }
+
+    fn broken(&mut self, status: &Status) -> Error {
+        let error = self.client.error(status);
+        let pause = self.backoff.after(error.retry_after());
+        self.line = Line::Down(Some(Box::pin(tokio::time::sleep(pause))));
+        error
+    }
+}
+
+fn hung_up() -> Status {
+    Status::unavailable("the broker hung up")
+}
+
+impl<P: Protocol> std::fmt::Debug for Pipe<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let line = match self.line {
+            Line::Down(_) => "down",
+            Line::Dialing(..) => "dialing",
+            Line::Up(..) => "up",
+        };
+        f.debug_struct("Pipe").field("path", &P::PATH).field("line", &line).finish_non_exhaustive()
+    }
+}
+
+/// How long a caller goes on without any answer before it is told why.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    most: Duration,
+    since: Instant,
+}
+
+impl Patience {
+    pub(crate) fn new(most: Duration) -> Self {
+        Self { most, since: Instant::now() }
+    }
+
+    /// There was an answer.
+    pub(crate) fn restore(&mut self) {
+        self.since = Instant::now();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.since.elapsed() >= self.most
+    }
+}

@@ -1,0 +1,270 @@
+//! Deliveries in, settles out, on one stream.
+//!
+//! A [`Work`] is driven by one task: give credits, wait for what comes, settle it. Deliveries and
+//! answers come by the batch, and there is no future per message. When the connection breaks,
+//! leases live on: what was not answered is settled again on the next one, and the credits that
+//! were not used are given again. [`Worker`](crate::Worker) is built on it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_wire::{lean, proto};
+use prost::Message as _;
+
+use crate::delivery::{Delivery, Lease};
+use crate::error::Error;
+use crate::message::ms;
+use crate::queue::Queue;
+use crate::settle::{Settle, Settled};
+use crate::stream::{Patience, Pipe, Protocol};
+
+/// Deliveries handed over at once, about.
+const BATCH_MAX: usize = 8_192;
+/// Frames are filled to about this size; a large settle has one of its own.
+const FRAME_BYTES: usize = 32 * 1_024;
+
+/// Collects what a [`Work`] needs to know.
+#[derive(Clone, Debug)]
+pub struct WorkBuilder {
+    queue: Queue,
+    worker: String,
+    lease: Option<Duration>,
+}
+
+impl WorkBuilder {
+    pub(crate) fn new(queue: &Queue) -> Self {
+        Self { queue: queue.clone(), worker: String::new(), lease: None }
+    }
+
+    /// A name that histories show, of at most 64 bytes.
+    pub fn worker(mut self, name: impl Into<String>) -> Self {
+        self.worker = name.into();
+        self
+    }
+
+    /// How long leases last; as long as the queue says where nothing is said.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = Some(lease);
+        self
+    }
+
+    pub fn open(self) -> Work {
+        let client = self.queue.client().clone();
+        let works = Works {
+            open: proto::WorkOpen {
+                queue: self.queue.name().to_owned(),
+                worker: self.worker,
+                lease_ms: self.lease.map(ms),
+            },
+            credit: 0,
+            drains: false,
+        };
+        Work {
+            patience: Patience::new(client.timeout()),
+            pipe: Pipe::new(&client, works),
+            frame: Vec::new(),
+            first: 0,
+            credit: 0,
+        }
+    }
+}
+
+/// A stream of deliveries and settles: see [`Queue::work`].
+///
+/// ```no_run
+/// # async fn example() -> Result<(), hapax_client::Error> {
+/// use hapax_client::{Batch, Client, Settle};
+///
+/// let mut work = Client::connect("http://127.0.0.1:4747")?.queue("orders").work().open();
+/// let mut batch = Batch::default();
+/// work.credit(1_000);
+/// loop {
+///     work.next(&mut batch).await?;
+///     for delivery in batch.deliveries.drain(..) {
+///         work.settle(delivery.lease(), Settle::done(), delivery.fence());
+///     }
+///     for settled in batch.settled.drain(..) {
+///         settled.answer?;
+///         work.credit(1);
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Work {
+    pipe: Pipe<Works>,
+    patience: Patience,
+    /// The settles that are to go out.
+    frame: Vec<u8>,
+    first: u64,
+    /// Credits that are to go out.
+    credit: u32,
+}
+
+/// What came over a [`Work`] since the last time.
+#[derive(Debug, Default)]
+pub struct Batch {
+    pub deliveries: Vec<Delivery>,
+    pub settled: Vec<Answered>,
+    /// Fences of leases of the queue that were lost; those of other workers are among them.
+    pub lost: Vec<u64>,
+    /// The broker stops: it delivers no more, and settles are still answered for a while.
+    pub is_closing: bool,
+    /// How long the leases of the deliveries last. Told with the first batch, and when it changes.
+    pub lease: Option<Duration>,
+}
+
+impl Batch {
+    pub fn is_empty(&self) -> bool {
+        self.deliveries.is_empty()
+            && self.settled.is_empty()
+            && self.lost.is_empty()
+            && !self.is_closing
+            && self.lease.is_none()
+    }
+}
+
+/// The answer to one settle.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    /// As it was given to [`Work::settle`].
+    pub tag: u64,
+    pub answer: Result<Settled, Error>,
+}
+
+/// For whoever settles it elsewhere, such as a child process.
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Work {
+    /// Asks for so many more messages.
+    pub fn credit(&mut self, more: u32) {
+        self.credit = self.credit.saturating_add(more);
+        self.pipe.protocol.credit = self.pipe.protocol.credit.saturating_add(more);
+    }
+
+    /// Messages that were asked for and have not come.
+    pub fn credits(&self) -> u32 {
+        self.pipe.protocol.credit
+    }
+
+    /// Says what becomes of a message. It goes out with others when a frame is full, or with the
+    /// next [`flush`](Work::flush) or [`next`](Work::next).
+    pub fn settle(&mut self, lease: Lease, settle: Settle, tag: u64) {
+        if self.frame.len() >= FRAME_BYTES {
+            self.flush();
+        }
+        let reference = self.pipe.unanswered.add(tag);
+        if self.frame.is_empty() {
+            self.first = reference;
+            self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
+        }
+        settle.put(&mut self.frame, reference, lease.0);
+    }
+
+    /// Settles that have no answer yet.
+    pub fn unanswered(&self) -> usize {
+        self.pipe.unanswered.len()
+    }
+
+    /// Asks for no more messages; settles go on. Those on their way may still come.
+    pub fn drain(&mut self) {
+        self.flush();
+        self.credit = 0;
+        self.pipe.protocol.credit = 0;
+        self.pipe.protocol.drains = true;
+        self.pipe
+            .say(proto::WorkFrame { drain: true, ..Default::default() }.encode_to_vec().into());
+    }
+
+    /// Sends credits and settles.
+    pub fn flush(&mut self) {
+        let credit = std::mem::take(&mut self.credit);
+        if credit > 0 && !self.pipe.protocol.drains {
+            let frame = proto::WorkFrame { credit, ..Default::default() };
+            self.pipe.say(frame.encode_to_vec().into());
+        }
+        if !self.frame.is_empty() {
+            let frame = std::mem::take(&mut self.frame).into();
+            self.pipe.send(self.first, frame);
+        }
+    }
+
+    /// Waits for something to come, and adds it to the batch.
+    ///
+    /// An error tells that the broker could not be reached for the client's timeout, or that
+    /// there is no use in trying, as for a token that is not valid. Nothing is given up: the call
+    /// can be repeated, and can be dropped and called anew.
+    pub async fn next(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        self.flush();
+        let reply = loop {
+            match self.pipe.next().await {
+                Ok(reply) => break reply,
+                Err(error) if error.is_retryable() && !self.patience.is_over() => {
+                    tracing::debug!(%error, "connecting again");
+                }
+                Err(error) => {
+                    self.patience.restore();
+                    return Err(error);
+                }
+            }
+        };
+        self.patience.restore();
+        self.take(&reply, batch)?;
+        while batch.deliveries.len() < BATCH_MAX
+            && let Some(reply) = self.pipe.next_now()
+        {
+            self.take(&reply, batch)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, frame: &Bytes, batch: &mut Batch) -> Result<(), Error> {
+        let mut reply = lean::WorkReply::read(frame).map_err(Error::malformed)?;
+        while let Some(delivery) = reply.next_delivery().map_err(Error::malformed)? {
+            batch.deliveries.push(Delivery::new(frame, &delivery));
+            let credit = &mut self.pipe.protocol.credit;
+            *credit = credit.saturating_sub(1);
+        }
+        while let Some(answer) = reply.next_settled().map_err(Error::malformed)? {
+            if let Some(tag) = self.pipe.unanswered.answer(answer.reference) {
+                batch.settled.push(Answered { tag, answer: Settled::of_lean(&answer) });
+            }
+        }
+        batch.lost.extend(reply.lost);
+        batch.is_closing |= reply.closing;
+        batch.lease = reply.lease_ms.map(Duration::from_millis).or(batch.lease);
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Works {
+    open: proto::WorkOpen,
+    /// Messages that were asked for and have not come.
+    credit: u32,
+    drains: bool,
+}
+
+impl Protocol for Works {
+    const PATH: &'static str = "/hapax.v1.Hapax/Work";
+
+    fn open(&self) -> Option<Bytes> {
+        let frame = proto::WorkFrame {
+            open: Some(self.open.clone()),
+            credit: self.credit,
+            settles: Vec::new(),
+            drain: self.drains,
+        };
+        Some(frame.encode_to_vec().into())
+    }
+
+    fn again(frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes> {
+        let mut frame = proto::WorkFrame::decode(frame.clone()).ok()?;
+        frame.settles.retain(|settle| is_open(settle.r#ref));
+        (!frame.settles.is_empty()).then(|| frame.encode_to_vec().into())
+    }
+}
