@@ -13,10 +13,10 @@ macro_rules! exits {
 
         impl Exit {
             #[cfg(test)]
-            const ALL: &[Self] = &[$(Self::$name,)+];
+            pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
 
             #[cfg(test)]
-            fn meaning(self) -> &'static str {
+            pub(crate) fn meaning(self) -> &'static str {
                 match self { $(Self::$name => $meaning,)+ }
             }
         }
@@ -78,12 +78,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_has_a_line_in_the_help_and_in_the_docs() {
-        let docs = include_str!("../../../docs/cli.md");
+    fn every_code_has_a_line_in_the_help() {
         for exit in Exit::ALL {
-            let number = *exit as u8;
-            assert!(HELP.contains(&format!("  {number}\t{}\n", exit.meaning())), "{exit:?}");
-            assert!(docs.contains(&format!("| {number} | {} |", exit.meaning())), "{exit:?}");
+            let line = format!("  {}\t{}\n", *exit as u8, exit.meaning());
+            assert!(HELP.contains(&line), "{exit:?}");
         }
     }
 

@@ -40,7 +40,8 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     if let Ok(ago) = crate::duration::parse(text) {
         return Ok(now_ms().saturating_sub(crate::duration::milliseconds(ago)));
     }
-    let help = || format!("give a time such as 2026-05-09T07:00:00Z, or how long ago, as 2h: {text:?}");
+    let help =
+        || format!("give a time such as 2026-05-09T07:00:00Z, or how long ago, as 2h: {text:?}");
     let ms = text.parse::<Timestamp>().map_err(|_| help())?.as_millisecond();
     u64::try_from(ms).map_err(|_| help())
 }

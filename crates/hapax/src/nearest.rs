@@ -1,10 +1,7 @@
 //! Did you mean? The known name that is spelled most like an unknown one.
 
 /// The nearest of the names, where it is near enough to be a typo.
-pub(crate) fn nearest<'a>(
-    name: &str,
-    known: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = name.chars().count().div_ceil(3).max(1);
     known
         .into_iter()

@@ -16,7 +16,8 @@ use hapax_wire::proto::State;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
     /// A table for people, or JSON for programs.
-    #[arg(short = 'o', long = "output", value_enum, value_name = "FORMAT", default_value = "table")]
+    #[arg(short = 'o', long = "output", value_enum, value_name = "FORMAT")]
+    #[arg(default_value = "table", help_heading = "Output")]
     format: Format,
 }
 
@@ -155,9 +156,8 @@ fn has_colour(stream: &impl IsTerminal) -> bool {
 
 /// Text of others, made harmless: no control characters, nothing that turns the direction.
 pub(crate) fn clean(text: &str) -> String {
-    let is_harmful = |c: char| {
-        c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
+    let is_harmful =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match is_harmful(c) {

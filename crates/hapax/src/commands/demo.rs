@@ -24,7 +24,7 @@ pub(crate) use victim::Victim;
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Where to keep the data; what is there is gone on with.
-    #[arg(long, default_value = "hapax-data")]
+    #[arg(long, default_value = "hapax-demo")]
     data: PathBuf,
     /// How often to kill.
     #[arg(long, default_value_t = 10)]
@@ -32,12 +32,6 @@ pub(crate) struct Arguments {
     /// How long each process lives, in milliseconds.
     #[arg(long, default_value_t = 250)]
     life_ms: u64,
-}
-
-impl Default for Arguments {
-    fn default() -> Self {
-        Self { data: "hapax-data".into(), kills: 10, life_ms: 250 }
-    }
 }
 
 /// What the child said, by order: the first id it was told, and whether it is answered.
@@ -51,6 +45,7 @@ struct Told {
 #[expect(clippy::print_stdout, reason = "the command's output")]
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let data = &arguments.data;
+    ensure!(!data.join("broker.json").exists(), "{} is a broker's data", data.display());
     println!("Every order is sent twice, and the process that handles them is killed (kill -9)");
     println!("{} times. What it was told before it died must hold afterwards.\n", arguments.kills);
     let first = orders_so_far(data)?;
@@ -80,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     );
     println!("0 lost, 0 doubled, every receipt is the first one.\n");
     println!("The data is in {}. Next, verify it from end to end:", data.display());
-    println!("  cargo run --release -- check {}", data.display());
+    println!("  hapax check {}", data.display());
     Ok(())
 }
 

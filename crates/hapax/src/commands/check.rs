@@ -1,0 +1,148 @@
+//! `hapax check`: verifies a data directory from end to end and says what it found.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use hapax_server::engine::Data;
+use hapax_store::archive::Severity;
+use hapax_store::{OsVolume, disk};
+use serde_json::{Value, json};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::screen::{Output, Screen};
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// The data of a broker, or of one partition, which no process may have open.
+    directory: PathBuf,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// What was found in one partition.
+struct Found {
+    directory: PathBuf,
+    summary: disk::Summary,
+    findings: Vec<Value>,
+}
+
+pub(crate) fn run(check: &Check) -> Result<Exit, Failure> {
+    let screen = check.output.screen();
+    let mut all = Vec::new();
+    for directory in partitions(&check.directory)? {
+        let found = one(screen, &directory)?;
+        if !screen.is_json() {
+            tell(screen, &found, directory != check.directory)?;
+        }
+        all.push(found);
+    }
+    let damages: u64 = all.iter().map(|found| found.summary.damages).sum();
+    if screen.is_json() {
+        let partitions: Vec<Value> = all.iter().map(shape).collect();
+        let told = json!({ "sound": damages == 0, "damages": damages, "partitions": partitions });
+        screen.json(&told)?;
+    }
+    if damages > 0 {
+        let what = format!("{damages} damaged places; nothing was changed");
+        let next = "restore a backup: hapax restore BACKUP DIR";
+        return Err(Failure::new(Exit::Failure, what).next(next));
+    }
+    if !screen.is_json() {
+        screen.line(format_args!("{} is sound", check.directory.display()))?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// The partitions of a broker's data; a directory without a head is a partition by itself.
+pub(super) fn partitions(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    match directory.join("broker.json").exists() {
+        true => Ok(Data::partition_paths(directory).map_err(anyhow::Error::from)?),
+        false => Ok(vec![directory.to_owned()]),
+    }
+}
+
+fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {
+    let volume = OsVolume::open(directory)
+        .with_context(|| format!("{} cannot be read", directory.display()))?;
+    let _lock = lock(directory)?;
+    let mut findings = Vec::new();
+    let mut told = Ok(());
+    let summary = disk::check(&volume, &mut |finding| {
+        let (kind, name) = match finding.severity {
+            Severity::Damage => ("DAMAGE ", "damage"),
+            Severity::Derived => ("rebuilt", "derived"),
+            Severity::Note => ("note   ", "note"),
+        };
+        let (file, offset, what) = (finding.file, finding.offset, finding.what);
+        if !screen.is_json() {
+            let line = screen.line(format_args!("{kind} {file} at byte {offset}: {what}"));
+            told = std::mem::replace(&mut told, Ok(())).and(line);
+        }
+        let told = json!({ "severity": name, "file": file, "offset": offset, "what": what });
+        findings.push(told);
+    });
+    told?;
+    let summary = summary.map_err(anyhow::Error::from)?;
+    Ok(Found { directory: directory.to_owned(), summary, findings })
+}
+
+/// Held while the files are read: half of what a running broker writes would look like damage.
+fn lock(directory: &Path) -> Result<Option<File>, Failure> {
+    let file = match File::open(directory.join("LOCK")) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => {
+            let what = format!("{} is in use by a running process", directory.display());
+            let next = "stop the broker, or check a copy of it: hapax backup --online TARGET";
+            Err(Failure::new(Exit::Failure, what).next(next))
+        }
+        Err(TryLockError::Error(error)) => Err(error.into()),
+    }
+}
+
+fn tell(screen: Screen, found: &Found, has_name: bool) -> Result<(), Failure> {
+    let summary = &found.summary;
+    if has_name {
+        screen.line(format_args!("{}", found.directory.display()))?;
+    }
+    screen.line(format_args!(
+        "journal  {} batches, {} bytes in {} segments, up to batch {}{}",
+        summary.batches,
+        summary.batch_bytes,
+        summary.segments,
+        summary.last,
+        if summary.sealed { ", closed in good order" } else { ", not closed: a crash or a kill" },
+    ))?;
+    screen.line(format_args!(
+        "rows     {} in {} files, {} bytes, as of batch {}",
+        summary.archive.rows, summary.archive.files, summary.archive.bytes, summary.through
+    ))?;
+    screen.line(format_args!("owners   {} so far", summary.epoch))?;
+    Ok(())
+}
+
+fn shape(found: &Found) -> Value {
+    let summary = &found.summary;
+    json!({
+        "directory": found.directory.display().to_string(),
+        "damages": summary.damages,
+        "batches": summary.batches,
+        "batch_bytes": summary.batch_bytes,
+        "segments": summary.segments,
+        "last_batch": summary.last,
+        "sealed": summary.sealed,
+        "rows": summary.archive.rows,
+        "files": summary.archive.files,
+        "row_bytes": summary.archive.bytes,
+        "owners": summary.epoch,
+        "findings": found.findings,
+    })
+}

@@ -1,0 +1,176 @@
+//! `hapax dead`: messages that were given up. Looks only, unless `--yes`.
+
+mod discard;
+mod redrive;
+
+use clap::{Args, Subcommand};
+use hapax_wire::proto::{self, State};
+
+use super::peek::{self, PAGE, Pages};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Output, say};
+use crate::session::{Connection, Session};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List dead messages with their errors, the oldest first.
+    #[command(after_help = "Examples:
+  hapax dead ls orders
+  hapax dead ls orders --error-contains timeout --limit 100
+  hapax dead ls orders -o json | jq -r '.[].key'")]
+    Ls(List),
+    /// Put dead messages back under their own keys. Only counts them, unless --yes.
+    #[command(after_help = "Examples:
+  hapax dead redrive orders
+  hapax dead redrive orders --all --rate 50 --yes
+  hapax dead redrive orders --error-contains timeout --before 2h --yes
+  hapax dead redrive orders --key order-42 --key order-43 --yes
+  hapax dead redrive orders --all --id after-the-outage --yes")]
+    Redrive(redrive::Redrive),
+    /// Give dead messages up for good; their keys stay remembered. Only lists, unless --yes.
+    #[command(after_help = "Examples:
+  hapax dead discard orders --key order-42 --yes
+  hapax dead discard orders --error-contains 'no such account'
+  hapax dead discard orders --all --yes")]
+    Discard(discard::Discard),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// The queue.
+    queue: String,
+    /// At most so many messages.
+    #[arg(long, default_value_t = 20, value_name = "COUNT")]
+    limit: usize,
+    #[command(flatten)]
+    filter: Filter,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Which dead messages are meant; all that is given must fit.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Filter")]
+struct Filter {
+    /// Their last error has this in it.
+    #[arg(long, value_name = "TEXT")]
+    error_contains: Option<String>,
+    /// They are of this group.
+    #[arg(long)]
+    group: Option<String>,
+    /// They died before this time, given as a date or an age.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    before: Option<u64>,
+}
+
+/// Which dead messages are to be changed.
+#[derive(Debug, Args)]
+struct Selection {
+    /// These keys; may be repeated.
+    #[arg(long = "key", value_name = "KEY")]
+    keys: Vec<String>,
+    /// All of them.
+    #[arg(long, conflicts_with_all = ["keys", "error_contains", "group", "before"])]
+    all: bool,
+    /// Do it.
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    filter: Filter,
+}
+
+impl Filter {
+    fn is_empty(&self) -> bool {
+        self.error_contains.is_none() && self.group.is_none() && self.before.is_none()
+    }
+
+    fn fits(&self, message: &proto::Key) -> bool {
+        let has_error =
+            self.error_contains.as_ref().is_none_or(|text| message.error.contains(text.as_str()));
+        let has_group = self.group.as_ref().is_none_or(|group| *group == message.group);
+        has_error && has_group && self.before.is_none_or(|before| died_at(message) < before)
+    }
+}
+
+/// The history tells when; it is what is left where a message has died more than once.
+fn died_at(message: &proto::Key) -> u64 {
+    let deaths = message.history.iter().filter(|event| event.event == "dead");
+    let last = deaths.map(|event| event.at_ms).max();
+    last.or(message.finished_at_ms).unwrap_or(message.accepted_at_ms)
+}
+
+impl Selection {
+    /// A change without a selection would be a change of everything, by an oversight.
+    fn check(&self) -> Result<(), Failure> {
+        let has_filter = !self.filter.is_empty();
+        if self.yes && !self.all && self.keys.is_empty() && !has_filter {
+            let next = "--key KEY, --error-contains TEXT, --group GROUP, --before TIME or --all";
+            return Err(Failure::usage("say which messages are meant").next(next));
+        }
+        if !self.keys.is_empty() && has_filter {
+            return Err(Failure::usage("give keys or a filter, not both"));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Ls(list) => {
+            list.connection.on(&list.queue, async |session| ls(session, list).await).await
+        }
+        Command::Redrive(redrive) => redrive::run(redrive).await,
+        Command::Discard(discard) => discard::run(discard).await,
+    }
+}
+
+async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
+    let mut pages = Pages::new(session, &list.queue, State::Dead);
+    let mut found = Vec::new();
+    let mut has_more = false;
+    while let Some(page) = pages.next(PAGE).await? {
+        found.extend(page.into_iter().filter(|message| list.filter.fits(message)));
+        if found.len() > list.limit {
+            found.truncate(list.limit);
+            has_more = true;
+            break;
+        }
+    }
+    peek::list(list.output.screen(), &found)?;
+    if has_more {
+        say("there is more: --limit COUNT");
+    }
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_fits_what_it_names_and_an_empty_one_everything() {
+        let message = proto::Key {
+            error: "connect timeout".to_owned(),
+            group: "eu".to_owned(),
+            accepted_at_ms: 1_000,
+            history: vec![proto::Event {
+                at_ms: 5_000,
+                event: "dead".to_owned(),
+                ..proto::Event::default()
+            }],
+            ..proto::Key::default()
+        };
+        let none = Filter { error_contains: None, group: None, before: None };
+        assert!(none.is_empty() && none.fits(&message));
+        let fits = |filter: Filter| filter.fits(&message);
+        assert!(fits(Filter { error_contains: Some("timeout".to_owned()), ..none.clone() }));
+        assert!(!fits(Filter { error_contains: Some("Timeout".to_owned()), ..none.clone() }));
+        assert!(!fits(Filter { group: Some("us".to_owned()), ..none.clone() }));
+        assert!(fits(Filter { before: Some(5_001), ..none.clone() }));
+        assert!(!fits(Filter { before: Some(5_000), ..none }), "it died then, it was sent before");
+    }
+}

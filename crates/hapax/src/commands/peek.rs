@@ -1,0 +1,137 @@
+//! `hapax peek`: what is in a queue, without leasing anything.
+
+use clap::Args;
+use hapax_wire::proto::{self, State};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Cell, Output, Screen, Table, body, brief, clean, say, state_name};
+use crate::session::{Connection, Session};
+use crate::shapes;
+
+/// The places that messages are in while they live.
+pub(crate) const PLACES: [State; 5] =
+    [State::Ready, State::Leased, State::Delayed, State::Parked, State::Dead];
+
+/// The most messages that one page holds.
+pub(crate) const PAGE: u32 = 500;
+
+#[derive(Debug, Args)]
+pub(crate) struct Peek {
+    /// The queue.
+    queue: String,
+    /// Only what is in this place; without it all of them, the next to be delivered first.
+    #[arg(long, value_parser = parse_state)]
+    state: Option<State>,
+    /// At most so many messages of each place.
+    #[arg(long, default_value_t = 20, value_name = "COUNT")]
+    limit: usize,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+fn parse_state(text: &str) -> Result<State, String> {
+    let names = PLACES.map(state_name).join(", ");
+    PLACES
+        .into_iter()
+        .find(|state| state_name(*state) == text)
+        .ok_or_else(|| format!("one of {names}"))
+}
+
+pub(crate) async fn run(peek: &Peek) -> Result<Exit, Failure> {
+    peek.connection.on(&peek.queue, async |session| act(session, peek).await).await
+}
+
+async fn act(session: &Session, peek: &Peek) -> Result<Exit, Failure> {
+    let places = match peek.state {
+        Some(state) => vec![state],
+        None => PLACES.to_vec(),
+    };
+    let mut messages = Vec::new();
+    let mut has_more = false;
+    for place in places {
+        let mut pages = Pages::new(session, &peek.queue, place);
+        let enough = messages.len() + peek.limit;
+        while messages.len() < enough {
+            let most = u32::try_from(enough - messages.len()).unwrap_or(PAGE);
+            let Some(page) = pages.next(most).await? else { break };
+            messages.extend(page);
+        }
+        has_more |= !pages.is_over();
+    }
+    list(peek.output.screen(), &messages)?;
+    if has_more {
+        say("there is more: --limit COUNT");
+    }
+    Ok(Exit::Ok)
+}
+
+/// The messages of a place, a page at a time.
+#[derive(Debug)]
+pub(crate) struct Pages<'a> {
+    session: &'a Session,
+    queue: &'a str,
+    state: State,
+    /// Empty before the first page, `None` after the last.
+    cursor: Option<String>,
+}
+
+impl<'a> Pages<'a> {
+    pub(crate) fn new(session: &'a Session, queue: &'a str, state: State) -> Self {
+        Self { session, queue, state, cursor: Some(String::new()) }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.cursor.is_none()
+    }
+
+    pub(crate) async fn next(&mut self, most: u32) -> Result<Option<Vec<proto::Key>>, Failure> {
+        let Some(cursor) = self.cursor.take() else { return Ok(None) };
+        let most = most.clamp(1, PAGE);
+        let page = self.session.client.browse(self.queue, self.state, most, &cursor).await?;
+        self.cursor = (!page.next.is_empty()).then_some(page.next);
+        Ok(Some(page.messages))
+    }
+}
+
+pub(crate) fn list(screen: Screen, messages: &[proto::Key]) -> Result<(), Failure> {
+    if screen.is_json() {
+        let messages: Vec<_> = messages.iter().map(shapes::Key::of).collect();
+        screen.json(&messages)?;
+        return Ok(());
+    }
+    if messages.is_empty() {
+        say("nothing is there");
+        return Ok(());
+    }
+    let now = moment::now_ms();
+    let mut table = Table::new(&["KEY", "STATE", ">ATTEMPTS", "ACCEPTED", "GROUP", "", "BODY"]);
+    for message in messages {
+        table.row([
+            brief(&message.key, 60).into(),
+            Cell::state(message.state()),
+            message.attempts.into(),
+            moment::relative(now, message.accepted_at_ms).into(),
+            brief(&message.group, 30).into(),
+            circumstance(message, now).into(),
+            message.message.as_ref().map(|blob| body(&blob.body, 40)).unwrap_or_default().into(),
+        ]);
+    }
+    table.print(screen)?;
+    Ok(())
+}
+
+/// What matters most about a message where it is.
+fn circumstance(message: &proto::Key, now: u64) -> String {
+    let at = message.deadline_ms.map(|ms| moment::relative(now, ms)).unwrap_or_default();
+    match message.state() {
+        State::Dead | State::Parked => brief(&message.error, 60),
+        State::Delayed if message.error.is_empty() => format!("due {at}"),
+        State::Delayed => format!("due {at}: {}", brief(&message.error, 40)),
+        State::Leased => format!("{} until {at}", clean(&message.worker)),
+        _ => String::new(),
+    }
+}

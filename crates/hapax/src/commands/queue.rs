@@ -1,0 +1,349 @@
+//! `hapax queue`: queues and their rules.
+
+mod rules;
+
+use clap::{Args, Subcommand};
+use hapax_wire::proto;
+use serde_json::{Map, Value};
+
+use crate::duration::short;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Cell, Colour, Output, Screen, Table, say};
+use crate::session::{Connection, Session};
+use crate::shapes;
+use rules::Rules;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Create a queue. Where it exists with these rules already, that is fine too.
+    #[command(after_help = "Examples:
+  hapax queue create orders
+  hapax queue create payments --order group --lease 2m --retention 30d
+  hapax queue create charges --on-lost park")]
+    Create(Change),
+    /// List the queues with what they hold.
+    #[command(after_help = "Examples:
+  hapax queue ls
+  hapax queue ls -o json | jq '.[] | select(.stats.dead > 0) | .queue'")]
+    Ls(List),
+    /// Show one queue: its rules, what it holds, what went through it.
+    #[command(after_help = "Examples:
+  hapax queue show orders
+  hapax queue show orders -o json")]
+    Show(One),
+    /// Change the rules that are given, and leave the others.
+    #[command(after_help = "Examples:
+  hapax queue set orders --lease 5m --max-attempts 20
+  hapax queue set orders --retention forever --sends-per-s none")]
+    Set(Change),
+    /// Delete a queue with its messages and keys. Only tells what would go, unless --yes.
+    #[command(after_help = "Examples:
+  hapax queue rm orders
+  hapax queue rm orders --yes")]
+    Rm(Remove),
+    /// Hand out no more messages. Sends and settles go on.
+    #[command(after_help = "Examples:
+  hapax queue pause orders")]
+    Pause(Name),
+    /// Hand out messages again.
+    #[command(after_help = "Examples:
+  hapax queue resume orders")]
+    Resume(Name),
+    /// Drop what waits in a queue; its keys stay remembered. Only tells, unless --yes.
+    #[command(after_help = "Examples:
+  hapax queue purge orders
+  hapax queue purge orders --yes
+  hapax queue purge orders --keys --yes")]
+    Purge(Purge),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Name {
+    /// The queue.
+    queue: String,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct One {
+    /// The queue.
+    queue: String,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Change {
+    /// The queue: 1 to 80 of A-Z a-z 0-9 . _ -
+    queue: String,
+    #[command(flatten)]
+    rules: Rules,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Remove {
+    /// The queue.
+    queue: String,
+    /// Do it.
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Purge {
+    /// The queue.
+    queue: String,
+    /// Forget the keys too: what is sent again under one of them is done again.
+    #[arg(long)]
+    keys: bool,
+    /// Do it.
+    #[arg(long, short)]
+    yes: bool,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Create(change) => {
+            change.connection.on(&change.queue, async |session| create(session, change).await).await
+        }
+        Command::Ls(list) => list.connection.open(async |session| ls(session, list).await).await,
+        Command::Show(one) => {
+            one.connection.on(&one.queue, async |session| show(session, one).await).await
+        }
+        Command::Set(change) => {
+            change.connection.on(&change.queue, async |session| set(session, change).await).await
+        }
+        Command::Rm(remove) => {
+            remove.connection.on(&remove.queue, async |session| rm(session, remove).await).await
+        }
+        Command::Pause(name) => {
+            name.connection.on(&name.queue, async |session| pause(session, name).await).await
+        }
+        Command::Resume(name) => {
+            name.connection.on(&name.queue, async |session| resume(session, name).await).await
+        }
+        Command::Purge(args) => {
+            args.connection.on(&args.queue, async |session| purge(session, args).await).await
+        }
+    }
+}
+
+/// An existing queue is never changed by `create`: a script that runs twice must not undo what
+/// somebody set in between.
+async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
+    let screen = change.output.screen();
+    let fields = change.rules.fields();
+    let existing = session.client.queues().await?;
+    if let Some(existing) = existing.iter().find(|existing| existing.queue == change.queue) {
+        let differing = differing(&fields, &config(existing));
+        if !differing.is_empty() {
+            let what = format!(
+                "the queue {} exists with other rules: {}",
+                change.queue,
+                differing.join(", ")
+            );
+            let next = format!("hapax queue set {} changes them", change.queue);
+            return Err(Failure::new(Exit::Conflict, what).next(next));
+        }
+        return told(
+            screen,
+            existing,
+            format!("{} exists already, with these rules", change.queue),
+        );
+    }
+    let queue = session.client.put_queue(&change.queue, &text(&fields), None).await?;
+    told(screen, &queue, format!("created {}", change.queue))
+}
+
+async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
+    let given = change.rules.fields();
+    if given.is_empty() {
+        let next = "hapax queue set --help lists them";
+        return Err(Failure::usage("give at least one rule to change").next(next));
+    }
+    let before = session.client.queue(&change.queue).await?;
+    let mut fields = config(&before);
+    let changed = differing(&given, &fields);
+    fields.extend(given);
+    let etag = Some(before.etag.as_str());
+    let queue = session.client.put_queue(&change.queue, &text(&fields), etag).await?;
+    let what = match changed.is_empty() {
+        true => format!("{} has these rules already", change.queue),
+        false => format!("changed {}: {}", change.queue, changed.join(", ")),
+    };
+    told(change.output.screen(), &queue, what)
+}
+
+fn told(screen: Screen, queue: &proto::Queue, what: String) -> Result<Exit, Failure> {
+    match screen.is_json() {
+        true => screen.json(&shapes::queue(queue))?,
+        false => screen.line(what)?,
+    }
+    Ok(Exit::Ok)
+}
+
+fn config(queue: &proto::Queue) -> Map<String, Value> {
+    serde_json::from_str(&queue.config_json).unwrap_or_default()
+}
+
+fn text(fields: &Map<String, Value>) -> String {
+    serde_json::to_string(fields).unwrap_or_default()
+}
+
+/// The given fields that have another value, as `name: before → after`.
+fn differing(given: &Map<String, Value>, before: &Map<String, Value>) -> Vec<String> {
+    let other = given.iter().filter(|(name, value)| before.get(*name) != Some(value));
+    other
+        .map(|(name, value)| {
+            format!("{name} {} → {value}", before.get(name).unwrap_or(&Value::Null))
+        })
+        .collect()
+}
+
+async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
+    let screen = list.output.screen();
+    let mut queues = session.client.queues().await?;
+    queues.sort_by(|a, b| a.queue.cmp(&b.queue));
+    if screen.is_json() {
+        screen.json(&queues.iter().map(shapes::queue).collect::<Vec<_>>())?;
+        return Ok(Exit::Ok);
+    }
+    if queues.is_empty() {
+        say("there are no queues yet; create one with: hapax queue create orders");
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&[
+        "QUEUE", ">READY", ">DELAYED", ">LEASED", ">PARKED", ">DEAD", ">KEYS", ">OLDEST", "",
+    ]);
+    for queue in &queues {
+        let stats = queue.stats.unwrap_or_default();
+        let age = stats.oldest_ready_age_ms.map_or("-".to_owned(), short);
+        table.row([
+            (&queue.queue).into(),
+            stats.ready.into(),
+            stats.delayed.into(),
+            stats.leased.into(),
+            alarming(Colour::Yellow, stats.parked),
+            alarming(Colour::Red, stats.dead),
+            stats.keys.into(),
+            age.into(),
+            Cell::coloured(Colour::Yellow, if queue.paused { "paused" } else { "" }),
+        ]);
+    }
+    table.print(screen)?;
+    Ok(Exit::Ok)
+}
+
+fn alarming(colour: Colour, count: u64) -> Cell {
+    if count == 0 { count.into() } else { Cell::coloured(colour, count) }
+}
+
+async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
+    let screen = one.output.screen();
+    let queue = session.client.queue(&one.queue).await?;
+    if screen.is_json() {
+        screen.json(&shapes::queue(&queue))?;
+        return Ok(Exit::Ok);
+    }
+    let stats = queue.stats.unwrap_or_default();
+    let paused = if queue.paused { "  (paused: hapax queue resume)" } else { "" };
+    screen.line(format_args!("{}{paused}", screen.paint(Colour::Bold, &queue.queue)))?;
+    let created = moment::relative(moment::now_ms(), queue.created_at_ms);
+    screen.line(format_args!("  created {created}, etag {}", queue.etag))?;
+    screen.line(format_args!(
+        "  holds   {} ready, {} delayed, {} leased, {} parked, {} dead; remembers {} keys",
+        stats.ready, stats.delayed, stats.leased, stats.parked, stats.dead, stats.keys
+    ))?;
+    if let Some(age) = stats.oldest_ready_age_ms {
+        screen.line(format_args!("  oldest  ready message is {} old", short(age)))?;
+    }
+    screen.line(format_args!(
+        "  so far  {} sent, {} duplicates absorbed, {} done, {} failed, {} leases lost",
+        stats.sent_total,
+        stats.duplicate_total,
+        stats.done_total,
+        stats.failed_total,
+        stats.lease_lost_total
+    ))?;
+    screen.line("  rules")?;
+    let fields = config(&queue);
+    let width = fields.keys().map(String::len).max().unwrap_or(0);
+    for (name, value) in &fields {
+        screen.line(format_args!("    {name:width$}  {}", rules::readable(name, value)))?;
+    }
+    Ok(Exit::Ok)
+}
+
+async fn rm(session: &Session, remove: &Remove) -> Result<Exit, Failure> {
+    let queue = session.client.queue(&remove.queue).await?;
+    let screen = Screen::plain();
+    if !remove.yes {
+        screen.line(format_args!("would delete {} with {}", remove.queue, holds(&queue)))?;
+        screen.line("nothing was changed; add --yes to do it")?;
+        return Ok(Exit::Ok);
+    }
+    session.client.delete_queue(&remove.queue).await?;
+    screen.line(format_args!("deleted {} with {}", remove.queue, holds(&queue)))?;
+    Ok(Exit::Ok)
+}
+
+async fn pause(session: &Session, name: &Name) -> Result<Exit, Failure> {
+    session.client.pause_queue(&name.queue).await?;
+    Screen::plain().line(format_args!("{} hands out nothing until it is resumed", name.queue))?;
+    Ok(Exit::Ok)
+}
+
+async fn resume(session: &Session, name: &Name) -> Result<Exit, Failure> {
+    session.client.resume_queue(&name.queue).await?;
+    Screen::plain().line(format_args!("{} hands out messages again", name.queue))?;
+    Ok(Exit::Ok)
+}
+
+async fn purge(session: &Session, args: &Purge) -> Result<Exit, Failure> {
+    let queue = session.client.queue(&args.queue).await?;
+    let screen = Screen::plain();
+    let keys = match args.keys {
+        true => "and forget every key: what is sent again is done again",
+        false => "and keep the keys: what is sent again is answered as discarded",
+    };
+    let stats = queue.stats.unwrap_or_default();
+    let waiting = stats.ready + stats.delayed + stats.parked + stats.dead;
+    if !args.yes {
+        screen.line(format_args!("would drop {waiting} messages {keys}"))?;
+        screen.line("nothing was changed; add --yes to do it")?;
+        return Ok(Exit::Ok);
+    }
+    session.client.purge_queue(&args.queue, args.keys).await?;
+    screen.line(format_args!("dropped {waiting} messages {keys}"))?;
+    if stats.leased > 0 {
+        screen.line(format_args!("{} are left to the workers that hold them", stats.leased))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn holds(queue: &proto::Queue) -> String {
+    let stats = queue.stats.unwrap_or_default();
+    let messages = stats.ready + stats.delayed + stats.leased + stats.parked + stats.dead;
+    format!("{messages} messages ({} dead, {} leased)", stats.dead, stats.leased)
+}

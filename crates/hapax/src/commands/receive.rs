@@ -1,0 +1,273 @@
+//! `hapax receive` and `hapax settle`: messages by hand.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use hapax_wire::proto::{self, SettleKind, settle::Verb};
+
+use crate::content::Body;
+use crate::duration::{self, milliseconds};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Output, Screen, Table, body, brief, clean, say, state_name};
+use crate::session::{Connection, Session, worker_name};
+use crate::shapes;
+
+#[derive(Debug, Args)]
+pub(crate) struct Receive {
+    /// The queue.
+    queue: String,
+    /// At most so many messages.
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    max: u32,
+    /// Wait so long for the first one.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
+    wait: Duration,
+    /// Keep them so long; without it as long as the queue says.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    lease: Option<Duration>,
+    /// Settle them as done at once, without a result.
+    #[arg(long)]
+    ack: bool,
+    /// Who works, as the history of the keys will say.
+    #[arg(long, default_value_t = worker_name())]
+    worker: String,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Settle {
+    #[command(subcommand)]
+    command: Verdict,
+}
+
+/// How a lease ends.
+#[derive(Debug, Subcommand)]
+enum Verdict {
+    /// The message is done; the body given becomes its result.
+    #[command(after_help = "Examples:
+  hapax settle done orders LEASE 'receipt 17'
+  hapax settle done orders LEASE --file receipt.pdf --content-type application/pdf")]
+    Done {
+        #[command(flatten)]
+        lease: Lease,
+        #[command(flatten)]
+        result: Body,
+        /// What the result is, such as application/json.
+        #[arg(long, value_name = "TYPE")]
+        content_type: Option<String>,
+    },
+    /// It failed: tried again after the queue's backoff, or dead after its last attempt.
+    #[command(after_help = "Examples:
+  hapax settle fail orders LEASE --error 'no such account'
+  hapax settle fail orders LEASE --error 'card expired' --dead
+  hapax settle fail orders LEASE --delay 10m")]
+    Fail {
+        #[command(flatten)]
+        lease: Lease,
+        /// What went wrong, for whoever looks at the key.
+        #[arg(long, default_value = "failed by hand")]
+        error: String,
+        /// Try again after this, instead of the queue's backoff.
+        #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+        delay: Option<Duration>,
+        /// No further attempt.
+        #[arg(long)]
+        dead: bool,
+    },
+    /// Give it back uncounted, as if it had not been taken.
+    #[command(after_help = "Examples:
+  hapax settle release orders LEASE")]
+    Release {
+        #[command(flatten)]
+        lease: Lease,
+    },
+    /// Mark that an effect starts which must not happen twice: in a queue with on-lost = park,
+    /// the message is parked instead of delivered again if the lease is lost from here on.
+    #[command(after_help = "Examples:
+  hapax settle begin charges LEASE")]
+    Begin {
+        #[command(flatten)]
+        lease: Lease,
+    },
+    /// Store a recovery point: the next attempt receives it.
+    #[command(after_help = "Examples:
+  hapax settle save orders LEASE charged 'charge 17'
+  hapax settle save \"$HAPAX_QUEUE\" \"$HAPAX_LEASE\" page --file page.json")]
+    Save {
+        #[command(flatten)]
+        lease: Lease,
+        /// The name of the point.
+        name: String,
+        #[command(flatten)]
+        data: Body,
+    },
+    /// Keep it longer.
+    #[command(after_help = "Examples:
+  hapax settle extend orders LEASE --lease 5m")]
+    Extend {
+        #[command(flatten)]
+        lease: Lease,
+        /// From now on; without it as long as the queue says.
+        #[arg(long = "lease", value_name = "DURATION", value_parser = duration::parse)]
+        duration: Option<Duration>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Lease {
+    /// The queue.
+    queue: String,
+    /// The lease, as `hapax receive` printed it.
+    #[arg(value_name = "LEASE", value_parser = shapes::parse_lease, allow_hyphen_values = true)]
+    lease: bytes::Bytes,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(receive: &Receive) -> Result<Exit, Failure> {
+    receive.connection.on(&receive.queue, async |session| act(session, receive).await).await
+}
+
+async fn act(session: &Session, receive: &Receive) -> Result<Exit, Failure> {
+    let screen = receive.output.screen();
+    let request = proto::ReceiveRequest {
+        queue: receive.queue.clone(),
+        max: receive.max,
+        wait_ms: milliseconds(receive.wait),
+        lease_ms: receive.lease.map(milliseconds),
+        worker: receive.worker.clone(),
+        receive_id: String::new(),
+        several_per_group: false,
+    };
+    let deliveries = session.client.receive(request).await?;
+    if deliveries.is_empty() {
+        say(format_args!(
+            "no message came; hapax queue show {} tells what it holds",
+            receive.queue
+        ));
+        return Ok(Exit::WaitOver);
+    }
+    print(screen, &deliveries, receive.ack)?;
+    if !receive.ack {
+        return Ok(Exit::Ok);
+    }
+    let done = || Verb::Done(proto::Done::default());
+    let settles = deliveries.iter().zip(0..).map(|(delivery, number)| proto::Settle {
+        r#ref: number,
+        lease: delivery.lease.clone(),
+        verb: Some(done()),
+    });
+    let answers = session.client.settle(&receive.queue, settles.collect()).await?;
+    let mut exit = Exit::Ok;
+    for (delivery, answer) in deliveries.iter().zip(&answers) {
+        if answer.kind() != SettleKind::Ok {
+            let failure = unsettled(answer);
+            say(format_args!("{}: {}", clean(&delivery.key), failure.what));
+            exit = exit.and(failure.exit);
+        }
+    }
+    Ok(exit)
+}
+
+fn print(screen: Screen, deliveries: &[proto::Delivery], is_settled: bool) -> Result<(), Failure> {
+    if screen.is_json() {
+        for delivery in deliveries {
+            screen.json_line(&shapes::Delivery::of(delivery))?;
+        }
+        return Ok(());
+    }
+    let now = moment::now_ms();
+    let mut table = Table::new(&["KEY", ">ATTEMPT", "DEADLINE", "BODY", "LEASE"]);
+    for delivery in deliveries {
+        let lease = match is_settled {
+            true => "settled as done".to_owned(),
+            false => shapes::lease(&delivery.lease),
+        };
+        table.row([
+            brief(&delivery.key, 60).into(),
+            delivery.attempt.into(),
+            moment::relative(now, delivery.deadline_ms).into(),
+            body(&delivery.body, 60).into(),
+            lease.into(),
+        ]);
+    }
+    table.print(screen)?;
+    Ok(())
+}
+
+pub(crate) async fn settle(settle: &Settle) -> Result<Exit, Failure> {
+    let (lease, verb) = match &settle.command {
+        Verdict::Done { lease, result, content_type } => {
+            let content_type = content_type.clone().unwrap_or_default();
+            let result = match result.is_given() {
+                true => Some(proto::Blob { body: result.read()?, content_type }),
+                false => None,
+            };
+            (lease, Verb::Done(proto::Done { result, emits: Vec::new() }))
+        }
+        Verdict::Fail { lease, error, delay, dead } => {
+            let delay_ms = delay.map(milliseconds);
+            (lease, Verb::Fail(proto::Fail { error: error.clone(), delay_ms, dead: *dead }))
+        }
+        Verdict::Release { lease } => (lease, Verb::Release(proto::Release {})),
+        Verdict::Begin { lease } => (lease, Verb::Begin(proto::Begin {})),
+        Verdict::Save { lease, name, data } => {
+            let (name, body) = (name.clone(), data.read()?);
+            (lease, Verb::Save(proto::Save { name, body }))
+        }
+        Verdict::Extend { lease, duration } => {
+            (lease, Verb::Extend(proto::Extend { lease_ms: duration.map(milliseconds) }))
+        }
+    };
+    let item = proto::Settle { r#ref: 0, lease: lease.lease.clone(), verb: Some(verb) };
+    lease.connection.on(&lease.queue, async |session| settle_one(session, lease, item).await).await
+}
+
+async fn settle_one(
+    session: &Session,
+    lease: &Lease,
+    item: proto::Settle,
+) -> Result<Exit, Failure> {
+    let screen = lease.output.screen();
+    let answers = session.client.settle(&lease.queue, vec![item]).await?;
+    let Some(answer) = answers.first() else {
+        return Err(Failure::new(Exit::Failure, "the broker did not answer the settle"));
+    };
+    if screen.is_json() {
+        screen.json(&shapes::settled(&shapes::lease(&lease.lease), answer))?;
+    }
+    if answer.kind() != SettleKind::Ok {
+        return Err(unsettled(answer));
+    }
+    if !screen.is_json() {
+        let now = moment::now_ms();
+        let until = match answer.deadline_ms {
+            Some(at) => format!(", {}", moment::relative(now, at)),
+            None => String::new(),
+        };
+        screen.line(format_args!("ok  the message is {}{until}", state_name(answer.state())))?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn unsettled(answer: &proto::SettleAnswer) -> Failure {
+    if let Some(problem) = &answer.problem {
+        return Failure::of_problem(problem);
+    }
+    let state = state_name(answer.state());
+    let what = match &answer.result {
+        Some(result) => format!(
+            "lease_lost: the message is {state} by somebody else, with the result {}",
+            body(&result.body, 200)
+        ),
+        None => format!("lease_lost: the lease is no longer yours; the message is {state}"),
+    };
+    Failure::new(Exit::Conflict, what).next("stop working on it: nothing was changed")
+}

@@ -1,0 +1,176 @@
+//! `hapax send`: one message, or a stream of them.
+
+mod batch;
+
+use std::time::Duration;
+
+use clap::Args;
+use hapax_wire::proto::{Answer, AnswerKind};
+
+use crate::content::{Body, Envelope, new_key};
+use crate::duration;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Colour, Output, Screen, brief, clean, complain, say, state_name};
+use crate::session::{Connection, Session};
+use crate::shapes;
+
+#[derive(Debug, Args)]
+pub(crate) struct Send {
+    /// The queue.
+    queue: String,
+    #[command(flatten)]
+    body: Body,
+    /// The name of the operation. Who repeats it gets the first answer, and no second effect.
+    /// Without one a UUIDv7 is made and shown.
+    #[arg(long, short)]
+    key: Option<String>,
+    #[command(flatten)]
+    envelope: Envelope,
+    /// Wait so long for the message to be done, and print its result.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    wait: Option<Duration>,
+    /// Where the broker is away or refuses for now, try again under the same key for so long.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
+    retry: Duration,
+    /// Read messages from the standard input, one JSON document a line:
+    /// {"key":…,"body":…,"group":…,"content_type":…,"headers":{…},"delay_ms":…}
+    #[arg(long, conflicts_with_all = ["body", "file", "key", "wait"])]
+    batch: bool,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(send: &Send) -> Result<Exit, Failure> {
+    send.connection.on(&send.queue, async |session| act(session, send).await).await
+}
+
+async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
+    let screen = send.output.screen();
+    if send.batch {
+        return batch::run(session, &send.queue, send.retry, screen).await;
+    }
+    let body = send.body.read()?;
+    let key = match &send.key {
+        Some(key) => key.clone(),
+        None => {
+            let key = new_key();
+            say(format_args!("the key is {key}; repeat it with --key to retry safely"));
+            key
+        }
+    };
+    let message = send.envelope.message(&key, body);
+    let mut answers = session.send(&send.queue, vec![message], send.retry).await?;
+    let unanswered = || Failure::new(Exit::Failure, "the broker did not answer the send");
+    let answer = answers.pop().ok_or_else(unanswered)?;
+    let answer = match send.wait {
+        Some(wait) => session.wait_for(&send.queue, &key, &send.envelope, answer, wait).await?,
+        None => answer,
+    };
+    tell(screen, &send.queue, &key, &answer, send.wait.is_some())
+}
+
+/// Prints an answer, and says how the command ends with it.
+fn tell(
+    screen: Screen,
+    queue: &str,
+    key: &str,
+    answer: &Answer,
+    has_waited: bool,
+) -> Result<Exit, Failure> {
+    if screen.is_json() {
+        screen.json(&shapes::Answer::of(queue, key, answer))?;
+    }
+    if let Some(problem) = &answer.problem {
+        return Err(refused(queue, key, problem));
+    }
+    let outcome = answer.outcome.clone().unwrap_or_default();
+    let name = shapes::answer_name(answer.kind());
+    let since = moment::relative(moment::now_ms(), answer.accepted_at_ms);
+    let (colour, told, exit) = match answer.kind() {
+        AnswerKind::Done => (
+            Colour::Green,
+            format!("accepted {since}, done after {} attempts", outcome.attempts),
+            Exit::Ok,
+        ),
+        AnswerKind::Dead => {
+            let error = brief(&outcome.error, 200);
+            (Colour::Red, format!("after {} attempts: {error}", outcome.attempts), Exit::Ended)
+        }
+        AnswerKind::Parked => {
+            let next = format!("hapax resolve {queue} {} --done | --retry", clean(key));
+            (Colour::Yellow, format!("its effect had begun; {next}"), Exit::Ended)
+        }
+        AnswerKind::InFlight => (
+            Colour::Cyan,
+            format!("{}, sent before ({since})", state_name(answer.state())),
+            if has_waited { Exit::WaitOver } else { Exit::Ok },
+        ),
+        _ => (
+            Colour::Green,
+            state_name(answer.state()).to_owned(),
+            if has_waited { Exit::WaitOver } else { Exit::Ok },
+        ),
+    };
+    if screen.is_json() {
+        return Ok(exit);
+    }
+    let (name, id) = (screen.paint(colour, name), shapes::id(&answer.id));
+    screen.line(format_args!("{name}  {}  {told}  (id {id})", clean(key)))?;
+    if let Some(result) = &outcome.result {
+        screen.bytes(&result.body)?;
+        if !result.body.ends_with(b"\n") {
+            screen.line("")?;
+        }
+    }
+    Ok(exit)
+}
+
+/// A conflict says what the key was used for first.
+fn refused(queue: &str, key: &str, problem: &hapax_wire::proto::Problem) -> Failure {
+    let failure = Failure::of_problem(problem);
+    if failure.exit != Exit::Conflict || problem.differs.is_empty() {
+        return failure;
+    }
+    let since = moment::relative(moment::now_ms(), problem.accepted_at_ms);
+    let what = format!(
+        "conflict: the key {} was used {since} for another operation: {} differs (id {}). \
+         Nothing was sent",
+        clean(key),
+        problem.differs.join(", "),
+        shapes::id(&problem.id)
+    );
+    let next = format!(
+        "hapax get {queue} {} shows the first one; use one key per operation, or --fingerprint \
+         where bodies carry noise",
+        clean(key)
+    );
+    Failure { what, next: Some(next), ..failure }
+}
+
+/// Many answers at once: those that were refused, and the numbers.
+#[derive(Debug, Default)]
+struct Tally {
+    accepted: u64,
+    duplicates: u64,
+    refused: u64,
+    exit: Option<Exit>,
+}
+
+impl Tally {
+    fn count(&mut self, line: u64, key: &str, answer: &Answer) {
+        match (answer.kind(), &answer.problem) {
+            (_, Some(problem)) => {
+                let failure = Failure::of_problem(problem);
+                complain(&format!("line {line}, key {}: {}", clean(key), failure.what), None);
+                self.refused += 1;
+                self.exit = Some(self.exit.unwrap_or(Exit::Ok).and(failure.exit));
+            }
+            (AnswerKind::Accepted, None) => self.accepted += 1,
+            _ => self.duplicates += 1,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! `hapax token`: who may do what, in a broker's data directory. A running broker notices.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use hapax_server::auth::{Error, Listed, NewToken, Pattern, Patterns, Permissions, TokenFile};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::duration;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Colour, Output, Table, clean, say};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make a token and print it, once: only its hash is kept.
+    #[command(after_help = "Examples:
+  hapax token create --can send --queue orders
+  hapax token create --tenant shop --queue 'orders.*' --can send,work,admin --name shop-backend
+  export HAPAX_TOKEN=$(hapax token create --can send,work --expires 30d)")]
+    Create(Create),
+    /// List the tokens, without their secrets.
+    #[command(after_help = "Examples:
+  hapax token ls
+  hapax token ls --data data/hapax -o json")]
+    Ls(List),
+    /// Revoke a token. A running broker refuses it from then on.
+    #[command(after_help = "Examples:
+  hapax token rm shop-backend")]
+    Rm(Remove),
+}
+
+#[derive(Debug, Args)]
+struct Data {
+    /// The broker's data directory.
+    #[arg(long = "data", env = "HAPAX_DATA", value_name = "DIR", default_value = "./hapax-data")]
+    path: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// The namespace of queues and keys that it opens.
+    #[arg(long, default_value = "default")]
+    tenant: String,
+    /// Which queues: names and patterns such as orders.*; may be repeated.
+    #[arg(long = "queue", value_name = "PATTERN", value_delimiter = ',', default_value = "*")]
+    queues: Vec<Pattern>,
+    /// What it allows: send, work, admin, operate.
+    #[arg(long, value_name = "LIST", required = true)]
+    can: Permissions,
+    /// A name for people.
+    #[arg(long)]
+    name: Option<String>,
+    /// No longer valid after this.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    expires: Option<Duration>,
+    #[command(flatten)]
+    data: Data,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    data: Data,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Remove {
+    /// Its name or id, as `hapax token ls` shows them.
+    #[arg(value_name = "NAME|ID")]
+    token: String,
+    #[command(flatten)]
+    data: Data,
+}
+
+pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Create(create) => make(create),
+        Command::Ls(list) => ls(list),
+        Command::Rm(remove) => rm(remove),
+    }
+}
+
+fn make(create: &Create) -> Result<Exit, Failure> {
+    let now = Timestamp::now();
+    let expires_at = create.expires.map(|span| now.checked_add(span)).transpose();
+    let queues = Patterns::new(create.queues.iter().cloned())
+        .map_err(|error| Failure::usage(format!("--queue: {error}")))?;
+    let new = NewToken {
+        name: create.name.clone(),
+        tenant: create.tenant.clone(),
+        queues,
+        can: create.can,
+        expires_at: expires_at.context("--expires is too far away")?,
+    };
+    let made = TokenFile::in_directory(&create.data.path).create(new, now).map_err(failed)?;
+    let screen = create.output.screen();
+    if screen.is_json() {
+        let mut told = json!(made.listed);
+        if let Some(fields) = told.as_object_mut() {
+            fields.insert("token".to_owned(), made.token.into());
+        }
+        screen.json(&told)?;
+        return Ok(Exit::Ok);
+    }
+    screen.line(&made.token)?;
+    let listed = &made.listed;
+    say(format_args!(
+        "token {} of the tenant {}: can {} on {}; it cannot be shown again",
+        clean(listed.name.as_deref().unwrap_or(&listed.id)),
+        listed.tenant,
+        listed.can,
+        listed.queues
+    ));
+    Ok(Exit::Ok)
+}
+
+fn ls(list: &List) -> Result<Exit, Failure> {
+    let screen = list.output.screen();
+    let tokens = TokenFile::in_directory(&list.data.path).list().map_err(failed)?;
+    if screen.is_json() {
+        screen.json(&tokens)?;
+        return Ok(Exit::Ok);
+    }
+    if tokens.is_empty() {
+        say("there are no tokens; make one with: hapax token create --can send,work");
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&["ID", "NAME", "TENANT", "QUEUES", "CAN", "CREATED", "EXPIRES"]);
+    let now = moment::now_ms();
+    let age = |at: Timestamp| moment::relative(now, at.as_millisecond().unsigned_abs());
+    for token in &tokens {
+        let Listed { id, name, tenant, queues, can, created_at, expires_at } = token;
+        let expires = match expires_at {
+            Some(at) if *at <= Timestamp::now() => {
+                crate::screen::Cell::coloured(Colour::Red, format_args!("expired {}", age(*at)))
+            }
+            Some(at) => age(*at).into(),
+            None => "never".into(),
+        };
+        table.row([
+            id.into(),
+            clean(name.as_deref().unwrap_or_default()).into(),
+            tenant.into(),
+            queues.into(),
+            can.into(),
+            age(*created_at).into(),
+            expires,
+        ]);
+    }
+    table.print(screen)?;
+    Ok(Exit::Ok)
+}
+
+fn rm(remove: &Remove) -> Result<Exit, Failure> {
+    let removed =
+        TokenFile::in_directory(&remove.data.path).revoke(&remove.token).map_err(failed)?;
+    let name = removed.name.as_deref().unwrap_or(&removed.id);
+    crate::screen::Screen::plain().line(format_args!("revoked {}", clean(name)))?;
+    Ok(Exit::Ok)
+}
+
+fn failed(error: Error) -> Failure {
+    let exit = match error {
+        Error::NoSuchToken(_) => Exit::Missing,
+        Error::NameTaken(_) => Exit::Conflict,
+        Error::InvalidName
+        | Error::InvalidTenant(_)
+        | Error::NoPermission
+        | Error::ExpiredAlready(_) => Exit::Usage,
+        _ => Exit::Failure,
+    };
+    Failure::new(exit, error.to_string())
+}

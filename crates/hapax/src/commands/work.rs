@@ -1,0 +1,261 @@
+//! `hapax work`: a command for every message of a queue.
+//!
+//! Leases, their extension, the drain and the settles are the client's worker's; this runs the
+//! command and tells from its end what became of the message.
+
+mod process;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hapax_client::{Context, Delivery, Done, Failure as Failed, Worker};
+use hapax_server::log;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::duration;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::moment;
+use crate::screen::{Colour, Output, Screen, brief, clean, say};
+use crate::session::{Connection, Session, worker_name};
+use process::{Ended, Process};
+
+pub(crate) const HELP: &str = "The command gets the body on its standard input, and HAPAX_KEY, \
+HAPAX_QUEUE, HAPAX_ID, HAPAX_ATTEMPT, HAPAX_GENERATION, HAPAX_FENCE, HAPAX_LEASE, HAPAX_GROUP, \
+HAPAX_CONTENT_TYPE, HAPAX_HEADER_name and HAPAX_POINT_name in its environment. Exit 0 is done, \
+with the standard output as the result; 75 is not now; anything else has failed, with the last \
+words of the standard error. When the lease is lost the whole process group is stopped. Ctrl-C \
+finishes what runs and gives back the rest.
+
+Examples:
+  hapax work orders --exec 'tr a-z A-Z'
+  hapax work mail --exec './send-mail \"$HAPAX_KEY\"' --concurrency 8 --timeout 2m
+  hapax work orders --exec 'curl -sf -H \"Idempotency-Key: $HAPAX_KEY\" --data-binary @- $URL' \
+--idle 10s";
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Work {
+    /// The queue.
+    queue: String,
+    /// What to run for every message, by `sh -c`.
+    #[arg(long, value_name = "COMMAND")]
+    exec: String,
+    /// So many commands at once.
+    #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
+    concurrency: usize,
+    /// A command that takes longer has failed, and is stopped.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    timeout: Option<Duration>,
+    /// Leases of this length; without it as long as the queue says. They are extended meanwhile.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    lease: Option<Duration>,
+    /// End when there was nothing to do for so long.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    idle: Option<Duration>,
+    /// How long running commands may take to finish after Ctrl-C.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "25s")]
+    drain: Duration,
+    /// The longest result. A command that writes more has failed for good.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    max_result: usize,
+    /// What the results are, such as application/json.
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
+    /// Who works, as the history of the keys will say.
+    #[arg(long, default_value_t = worker_name())]
+    worker: String,
+    /// Do not tell about every message.
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub(crate) async fn run(work: &Work) -> Result<Exit, Failure> {
+    work.connection.on(&work.queue, async |session| act(session, work).await).await
+}
+
+async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
+    // A broker that is not there, or a queue, is told at once; later the worker waits for them.
+    session.client.queue(&work.queue).await?;
+    let _log = log::start(log::Format::Text, &"warn".parse().map_err(anyhow::Error::from)?, None);
+    let job = Arc::new(Job::new(work));
+    let stop = stop(Arc::clone(&job));
+    let queue = session.client.client().queue(&work.queue);
+    let mut worker = Worker::new(queue)
+        .concurrency(work.concurrency)
+        // What waits behind a slow command could be done elsewhere.
+        .prefetch(0)
+        .name(&work.worker)
+        .drain_timeout(work.drain + 2 * process::PATIENCE);
+    if let Some(lease) = work.lease {
+        worker = worker.lease(lease);
+    }
+    let handler = {
+        let job = Arc::clone(&job);
+        move |delivery, context| handle(Arc::clone(&job), delivery, context)
+    };
+    worker.run_until(stop, handler).await?;
+    let count = job.count.load(Ordering::Relaxed);
+    if !job.screen.is_json() {
+        say(format_args!("worked on {count} messages"));
+    }
+    Ok(Exit::Ok)
+}
+
+/// What all messages share.
+struct Job {
+    work: Work,
+    screen: Screen,
+    running: AtomicUsize,
+    count: AtomicU64,
+    /// When there was something to do last.
+    active: watch::Sender<Instant>,
+    /// Set by the second signal, or at the end of the drain: commands are to stop.
+    hurry: watch::Sender<bool>,
+}
+
+impl Job {
+    fn new(work: &Work) -> Self {
+        Self {
+            screen: work.output.screen(),
+            work: work.clone(),
+            running: AtomicUsize::new(0),
+            count: AtomicU64::new(0),
+            active: watch::Sender::new(Instant::now()),
+            hurry: watch::Sender::new(false),
+        }
+    }
+}
+
+/// Ends when the worker is to take no more; goes on listening for those in a hurry.
+async fn stop(job: Arc<Job>) {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        () = idle(&job) => return,
+    }
+    let running = job.running.load(Ordering::Relaxed);
+    if running > 0 {
+        say(format_args!("finishing {running} commands; once more to stop them"));
+    }
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            () = tokio::time::sleep(job.work.drain) => {}
+        }
+        job.hurry.send_replace(true);
+    });
+}
+
+/// Ends when nothing has run for as long as the command line says.
+async fn idle(job: &Job) {
+    let Some(most) = job.work.idle else { return std::future::pending().await };
+    let mut active = job.active.subscribe();
+    loop {
+        let last = *active.borrow_and_update();
+        let is_running = job.running.load(Ordering::Relaxed) > 0;
+        tokio::select! {
+            _ = active.changed() => {}
+            () = tokio::time::sleep_until((last + most).into()), if !is_running => return,
+        }
+    }
+}
+
+async fn handle(job: Arc<Job>, delivery: Delivery, context: Context) -> Result<Done, Failed> {
+    job.running.fetch_add(1, Ordering::Relaxed);
+    job.active.send_replace(Instant::now());
+    let start = Instant::now();
+    let ended = execute(&job, &delivery, &context).await;
+    job.running.fetch_sub(1, Ordering::Relaxed);
+    job.count.fetch_add(1, Ordering::Relaxed);
+    job.active.send_replace(Instant::now());
+    if !job.work.quiet {
+        tell(&job, &delivery, &ended, start.elapsed());
+    }
+    match ended {
+        Ended::Done(output) if output.is_empty() => Ok(Done::new()),
+        Ended::Done(output) => {
+            let result = hapax_client::Blob::new(output);
+            Ok(Done::new().result(match &job.work.content_type {
+                Some(content_type) => result.content_type(content_type),
+                None => result,
+            }))
+        }
+        Ended::RetryLater(error) | Ended::Failed(error) | Ended::Stopped(error) => {
+            Err(Failed::new(error))
+        }
+        Ended::TooMuch(error) => Err(Failed::dead(error)),
+        // Nobody hears it: the lease is somebody else's.
+        Ended::Lost => Err(Failed::new("the lease was lost")),
+    }
+}
+
+async fn execute(job: &Job, delivery: &Delivery, context: &Context) -> Ended {
+    let command = Process::new(&job.work.exec, &job.work.queue, delivery);
+    let mut hurry = job.hurry.subscribe();
+    let timeout = async {
+        match job.work.timeout {
+            Some(most) => tokio::time::sleep(most).await,
+            None => std::future::pending().await,
+        }
+    };
+    let stop = async {
+        tokio::select! {
+            () = context.lost() => Ended::Lost,
+            _ = hurry.wait_for(|is_set| *is_set) => {
+                Ended::Stopped("stopped by its worker before it was finished".to_owned())
+            }
+            () = timeout => {
+                let most = job.work.timeout.unwrap_or_default();
+                let most = duration::short(duration::milliseconds(most));
+                Ended::Stopped(format!("took longer than {most}, and was stopped"))
+            }
+        }
+    };
+    command.run(delivery.body().clone(), job.work.max_result, stop).await
+}
+
+/// One line per message. Whoever closed the output does not stop the work.
+fn tell(job: &Job, delivery: &Delivery, ended: &Ended, took: Duration) {
+    let (name, colour, detail) = match ended {
+        Ended::Done(output) => ("done", Colour::Green, crate::screen::body(output, 60)),
+        Ended::RetryLater(error) => ("not now", Colour::Yellow, brief(error, 200)),
+        Ended::Failed(error) | Ended::Stopped(error) => ("failed", Colour::Red, brief(error, 200)),
+        Ended::TooMuch(error) => ("dead", Colour::Red, brief(error, 200)),
+        Ended::Lost => ("lost", Colour::Yellow, "somebody else has it now".to_owned()),
+    };
+    let took_ms = duration::milliseconds(took);
+    let screen = job.screen;
+    let _ = match screen.is_json() {
+        true => screen.json_line(&json!({
+            "at": moment::rfc3339(moment::now_ms()),
+            "key": delivery.key(),
+            "id": delivery.id().to_string(),
+            "attempt": delivery.attempt(),
+            "ended": name.replace(' ', "_"),
+            "detail": detail,
+            "took_ms": took_ms,
+        })),
+        false => screen.line(format_args!(
+            "{}  {}  {}  attempt {}, {}  {detail}",
+            screen.paint(Colour::Dim, moment::of_day(moment::now_ms())),
+            screen.paint(colour, format_args!("{name:<7}")),
+            clean(delivery.key()),
+            delivery.attempt(),
+            duration::short(took_ms),
+        )),
+    };
+}

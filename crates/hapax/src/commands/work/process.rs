@@ -1,0 +1,256 @@
+//! One run of the command: a process group of its own, fed, read and, where it must be, stopped.
+
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_client::Delivery;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::{Child, ChildStdin, Command};
+
+use crate::shapes;
+
+/// Between asking a command to end and ending it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// What is kept of the standard error: as much as a message's error holds.
+const WORDS_BYTES: usize = 4_000;
+/// "Try again later", in sysexits.
+const RETRY_LATER: i32 = 75;
+
+/// How a run ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// With this on its standard output.
+    Done(Bytes),
+    RetryLater(String),
+    Failed(String),
+    /// Done, but its output is more than a result may be: running it again would not help.
+    TooMuch(String),
+    /// By us.
+    Stopped(String),
+    /// By us, since somebody else may have the message.
+    Lost,
+}
+
+/// A command that is about to run.
+#[derive(Debug)]
+pub(super) struct Process(Command);
+
+impl Process {
+    pub(super) fn new(shell: &str, queue: &str, delivery: &Delivery) -> Self {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(shell);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: what the shell starts is stopped with it, and Ctrl-C is ours alone.
+        command.process_group(0);
+        command
+            .env("HAPAX_KEY", delivery.key())
+            .env("HAPAX_QUEUE", queue)
+            .env("HAPAX_ID", delivery.id().to_string())
+            .env("HAPAX_ATTEMPT", delivery.attempt().to_string())
+            .env("HAPAX_GENERATION", delivery.generation().to_string())
+            .env("HAPAX_FENCE", delivery.fence().to_string())
+            .env("HAPAX_LEASE", shapes::lease(delivery.lease().as_ref()))
+            .env("HAPAX_GROUP", delivery.group().unwrap_or_default())
+            .env("HAPAX_CONTENT_TYPE", delivery.content_type().unwrap_or_default());
+        for (name, value) in delivery.headers() {
+            set(&mut command, "HAPAX_HEADER_", name, value);
+        }
+        for (name, bytes) in delivery.recovery_points() {
+            if let Ok(text) = std::str::from_utf8(bytes) {
+                set(&mut command, "HAPAX_POINT_", name, text);
+            }
+        }
+        Self(command)
+    }
+
+    /// Runs it to its end, or until `stop` says why it must end now.
+    pub(super) async fn run(
+        mut self,
+        body: Bytes,
+        result_bytes_max: usize,
+        stop: impl Future<Output = Ended>,
+    ) -> Ended {
+        let mut child = match self.0.spawn() {
+            Ok(child) => child,
+            Err(error) => return Ended::Failed(format!("sh cannot be started: {error}")),
+        };
+        let mut group = Group::of(&child);
+        let (input, output, errors) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let feed = feed(input, body);
+        let read = first(output, result_bytes_max);
+        let listen = last(errors, io::stderr);
+        let all = async { tokio::join!(feed, read, listen, child.wait()) };
+        let mut all = pin!(all);
+        let why = tokio::select! {
+            ((), output, words, status) = &mut all => {
+                group.is_over = true;
+                return told(status, output, &words);
+            }
+            why = stop => why,
+        };
+        group.signal(Signal::TERM);
+        if tokio::time::timeout(PATIENCE, &mut all).await.is_err() {
+            group.signal(Signal::KILL);
+            // What left the group may hold the pipes open: nobody waits for that.
+            let _ = tokio::time::timeout(PATIENCE, &mut all).await;
+        }
+        why
+    }
+}
+
+fn told(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => return Ended::Failed(format!("the command was lost: {error}")),
+    };
+    let with_words = |what: String| match words.trim() {
+        "" => what,
+        words => format!("{what}: {words}"),
+    };
+    match (status.code(), output) {
+        (Some(0), Output::Whole(output)) => Ended::Done(output),
+        (Some(0), Output::TooMuch(most)) => Ended::TooMuch(format!(
+            "the command succeeded, but wrote more than {most} bytes to its standard output"
+        )),
+        (Some(RETRY_LATER), _) => Ended::RetryLater(with_words("not now".to_owned())),
+        (Some(code), _) => Ended::Failed(with_words(format!("exit code {code}"))),
+        (None, _) => Ended::Failed(with_words(status.to_string())),
+    }
+}
+
+/// The processes of a command. Whoever is left is killed when it goes: the handler may be dropped.
+struct Group {
+    leader: Option<Pid>,
+    /// The shell was waited for: its number may be somebody else's by now.
+    is_over: bool,
+}
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        let leader = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+        Self { leader, is_over: false }
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.leader {
+            // It may be gone already.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.signal(Signal::KILL);
+        }
+    }
+}
+
+/// Writes the body; a command need not read it.
+async fn feed(input: Option<ChildStdin>, body: Bytes) {
+    if let Some(mut input) = input {
+        let _ = input.write_all(&body).await;
+        let _ = input.shutdown().await;
+    }
+}
+
+/// What a command wrote.
+#[derive(Debug)]
+enum Output {
+    Whole(Bytes),
+    TooMuch(usize),
+}
+
+/// Reads all, and keeps as much as a result may be.
+async fn first(source: Option<impl AsyncRead + Unpin>, most: usize) -> Output {
+    let mut kept = Vec::new();
+    let mut is_whole = true;
+    let mut buffer = vec![0; 16 * 1_024];
+    let Some(mut source) = source else { return Output::Whole(Bytes::new()) };
+    while let Ok(count @ 1..) = source.read(&mut buffer).await {
+        let room = most.saturating_sub(kept.len());
+        is_whole &= count <= room;
+        kept.extend(buffer.iter().take(count.min(room)));
+    }
+    if is_whole { Output::Whole(kept.into()) } else { Output::TooMuch(most) }
+}
+
+/// Reads all, shows it, and keeps the last words.
+async fn last<W: io::Write>(
+    source: Option<impl AsyncRead + Unpin>,
+    shown: impl Fn() -> W,
+) -> String {
+    let mut kept = Vec::new();
+    let mut buffer = vec![0; 4 * 1_024];
+    let Some(mut source) = source else { return String::new() };
+    while let Ok(count @ 1..) = source.read(&mut buffer).await {
+        let new = buffer.get(..count).unwrap_or_default();
+        let _ = shown().write_all(new);
+        kept.extend_from_slice(new);
+        let surplus = kept.len().saturating_sub(WORDS_BYTES);
+        kept.drain(..surplus);
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+/// A variable whose name is made from somebody's text.
+fn set(command: &mut Command, prefix: &str, name: &str, value: &str) {
+    // The environment ends a value there.
+    if !value.contains('\0') {
+        command.env(variable(prefix, name), value);
+    }
+}
+
+fn variable(prefix: &str, name: &str) -> String {
+    let letters = name.chars().map(|letter| match letter.is_ascii_alphanumeric() {
+        true => letter.to_ascii_uppercase(),
+        false => '_',
+    });
+    prefix.chars().chain(letters).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn check(raw: i32, output: Output, words: &str, expected: Ended) {
+        assert_eq!(told(Ok(ExitStatus::from_raw(raw)), output, words), expected);
+    }
+
+    fn none() -> Output {
+        Output::Whole(Bytes::new())
+    }
+
+    #[test]
+    fn the_exit_code_tells_what_becomes_of_the_message() {
+        check(0, Output::Whole("paid".into()), "noise", Ended::Done("paid".into()));
+        check(75 << 8, none(), "busy\n", Ended::RetryLater("not now: busy".to_owned()));
+        check(3 << 8, none(), "  no\n", Ended::Failed("exit code 3: no".to_owned()));
+        check(1 << 8, none(), "", Ended::Failed("exit code 1".to_owned()));
+        check(9, none(), "", Ended::Failed("signal: 9 (SIGKILL)".to_owned()));
+        let told = told(Ok(ExitStatus::from_raw(0)), Output::TooMuch(4), "");
+        assert!(matches!(told, Ended::TooMuch(why) if why.contains("more than 4 bytes")));
+    }
+
+    #[tokio::test]
+    async fn output_is_bounded_and_the_last_words_are_kept() {
+        let read = async |text: &'static [u8], most| first(Some(text), most).await;
+        assert!(matches!(read(b"four", 4).await, Output::Whole(bytes) if bytes == "four"));
+        assert!(matches!(read(b"fives", 4).await, Output::TooMuch(4)));
+        let noise: &'static [u8] = vec![b'x'; 3 * WORDS_BYTES].leak();
+        assert_eq!(last(Some(noise), io::sink).await.len(), WORDS_BYTES);
+    }
+
+    #[test]
+    fn names_become_variables() {
+        assert_eq!(variable("HAPAX_POINT_", "charged-at.1"), "HAPAX_POINT_CHARGED_AT_1");
+    }
+}

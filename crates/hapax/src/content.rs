@@ -1,0 +1,117 @@
+//! The body of a message, from the command line, the standard input or a file, and what goes
+//! with it.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use hapax_wire::proto;
+
+use crate::duration::{self, milliseconds};
+use crate::failure::Failure;
+use crate::moment;
+
+/// More than any queue takes.
+const BODY_BYTES_MAX: u64 = 64 * 1_024 * 1_024;
+
+/// Bytes that are given in one of three ways.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Body {
+    /// The body, or `-` to read it from the standard input.
+    body: Option<String>,
+    /// Read the body from a file.
+    #[arg(long, value_name = "FILE", conflicts_with = "body")]
+    file: Option<PathBuf>,
+}
+
+impl Body {
+    pub(crate) fn is_given(&self) -> bool {
+        self.body.is_some() || self.file.is_some()
+    }
+
+    pub(crate) fn read(&self) -> Result<Bytes, Failure> {
+        if let Some(file) = &self.file {
+            let open = std::fs::File::open(file);
+            let bytes = open.and_then(bounded).map_err(|error| {
+                Failure::usage(format!("{} cannot be read: {error}", file.display()))
+            })?;
+            return Ok(bytes);
+        }
+        match self.body.as_deref() {
+            Some("-") => Ok(bounded(std::io::stdin().lock())?),
+            Some(text) => Ok(Bytes::copy_from_slice(text.as_bytes())),
+            None => Err(Failure::usage("there is no body")
+                .next("give it as an argument, as - for the standard input, or with --file FILE")),
+        }
+    }
+}
+
+fn bounded(source: impl Read) -> std::io::Result<Bytes> {
+    let mut bytes = Vec::new();
+    source.take(BODY_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > BODY_BYTES_MAX {
+        let most = format!("more than {} MiB", BODY_BYTES_MAX >> 20);
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, most));
+    }
+    Ok(bytes.into())
+}
+
+/// What travels with a body.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Envelope {
+    /// Messages of a group are delivered in order, in queues with order = group.
+    #[arg(long)]
+    group: Option<String>,
+    /// What the body is, such as application/json.
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
+    /// Kept with the message and handed to the worker; may be repeated.
+    #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// Instead of the digest of body, content type and group: what two sends must share.
+    #[arg(long)]
+    fingerprint: Option<String>,
+    /// Deliver it only after this time.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    delay: Option<Duration>,
+    /// After this a message that nobody took is dead.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    ttl: Option<Duration>,
+    /// When the operation was born, as a date or an age; a very late retry is refused then.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    issued_at: Option<u64>,
+}
+
+impl Envelope {
+    pub(crate) fn group(&self) -> Option<&str> {
+        self.group.as_deref()
+    }
+
+    pub(crate) fn message(&self, key: &str, body: Bytes) -> proto::Message {
+        proto::Message {
+            r#ref: 0,
+            key: key.to_owned(),
+            body,
+            content_type: self.content_type.clone().unwrap_or_default(),
+            group: self.group.clone().unwrap_or_default(),
+            headers: self.headers.iter().cloned().collect::<HashMap<_, _>>(),
+            delay_ms: self.delay.map(milliseconds),
+            ttl_ms: self.ttl.map(milliseconds),
+            fingerprint: self.fingerprint.clone(),
+            issued_at_ms: self.issued_at,
+        }
+    }
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("give it as NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// A key that nobody made before, and that tells its age.
+pub(crate) fn new_key() -> String {
+    uuid::Uuid::now_v7().to_string()
+}

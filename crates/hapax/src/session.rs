@@ -1,0 +1,284 @@
+//! A command's way to the broker, and what it says where that way is blocked.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use hapax_client::{Admin, Client, Error};
+use hapax_wire::{Code, proto};
+use tokio::time::Instant;
+
+use crate::content::Envelope;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::nearest::nearest;
+use crate::screen::clean;
+
+/// The longest that the broker waits in one call.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Between two tries of a send.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Where the broker is, and who asks.
+#[derive(Clone, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// The broker's address.
+    #[arg(long, env = "HAPAX_SERVER", value_name = "URL")]
+    #[arg(default_value = "http://127.0.0.1:4747")]
+    server: String,
+    /// Says who asks, where the broker wants to know; better given as a variable than here.
+    #[arg(long, env = "HAPAX_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    token: Option<String>,
+    /// Who signed the broker's certificate, as a PEM file, for https addresses.
+    #[arg(long, env = "HAPAX_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// The certificate to show to a broker that asks for one, as a PEM file.
+    #[arg(long, env = "HAPAX_CLIENT_CERT", value_name = "FILE", requires = "client_key")]
+    client_cert: Option<PathBuf>,
+    /// The private key of that certificate, as a PEM file.
+    #[arg(long, env = "HAPAX_CLIENT_KEY", value_name = "FILE", requires = "client_cert")]
+    client_key: Option<PathBuf>,
+}
+
+/// The token is a secret: nothing that prints a command may print it.
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("server", &self.server).finish_non_exhaustive()
+    }
+}
+
+/// An open way to the broker.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    pub(crate) client: Admin,
+}
+
+impl Connection {
+    /// To a broker that is not the usual one.
+    pub(crate) fn to(server: String, token: Option<String>) -> Self {
+        Self { server, token, ca: None, client_cert: None, client_key: None }
+    }
+
+    pub(crate) fn client(&self) -> Result<Client, Failure> {
+        let mut builder = Client::builder(&self.server);
+        if let Some(token) = &self.token {
+            builder = builder.token(token);
+        }
+        if let Some(path) = &self.ca {
+            builder = builder.ca_certificate(read(path)?);
+        }
+        if let (Some(certificate), Some(key)) = (&self.client_cert, &self.client_key) {
+            builder = builder.identity(read(certificate)?, read(key)?);
+        }
+        builder.connect().map_err(Failure::from)
+    }
+
+    /// Runs a command that talks to the broker.
+    pub(crate) async fn open(
+        &self,
+        command: impl AsyncFnOnce(&Session) -> Result<Exit, Failure>,
+    ) -> Result<Exit, Failure> {
+        let session = Session { client: Admin::new(self.client()?) };
+        command(&session).await.map_err(|failure| self.explain(failure))
+    }
+
+    /// Runs a command about one queue, so that a queue that is not there is explained.
+    pub(crate) async fn on(
+        &self,
+        queue: &str,
+        command: impl AsyncFnOnce(&Session) -> Result<Exit, Failure>,
+    ) -> Result<Exit, Failure> {
+        let session = Session { client: Admin::new(self.client()?) };
+        match command(&session).await {
+            Err(failure) if failure.code == Some(Code::NoSuchQueue) => {
+                Err(missing(&session, queue, failure).await)
+            }
+            Err(failure) => Err(self.explain(failure)),
+            Ok(exit) => Ok(exit),
+        }
+    }
+
+    fn explain(&self, failure: Failure) -> Failure {
+        let next = match failure.exit {
+            Exit::Unavailable => {
+                let here = ["127.0.0.1", "localhost", "[::1]"];
+                match here.iter().any(|host| self.server.contains(host)) {
+                    true => "start a broker with: hapax dev",
+                    false => "check --server (or HAPAX_SERVER), and whether the broker runs there",
+                }
+            }
+            Exit::Refused if self.token.is_none() => {
+                "set HAPAX_TOKEN; make one where the data is: hapax token create --can send,work"
+            }
+            _ => return failure,
+        };
+        Failure { next: Some(next.to_owned()), ..failure }
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path)
+        .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+}
+
+/// A queue that is not there: the one that was meant, or the command that creates it.
+async fn missing(session: &Session, queue: &str, failure: Failure) -> Failure {
+    let known = session.client.queues().await.unwrap_or_default();
+    let known: Vec<&str> = known.iter().map(|known| known.queue.as_str()).collect();
+    let next = match nearest(queue, known.iter().copied()) {
+        Some(near) => format!("did you mean {near}? Or create it: hapax queue create {queue}"),
+        None => format!("create it with: hapax queue create {queue}"),
+    };
+    Failure { what: format!("there is no queue {}", clean(queue)), next: Some(next), ..failure }
+}
+
+impl Session {
+    /// Sends messages and gets their answers in order. Those that a retry may help, the broker's
+    /// absence included, are sent again for so long, under the same keys.
+    pub(crate) async fn send(
+        &self,
+        queue: &str,
+        messages: Vec<proto::Message>,
+        retry: Duration,
+    ) -> Result<Vec<proto::Answer>, Failure> {
+        let until = Instant::now() + retry;
+        let mut pause = PAUSE_MIN;
+        loop {
+            let sent = self.client.send_batch(queue, messages.clone()).await;
+            let asked = match &sent {
+                Ok(answers) => worth_a_retry(answers),
+                Err(error) => error.is_retryable().then(|| error.retry_after().unwrap_or(pause)),
+            };
+            let wait = asked.map(|asked| asked.max(pause));
+            let Some(wait) = wait.filter(|wait| Instant::now() + *wait < until) else {
+                return Ok(sent?);
+            };
+            tokio::time::sleep(wait).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// Everything about a key, waiting longer than one call may.
+    pub(crate) async fn look(
+        &self,
+        key: proto::KeyRequest,
+        wait: Duration,
+    ) -> Result<proto::Key, Failure> {
+        let until = Instant::now() + wait;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let found = self.client.key(key.clone(), left.min(WAIT_MAX)).await?;
+            if left.is_zero() || has_ended(found.state()) {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The answer to a send, once its message has ended, or as it is at the end of the wait.
+    pub(crate) async fn wait_for(
+        &self,
+        queue: &str,
+        key: &str,
+        envelope: &Envelope,
+        answer: proto::Answer,
+        wait: Duration,
+    ) -> Result<proto::Answer, Failure> {
+        use proto::AnswerKind;
+        if !matches!(answer.kind(), AnswerKind::Accepted | AnswerKind::InFlight) {
+            return Ok(answer);
+        }
+        let name = proto::KeyRequest {
+            queue: queue.to_owned(),
+            key: key.to_owned(),
+            group: envelope.group().unwrap_or_default().to_owned(),
+        };
+        let found = self.look(name, wait).await?;
+        let kind = match found.state() {
+            proto::State::Done => AnswerKind::Done,
+            proto::State::Dead | proto::State::Discarded => AnswerKind::Dead,
+            proto::State::Parked => AnswerKind::Parked,
+            _ => answer.kind(),
+        };
+        let outcome = proto::Outcome {
+            attempts: found.attempts,
+            result: found.result,
+            error: found.error,
+            finished_at_ms: found.finished_at_ms.unwrap_or_default(),
+            remembered_until_ms: found.remembered_until_ms,
+            deadline_ms: found.deadline_ms,
+        };
+        let (kind, state) = (kind.into(), found.state);
+        Ok(proto::Answer { kind, state, outcome: Some(outcome), ..answer })
+    }
+}
+
+/// How long to wait before the answers may be better. What was accepted meanwhile is answered as
+/// a duplicate then, which is a success too.
+fn worth_a_retry(answers: &[proto::Answer]) -> Option<Duration> {
+    let problems = answers.iter().filter_map(|answer| answer.problem.as_ref());
+    let retryable = problems.filter(|problem| problem.retryable);
+    retryable.map(|problem| Duration::from_millis(problem.retry_after_ms.unwrap_or(0))).max()
+}
+
+fn has_ended(state: proto::State) -> bool {
+    use proto::State::{Dead, Discarded, Done, Parked};
+    matches!(state, Done | Dead | Parked | Discarded)
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = error.code();
+        let wait = error.retry_after().map(crate::duration::milliseconds);
+        let next = match (&error, wait) {
+            (Error::Refused(_), Some(ms)) => {
+                Some(format!("try again in {}", crate::duration::short(ms)))
+            }
+            (Error::Refused(refusal), None) => Some(refusal.code.what_to_do().to_owned()),
+            _ => None,
+        };
+        Self { next, code: Some(code), ..Self::new(Exit::of(code), error.to_string()) }
+    }
+}
+
+/// One key of one queue.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct KeyArguments {
+    /// The queue.
+    queue: String,
+    /// The key.
+    key: String,
+    /// The key's group, in queues that deduplicate per group.
+    #[arg(long)]
+    group: Option<String>,
+}
+
+impl KeyArguments {
+    pub(crate) fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(crate) fn request(&self) -> proto::KeyRequest {
+        proto::KeyRequest {
+            queue: self.queue.clone(),
+            key: self.key.clone(),
+            group: self.group.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// This process, as the history of a key will name it.
+pub(crate) fn worker_name() -> String {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().into_owned();
+    format!("{}-{}", host.chars().take(40).collect::<String>(), std::process::id())
+}
+
+/// Variables that mean something to commands that talk to a broker.
+pub(crate) const VARIABLES: &[&str] =
+    &["HAPAX_SERVER", "HAPAX_TOKEN", "HAPAX_CA", "HAPAX_CLIENT_CERT", "HAPAX_CLIENT_KEY"];

@@ -1,0 +1,178 @@
+//! The why of a key, in one sentence: what happened, what it waits for, what can be done.
+
+use hapax_wire::proto::{Key, State};
+
+use crate::moment::{plain, relative};
+use crate::screen::{body, brief, clean};
+
+/// One sentence for people, and the command that helps where one does.
+pub(crate) fn why(queue: &str, key: &Key, now_ms: u64) -> String {
+    let name = clean(&key.key);
+    let when = |ms: u64| format!("{} ({})", plain(ms), relative(now_ms, ms));
+    let deadline = key.deadline_ms.map(when);
+    let mut text = match key.state() {
+        State::Done => done(key, now_ms),
+        State::Ready if key.attempts == 0 => {
+            format!("waits for a worker since {}", when(key.accepted_at_ms))
+        }
+        State::Ready => format!(
+            "waits for a worker again, after {}{}",
+            attempts(key.attempts),
+            last_error(&key.error)
+        ),
+        State::Delayed if key.attempts == 0 => match deadline {
+            Some(deadline) => format!("was sent with a delay and is due at {deadline}"),
+            None => "was sent with a delay".to_owned(),
+        },
+        State::Delayed => format!(
+            "failed {} so far{}; tried again at {}",
+            times(key.attempts),
+            last_error(&key.error),
+            deadline.unwrap_or_else(|| "the end of its backoff".to_owned())
+        ),
+        State::Leased => format!(
+            "{} works on it (attempt {}); its lease ends at {} unless it is extended",
+            somebody(&key.worker),
+            key.attempts,
+            deadline.unwrap_or_else(|| "its deadline".to_owned())
+        ),
+        State::Parked => format!(
+            "its effect had begun when {} lost the lease, so nobody knows whether it happened. \
+             Find out, then: hapax resolve {queue} {name} --done RESULT, or --retry",
+            somebody(&key.worker)
+        ),
+        State::Dead => format!(
+            "dead after {}{}. Once the cause is gone: \
+             hapax dead redrive {queue} --key {name} --yes",
+            attempts(key.attempts),
+            last_error(&key.error)
+        ),
+        State::Discarded => "was given up by an operator; its key stays remembered, so that a \
+                             late retry does not run it"
+            .to_owned(),
+        State::Unspecified => "is in a place that this release does not know".to_owned(),
+    };
+    if key.state() != State::Done && key.duplicates > 0 {
+        text.push_str(&format!("; {} so far, answered, not run", duplicates(key.duplicates)));
+    }
+    text
+}
+
+fn done(key: &Key, now_ms: u64) -> String {
+    let at = match key.finished_at_ms {
+        Some(ms) => format!(" at {} ({})", plain(ms), relative(now_ms, ms)),
+        None => String::new(),
+    };
+    let by = match key.worker.is_empty() {
+        true => String::new(),
+        false => format!(" by {}", clean(&key.worker)),
+    };
+    let tries =
+        if key.attempts > 1 { format!(", at attempt {}", key.attempts) } else { String::new() };
+    let again = match key.generation {
+        0 => String::new(),
+        replays => format!(", replayed {}", times(replays)),
+    };
+    let result = match &key.result {
+        Some(result) => format!("its result {}", body(&result.body, 60)),
+        None => "that it is done".to_owned(),
+    };
+    let repeated = match key.duplicates {
+        0 => format!("a duplicate would be answered with {result}"),
+        1 => format!("1 duplicate was answered with {result}"),
+        many => format!("{many} duplicates were answered with {result}"),
+    };
+    let until = match key.remembered_until_ms {
+        Some(ms) => format!("remembered until {} ({})", plain(ms), relative(now_ms, ms)),
+        None => "remembered for ever".to_owned(),
+    };
+    format!("done once{at}{by}{tries}{again}; {repeated}; {until}")
+}
+
+fn last_error(error: &str) -> String {
+    if error.is_empty() { String::new() } else { format!(": {}", brief(error, 200)) }
+}
+
+fn somebody(worker: &str) -> String {
+    if worker.is_empty() { "a worker".to_owned() } else { clean(worker) }
+}
+
+fn attempts(count: u32) -> String {
+    if count == 1 { "1 attempt".to_owned() } else { format!("{count} attempts") }
+}
+
+fn times(count: u32) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+fn duplicates(count: u64) -> String {
+    if count == 1 { "1 duplicate".to_owned() } else { format!("{count} duplicates") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hapax_wire::proto::Blob;
+
+    const NOW: u64 = 1_700_000_000_000;
+
+    fn key(state: State) -> Key {
+        Key {
+            key: "order-42".to_owned(),
+            state: state.into(),
+            attempts: 1,
+            accepted_at_ms: NOW - 180_000,
+            deadline_ms: Some(NOW + 5_000),
+            worker: "billing-1".to_owned(),
+            ..Key::default()
+        }
+    }
+
+    #[track_caller]
+    fn check(key: Key, expected: &str) {
+        assert_eq!(why("orders", &key, NOW), expected);
+    }
+
+    #[test]
+    fn a_done_key_tells_who_did_it_and_what_duplicates_got() {
+        let done = Key {
+            finished_at_ms: Some(NOW - 60_000),
+            remembered_until_ms: Some(NOW + 6 * 86_400_000),
+            duplicates: 3,
+            result: Some(Blob { body: "paid".into(), content_type: String::new() }),
+            ..key(State::Done)
+        };
+        check(
+            done,
+            "done once at 2023-11-14 22:12:20.000 (1 m ago) by billing-1; 3 duplicates were \
+             answered with its result paid; remembered until 2023-11-20 22:13:20.000 (in 6 d)",
+        );
+    }
+
+    #[test]
+    fn what_is_alive_tells_what_it_waits_for() {
+        check(
+            Key { attempts: 0, ..key(State::Ready) },
+            "waits for a worker since 2023-11-14 22:10:20.000 (3 m ago)",
+        );
+        check(
+            Key { duplicates: 1, ..key(State::Leased) },
+            "billing-1 works on it (attempt 1); its lease ends at 2023-11-14 22:13:25.000 (in 5 \
+             s) unless it is extended; 1 duplicate so far, answered, not run",
+        );
+        check(
+            Key { attempts: 2, error: "timeout\x1b".to_owned(), ..key(State::Delayed) },
+            "failed 2 times so far: timeout\\u{1b}; tried again at 2023-11-14 22:13:25.000 (in \
+             5 s)",
+        );
+    }
+
+    #[test]
+    fn what_has_ended_badly_tells_the_next_step() {
+        let dead = why("orders", &Key { error: "no".to_owned(), ..key(State::Dead) }, NOW);
+        assert!(dead.starts_with("dead after 1 attempt: no. Once the cause is gone: "), "{dead}");
+        assert!(dead.ends_with("hapax dead redrive orders --key order-42 --yes"), "{dead}");
+        let parked = why("orders", &key(State::Parked), NOW);
+        assert!(parked.contains("hapax resolve orders order-42 --done RESULT"), "{parked}");
+    }
+}

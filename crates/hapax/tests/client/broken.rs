@@ -1,0 +1,123 @@
+//! Connections that break, and brokers that go away: nothing is lost, nothing is done twice.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hapax_client::{Batch, Message, Settle, Worker};
+
+use crate::house::{House, LONG, Wire, in_time};
+
+#[tokio::test]
+async fn a_sender_over_a_breaking_wire_sends_everything_once() {
+    const COUNT: u64 = 20_000;
+    let house = House::open("{}").await;
+    let wire = Wire::to(&house).await;
+    let mut sender = wire.client.queue("orders").sender().window(1_000);
+    let (mut next, mut answered, mut cuts) = (0, 0, 0);
+    let mut answers = Vec::new();
+    while answered < COUNT {
+        while next < COUNT && sender.room() > 0 {
+            sender.push(Message::new("body").key(format!("k{next}")), next);
+            next += 1;
+        }
+        sender.flush();
+        if answered >= (cuts + 1) * 3_000 && wire.cut() {
+            cuts += 1;
+        }
+        in_time(sender.answers(&mut answers)).await.unwrap();
+        for one in answers.drain(..) {
+            one.answer.unwrap();
+            answered += 1;
+        }
+    }
+    assert!(cuts >= 5, "the wire broke {cuts} times only");
+    let stats = house.stats().await;
+    assert_eq!(stats.ready, COUNT);
+}
+
+#[tokio::test]
+async fn work_over_a_breaking_wire_is_done_once() {
+    const COUNT: usize = 5_000;
+    let house = House::open(r#"{"lease_ms":2000}"#).await;
+    let messages = (0..COUNT).map(|n| Message::new("body").key(format!("k{n}")));
+    house.orders().send_all(messages).await.unwrap();
+    let wire = Wire::to(&house).await;
+    let mut work = wire.client.queue("orders").work().worker("w").open();
+    let mut batch = Batch::default();
+    let (mut done, mut cuts) = (HashSet::new(), 0);
+    let mut keys = std::collections::HashMap::new();
+    work.credit(200);
+    while done.len() < COUNT {
+        in_time(work.next(&mut batch)).await.unwrap();
+        let mut more = 0;
+        for delivery in batch.deliveries.drain(..) {
+            keys.insert(delivery.fence(), delivery.key().to_owned());
+            work.settle(delivery.lease(), Settle::done(), delivery.fence());
+            more += 1;
+        }
+        work.credit(more);
+        work.flush();
+        for answered in batch.settled.drain(..) {
+            if answered.answer.unwrap().is_ok() {
+                done.insert(keys.remove(&answered.tag).unwrap());
+            }
+        }
+        if done.len() >= (cuts + 1) * 700 && wire.cut() {
+            cuts += 1;
+        }
+    }
+    assert!(cuts >= 5, "the wire broke {cuts} times only");
+    assert_eq!(house.stats().await.done_total, COUNT as u64);
+}
+
+#[tokio::test]
+async fn a_worker_over_a_breaking_wire_goes_on() {
+    const COUNT: u64 = 2_000;
+    let house = House::open(r#"{"lease_ms":2000}"#).await;
+    let messages = (0..COUNT).map(|n| Message::new("body").key(format!("k{n}")));
+    house.orders().send_all(messages).await.unwrap();
+    let wire = Wire::to(&house).await;
+    let handled = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&handled);
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let worker = Worker::new(wire.client.queue("orders")).concurrency(8).run_until(
+        async { drop(stopped.await) },
+        move |_, _| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            async { Ok::<_, hapax_client::Failure>("ok") }
+        },
+    );
+    let worker = tokio::spawn(worker);
+    let mut cuts = 0;
+    let all_done = async {
+        while house.stats().await.done_total < COUNT {
+            if handled.load(Ordering::Relaxed) >= (cuts + 1) * 300 && wire.cut() {
+                cuts += 1;
+            }
+        }
+    };
+    in_time(all_done).await;
+    let _ = stop.send(());
+    in_time(worker).await.unwrap().unwrap();
+    assert!(cuts >= 3, "the wire broke {cuts} times only");
+    let stats = house.stats().await;
+    assert_eq!((stats.done_total, stats.leased, stats.ready), (COUNT, 0, 0));
+}
+
+#[tokio::test]
+async fn a_broker_that_restarts_is_waited_for_by_senders_and_workers() {
+    let mut house = House::open("{}").await;
+    let orders = house.orders();
+    let worker = Worker::new(orders.clone())
+        .run(|message, _| async move { Ok::<_, hapax_client::Failure>(message.body().clone()) });
+    let worker = tokio::spawn(worker);
+    let first = orders.send_and_wait(Message::new("a").key("a"), LONG).await.unwrap();
+    assert_eq!(first.result().unwrap().text(), Some("a"));
+    house.stop().await;
+    let sending = tokio::spawn(async move { orders.send(Message::new("b").key("b")).await });
+    house.start_again().await;
+    in_time(sending).await.unwrap().unwrap();
+    assert_eq!(house.ended("b").await.result.unwrap().body, "b");
+    worker.abort();
+}

@@ -1,0 +1,71 @@
+//! Claims.
+
+use std::time::Duration;
+
+use hapax_client::{Claim, Code, Held, Settled};
+
+use crate::house::{House, LONG, in_time};
+
+async fn fresh(house: &House, key: &str) -> Held {
+    let request = house.orders().claim(key).body("17 euro").lease(Duration::from_secs(2));
+    match request.take().await.unwrap() {
+        Claim::Fresh(held) => held,
+        other => panic!("not fresh: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_claim_is_fresh_once_and_answers_with_its_result_then() {
+    let house = House::open("{}").await;
+    let claim = || house.orders().claim("charge-7").body("17 euro");
+    let held = fresh(&house, "charge-7").await;
+    assert!(matches!(claim().take().await.unwrap(), Claim::InFlight(_)));
+    let conflict = claim().body("18 euro").take().await.unwrap_err();
+    assert_eq!(conflict.code(), Code::Conflict);
+
+    let waiting = tokio::spawn(claim().wait(LONG).take());
+    assert!(held.complete("charged").await.unwrap().is_ok());
+    let Claim::Done(answer) = in_time(waiting).await.unwrap().unwrap() else { panic!() };
+    assert_eq!(answer.result().unwrap().text(), Some("charged"));
+}
+
+#[tokio::test]
+async fn a_held_claim_is_extended_by_itself_for_longer_than_its_lease() {
+    let house = House::open("{}").await;
+    let held = fresh(&house, "k").await;
+    house.extended("k", 4).await;
+    assert!(!held.is_lost());
+    assert!(held.complete("done").await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_released_key_is_fresh_again_with_what_was_saved() {
+    let house = House::open("{}").await;
+    let held = fresh(&house, "k").await;
+    held.save("charged", "17").await.unwrap();
+    let fence = held.fence();
+    assert!(held.release().await.unwrap().is_ok());
+    let again = fresh(&house, "k").await;
+    assert!(again.fence() > fence);
+    assert_eq!(&again.recovery_point("charged").unwrap()[..], b"17");
+}
+
+#[tokio::test]
+async fn a_dropped_claim_frees_its_key_when_its_lease_is_over() {
+    let house = House::open("{}").await;
+    drop(fresh(&house, "k").await);
+    let next = house.orders().claim("k").body("17 euro").wait(LONG).take();
+    assert!(matches!(in_time(next).await.unwrap(), Claim::Fresh(_)));
+}
+
+#[tokio::test]
+async fn a_claim_whose_queue_was_deleted_is_lost_and_says_so() {
+    let house = House::open("{}").await;
+    let held = fresh(&house, "k").await;
+    let lost = held.lost();
+    house.admin.delete_queue("orders").await.unwrap();
+    in_time(lost).await;
+    assert!(held.is_lost());
+    assert_eq!(held.save("a", "b").await.unwrap_err().code(), Code::LeaseLost);
+    assert!(matches!(held.complete("late").await.unwrap(), Settled::LeaseLost { .. }));
+}

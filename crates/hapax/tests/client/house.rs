@@ -1,0 +1,160 @@
+//! A broker that can be stopped and started again, and a way to it that can be cut.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hapax_client::{Admin, Client, Queue};
+use hapax_server::Broker;
+use hapax_server::settings::{Auth, Settings};
+use hapax_wire::proto;
+use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
+
+/// Longer than anything takes here.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+pub(crate) struct House {
+    pub(crate) client: Client,
+    pub(crate) admin: Admin,
+    pub(crate) address: SocketAddr,
+    directory: TempDir,
+    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl House {
+    /// A broker with the queue `orders` of these rules.
+    pub(crate) async fn open(config_json: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let port = "127.0.0.1:0".parse().unwrap();
+        let (address, running) = start(directory.path().join("data"), port).await;
+        let client = Client::connect(&format!("http://{address}")).unwrap();
+        let admin = Admin::new(client.clone());
+        admin.put_queue("orders", config_json, None).await.unwrap();
+        Self { client, admin, address, directory, running: Some(running) }
+    }
+
+    pub(crate) fn orders(&self) -> Queue {
+        self.client.queue("orders")
+    }
+
+    /// Stops the broker, and waits until it is gone.
+    pub(crate) async fn stop(&mut self) {
+        let (stop, running) = self.running.take().unwrap();
+        let _ = stop.send(());
+        in_time(running).await.unwrap();
+    }
+
+    /// Starts it again, on the same port and data.
+    pub(crate) async fn start_again(&mut self) {
+        let (_, running) = start(self.directory.path().join("data"), self.address).await;
+        self.running = Some(running);
+    }
+
+    pub(crate) async fn key(&self, key: &str) -> proto::Key {
+        self.admin.key(named(key), Duration::ZERO).await.unwrap()
+    }
+
+    /// The key when its message has ended.
+    pub(crate) async fn ended(&self, key: &str) -> proto::Key {
+        self.admin.key(named(key), LONG).await.unwrap()
+    }
+
+    pub(crate) async fn stats(&self) -> proto::QueueStats {
+        self.admin.queue("orders").await.unwrap().stats.unwrap()
+    }
+
+    /// Waits until the lease of a key was extended so many times.
+    pub(crate) async fn extended(&self, key: &str, times: usize) {
+        let mut deadlines = std::collections::BTreeSet::new();
+        let counted = async {
+            while deadlines.len() <= times {
+                deadlines.extend(self.key(key).await.deadline_ms);
+                tokio::task::yield_now().await;
+            }
+        };
+        in_time(counted).await;
+    }
+}
+
+async fn start(
+    data: PathBuf,
+    listen: SocketAddr,
+) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
+    let mut settings = Settings::default();
+    settings.listen = listen;
+    settings.data = data;
+    settings.auth = Auth::Off;
+    run(&settings).await
+}
+
+pub(crate) async fn run(
+    settings: &Settings,
+) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
+    let broker = Broker::start(settings, None).await.unwrap();
+    let address = broker.address();
+    let (stop, stopped) = oneshot::channel();
+    let until = async { drop(stopped.await) };
+    let running = tokio::spawn(async move { broker.run(until).await.unwrap() });
+    (address, (stop, running))
+}
+
+pub(crate) fn named(key: &str) -> proto::KeyRequest {
+    let (queue, key) = ("orders".to_owned(), key.to_owned());
+    proto::KeyRequest { queue, key, group: String::new() }
+}
+
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(LONG, future).await.expect("it takes far too long")
+}
+
+/// Passes bytes on to a broker, until it is cut.
+pub(crate) struct Wire {
+    pub(crate) client: Client,
+    connections: Arc<Mutex<Vec<AbortHandle>>>,
+    accepting: AbortHandle,
+}
+
+impl Wire {
+    pub(crate) async fn to(house: &House) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let (target, accepted) = (house.address, Arc::clone(&connections));
+        let accepting = tokio::spawn(async move {
+            loop {
+                let Ok((mut near, _)) = listener.accept().await else { return };
+                let passing = tokio::spawn(async move {
+                    let Ok(mut far) = TcpStream::connect(target).await else { return };
+                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                });
+                accepted.lock().unwrap().push(passing.abort_handle());
+            }
+        });
+        let client = Client::builder(&format!("http://{address}")).timeout(LONG).connect().unwrap();
+        Self { client, connections, accepting: accepting.abort_handle() }
+    }
+
+    /// Breaks every connection; new ones can be made. Tells whether there was any.
+    pub(crate) fn cut(&self) -> bool {
+        let mut connections = self.connections.lock().unwrap();
+        let was_any = connections.iter().any(|connection| !connection.is_finished());
+        connections.drain(..).for_each(|connection| connection.abort());
+        was_any
+    }
+
+    /// Breaks every connection, and no new ones can be made.
+    pub(crate) fn close(&self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

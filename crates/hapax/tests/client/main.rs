@@ -1,0 +1,9 @@
+//! The Rust client against a running broker, over connections that break.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
+
+mod broken;
+mod claims;
+mod house;
+mod secure;
+mod sends;
+mod workers;

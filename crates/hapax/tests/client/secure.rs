@@ -1,0 +1,64 @@
+//! Tokens and TLS.
+
+use hapax_client::{Client, Code};
+use hapax_server::settings::{Auth, Settings};
+
+use crate::house::{House, run};
+
+#[tokio::test]
+async fn a_token_is_needed_where_the_broker_asks_for_one_and_a_wrong_one_is_not_retried() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.listen = "127.0.0.1:0".parse().unwrap();
+    settings.data = directory.path().join("data");
+    settings.auth = Auth::Tokens;
+    let (address, _running) = run(&settings).await;
+    for client in [
+        Client::connect(&format!("http://{address}")).unwrap(),
+        Client::builder(&format!("http://{address}")).token("hapax_wrong").connect().unwrap(),
+    ] {
+        let error = client.queue("orders").send("body").await.unwrap_err();
+        assert_eq!((error.code(), error.is_retryable()), (Code::Unauthorized, false));
+        let mut sender = client.queue("orders").sender();
+        sender.push("body", 1);
+        let error = sender.answers(&mut Vec::new()).await.unwrap_err();
+        assert_eq!(error.code(), Code::Unauthorized);
+    }
+}
+
+#[tokio::test]
+async fn a_broker_with_tls_is_reached_with_its_authority_and_not_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["broker.test".to_owned()]).unwrap();
+    let (certificate, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let mut settings = Settings::default();
+    settings.listen = "127.0.0.1:0".parse().unwrap();
+    settings.data = directory.path().join("data");
+    settings.auth = Auth::Off;
+    settings.tls_cert = Some(certificate);
+    settings.tls_key = Some(key);
+    let (address, _running) = run(&settings).await;
+    let builder = || {
+        let limit = std::time::Duration::from_secs(2);
+        Client::builder(&format!("https://{address}")).server_name("broker.test").timeout(limit)
+    };
+    let trusting = builder().ca_certificate(made.cert.pem()).connect().unwrap();
+    hapax_client::Admin::new(trusting.clone()).put_queue("orders", "{}", None).await.unwrap();
+    assert!(trusting.queue("orders").send("body").await.unwrap().is_new());
+    let strange = builder().connect().unwrap();
+    let error = strange.queue("orders").send("body").await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable, "{error}");
+}
+
+#[tokio::test]
+async fn a_client_says_so_where_the_other_side_is_no_broker() {
+    let house = House::open("{}").await;
+    let https = Client::builder(&format!("https://{}", house.address))
+        .timeout(std::time::Duration::from_secs(1))
+        .connect()
+        .unwrap();
+    let error = https.queue("orders").send("body").await.unwrap_err();
+    assert!(error.to_string().contains(&house.address.to_string()), "{error}");
+}

@@ -1,0 +1,305 @@
+//! Workers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hapax_client::{Client, Code, Done, Emit, Failure, Message, State, Worker};
+use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::task::JoinHandle;
+
+use crate::house::{House, Wire, in_time};
+
+/// A worker that can be told to stop.
+struct Running {
+    stop: oneshot::Sender<()>,
+    worker: JoinHandle<Result<(), hapax_client::Error>>,
+}
+
+impl Running {
+    fn start<H, F>(worker: Worker, handler: H) -> Self
+    where
+        H: Fn(hapax_client::Delivery, hapax_client::Context) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Done, Failure>> + Send + 'static,
+    {
+        let (stop, stopped) = oneshot::channel();
+        let until = async { drop(stopped.await) };
+        Self { stop, worker: tokio::spawn(worker.run_until(until, handler)) }
+    }
+
+    async fn stop(self) {
+        let _ = self.stop.send(());
+        in_time(self.worker).await.unwrap().unwrap();
+    }
+}
+
+async fn send(house: &House, count: usize) {
+    let messages = (0..count).map(|n| Message::new(format!("body {n}")).key(format!("k{n}")));
+    assert!(house.orders().send_all(messages).await.unwrap().iter().all(Result::is_ok));
+}
+
+#[tokio::test]
+async fn results_are_stored_and_no_more_run_at_once_than_allowed() {
+    let house = House::open("{}").await;
+    send(&house, 200).await;
+    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let seen = Arc::clone(&most);
+    let worker = Running::start(Worker::new(house.orders()).concurrency(5), move |message, _| {
+        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok(Done::new().result(format!("did {}", message.text().unwrap_or_default())))
+        }
+    });
+    for number in 0..200 {
+        let key = house.ended(&format!("k{number}")).await;
+        assert_eq!(key.result.unwrap().body, format!("did body {number}"));
+    }
+    worker.stop().await;
+    let most = seen.load(Ordering::SeqCst);
+    assert!((2..=5).contains(&most), "{most} at once");
+}
+
+#[tokio::test]
+async fn errors_fail_the_attempt_and_panics_do_too() {
+    let house = House::open(r#"{"max_attempts":2,"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
+    for key in ["error", "panic", "dead", "good"] {
+        house.orders().send(Message::new("body").key(key)).await.unwrap();
+    }
+    let worker = Running::start(Worker::new(house.orders()), |message, _| async move {
+        match message.key() {
+            "error" => {
+                message.parse_json::<u32>()?;
+                Ok(Done::new())
+            }
+            "panic" => panic!("at attempt {}", message.attempt()),
+            "dead" => Err(Failure::dead("never")),
+            _ => Ok(Done::new()),
+        }
+    });
+    let error = house.ended("error").await;
+    assert_eq!((error.state(), error.attempts), (hapax_wire::proto::State::Dead, 2));
+    assert!(error.error.contains("JSON"), "{}", error.error);
+    assert_eq!(house.ended("panic").await.error, "the handler panicked: at attempt 2");
+    let dead = house.ended("dead").await;
+    assert_eq!((dead.attempts, dead.error.as_str()), (1, "never"));
+    assert_eq!(house.ended("good").await.state(), hapax_wire::proto::State::Done);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn leases_are_extended_from_receipt_on_also_of_what_waits() {
+    let house = House::open(r#"{"lease_ms":2000}"#).await;
+    send(&house, 2).await;
+    let go = Arc::new(Semaphore::new(0));
+    let gate = Arc::clone(&go);
+    let worker = Worker::new(house.orders()).concurrency(1).prefetch(1);
+    let worker = Running::start(worker, move |message, _| {
+        let gate = Arc::clone(&gate);
+        async move {
+            let _ = gate.acquire().await;
+            Ok(Done::new().result(format!("attempt {}", message.attempt())))
+        }
+    });
+    // One is in the handler's hands and one waits for it; both outlive their leases.
+    house.extended("k0", 4).await;
+    house.extended("k1", 4).await;
+    go.add_permits(10);
+    for key in ["k0", "k1"] {
+        assert_eq!(house.ended(key).await.result.unwrap().body, "attempt 1");
+    }
+    assert_eq!(house.stats().await.lease_lost_total, 0);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost() {
+    let house = House::open(r#"{"lease_ms":1000}"#).await;
+    send(&house, 1).await;
+    let wire = Wire::to(&house).await;
+    let (started, lost) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (begin, end) = (Arc::clone(&started), Arc::clone(&lost));
+    let slow = Running::start(Worker::new(wire.client.queue("orders")), move |_, context| {
+        let (begin, end) = (Arc::clone(&begin), Arc::clone(&end));
+        async move {
+            begin.notify_one();
+            context.lost().await;
+            assert!(context.is_lost());
+            end.notify_one();
+            Ok(Done::new().result("too late"))
+        }
+    });
+    in_time(started.notified()).await;
+    wire.close();
+    in_time(lost.notified()).await;
+    let other = Running::start(Worker::new(house.orders()), |message, _| async move {
+        Ok(Done::new().result(format!("attempt {}", message.attempt())))
+    });
+    assert_eq!(house.ended("k0").await.result.unwrap().body, "attempt 2");
+    slow.stop().await;
+    other.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was() {
+    let house = House::open("{}").await;
+    send(&house, 10).await;
+    let (started, go) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
+    let (begin, gate) = (Arc::clone(&started), Arc::clone(&go));
+    let worker = Worker::new(house.orders()).concurrency(1).prefetch(4);
+    let worker = Running::start(worker, move |_, context| {
+        let (begin, gate) = (Arc::clone(&begin), Arc::clone(&gate));
+        async move {
+            begin.notify_one();
+            context.stopping().await;
+            let _ = gate.acquire().await;
+            Ok(Done::new().result("finished in time"))
+        }
+    });
+    in_time(started.notified()).await;
+    let all_taken = async { while house.stats().await.leased < 5 {} };
+    in_time(all_taken).await;
+    let stopping = tokio::spawn(worker.stop());
+    let given_back = async { while house.stats().await.leased > 1 {} };
+    in_time(given_back).await;
+    go.add_permits(1);
+    in_time(stopping).await.unwrap();
+    let stats = house.stats().await;
+    assert_eq!((stats.done_total, stats.ready, stats.leased), (1, 9, 0));
+    assert_eq!(house.key("k1").await.attempts, 0, "given back uncounted");
+}
+
+#[tokio::test]
+async fn a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed() {
+    let house = House::open("{}").await;
+    send(&house, 1).await;
+    let started = Arc::new(Notify::new());
+    let begin = Arc::clone(&started);
+    let worker = Worker::new(house.orders()).drain_timeout(Duration::from_millis(100));
+    let worker = Running::start(worker, move |_, _| {
+        begin.notify_one();
+        std::future::pending()
+    });
+    in_time(started.notified()).await;
+    worker.stop().await;
+    let key = house.key("k0").await;
+    assert_eq!(key.state(), hapax_wire::proto::State::Delayed);
+    assert!(key.error.contains("stopped"), "{}", key.error);
+}
+
+#[tokio::test]
+async fn the_next_attempt_goes_on_from_what_was_saved() {
+    let house = House::open(r#"{"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
+    send(&house, 1).await;
+    let worker = Running::start(Worker::new(house.orders()), |message, context| async move {
+        match message.recovery_point("charged") {
+            None => {
+                context.save("charged", "17 euro").await?;
+                Err(Failure::new("and then the power failed"))
+            }
+            Some(charged) => Ok(Done::new().result(charged.clone())),
+        }
+    });
+    let key = house.ended("k0").await;
+    assert_eq!((key.attempts, key.result.unwrap().body), (2, "17 euro".into()));
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_follow_up_is_sent_under_a_derived_key() {
+    let house = House::open("{}").await;
+    house.admin.put_queue("emails", "{}", None).await.unwrap();
+    send(&house, 1).await;
+    let orders = Running::start(Worker::new(house.orders()), |message, _| async move {
+        let key = message.derive("receipt");
+        let receipt = Emit::new("emails", "receipt", Message::new("Thank you!"));
+        Ok(Done::new().result(key).emit(receipt))
+    });
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let emails = Worker::new(house.client.queue("emails"));
+    let emails = Running::start(emails, move |message, _| {
+        let _ = sender.send((message.key().to_owned(), message.text().map(str::to_owned)));
+        async { Ok(Done::new()) }
+    });
+    let key = house.ended("k0").await.result.unwrap().body;
+    let expected = hapax_client::derive("k0", 0, "receipt");
+    assert_eq!(key, expected);
+    let named = hapax_wire::proto::KeyRequest {
+        queue: "emails".to_owned(),
+        key: expected.clone(),
+        group: String::new(),
+    };
+    let arrived = async { while house.admin.key(named.clone(), Duration::ZERO).await.is_err() {} };
+    in_time(arrived).await;
+    let done = house.admin.key(named, crate::house::LONG).await.unwrap();
+    assert_eq!(done.state(), hapax_wire::proto::State::Done);
+    let (seen, text) = receiver.try_recv().unwrap();
+    assert_eq!((seen, text.as_deref()), (expected, Some("Thank you!")));
+    orders.stop().await;
+    emails.stop().await;
+}
+
+#[tokio::test]
+async fn a_result_that_is_refused_fails_the_message_instead_of_hanging_on_it() {
+    let house = House::open(r#"{"max_attempts":1}"#).await;
+    send(&house, 1).await;
+    let worker = Running::start(Worker::new(house.orders()), |_, _| async {
+        Ok(Done::new().emit(Emit::new("absent", "n", Message::new("body"))))
+    });
+    let key = house.ended("k0").await;
+    assert!(key.error.contains("no_such_queue"), "{}", key.error);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn an_effect_that_has_begun_is_parked_when_its_worker_is_lost() {
+    let house = House::open(r#"{"on_lost":"park","lease_ms":200}"#).await;
+    send(&house, 1).await;
+    let started = Arc::new(Notify::new());
+    let begin = Arc::clone(&started);
+    let worker = tokio::spawn(Worker::new(house.orders()).run(move |_, context| {
+        let begin = Arc::clone(&begin);
+        async move {
+            context.begin().await?;
+            begin.notify_one();
+            std::future::pending::<Result<(), Failure>>().await
+        }
+    }));
+    in_time(started.notified()).await;
+    worker.abort();
+    let key = house.ended("k0").await;
+    assert_eq!(key.state(), hapax_wire::proto::State::Parked);
+}
+
+#[tokio::test]
+async fn a_queue_that_is_not_there_ends_the_worker() {
+    let house = House::open("{}").await;
+    let worker = Worker::new(house.client.queue("absent"));
+    let ended = worker.run(|_, _| async { Ok::<_, Failure>(()) });
+    assert_eq!(in_time(ended).await.unwrap_err().code(), Code::NoSuchQueue);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_stopped_while_the_broker_is_away_ends() {
+    let client = Client::connect("http://127.0.0.1:1").unwrap();
+    let worker = Worker::new(client.queue("orders")).drain_timeout(Duration::from_millis(50));
+    let worker = Running::start(worker, |_, _| async { Ok(Done::new()) });
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn answers_tell_the_state_of_what_a_worker_did() {
+    let house = House::open("{}").await;
+    let orders = house.orders();
+    let worker = Running::start(Worker::new(orders.clone()), |_, _| async {
+        Err(Failure::dead("broken for good"))
+    });
+    let wait = crate::house::LONG;
+    let answer = orders.send_and_wait(Message::new("x").key("k"), wait).await.unwrap();
+    assert_eq!(answer.state, State::Dead);
+    let again = orders.send(Message::new("x").key("k")).await.unwrap();
+    assert_eq!(again.outcome, answer.outcome);
+    worker.stop().await;
+}

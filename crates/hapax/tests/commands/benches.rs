@@ -1,0 +1,72 @@
+//! `hapax bench`: small runs, every message verified, nothing left behind.
+
+use serde_json::Value;
+
+use crate::broker::{Broker, Told, hapax, signal, until};
+
+/// A run against a broker of its own; what it printed, and what it left in its directory.
+fn bench(arguments: &[&str]) -> (Value, usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let output = hapax(directory.path()).args(["bench", "--json"]).args(arguments).output();
+    let told = Told::of(&output.unwrap());
+    assert_eq!(told.code, Some(0), "{arguments:?}: {told:#?}");
+    let left = std::fs::read_dir(directory.path()).unwrap().count();
+    (serde_json::from_str(&told.out).unwrap(), left)
+}
+
+#[test]
+fn lives_are_counted_and_verified_and_the_broker_of_the_run_is_gone() {
+    let (told, left) =
+        bench(&["--count", "3000", "--producers", "3", "--workers", "2", "--size", "300"]);
+    assert_eq!(left, 0, "its data is removed");
+    assert_eq!((&told["verified"], &told["count"]), (&true.into(), &3_000.into()));
+    for field in [
+        "sends_per_s",
+        "lives_per_s",
+        "p50_ms",
+        "p99_ms",
+        "server_cpu_us_per_life",
+        "client_cpu_us_per_life",
+        "sync_p50_ms",
+        "sync_p99_ms",
+    ] {
+        let value = told[field].as_f64().unwrap_or(-1.0);
+        assert!(value >= 0.0, "{field}: {told:#}");
+    }
+    assert!(told["lives_per_s"].as_f64() > Some(0.0));
+    assert!(told["p50_ms"].as_f64() <= told["p99_ms"].as_f64());
+}
+
+#[test]
+fn without_deduplication_and_at_a_fixed_rate_lives_are_verified_too() {
+    let (told, _) = bench(&["--count", "1000", "--dedup", "off", "--window", "50"]);
+    assert_eq!((&told["verified"], &told["dedup"]), (&true.into(), &false.into()));
+    let (told, _) = bench(&["--latency", "--rate", "200", "--count", "200"]);
+    assert_eq!((&told["verified"], &told["mode"]), (&true.into(), &"latency".into()));
+    let rate = told["sends_per_s"].as_f64().unwrap();
+    assert!(rate < 210.0, "no faster than it was told: {rate}");
+}
+
+#[test]
+fn a_run_against_a_broker_leaves_no_queue_there() {
+    let broker = Broker::start();
+    let arguments = ["bench", "--count", "500", "--server", &broker.url];
+    let told = broker.ok(&arguments);
+    assert!(told.contains("done exactly once, as it was sent"), "{told}");
+    assert!(told.contains("not known"), "the broker's process was not named: {told}");
+    assert_eq!(broker.json(&["queue", "ls"]).as_array().unwrap().len(), 0);
+    assert!(broker.fails(2, &["bench", "--size", "7"]).contains("at least 8"));
+    assert!(broker.fails(2, &["bench", "--workers", "0"]).contains("--workers"));
+}
+
+#[test]
+fn a_run_that_is_broken_off_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = hapax(directory.path());
+    let mut child = command.args(["bench", "--latency", "--rate", "1"]).spawn().unwrap();
+    let left = || std::fs::read_dir(directory.path()).unwrap().flatten().next();
+    let data = until("its broker", || left().filter(|data| data.path().join("port").exists()));
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert!(!data.path().exists() && left().is_none());
+}

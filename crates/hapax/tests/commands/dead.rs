@@ -1,0 +1,81 @@
+//! Dead messages: listed, redriven, discarded; nothing without `--yes`.
+
+use crate::broker::Broker;
+
+fn broker_with_dead() -> Broker {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    for (key, error) in [("a", "timeout"), ("b", "no such account"), ("c", "connect timeout")] {
+        broker.ok(&["send", "orders", key, "--key", key]);
+        broker.kill_message("orders", error);
+    }
+    broker
+}
+
+fn dead(broker: &Broker) -> u64 {
+    broker.json(&["queue", "show", "orders"])["stats"]["dead"].as_u64().unwrap()
+}
+
+#[test]
+fn dead_messages_are_listed_with_their_errors_and_filtered() {
+    let broker = broker_with_dead();
+    let all = broker.ok(&["dead", "ls", "orders"]);
+    assert!(all.contains("no such account") && all.lines().count() == 4, "{all}");
+    let some = broker.json(&["dead", "ls", "orders", "--error-contains", "timeout"]);
+    let keys: Vec<_> = some.as_array().unwrap().iter().map(|it| it["key"].clone()).collect();
+    assert_eq!(keys, ["a", "c"]);
+    let none = broker.json(&["dead", "ls", "orders", "--before", "1h"]);
+    assert_eq!(none.as_array().unwrap().len(), 0, "they died just now");
+    let told = broker.run(&["dead", "ls", "orders", "--limit", "2"]);
+    assert!(told.err.contains("there is more") && told.out.lines().count() == 3, "{told:?}");
+    let why = broker.ok(&["get", "orders", "b"]);
+    assert!(why.contains("dead after 1 attempt: no such account"), "{why}");
+    let again = broker.run(&["send", "orders", "b", "--key", "b"]);
+    assert_eq!(again.code, Some(7), "a send under a dead key gets the error: {again:?}");
+    assert!(again.out.contains("no such account"), "{again:?}");
+}
+
+#[test]
+fn a_redrive_counts_first_and_moves_only_when_told() {
+    let broker = broker_with_dead();
+    let dry = broker.ok(&["dead", "redrive", "orders", "--error-contains", "timeout"]);
+    assert!(dry.contains("would redrive 2 dead messages") && dry.contains("--yes"), "{dry}");
+    assert_eq!(dead(&broker), 3);
+    let told = broker.json(&["dead", "redrive", "orders", "--error-contains", "timeout", "--yes"]);
+    assert_eq!((&told["moved"], &told["done"]), (&2.into(), &true.into()));
+    assert_eq!(dead(&broker), 1);
+    assert_eq!(broker.json(&["get", "orders", "a"])["state"], "ready");
+    assert!(broker.fails(2, &["dead", "redrive", "orders", "--yes"]).contains("--all"));
+    let all = broker.ok(&["dead", "redrive", "orders", "--all", "--rate", "100", "--yes"]);
+    assert!(all.contains("redrove 1 dead messages"), "{all}");
+    assert_eq!(dead(&broker), 0);
+}
+
+#[test]
+fn a_redrive_repeated_under_its_id_moves_nothing_twice() {
+    let broker = broker_with_dead();
+    let redrive = ["dead", "redrive", "orders", "--all", "--id", "after-the-outage", "--yes"];
+    assert_eq!(broker.json(&redrive)["moved"], 3);
+    broker.kill_message("orders", "again");
+    let again = broker.json(&redrive);
+    assert_eq!((&again["id"], &again["moved"]), (&"after-the-outage".into(), &3.into()));
+    assert_eq!(dead(&broker), 1, "what died since stays where it is");
+    let one = broker.json(&["dead", "ls", "orders"])[0]["key"].as_str().unwrap().to_owned();
+    assert_eq!(broker.json(&["dead", "redrive", "orders", "--key", &one, "--yes"])["moved"], 1);
+}
+
+#[test]
+fn a_discard_lists_first_and_keeps_the_key() {
+    let broker = broker_with_dead();
+    let dry = broker.ok(&["dead", "discard", "orders", "--error-contains", "timeout"]);
+    assert!(dry.contains("would discard 2 dead messages"), "{dry}");
+    assert_eq!(dead(&broker), 3);
+    let told = broker.ok(&["dead", "discard", "orders", "--error-contains", "timeout", "--yes"]);
+    assert!(told.contains("discarded 2 dead messages"), "{told}");
+    assert_eq!(dead(&broker), 1);
+    assert_eq!(broker.json(&["get", "orders", "a"])["state"], "discarded");
+    let told = broker.ok(&["dead", "discard", "orders", "--key", "b", "--yes"]);
+    assert!(told.contains("discarded 1"), "{told}");
+    let error = broker.fails(4, &["dead", "discard", "orders", "--key", "b", "--yes"]);
+    assert!(error.contains("not dead but discarded"), "{error}");
+}

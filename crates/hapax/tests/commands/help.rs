@@ -1,0 +1,111 @@
+//! Help, completions, manuals, settings: what needs no broker and no data.
+
+use crate::broker::{Told, hapax};
+
+fn run(arguments: &[&str]) -> Told {
+    let directory = tempfile::tempdir().unwrap();
+    Told::of(&hapax(directory.path()).args(arguments).output().unwrap())
+}
+
+/// The names in the list of commands that a help begins with.
+fn subcommands(help: &str) -> Vec<String> {
+    let Some((_, list)) = help.split_once("Commands:\n") else { return Vec::new() };
+    let names = list.lines().take_while(|line| !line.trim().is_empty());
+    let names = names.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names.filter(|name| !name.is_empty() && *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let mut open = vec![Vec::<String>::new()];
+    let mut seen = 0;
+    while let Some(path) = open.pop() {
+        let arguments: Vec<&str> = path.iter().map(String::as_str).chain(["-h"]).collect();
+        let told = run(&arguments);
+        assert_eq!(told.code, Some(0), "{arguments:?}");
+        for name in subcommands(&told.out) {
+            open.push(path.iter().cloned().chain([name]).collect());
+        }
+        if !path.is_empty() {
+            let example = format!("  hapax {}", path.join(" "));
+            assert!(told.out.contains("Examples:"), "{path:?}: {}", told.out);
+            assert!(told.out.contains(example.trim_end()), "{path:?}: {}", told.out);
+            seen += 1;
+        }
+    }
+    assert!(seen > 35, "{seen} commands");
+}
+
+#[test]
+fn without_a_command_there_is_help_with_the_exit_codes() {
+    let told = run(&[]);
+    assert_eq!(told.code, Some(0));
+    assert!(told.out.contains("Exit codes:") && told.out.contains("75"), "{}", told.out);
+    assert!(told.out.contains("dev") && !told.out.contains("victim"), "{}", told.out);
+    assert_eq!(run(&["nonsense"]).code, Some(2));
+    assert_eq!(run(&["queue", "create"]).code, Some(2));
+}
+
+#[test]
+fn completions_and_manuals_are_made_from_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let told = run(&["completions", shell]);
+        assert!(told.code == Some(0) && told.out.contains("redrive"), "{shell}");
+    }
+    let man = run(&["man"]);
+    assert!(man.out.contains(".TH") && man.out.contains("hapax"), "{}", man.out);
+    assert!(run(&["man", "dead", "redrive"]).out.contains("rate"));
+    assert!(run(&["man", "ded"]).err.contains("did you mean dead?"));
+    let directory = tempfile::tempdir().unwrap();
+    let told = hapax(directory.path()).args(["man", "--dir", "pages"]).output().unwrap();
+    assert!(told.status.success());
+    assert!(directory.path().join("pages/hapax-queue-create.1").exists());
+}
+
+#[test]
+fn settings_are_shown_with_their_origins_and_wrong_ones_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("hapax.toml"), "partitions = 3\n").unwrap();
+    let show = |arguments: &[&str]| {
+        let mut command = hapax(directory.path());
+        command.args(["config", "show", "-o", "json"]).args(arguments);
+        Told::of(&command.env("HAPAX_LOG", "debug").output().unwrap())
+    };
+    let shown: serde_json::Value = serde_json::from_str(&show(&["--data", "x"]).out).unwrap();
+    let find = |name: &str| {
+        let lines = shown.as_array().unwrap();
+        lines.iter().find(|line| line["name"] == name).unwrap().clone()
+    };
+    assert_eq!(find("partitions")["value"], 3);
+    assert!(find("partitions")["origin"].as_str().unwrap().contains("hapax.toml"));
+    assert!(find("log")["origin"].as_str().unwrap().contains("HAPAX_LOG"));
+    assert!(find("data")["origin"].as_str().unwrap().contains("--data"));
+    std::fs::write(directory.path().join("hapax.toml"), "partitons = 3\n").unwrap();
+    let told = show(&[]);
+    assert!(told.code == Some(2) && told.err.contains("partitons"), "{told:?}");
+    let refused = hapax(directory.path()).arg("serve").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "a broker does not start on it either");
+}
+
+#[test]
+fn lint_ends_with_an_exit_code_for_ci() {
+    let directory = tempfile::tempdir().unwrap();
+    let lint = |text: &str, arguments: &[&str]| {
+        std::fs::write(directory.path().join("a.toml"), text).unwrap();
+        let output =
+            hapax(directory.path()).args(["lint", "a.toml"]).args(arguments).output().unwrap();
+        Told::of(&output)
+    };
+    let sound = "data = \"/var/lib/hapax\"\n[queues.orders]\n";
+    assert_eq!(lint(sound, &["--strict"]).code, Some(0));
+    let weak = format!("{sound}guarantee = \"at-most-once\"\n");
+    let told = lint(&weak, &[]);
+    assert!(told.code == Some(0) && told.out.contains("at-most-once"), "{told:?}");
+    assert_eq!(lint(&weak, &["--strict"]).code, Some(1));
+    let wrong = format!("{sound}retention_ms = 1000\n");
+    let told = lint(&wrong, &["-o", "json"]);
+    let shape: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!(told.code, Some(2));
+    assert_eq!(shape[0]["findings"][0]["severity"], "error");
+    assert_eq!(run(&["lint", "nowhere.toml"]).code, Some(2));
+}

@@ -1,0 +1,112 @@
+//! Looking at keys and at places; what an operator does to a key.
+
+use crate::broker::{Broker, signal, until};
+
+#[test]
+fn get_tells_the_whole_story_and_the_why_of_it() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "three lemons", "--key", "order-42"]);
+    let waits = broker.ok(&["get", "orders", "order-42"]);
+    assert!(waits.contains("waits for a worker"), "{waits}");
+    let received = broker.json(&["receive", "orders", "--worker", "billing-1"]);
+    let leased = broker.ok(&["get", "orders", "order-42"]);
+    assert!(leased.contains("billing-1 works on it (attempt 1)"), "{leased}");
+    let lease = received["lease"].as_str().unwrap();
+    broker.ok(&["settle", "save", "orders", lease, "charged", "17 euro"]);
+    broker.ok(&["settle", "done", "orders", lease, "paid"]);
+    for _ in 0..3 {
+        broker.ok(&["send", "orders", "three lemons", "--key", "order-42"]);
+    }
+    let done = broker.ok(&["get", "orders", "order-42"]);
+    assert!(done.contains("done once at"), "{done}");
+    assert!(done.contains("by billing-1; 3 duplicates were answered with its result paid"));
+    for event in ["sent", "leased", "saved", "done", "duplicate"] {
+        assert!(done.contains(event), "{event}: {done}");
+    }
+    let shape = broker.json(&["get", "orders", "order-42"]);
+    assert_eq!((&shape["state"], &shape["duplicates"]), (&"done".into(), &3.into()));
+    assert_eq!(shape["result"]["body"], "paid");
+    assert_eq!(shape["worker"], "billing-1");
+    assert!(shape["history"].as_array().unwrap().len() >= 4, "{shape}");
+    assert_eq!(broker.ok(&["get", "orders", "order-42", "--result"]), "paid");
+    assert_eq!(broker.run(&["get", "orders", "nothing"]).code, Some(3));
+}
+
+#[test]
+fn a_get_with_a_wait_ends_when_the_message_does() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    assert_eq!(broker.run(&["get", "orders", "a", "--wait", "50ms"]).code, Some(8));
+    let waiting = broker.command(&["get", "orders", "a", "--wait", "100s"]).spawn().unwrap();
+    broker.kill_message("orders", "no such account");
+    assert_eq!(waiting.wait_with_output().unwrap().status.code(), Some(7), "dead");
+}
+
+#[test]
+fn peek_shows_what_is_where_without_taking_it() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "one", "--key", "a"]);
+    broker.ok(&["send", "orders", "two", "--key", "b", "--delay", "1h"]);
+    let all = broker.json(&["peek", "orders"]);
+    let places: Vec<_> = all.as_array().unwrap().iter().map(|it| it["state"].clone()).collect();
+    assert_eq!(places, ["ready", "delayed"]);
+    let delayed = broker.json(&["peek", "orders", "--state", "delayed"]);
+    assert_eq!(delayed[0]["message"]["body"], "two");
+    assert!(broker.ok(&["peek", "orders"]).contains("due in"));
+    assert!(broker.fails(2, &["peek", "orders", "--state", "gone"]).contains("ready"));
+    assert_eq!(broker.json(&["get", "orders", "a"])["attempts"], 0, "nothing was leased");
+}
+
+#[test]
+fn tail_tells_what_happens_and_ends_when_told() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let log = std::fs::File::create(broker.path().join("tail")).unwrap();
+    let told = || std::fs::read_to_string(broker.path().join("tail")).unwrap();
+    let mut tail = broker.command(&["tail", "orders"]).stdout(log).spawn().unwrap();
+    until("the first look", || told().contains("0 ready").then_some(()));
+    broker.ok(&["send", "orders", "three lemons", "--key", "order-42"]);
+    until("the send", || told().contains("order-42  three lemons").then_some(()));
+    broker.ok(&["receive", "orders", "--ack", "--worker", "ada"]);
+    until("the end", || told().contains("+1 done").then_some(()));
+    signal(&tail, "INT");
+    assert_eq!(tail.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_forgotten_key_is_new_and_a_replayed_one_runs_again() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let send = ["send", "orders", "x", "--key", "a"];
+    broker.ok(&send);
+    assert_eq!(broker.run(&["forget", "orders", "a"]).code, Some(2), "its message is alive");
+    broker.ok(&["receive", "orders", "--ack"]);
+    let error = broker.fails(4, &["replay", "orders", "a", "another body"]);
+    assert!(error.contains("conflict"), "{error}");
+    broker.ok(&["replay", "orders", "a", "x"]);
+    let again = broker.json(&["receive", "orders", "--ack"]);
+    assert_eq!((&again["key"], &again["generation"]), (&"a".into(), &1.into()));
+    broker.ok(&["forget", "orders", "a"]);
+    assert!(broker.ok(&send).starts_with("accepted"));
+}
+
+#[test]
+fn a_parked_message_waits_until_somebody_resolves_it() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "charges", "--on-lost", "park"]);
+    for (key, answer) in [("a", "--done=charged"), ("b", "--retry")] {
+        broker.ok(&["send", "charges", "x", "--key", key]);
+        let received = broker.json(&["receive", "charges", "--lease", "1s"]);
+        broker.ok(&["settle", "begin", "charges", received["lease"].as_str().unwrap()]);
+        let parked = broker.run(&["get", "charges", key, "--wait", "100s"]);
+        assert_eq!(parked.code, Some(7), "{parked:?}");
+        assert!(parked.out.contains(&format!("hapax resolve charges {key}")), "{parked:?}");
+        broker.ok(&["resolve", "charges", key, answer]);
+    }
+    assert_eq!(broker.ok(&["get", "charges", "a", "--result"]), "charged");
+    assert_eq!(broker.json(&["receive", "charges"])["key"], "b");
+    assert_eq!(broker.run(&["resolve", "charges", "a"]).code, Some(2), "say which");
+}

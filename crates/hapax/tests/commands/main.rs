@@ -1,0 +1,19 @@
+//! The binary as a newcomer uses it, as an operator uses it, and as a fault uses it.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that fails should say where"
+)]
+
+mod benches;
+mod broker;
+mod dead;
+mod help;
+mod keys;
+mod local;
+mod queues;
+mod sends;
+mod serves;
+mod tokens;
+mod works;

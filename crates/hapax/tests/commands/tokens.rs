@@ -1,0 +1,74 @@
+//! Who may do what, and what is never printed.
+
+use crate::broker::{Broker, Told, hapax, until};
+
+#[test]
+fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
+    let broker = Broker::start_with(&["--auth", "tokens"]);
+    let error = broker.fails(5, &["queue", "ls"]);
+    assert!(error.contains("HAPAX_TOKEN") && error.contains("hapax token create"), "{error}");
+    let make = |arguments: &[&str]| {
+        let told = Told::of(
+            &hapax(&broker.path())
+                .args(["token", "create", "--data", "data"])
+                .args(arguments)
+                .output()
+                .unwrap(),
+        );
+        assert_eq!(told.code, Some(0), "{told:?}");
+        (told.out.trim().to_owned(), told.err)
+    };
+    let (admin, said) = make(&["--can", "send,work,admin", "--name", "boss"]);
+    assert!(said.contains("boss") && !said.contains(&admin), "{said}");
+    let (sender, _) = make(&["--can", "send", "--queue", "orders.*", "--expires", "1h"]);
+    let run = |token: &str, arguments: &[&str]| {
+        Told::of(&broker.command(arguments).env("HAPAX_TOKEN", token).output().unwrap())
+    };
+    until("the broker to notice the token", || {
+        (run(&admin, &["queue", "ls"]).code == Some(0)).then_some(())
+    });
+    assert_eq!(run(&admin, &["queue", "create", "orders.eu"]).code, Some(0));
+    assert_eq!(run(&admin, &["queue", "create", "mail"]).code, Some(0));
+    assert_eq!(run(&sender, &["send", "orders.eu", "x"]).code, Some(0));
+    assert_eq!(run(&sender, &["receive", "orders.eu"]).code, Some(5), "it may only send");
+    assert_eq!(run(&sender, &["send", "mail", "x"]).code, Some(3), "as if it were not there");
+    let nonsense = run("hapax_nonsense", &["queue", "ls"]);
+    assert_eq!(nonsense.code, Some(5));
+    assert!(!nonsense.err.contains("nonsense"), "a token is never printed: {nonsense:?}");
+    let list = |format: &str| {
+        let output =
+            hapax(&broker.path()).args(["token", "ls", "--data", "data", "-o", format]).output();
+        Told::of(&output.unwrap()).out
+    };
+    for format in ["table", "json"] {
+        let listed = list(format);
+        assert!(listed.contains("boss") && listed.contains("orders.*"), "{listed}");
+        assert!(!listed.contains(&admin) && !listed.contains(&sender), "no secret: {listed}");
+    }
+    let shape: serde_json::Value = serde_json::from_str(&list("json")).unwrap();
+    assert_eq!(shape.as_array().unwrap().len(), 2);
+    let remove = |name: &str| {
+        let mut command = hapax(&broker.path());
+        command.args(["token", "rm", name, "--data", "data"]).output().unwrap().status.code()
+    };
+    assert_eq!((remove("boss"), remove("boss")), (Some(0), Some(3)));
+    until("the broker to notice that it is gone", || {
+        (run(&admin, &["queue", "ls"]).code == Some(5)).then_some(())
+    });
+}
+
+#[test]
+fn a_token_without_a_permission_or_with_a_wrong_one_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    for arguments in [&["token", "create"][..], &["token", "create", "--can", "everything"]] {
+        let output = hapax(directory.path()).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn what_is_logged_can_change_while_the_broker_runs() {
+    let broker = Broker::start();
+    assert!(broker.ok(&["log", "debug"]).contains("debug"));
+    assert!(broker.fails(2, &["log", "luod"]).contains("luod"));
+}

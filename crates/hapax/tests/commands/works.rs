@@ -1,0 +1,203 @@
+//! `hapax work`: what a command gets, what its end means, and when it is stopped.
+
+use std::process::{Child, Command};
+
+use serde_json::Value;
+
+use crate::broker::{Broker, signal, until};
+
+/// A worker that is stopped at the end of the test.
+struct Worker(Child);
+
+impl Worker {
+    fn start(broker: &Broker, exec: &str, arguments: &[&str]) -> Self {
+        let mut command = broker.command(&["work", "orders", "--quiet", "--exec", exec]);
+        Self(command.args(arguments).spawn().unwrap())
+    }
+
+    /// Asks it to drain; its exit code.
+    fn drain(mut self) -> Option<i32> {
+        signal(&self.0, "TERM");
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits for a key to be in a state.
+fn state(broker: &Broker, key: &str, state: &str) -> Value {
+    until(&format!("{key} to be {state}"), || {
+        let found = broker.json(&["get", "orders", key]);
+        (found["state"] == state).then_some(found)
+    })
+}
+
+#[test]
+fn the_command_gets_the_message_and_its_output_is_the_result() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders", "--order", "group"]);
+    broker.ok(&[
+        "send",
+        "orders",
+        "three lemons",
+        "--key",
+        "order-42",
+        "--group",
+        "eu",
+        "--header",
+        "trace-id=7",
+        "--content-type",
+        "text/plain",
+    ]);
+    let exec = "echo \"$HAPAX_KEY $HAPAX_QUEUE $HAPAX_ATTEMPT $HAPAX_GENERATION $HAPAX_GROUP \
+                $HAPAX_CONTENT_TYPE $HAPAX_HEADER_TRACE_ID ${#HAPAX_ID} $HAPAX_FENCE\"; tr a-z A-Z";
+    let worker = Worker::start(&broker, exec, &["--worker", "ada"]);
+    let done = state(&broker, "order-42", "done");
+    let result = done["result"]["body"].as_str().unwrap();
+    assert!(result.starts_with("order-42 orders 1 0 eu text/plain 7 36 "), "{result}");
+    assert!(result.ends_with("\nTHREE LEMONS"), "{result}");
+    assert_eq!(done["worker"], "ada");
+    assert_eq!(worker.drain(), Some(0));
+}
+
+#[test]
+fn exit_75_is_tried_again_and_another_one_has_failed_with_its_last_words() {
+    let broker = Broker::start();
+    let backoff = ["--backoff-min", "10ms", "--backoff-max", "20ms"];
+    let create = ["queue", "create", "orders", "--max-attempts", "3"];
+    broker.ok(&[&create[..], &backoff[..]].concat());
+    broker.ok(&["send", "orders", "later", "--key", "later"]);
+    broker.ok(&["send", "orders", "never", "--key", "never"]);
+    let exec = "read body; case $body$HAPAX_ATTEMPT in \
+                later1) echo 'the bank is closed' >&2; exit 75;; \
+                later2) echo paid;; \
+                *) echo 'no such account' >&2; exit 3;; esac";
+    let worker = Worker::start(&broker, exec, &[]);
+    let later = state(&broker, "later", "done");
+    assert_eq!((&later["attempts"], &later["result"]["body"]), (&2.into(), &"paid\n".into()));
+    let failed: Vec<&Value> = later["history"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["event"] == "failed")
+        .collect();
+    assert_eq!(failed[0]["detail"], "not now: the bank is closed");
+    let never = state(&broker, "never", "dead");
+    assert_eq!(
+        (&never["attempts"], &never["error"]),
+        (&3.into(), &"exit code 3: no such account".into())
+    );
+    assert_eq!(worker.drain(), Some(0));
+}
+
+#[test]
+fn a_command_can_save_where_it_was_and_the_next_attempt_goes_on_from_there() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders", "--backoff-min", "0ms", "--backoff-max", "0ms"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    let save = "settle save \"$HAPAX_QUEUE\" \"$HAPAX_LEASE\" charged 'charge 17' >&2";
+    let exec = format!(
+        "test -n \"$HAPAX_POINT_CHARGED\" && echo \"found $HAPAX_POINT_CHARGED\" && exit 0; \
+         {} {save} && exit 1",
+        env!("CARGO_BIN_EXE_hapax")
+    );
+    let worker = Worker::start(&broker, &exec, &[]);
+    let done = state(&broker, "a", "done");
+    assert_eq!(done["result"]["body"], "found charge 17\n");
+    assert_eq!(worker.drain(), Some(0));
+}
+
+#[test]
+fn a_command_whose_lease_is_lost_is_stopped_with_everything_it_started() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders", "--backoff-min", "0ms", "--backoff-max", "0ms"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    // A child of the shell, whose number is told; it would live for longer than the test.
+    let exec = "sleep 1000 & echo $! > child; wait";
+    let worker = Worker::start(&broker, exec, &["--lease", "1s"]);
+    let child = until("the command to run", || {
+        let text = std::fs::read_to_string(broker.path().join("child")).ok()?;
+        text.ends_with('\n').then(|| text.trim().to_owned())
+    });
+    let is_alive = || {
+        let told = Command::new("ps").args(["-o", "stat=", "-p", &child]).output().unwrap();
+        let told = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+        !told.is_empty() && !told.starts_with('Z')
+    };
+    assert!(is_alive());
+    // The worker stalls for longer than its lease, and somebody else takes the message.
+    signal(&worker.0, "STOP");
+    let taken = broker.json(&["receive", "orders", "--wait", "100s", "--lease", "1h"]);
+    assert_eq!(taken["attempt"], 2);
+    assert!(is_alive(), "nobody told it yet");
+    signal(&worker.0, "CONT");
+    until("the command's end", || (!is_alive()).then_some(()));
+    assert_eq!(worker.drain(), Some(0), "the worker itself goes on");
+    broker.ok(&["settle", "done", "orders", taken["lease"].as_str().unwrap(), "mine"]);
+    assert_eq!(broker.ok(&["get", "orders", "a", "--result"]), "mine");
+}
+
+#[test]
+fn a_command_that_takes_too_long_has_failed() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders", "--max-attempts", "1"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    let worker = Worker::start(&broker, "exec sleep 1000", &["--timeout", "100ms"]);
+    let dead = state(&broker, "a", "dead");
+    assert!(dead["error"].as_str().unwrap().contains("longer than 100 ms"), "{dead}");
+    assert_eq!(worker.drain(), Some(0));
+}
+
+#[test]
+fn a_result_that_is_too_large_is_not_cut() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    let worker = Worker::start(&broker, "head -c 2000 /dev/zero", &["--max-result", "1000"]);
+    let dead = state(&broker, "a", "dead");
+    assert!(dead["error"].as_str().unwrap().contains("more than 1000 bytes"), "{dead}");
+    assert_eq!(worker.drain(), Some(0));
+}
+
+#[test]
+fn a_drain_finishes_what_runs_and_gives_back_the_rest() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    for key in ["a", "b", "c"] {
+        broker.ok(&["send", "orders", key, "--key", key]);
+    }
+    let exec = "touch running; while ! test -e finish; do sleep 0.02; done; echo done";
+    let mut worker = Worker::start(&broker, exec, &[]);
+    until("the first to run", || broker.path().join("running").exists().then_some(()));
+    signal(&worker.0, "INT");
+    until("the rest to be given back", || {
+        let stats = broker.json(&["queue", "show", "orders"])["stats"].clone();
+        (stats["leased"] == 1 && stats["ready"] == 2).then_some(())
+    });
+    std::fs::write(broker.path().join("finish"), "").unwrap();
+    assert_eq!(worker.0.wait().unwrap().code(), Some(0));
+    let stats = broker.json(&["queue", "show", "orders"])["stats"].clone();
+    assert_eq!((&stats["done_total"], &stats["ready"]), (&1.into(), &2.into()));
+    assert_eq!(stats["failed_total"], 0, "nothing was charged an attempt");
+}
+
+#[test]
+fn an_idle_worker_ends_by_itself_having_done_everything() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    for key in 0..20 {
+        broker.ok(&["send", "orders", "x", "--key", &key.to_string()]);
+    }
+    let arguments = ["work", "orders", "--exec", "cat", "--idle", "2s", "-c", "4", "-o", "json"];
+    let told = broker.run(&arguments);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    let lines: Vec<Value> =
+        told.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 20);
+    assert!(lines.iter().all(|line| line["ended"] == "done"), "{told:?}");
+}

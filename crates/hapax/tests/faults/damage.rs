@@ -1,0 +1,263 @@
+//! A3 and A4 through the binary: a journal that ends in the middle of a batch, and flipped bits.
+//! What cannot be trusted is refused with its place and left as it is; nothing is ever made up.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::broker::{Setup, hapax, words};
+use crate::exits::{contents, without_zeros};
+use crate::http::Request;
+use crate::machine::say;
+
+const MESSAGES: usize = 24;
+const DONE: usize = 8;
+
+fn body(number: usize) -> String {
+    format!("the body of {number}: {}", "lemon ".repeat(number))
+}
+
+/// Makes messages, one batch each, and finishes some.
+fn fill(setup: &Setup) {
+    let mut door = setup.connection();
+    door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
+    for number in 0..MESSAGES {
+        door.ask(&Request::send("orders", &format!("k{number}"), body(number))).is(201);
+        if number < DONE {
+            let told = door.ask(&Request::post("/v1/queues/orders/receive", &json!({}))).is(200);
+            let lease = &told["messages"][0]["lease"];
+            let result = json!({ "body": format!("result of {number}") });
+            let item = json!({ "lease": lease, "do": "done", "result": result });
+            let settle = Request::post("/v1/queues/orders/settle", &json!({ "items": [item] }));
+            assert_eq!(door.ask(&settle).is(200)["answers"][0]["answer"], "ok");
+        }
+    }
+}
+
+/// How many of the keys are there, from the first on; all of them as they were.
+fn intact(setup: &Setup) -> usize {
+    let mut door = setup.connection();
+    let mut kept = 0;
+    for number in 0..MESSAGES {
+        let response = door.ask(&Request::get(&format!("/v1/queues/orders/keys/k{number}")));
+        if response.status == 404 {
+            continue;
+        }
+        let found = response.is(200);
+        assert_eq!(kept, number, "a hole before {number}");
+        kept += 1;
+        match number < DONE {
+            true => {
+                let result = format!("result of {number}");
+                assert_eq!(found["result"]["body"], json!(result), "{found}");
+            }
+            false => assert_eq!(found["body"], json!(body(number)), "{found}"),
+        }
+    }
+    kept
+}
+
+/// A copy that may be damaged. Holes stay holes: the journal's segments are large and empty.
+fn copy(from: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    let copied = Command::new("cp").args(["-r", "--sparse=always"]).arg(from).arg(to).status();
+    assert!(copied.unwrap().success());
+}
+
+/// The segment that is written to, and where its records begin and end.
+fn records(data: &Path) -> (PathBuf, Vec<(u64, u64)>) {
+    let folder = data.join("partition-0000");
+    let mut segments: Vec<PathBuf> =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    segments.retain(|path| path.extension().is_some_and(|extension| extension == "seg"));
+    segments.sort();
+    for segment in segments.into_iter().rev() {
+        let bytes = fs::read(&segment).unwrap();
+        let mut found = Vec::new();
+        // docs/disk-format.md: a header of 64 bytes, then records with a header of 48.
+        let mut at = 64;
+        while bytes.get(at..at + 4) == Some(b"HxJr") {
+            let length = u32::from_le_bytes(bytes[at + 8..at + 12].try_into().unwrap());
+            let end = at + (48 + length as usize).next_multiple_of(16);
+            found.push((at as u64, end as u64));
+            at = end;
+        }
+        if !found.is_empty() {
+            return (segment, found);
+        }
+    }
+    panic!("no segment has records");
+}
+
+fn check(data: &Path) -> (bool, Value, String) {
+    let output = hapax(&["check", "-o", "json"]).arg(data).output().unwrap();
+    let found = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (output.status.success(), found, words(&output))
+}
+
+#[test]
+fn a3_a_torn_last_batch_is_cut_and_a_deeper_cut_is_refused_with_its_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = Setup::new(directory.path());
+    let mut broker = setup.start();
+    fill(&setup);
+    broker.kill();
+    let (segment, records) = records(&setup.data);
+    let name = segment.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(records.len() > MESSAGES, "{records:?}");
+    let (is_sound, whole, said) = check(&setup.data);
+    assert!(is_sound, "{said}");
+    let last_batch = whole["partitions"][0]["last_batch"].as_u64().unwrap();
+
+    // At every eighth byte of the last batch, and at its ends. Looking changes nothing, so the
+    // bytes are put back each time.
+    let (start, end) = records[records.len() - 1];
+    let original = fs::read(&segment).unwrap()[start as usize..end as usize].to_vec();
+    let file = File::options().write(true).open(&segment).unwrap();
+    let cuts = (start..end).step_by(8).chain([end - 1]);
+    let mut torn = 0;
+    for cut in cuts {
+        let zeros = vec![0; (end - cut) as usize];
+        if original[(cut - start) as usize..] == zeros {
+            continue;
+        }
+        file.write_all_at(&zeros, cut).unwrap();
+        let (is_sound, found, said) = check(&setup.data);
+        assert!(is_sound, "cut at {cut}: {said}");
+        assert_eq!(found["partitions"][0]["last_batch"], last_batch - 1, "cut at {cut}: {said}");
+        file.write_all_at(&original, start).unwrap();
+        torn += 1;
+    }
+    assert!(torn > 5, "{torn} cuts");
+    assert_eq!(check(&setup.data).1["partitions"][0]["last_batch"], last_batch);
+
+    // The broker itself, on a batch that is half there.
+    let half = directory.path().join("half");
+    copy(&setup.data, &half);
+    let cut = start + (end - start) / 2;
+    let zeros = vec![0; (end - cut) as usize];
+    let copied = half.join("partition-0000").join(&name);
+    File::options().write(true).open(&copied).unwrap().write_all_at(&zeros, cut).unwrap();
+    let torn_setup = Setup::new(directory.path()).data(&half);
+    let mut torn_broker = torn_setup.start();
+    let kept = intact(&torn_setup);
+    assert!(kept >= MESSAGES - 1, "{kept} of {MESSAGES} messages are left");
+    torn_broker.kill();
+
+    // Deeper: batches that are proven to have been there.
+    let deep = directory.path().join("deep");
+    copy(&setup.data, &deep);
+    let (start, _) = records[records.len() / 2];
+    let zeros = vec![0; (end - start) as usize];
+    let copied = deep.join("partition-0000").join(&name);
+    File::options().write(true).open(&copied).unwrap().write_all_at(&zeros, start).unwrap();
+    let before = contents(&deep);
+    let (is_sound, _, said) = check(&deep);
+    assert!(!is_sound && said.contains(&name), "{said}");
+    let (code, said) = Setup::new(directory.path()).data(&deep).refuses();
+    assert!(code != 0 && said.contains(&name) && said.contains(&start.to_string()), "{said}");
+    assert!(before == contents(&deep), "refusing changed something");
+    say(&format!("A3: the last batch cut at {torn} places; a deeper cut refused at byte {start}"));
+}
+
+/// The kind of a file, by its name.
+fn kind(path: &Path) -> String {
+    let name = path.file_name().unwrap().to_string_lossy().into_owned();
+    let letters = |letter: char| letter.is_ascii_alphabetic() || letter == '.';
+    name.split(|letter| !letters(letter)).next().unwrap_or(&name).to_owned()
+}
+
+#[test]
+fn a4_a_flipped_bit_is_refused_or_harmless_and_never_changes_a_message() {
+    if crate::machine::is_unfinished("A4") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let setup = Setup::new(directory.path());
+    let broker = setup.start();
+    fill(&setup);
+    broker.stop();
+    // Once with everything in rows, once with a journal behind them.
+    let mut broker = setup.start();
+    let mut door = setup.connection();
+    door.ask(&Request::new("PUT", "/v1/queues/another").json(&json!({}))).is(201);
+    door.ask(&Request::send("another", "k", "x")).is(201);
+    broker.kill();
+
+    let (pristine, flipped) = (directory.path().join("pristine"), directory.path().join("flipped"));
+    copy(&setup.data, &pristine);
+    let mut outcomes: Vec<(String, &str)> = Vec::new();
+    for path in contents(&pristine).into_keys() {
+        for (offset, bit) in places(&path) {
+            copy(&pristine, &flipped);
+            let target = flipped.join(path.strip_prefix(&pristine).unwrap());
+            flip(&target, offset, bit);
+            let place = format!("{} at {offset}", target.display());
+            let flipped_setup = Setup::new(directory.path()).data(&flipped);
+            let outcome = match flipped_setup.try_start() {
+                Ok(_broker) => {
+                    assert_eq!(intact(&flipped_setup), MESSAGES, "after a flip in {place}");
+                    "harmless"
+                }
+                Err(said) => {
+                    let name = path.file_name().unwrap().to_string_lossy();
+                    // A number that became a larger one looks like a newer release's.
+                    let is_explained = said.contains(&*name) || said.contains("newer release");
+                    assert!(is_explained, "a flip in {place}: {said}");
+                    flip(&target, offset, bit);
+                    let is_same =
+                        same(&contents(&pristine), &pristine, &contents(&flipped), &flipped);
+                    assert!(is_same, "a flip in {place} was refused, and something was changed");
+                    "refused"
+                }
+            };
+            assert!(!flipped_setup.log().contains("panicked"), "a flip in {place}");
+            outcomes.push((kind(&path), outcome));
+        }
+    }
+    let refused = outcomes.iter().filter(|(_, outcome)| *outcome == "refused").count();
+    assert!(refused > 5, "{outcomes:?}");
+    for needed in ["journal", "run", "MANIFEST", "format"] {
+        let of_kind = |(kind, outcome): &&(String, &str)| kind == needed && *outcome == "refused";
+        assert!(outcomes.iter().any(|it| of_kind(&it)), "{needed} was never refused: {outcomes:?}");
+    }
+    say(&format!("A4: {} bits flipped, {refused} refused, the rest harmless", outcomes.len()));
+}
+
+type Contents = std::collections::BTreeMap<PathBuf, (u64, u64)>;
+
+/// Whether two directories hold the same files.
+fn same(one: &Contents, at_one: &Path, other: &Contents, at_other: &Path) -> bool {
+    let relative = |all: &Contents, at: &Path| -> Contents {
+        let files = all.iter();
+        files.map(|(path, file)| (path.strip_prefix(at).unwrap().to_owned(), *file)).collect()
+    };
+    relative(one, at_one) == relative(other, at_other)
+}
+
+/// Where to flip: at the ends, in the middle, and in every digit of the small head, whose numbers
+/// mean something else then.
+fn places(path: &Path) -> Vec<(u64, u8)> {
+    let bytes = fs::read(path).unwrap();
+    let used = without_zeros(&bytes);
+    let Some(last) = used.len().checked_sub(1).map(|last| last as u64) else { return Vec::new() };
+    if path.ends_with("broker.json") {
+        let digits = used.iter().enumerate().filter(|(_, byte)| byte.is_ascii_digit());
+        let digits = digits.flat_map(|(offset, _)| (0..4).map(move |bit| (offset as u64, bit)));
+        return digits.chain([(0, 1), (5, 3), (last, 6)]).collect();
+    }
+    let mut places = vec![(0, 1), (last / 4, 3), (last / 2, 5), (last, 2)];
+    places.sort_unstable();
+    places.dedup();
+    places
+}
+
+fn flip(path: &Path, offset: u64, bit: u8) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1 << bit], offset).unwrap();
+}

@@ -1,0 +1,125 @@
+//! A6: the disk is full, and then it is not.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use hapax_client::{Admin, Client, Code};
+use hapax_wire::proto;
+use serde_json::{Value, json};
+
+use crate::broker::{Setup, until, within};
+use crate::http::{Connection, Request};
+use crate::machine::{Mount, say, skip};
+
+const ROW: &str = "A6, a full disk";
+/// Two segments of the journal, and the free space below which the broker takes no more.
+const DISK_MEBIBYTES: u32 = 512;
+const MESSAGES: usize = 40;
+
+#[test]
+fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = match Mount::memory(&directory.path().join("disk"), DISK_MEBIBYTES) {
+        Ok(disk) => disk,
+        Err(why) => return skip(ROW, &why),
+    };
+    let setup = Setup::new(directory.path()).data(&disk.path().join("data"));
+    let mut broker = setup.start();
+    let mut door = broker.connection();
+    door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
+    let mut ids = Vec::new();
+    for number in 0..MESSAGES {
+        ids.push(accepted(&mut door, &format!("before-{number}")));
+    }
+
+    let filler = disk.path().join("filler");
+    fill(&filler);
+    let refused = until("a send to be refused", || {
+        let response = door.ask(&Request::send("orders", &format!("k{}", fastrand::u64(..)), "x"));
+        (response.status != 201).then_some(response)
+    });
+    let problem = refused.fails(507, "store_full");
+    assert_eq!(problem["retryable"], true, "{problem}");
+    assert!(refused.header("retry-after").is_some(), "{refused:?}");
+    assert_eq!(by_grpc(&setup.url()), Code::StoreFull);
+
+    // A crash does not make it worse: a full disk can be opened.
+    broker.kill();
+    broker = setup.start();
+    let mut door = broker.connection();
+    let done = work_off(&mut door);
+    assert!(done >= MESSAGES, "{done} of {MESSAGES} were finished on a full disk");
+    let known = door.ask(&Request::send("orders", "before-0", "x")).is(200);
+    assert_eq!((&known["answer"], &known["id"]), (&json!("done"), &json!(ids[0])));
+    door.ask(&Request::send("orders", "still-full", "x")).fails(507, "store_full");
+
+    std::fs::remove_file(&filler).unwrap();
+    let freed = Instant::now();
+    within(Duration::from_secs(10), "sends to be taken again", || {
+        let response = door.ask(&Request::send("orders", "after", "x"));
+        (response.status == 201).then_some(())
+    });
+    let took = freed.elapsed();
+    broker.kill();
+    broker = setup.start();
+    let mut door = broker.connection();
+    for (number, id) in ids.iter().enumerate() {
+        let known = door.ask(&Request::send("orders", &format!("before-{number}"), "x")).is(200);
+        assert_eq!((&known["answer"], &known["id"]), (&json!("done"), &json!(id)));
+        assert_eq!(known["result"]["body"], "done on a full disk");
+    }
+    broker.has_not_panicked();
+    say(&format!("A6: {done} messages finished on a full disk; sends again after {took:.1?}"));
+}
+
+fn accepted(door: &mut Connection, key: &str) -> String {
+    let told = door.ask(&Request::send("orders", key, "x")).is(201);
+    told["id"].as_str().unwrap().to_owned()
+}
+
+/// Writes until there is no room for another byte.
+fn fill(path: &std::path::Path) {
+    let mut file = File::create(path).unwrap();
+    let mut size = 1 << 20;
+    while size > 0 {
+        if file.write_all(&vec![b'x'; size]).is_err() {
+            size /= 16;
+        }
+    }
+}
+
+fn by_grpc(url: &str) -> Code {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let admin = Admin::new(Client::connect(url).unwrap());
+        let message = proto::Message { key: "by-grpc".to_owned(), ..Default::default() };
+        let answer = admin.send_batch("orders", vec![message]).await.unwrap().pop().unwrap();
+        let problem = answer.problem.unwrap();
+        assert!(problem.retryable && problem.retry_after_ms.is_some(), "{problem:?}");
+        Code::parse(&problem.code).unwrap()
+    })
+}
+
+/// Takes and finishes messages until there are none.
+fn work_off(door: &mut Connection) -> usize {
+    let mut done = 0;
+    loop {
+        let receive = json!({ "max": 10 });
+        let told = door.ask(&Request::post("/v1/queues/orders/receive", &receive)).is(200);
+        let messages = told["messages"].as_array().unwrap();
+        if messages.is_empty() {
+            return done;
+        }
+        let result = json!({ "body": "done on a full disk" });
+        let item =
+            |message: &Value| json!({ "lease": message["lease"], "do": "done", "result": result });
+        let items: Vec<Value> = messages.iter().map(item).collect();
+        let settle = Request::post("/v1/queues/orders/settle", &json!({ "items": items }));
+        let told = door.ask(&settle).is(200);
+        for answer in told["answers"].as_array().unwrap() {
+            assert_eq!(answer["answer"], "ok", "{answer}");
+        }
+        done += messages.len();
+    }
+}

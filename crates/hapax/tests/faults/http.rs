@@ -1,0 +1,206 @@
+//! HTTP/1.1 by hand, over one connection at a time: what is sent and what comes back is seen byte
+//! for byte, and a broken connection is told and not mended in secret.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// For an answer; longer than the longest wait that is asked for.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// An answer larger than this is none of ours.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// A request to be.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Request {
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Request {
+    pub(crate) fn new(method: &str, path: &str) -> Self {
+        Self { head: format!("{method} {path} HTTP/1.1\r\nhost: hapax\r\n"), body: Vec::new() }
+    }
+
+    pub(crate) fn get(path: &str) -> Self {
+        Self::new("GET", path)
+    }
+
+    pub(crate) fn post(path: &str, json: &Value) -> Self {
+        Self::new("POST", path).json(json)
+    }
+
+    /// One message, as the door takes it.
+    pub(crate) fn send(queue: &str, key: &str, body: impl Into<Vec<u8>>) -> Self {
+        Self::new("POST", &format!("/v1/queues/{queue}/messages"))
+            .header("idempotency-key", &format!("\"{key}\""))
+            .body(body)
+    }
+
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+        self.head.push_str(&format!("{name}: {value}\r\n"));
+        self
+    }
+
+    pub(crate) fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    pub(crate) fn json(self, json: &Value) -> Self {
+        self.header("content-type", "application/json").body(json.to_string())
+    }
+
+    fn bytes(&self, token: Option<&str>) -> Vec<u8> {
+        let mut bytes = self.head.clone().into_bytes();
+        if let Some(token) = token {
+            bytes.extend_from_slice(format!("authorization: Bearer {token}\r\n").as_bytes());
+        }
+        bytes.extend_from_slice(format!("content-length: {}\r\n\r\n", self.body.len()).as_bytes());
+        bytes.extend_from_slice(&self.body);
+        bytes
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Response {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Response {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut all = self.headers.iter();
+        all.find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The JSON of an answer with this status.
+    #[track_caller]
+    pub(crate) fn is(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text());
+        if self.body.is_empty() { Value::Null } else { self.json() }
+    }
+
+    /// A problem with this status and this code.
+    #[track_caller]
+    pub(crate) fn fails(&self, status: u16, code: &str) -> Value {
+        let problem = self.is(status);
+        assert_eq!(problem["code"], code, "{problem}");
+        problem
+    }
+
+    /// The code of a problem; empty where it is none.
+    pub(crate) fn code(&self) -> String {
+        let problem: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        problem["code"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// A connection, made when it is first needed.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    address: SocketAddr,
+    token: Option<String>,
+    timeout: Duration,
+    stream: Option<BufReader<TcpStream>>,
+}
+
+impl Connection {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        Self { address, token: None, timeout: TIMEOUT, stream: None }
+    }
+
+    pub(crate) fn token(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    /// One request and its answer. After an error nobody knows whether it was carried out, and
+    /// the next request goes over a new connection.
+    pub(crate) fn try_ask(&mut self, request: &Request) -> io::Result<Response> {
+        let asked = self.write(request).and_then(|()| self.read());
+        if asked.is_err() {
+            self.stream = None;
+        }
+        asked
+    }
+
+    /// The same, where nothing may go wrong on the way.
+    #[track_caller]
+    pub(crate) fn ask(&mut self, request: &Request) -> Response {
+        match self.try_ask(request) {
+            Ok(response) => response,
+            Err(error) => panic!("{error}: {}", request.head),
+        }
+    }
+
+    /// Sends a request and does not wait for its answer.
+    pub(crate) fn write(&mut self, request: &Request) -> io::Result<()> {
+        let bytes = request.bytes(self.token.as_deref());
+        self.stream()?.get_mut().write_all(&bytes)
+    }
+
+    /// The next answer.
+    pub(crate) fn read(&mut self) -> io::Result<Response> {
+        let reader = self.stream()?;
+        let first = line(reader)?;
+        let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = status.ok_or_else(|| io::Error::other(format!("no status: {first:?}")))?;
+        let mut headers = Vec::new();
+        loop {
+            let line = line(reader)?;
+            if line.is_empty() {
+                break;
+            }
+            let (name, value) = line.split_once(':').unwrap_or((&line, ""));
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+        let mut response = Response { status, headers, body: Vec::new() };
+        let length = response.header("content-length").map_or(Ok(0), str::parse);
+        let length: usize = length.map_err(io::Error::other)?;
+        if response.header("transfer-encoding").is_some() || length > BODY_BYTES_MAX {
+            return Err(io::Error::other(format!("no answer of ours: {response:?}")));
+        }
+        response.body.resize(length, 0);
+        reader.read_exact(&mut response.body)?;
+        if response.header("connection").is_some_and(|it| it.eq_ignore_ascii_case("close")) {
+            self.stream = None;
+        }
+        Ok(response)
+    }
+
+    fn stream(&mut self) -> io::Result<&mut BufReader<TcpStream>> {
+        let stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => {
+                let stream = TcpStream::connect_timeout(&self.address, self.timeout)?;
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(self.timeout))?;
+                stream.set_write_timeout(Some(self.timeout))?;
+                BufReader::new(stream)
+            }
+        };
+        Ok(self.stream.insert(stream))
+    }
+}
+
+fn line(reader: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    if reader.read_line(&mut line)? == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(line.trim_end().to_owned())
+}

@@ -1,0 +1,67 @@
+//! A2: the power fails while batches are being written.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::broker::{Setup, pause};
+use crate::load::{Load, resend_all};
+use crate::machine::{Mount, say, skip, tool};
+
+const ROW: &str = "A2, a power cut";
+const CUTS: usize = 6;
+const PER_LIFE: usize = 10;
+/// Two segments of the journal, and the free space below which the broker takes no more.
+const DISK_MEBIBYTES: u64 = 1_024;
+const UNSYNCED_BYTES: usize = 256 * 1_024;
+
+#[test]
+fn a2_a_power_cut_takes_what_was_not_synced_and_nothing_that_was_confirmed() {
+    if tool("perl").is_none() {
+        return skip(ROW, "perl is not installed, to ask the file system to shut down");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = match Mount::disk(&directory.path().join("disk"), DISK_MEBIBYTES) {
+        Ok(disk) => disk,
+        Err(why) => return skip(ROW, &why),
+    };
+    let witness = disk.path().join("witness");
+    let setup = Setup::new(directory.path()).data(&disk.path().join("data"));
+    let mut broker = setup.start();
+    let load = Load::start(&setup);
+    let mut cut_off = 0;
+    let mut lost_bytes = 0;
+    for cut in 0..CUTS {
+        load.gets_on(PER_LIFE);
+        pause(Duration::from_millis(fastrand::u64(..60)));
+        // Written, and not synced: what the broker must not rely on.
+        fs::write(&witness, [cut as u8 + 1; UNSYNCED_BYTES]).unwrap();
+        cut_off += load.in_flight().iter().sum::<usize>();
+        if let Err(why) = disk.cut_power() {
+            return skip(ROW, &why);
+        }
+        broker.kill();
+        disk.unmount();
+        disk.mount().unwrap();
+        let left = fs::read(&witness).unwrap_or_default();
+        let kept = left.iter().filter(|&&byte| byte == cut as u8 + 1).count();
+        lost_bytes += UNSYNCED_BYTES - kept;
+        let _ = fs::remove_file(&witness);
+        broker = setup.start();
+    }
+    let progress = load.progress();
+    let history = load.finish();
+    broker.kill();
+    let broker = setup.start();
+    resend_all(&setup, &history);
+
+    assert!(lost_bytes > 0, "the power was not cut: everything is still there");
+    assert!(cut_off > 0, "nothing was under way");
+    for count in [progress.http, progress.grpc] {
+        assert!(count.sent > CUTS * PER_LIFE && count.done > CUTS * PER_LIFE, "{count:?}");
+    }
+    broker.has_not_panicked();
+    say(&format!(
+        "A2: {CUTS} power cuts; {lost_bytes} unsynced bytes lost, {} keys and their results kept",
+        history.keys().len()
+    ));
+}
