@@ -46,7 +46,7 @@ pub(crate) fn measure(place: &Path) -> Result<Syncs> {
 /// Whether nothing that is synced there outlives the power.
 pub(crate) fn is_memory(place: &Path) -> Result<bool> {
     let found = rustix::fs::statfs(place).context("the directory cannot be looked at")?;
-    Ok(i64::from(found.f_type) == TMPFS_MAGIC)
+    Ok(found.f_type == TMPFS_MAGIC)
 }
 
 fn write(file: &File, number: u64, block: &[u8]) -> Result<()> {

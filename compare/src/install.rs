@@ -18,6 +18,12 @@ pub(crate) fn postgres_programs() -> Result<PathBuf> {
     find_or_install("postgresql", newest_postgres)
 }
 
+/// Whether both servers are there without installing anything.
+#[cfg(test)]
+pub(crate) fn has_peers() -> bool {
+    on_path("redis-server").is_some() && newest_postgres().is_some()
+}
+
 /// The program of that name in one of the folders of `PATH`, or where Debian puts it.
 pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

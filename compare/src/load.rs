@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use uuid::Uuid;
 
-/// What a key is made of: as random and as long as a UUID.
-pub(crate) type Key = [u8; 16];
+/// How many of the keys are sent again after a run, where keys are remembered.
+pub(crate) const REPEATED: u64 = 1_000;
 
 /// The smallest body: the number of its message.
 pub(crate) const BODY_BYTES_MIN: usize = 8;
@@ -42,25 +43,22 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Random to look at, and different for different numbers: every step can be undone.
-    pub(crate) fn key(&self, number: u64) -> Key {
+    /// A UUID of version 4, made of the number and the seed.
+    pub(crate) fn key(&self, number: u64) -> Uuid {
         let first = mix(number ^ mix(self.seed));
         let second = mix(first ^ self.seed);
-        let mut key = [0; 16];
-        let (left, right) = key.split_at_mut(8);
-        left.copy_from_slice(&first.to_le_bytes());
-        right.copy_from_slice(&second.to_le_bytes());
-        key
+        let random = u128::from(first) << 64 | u128::from(second);
+        uuid::Builder::from_random_bytes(random.to_le_bytes()).into_uuid()
     }
 
     /// Replaces what is in `body`: the number first, then bytes that do not compress.
     pub(crate) fn body(&self, number: u64, body: &mut Vec<u8>) {
-        body.clear();
-        body.extend_from_slice(&number.to_le_bytes());
+        body.resize(self.size.next_multiple_of(BODY_BYTES_MIN), 0);
+        let (words, _) = body.as_chunks_mut::<BODY_BYTES_MIN>();
         let mut state = number ^ self.seed;
-        while body.len() < self.size {
+        for (place, word) in words.iter_mut().enumerate() {
+            *word = if place == 0 { number.to_le_bytes() } else { mix(state).to_le_bytes() };
             state = state.wrapping_add(GOLDEN);
-            body.extend_from_slice(&mix(state).to_le_bytes());
         }
         body.truncate(self.size);
     }
@@ -122,7 +120,7 @@ impl Ledger {
     }
 
     /// A worker was given this message. `scratch` is a buffer to be used again.
-    pub(crate) fn delivered(&self, key: &[u8], body: &[u8], scratch: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn delivered(&self, key: Uuid, body: &[u8], scratch: &mut Vec<u8>) -> Result<()> {
         let number = body.first_chunk::<BODY_BYTES_MIN>().context("a body without its number")?;
         let number = u64::from_le_bytes(*number);
         ensure!(number < self.load.count, "message {number} was never sent");
@@ -178,5 +176,102 @@ impl Ledger {
         fail_if_interrupted()?;
         ensure!(self.failure.get().is_none(), "another connection of this run failed");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOAD: Load = Load { count: 100, size: 100, seed: 7 };
+
+    fn deliver(ledger: &Ledger, number: u64) -> Result<()> {
+        let mut body = Vec::new();
+        LOAD.body(number, &mut body);
+        ledger.delivered(LOAD.key(number), &body, &mut Vec::new())
+    }
+
+    /// Everything right, except for what `tamper` does.
+    fn close_after(tamper: impl FnOnce(&Ledger)) -> Result<Duration> {
+        let ledger = Ledger::open(LOAD);
+        while let Some(numbers) = ledger.take(7).unwrap() {
+            ledger.accepted(numbers.end - numbers.start);
+            for number in numbers.filter(|number| *number != 42) {
+                deliver(&ledger, number).unwrap();
+                ledger.settled(1);
+            }
+        }
+        tamper(&ledger);
+        ledger.close()
+    }
+
+    #[test]
+    fn a_ledger_that_balances_tells_the_time() {
+        let took = close_after(|ledger| {
+            deliver(ledger, 42).unwrap();
+            ledger.settled(1);
+        });
+        took.unwrap();
+    }
+
+    #[test]
+    fn a_message_that_was_not_delivered_is_noticed() {
+        let error = close_after(|ledger| ledger.settled(1)).unwrap_err();
+        assert_eq!(error.to_string(), "99 of 100 messages were delivered");
+    }
+
+    #[test]
+    fn a_message_that_was_not_settled_is_noticed() {
+        let error = close_after(|ledger| deliver(ledger, 42).unwrap()).unwrap_err();
+        assert_eq!(error.to_string(), "99 of 100 messages were settled");
+    }
+
+    #[test]
+    fn a_second_delivery_is_noticed() {
+        let error = close_after(|ledger| ledger.ended(deliver(ledger, 3))).unwrap_err();
+        assert_eq!(error.to_string(), "message 3 was delivered twice");
+    }
+
+    #[test]
+    fn a_changed_body_and_a_changed_key_are_noticed() {
+        let ledger = Ledger::open(LOAD);
+        let mut body = Vec::new();
+        LOAD.body(5, &mut body);
+        let key = LOAD.key(6);
+        let error = ledger.delivered(key, &body, &mut Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "the key of message 5 was changed");
+        *body.last_mut().unwrap() ^= 1;
+        let error = ledger.delivered(LOAD.key(5), &body, &mut Vec::new()).unwrap_err();
+        assert_eq!(error.to_string(), "the body of message 5 was changed");
+    }
+
+    #[test]
+    fn bodies_have_the_size_that_was_asked_for() {
+        let mut body = vec![1; 3_000];
+        for size in [8, 9, 100, 1_024] {
+            Load { size, ..LOAD }.body(1, &mut body);
+            assert_eq!(body.len(), size);
+        }
+    }
+
+    #[test]
+    fn keys_and_bodies_differ_by_number_and_by_seed() {
+        let other = Load { seed: 8, ..LOAD };
+        let mut bodies = [Vec::new(), Vec::new(), Vec::new()];
+        let [first, second, third] = &mut bodies;
+        LOAD.body(1, first);
+        LOAD.body(2, second);
+        other.body(1, third);
+        assert!(first != second && first != third);
+        assert!(LOAD.key(1) != LOAD.key(2) && LOAD.key(1) != other.key(1));
+    }
+
+    #[test]
+    fn the_first_failure_is_the_one_that_is_told() {
+        let ledger = Ledger::open(LOAD);
+        ledger.ended(Err(anyhow::anyhow!("the cause")));
+        assert!(ledger.take(1).is_err() && ledger.is_complete().is_err());
+        ledger.ended(Err(anyhow::anyhow!("what follows")));
+        assert_eq!(ledger.close().unwrap_err().to_string(), "the cause");
     }
 }

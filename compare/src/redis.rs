@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
+use uuid::Uuid;
 
 use crate::install;
-use crate::load::{Ledger, Load};
+use crate::load::{Ledger, Load, REPEATED, fail_if_interrupted};
 use crate::server::{self, Server};
-use crate::system::{Options, System, Tuning};
+use crate::system::{Before, Measured, Options, System, Tuning};
 use resp::Connection;
 
 const STREAM: &str = "queue";
@@ -31,9 +32,6 @@ const BODY: &str = "b";
 
 /// As long as Hapax remembers a finished key by default.
 const RETENTION_S: &str = "604800";
-
-/// How many of the keys are sent again in the end.
-const REPEATED: u64 = 1_000;
 
 /// How long a worker waits that found nothing, in milliseconds.
 const BLOCK_MS: &str = "50";
@@ -52,7 +50,7 @@ for i, body in ipairs(ARGV) do
 end
 return answers";
 
-const TUNING: Tuning = Tuning { producers: 8, workers: 4, batch: 100, pipeline: 2 };
+const TUNING: Tuning = Tuning { producers: 8, workers: 8, batch: 400, pipeline: 2 };
 
 #[derive(Debug)]
 pub(crate) struct Redis {
@@ -65,7 +63,7 @@ pub(crate) struct Redis {
 #[derive(Debug)]
 struct Running {
     port: u16,
-    _server: Server,
+    server: Server,
 }
 
 impl Redis {
@@ -74,8 +72,13 @@ impl Redis {
         Self { remembers_keys, tuning, options: options.clone(), running: None }
     }
 
-    fn port(&self) -> Result<u16> {
-        Ok(self.running.as_ref().context("Redis was not started")?.port)
+    fn running(&self) -> Result<&Running> {
+        self.running.as_ref().context("Redis was not started")
+    }
+
+    fn connections(&self, count: u16) -> Result<Vec<Connection>> {
+        let port = self.running()?.port;
+        (0..count).map(|_| Connection::open(port)).collect()
     }
 }
 
@@ -92,6 +95,10 @@ impl System for Redis {
         }
     }
 
+    fn is_peer(&self) -> bool {
+        true
+    }
+
     fn start(&mut self) -> Result<()> {
         let directory = server::directory_in(&self.options.dir, self.name())?;
         let port = server::free_port()?;
@@ -104,17 +111,21 @@ impl System for Redis {
             Ok(connection)
         })?;
         demand_durability(&mut connection, &server)?;
-        self.running = Some(Running { port, _server: server });
+        self.running = Some(Running { port, server });
         Ok(())
     }
 
-    fn run(&mut self, load: Load) -> Result<Duration> {
-        let port = self.port()?;
-        let mut connection = Connection::open(port)?;
+    fn process_id(&self) -> Option<u32> {
+        Some(self.running.as_ref()?.server.process_id())
+    }
+
+    fn run(&mut self, load: Load) -> Result<Measured> {
+        let mut connection = Connection::open(self.running()?.port)?;
         empty(&mut connection)?;
         let sender = Sender::prepare(&mut connection, self.remembers_keys)?;
         let producers = self.connections(self.tuning.producers)?;
         let workers = self.connections(self.tuning.workers)?;
+        let before = Before::look(self.running()?.server.process_id())?;
         let ledger = Ledger::open(load);
         thread::scope(|scope| {
             let (ledger, sender, tuning) = (&ledger, &sender, self.tuning);
@@ -130,16 +141,9 @@ impl System for Redis {
                 });
             }
         });
-        let took = ledger.close()?;
+        let measured = before.measured(ledger.close()?)?;
         verify(&mut connection, &sender, load)?;
-        Ok(took)
-    }
-}
-
-impl Redis {
-    fn connections(&self, count: u16) -> Result<Vec<Connection>> {
-        let port = self.port()?;
-        (0..count).map(|_| Connection::open(port)).collect()
+        Ok(measured)
     }
 }
 
@@ -154,9 +158,6 @@ fn command(directory: &Path, port: u16) -> Result<Command> {
         .args(["--appendonly", "yes", "--appendfsync", "always"])
         // A rewrite in the middle of a run would cost Redis more than it gains in that time.
         .args(["--auto-aof-rewrite-percentage", "0"]);
-    if let Ok(extra) = std::env::var("REDIS_EXTRA") {
-        command.args(extra.split_whitespace());
-    }
     Ok(command)
 }
 
@@ -183,7 +184,7 @@ fn empty(connection: &mut Connection) -> Result<()> {
     connection.status()?;
     connection.status()?;
     loop {
-        crate::load::fail_if_interrupted()?;
+        fail_if_interrupted()?;
         connection.words(&["INFO", "persistence"]).send()?;
         let state = connection.text()?;
         if state.contains("aof_rewrite_in_progress:0") {
@@ -225,7 +226,7 @@ impl Sender {
             connection.command(4 + 2 * messages).argument("EVALSHA").argument(script);
             connection.argument((messages + 1).to_string()).argument(STREAM);
             for number in numbers.clone() {
-                connection.argument(load.key(number));
+                connection.argument(load.key(number).as_bytes());
             }
             for number in numbers {
                 load.body(number, body);
@@ -235,7 +236,11 @@ impl Sender {
             for number in numbers {
                 load.body(number, body);
                 connection.command(7).argument("XADD").argument(STREAM).argument("*");
-                connection.argument(KEY).argument(load.key(number)).argument(BODY).argument(&body);
+                connection
+                    .argument(KEY)
+                    .argument(load.key(number).as_bytes())
+                    .argument(BODY)
+                    .argument(&body);
             }
         }
         connection.send()
@@ -353,7 +358,7 @@ impl Delivery {
                 field.clear();
                 connection.string(field)?;
             }
-            ledger.delivered(&self.key, &self.body, &mut self.scratch)?;
+            ledger.delivered(Uuid::from_slice(&self.key)?, &self.body, &mut self.scratch)?;
         }
         Ok(())
     }

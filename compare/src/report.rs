@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::disk::Syncs;
+use crate::system::{Measured, System};
 
 /// All that one program run measured.
 #[derive(Debug, Serialize)]
@@ -25,6 +26,8 @@ pub(crate) struct Row {
     /// Of each run, in order.
     pub(crate) lives_per_s: Vec<f64>,
     pub(crate) median_lives_per_s: f64,
+    pub(crate) server_cpu_us_per_life: Vec<f64>,
+    pub(crate) client_cpu_us_per_life: Vec<f64>,
     /// The median against that of the best peer at this size.
     pub(crate) against_best_peer: Option<f64>,
     #[serde(skip)]
@@ -32,11 +35,55 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn add(&mut self, count: u64, took: Duration) -> f64 {
-        let rate = count as f64 / took.as_secs_f64();
-        self.lives_per_s.push(rate);
+    pub(crate) fn new(system: &dyn System, size: usize) -> Self {
+        Self {
+            system: system.name(),
+            description: system.describe(),
+            is_peer: system.is_peer(),
+            size,
+            lives_per_s: Vec::new(),
+            median_lives_per_s: 0.0,
+            against_best_peer: None,
+            server_cpu_us_per_life: Vec::new(),
+            client_cpu_us_per_life: Vec::new(),
+        }
+    }
+
+    /// Takes in one more run of so many lives.
+    pub(crate) fn add(&mut self, count: u64, measured: Measured) {
+        let micros_per_life = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
+        self.lives_per_s.push(count as f64 / measured.time.as_secs_f64());
+        self.server_cpu_us_per_life.push(micros_per_life(measured.server_cpu));
+        self.client_cpu_us_per_life.push(micros_per_life(measured.client_cpu));
         self.median_lives_per_s = median(&self.lives_per_s);
-        rate
+    }
+
+    fn cells(&self) -> [String; 8] {
+        let lowest = self.lives_per_s.iter().copied().fold(f64::INFINITY, f64::min);
+        let highest = self.lives_per_s.iter().copied().fold(0.0, f64::max);
+        [
+            format!("{} bytes", self.size),
+            self.description.to_owned(),
+            grouped(self.median_lives_per_s),
+            grouped(lowest),
+            grouped(highest),
+            self.against_best_peer.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+            format!("{:.1} µs", median(&self.server_cpu_us_per_life)),
+            format!("{:.1} µs", median(&self.client_cpu_us_per_life)),
+        ]
+    }
+
+    /// The newest run, in words.
+    pub(crate) fn last(&self) -> String {
+        let last = |values: &[f64]| values.last().copied().unwrap_or(0.0);
+        format!(
+            "{:>5} bytes  {:<14} {:>9} lives/s, CPU per life: server {:.1} µs, client {:.1} µs",
+            self.size,
+            self.system,
+            grouped(last(&self.lives_per_s)),
+            last(&self.server_cpu_us_per_life),
+            last(&self.client_cpu_us_per_life)
+        )
     }
 }
 
@@ -67,43 +114,36 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let header = ["body", "system", "lives/s, median", "lowest", "highest", "× best peer"];
+        let header = [
+            "body",
+            "system",
+            "lives/s, median",
+            "lowest",
+            "highest",
+            "× best peer",
+            "server CPU",
+            "client CPU",
+        ];
         let mut lines = vec![header.map(str::to_owned)];
-        for row in &self.rows {
-            let lowest = row.lives_per_s.iter().copied().fold(f64::INFINITY, f64::min);
-            let highest = row.lives_per_s.iter().copied().fold(0.0, f64::max);
-            lines.push([
-                format!("{} bytes", row.size),
-                row.description.to_owned(),
-                grouped(row.median_lives_per_s),
-                grouped(lowest),
-                grouped(highest),
-                row.against_best_peer.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
-            ]);
-        }
+        lines.extend(self.rows.iter().map(Row::cells));
         let width = |column: usize| {
             let cells = lines.iter().filter_map(|line| line.get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
-        let widths: [usize; 6] = std::array::from_fn(width);
-        let mut text: Vec<String> = lines
-            .iter()
-            .map(|[body, system, cells @ ..]| {
-                let [body_width, system_width, widths @ ..] = &widths;
-                let mut line = format!("{body:<body_width$}  {system:<system_width$}");
-                for (cell, width) in cells.iter().zip(widths) {
-                    line += &format!("  {cell:>width$}");
-                }
-                line
-            })
-            .collect();
+        let widths: [usize; 8] = std::array::from_fn(width);
+        let mut text = String::new();
+        for [body, system, cells @ ..] in &lines {
+            let [body_width, system_width, widths @ ..] = &widths;
+            text += &format!("{body:<body_width$}  {system:<system_width$}");
+            for (cell, width) in cells.iter().zip(widths) {
+                text += &format!("  {cell:>width$}");
+            }
+            text.push('\n');
+        }
         let runs = self.rows.iter().map(|row| row.lives_per_s.len()).max().unwrap_or(0);
-        text.push(format!(
-            "{} lives a run, {runs} runs of each in turns; every message verified: \
-             accepted, delivered and settled once",
-            grouped(self.count as f64)
-        ));
-        text.join("\n")
+        let count = grouped(self.count as f64);
+        text + &format!("{count} lives a run, runs of each: {runs}, in turns; CPU is per life\n")
+            + "every message verified: accepted once, delivered once, unchanged, settled once"
     }
 }
 
@@ -131,4 +171,62 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
     let lower = middle.checked_sub(1).and_then(|place| sorted.get(place));
     lower.map_or(upper, |lower| f64::midpoint(*lower, upper))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(is_peer: bool, size: usize, rates: &[f64]) -> Row {
+        let mut row = Row {
+            system: "x",
+            description: "X",
+            size,
+            lives_per_s: Vec::new(),
+            median_lives_per_s: 0.0,
+            against_best_peer: None,
+            server_cpu_us_per_life: Vec::new(),
+            client_cpu_us_per_life: Vec::new(),
+            is_peer,
+        };
+        for rate in rates {
+            let time = Duration::from_secs_f64(1_000.0 / rate);
+            row.add(1_000, Measured { time, server_cpu: time, client_cpu: time });
+        }
+        row
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn ratios_are_to_the_best_peer_of_the_same_size() {
+        let rows = vec![
+            row(false, 100, &[1_000.0]),
+            row(true, 100, &[100.0, 200.0, 900.0]),
+            row(true, 100, &[50.0]),
+            row(true, 1_024, &[400.0]),
+        ];
+        let mut report = Report { count: 1_000, rows, disk: Vec::new() };
+        report.compare();
+        let ratios: Vec<String> = report
+            .rows
+            .iter()
+            .map(|row| format!("{:.2}", row.against_best_peer.unwrap()))
+            .collect();
+        assert_eq!(ratios, ["5.00", "1.00", "0.25", "1.00"]);
+    }
+
+    #[test]
+    fn without_a_peer_there_is_no_ratio() {
+        let rows = vec![row(false, 100, &[1_000.0])];
+        let mut report = Report { count: 1_000, rows, disk: Vec::new() };
+        report.compare();
+        assert_eq!(report.rows[0].against_best_peer, None);
+        assert!(report.table().contains("1,000"));
+    }
 }

@@ -169,3 +169,58 @@ impl Connection {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// A connection on which these pieces arrive, each in a packet of its own.
+    fn hear(pieces: Vec<Vec<u8>>) -> Connection {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let connection = Connection::open(port).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_nodelay(true).unwrap();
+        thread::spawn(move || {
+            for piece in pieces {
+                stream.write_all(&piece).unwrap();
+            }
+        });
+        connection
+    }
+
+    #[test]
+    fn replies_are_understood_however_they_are_cut() {
+        let text = b"+OK\r\n:42\r\n*2\r\n$5\r\na\r\nbc\r\n$-1\r\n*-1\r\n";
+        let mut connection = hear(text.iter().map(|byte| vec![*byte]).collect());
+        connection.status().unwrap();
+        assert_eq!(connection.integer().unwrap(), 42);
+        assert_eq!(connection.array().unwrap(), Some(2));
+        assert_eq!(connection.text().unwrap(), "a\r\nbc");
+        assert!(!connection.string(&mut Vec::new()).unwrap());
+        assert_eq!(connection.array().unwrap(), None);
+    }
+
+    #[test]
+    fn a_string_may_be_longer_than_the_buffer() {
+        let body = vec![b'x'; 5 * READ_BYTES + 1];
+        let head = format!("+OK\r\n${}\r\n", body.len()).into_bytes();
+        let mut connection = hear(vec![head, body.clone(), b"\r\n:1\r\n".to_vec()]);
+        connection.status().unwrap();
+        let mut read = Vec::new();
+        assert!(connection.string(&mut read).unwrap());
+        assert!(read == body);
+        assert_eq!(connection.integer().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_refusal_and_a_surprise_are_errors() {
+        let mut connection = hear(vec![b"-ERR no\r\n:1\r\n".to_vec()]);
+        assert_eq!(connection.status().unwrap_err().to_string(), "Redis refused: ERR no");
+        assert!(connection.status().is_err());
+        assert!(connection.status().unwrap_err().to_string().contains("closed"));
+    }
+}
