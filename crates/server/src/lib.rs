@@ -20,5 +20,6 @@ pub mod settings;
 mod stamp;
 pub mod tenants;
 pub mod time;
+mod whole;
 
 pub use broker::{Broker, Error};

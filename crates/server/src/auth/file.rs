@@ -5,7 +5,7 @@
 //! notices by itself. The file knows hashes only, and its owner alone may read it all the same.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::token::{self, Hash, Id};
 use super::{Patterns, Permissions};
+use crate::whole;
 
 const FORMAT: u32 = 1;
 const NAME_CHARS_MAX: usize = 80;
@@ -103,6 +104,8 @@ pub enum Error {
 #[serde(deny_unknown_fields)]
 struct Contents {
     format: u32,
+    /// A flipped bit must not let a token in anywhere.
+    checksum: String,
     tokens: Vec<Entry>,
 }
 
@@ -210,6 +213,9 @@ impl TokenFile {
             return Err(Error::Newer { path, format });
         }
         let contents: Contents = serde_json::from_slice(&bytes).map_err(read_json)?;
+        if contents.checksum != checksum(&contents.tokens).map_err(read_json)? {
+            return Err(damaged("its checksum does not match".to_owned()));
+        }
         let mut ids: Vec<String> = contents.tokens.iter().map(|entry| entry.id.into()).collect();
         ids.sort_unstable();
         if !ids.is_sorted_by(|one, next| one < next) {
@@ -239,23 +245,18 @@ impl TokenFile {
     fn write(&self, tokens: Vec<Entry>) -> Result<(), Error> {
         let path = self.path();
         let write = || {
-            let mut bytes = serde_json::to_vec_pretty(&Contents { format: FORMAT, tokens })?;
+            let checksum = checksum(&tokens)?;
+            let contents = Contents { format: FORMAT, checksum, tokens };
+            let mut bytes = serde_json::to_vec_pretty(&contents)?;
             bytes.push(b'\n');
-            let new = self.directory.join("tokens.json.new");
-            // What a writer left that was killed; made anew, so that its mode is ours.
-            match fs::remove_file(&new) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            let mut file =
-                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            fs::rename(&new, &path)?;
-            File::open(&self.directory)?.sync_all()
+            whole::write(&path, &bytes, 0o600)
         };
         write().map_err(|source| io_error("write", &path, source))
     }
+}
+
+fn checksum(tokens: &[Entry]) -> serde_json::Result<String> {
+    Ok(whole::checksum(&serde_json::to_vec(tokens)?))
 }
 
 /// The rules for names are the core's.

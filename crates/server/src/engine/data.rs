@@ -8,14 +8,14 @@
 //!     partition-0000/   a partition: journal and rows (docs/disk-format.md)
 //! ```
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use crate::whole;
 
 const FORMAT: u32 = 1;
 
@@ -27,10 +27,13 @@ pub struct Data {
     secret: [u8; 32],
 }
 
+/// One wrong number here, and keys would be looked for in the wrong partition.
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Head {
     format: u32,
     partitions: u16,
+    checksum: String,
 }
 
 impl Data {
@@ -70,19 +73,24 @@ impl Data {
 
     /// Writes what a copy of the directory needs besides its partitions.
     pub(super) fn copy_head(&self, target: &Path) -> Result<(), Error> {
-        write_new(&target.join("secret"), &self.secret, 0o600)?;
+        write(&target.join("secret"), &sealed(&self.secret), 0o600)?;
         let tokens = self.path.join("tokens.json");
         match fs::read(&tokens) {
-            Ok(bytes) => write_new(&target.join("tokens.json"), &bytes, 0o600)?,
+            Ok(bytes) => write(&target.join("tokens.json"), &bytes, 0o600)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::io("read", &tokens, error)),
         }
         // Last: what has no head was never a whole copy.
-        Head { format: FORMAT, partitions: self.partitions }.write(target)
+        Head::new(self.partitions).write(target)
     }
 }
 
 impl Head {
+    fn new(partitions: u16) -> Self {
+        let checksum = whole::checksum(format!("{FORMAT} {partitions}").as_bytes());
+        Self { format: FORMAT, partitions, checksum }
+    }
+
     fn read(path: &Path) -> Result<Option<Self>, Error> {
         let file = path.join("broker.json");
         let bytes = match fs::read(&file) {
@@ -103,8 +111,9 @@ impl Head {
         }
         let head: Self =
             serde_json::from_value(head).map_err(|error| damaged(error.to_string()))?;
-        if !(1..=hapax_core::limits::PARTITIONS_MAX).contains(&head.partitions) {
-            return Err(damaged(format!("{} partitions cannot be", head.partitions)));
+        let checksum = Self::new(head.partitions).checksum;
+        if head.format != FORMAT || head.checksum != checksum {
+            return Err(damaged("its checksum does not match".to_owned()));
         }
         Ok(Some(head))
     }
@@ -112,11 +121,11 @@ impl Head {
     fn create(path: &Path, partitions: u16) -> Result<Self, Error> {
         // Partitions without a head are somebody's data that lost it: never an empty broker.
         let first = partition_path(path, 0);
-        if first.exists() || path.join("secret").exists() && first.exists() {
+        if first.exists() {
             let why = "it is missing, although there are partitions beside it".to_owned();
             return Err(Error::Damaged(path.join("broker.json"), why));
         }
-        let head = Self { format: FORMAT, partitions };
+        let head = Self::new(partitions);
         head.write(path)?;
         Ok(head)
     }
@@ -126,7 +135,7 @@ impl Head {
         let mut bytes = serde_json::to_vec(self)
             .map_err(|error| Error::Damaged(file.clone(), error.to_string()))?;
         bytes.push(b'\n');
-        write_new(&file, &bytes, 0o644)
+        write(&file, &bytes, 0o644)
     }
 }
 
@@ -137,37 +146,26 @@ pub(super) fn partition_path(path: &Path, number: u16) -> PathBuf {
 fn secret(path: &Path) -> Result<[u8; 32], Error> {
     let file = path.join("secret");
     match fs::read(&file) {
-        Ok(bytes) => {
-            bytes.try_into().map_err(|_| Error::Damaged(file, "a secret has 32 bytes".to_owned()))
-        }
+        Ok(bytes) => match bytes.first_chunk() {
+            Some(secret) if bytes == sealed(secret) => Ok(*secret),
+            _ => Err(Error::Damaged(file, "its checksum does not match".to_owned())),
+        },
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let mut secret = [0; 32];
             getrandom::fill(&mut secret)
                 .map_err(|error| Error::io("make", &file, io::Error::other(error)))?;
-            write_new(&file, &secret, 0o600)?;
+            write(&file, &sealed(&secret), 0o600)?;
             Ok(secret)
         }
         Err(error) => Err(Error::io("read", &file, error)),
     }
 }
 
-/// Writes a whole file or none, durably.
-fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
-    let write = || {
-        let temporary = path.with_extension("new");
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(mode)
-            .open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        match path.parent() {
-            Some(parent) => File::open(parent)?.sync_all(),
-            None => Ok(()),
-        }
-    };
-    write().map_err(|error| Error::io("write", path, error))
+/// The secret and its checksum, as they are written.
+fn sealed(secret: &[u8; 32]) -> Vec<u8> {
+    [secret.as_slice(), whole::checksum(secret).as_bytes()].concat()
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
+    whole::write(path, bytes, mode).map_err(|error| Error::io("write", path, error))
 }

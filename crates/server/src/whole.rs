@@ -1,0 +1,31 @@
+//! Small files that are whole or not there: written beside their place, synced, renamed into it.
+//! Each bears a checksum, so that a flipped bit is refused and not believed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Durable when it returns. One writer at a time is the caller's business.
+pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let new = path.with_added_extension("new");
+    // What a writer left that was killed; made anew, so that its mode is ours.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Against damage, not against people.
+pub(crate) fn checksum(bytes: &[u8]) -> String {
+    let hash = blake3::hash(bytes);
+    hash.to_hex().chars().take(16).collect()
+}
