@@ -374,8 +374,9 @@ impl Machine {
     fn need_head(&self, queue: &Queue, max: usize, several: bool, needs: &mut Vec<Need>) {
         let messages = &self.messages;
         let is_here = |seq, slot| messages.is_ready(seq, slot);
+        let size = |slot| messages.at(slot).content.size();
         if let Some(gap) = queue.ready.gap()
-            && !queue.ready.has_in_front(max, is_here)
+            && !queue.ready.has_in_front(max, is_here, size)
         {
             needs.push(range(
                 RowKey::filed(queue.id, File::Ready, gap.from),
@@ -393,11 +394,17 @@ impl Machine {
                 RangeOf::Leads(queue.id),
             ));
         }
+        let (mut absent, mut bytes) = (0, 0);
         for (lead, digest) in queue.open.iter().take(max) {
-            if let Some(group) = self.groups.get(digest)
-                && let Some(gap) = group.members.gap()
-                && (*lead >= gap.from || several && !group.members.has_in_front(max, is_here))
+            if absent >= LEADS_AT_ONCE || bytes >= limits::RECEIVE_BYTES_MAX {
+                break;
+            }
+            let Some(group) = self.groups.get(digest) else { continue };
+            bytes += group.members.oldest(is_here).next().map_or(0, |(_, slot)| size(slot));
+            if let Some(gap) = group.members.gap()
+                && (*lead >= gap.from || several && !group.members.has_in_front(max, is_here, size))
             {
+                absent += 1;
                 needs.push(range(
                     RowKey::member(queue.id, digest, gap.from),
                     RowKey::member(queue.id, digest, gap.to),
@@ -452,7 +459,7 @@ impl Machine {
             Place::Dead => File::Dead,
             _ => return None,
         };
-        let from = browse.cursor.map_or(0, |cursor| cursor + 1);
+        let from = browse.cursor.map_or(0, |cursor| cursor.saturating_add(1));
         let to = RowKey::file(queue.id, file).after_prefix();
         Some((RowKey::filed(queue.id, file, from), to))
     }
@@ -498,6 +505,9 @@ impl Machine {
         digests
     }
 }
+
+/// So many groups are brought into memory before a receive is looked at again.
+const LEADS_AT_ONCE: usize = 16;
 
 fn range(from: RowKey, to: RowKey, of: RangeOf) -> Need {
     debug_assert!(from <= to, "a range ends after it begins");

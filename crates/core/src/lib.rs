@@ -33,7 +33,7 @@ mod state;
 
 pub use checkpoint::Snapshot;
 pub use codec::BadBytes;
-pub use cold::Need;
+pub use cold::{Need, RangeOf};
 pub use command::{
     Blob, Browse, Claim, Command, Configure, Emit, KeyName, LeaseName, Purge, QueueName, Receive,
     Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,

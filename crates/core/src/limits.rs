@@ -18,6 +18,8 @@ pub const HEADERS_BYTES_MAX: usize = 16 * 1_024;
 pub const BODY_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
 
 pub const RECEIVE_MAX: u32 = 1_000;
+/// A receive takes no further message after so many bytes.
+pub const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
 pub const EMITS_MAX: usize = 64;
 /// Together: a settle must fit into one batch of the journal, with its result.

@@ -73,7 +73,7 @@ impl Machine {
         cursor: Option<Seq>,
         limit: usize,
     ) -> Vec<Slot> {
-        let from = cursor.map_or(0, |cursor| cursor + 1);
+        let from = cursor.map_or(0, |cursor| cursor.saturating_add(1));
         let messages = &self.messages;
         let is_ready = |seq, slot| messages.is_ready(seq, slot);
         let shelf = |shelf: &crate::places::shelf::Shelf| {

@@ -1,6 +1,6 @@
 //! Fetching what the machine needs from the store before it decides.
 
-use hapax_core::{Machine, Need};
+use hapax_core::{Machine, Need, RangeOf};
 use hapax_store::{PointKey, Store};
 
 use crate::partition::Error;
@@ -16,6 +16,10 @@ pub(crate) struct Fetch {
     /// Ranges that were read for the question at hand: reading them again would tell nothing new.
     read: Vec<Need>,
 }
+
+/// A range is left off after so many bytes: what is in it comes into memory, and a thousand rows
+/// may be a thousand times the largest body.
+const RANGE_BYTES_MAX: usize = 8 << 20;
 
 /// A need leads to at most a few more; a chain longer than this is a bug.
 const ROUNDS_MAX: usize = 10_000;
@@ -42,7 +46,17 @@ impl Fetch {
                 // New knowledge may call for the next range; keys were all asked for before.
                 ask(machine, &mut self.more);
                 let read = &self.read;
-                self.more.retain(|need| matches!(need, Need::Range { .. }) && !read.contains(need));
+                self.more.retain(|need| match need {
+                    // A job goes on with the next batch: all at once, it would bring a whole
+                    // queue into memory.
+                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
+                        let is_same =
+                            |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
+                        !read.iter().any(is_same)
+                    }
+                    Need::Range { .. } => !read.contains(need),
+                    _ => false,
+                });
             }
             std::mem::swap(&mut self.needs, &mut self.more);
         }
@@ -98,6 +112,7 @@ impl Fetch {
             let more = &mut self.more;
             let mut failed = None;
             let mut rows = 0;
+            let mut bytes = 0;
             let mut last = Vec::new();
             if from < to {
                 store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
@@ -106,10 +121,14 @@ impl Fetch {
                         return false;
                     }
                     rows += 1;
+                    bytes += value.len();
                     last.clear();
                     last.extend_from_slice(key);
-                    rows < *limit
+                    rows < *limit && bytes < RANGE_BYTES_MAX
                 })?;
+            }
+            if bytes >= RANGE_BYTES_MAX {
+                rows = *limit; // Left off: there may be more, as where the limit was reached.
             }
             if let Some(error) = failed {
                 return Err(Error::Bytes(error));

@@ -211,7 +211,7 @@ impl<S: Store> Partition<S> {
         self.waiting.len() >= self.options.batches_in_flight
             || self.machine.is_frozen()
                 && (usage.unwritten_bytes > self.records_max() * 3 / 2
-                    || usage.message_bytes > self.options.memory_bytes)
+                    || usage.message_bytes > self.heads_max() * 3)
     }
 
     /// Whether submitted batches wait for the disk.

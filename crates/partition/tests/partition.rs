@@ -257,6 +257,55 @@ fn memory_is_bounded_whatever_waits_for_its_time() {
     backlog(config, 20_000, |_| None, true);
 }
 
+/// Large messages that are in the rows alone, and the partition that knows them.
+fn large_backlog(count: u64, bytes: usize) -> (Partition<MemoryStore>, Options) {
+    let store = MemoryStore::default();
+    let options = Options { memory_bytes: 16 << 20, seed: 3, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    let body = vec![b'x'; bytes];
+    for number in 0..count {
+        let content = Content::builder(&number.to_string()).build(&body).unwrap();
+        call(&mut partition, number, vec![Command::Send(Send::new(queue(), content))]);
+    }
+    drop(partition);
+    let partition = Partition::open(store.another(), options).unwrap();
+    assert!(partition.machine().usage().message_bytes < options.memory_bytes / 2);
+    (partition, options)
+}
+
+#[test]
+fn memory_is_bounded_whatever_a_purge_takes_away() {
+    let (mut partition, options) = large_backlog(1_000, 100 * 1_024);
+    let purge = Command::Purge(hapax_core::Purge { queue: queue(), keys: false });
+    let mut most = 0;
+    let mut at = 100_000;
+    call(&mut partition, at, vec![purge]);
+    while partition.next_deadline().is_some_and(|due| due <= Time(START + at)) {
+        call(&mut partition, at, Vec::new());
+        most = most.max(partition.machine().usage().message_bytes);
+        at += 1;
+        assert!(at < 110_000, "the purge comes to an end");
+    }
+    assert!(most < options.memory_bytes, "{most} bytes were in memory at once");
+    let left = deliveries(&call(&mut partition, at, vec![receive(1)]));
+    assert!(left.is_empty(), "everything is gone");
+}
+
+#[test]
+fn memory_is_bounded_whatever_the_size_of_what_is_received_and_browsed() {
+    let (mut partition, options) = large_backlog(400, 256 * 1_024);
+    let browse =
+        hapax_core::Browse { queue: queue(), place: Place::Ready, cursor: None, limit: 1_000 };
+    let outcomes = call(&mut partition, 100_000, vec![Command::Browse(browse)]);
+    let Outcome::Messages { messages, next } = &outcomes[0] else { panic!("{outcomes:?}") };
+    assert!(!messages.is_empty() && next.is_some(), "a part of them, and where to go on");
+    assert!(partition.machine().usage().message_bytes < options.memory_bytes);
+    let received = deliveries(&call(&mut partition, 100_001, vec![receive(1)]));
+    assert_eq!(received.len(), 1);
+    assert!(partition.machine().usage().message_bytes < options.memory_bytes);
+}
+
 /// A partition on disk whose workers this test steps.
 struct OnDisk {
     partition: Partition<DiskStore>,

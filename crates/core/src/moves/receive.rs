@@ -129,6 +129,7 @@ fn take(
     let purged_below = queue.purge.as_ref().map_or(0, |purge| purge.below);
     let mut single = queue.ready.oldest(is_here).peekable();
     let mut groups = queue.open.iter().peekable();
+    let mut bytes = 0;
     let mut offer = |slot: Slot, taken: &mut Vec<Slot>| {
         let message = messages.at(slot);
         if message.ttl_at <= at {
@@ -137,14 +138,17 @@ fn take(
             out.effects.push(Effect::Ended { digest: message.digest });
         } else if message.seq >= purged_below {
             taken.push(slot);
+            bytes += message.content.size();
         }
+        bytes >= limits::RECEIVE_BYTES_MAX || taken.len() >= max
     };
-    while taken.len() < max {
+    let mut is_full = false;
+    while !is_full {
         let next_single: Option<Seq> = single.peek().map(|(seq, _)| *seq);
         match (next_single, groups.peek()) {
             (Some(seq), lead) if lead.is_none_or(|(lead, _)| seq < *lead) => {
                 if let Some((_, slot)) = single.next() {
-                    offer(slot, &mut taken);
+                    is_full = offer(slot, &mut taken);
                 }
             }
             (_, Some((_, digest))) => {
@@ -154,9 +158,9 @@ fn take(
                 let members = group.members.oldest(is_here);
                 for (_, slot) in members.take_while(|(seq, _)| *seq < group.held_from()) {
                     let dies = messages.at(slot).ttl_at <= at;
-                    offer(slot, &mut taken);
+                    is_full = offer(slot, &mut taken);
                     let holds = dies && queue.config.on_group_dead == OnGroupDead::Park;
-                    if holds || taken.len() >= most {
+                    if holds || is_full || taken.len() >= most {
                         break;
                     }
                 }

@@ -18,6 +18,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::Seq;
+use crate::limits;
 use crate::message::Slot;
 
 #[derive(Clone, Debug, Default)]
@@ -132,10 +133,20 @@ impl Ready {
         self.gap
     }
 
-    /// Whether at least `count` are in front of the gap. Stale entries do not count: a reader
-    /// that took them for messages would find nothing and not look further.
-    pub(crate) fn has_in_front(&self, count: usize, is_here: impl Fn(Seq, Slot) -> bool) -> bool {
-        self.oldest(is_here).take(count).count() >= count
+    /// Whether there is enough in front of the gap for a receive of `count`. Stale entries do not
+    /// count: a reader that took them for messages would find nothing and not look further.
+    pub(crate) fn has_in_front(
+        &self,
+        count: usize,
+        is_here: impl Fn(Seq, Slot) -> bool,
+        size: impl Fn(Slot) -> usize,
+    ) -> bool {
+        let (mut found, mut bytes) = (0, 0);
+        self.oldest(is_here).any(|(_, slot)| {
+            found += 1;
+            bytes += size(slot);
+            found >= count || bytes >= limits::RECEIVE_BYTES_MAX
+        })
     }
 
     /// The gap was read up to `from`; its messages have been pushed by `admit`.

@@ -27,6 +27,7 @@ const WHOLE: Duration = Duration::from_secs(120);
 pub(super) const ADMISSION: Duration = Duration::from_secs(10);
 /// How much is asked for at a time where the length is not known.
 const STEP_BYTES: usize = 64 * 1_024;
+const CHUNK_BYTES_MAX: usize = 1_024 * 1_024;
 
 /// A body, and the memory it takes.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ pub(super) async fn read(
             return Err(too_large(max));
         }
         while total > room {
-            let step = room.max(STEP_BYTES); // Doubling, as the buffer does.
+            let step = room.max(STEP_BYTES); // Doubling: the chunks, and what they are joined to.
             admitted.merge(admit(service, step).await?);
             room += step;
         }
@@ -165,36 +166,63 @@ fn told_length(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
     length.map(Some).ok_or_else(|| Failure::invalid("Content-Length is no number"))
 }
 
-/// The parts of a body. One part alone is not copied.
+/// The parts of a body. One part alone is not copied; others are copied into chunks, which do not
+/// have to be moved when there are more.
 struct Parts {
     first: Option<Bytes>,
-    joined: BytesMut,
+    chunks: Vec<BytesMut>,
     expected: usize,
+    length: usize,
 }
 
 impl Parts {
     fn new(expected: usize) -> Self {
-        Self { first: None, joined: BytesMut::new(), expected }
+        Self { first: None, chunks: Vec::new(), expected, length: 0 }
     }
 
     fn len(&self) -> usize {
-        self.first.as_ref().map_or(0, Bytes::len) + self.joined.len()
+        self.length
     }
 
     fn push(&mut self, part: Bytes) {
-        if self.joined.is_empty() && self.first.is_none() {
-            self.first = Some(part);
+        self.length += part.len();
+        if self.length == part.len() {
+            self.first = Some(part); // Those before it were empty.
             return;
         }
         if let Some(first) = self.first.take() {
-            self.joined.reserve(self.expected.max(first.len() + part.len()));
-            self.joined.extend_from_slice(&first);
+            self.copy(&first);
         }
-        self.joined.extend_from_slice(&part);
+        self.copy(&part);
     }
 
-    fn join(self) -> Bytes {
-        self.first.unwrap_or_else(|| self.joined.freeze())
+    fn copy(&mut self, mut part: &[u8]) {
+        while !part.is_empty() {
+            let room = self.chunks.last().map_or(0, |chunk| chunk.capacity() - chunk.len());
+            if room == 0 {
+                let wanted = match self.expected {
+                    0 => self.length.clamp(STEP_BYTES, CHUNK_BYTES_MAX),
+                    expected => expected,
+                };
+                self.chunks.push(BytesMut::with_capacity(wanted));
+                continue;
+            }
+            let (now, later) = part.split_at(room.min(part.len()));
+            if let Some(chunk) = self.chunks.last_mut() {
+                chunk.extend_from_slice(now);
+            }
+            part = later;
+        }
+    }
+
+    fn join(mut self) -> Bytes {
+        if let Some(first) = self.first {
+            return first;
+        }
+        match self.chunks.len() {
+            0 | 1 => self.chunks.pop().unwrap_or_default().freeze(),
+            _ => self.chunks.concat().into(),
+        }
     }
 }
 
@@ -211,6 +239,14 @@ mod tests {
         assert_eq!(parts.len(), 4);
         assert_eq!(&parts.join()[..], b"abcd");
         assert_eq!(&Parts::new(9).join()[..], b"");
+        for expected in [0, 10, 3_000_000] {
+            let whole: Vec<u8> = (0..3_000_000_u32).map(|number| number as u8).collect();
+            let mut parts = Parts::new(expected);
+            for part in whole.chunks(70_001) {
+                parts.push(Bytes::copy_from_slice(part));
+            }
+            assert!(parts.len() == whole.len() && parts.join() == whole, "{expected} expected");
+        }
     }
 
     #[test]

@@ -133,7 +133,7 @@ pub(super) async fn limits() -> Response {
         batch_messages_max: json::BATCH_MAX as u64,
         batch_bytes_max: messages::BATCH_BYTES_MAX as u64,
         receive_messages_max: limits::RECEIVE_MAX.into(),
-        receive_bytes_max: work::RECEIVE_BYTES_MAX as u64,
+        receive_bytes_max: limits::RECEIVE_BYTES_MAX as u64,
         settle_items_max: json::SETTLE_MAX as u64,
         settle_bytes_max: work::SETTLE_BYTES_MAX as u64,
         emits_max: limits::EMITS_MAX as u64,

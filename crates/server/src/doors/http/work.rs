@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use hapax_core::{Content, Delivery, Emit, Guarantee, Receive, Settle, Verb};
+use hapax_core::{Content, Delivery, Emit, Receive, Settle, Verb};
 use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 
@@ -20,8 +20,6 @@ use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Opened, Permit, Service};
 
-/// Bodies handed out by one receive.
-pub(super) const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 const RECEIVE_REQUEST_BYTES_MAX: usize = 64 * 1_024;
 /// The largest result and the largest emits together, in base64.
 pub(super) const SETTLE_BYTES_MAX: usize = 32 * 1_024 * 1_024;
@@ -56,8 +54,7 @@ pub(super) async fn receive(
         };
         (receive, Duration::from_millis(asked.wait_ms))
     };
-    let received = service.receive(&permit, receive, wait).await?;
-    let given = bounded(&service, &permit, received).await?;
+    let given = service.receive(&permit, receive, wait).await?;
     let bytes_about = given.iter().map(delivery_bytes).sum();
     let messages =
         given.iter().map(|it| shape::delivery(shape::lease(&service.seal(&permit, it)), it));
@@ -70,30 +67,6 @@ pub(super) async fn receive(
             Err(failure)
         }
     }
-}
-
-/// As many as one answer takes. The rest goes back, uncharged and to its old place.
-async fn bounded(
-    service: &Service,
-    permit: &Permit,
-    mut messages: Vec<Delivery>,
-) -> Result<Vec<Delivery>, Problem> {
-    let mut bytes = 0;
-    let fits = messages.iter().take_while(|it| {
-        bytes += it.content.size();
-        bytes <= RECEIVE_BYTES_MAX
-    });
-    let fits = fits.count().max(1);
-    if fits >= messages.len() {
-        return Ok(messages);
-    }
-    // In an at-most-once queue they are done already, and nothing can be given back.
-    let config = service.show(permit).await?.view.config;
-    if config.guarantee != Guarantee::AtMostOnce {
-        let rest = messages.split_off(fits);
-        release(service, permit, rest).await?;
-    }
-    Ok(messages)
 }
 
 async fn release(
