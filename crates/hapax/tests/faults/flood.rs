@@ -20,13 +20,12 @@ const FLOODERS: usize = 4;
 const STALLED: usize = 8;
 /// The quiet tenant's sends, before the flood and during it.
 const QUIET: usize = 100;
-const CAPPED_PER_S: u32 = 50;
+const CAPPED_PER_S: u32 = 5;
+/// For heads and caches. A checkpoint of large bodies may need as much again, twice.
+const MEMORY: &str = "128MiB";
 
 #[test]
 fn a17_a_flood_and_stalled_streams_stay_within_the_memory_and_leave_others_their_turn() {
-    if crate::machine::is_unfinished("A17") {
-        return;
-    }
     let directory = tempfile::tempdir().unwrap();
     let cap = Cap::new(CAP_BYTES);
     if let Err(why) = &cap {
@@ -35,14 +34,9 @@ fn a17_a_flood_and_stalled_streams_stay_within_the_memory_and_leave_others_their
     let config = directory.path().join("hapax.toml");
     let text = format!("[tenants.capped]\nsends_per_s = {CAPPED_PER_S}\n");
     std::fs::write(&config, text).unwrap();
-    let mut setup = Setup::new(directory.path()).arguments(&[
-        "--config",
-        &config.display().to_string(),
-        "--auth",
-        "tokens",
-        "--memory-bytes",
-        &std::env::var("MB").unwrap_or("256MiB".into()),
-    ]);
+    let mut setup = Setup::new(directory.path())
+        .arguments(&["--config", &config.display().to_string(), "--auth", "tokens"])
+        .variable("HAPAX_MEMORY_BYTES", MEMORY);
     let [noisy, capped, quiet] =
         ["noisy", "capped", "quiet"].map(|tenant| token(&setup.data, tenant));
     if let Ok(cap) = &cap {
@@ -58,25 +52,14 @@ fn a17_a_flood_and_stalled_streams_stay_within_the_memory_and_leave_others_their
     let flood = Flood::default();
     let during = std::thread::scope(|scope| {
         let _stop = StopOnDrop(&flood);
-        let parts = std::env::var("PARTS").unwrap_or_else(|_| "hgcsr".into());
         for number in 0..FLOODERS {
             let (setup, noisy, flood) = (&setup, &noisy, &flood);
-            if parts.contains('h') {
-                scope.spawn(move || flood.by_http(setup, noisy, number));
-            }
+            scope.spawn(move || flood.by_http(setup, noisy, number));
         }
-        if parts.contains('g') {
-            scope.spawn(|| flood.by_grpc(&setup, &noisy));
-        }
-        if parts.contains('c') {
-            scope.spawn(|| flood.capped(&setup, &capped));
-        }
-        if parts.contains('s') {
-            scope.spawn(|| flood.stall_streams(&setup, &noisy));
-        }
-        if parts.contains('r') {
-            scope.spawn(|| flood.stall_readers(&setup, &noisy));
-        }
+        scope.spawn(|| flood.by_grpc(&setup, &noisy));
+        scope.spawn(|| flood.capped(&setup, &capped));
+        scope.spawn(|| flood.stall_streams(&setup, &noisy));
+        scope.spawn(|| flood.stall_readers(&setup, &noisy));
         until("the flood to begin", || (flood.bytes() > 16 << 20).then_some(()));
         let during = quiet_sends(&setup, &quiet, "during");
         until("the flood to be large", || {
@@ -140,20 +123,14 @@ fn p99(mut took: Vec<Duration>) -> Duration {
 /// Afterwards everything is given back: connections end, and what was sent can be dropped.
 fn drains(setup: &Setup, noisy: &str, broker: &Broker) {
     let mut door = setup.connection().token(noisy);
-    door.ask(&Request::post("/v1/queues/orders/purge", &json!({}))).is(200);
     until("the noisy queue to be empty and its connections to be closed", || {
+        // Again and again: what a worker held when its stream ended comes back.
+        door.ask(&Request::post("/v1/queues/orders/purge", &json!({}))).is(200);
         let stats = door.ask(&Request::get("/v1/queues/orders")).is(200)["stats"].clone();
         let left = ["ready", "delayed", "leased"].map(|place| stats[place].as_u64().unwrap());
-        if std::env::var("DBG").is_ok() {
-            say(&format!("{left:?}"));
-            pause(Duration::from_millis(500));
-        }
         let metrics = door.ask(&Request::get("/metrics")).text();
         let open = metrics.lines().find_map(|line| line.strip_prefix("hapax_connections_open "));
         let open: f64 = open.unwrap().parse().unwrap();
-        if std::env::var("DBG").is_ok() {
-            say(&format!("{open:?}"));
-        }
         (left == [0, 0, 0] && open <= 3.0).then_some(())
     });
     door.ask(&Request::send("orders", "after", "x")).is(201);

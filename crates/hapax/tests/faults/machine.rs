@@ -24,15 +24,6 @@ pub(crate) fn skip(row: &str, why: &str) {
     say(&format!("SKIPPED {row}: {why}"));
 }
 
-/// Whether a test is left out because it does not hold yet. With `HAPAX_FAULTS=all` it runs.
-pub(crate) fn is_unfinished(row: &str) -> bool {
-    let runs = std::env::var_os("HAPAX_FAULTS").is_some_and(|value| value == "all");
-    if !runs {
-        say(&format!("SKIPPED {row}: this part of the row is not finished, see docs/faults.md"));
-    }
-    !runs
-}
-
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

@@ -174,15 +174,13 @@ fn stream_until(setup: &Setup, is_over: &AtomicBool) -> Vec<Answered> {
     })
 }
 
-/// How long every sync takes, once it is slow.
+/// How long every sync takes, once it is slow. strace is not exact to the last millisecond.
 const SLOW: Duration = Duration::from_millis(120);
+const AT_LEAST: Duration = Duration::from_millis(100);
 const PAIRS: usize = 8;
 
 #[test]
 fn a11_no_answer_not_even_a_duplicates_comes_before_the_first_is_synced() {
-    if crate::machine::is_unfinished("A11") {
-        return;
-    }
     const ROW: &str = "A11, a slow sync";
     let directory = tempfile::tempdir().unwrap();
     let fault = format!("delay_enter={}:when={SYNCS_BEFORE}+", SLOW.as_micros());
@@ -194,7 +192,7 @@ fn a11_no_answer_not_even_a_duplicates_comes_before_the_first_is_synced() {
     let mut door = broker.connection();
     let wait = json!({ "lease_ms": 600_000 });
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&wait)).is(201);
-    while send_timed(&mut door, &format!("early-{}", fastrand::u64(..))).1 < SLOW {}
+    while send_timed(&mut door, &format!("early-{}", fastrand::u64(..))).1 < AT_LEAST {}
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let queue = runtime.block_on(async { Client::connect(&setup.url()).unwrap().queue("orders") });
@@ -213,7 +211,7 @@ fn a11_no_answer_not_even_a_duplicates_comes_before_the_first_is_synced() {
         });
         assert_eq!(first, second, "one key, one id");
         for took in [first_took, second_took] {
-            assert!(took >= SLOW, "answered after {took:?}, before a sync could be over");
+            assert!(took >= AT_LEAST, "answered after {took:?}, before a sync could be over");
             shortest = shortest.min(took);
         }
     }
@@ -224,7 +222,7 @@ fn a11_no_answer_not_even_a_duplicates_comes_before_the_first_is_synced() {
     let began = std::time::Instant::now();
     let settle = Request::post("/v1/queues/orders/settle", &json!({ "items": [item] }));
     assert_eq!(door.ask(&settle).is(200)["answers"][0]["answer"], "ok");
-    assert!(began.elapsed() >= SLOW, "settled after {:?}, before a sync", began.elapsed());
+    assert!(began.elapsed() >= AT_LEAST, "settled after {:?}, before a sync", began.elapsed());
     broker.has_not_panicked();
     say(&format!(
         "A11: syncs of {SLOW:?}; {} sends, {duplicates} of them duplicates, the fastest answer \

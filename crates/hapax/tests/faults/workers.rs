@@ -142,9 +142,6 @@ const ATTEMPTS: u64 = 2;
 
 #[test]
 fn a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow() {
-    if crate::machine::is_unfinished("A16") {
-        return;
-    }
     let directory = tempfile::tempdir().unwrap();
     let setup = Setup::new(directory.path());
     let mut broker = setup.start();
@@ -201,7 +198,10 @@ fn a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow() {
                     .header("hapax-group", &format!("group-{number}")),
             )
             .is(200);
-        assert_eq!((&told["answer"], &told["error"]), (&json!("dead"), &json!("poison")), "{told}");
+        assert_eq!(told["answer"], "dead", "{told}");
+        // Where the broker was killed first, the attempt ended with its lease.
+        let last_words = told["error"].as_str().unwrap();
+        assert!(matches!(last_words, "poison" | "its lease was lost"), "{told}");
         assert!(key(&mut door, &poison)["attempts"].as_u64() <= Some(ATTEMPTS));
         for place in (0..NEIGHBOURS).filter(|place| *place != 1) {
             let found = key(&mut door, &format!("neighbour-{number}-{place}"));
