@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-use crate::load::{Ledger, Load, REPEATED};
+use crate::load::{BACKLOG_PAUSE, Ledger, Load, REPEATED};
 use crate::server::{self, Server};
 use crate::system::{Before, Measured, Options, System, Tuning};
 
@@ -152,7 +152,7 @@ async fn produce(queue: &Queue, ledger: &Ledger, tuning: Tuning) -> Result<()> {
     let mut answers = Vec::new();
     let mut is_over = false;
     loop {
-        while !is_over && sender.room() >= batch {
+        while !is_over && sender.room() >= batch && ledger.has_room(u64::from(tuning.batch)) {
             let Some(numbers) = ledger.take(u64::from(tuning.batch))? else {
                 is_over = true;
                 break;
@@ -163,6 +163,11 @@ async fn produce(queue: &Queue, ledger: &Ledger, tuning: Tuning) -> Result<()> {
         }
         if is_over && sender.unanswered() == 0 {
             return Ok(());
+        }
+        if sender.unanswered() == 0 {
+            ledger.fail_if_over()?;
+            tokio::time::sleep(BACKLOG_PAUSE).await;
+            continue;
         }
         sender.answers(&mut answers).await?;
         ledger.accepted(answers.len() as u64);

@@ -19,6 +19,9 @@ pub(crate) const REPEATED: u64 = 1_000;
 /// The smallest body: the number of its message.
 pub(crate) const BODY_BYTES_MIN: usize = 8;
 
+/// How often a producer that waits for workers looks how far they are.
+pub(crate) const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
+
 /// Set when somebody asks the program to stop. Every loop looks at it.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -40,6 +43,8 @@ pub(crate) struct Load {
     pub(crate) size: usize,
     /// Another seed makes other keys and other bodies.
     pub(crate) seed: u64,
+    /// How many messages may be sent and not yet settled: at so many, producers wait.
+    pub(crate) backlog: u64,
 }
 
 impl Load {
@@ -104,6 +109,12 @@ impl Ledger {
             failure: OnceLock::new(),
             took: OnceLock::new(),
         }
+    }
+
+    /// Whether the workers have come so far that `batch` more messages may follow.
+    pub(crate) fn has_room(&self, batch: u64) -> bool {
+        let sent = self.next.load(Ordering::Relaxed).saturating_add(batch);
+        sent <= self.settled.load(Ordering::Relaxed).saturating_add(self.load.backlog)
     }
 
     /// The next numbers to send, `batch` at most; none when all have been taken.
@@ -172,7 +183,8 @@ impl Ledger {
         self.took.into_inner().context("nobody settled the last message")
     }
 
-    fn fail_if_over(&self) -> Result<()> {
+    /// Fails where the run cannot come to its end any more.
+    pub(crate) fn fail_if_over(&self) -> Result<()> {
         fail_if_interrupted()?;
         ensure!(self.failure.get().is_none(), "another connection of this run failed");
         Ok(())
@@ -183,7 +195,7 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    const LOAD: Load = Load { count: 100, size: 100, seed: 7 };
+    const LOAD: Load = Load { count: 100, size: 100, seed: 7, backlog: 64 };
 
     fn deliver(ledger: &Ledger, number: u64) -> Result<()> {
         let mut body = Vec::new();
@@ -203,6 +215,16 @@ mod tests {
         }
         tamper(&ledger);
         ledger.close()
+    }
+
+    #[test]
+    fn producers_wait_while_too_much_is_unsettled() {
+        let ledger = Ledger::open(LOAD);
+        assert!(ledger.has_room(64) && !ledger.has_room(65));
+        ledger.take(60).unwrap();
+        assert!(ledger.has_room(4) && !ledger.has_room(5));
+        ledger.settled(10);
+        assert!(ledger.has_room(14) && !ledger.has_room(15));
     }
 
     #[test]

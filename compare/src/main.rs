@@ -47,6 +47,10 @@ struct Arguments {
     #[arg(long, default_value_t = 300_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     count: u64,
+    /// Messages that are sent and not yet settled: at so many, producers wait for workers.
+    #[arg(long, default_value_t = 32_768)]
+    #[arg(value_parser = clap::value_parser!(u64).range(10_000..))]
+    backlog: u64,
     /// Runs of each system, in turns.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
@@ -124,7 +128,8 @@ fn start(arguments: &Arguments, systems: &mut [Box<dyn System>]) -> Result<()> {
         system.start().with_context(|| format!("{description} did not start"))?;
         let size = arguments.size.iter().copied().max().unwrap_or(0);
         let count = arguments.count.min(WARM_UP_LIVES_MAX);
-        let load = Load { count, size: usize::try_from(size)?, seed: 0 };
+        let backlog = arguments.backlog;
+        let load = Load { count, size: usize::try_from(size)?, seed: 0, backlog };
         run(system.as_mut(), load).with_context(|| format!("{description} failed"))?;
     }
     Ok(())
@@ -147,7 +152,8 @@ fn measure(
     for row in &mut report.rows {
         let mut matching = systems.iter_mut().filter(|system| system.name() == row.system);
         let system = matching.next().context("a row without its system")?;
-        let load = Load { count: arguments.count, size: row.size, seed: u64::from(round) };
+        let (count, backlog) = (arguments.count, arguments.backlog);
+        let load = Load { count, size: row.size, seed: u64::from(round), backlog };
         let measured = run(system.as_mut(), load)
             .with_context(|| format!("{} failed in round {round}", row.description))?;
         row.add(load.count, measured);
@@ -216,7 +222,7 @@ mod tests {
         for system in &mut systems {
             system.start().unwrap();
             for seed in [1, 2] {
-                system.run(Load { count: 3_001, size: 100, seed }).unwrap();
+                system.run(Load { count: 3_001, size: 100, seed, backlog: 2_000 }).unwrap();
             }
         }
         drop(systems);

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
-use crate::load::{Ledger, Load, REPEATED};
+use crate::load::{BACKLOG_PAUSE, Ledger, Load, REPEATED};
 use crate::server::Server;
 use crate::system::{Before, Measured, Options, System, Tuning};
 use cluster::connect;
@@ -199,13 +199,17 @@ struct Producer {
 
 impl Producer {
     async fn produce(&self, ledger: &Ledger) -> Result<()> {
-        while let Some(numbers) = ledger.take(u64::from(self.batch))? {
+        loop {
+            while !ledger.has_room(u64::from(self.batch)) {
+                ledger.fail_if_over()?;
+                tokio::time::sleep(BACKLOG_PAUSE).await;
+            }
+            let Some(numbers) = ledger.take(u64::from(self.batch))? else { return Ok(()) };
             let messages = numbers.end - numbers.start;
             let accepted = self.send(&ledger.load, numbers).await?;
             ensure!(accepted == messages, "a new key was refused as known");
             ledger.accepted(messages);
         }
-        Ok(())
     }
 
     /// One statement, one transaction: how many of the messages were accepted.

@@ -18,7 +18,7 @@ use rustix::process::Signal;
 use uuid::Uuid;
 
 use crate::install;
-use crate::load::{Ledger, Load, REPEATED, fail_if_interrupted};
+use crate::load::{BACKLOG_PAUSE, Ledger, Load, REPEATED, fail_if_interrupted};
 use crate::server::{self, Server};
 use crate::system::{Before, Measured, Options, System, Tuning};
 use resp::Connection;
@@ -271,17 +271,26 @@ fn produce(
     let mut scratch = Vec::new();
     let mut id = Vec::new();
     loop {
-        let next = ledger.take(u64::from(tuning.batch))?;
-        let is_over = next.is_none();
+        let is_held = !ledger.has_room(u64::from(tuning.batch));
+        let next = if is_held { None } else { ledger.take(u64::from(tuning.batch))? };
+        let rests = next.is_none();
         if let Some(numbers) = next {
             on_their_way.push_back(numbers.end - numbers.start);
             sender.send(connection, &ledger.load, numbers, &mut scratch)?;
         }
-        while on_their_way.len() >= usize::from(tuning.pipeline) || is_over {
-            let Some(messages) = on_their_way.pop_front() else { return Ok(()) };
+        while on_their_way.len() >= usize::from(tuning.pipeline) || rests {
+            let Some(messages) = on_their_way.pop_front() else { break };
             let accepted = sender.confirm(connection, messages, &mut id)?;
             ensure!(accepted == messages, "a new key was refused as known");
             ledger.accepted(messages);
+        }
+        match (rests, is_held) {
+            (true, true) => {
+                ledger.fail_if_over()?;
+                std::thread::sleep(BACKLOG_PAUSE);
+            }
+            (true, false) => return Ok(()),
+            _ => {}
         }
     }
 }

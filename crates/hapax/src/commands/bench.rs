@@ -58,6 +58,9 @@ pub(crate) struct Bench {
     /// Messages that a producer has on their way at once, and a worker in its hands.
     #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
     window: usize,
+    /// Messages that are sent and not yet done: at so many, producers wait for workers.
+    #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
+    backlog: u64,
     /// With `off`, messages without keys in an at-least-once queue.
     #[arg(long, value_name = "ON|OFF", value_parser = ["on", "off"], default_value = "on")]
     dedup: String,
@@ -108,6 +111,7 @@ fn check(bench: &Bench) -> Result<(), Failure> {
         (bench.workers == 0, "--workers"),
         (bench.count == 0, "--count"),
         (bench.window == 0, "--window"),
+        (bench.backlog == 0, "--backlog"),
         (bench.rate == 0, "--rate"),
     ];
     if let Some((_, name)) = rules.iter().find(|(is_wrong, _)| *is_wrong) {
@@ -173,6 +177,7 @@ async fn live(
         producers: bench.producers,
         workers: bench.workers,
         window: bench.window,
+        backlog: bench.backlog,
         has_keys: bench.dedup == "on",
         rate: bench.latency.then_some(bench.rate),
     };

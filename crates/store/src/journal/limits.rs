@@ -14,7 +14,7 @@ pub(crate) const PENDING_BATCHES_MAX: usize = 4096;
 pub(crate) const PENDING_BYTES_KEPT: usize = 4 << 20;
 
 pub(crate) const SPARES_MIN_DEFAULT: usize = 1;
-pub(crate) const SPARES_MAX_DEFAULT: usize = 2;
+pub(crate) const SPARES_MAX_DEFAULT: usize = 6;
 pub(crate) const SPARES_MAX: usize = 64;
 
 pub(crate) const FREE_BYTES_MIN_DEFAULT: u64 = 256 << 20;

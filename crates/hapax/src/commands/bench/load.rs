@@ -19,6 +19,9 @@ const LONGEST_US: u64 = 600_000_000;
 /// No progress for so long is a broker that hangs.
 const STALL: Duration = Duration::from_secs(60);
 
+/// How often a producer that waits for workers looks how far they are.
+const BACKLOG: Duration = Duration::from_millis(1);
+
 pub(super) fn histogram() -> Histogram<u64> {
     let bounded = Histogram::new_with_bounds(1, LONGEST_US, 3);
     // The bounds are right; without them it grows as it needs to.
@@ -30,6 +33,8 @@ pub(super) struct Shape {
     pub(super) producers: usize,
     pub(super) workers: usize,
     pub(super) window: usize,
+    /// Messages that are sent and not yet done: at so many producers wait.
+    pub(super) backlog: u64,
     pub(super) has_keys: bool,
     /// Messages per second of all producers; as many as go through without it.
     pub(super) rate: Option<u64>,
@@ -120,6 +125,11 @@ impl Load {
         }
     }
 
+    /// Whether the workers have come so far that this message may follow.
+    fn has_room_for(&self, number: u64) -> bool {
+        number < self.ledger.done().saturating_add(self.shape.backlog)
+    }
+
     fn push(&self, sender: &mut Sender, number: u64) {
         let message = Message::new(self.ledger.body(number));
         match self.shape.has_keys {
@@ -137,10 +147,14 @@ impl Load {
         while numbers.peek().is_some() || sender.unanswered() > 0 {
             let now = self.start.elapsed();
             while sender.room() > 0
-                && let Some(number) = numbers.next()
+                && let Some(number) = numbers.next_if(|number| self.has_room_for(*number))
             {
                 sent_at.put(number, now);
                 self.push(&mut sender, number);
+            }
+            if sender.unanswered() == 0 {
+                tokio::time::sleep(BACKLOG).await;
+                continue;
             }
             sender.answers(&mut answers).await?;
             let now = self.start.elapsed();

@@ -21,6 +21,7 @@ pub(super) struct Report {
     size: usize,
     count: u64,
     window: usize,
+    backlog: u64,
     dedup: bool,
     /// Of `--latency`.
     rate: Option<u64>,
@@ -62,6 +63,7 @@ impl Report {
             size: bench.size,
             count: bench.count,
             window: bench.window,
+            backlog: bench.backlog,
             dedup: bench.dedup == "on",
             rate: bench.latency.then_some(bench.rate),
             seconds: start.elapsed().as_secs_f64(),
@@ -98,8 +100,9 @@ impl Report {
         );
         let dedup = if self.dedup { "on" } else { "off" };
         let what = format!(
-            "{} messages of {} bytes, {} producers, {} workers, window {}, deduplication {dedup}",
-            self.count, self.size, self.producers, self.workers, self.window
+            "{} messages of {} bytes, {} producers, {} workers, window {}, backlog {}, \
+             deduplication {dedup}",
+            self.count, self.size, self.producers, self.workers, self.window, self.backlog
         );
         let lines = [
             ("lives", what),

@@ -1,7 +1,8 @@
 //! The Work stream: credits and settles up, deliveries and settle answers down.
 //!
-//! One task does everything, as with sends. It has one receive standing at a time, for as many
-//! messages as the worker has credit; who does not take its deliveries is not asked for more, nor
+//! One task does everything, as with sends. It has a receive standing for as many messages as the
+//! worker has credit, and several while the queue has more than one brings: then the next is being
+//! decided while the last is synced. Who does not take its deliveries is not asked for more, nor
 //! read from. When the broker stops the worker is told, and the stream ends when it holds nothing
 //! any more.
 
@@ -44,9 +45,12 @@ const FRAME_BYTES: usize = 64 * 1_024;
 const RECEIVE_BYTES: usize = 4 * 1_024 * 1_024;
 /// How large messages are taken to be before the first has come.
 const MESSAGE_BYTES: usize = 16 * 1_024;
+/// Receives of one stream at once.
+const STANDING_MAX: usize = 4;
 /// How long a worker may go on with what it holds when the broker stops.
 const GRACE: Duration = Duration::from_secs(10);
 
+type Received = Result<Vec<Delivery>, Problem>;
 type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::Send>>;
 
 /// What other threads say to the stream.
@@ -64,7 +68,9 @@ pub(super) struct WorkStream {
     credit: u32,
     /// The worker asks for no more.
     is_drained: bool,
-    standing: Option<Boxed<Vec<Delivery>>>,
+    standing: VecDeque<Standing>,
+    /// The last receive brought all it asked for: there is more.
+    is_flowing: bool,
     /// Received, and not yet on their way.
     deliveries: std::vec::IntoIter<Delivery>,
     /// How large the last messages were.
@@ -82,6 +88,12 @@ pub(super) struct WorkStream {
     /// Deliveries on this stream without a settle that ends them.
     held: usize,
     closing: Closing,
+}
+
+/// A receive on its way.
+struct Standing {
+    received: Boxed<Vec<Delivery>>,
+    max: u32,
 }
 
 /// What the stream was opened for.
@@ -118,7 +130,8 @@ impl WorkStream {
             open: None,
             credit: 0,
             is_drained: false,
-            standing: None,
+            standing: VecDeque::new(),
+            is_flowing: false,
             deliveries: Vec::new().into_iter(),
             message_bytes: MESSAGE_BYTES,
             told_lease_ms: None,
@@ -167,7 +180,7 @@ impl WorkStream {
         self.credit = self.credit.saturating_add(frame.credit).min(CREDIT_MAX);
         if frame.drain {
             self.is_drained = true;
-            self.standing = None; // What it may have taken meanwhile goes back uncharged.
+            self.standing.clear(); // What it may have taken meanwhile goes back uncharged.
         }
         while let Some(settle) = frame.next().map_err(malformed)? {
             self.read_settle(&settle, list)?;
@@ -200,7 +213,7 @@ impl WorkStream {
             match news {
                 News::Lost(fence) => self.lost.push(fence),
                 News::Stopping => {
-                    self.standing = None;
+                    self.standing.clear();
                     self.closing = Closing::Untold;
                 }
                 News::Settled(part) => {
@@ -214,7 +227,7 @@ impl WorkStream {
         }
     }
 
-    /// Keeps one receive standing while there is credit.
+    /// Keeps receives standing while there is credit.
     fn receive(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
         let Some(open) = &mut self.open else { return Ok(()) };
         if let Some(checking) = &mut open.checking {
@@ -223,45 +236,68 @@ impl WorkStream {
             open.checking = None;
         }
         while self.deliveries.as_slice().is_empty() {
-            if self.standing.is_none() {
-                self.standing = self.stand();
-            }
-            let Some(standing) = &mut self.standing else { return Ok(()) };
-            let Poll::Ready(received) = standing.as_mut().poll(context) else { return Ok(()) };
-            self.standing = None;
+            self.stand();
+            let Some((received, max)) = self.received(context) else { return Ok(()) };
             let messages = received.map_err(|problem| status(&problem))?;
             if messages.is_empty() && self.service.engine().is_draining() {
                 return Ok(()); // The news of that is on its way.
             }
-            let count = messages.len();
+            let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
             let bytes: usize = messages.iter().map(|message| message.content.size()).sum();
-            if let Some(average) = bytes.checked_div(count) {
+            if let Some(average) = bytes.checked_div(messages.len()) {
                 self.message_bytes = average + 128;
             }
-            self.credit = self.credit.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
-            self.held += count;
+            self.is_flowing = count >= max;
+            self.credit = self.credit.saturating_sub(count);
+            self.held += messages.len();
             self.deliveries = messages.into_iter();
         }
         Ok(())
     }
 
-    fn stand(&self) -> Option<Boxed<Vec<Delivery>>> {
-        let open = self.open.as_ref()?;
-        let is_closing = !matches!(self.closing, Closing::Not);
-        if self.credit == 0 || self.is_drained || is_closing || self.intake.is_ended() {
-            return None;
+    /// The oldest receive that is answered, and how much it asked for. All of them are looked at:
+    /// a receive is asked when it is first looked at.
+    fn received(&mut self, context: &mut Context<'_>) -> Option<(Received, u32)> {
+        let mut answered = None;
+        for (place, standing) in self.standing.iter_mut().enumerate() {
+            if let Poll::Ready(received) = standing.received.as_mut().poll(context) {
+                answered = Some((place, received));
+                break;
+            }
         }
+        let (place, received) = answered?;
+        let standing = self.standing.remove(place)?;
+        Some((received, standing.max))
+    }
+
+    fn stand(&mut self) {
+        let Some(open) = self.open.as_ref() else { return };
+        let is_closing = !matches!(self.closing, Closing::Not);
+        if self.is_drained || is_closing || self.intake.is_ended() {
+            return;
+        }
+        let most = if self.is_flowing { STANDING_MAX } else { 1 };
         let fits = u32::try_from(RECEIVE_BYTES / self.message_bytes).unwrap_or(u32::MAX).max(1);
-        let receive = Receive {
-            queue: open.permit.queue().clone(),
-            max: self.credit.min(hapax_core::limits::RECEIVE_MAX).min(fits),
-            lease_ms: open.lease_ms,
-            worker: Arc::clone(&open.worker),
-            receive_id: None,
-            several_per_group: false,
-        };
-        let (service, permit) = (self.service.clone(), open.permit.clone());
-        Some(Box::pin(async move { service.receive(&permit, receive, WAIT_MAX).await }))
+        while self.standing.len() < most {
+            let asked: u32 = self.standing.iter().map(|standing| standing.max).sum();
+            let max = self.credit.saturating_sub(asked);
+            let max = max.min(hapax_core::limits::RECEIVE_MAX).min(fits);
+            if max == 0 {
+                return;
+            }
+            let receive = Receive {
+                queue: open.permit.queue().clone(),
+                max,
+                lease_ms: open.lease_ms,
+                worker: Arc::clone(&open.worker),
+                receive_id: None,
+                several_per_group: false,
+            };
+            let (service, permit) = (self.service.clone(), open.permit.clone());
+            let received =
+                Box::pin(async move { service.receive(&permit, receive, WAIT_MAX).await });
+            self.standing.push_back(Standing { received, max });
+        }
     }
 
     /// The next frame down, if there is anything to say.
