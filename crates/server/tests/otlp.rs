@@ -5,7 +5,10 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use hapax_server::Broker;
 use hapax_server::log::{self, Format};
+use hapax_server::settings::Settings;
+use hapax_wire::proto::{self, hapax_client::HapaxClient};
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -18,6 +21,7 @@ use tokio::net::TcpListener;
 
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const CALL: &str = "hapax.v1.Hapax/GetQueue";
 const PARENT: &str = "b7ad6b7169203331";
 
 type Received = Arc<Mutex<Vec<ExportTraceServiceRequest>>>;
@@ -43,6 +47,7 @@ async fn spans_of_requests_reach_the_collector_under_their_callers_trace() {
     drop(tracing::error_span!("another span of the process"));
     // Whom the caller does not want to be traced is not.
     drop(log::request_span("unsampled", Some(&format!("00-{TRACE}-{PARENT}-00"))));
+    ask_both_doors(&traceparent).await;
     handle.stop().await;
     assert!(log::request_span("too late", None).is_none());
 
@@ -54,7 +59,13 @@ async fn spans_of_requests_reach_the_collector_under_their_callers_trace() {
         .flat_map(|scope| &scope.spans)
         .collect();
     let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
-    assert_eq!(names, ["POST /v1/queues/{queue}/messages", "GET /v1/queues"]);
+    let expected =
+        ["POST /v1/queues/{queue}/messages", "GET /v1/queues", "GET /v1/queues/{queue}", CALL];
+    assert_eq!(names, expected);
+    for asked in &spans[2..] {
+        assert_eq!(hex(&asked.trace_id), TRACE, "{}", asked.name);
+        assert_eq!(attribute(&asked.attributes, "answer").as_deref(), Some("no_such_queue"));
+    }
     assert_eq!(hex(&spans[0].trace_id), TRACE);
     assert_eq!(hex(&spans[0].parent_span_id), PARENT);
     assert_eq!(spans[0].kind, 2, "a server's span");
@@ -64,6 +75,35 @@ async fn spans_of_requests_reach_the_collector_under_their_callers_trace() {
     assert!(spans.iter().all(|span| span.events.is_empty()), "what is logged stays in the log");
     let resource = received[0].resource_spans[0].resource.as_ref().unwrap();
     assert_eq!(attribute(&resource.attributes, "service.name").as_deref(), Some("hapax"));
+}
+
+/// A question to each door of a broker, within the caller's trace.
+async fn ask_both_doors(traceparent: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.values.data = directory.path().join("data");
+    settings.values.listen = "127.0.0.1:0".parse().unwrap();
+    settings.values.auth = hapax_server::settings::Auth::Off;
+    let broker = Broker::start(&settings, None).await.unwrap();
+    let address = broker.address();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(broker.run(async { drop(stopped.await) }));
+
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (mut http, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get("/v1/queues/none").header("host", "hapax");
+    let request = request.header("traceparent", traceparent).body(Full::new(Bytes::new())).unwrap();
+    assert_eq!(http.send_request(request).await.unwrap().status(), 404);
+
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut grpc = HapaxClient::new(endpoint.connect().await.unwrap());
+    let mut request = tonic::Request::new(proto::QueueRequest { queue: "none".to_owned() });
+    request.metadata_mut().insert("traceparent", traceparent.parse().unwrap());
+    grpc.get_queue(request).await.unwrap_err();
+    drop((http, grpc, stop));
+    running.await.unwrap().unwrap();
 }
 
 /// A collector: keeps what it is sent.

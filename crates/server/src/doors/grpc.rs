@@ -24,6 +24,7 @@ use hapax_wire::proto::hapax_server::HapaxServer;
 use tonic::server::{Grpc, StreamingService};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
+use tracing::Instrument;
 
 use crate::auth::Principal;
 use crate::problem::Problem;
@@ -60,7 +61,21 @@ pub fn routes(service: Service) -> axum::Router {
     let streams = axum::Router::new()
         .route(SEND, post(move |request: HttpRequest| serve(sends.clone(), request)))
         .route(WORK, post(move |request: HttpRequest| serve(works.clone(), request)));
-    routes.routes().into_axum_router().merge(streams)
+    let traced = axum::middleware::from_fn(trace);
+    routes.routes().into_axum_router().merge(streams).layer(traced)
+}
+
+/// Every call in a span of its own, where spans are exported. Of a stream it is the opening.
+async fn trace(request: HttpRequest, next: axum::middleware::Next) -> axum::response::Response {
+    let traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
+    let name = request.uri().path().trim_start_matches('/');
+    let span = crate::log::request_span(name, traceparent);
+    let response = next.run(request).instrument(span.clone()).await;
+    // The status of a call that was refused at once; others tell it behind their answers.
+    if let Some(code) = response.headers().get("hapax-code").and_then(|code| code.to_str().ok()) {
+        span.record("answer", code);
+    }
+    response
 }
 
 async fn serve<O: StreamingService<Bytes, Response = Vec<u8>> + Send>(

@@ -299,6 +299,12 @@ impl Hapax for Door {
             let detail = "name an absolute directory on the broker's machine";
             return Err(status(&Problem::invalid(detail)));
         }
+        // Looked at before anything is copied; a directory that does not exist yet is fine.
+        let is_taken = std::fs::read_dir(&target).is_ok_and(|mut files| files.next().is_some());
+        if is_taken || target.is_file() {
+            let detail = "the directory is not empty: name one that is, or that does not exist";
+            return Err(status(&Problem::invalid(detail)));
+        }
         Ok(Response::new(back_up(self.service.clone(), target)))
     }
 
