@@ -66,6 +66,7 @@ impl Flags {
 
 pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
     let loaded = serve.flags.load(profile)?;
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let settings = &loaded.settings;
@@ -128,6 +129,14 @@ fn warn(loaded: &Loaded) {
     }
 }
 
+/// Every connection is a file, and many systems allow a process 1024 until it asks for more.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // What is not allowed stays as it is: the broker refuses connections that it has no file for.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Whoever waits for the file must never read half of it.
 fn write_whole(file: &Path, text: &str) -> Result<(), Failure> {
     let write = || {
@@ -139,16 +148,19 @@ fn write_whole(file: &Path, text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What tells a broker to stop. Heard from the moment it is made.
-struct Signals {
+/// What tells a process to stop. Heard from the moment it is made.
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    /// A broker with certificates reads them again; for any other it is no reason to end.
+    _hangup: Signal,
 }
 
 impl Signals {
-    fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         let terminate = signal(SignalKind::terminate())?;
-        Ok(Self { terminate, interrupt: signal(SignalKind::interrupt())? })
+        let interrupt = signal(SignalKind::interrupt())?;
+        Ok(Self { terminate, interrupt, _hangup: signal(SignalKind::hangup())? })
     }
 
     async fn heard(&mut self) {
@@ -161,7 +173,7 @@ impl Signals {
 
 /// The first signal begins a stop, the second ends the process, as does a stop that hangs.
 /// Nothing that was confirmed is lost by either.
-async fn told_to_stop(mut signals: Signals, stop_timeout: Duration) {
+pub(crate) async fn told_to_stop(mut signals: Signals, stop_timeout: Duration) {
     signals.heard().await;
     tokio::spawn(async move {
         tokio::select! {
