@@ -76,6 +76,9 @@ pub struct Partition<S> {
     appended: Sequence,
     next_ticket: u64,
     waiting: VecDeque<Waiting>,
+    waiting_bytes: usize,
+    /// Appended since the last batch was told to wait.
+    appended_bytes: usize,
     batch: Batch,
     fetch: Fetch,
     /// Journal written since the last checkpoint was cut.
@@ -95,11 +98,16 @@ pub struct Partition<S> {
 #[derive(Debug)]
 struct Waiting {
     after: Sequence,
+    /// What of the journal it waits for, by itself.
+    bytes: usize,
     answered: Answered,
 }
 
 /// A batch is appended when it has grown to this, whatever commands are left.
 const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
+/// No more than this is on its way to the disk at once, plus a batch: whoever comes next waits for
+/// it to be written.
+const IN_FLIGHT_BYTES: usize = 4 * 1_024 * 1_024;
 /// Answers may tell a time that is this much later than the journal's last one; who is told more
 /// finds it journaled. A new owner starts that much later, so that time never runs backwards.
 const TOLD_AHEAD_MS: u64 = 1_000;
@@ -125,6 +133,8 @@ impl<S: Store> Partition<S> {
             appended: claim.last,
             next_ticket: 0,
             waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            appended_bytes: 0,
             batch: Batch::default(),
             fetch,
             journal_bytes: 0,
@@ -184,6 +194,7 @@ impl<S: Store> Partition<S> {
             partition.maintain()?;
             let may_leave = partition.waiting.front().is_some_and(|front| front.after <= durable);
             let front = if may_leave { partition.waiting.pop_front() } else { None };
+            partition.waiting_bytes -= front.as_ref().map_or(0, |front| front.bytes);
             Ok(front.map(|front| front.answered))
         })
     }
@@ -200,6 +211,7 @@ impl<S: Store> Partition<S> {
         if let Err(error) = &result {
             self.stopped = Some(error.to_string());
             self.waiting.clear();
+            self.waiting_bytes = 0;
         }
         result
     }
@@ -209,6 +221,7 @@ impl<S: Store> Partition<S> {
     pub fn is_busy(&self) -> bool {
         let usage = self.machine.usage();
         self.waiting.len() >= self.options.batches_in_flight
+            || self.waiting_bytes > IN_FLIGHT_BYTES
             || self.machine.is_frozen()
                 && (usage.unwritten_bytes > self.records_max() * 3 / 2
                     || usage.message_bytes > self.heads_max() * 3)
@@ -329,6 +342,7 @@ impl<S: Store> Partition<S> {
         self.appended += 1;
         self.journaled_at = self.machine.now();
         self.journal_bytes += bytes.len();
+        self.appended_bytes += bytes.len();
         Ok(())
     }
 
@@ -337,7 +351,9 @@ impl<S: Store> Partition<S> {
         self.next_ticket += 1;
         let answered = Answered { ticket, outcomes, effects };
         // Also a batch without decisions saw what the batches before it decided.
-        self.waiting.push_back(Waiting { after: self.appended, answered });
+        let bytes = std::mem::take(&mut self.appended_bytes);
+        self.waiting_bytes += bytes;
+        self.waiting.push_back(Waiting { after: self.appended, bytes, answered });
         ticket
     }
 

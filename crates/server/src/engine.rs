@@ -9,6 +9,7 @@ mod inbox;
 mod queues;
 mod relay;
 mod rooms;
+mod shares;
 mod wait;
 mod writer;
 

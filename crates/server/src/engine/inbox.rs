@@ -120,11 +120,13 @@ impl Inbox {
         Ok(())
     }
 
-    /// Everything that was asked, into an empty list that is left behind.
-    pub(crate) fn swap(&self, empty: &mut Vec<Ask>) {
-        debug_assert!(empty.is_empty());
+    /// Everything that was asked, behind what is in the list.
+    pub(crate) fn take(&self, list: &mut Vec<Ask>) {
         if let Some(asks) = &mut *self.lock() {
-            std::mem::swap(asks, empty);
+            match list.is_empty() {
+                true => std::mem::swap(asks, list),
+                false => list.append(asks),
+            }
         }
     }
 

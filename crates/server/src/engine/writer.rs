@@ -22,10 +22,8 @@ use hapax_store::disk::DiskStore;
 
 use super::inbox::{Ask, Inbox, Reply, Seen, Taken};
 use super::rooms::{Guest, Rooms};
-use super::{Beat, Shared, Stopped};
+use super::{Beat, Shared, Stopped, shares};
 
-/// Commands in one batch: more wait for the next, so that nobody waits long.
-const COMMANDS_MAX: usize = 8_192;
 /// A deadline that is due is met at once; this keeps a wrong one from being a busy loop.
 const SLEEP_MIN: Duration = Duration::from_micros(200);
 /// How long a writer sleeps at most: the wall clock is looked at this often.
@@ -133,9 +131,8 @@ impl Writer {
 
     /// Makes a batch of what was asked. Tells whether there was anything to do.
     fn gather(&mut self) -> Result<bool, hapax_partition::Error> {
-        if self.asks.is_empty() {
-            self.inbox.swap(&mut self.asks);
-        }
+        // Those who have to wait for the next batch are in front of those who came since.
+        self.inbox.take(&mut self.asks);
         let now = self.now();
         let is_due = self.partition.next_deadline().is_some_and(|due| due <= now);
         if self.asks.is_empty() && self.called.is_empty() && !is_due {
@@ -149,10 +146,8 @@ impl Writer {
             parts.push(Part::Guest(guest));
         }
         let mut asks = std::mem::take(&mut self.asks);
-        let mut next = asks.drain(..);
-        while commands.len() < COMMANDS_MAX
-            && let Some(ask) = next.next()
-        {
+        shares::share_out(&mut asks, &mut self.asks);
+        for ask in asks {
             match ask {
                 Ask::Commands(list, reply) => {
                     parts.push(Part::Reply(list.len(), reply));
@@ -182,9 +177,6 @@ impl Writer {
                 }
             }
         }
-        let left: Vec<Ask> = next.collect();
-        asks.extend(left);
-        self.asks = asks;
         self.submit(now, commands, parts)?;
         Ok(true)
     }

@@ -28,7 +28,7 @@ use crate::service::{Permit, Service};
 
 /// Messages of one stream that wait for their answers, and their bytes: more are not read.
 const UNANSWERED_MAX: usize = 16_384;
-const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
+const UNANSWERED_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 /// Messages handed over at once.
 const GATHERED_MAX: usize = 4_096;
 /// A frame down is about this large; one that says more has a single answer.
