@@ -229,7 +229,7 @@ impl Held {
     }
 
     /// Ends when the lease is lost. Whoever works under it should stop then.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> + 'static {
         let mut lost = self.lost.clone();
         async move {
             if lost.wait_for(|lost| *lost).await.is_err() {
@@ -246,7 +246,10 @@ impl Held {
         }
     }
 
-    async fn settle(&self, settle: Settle) -> Result<Settled, Error> {
+    /// Says what becomes of the key, and can be asked again where the broker was not reached in
+    /// the client's timeout: the same said again gets the same answer. A claim that was ended is
+    /// not extended any more.
+    pub async fn settle(&self, settle: Settle) -> Result<Settled, Error> {
         settle_one(&self.queue, &self.lease, settle).await
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -33,11 +34,11 @@ pub struct Delivery {
     generation: u32,
     accepted_at_ms: u64,
     deadline_ms: u64,
-    /// What most messages do not have.
-    more: Option<Box<More>>,
+    /// What most messages do not have. Shared: a handler and its context have one each.
+    more: Option<Arc<More>>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct More {
     headers: HashMap<String, String>,
     recovery_points: HashMap<String, Bytes>,
@@ -164,7 +165,7 @@ fn range(frame: &Bytes, part: &[u8]) -> Range<u32> {
     start as u32..(start + part.len()) as u32
 }
 
-fn more(frame: &Bytes, delivery: &lean::Delivery<'_>) -> Option<Box<More>> {
+fn more(frame: &Bytes, delivery: &lean::Delivery<'_>) -> Option<Arc<More>> {
     if delivery.headers.is_empty() && delivery.recovery_points.is_empty() {
         return None;
     }
@@ -174,7 +175,7 @@ fn more(frame: &Bytes, delivery: &lean::Delivery<'_>) -> Option<Box<More>> {
         .map(|(name, value)| ((*name).to_owned(), String::from_utf8_lossy(value).into_owned()));
     let points = delivery.recovery_points.iter();
     let points = points.map(|(name, data)| ((*name).to_owned(), frame.slice_ref(data)));
-    Some(Box::new(More { headers: headers.collect(), recovery_points: points.collect() }))
+    Some(Arc::new(More { headers: headers.collect(), recovery_points: points.collect() }))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! | send, and wait for the result | [`Queue::send_and_wait`] |
 //! | send as fast as the broker takes it | [`Sender`] |
 //! | work on messages | [`Worker`] |
+//! | call other services from a handler, once | [`Context::step`] |
 //! | work without a future per message | [`Work`] |
 //! | do something once, here and now | [`Queue::claim`] |
 //! | look after queues and keys | [`Admin`] |
@@ -48,6 +49,7 @@ mod message;
 mod queue;
 mod sender;
 mod settle;
+mod step;
 mod stream;
 mod work;
 mod worker;

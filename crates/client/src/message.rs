@@ -130,8 +130,9 @@ impl Message {
         self
     }
 
-    /// As it is written.
-    pub(crate) fn view(&self, reference: u64) -> lean::Message<'_> {
+    /// As it is written: every part of it, also for those who keep messages elsewhere at first.
+    #[doc(hidden)]
+    pub fn view(&self, reference: u64) -> lean::Message<'_> {
         let view = lean::Message {
             reference,
             key: &self.key,

@@ -181,17 +181,37 @@ pub struct Failure {
     error: String,
     delay: Option<Duration>,
     is_final: bool,
+    is_in_doubt: bool,
 }
 
 impl Failure {
     /// To be tried again, as the queue's backoff says.
     pub fn new(error: impl Into<String>) -> Self {
-        Self { error: error.into(), delay: None, is_final: false }
+        Self { error: error.into(), delay: None, is_final: false, is_in_doubt: false }
     }
 
     /// Not to be tried again.
     pub fn dead(error: impl Into<String>) -> Self {
         Self { is_final: true, ..Self::new(error) }
+    }
+
+    /// Nobody knows whether it worked: for an effect that cannot be repeated, after
+    /// [`Context::begin`](crate::Context::begin). The worker lets go of the message as if it had
+    /// died there and then, so that a queue that parks does so; any other failure says that the
+    /// effect did not happen, and has the message delivered again. Without a `begin` in this
+    /// attempt it is a failure as any other.
+    ///
+    /// ```
+    /// use hapax_client::Failure;
+    ///
+    /// fn print_label() -> Result<(), std::io::Error> {
+    /// #   Err(std::io::Error::other("no answer"))
+    /// }
+    /// let printed = print_label().map_err(Failure::in_doubt);
+    /// # assert!(printed.unwrap_err().is_in_doubt());
+    /// ```
+    pub fn in_doubt(error: impl Into<Self>) -> Self {
+        Self { is_in_doubt: true, ..error.into() }
     }
 
     /// To be tried again after this long, instead of the queue's backoff.
@@ -202,6 +222,16 @@ impl Failure {
 
     pub fn error(&self) -> &str {
         &self.error
+    }
+
+    /// Whether it was made by [`Failure::dead`].
+    pub fn is_dead(&self) -> bool {
+        self.is_final
+    }
+
+    /// Whether it was made by [`Failure::in_doubt`].
+    pub fn is_in_doubt(&self) -> bool {
+        self.is_in_doubt
     }
 }
 

@@ -61,6 +61,10 @@ impl Worker {
         }
     }
 
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
     /// How many handlers run at once: 16 where nothing is said.
     pub fn concurrency(mut self, handlers: usize) -> Self {
         self.concurrency = handlers.max(1);

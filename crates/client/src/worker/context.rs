@@ -1,18 +1,25 @@
 //! What a handler can do besides returning.
 
 use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_wire::Code;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::backoff::Backoff;
+use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::settle::{Settle, Settled};
+use crate::settle::{Failure, Settle, Settled};
+use crate::step::{self, Found, Ledger};
 
 /// A handler's way to its lease. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Context {
-    pub(super) fence: u64,
+    pub(super) message: Arc<InHand>,
     pub(super) asks: mpsc::UnboundedSender<Ask>,
     pub(super) lost: watch::Receiver<bool>,
     pub(super) stopping: watch::Receiver<bool>,
@@ -26,16 +33,144 @@ pub(super) struct Ask {
     pub(super) reply: oneshot::Sender<Result<Settled, Error>>,
 }
 
+/// The message that a handler works on, and what it has saved.
+#[derive(Debug)]
+pub(super) struct InHand {
+    delivery: Delivery,
+    ledger: Mutex<Ledger>,
+}
+
+impl InHand {
+    pub(super) fn new(delivery: Delivery) -> Self {
+        let ledger = Mutex::new(Ledger::new(delivery.recovery_points()));
+        Self { delivery, ledger }
+    }
+
+    /// Sound after a panic: every change of it is one call.
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Context {
+    /// Does something elsewhere once per message, under a key of its own: charges a card, sends an
+    /// email, calls whatever takes an idempotency key.
+    ///
+    /// `call` is given that key, [`derive`](crate::derive)d from the message's key, its generation
+    /// and `name`: the same in every attempt. Before the call it is saved that the step was begun,
+    /// and after it the outcome, both as the recovery point `step:NAME`. A later attempt gets the
+    /// saved outcome without a call, and so goes on after the last step that was finished.
+    ///
+    /// ```no_run
+    /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
+    /// use hapax_client::{Failure, Worker};
+    ///
+    /// Worker::new(orders)
+    ///     .run(|message, context| async move {
+    ///         let euro: u32 = message.parse_json()?;
+    ///         let receipt: String = context.step("charge", |key| charge(key, euro)).await?;
+    ///         context.step("mail", |key| mail(key, receipt.clone())).await?;
+    ///         Ok::<_, Failure>(receipt)
+    ///     })
+    ///     .await
+    /// # }
+    /// # use hapax_client::Failure;
+    /// # async fn charge(_key: String, _euro: u32) -> Result<String, Failure> { Err("".into()) }
+    /// # async fn mail(_key: String, _receipt: String) -> Result<(), Failure> { Ok(()) }
+    /// ```
+    ///
+    /// - An attempt that dies between the call and its outcome leaves the call in doubt: the next
+    ///   one calls again, under the same key. The service must know the key by then, and answer as
+    ///   it did. For one that takes no key there is [`Context::begin`].
+    /// - An error of the call fails the step and saves nothing. What is to be remembered, such as
+    ///   a card that was declined, is an outcome: return it as one.
+    /// - Outcomes are kept as JSON, within the 64 KiB that all recovery points of a message have
+    ///   together. A step begins only where a KiB is left; one whose outcome turns out not to fit
+    ///   gives the message up, and says so, since every attempt would call again. Return an id
+    ///   instead of a document.
+    /// - Names are unique per message: the same name twice in one attempt is an error.
+    /// - Where the lease is lost the step ends there: the call is dropped, nothing is saved.
+    pub async fn step<T, E, F>(
+        &self,
+        name: &str,
+        call: impl FnOnce(String) -> F,
+    ) -> Result<T, Failure>
+    where
+        T: Serialize + DeserializeOwned,
+        E: Into<Failure>,
+        F: Future<Output = Result<T, E>>,
+    {
+        self.message.ledger().take(name)?;
+        if let Some(point) = self.message.delivery.recovery_point(&step::point_name(name))
+            && let Found::Done(outcome) = step::found(name, point)?
+        {
+            return Ok(outcome);
+        }
+        tokio::select! {
+            biased;
+            () = self.lost() => Err(lost_during(name)),
+            outcome = self.call(name, call) => outcome,
+        }
+    }
+
+    async fn call<T, E, F>(&self, name: &str, call: impl FnOnce(String) -> F) -> Result<T, Failure>
+    where
+        T: Serialize,
+        E: Into<Failure>,
+        F: Future<Output = Result<T, E>>,
+    {
+        let (key, point) = (self.message.delivery.derive(name), step::point_name(name));
+        self.message.ledger().reserve(name)?;
+        // Also proves that the lease was still ours a moment before the call.
+        self.save_surely(&point, step::intent(&key)).await?;
+        let outcome = call(key.clone()).await.map_err(Into::into)?;
+        let data = step::outcome(name, &key, &outcome)?;
+        let bytes = data.len();
+        let mut fits = self.message.ledger().fits(&point, &data);
+        if fits {
+            match self.save_surely(&point, data).await {
+                Ok(()) => self.message.ledger().saved(&point, bytes),
+                // Somebody else's points, or a broker with other bounds.
+                Err(error) if matches!(error.code(), Code::Invalid | Code::TooLarge) => {
+                    fits = false
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !fits {
+            self.save_surely(&point, step::too_large(&key, bytes)).await?;
+            return Err(step::too_large_failure(name, &key, bytes));
+        }
+        Ok(outcome)
+    }
+
+    /// Saves, and tries again as long as that may help: a call was made, or is about to be.
+    async fn save_surely(&self, name: &str, data: Bytes) -> Result<(), Error> {
+        let mut backoff = Backoff::new();
+        loop {
+            match self.keep(Settle::Save { name: name.to_owned(), data: data.clone() }).await {
+                Err(error) if error.is_retryable() => {
+                    tokio::time::sleep(backoff.after(error.retry_after())).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Marks durably that a non-repeatable effect starts now. In a queue that parks, the message
-    /// is not delivered again if the lease is lost from here on, until somebody resolves it.
+    /// is not delivered again if the lease is lost from here on, until somebody resolves it; so
+    /// too where the handler panics, or returns a [`Failure::in_doubt`].
     pub async fn begin(&self) -> Result<(), Error> {
         self.keep(Settle::Begin).await
     }
 
     /// Stores a recovery point: the next attempt finds it in the delivery.
     pub async fn save(&self, name: impl Into<String>, data: impl Into<Bytes>) -> Result<(), Error> {
-        self.keep(Settle::Save { name: name.into(), data: data.into() }).await
+        let (name, data) = (name.into(), data.into());
+        let bytes = data.len();
+        self.keep(Settle::Save { name: name.clone(), data }).await?;
+        self.message.ledger().saved(&name, bytes);
+        Ok(())
     }
 
     /// Keeps the message for so long from now on, or for its lease. It is done by itself as long
@@ -61,7 +196,7 @@ impl Context {
 
     async fn keep(&self, settle: Settle) -> Result<(), Error> {
         let (reply, receiver) = oneshot::channel();
-        let ask = Ask { fence: self.fence, settle, reply };
+        let ask = Ask { fence: self.message.delivery.fence(), settle, reply };
         // Where the worker is gone, so is the lease.
         let _ = self.asks.send(ask);
         match receiver.await {
@@ -70,6 +205,12 @@ impl Context {
             Ok(Ok(Settled::LeaseLost { .. })) | Err(_) => Err(Error::lease_lost()),
         }
     }
+}
+
+fn lost_during(step: &str) -> Failure {
+    Failure::new(format!(
+        "the lease was lost during the step {step}: somebody else has the message"
+    ))
 }
 
 async fn when(mut signal: watch::Receiver<bool>) {

@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
-use super::context::{Ask, Context};
+use super::context::{Ask, Context, InHand};
 use super::leases::{Due, Leases};
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -20,6 +21,11 @@ use crate::work::{Answered, Batch, Work};
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// A settle that the broker could not take now is said again after this long.
 const AGAIN: Duration = Duration::from_millis(500);
+/// The recovery point that tells why a message is in doubt, and how much of it.
+const DOUBT: &str = "in-doubt";
+const DOUBT_BYTES: usize = 1_024;
+/// The shortest lease there is.
+const LEASE_MIN: Duration = Duration::from_millis(100);
 
 type Ended = Result<Done, Failure>;
 
@@ -51,6 +57,8 @@ enum Settling {
     /// The end of a lease, with what was said if it may have to be said again.
     End(u64, Option<Settle>),
     Ask(u64, bool, oneshot::Sender<Result<Settled, Error>>),
+    /// Said of a message that was let go: nothing depends on the answer.
+    LastWords,
 }
 
 /// How far a stop has come.
@@ -138,7 +146,7 @@ where
             let fence = delivery.fence();
             let Some(lost) = self.leases.watch(fence) else { continue };
             let context = Context {
-                fence,
+                message: Arc::new(InHand::new(delivery.clone())),
                 asks: self.asks.0.clone(),
                 lost,
                 stopping: self.stopping.subscribe(),
@@ -210,7 +218,7 @@ where
                 let _ = reply.send(answer);
             }
             Some(Settling::End(fence, settle)) => self.end_answered(fence, settle, answer),
-            None => {}
+            Some(Settling::LastWords) | None => {}
         }
     }
 
@@ -239,14 +247,29 @@ where
 
     /// A handler is finished.
     fn ended(&mut self, ended: Result<(Id, Ended), JoinError>) {
-        let (id, settle) = match ended {
-            Ok((id, Ok(done))) => (id, Settle::Done(done)),
-            Ok((id, Err(failure))) => (id, Settle::Fail(failure)),
-            Err(error) => (error.id(), Settle::fail(panic_text(error))),
-        };
-        if let Some(fence) = self.fences.remove(&id) {
-            self.end(fence, settle);
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        let Some(fence) = self.fences.remove(&id) else { return };
+        let begun = self.begun.contains(&fence);
+        match ended {
+            Ok((_, Ok(done))) => self.end(fence, Settle::Done(done)),
+            Ok((_, Err(failure))) if begun && failure.is_in_doubt() => {
+                self.let_go(fence, failure.error());
+            }
+            Ok((_, Err(failure))) => self.end(fence, Settle::Fail(failure)),
+            // A panic says nothing about an effect that had begun.
+            Err(error) if begun => self.let_go(fence, &panic_text(error)),
+            Err(error) => self.end(fence, Settle::fail(panic_text(error))),
         }
+    }
+
+    /// Nobody knows whether an effect happened. To fail the message would be to say that it did
+    /// not: so its lease is left to run out, soon, and the queue says what becomes of it.
+    fn let_go(&mut self, fence: u64, error: &str) {
+        let data = error.get(..error.floor_char_boundary(DOUBT_BYTES)).unwrap_or_default();
+        let doubt = Settle::Save { name: DOUBT.to_owned(), data: data.to_owned().into() };
+        self.settle(fence, doubt, Settling::LastWords);
+        self.settle(fence, Settle::Extend(Some(LEASE_MIN)), Settling::LastWords);
+        self.forget(fence);
     }
 
     /// Settles a lease for good. It is held until the answer is there.

@@ -6,4 +6,5 @@ mod claims;
 mod house;
 mod secure;
 mod sends;
+mod steps;
 mod workers;

@@ -11,13 +11,13 @@ use tokio::task::JoinHandle;
 use crate::house::{House, Wire, in_time};
 
 /// A worker that can be told to stop.
-struct Running {
+pub(crate) struct Running {
     stop: oneshot::Sender<()>,
     worker: JoinHandle<Result<(), hapax_client::Error>>,
 }
 
 impl Running {
-    fn start<H, F>(worker: Worker, handler: H) -> Self
+    pub(crate) fn start<H, F>(worker: Worker, handler: H) -> Self
     where
         H: Fn(hapax_client::Delivery, hapax_client::Context) -> F + Send + Sync + 'static,
         F: Future<Output = Result<Done, Failure>> + Send + 'static,
@@ -27,7 +27,7 @@ impl Running {
         Self { stop, worker: tokio::spawn(worker.run_until(until, handler)) }
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         in_time(self.worker).await.unwrap().unwrap();
     }

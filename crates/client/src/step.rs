@@ -1,0 +1,258 @@
+//! Steps of a message, as far as they can be known without asking anybody: which names are taken,
+//! what earlier attempts left, whether there is room for an outcome.
+//!
+//! A step is one recovery point, `step:NAME`, of JSON. First it says that the step was begun, under
+//! which key; then its outcome takes that place. So every later attempt, `hapax get` and a worker
+//! in another language can tell what was done, what was not, and what is in doubt.
+
+use std::collections::{HashMap, HashSet};
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::settle::Failure;
+
+/// What the names of the recovery points of steps begin with.
+const PREFIX: &str = "step:";
+/// As the broker bounds them: so many points, so many bytes of names and data together.
+const POINTS_MAX: usize = 64;
+const POINTS_BYTES_MAX: usize = 64 * 1_024;
+const NAME_BYTES_MAX: usize = 128 - PREFIX.len();
+/// What a step wants to be free before it calls: an outcome that cannot be kept is a call lost.
+const ROOM_BYTES: usize = 1_024;
+
+/// What the recovery point of a step holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Point<'a> {
+    #[serde(rename = "step")]
+    stage: Stage,
+    /// What the call was made under.
+    key: String,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    outcome: Option<&'a RawValue>,
+    /// The size of an outcome that was too large to be kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Stage {
+    Begun,
+    Done,
+    TooLarge,
+}
+
+/// What an earlier attempt left of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found<T> {
+    /// Nothing, or no more than an intent: the call is to be made, perhaps again.
+    Open,
+    Done(T),
+}
+
+/// The recovery points of one message, and the steps of one attempt.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    /// Bytes of every point with its name. A step that is under way has its room in here.
+    points: HashMap<String, usize>,
+    taken: HashSet<String>,
+}
+
+impl Ledger {
+    pub(crate) fn new<'a>(points: impl Iterator<Item = (&'a str, &'a Bytes)>) -> Self {
+        let points = points.map(|(name, data)| (name.to_owned(), name.len() + data.len()));
+        Self { points: points.collect(), taken: HashSet::new() }
+    }
+
+    /// Takes the name of a step, for the rest of the attempt.
+    pub(crate) fn take(&mut self, name: &str) -> Result<(), Failure> {
+        if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
+            return Err(Failure::dead(format!(
+                "a step's name has 1 to {NAME_BYTES_MAX} bytes, and this one has {}: {name}",
+                name.len()
+            )));
+        }
+        if self.taken.insert(name.to_owned()) {
+            return Ok(());
+        }
+        Err(Failure::dead(format!(
+            "the step {name} is there twice in one attempt: the second would get the first one's \
+             key and outcome. Give every step of a message a name of its own (such as \
+             \"{name}-2\"), and retry a call within its step"
+        )))
+    }
+
+    /// Keeps room for the outcome of a step that is about to begin.
+    pub(crate) fn reserve(&mut self, name: &str) -> Result<(), Failure> {
+        let point = point_name(name);
+        let is_known = self.points.contains_key(&point);
+        let left = self.left(&point);
+        if (is_known || self.points.len() < POINTS_MAX) && left >= point.len() + ROOM_BYTES {
+            let size = point.len() + ROOM_BYTES;
+            self.points.insert(point, size);
+            return Ok(());
+        }
+        Err(Failure::dead(format!(
+            "the step {name} was not begun, as its outcome could not be kept: there are {} \
+             recovery points of {POINTS_MAX} and {left} bytes left of {POINTS_BYTES_MAX}. Use \
+             fewer steps, or let them return less",
+            self.points.len()
+        )))
+    }
+
+    /// Whether a point with this data would still be kept.
+    pub(crate) fn fits(&self, point: &str, data: &[u8]) -> bool {
+        point.len() + data.len() <= self.left(point)
+    }
+
+    /// A point was saved.
+    pub(crate) fn saved(&mut self, point: &str, data_bytes: usize) {
+        self.points.insert(point.to_owned(), point.len() + data_bytes);
+    }
+
+    /// Bytes that are left for this point, with its name.
+    fn left(&self, point: &str) -> usize {
+        let others = self.points.iter().filter(|(name, _)| *name != point);
+        POINTS_BYTES_MAX.saturating_sub(others.map(|(_, bytes)| *bytes).sum())
+    }
+}
+
+pub(crate) fn point_name(step: &str) -> String {
+    format!("{PREFIX}{step}")
+}
+
+/// That a step is about to call, under this key.
+pub(crate) fn intent(key: &str) -> Bytes {
+    write(Point { stage: Stage::Begun, key: key.to_owned(), outcome: None, bytes: None })
+}
+
+/// That a step has called, and what came of it.
+pub(crate) fn outcome<T: Serialize>(step: &str, key: &str, outcome: &T) -> Result<Bytes, Failure> {
+    let outcome = serde_json::value::to_raw_value(outcome).map_err(|error| {
+        Failure::dead(format!("the outcome of the step {step} cannot be written as JSON: {error}"))
+    })?;
+    let outcome = Some(&*outcome);
+    Ok(write(Point { stage: Stage::Done, key: key.to_owned(), outcome, bytes: None }))
+}
+
+/// That a step has called, and that what came of it could not be kept.
+pub(crate) fn too_large(key: &str, bytes: usize) -> Bytes {
+    let bytes = Some(bytes);
+    write(Point { stage: Stage::TooLarge, key: key.to_owned(), outcome: None, bytes })
+}
+
+pub(crate) fn too_large_failure(step: &str, key: &str, bytes: usize) -> Failure {
+    Failure::dead(format!(
+        "the step {step} has called under the key {key}, but its outcome of {bytes} bytes cannot \
+         be kept: the recovery points of a message hold {POINTS_BYTES_MAX} together. Let the step \
+         return less, such as an id, and redrive the message: it calls again under the same key"
+    ))
+}
+
+/// What the recovery point of a step says.
+pub(crate) fn found<T: DeserializeOwned>(step: &str, data: &[u8]) -> Result<Found<T>, Failure> {
+    let point: Point<'_> = serde_json::from_slice(data).map_err(|error| {
+        Failure::new(format!(
+            "the recovery point {PREFIX}{step} is not one of a step ({error}); it was not called"
+        ))
+    })?;
+    if point.stage != Stage::Done {
+        return Ok(Found::Open);
+    }
+    // Nothing is written as null, which reads back as nothing.
+    let text = point.outcome.map_or("null", RawValue::get);
+    serde_json::from_str(text).map(Found::Done).map_err(|error| {
+        Failure::new(format!(
+            "the step {step} was done by an earlier attempt, and what that one saved is not what \
+             this one expects: {error}. It was not called again"
+        ))
+    })
+}
+
+fn write(point: Point<'_>) -> Bytes {
+    // A string, a number and JSON that is JSON already: there is nothing to fail.
+    serde_json::to_vec(&point).unwrap_or_default().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger(sizes: &[usize]) -> Ledger {
+        let points: Vec<(String, Bytes)> = sizes
+            .iter()
+            .enumerate()
+            .map(|(n, size)| (format!("{n:04}"), vec![0; size - 4].into()))
+            .collect();
+        Ledger::new(points.iter().map(|(name, data)| (name.as_str(), data)))
+    }
+
+    #[test]
+    fn an_outcome_reads_back_and_an_intent_leaves_the_step_open() {
+        let done = outcome("charge", "k", &("receipt", 7)).unwrap();
+        assert_eq!(&done[..], br#"{"step":"done","key":"k","outcome":["receipt",7]}"#);
+        let read = found::<(String, u32)>("charge", &done).unwrap();
+        assert_eq!(read, Found::Done(("receipt".to_owned(), 7)));
+        assert_eq!(&intent("k")[..], br#"{"step":"begun","key":"k"}"#);
+        assert_eq!(found::<u32>("charge", &intent("k")).unwrap(), Found::Open);
+        assert_eq!(&too_large("k", 9)[..], br#"{"step":"too_large","key":"k","bytes":9}"#);
+        assert_eq!(found::<u32>("charge", &too_large("k", 9)).unwrap(), Found::Open);
+    }
+
+    #[test]
+    fn an_outcome_of_nothing_reads_back() {
+        let nothing = outcome("charge", "k", &()).unwrap();
+        assert_eq!(found::<()>("charge", &nothing).unwrap(), Found::Done(()));
+        let none = outcome("charge", "k", &None::<u32>).unwrap();
+        assert_eq!(found::<Option<u32>>("charge", &none).unwrap(), Found::Done(None));
+    }
+
+    #[test]
+    fn what_is_no_outcome_of_this_step_is_told_and_not_taken_for_one() {
+        let other = found::<u32>("charge", b"17 euro").unwrap_err();
+        assert!(other.error().contains("step:charge"), "{}", other.error());
+        let done = outcome("charge", "k", &"text").unwrap();
+        let changed = found::<u32>("charge", &done).unwrap_err();
+        assert!(changed.error().contains("not called again"), "{}", changed.error());
+    }
+
+    #[test]
+    fn a_name_is_taken_once_and_has_a_bound() {
+        let mut ledger = ledger(&[]);
+        ledger.take("charge").unwrap();
+        ledger.take("ship").unwrap();
+        let twice = ledger.take("charge").unwrap_err();
+        assert!(twice.error().contains("charge is there twice"), "{}", twice.error());
+        ledger.take(&"x".repeat(NAME_BYTES_MAX)).unwrap();
+        assert!(ledger.take(&"y".repeat(NAME_BYTES_MAX + 1)).is_err());
+        assert!(ledger.take("").is_err());
+    }
+
+    #[test]
+    fn a_step_begins_only_where_its_outcome_has_room() {
+        let taken = POINTS_BYTES_MAX - "step:a".len() - ROOM_BYTES;
+        ledger(&[taken]).reserve("a").unwrap();
+        let refused = ledger(&[taken + 1]).reserve("a").unwrap_err();
+        assert!(refused.error().contains("not begun"), "{}", refused.error());
+        let mut many = ledger(&[8; POINTS_MAX - 1]);
+        many.reserve("a").unwrap();
+        many.reserve("a").unwrap();
+        assert!(many.reserve("b").is_err(), "one point too many");
+    }
+
+    #[test]
+    fn steps_under_way_keep_their_room_from_each_other() {
+        let mut ledger = ledger(&[]);
+        ledger.reserve("a").unwrap();
+        ledger.reserve("b").unwrap();
+        let name = point_name("a");
+        let most = POINTS_BYTES_MAX - name.len() - point_name("b").len() - ROOM_BYTES;
+        assert!(ledger.fits(&name, &vec![0; most]));
+        assert!(!ledger.fits(&name, &vec![0; most + 1]));
+        ledger.saved(&point_name("b"), 10);
+        assert!(ledger.fits(&name, &vec![0; most + ROOM_BYTES - 10]), "b needed less");
+    }
+}

@@ -1,0 +1,373 @@
+//! Steps: calls under derived keys that no later attempt repeats, and effects in doubt.
+
+use std::sync::{Arc, Mutex};
+
+use hapax_client::{Context, Delivery, Done, Failure, Message, Worker, derive};
+use hapax_wire::proto::{self, State};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::house::{House, Wire, in_time, named};
+use crate::workers::Running;
+
+/// Failures are tried again at once.
+const RULES: &str = r#"{"backoff_min_ms":0,"backoff_max_ms":0}"#;
+
+/// Somebody elsewhere, who writes down under which key each call came.
+#[derive(Clone, Debug, Default)]
+struct Service(Arc<Mutex<Vec<String>>>);
+
+impl Service {
+    fn call(&self, key: String) {
+        self.0.lock().unwrap().push(key);
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+async fn send(house: &House) {
+    house.orders().send(Message::new("body").key("k0")).await.unwrap();
+}
+
+fn point(key: &proto::Key, name: &str) -> Value {
+    let point = key.recovery_points.get(name);
+    point.map_or(Value::Null, |point| serde_json::from_slice(point).unwrap())
+}
+
+/// Works on the one message there is until it has ended, and tells how.
+async fn work<H, F>(house: &House, handler: H) -> proto::Key
+where
+    H: Fn(Delivery, Context) -> F + Send + Sync + 'static,
+    F: Future<Output = Result<Done, Failure>> + Send + 'static,
+{
+    let worker = Running::start(Worker::new(house.orders()), handler);
+    let key = house.ended("k0").await;
+    worker.stop().await;
+    key
+}
+
+#[tokio::test]
+async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last() {
+    let house = House::open(RULES).await;
+    send(&house).await;
+    let (charges, mails) = (Service::default(), Service::default());
+    let (charge, mail) = (charges.clone(), mails.clone());
+    let done = work(&house, move |message, context| {
+        let (charges, mails) = (charge.clone(), mail.clone());
+        async move {
+            let attempt = message.attempt();
+            let receipt: (String, u32) = context
+                .step("charge", |key| async move {
+                    charges.call(key);
+                    Ok::<_, Failure>(("receipt".to_owned(), attempt))
+                })
+                .await?;
+            context
+                .step("mail", |key| async move {
+                    mails.call(key);
+                    if attempt < 3 { Err(Failure::new("no answer")) } else { Ok(()) }
+                })
+                .await?;
+            Ok(Done::new().result(format!("{receipt:?}")))
+        }
+    })
+    .await;
+    assert_eq!(done.state(), State::Done, "{}", done.error);
+    assert_eq!(done.result.unwrap().body, r#"("receipt", 1)"#, "the first attempt's outcome");
+    assert_eq!(charges.calls(), [derive("k0", 0, "charge")], "called once");
+    assert_eq!(mails.calls(), vec![derive("k0", 0, "mail"); 3], "always under the same key");
+}
+
+#[tokio::test]
+async fn what_was_begun_and_what_was_done_can_be_seen_from_outside() {
+    let house = House::open(RULES).await;
+    send(&house).await;
+    let (called, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (is_called, may_go) = (Arc::clone(&called), Arc::clone(&go));
+    let handler = move |_: Delivery, context: Context| {
+        let (called, go) = (Arc::clone(&is_called), Arc::clone(&may_go));
+        async move {
+            let answer = json!({ "receipt": 7 });
+            let charged = context.step("charge", |_| async { Ok::<_, Failure>(answer) }).await?;
+            assert_eq!(charged["receipt"], 7);
+            context
+                .step("ship", |_| async {
+                    called.notify_one();
+                    go.notified().await;
+                    Ok::<_, Failure>(())
+                })
+                .await?;
+            Ok(Done::new())
+        }
+    };
+    let worker = Running::start(Worker::new(house.orders()), handler);
+    in_time(called.notified()).await;
+    let key = house.key("k0").await;
+    let charge = derive("k0", 0, "charge");
+    let expected = json!({ "step": "done", "key": charge, "outcome": { "receipt": 7 } });
+    assert_eq!(point(&key, "step:charge"), expected);
+    let expected = json!({ "step": "begun", "key": derive("k0", 0, "ship") });
+    assert_eq!(point(&key, "step:ship"), expected, "saved before the call");
+    go.notify_one();
+    assert_eq!(house.ended("k0").await.state(), State::Done);
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn the_same_name_twice_in_one_attempt_is_an_error() {
+    let house = House::open(RULES).await;
+    send(&house).await;
+    let service = Service::default();
+    let calls = service.clone();
+    let dead = work(&house, move |_, context| {
+        let service = calls.clone();
+        async move {
+            for _ in 0..2 {
+                let call = |key| async { Ok::<_, Failure>(service.call(key)) };
+                context.step("charge", call).await?;
+            }
+            Ok(Done::new())
+        }
+    })
+    .await;
+    assert_eq!((dead.state(), dead.attempts), (State::Dead, 1));
+    assert!(dead.error.contains("the step charge is there twice"), "{}", dead.error);
+    assert_eq!(service.calls().len(), 1);
+}
+
+#[tokio::test]
+async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_returns_less() {
+    let house = House::open(RULES).await;
+    send(&house).await;
+    let service = Service::default();
+    let handler = |bytes: usize| {
+        let service = service.clone();
+        move |_: Delivery, context: Context| {
+            let service = service.clone();
+            async move {
+                let call = |key| async {
+                    service.call(key);
+                    Ok::<_, Failure>("x".repeat(bytes))
+                };
+                let outcome = context.step("charge", call).await?;
+                Ok(Done::new().result(outcome))
+            }
+        }
+    };
+    let dead = work(&house, handler(70_000)).await;
+    assert_eq!((dead.state(), dead.attempts), (State::Dead, 1), "each attempt would call again");
+    let key = derive("k0", 0, "charge");
+    assert!(dead.error.contains(&key) && dead.error.contains("return less"), "{}", dead.error);
+    let left = point(&dead, "step:charge");
+    assert_eq!((&left["step"], &left["key"]), (&json!("too_large"), &json!(key)));
+
+    let all = proto::redrive_request::Select::Keys(proto::RedriveKeys { keys: vec!["k0".into()] });
+    let redrive = proto::RedriveRequest {
+        queue: "orders".to_owned(),
+        id: "fixed".to_owned(),
+        select: Some(all),
+        ..Default::default()
+    };
+    house.admin.redrive(redrive).await.unwrap();
+    let done = work(&house, handler(5)).await;
+    assert_eq!((done.state(), done.result.unwrap().body), (State::Done, "xxxxx".into()));
+    assert_eq!(service.calls(), [key.clone(), key], "again, under the same key");
+}
+
+#[tokio::test]
+async fn a_step_is_not_begun_where_there_is_no_room_for_its_outcome() {
+    let house = House::open(RULES).await;
+    send(&house).await;
+    let service = Service::default();
+    let calls = service.clone();
+    let dead = work(&house, move |_, context| {
+        let service = calls.clone();
+        async move {
+            context.save("mine", vec![b'x'; 64 * 1_024 - 100]).await?;
+            context.step("charge", |key| async { Ok::<_, Failure>(service.call(key)) }).await?;
+            Ok(Done::new())
+        }
+    })
+    .await;
+    assert_eq!((dead.state(), dead.attempts), (State::Dead, 1));
+    assert!(dead.error.contains("the step charge was not begun"), "{}", dead.error);
+    assert_eq!(service.calls(), Vec::<String>::new());
+    assert_eq!(point(&dead, "step:charge"), Value::Null);
+}
+
+/// Tells when it is dropped.
+struct Dropped(Arc<Notify>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+#[tokio::test]
+async fn a_lost_lease_ends_the_step_and_saves_nothing() {
+    let house = House::open(r#"{"lease_ms":1000,"backoff_min_ms":0,"backoff_max_ms":0}"#).await;
+    send(&house).await;
+    let wire = Wire::to(&house).await;
+    let service = Service::default();
+    let (called, dropped) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let told: Arc<Mutex<Option<Failure>>> = Arc::default();
+    let handler = {
+        let service = service.clone();
+        let (called, dropped, told) =
+            (Arc::clone(&called), Arc::clone(&dropped), Arc::clone(&told));
+        move |_: Delivery, context: Context| {
+            let (called, dropped) = (Arc::clone(&called), Dropped(Arc::clone(&dropped)));
+            let (service, told) = (service.clone(), Arc::clone(&told));
+            async move {
+                let call = |key| async move {
+                    let _dropped = dropped;
+                    service.call(key);
+                    called.notify_one();
+                    std::future::pending::<Result<(), Failure>>().await
+                };
+                let failure = context.step("charge", call).await.unwrap_err();
+                *told.lock().unwrap() = Some(failure.clone());
+                Err(failure)
+            }
+        }
+    };
+    let cut_off = Running::start(Worker::new(wire.client.queue("orders")), handler);
+    in_time(called.notified()).await;
+    wire.close();
+    in_time(dropped.notified()).await;
+    let again = service.clone();
+    let done = work(&house, move |message, context| {
+        let service = again.clone();
+        async move {
+            let before = message.recovery_point("step:charge").cloned().unwrap_or_default();
+            context.step("charge", |key| async { Ok::<_, Failure>(service.call(key)) }).await?;
+            Ok(Done::new().result(before))
+        }
+    })
+    .await;
+    let key = derive("k0", 0, "charge");
+    let before: Value = serde_json::from_slice(&done.result.unwrap().body).unwrap();
+    assert_eq!(before, json!({ "step": "begun", "key": key }), "no outcome");
+    assert_eq!(service.calls(), [key.clone(), key], "again, under the same key");
+    let told = told.lock().unwrap().clone().unwrap();
+    assert!(told.error().contains("lost during the step charge"), "{}", told.error());
+    cut_off.stop().await;
+}
+
+#[tokio::test]
+async fn an_outcome_is_saved_when_the_broker_is_back() {
+    let mut house = House::open(RULES).await;
+    send(&house).await;
+    let (called, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (is_called, may_go) = (Arc::clone(&called), Arc::clone(&go));
+    let worker = Running::start(Worker::new(house.orders()), move |message, context| {
+        let (called, go) = (Arc::clone(&is_called), Arc::clone(&may_go));
+        async move {
+            let call = |_| async move {
+                called.notify_one();
+                go.notified().await;
+                Ok::<_, Failure>("receipt".to_owned())
+            };
+            let receipt = context.step("charge", call).await?;
+            Ok(Done::new().result(format!("{receipt}, attempt {}", message.attempt())))
+        }
+    });
+    in_time(called.notified()).await;
+    house.stop().await;
+    go.notify_one();
+    house.start_again().await;
+    assert_eq!(house.ended("k0").await.result.unwrap().body, "receipt, attempt 1");
+    worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_replay_calls_under_keys_of_its_own() {
+    let house = House::open(RULES).await;
+    send(&house).await;
+    let service = Service::default();
+    let calls = service.clone();
+    let handler = move |_: Delivery, context: Context| {
+        let service = calls.clone();
+        async move {
+            context.step("charge", |key| async { Ok::<_, Failure>(service.call(key)) }).await?;
+            Ok(Done::new())
+        }
+    };
+    work(&house, handler.clone()).await;
+    let body = bytes::Bytes::from_static(b"body");
+    let message = proto::Message { key: "k0".to_owned(), body, ..Default::default() };
+    house.admin.replay_key(named("k0"), Some(message)).await.unwrap();
+    work(&house, handler).await;
+    assert_eq!(service.calls(), [derive("k0", 0, "charge"), derive("k0", 1, "charge")]);
+}
+
+#[tokio::test]
+async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated() {
+    let house = House::open(r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#).await;
+    send(&house).await;
+    let service = Service::default();
+    let calls = service.clone();
+    let dead = work(&house, move |message, context| {
+        let service = calls.clone();
+        async move {
+            if message.attempt() == 1 {
+                let call = |key| async { Ok::<_, Failure>(service.call(key)) };
+                context.step("charge", call).await?;
+                return Err(Failure::new("and then a new release came"));
+            }
+            let call = |key| async {
+                service.call(key);
+                Ok::<_, Failure>(17)
+            };
+            context.step("charge", call).await?;
+            Ok(Done::new())
+        }
+    })
+    .await;
+    assert!(dead.error.contains("It was not called again"), "{}", dead.error);
+    assert_eq!(service.calls().len(), 1);
+}
+
+const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"max_attempts":2}"#;
+
+/// How the one message ends whose handler begins an effect, and then does this.
+async fn after_begin(end: fn() -> Result<Done, Failure>) -> proto::Key {
+    let house = House::open(PARKS).await;
+    send(&house).await;
+    work(&house, move |_, context| async move {
+        context.begin().await?;
+        end()
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_effect_in_doubt_is_parked_and_tells_why() {
+    let parked = after_begin(|| Err(Failure::in_doubt("the printer does not answer"))).await;
+    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1));
+    assert_eq!(parked.recovery_points["in-doubt"], "the printer does not answer");
+}
+
+#[tokio::test]
+async fn a_panic_after_an_effect_has_begun_parks_it() {
+    let parked = after_begin(|| panic!("nobody expected that")).await;
+    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1));
+    assert_eq!(parked.recovery_points["in-doubt"], "the handler panicked: nobody expected that");
+}
+
+#[tokio::test]
+async fn who_says_that_an_effect_failed_gets_the_message_again() {
+    let dead = after_begin(|| Err(Failure::new("out of paper"))).await;
+    assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "delivered again, as it was sure");
+}
+
+#[tokio::test]
+async fn nothing_is_in_doubt_before_it_has_begun() {
+    let house = House::open(PARKS).await;
+    send(&house).await;
+    let dead = work(&house, |_, _| async { Err(Failure::in_doubt("no such printer")) }).await;
+    assert_eq!((dead.state(), dead.error.as_str()), (State::Dead, "no such printer"));
+}
