@@ -280,5 +280,12 @@ pub(crate) fn worker_name() -> String {
 }
 
 /// Variables that mean something to commands that talk to a broker.
-pub(crate) const VARIABLES: &[&str] =
-    &["HAPAX_SERVER", "HAPAX_TOKEN", "HAPAX_CA", "HAPAX_CLIENT_CERT", "HAPAX_CLIENT_KEY"];
+pub(crate) const VARIABLES: &[&str] = &[
+    "HAPAX_SERVER",
+    "HAPAX_TOKEN",
+    "HAPAX_CA",
+    "HAPAX_CLIENT_CERT",
+    "HAPAX_CLIENT_KEY",
+    "HAPAX_DATABASE",
+    "HAPAX_DATABASE_CA",
+];

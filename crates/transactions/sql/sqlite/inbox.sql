@@ -1,0 +1,25 @@
+-- The inbox of Hapax for SQLite 3.24 and newer. Run this once, as a migration; run again it
+-- changes nothing.
+--
+-- A row says: this consumer carried out this message, and its effect is in this database. It is
+-- written in the transaction of the effect, so a row that can be seen is an effect that is there.
+--
+-- Begin transactions with BEGIN IMMEDIATE, set busy_timeout, and keep synchronous = FULL: with
+-- NORMAL in WAL mode a power cut may take back a commit whose message is settled already.
+CREATE TABLE IF NOT EXISTS hapax_inbox (
+    consumer TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    queue TEXT NOT NULL,
+    message_key TEXT NOT NULL,
+    message_group TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    fence INTEGER NOT NULL,
+    result BLOB,
+    result_type TEXT,
+    entered_at_ms INTEGER NOT NULL
+        DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)),
+    PRIMARY KEY (consumer, tenant, queue, message_key, message_group, generation)
+) WITHOUT ROWID;
+
+-- For the sweep.
+CREATE INDEX IF NOT EXISTS hapax_inbox_age ON hapax_inbox (entered_at_ms);

@@ -1,0 +1,4 @@
+-- Send a parked row after all, once its reason is gone. One that was refused as too old needs
+-- issued_at_ms = unixepoch() * 1000 besides: make sure first that it was not carried out long ago.
+UPDATE hapax_outbox SET parked_at_ms = NULL, retry_at_ms = NULL, tries = 0, error = NULL
+WHERE id = ?1

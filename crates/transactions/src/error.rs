@@ -1,0 +1,103 @@
+//! What can go wrong between a message and a database.
+
+use std::time::Duration;
+
+/// Why an inbox, an outbox or a relay could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The database refused, or cannot be reached. Its own words are the source.
+    #[error("{what}: {}", chain(.source.as_ref()))]
+    Database { what: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
+    #[error(transparent)]
+    Broker(#[from] hapax_client::Error),
+    /// The inbox would forget a message while the queue may still deliver it.
+    #[error(
+        "the inbox {consumer} forgets after {}, but the queue {queue} may deliver a message again \
+         for {}: {why}. Keep the rows at least that long, or say nothing about the retention to \
+         follow the queue", human(*.kept), .needed.map_or("ever".to_owned(), human)
+    )]
+    ForgetsTooEarly {
+        consumer: String,
+        queue: String,
+        kept: Duration,
+        needed: Option<Duration>,
+        why: String,
+    },
+    /// The caller gave something that cannot be used.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+#[cfg(feature = "sqlite")]
+impl From<rusqlite::Error> for Error {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::database("the database refused")(error)
+    }
+}
+
+impl Error {
+    /// For `map_err`: what was being done when the database refused. Also for those who bring a
+    /// driver of their own.
+    pub fn database<E>(what: &'static str) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        move |source| Self::Database { what, source: source.into() }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Self::Invalid(what.into())
+    }
+}
+
+/// Drivers say the best part in the source: "db error" alone helps nobody.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let part = error.to_string();
+        if !text.contains(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// A duration in its largest whole unit.
+pub(crate) fn human(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0 => format!("{} ms", duration.as_millis()),
+        _ if seconds.is_multiple_of(86_400) => format!("{} d", seconds / 86_400),
+        172_801.. => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3_600),
+        3_600.. => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+        60.. => format!("{} min", seconds / 60),
+        _ => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_error_tells_the_whole_chain() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("db error")]
+        struct Outer(#[source] std::num::ParseIntError);
+        let cause = "x".parse::<u32>().unwrap_err();
+        let error = Error::database("the inbox cannot be entered")(Outer(cause.clone()));
+        assert_eq!(error.to_string(), format!("the inbox cannot be entered: db error: {cause}"));
+    }
+
+    #[test]
+    fn durations_are_told_in_large_units() {
+        for (seconds, text) in [(59, "59 s"), (6_300, "1 h 45 min"), (604_800, "7 d")] {
+            assert_eq!(human(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(human(Duration::from_secs(611_100)), "7 d 1 h");
+    }
+}

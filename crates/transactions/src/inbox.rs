@@ -1,0 +1,388 @@
+//! The inbox: effect and acknowledgement in one transaction.
+//!
+//! A delivery first inserts its row, then writes what it has to write, then stores its result in
+//! the row, and commits. So a row that can be seen belongs to an effect that is there; there is no
+//! row of half an effect, and no state "begun" that somebody would have to clean up. Two deliveries
+//! at once meet at the unique key: the second waits for the first and then finds its row, or, if
+//! the first rolled back, takes its place. A delivery whose fence is below that of the row comes
+//! from a worker that slept through the loss of its lease: it is told so, and must write nothing.
+
+mod retention;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_client::{Blob, Delivery};
+
+use crate::error::Error;
+use crate::transaction::{BlockingTransaction, Transaction};
+
+pub(crate) use retention::retention_for;
+
+/// How often a row may vanish between two statements before that is an error: only a sweep of what
+/// is being delivered does that.
+const TRIES: usize = 3;
+/// What a name may be long, so that all of a key fits an index.
+const NAME_BYTES_MAX: usize = 80;
+/// Rows of one DELETE of a sweep.
+pub(crate) const SWEEP_BATCH: i64 = 1_000;
+
+/// Who carries messages out: the part of a program whose effects are counted as one.
+///
+/// Two consumers of one message, such as two services that both keep a copy of something, have an
+/// effect each; two processes of the same service are one consumer. The name must stay the same as
+/// long as the rows are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Consumer {
+    name: String,
+    tenant: String,
+    retention: Retention,
+}
+
+/// How long rows are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retention {
+    /// As long as the queue may deliver a message again.
+    OfQueue,
+    Of(Duration),
+    Forever,
+}
+
+impl Consumer {
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), tenant: "default".to_owned(), retention: Retention::OfQueue }
+    }
+
+    /// The tenant whose token the client has: `default` where nothing is said. Nothing is compared
+    /// across tenants.
+    pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
+        self.tenant = tenant.into();
+        self
+    }
+
+    /// How long rows are kept: as long as the queue may deliver a message again where nothing is
+    /// said. Shorter than that is refused when the worker starts.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = Retention::Of(retention);
+        self
+    }
+
+    /// Rows are never swept.
+    pub fn keep_for_ever(mut self) -> Self {
+        self.retention = Retention::Forever;
+        self
+    }
+
+    /// The inbox of this consumer for a queue.
+    pub fn inbox(&self, queue: impl Into<String>) -> Result<Inbox, Error> {
+        let queue = queue.into();
+        for (what, name) in [("consumer", &self.name), ("tenant", &self.tenant), ("queue", &queue)]
+        {
+            if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
+                return Err(Error::invalid(format!(
+                    "the name of a {what} has 1 to {NAME_BYTES_MAX} bytes, {name:?} has {}",
+                    name.len()
+                )));
+            }
+        }
+        Ok(Inbox { consumer: self.clone(), queue })
+    }
+}
+
+impl From<&str> for Consumer {
+    fn from(name: &str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl From<String> for Consumer {
+    fn from(name: String) -> Self {
+        Self::new(name)
+    }
+}
+
+/// What one consumer has carried out of one queue. It is a name: the rows are in the user's
+/// database, and every call gets a transaction of the user's.
+///
+/// ```no_run
+/// # async fn example(
+/// #     pool: sqlx::PgPool, delivery: hapax_client::Delivery,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
+/// use hapax_transactions::{Entered, Inbox};
+///
+/// let inbox = Inbox::new("billing", "orders")?;
+/// let mut tx = pool.begin().await?;
+/// match inbox.enter(&mut tx, &delivery).await? {
+///     Entered::First => {
+///         sqlx::query("UPDATE accounts SET balance = balance - 17").execute(&mut *tx).await?;
+///         inbox.finish(&mut tx, &delivery, "charged").await?;
+///         tx.commit().await?;
+///         // Settle done with "charged".
+///     }
+///     Entered::Done(result) => { /* Settle done with the result. */ }
+///     Entered::Stale { .. } => { /* Somebody newer was here: settle nothing. */ }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inbox {
+    consumer: Consumer,
+    queue: String,
+}
+
+/// What a delivery found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entered {
+    /// Nobody was here before: do it, in this transaction.
+    First,
+    /// It is done, with this result: do nothing, and settle done with it.
+    Done(Option<Blob>),
+    /// It was done under a newer lease than this one: do nothing, and settle nothing.
+    Stale {
+        /// The fence of the row.
+        fence: u64,
+    },
+}
+
+/// A delivery, as the inbox names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incoming<'a> {
+    pub key: std::borrow::Cow<'a, str>,
+    /// Empty where there is none.
+    pub group: &'a str,
+    pub generation: u32,
+    pub fence: u64,
+}
+
+impl<'a> From<&'a Delivery> for Incoming<'a> {
+    fn from(delivery: &'a Delivery) -> Self {
+        // A message without a key, as at-least-once queues allow, has its id for a name. Under the
+        // empty key all of them would be one.
+        let key = match delivery.key() {
+            "" => delivery.id().to_string().into(),
+            key => key.into(),
+        };
+        Self {
+            key,
+            group: delivery.group().unwrap_or_default(),
+            generation: delivery.generation(),
+            fence: delivery.fence(),
+        }
+    }
+}
+
+/// What a handler leaves behind in the row, and settles with: nothing, text, bytes, or a [`Blob`].
+///
+/// Not a [`Done`](hapax_client::Done), whose follow-up messages would be lost if the worker dies
+/// between commit and settle. Follow-ups go into the [`outbox`](crate::outbox), in the same
+/// transaction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finished(pub Option<Blob>);
+
+impl From<()> for Finished {
+    fn from((): ()) -> Self {
+        Self(None)
+    }
+}
+
+impl From<Blob> for Finished {
+    fn from(result: Blob) -> Self {
+        Self(Some(result))
+    }
+}
+
+impl From<Option<Blob>> for Finished {
+    fn from(result: Option<Blob>) -> Self {
+        Self(result)
+    }
+}
+
+macro_rules! finished_from_bytes {
+    ($($bytes:ty),*) => {$(
+        impl From<$bytes> for Finished {
+            fn from(result: $bytes) -> Self {
+                Self(Some(Blob::new(result)))
+            }
+        }
+    )*};
+}
+
+finished_from_bytes!(Bytes, Vec<u8>, String, &'static str);
+
+impl Inbox {
+    pub fn new(consumer: impl Into<Consumer>, queue: impl Into<String>) -> Result<Self, Error> {
+        consumer.into().inbox(queue)
+    }
+
+    pub fn consumer(&self) -> &str {
+        &self.consumer.name
+    }
+
+    pub fn tenant(&self) -> &str {
+        &self.consumer.tenant
+    }
+
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    pub(crate) fn wanted_retention(&self) -> Retention {
+        self.consumer.retention
+    }
+
+    /// The first call of a transaction, before any write of its own.
+    ///
+    /// What follows a [`Entered::First`] is committed together with the row. Otherwise the
+    /// transaction is to be rolled back.
+    pub async fn enter<'a, T: Transaction + ?Sized>(
+        &self,
+        transaction: &mut T,
+        delivery: impl Into<Incoming<'a>>,
+    ) -> Result<Entered, Error> {
+        let incoming = delivery.into();
+        let row = self.row(&incoming)?;
+        for _ in 0..TRIES {
+            if transaction.insert(&row).await? {
+                return Ok(Entered::First);
+            }
+            if let Some(found) = transaction.find(&row).await? {
+                return Ok(found.for_fence(row.fence));
+            }
+        }
+        Err(vanishing(&incoming))
+    }
+
+    /// As [`Inbox::enter`], for rusqlite.
+    pub fn enter_blocking<'a, T: BlockingTransaction + ?Sized>(
+        &self,
+        transaction: &T,
+        delivery: impl Into<Incoming<'a>>,
+    ) -> Result<Entered, Error> {
+        let incoming = delivery.into();
+        let row = self.row(&incoming)?;
+        for _ in 0..TRIES {
+            if transaction.insert(&row)? {
+                return Ok(Entered::First);
+            }
+            if let Some(found) = transaction.find(&row)? {
+                return Ok(found.for_fence(row.fence));
+            }
+        }
+        Err(vanishing(&incoming))
+    }
+
+    /// The last call before the commit: stores the result for deliveries to come. Without one the
+    /// call can be left out.
+    pub async fn finish<'a, T: Transaction + ?Sized>(
+        &self,
+        transaction: &mut T,
+        delivery: impl Into<Incoming<'a>>,
+        result: impl Into<Finished>,
+    ) -> Result<(), Error> {
+        let Finished(Some(result)) = result.into() else { return Ok(()) };
+        let incoming = delivery.into();
+        let is_there = transaction.store(&self.row(&incoming)?, &result).await?;
+        if is_there { Ok(()) } else { Err(not_entered(&incoming)) }
+    }
+
+    /// As [`Inbox::finish`], for rusqlite.
+    pub fn finish_blocking<'a, T: BlockingTransaction + ?Sized>(
+        &self,
+        transaction: &T,
+        delivery: impl Into<Incoming<'a>>,
+        result: impl Into<Finished>,
+    ) -> Result<(), Error> {
+        let Finished(Some(result)) = result.into() else { return Ok(()) };
+        let incoming = delivery.into();
+        let is_there = transaction.store(&self.row(&incoming)?, &result)?;
+        if is_there { Ok(()) } else { Err(not_entered(&incoming)) }
+    }
+
+    fn row<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<Row<'a>, Error> {
+        if incoming.key.is_empty() {
+            return Err(Error::invalid("a message without a key cannot be told from another"));
+        }
+        Ok(Row {
+            consumer: &self.consumer.name,
+            tenant: &self.consumer.tenant,
+            queue: &self.queue,
+            key: &incoming.key,
+            group: incoming.group,
+            generation: i32::try_from(incoming.generation).unwrap_or(i32::MAX),
+            fence: signed(incoming.fence),
+        })
+    }
+}
+
+/// The names of a row, as the statements take them.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Row<'a> {
+    pub consumer: &'a str,
+    pub tenant: &'a str,
+    pub queue: &'a str,
+    pub key: &'a str,
+    pub group: &'a str,
+    pub generation: i32,
+    pub fence: i64,
+}
+
+/// A row that was there.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub fence: i64,
+    pub result: Option<Blob>,
+}
+
+impl Found {
+    pub fn new(fence: i64, body: Option<Vec<u8>>, content_type: Option<String>) -> Self {
+        Self { fence, result: body.map(|body| Blob { body: body.into(), content_type }) }
+    }
+
+    /// An equal fence is this very lease: its commit was done and the answer to it lost.
+    fn for_fence(self, fence: i64) -> Entered {
+        if self.fence > fence {
+            Entered::Stale { fence: self.fence.unsigned_abs() }
+        } else {
+            Entered::Done(self.result)
+        }
+    }
+}
+
+/// The upper part of a fence counts the owners of a partition: eight million of them fit.
+fn signed(fence: u64) -> i64 {
+    i64::try_from(fence).unwrap_or(i64::MAX)
+}
+
+fn vanishing(incoming: &Incoming<'_>) -> Error {
+    Error::invalid(format!(
+        "the inbox row of {} comes and goes: is it swept earlier than messages are delivered?",
+        incoming.key
+    ))
+}
+
+fn not_entered(incoming: &Incoming<'_>) -> Error {
+    Error::invalid(format!("{} is finished in a transaction that it did not enter", incoming.key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lower_fence_than_the_rows_is_stale_and_an_equal_one_is_done() {
+        let found = |fence| Found::new(fence, Some(b"17".to_vec()), None);
+        assert_eq!(found(7).for_fence(6), Entered::Stale { fence: 7 });
+        assert_eq!(found(7).for_fence(7), Entered::Done(Some(Blob::new("17"))));
+        assert_eq!(found(7).for_fence(8), Entered::Done(Some(Blob::new("17"))));
+    }
+
+    #[test]
+    fn names_that_fit_no_index_are_refused() {
+        let error = Inbox::new("x".repeat(81), "orders").unwrap_err();
+        assert!(error.to_string().contains("1 to 80 bytes"), "{error}");
+        assert!(Inbox::new("billing", "").is_err());
+        assert!(Inbox::new("billing", "orders").is_ok());
+    }
+}

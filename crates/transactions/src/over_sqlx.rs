@@ -1,0 +1,149 @@
+//! PostgreSQL and SQLite by sqlx: the same calls for both, with the statements of each.
+//!
+//! Transactions of SQLite begin immediately: one that begins as a reader and turns into a writer
+//! fails where another has written in between, whatever the busy timeout.
+
+use hapax_client::Blob;
+use sqlx::Row as _;
+
+use crate::error::Error;
+use crate::inbox::{Found, Inbox, Row};
+use crate::outbox::Entry;
+use crate::transaction::Transaction;
+use crate::worker::Pool;
+
+macro_rules! driver {
+    (
+        database: $database:ty, connection: $connection:ty, pool: $pool:ty,
+        arguments: $arguments:ty, statements: $sql:path,
+        begin: |$from:ident| $begin:expr,
+    ) => {
+        use $sql as sql;
+
+        impl Pool for $pool {
+            type Transaction = sqlx::Transaction<'static, $database>;
+
+            async fn begin(&self) -> Result<Self::Transaction, Error> {
+                let $from = self;
+                $begin.await.map_err(Error::database("no transaction in the database"))
+            }
+
+            async fn commit(transaction: Self::Transaction) -> Result<(), Error> {
+                transaction.commit().await.map_err(Error::database("the transaction cannot end"))
+            }
+
+            async fn rollback(transaction: Self::Transaction) -> Result<(), Error> {
+                transaction.rollback().await.map_err(Error::database("the transaction cannot end"))
+            }
+
+            async fn sweep(&self, inbox: &Inbox, older_ms: i64, most: i64) -> Result<u64, Error> {
+                let statement = sqlx::query(sql::SWEEP)
+                    .bind(inbox.consumer().to_owned())
+                    .bind(inbox.tenant().to_owned())
+                    .bind(inbox.queue().to_owned())
+                    .bind(older_ms)
+                    .bind(most);
+                let swept = statement.execute(self).await;
+                Ok(swept.map_err(Error::database("the inbox cannot be swept"))?.rows_affected())
+            }
+        }
+
+        impl Transaction for sqlx::Transaction<'_, $database> {
+            async fn insert(&mut self, row: &Row<'_>) -> Result<bool, Error> {
+                <$connection as Transaction>::insert(self, row).await
+            }
+
+            async fn find(&mut self, row: &Row<'_>) -> Result<Option<Found>, Error> {
+                <$connection as Transaction>::find(self, row).await
+            }
+
+            async fn store(&mut self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+                <$connection as Transaction>::store(self, row, result).await
+            }
+
+            async fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
+                <$connection as Transaction>::append(self, entry).await
+            }
+        }
+
+        impl Transaction for $connection {
+            async fn insert(&mut self, row: &Row<'_>) -> Result<bool, Error> {
+                let inserted = names(sql::ENTER, row).bind(row.fence).execute(self).await;
+                let inserted = inserted.map_err(Error::database("the inbox cannot be entered"))?;
+                Ok(inserted.rows_affected() == 1)
+            }
+
+            async fn find(&mut self, row: &Row<'_>) -> Result<Option<Found>, Error> {
+                let what = "the inbox cannot be read";
+                let found = names(sql::FOUND, row).fetch_optional(self).await;
+                let Some(found) = found.map_err(Error::database(what))? else { return Ok(None) };
+                let fence = found.try_get(0).map_err(Error::database(what))?;
+                let body = found.try_get(1).map_err(Error::database(what))?;
+                let content_type = found.try_get(2).map_err(Error::database(what))?;
+                Ok(Some(Found::new(fence, body, content_type)))
+            }
+
+            async fn store(&mut self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+                let statement = names(sql::FINISH, row)
+                    .bind(row.fence)
+                    .bind(result.body.to_vec())
+                    .bind(result.content_type.clone());
+                let stored = statement.execute(self).await;
+                let stored = stored.map_err(Error::database("the result cannot be stored"))?;
+                Ok(stored.rows_affected() == 1)
+            }
+
+            async fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
+                let statement = sqlx::query(sql::SEND)
+                    .bind(entry.queue.to_owned())
+                    .bind(entry.key.to_owned())
+                    .bind(entry.group.to_owned())
+                    .bind(entry.body.to_vec())
+                    .bind(entry.content_type.to_owned())
+                    .bind(entry.headers.clone())
+                    .bind(entry.delay_ms)
+                    .bind(entry.ttl_ms)
+                    .bind(entry.fingerprint.map(str::to_owned))
+                    .bind(entry.issued_at_ms);
+                let appended = statement.execute(self).await;
+                appended.map_err(Error::database("the outbox cannot be written")).map(drop)
+            }
+        }
+
+        /// A statement with the names of a row as its first six parameters.
+        fn names(
+            statement: &'static str,
+            row: &Row<'_>,
+        ) -> sqlx::query::Query<'static, $database, $arguments> {
+            sqlx::query(statement)
+                .bind(row.consumer.to_owned())
+                .bind(row.tenant.to_owned())
+                .bind(row.queue.to_owned())
+                .bind(row.key.to_owned())
+                .bind(row.group.to_owned())
+                .bind(row.generation)
+        }
+    };
+}
+
+#[cfg(feature = "sqlx-postgres")]
+mod postgres {
+    use super::*;
+
+    driver! {
+        database: sqlx::Postgres, connection: sqlx::PgConnection, pool: sqlx::PgPool,
+        arguments: sqlx::postgres::PgArguments, statements: crate::sql::postgres,
+        begin: |pool| sqlx::PgPool::begin(pool),
+    }
+}
+
+#[cfg(feature = "sqlx-sqlite")]
+mod sqlite {
+    use super::*;
+
+    driver! {
+        database: sqlx::Sqlite, connection: sqlx::SqliteConnection, pool: sqlx::SqlitePool,
+        arguments: sqlx::sqlite::SqliteArguments, statements: crate::sql::sqlite,
+        begin: |pool| pool.begin_with("BEGIN IMMEDIATE"),
+    }
+}

@@ -1,0 +1,354 @@
+//! The relay: moves the rows of an outbox to the broker, under their keys.
+//!
+//! It reads rows, sends them, and deletes exactly those that the broker confirmed, by their ids.
+//! Killed anywhere, it has sent rows that it did not delete; they are sent again under the same
+//! keys and the same date, and the broker answers with what it knows. Within a group one row is
+//! under way at a time, so order holds; a row that is refused is tried again later and holds back
+//! its group alone, and after bounded tries it is parked in the table with its error, and the group
+//! goes on. A queue that takes nothing now is left for a moment, and costs no row a try.
+//!
+//! One relay works per outbox, by a lock that its process holds; others stand by. The lock saves
+//! work: two at once would send the same rows, under the same keys, in the same order.
+
+mod batch;
+mod metrics;
+mod observe;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod source;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+#[cfg(feature = "postgres")]
+mod tls;
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hapax_client::Client;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::error::Error;
+use batch::Senders;
+pub use metrics::Metrics;
+use source::{Open, Refused, Source, Table};
+
+/// How often a refused row is tried before it is parked, where nothing else is said.
+const TRIES: u32 = 5;
+/// How often the table is looked at if nothing tells of a new row.
+const POLL: Duration = Duration::from_secs(1);
+const POLL_MIN: Duration = Duration::from_millis(10);
+/// Times of refused rows that are kept in mind; the others are found by looking.
+const RETRIES_MAX: usize = 1_000;
+/// What one read takes at most.
+const BATCH_ROWS: i64 = 1_000;
+const BATCH_BYTES: i64 = 16 * 1_024 * 1_024;
+/// How often one that stands by asks for the lock.
+const STAND_BY: Duration = Duration::from_secs(1);
+/// Between two tries to reach a database that went away.
+const AGAIN_MIN: Duration = Duration::from_millis(200);
+const AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// Moves the rows of one outbox to a broker.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use hapax_client::Client;
+/// use hapax_transactions::Relay;
+///
+/// let client = Client::connect("http://127.0.0.1:4747")?;
+/// let relay = Relay::new(client, "postgres://shop@127.0.0.1/shop")?;
+/// relay.run_until(async { drop(tokio::signal::ctrl_c().await) }).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Relay {
+    client: Client,
+    database: Database,
+    options: Options,
+    metrics: Arc<Metrics>,
+}
+
+#[derive(Clone, Debug)]
+struct Options {
+    tries: u32,
+    poll: Duration,
+    results: Option<Table>,
+}
+
+#[derive(Clone, Debug)]
+enum Database {
+    #[cfg(feature = "postgres")]
+    Postgres(Box<tokio_postgres::Config>, Option<tls::Tls>),
+    #[cfg(feature = "sqlite")]
+    Sqlite(std::path::PathBuf),
+}
+
+impl Relay {
+    /// From a database, by its address: `postgres://…` or `sqlite://PATH`. Needs the table of
+    /// `hapax sql outbox` there.
+    pub fn new(client: Client, database: &str) -> Result<Self, Error> {
+        Ok(Self {
+            client,
+            database: Database::parse(database)?,
+            options: Options { tries: TRIES, poll: POLL, results: None },
+            metrics: Arc::default(),
+        })
+    }
+
+    /// Encrypts the connection to PostgreSQL, to a server whose certificate one of these signed, as
+    /// PEM, and has the name of the address.
+    #[cfg(feature = "postgres")]
+    pub fn database_ca(mut self, pem: &[u8]) -> Result<Self, Error> {
+        match &mut self.database {
+            Database::Postgres(config, tls) => {
+                config.ssl_mode(tokio_postgres::config::SslMode::Require);
+                *tls = Some(tls::Tls::trusting(pem)?);
+                Ok(self)
+            }
+            #[cfg(feature = "sqlite")]
+            Database::Sqlite(_) => Err(Error::invalid("a SQLite file has no certificate")),
+        }
+    }
+
+    /// How often a refused row is tried before it is parked: 5 times where nothing is said.
+    pub fn tries(mut self, tries: u32) -> Self {
+        self.options.tries = tries.max(1);
+        self
+    }
+
+    /// How often the table is looked at if nothing tells of a new row: every second where nothing
+    /// is said. PostgreSQL tells, by the trigger of the migration; SQLite is asked for its version,
+    /// which costs next to nothing.
+    pub fn poll(mut self, poll: Duration) -> Self {
+        self.options.poll = poll.max(POLL_MIN);
+        self
+    }
+
+    /// Writes the final answer of every message to a table of the form of `hapax sql results`.
+    pub fn results(mut self, table: &str) -> Result<Self, Error> {
+        self.options.results = Some(Table::parse(table)?);
+        Ok(self)
+    }
+
+    /// What it counts, while it runs and after.
+    pub fn metrics(&self) -> Arc<Metrics> {
+        Arc::clone(&self.metrics)
+    }
+
+    /// Works for ever, or until there is an error that no retry helps against.
+    pub async fn run(self) -> Result<(), Error> {
+        self.run_until(std::future::pending()).await
+    }
+
+    /// Works until `stop` is ready, and finishes what is under way.
+    ///
+    /// A database that cannot be reached at the start, or lacks the table, is an error; one that
+    /// goes away later is waited for, as the broker is.
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<(), Error> {
+        let (told, stopping) = watch::channel(false);
+        let run = async {
+            match self.database.clone() {
+                #[cfg(feature = "postgres")]
+                Database::Postgres(config, tls) => {
+                    self.work(postgres::Opener::new(*config, tls)?, Stop(stopping)).await
+                }
+                #[cfg(feature = "sqlite")]
+                Database::Sqlite(path) => {
+                    self.work(sqlite::Opener::new(path), Stop(stopping)).await
+                }
+            }
+        };
+        let mut run = pin!(run);
+        tokio::select! {
+            ended = &mut run => return ended,
+            () = stop => drop(told.send(true)),
+        }
+        run.await
+    }
+
+    async fn work<O: Open>(&self, opener: O, stop: Stop) -> Result<(), Error> {
+        let mut source = opener.open(self.options.results.clone()).await?;
+        let observer = opener.open(self.options.results.clone()).await?;
+        let observing = observe::observe(
+            observer,
+            &opener,
+            &self.client,
+            self.options.results.clone(),
+            &self.metrics,
+        );
+        let relaying = async {
+            let mut again = AGAIN_MIN;
+            loop {
+                let started = Instant::now();
+                let ended = self.relay(&mut source, stop.clone()).await;
+                self.metrics.set_active(false);
+                match ended {
+                    Ok(()) => return Ok(()),
+                    Err(error @ Error::Database { .. }) => {
+                        tracing::warn!(%error, "the database is away; going on when it is back");
+                    }
+                    Err(error) => return Err(error),
+                }
+                if started.elapsed() > AGAIN_MAX {
+                    again = AGAIN_MIN;
+                }
+                loop {
+                    tokio::select! {
+                        () = stop.heard() => return Ok(()),
+                        () = tokio::time::sleep(again) => {}
+                    }
+                    again = (again * 2).min(AGAIN_MAX);
+                    match opener.open(self.options.results.clone()).await {
+                        Ok(opened) => {
+                            source = opened;
+                            break;
+                        }
+                        Err(error) => tracing::warn!(%error, "the database is still away"),
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            ended = relaying => ended,
+            never = observing => never,
+        }
+    }
+
+    /// Takes the lock, and moves rows until it is told to stop.
+    async fn relay<S: Source>(&self, source: &mut S, stop: Stop) -> Result<(), Error> {
+        if !source.lock().await? {
+            tracing::info!("another relay has the lock of this outbox; standing by");
+            while !source.lock().await? {
+                tokio::select! {
+                    () = stop.heard() => return Ok(()),
+                    () = tokio::time::sleep(STAND_BY) => {}
+                }
+            }
+        }
+        tracing::info!("moving rows");
+        self.metrics.set_active(true);
+        let mut senders = Senders::new(self.client.clone());
+        let mut held = Held::default();
+        while !stop.is_heard() {
+            let rows = source.read(BATCH_ROWS, BATCH_BYTES, &held.queues()).await?;
+            if rows.is_empty() {
+                tokio::select! {
+                    () = stop.heard() => break,
+                    waited = source.wait(held.poll(self.options.poll)) => waited?,
+                }
+                continue;
+            }
+            let outcome = senders.send(rows, self.options.tries, &stop).await;
+            self.metrics.count(&outcome);
+            source.settle(&outcome.confirmed, &outcome.refused).await?;
+            held.hold(outcome.held, &outcome.refused);
+            if let Some(error) = outcome.fatal {
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is to be tried again, and when: queues that take nothing for the moment, and the times of
+/// refused rows, which are in the table too.
+#[derive(Debug, Default)]
+struct Held {
+    queues: HashMap<String, Instant>,
+    rows: BTreeSet<Instant>,
+}
+
+impl Held {
+    fn hold(&mut self, queues: HashMap<String, Duration>, rows: &[Refused]) {
+        let now = Instant::now();
+        self.queues.extend(queues.into_iter().map(|(queue, pause)| (queue, now + pause)));
+        let times = rows.iter().filter_map(|row| Some(now + row.retry_in?));
+        self.rows.extend(times.take(RETRIES_MAX.saturating_sub(self.rows.len())));
+    }
+
+    /// Queues that are still to be left alone.
+    fn queues(&mut self) -> Vec<String> {
+        let now = Instant::now();
+        self.queues.retain(|_, until| *until > now);
+        self.rows = self.rows.split_off(&now);
+        self.queues.keys().cloned().collect()
+    }
+
+    /// Not longer than until the first of them may be tried again.
+    fn poll(&self, poll: Duration) -> Duration {
+        let first = self.queues.values().chain(self.rows.first()).min();
+        let left = first.map(|until| until.saturating_duration_since(Instant::now()));
+        left.map_or(poll, |left| left.min(poll).max(POLL_MIN))
+    }
+}
+
+/// Whether the relay was told to stop.
+#[derive(Clone, Debug)]
+struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    fn is_heard(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    async fn heard(&self) {
+        let mut told = self.0.clone();
+        if told.wait_for(|is_told| *is_told).await.is_err() {
+            // Whoever would tell is gone without a word.
+            std::future::pending().await
+        }
+    }
+}
+
+/// Milliseconds since 1970, by the clock of this machine.
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+impl Database {
+    fn parse(address: &str) -> Result<Self, Error> {
+        match address.split_once(':') {
+            #[cfg(feature = "postgres")]
+            Some(("postgres" | "postgresql", _)) => {
+                let config = address.parse::<tokio_postgres::Config>();
+                let config = config.map_err(Error::database("not an address of PostgreSQL"))?;
+                Ok(Self::Postgres(Box::new(config), None))
+            }
+            #[cfg(feature = "sqlite")]
+            Some(("sqlite", path)) => {
+                let path = path.strip_prefix("//").unwrap_or(path);
+                if path.is_empty() {
+                    return Err(Error::invalid("sqlite:// is followed by the path of a file"));
+                }
+                Ok(Self::Sqlite(path.into()))
+            }
+            _ => Err(Error::invalid(
+                "the database is given as postgres://USER@HOST/NAME or sqlite://PATH",
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_is_known_by_its_address() {
+        assert!(matches!(Database::parse("postgres://a@b/c"), Ok(Database::Postgres(..))));
+        for (address, path) in [("sqlite://a/b.db", "a/b.db"), ("sqlite:///a.db", "/a.db")] {
+            let Ok(Database::Sqlite(parsed)) = Database::parse(address) else { panic!() };
+            assert_eq!(parsed, std::path::PathBuf::from(path));
+        }
+        for wrong in ["mysql://a@b/c", "shop.db", "sqlite://", ""] {
+            let error = Database::parse(wrong).unwrap_err();
+            assert!(error.to_string().contains("sqlite://"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What a relay needs of a database: rows to send, and what became of them.
+
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_client::Message;
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+
+/// A way to the database that can be opened again when it broke.
+pub(super) trait Open: Send + Sync {
+    type Source: Source;
+
+    /// A connection of its own. With a table, confirmed rows leave a waiting row there.
+    fn open(
+        &self,
+        results: Option<Table>,
+    ) -> impl Future<Output = Result<Self::Source, Error>> + Send;
+}
+
+/// One connection to an outbox.
+///
+/// Every error means that the connection is not to be used any more.
+pub(super) trait Source: Send {
+    /// Takes the lock of this outbox, or tells that another has it. It is held until the connection
+    /// ends, however it ends.
+    fn lock(&mut self) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// Rows that may be sent now, oldest first, so many at most and about so many bytes. Left out:
+    /// parked ones, those whose time has not come, whole groups whose first row waits for its time,
+    /// and these queues.
+    fn read(
+        &mut self,
+        rows: i64,
+        bytes: i64,
+        held: &[String],
+    ) -> impl Future<Output = Result<Vec<Row>, Error>> + Send;
+
+    /// In one transaction: deletes what was confirmed, by its id, and writes to the refused rows
+    /// when they are tried again, or that they are parked.
+    fn settle(
+        &mut self,
+        confirmed: &[Row],
+        refused: &[Refused],
+    ) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Waits until there may be something new, for so long at most.
+    fn wait(&mut self, most: Duration) -> impl Future<Output = Result<(), Error>> + Send;
+
+    fn count(&mut self) -> impl Future<Output = Result<Counts, Error>> + Send;
+
+    /// Messages whose end is not known yet, in the order of their names, after this one.
+    fn waiting(
+        &mut self,
+        after: &Name,
+        most: i64,
+    ) -> impl Future<Output = Result<Vec<Name>, Error>> + Send;
+
+    /// Writes how a message ended, once.
+    fn end(&mut self, name: &Name, end: &End) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// A row of the outbox.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Row {
+    pub(super) id: i64,
+    pub(super) name: Name,
+    pub(super) body: Bytes,
+    pub(super) content_type: String,
+    /// As JSON.
+    pub(super) headers: String,
+    pub(super) delay_ms: Option<i64>,
+    pub(super) ttl_ms: Option<i64>,
+    pub(super) fingerprint: Option<String>,
+    /// When the operation was born: the date that lets the broker tell a row that comes again from
+    /// one that it has forgotten.
+    pub(super) issued_at_ms: i64,
+    /// How long the row has been there.
+    pub(super) age_ms: i64,
+    pub(super) tries: u32,
+}
+
+/// What a message is called.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) queue: String,
+    pub(super) key: String,
+    /// Empty where there is none.
+    pub(super) group: String,
+}
+
+/// A row that the broker did not take.
+#[derive(Clone, Debug)]
+pub(super) struct Refused {
+    pub(super) id: i64,
+    pub(super) tries: u32,
+    pub(super) error: String,
+    /// `None` parks it.
+    pub(super) retry_in: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) pending: i64,
+    pub(super) parked: i64,
+    /// Of the oldest row that is not parked.
+    pub(super) lag_ms: i64,
+    pub(super) waiting: i64,
+}
+
+/// How a message ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) state: &'static str,
+    pub(super) result: Option<Vec<u8>>,
+    pub(super) result_type: Option<String>,
+    pub(super) error: Option<String>,
+    pub(super) finished_at_ms: i64,
+}
+
+/// Rows are counted up to here: a larger number says no more, and would cost a scan.
+pub(super) const COUNT_MAX: i64 = 100_000;
+
+impl Row {
+    /// As it is sent. What was said about time counts from when the row was written.
+    pub(super) fn message(&self) -> Message {
+        let mut message = Message::new(self.body.clone()).key(&self.name.key);
+        if !self.name.group.is_empty() {
+            message = message.group(&self.name.group);
+        }
+        if !self.content_type.is_empty() {
+            message = message.content_type(&self.content_type);
+        }
+        let headers: Map<String, Value> = serde_json::from_str(&self.headers).unwrap_or_default();
+        for (name, value) in headers {
+            let value = match value {
+                Value::String(value) => value,
+                other => other.to_string(),
+            };
+            message = message.header(name, value);
+        }
+        if let Some(delay) = self.delay_ms.map(|delay| delay - self.age_ms).and_then(positive) {
+            message = message.delay(delay);
+        }
+        if let Some(ttl) = self.ttl_ms {
+            message = message.ttl(positive((ttl - self.age_ms).max(1)).unwrap_or_default());
+        }
+        if let Some(fingerprint) = &self.fingerprint {
+            message = message.fingerprint(fingerprint);
+        }
+        let issued = positive(self.issued_at_ms).unwrap_or_default();
+        message.issued_at(std::time::UNIX_EPOCH + issued)
+    }
+}
+
+fn positive(ms: i64) -> Option<Duration> {
+    u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis)
+}
+
+/// A table of the user's, by its name, with the schema before it if need be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Table(String);
+
+impl Table {
+    pub(super) fn parse(name: &str) -> Result<Self, Error> {
+        let parts: Vec<&str> = name.split('.').collect();
+        if parts.len() > 2 || parts.iter().any(|part| part.is_empty() || part.contains('\0')) {
+            return Err(Error::invalid(format!("{name:?} is not the name of a table")));
+        }
+        let quoted = parts.iter().map(|part| format!("\"{}\"", part.replace('"', "\"\"")));
+        Ok(Self(quoted.collect::<Vec<_>>().join(".")))
+    }
+
+    /// As it stands in a statement.
+    pub(super) fn quoted(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_about_time_counts_from_the_row() {
+        let row = |delay_ms, ttl_ms, age_ms| Row {
+            name: Name { key: "k".to_owned(), ..Name::default() },
+            delay_ms,
+            ttl_ms,
+            age_ms,
+            issued_at_ms: 7,
+            ..Row::default()
+        };
+        let sent = |row: Row| {
+            let message = row.message();
+            let view = message.view(0);
+            (view.delay_ms, view.ttl_ms, view.issued_at_ms)
+        };
+        assert_eq!(sent(row(Some(1_000), Some(5_000), 400)), (Some(600), Some(4_600), Some(7)));
+        assert_eq!(sent(row(Some(1_000), Some(5_000), 9_000)), (None, Some(1), Some(7)));
+        assert_eq!(sent(row(None, None, 9_000)), (None, None, Some(7)));
+    }
+
+    #[test]
+    fn the_name_of_a_table_cannot_say_anything_else() {
+        assert_eq!(Table::parse("shop.answers").unwrap().quoted(), "\"shop\".\"answers\"");
+        let name = Table::parse("a\"; DROP TABLE b").unwrap();
+        assert_eq!(name.quoted(), "\"a\"\"; DROP TABLE b\"");
+        assert!(Table::parse("").is_err() && Table::parse("a.b.c").is_err());
+    }
+}

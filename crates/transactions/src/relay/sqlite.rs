@@ -1,0 +1,320 @@
+//! The outbox in SQLite.
+//!
+//! The lock is one of the operating system on a file beside the database, so that it ends with the
+//! process, however that ends. News are asked for: a connection's `data_version` changes when
+//! another has written, and reading it touches no page.
+
+use std::fs::{File, TryLockError};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, params};
+use tokio::time::Instant;
+
+use super::now_ms;
+use super::source::{COUNT_MAX, Counts, End, Name, Open, Refused, Row, Source, Table};
+use crate::error::Error;
+use crate::sqlite::Database;
+
+/// How often the version is asked for.
+const LOOK: Duration = Duration::from_millis(20);
+
+const READ: &str = "
+SELECT id, queue, message_key, message_group, body, content_type, headers, delay_ms, ttl_ms,
+    fingerprint, coalesce(issued_at_ms, created_at_ms), ?2 - created_at_ms, tries
+FROM hapax_outbox o
+WHERE parked_at_ms IS NULL AND (retry_at_ms IS NULL OR retry_at_ms <= ?2)
+  AND (message_group = '' OR NOT EXISTS (
+      SELECT 1 FROM hapax_outbox w
+      WHERE w.queue = o.queue AND w.message_group = o.message_group
+        AND w.parked_at_ms IS NULL AND w.retry_at_ms > ?2))
+  AND queue NOT IN (SELECT value FROM json_each(?3))
+ORDER BY id LIMIT ?1";
+
+const REFUSE: &str = "
+UPDATE hapax_outbox SET tries = ?2, error = ?3, retry_at_ms = ?4, parked_at_ms = ?5 WHERE id = ?1";
+
+const COUNT: &str = "
+SELECT (SELECT count(*) FROM (SELECT 1 FROM hapax_outbox WHERE parked_at_ms IS NULL LIMIT ?1)),
+    (SELECT count(*) FROM (SELECT 1 FROM hapax_outbox WHERE parked_at_ms IS NOT NULL LIMIT ?1)),
+    coalesce((SELECT ?2 - created_at_ms FROM hapax_outbox WHERE parked_at_ms IS NULL
+        ORDER BY id LIMIT 1), 0)";
+
+#[derive(Debug)]
+pub(super) struct Opener(PathBuf);
+
+impl Opener {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+}
+
+impl Open for Opener {
+    type Source = Sqlite;
+
+    async fn open(&self, results: Option<Table>) -> Result<Sqlite, Error> {
+        if !self.0.is_file() {
+            return Err(Error::invalid(format!(
+                "there is no SQLite database at {}",
+                self.0.display()
+            )));
+        }
+        let sqlite = Sqlite {
+            database: Database::of_others(&self.0),
+            results,
+            lock: None,
+            version: None,
+            path: self.0.clone(),
+        };
+        sqlite.check().await?;
+        Ok(sqlite)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Sqlite {
+    database: Database,
+    results: Option<Table>,
+    path: PathBuf,
+    /// Held for its lock.
+    lock: Option<File>,
+    /// Of the connection that looks for news, when it last did.
+    version: Option<i64>,
+}
+
+impl Sqlite {
+    /// Runs something on a thread that may block.
+    async fn on<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let database = self.database.clone();
+        let worked = tokio::task::spawn_blocking(move || database.with(work));
+        worked.await.map_err(Error::database("a thread of the relay was lost"))?
+    }
+
+    /// What is missing is told at once, with how to make it.
+    async fn check(&self) -> Result<(), Error> {
+        let mut tables = vec![("hapax_outbox".to_owned(), "outbox")];
+        if let Some(results) = &self.results {
+            tables.push((results.quoted().to_owned(), "results"));
+        }
+        let path = self.path.display().to_string();
+        self.on(move |connection| {
+            for (table, subject) in tables {
+                let is_there = connection.prepare(&format!("SELECT queue FROM {table}"));
+                is_there.map(drop).map_err(|error| {
+                    Error::invalid(format!(
+                        "{path}: {error}; make the table with: \
+                         hapax sql {subject} --dialect sqlite | sqlite3 {path}"
+                    ))
+                })?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    fn table(&self) -> String {
+        self.results.as_ref().map_or("hapax_results", Table::quoted).to_owned()
+    }
+
+    async fn version(&self) -> Result<i64, Error> {
+        self.on(|connection| {
+            connection
+                .query_row("PRAGMA data_version", [], |row| row.get(0))
+                .map_err(Error::database("the database cannot be looked at"))
+        })
+        .await
+    }
+}
+
+impl Source for Sqlite {
+    async fn lock(&mut self) -> Result<bool, Error> {
+        if self.lock.is_some() {
+            return Ok(true);
+        }
+        let what = "the lock beside the database cannot be taken";
+        let mut path = self.path.clone().into_os_string();
+        path.push("-relay-lock");
+        let file = File::create(&path).map_err(Error::database(what))?;
+        match file.try_lock() {
+            Ok(()) => self.lock = Some(file),
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(error)) => return Err(Error::database(what)(error)),
+        }
+        Ok(true)
+    }
+
+    async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Vec<Row>, Error> {
+        let what = "the outbox cannot be read";
+        // Asked for before the read: what is written in between is news then.
+        self.version = Some(self.version().await?);
+        let held = serde_json::Value::from(held.to_vec()).to_string();
+        self.on(move |connection| {
+            let statement = connection.prepare_cached(READ);
+            let mut statement = statement.map_err(Error::database(what))?;
+            let found = statement.query_map(params![rows, now_ms(), held], row_of);
+            let found = found.map_err(Error::database(what))?;
+            let (mut rows, mut total) = (Vec::new(), 0);
+            for row in found {
+                let row = row.map_err(Error::database(what))?;
+                total += row.body.len() as i64;
+                rows.push(row);
+                if total >= bytes {
+                    break;
+                }
+            }
+            Ok(rows)
+        })
+        .await
+    }
+
+    async fn settle(&mut self, confirmed: &[Row], refused: &[Refused]) -> Result<(), Error> {
+        let what = "the outbox cannot be written";
+        let waiting = self.results.is_some().then(|| {
+            format!(
+                "INSERT INTO {} (queue, message_key, message_group) VALUES (?1, ?2, ?3)
+                 ON CONFLICT DO NOTHING",
+                self.table()
+            )
+        });
+        let confirmed: Vec<(i64, Name)> =
+            confirmed.iter().map(|row| (row.id, row.name.clone())).collect();
+        let refused = refused.to_vec();
+        let database = self.database.clone();
+        let settled = tokio::task::spawn_blocking(move || {
+            database.transaction(|transaction| {
+                let write = || -> Result<(), rusqlite::Error> {
+                    let delete = "DELETE FROM hapax_outbox WHERE id = ?1";
+                    let mut delete = transaction.prepare_cached(delete)?;
+                    for (id, name) in &confirmed {
+                        if let Some(waiting) = &waiting {
+                            let names = params![name.queue, name.key, name.group];
+                            transaction.prepare_cached(waiting)?.execute(names)?;
+                        }
+                        delete.execute([id])?;
+                    }
+                    let mut refuse = transaction.prepare_cached(REFUSE)?;
+                    for row in &refused {
+                        let now = now_ms();
+                        let retry_at = row.retry_in.map(|pause| now + pause.as_millis() as i64);
+                        let parked_at = retry_at.is_none().then_some(now);
+                        let values = params![row.id, row.tries, row.error, retry_at, parked_at];
+                        refuse.execute(values)?;
+                    }
+                    Ok(())
+                };
+                write().map_err(Error::database(what))
+            })
+        });
+        settled.await.map_err(Error::database("a thread of the relay was lost"))?
+    }
+
+    async fn wait(&mut self, most: Duration) -> Result<(), Error> {
+        let until = Instant::now() + most;
+        while Instant::now() < until {
+            let version = self.version().await?;
+            if self.version.replace(version).is_some_and(|before| before != version) {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK.min(most)).await;
+        }
+        Ok(())
+    }
+
+    async fn count(&mut self) -> Result<Counts, Error> {
+        let what = "the outbox cannot be counted";
+        let waiting = self.results.is_some().then(|| {
+            let table = self.table();
+            format!("SELECT count(*) FROM (SELECT 1 FROM {table} WHERE state = 'waiting' LIMIT ?1)")
+        });
+        self.on(move |connection| {
+            let counted = connection.query_row(COUNT, [COUNT_MAX, now_ms()], |row| {
+                let lag_ms: i64 = row.get(2)?;
+                let (pending, parked) = (row.get(0)?, row.get(1)?);
+                Ok(Counts { pending, parked, lag_ms: lag_ms.max(0), waiting: 0 })
+            });
+            let mut counts = counted.map_err(Error::database(what))?;
+            if let Some(waiting) = waiting {
+                let counted = connection.query_row(&waiting, [COUNT_MAX], |row| row.get(0));
+                counts.waiting = counted.map_err(Error::database(what))?;
+            }
+            Ok(counts)
+        })
+        .await
+    }
+
+    async fn waiting(&mut self, after: &Name, most: i64) -> Result<Vec<Name>, Error> {
+        let what = "the table of results cannot be read";
+        let sql = format!(
+            "SELECT queue, message_key, message_group FROM {} WHERE state = 'waiting'
+               AND (queue, message_key, message_group) > (?1, ?2, ?3)
+             ORDER BY queue, message_key, message_group LIMIT ?4",
+            self.table()
+        );
+        let after = after.clone();
+        self.on(move |connection| {
+            let mut statement = connection.prepare_cached(&sql).map_err(Error::database(what))?;
+            let values = params![after.queue, after.key, after.group, most];
+            let found = statement.query_map(values, |row| {
+                Ok(Name { queue: row.get(0)?, key: row.get(1)?, group: row.get(2)? })
+            });
+            let found = found.map_err(Error::database(what))?;
+            found.map(|name| name.map_err(Error::database(what))).collect()
+        })
+        .await
+    }
+
+    async fn end(&mut self, name: &Name, end: &End) -> Result<(), Error> {
+        let sql = format!(
+            "UPDATE {} SET state = ?4, result = ?5, result_type = ?6, error = ?7,
+                 finished_at_ms = ?8
+             WHERE queue = ?1 AND message_key = ?2 AND message_group = ?3 AND state = 'waiting'",
+            self.table()
+        );
+        let (name, end) = (name.clone(), end.clone());
+        self.on(move |connection| {
+            let values = params![
+                name.queue,
+                name.key,
+                name.group,
+                end.state,
+                end.result,
+                end.result_type,
+                end.error,
+                end.finished_at_ms
+            ];
+            let updated = connection.execute(&sql, values);
+            updated.map_err(Error::database("the table of results cannot be written")).map(drop)
+        })
+        .await
+    }
+}
+
+fn row_of(row: &rusqlite::Row<'_>) -> Result<Row, rusqlite::Error> {
+    Ok(Row {
+        id: row.get(0)?,
+        name: Name { queue: row.get(1)?, key: row.get(2)?, group: row.get(3)? },
+        body: bytes(row.get_ref(4)?).into(),
+        content_type: row.get(5)?,
+        headers: row.get(6)?,
+        delay_ms: row.get(7)?,
+        ttl_ms: row.get(8)?,
+        fingerprint: row.get(9)?,
+        issued_at_ms: row.get(10)?,
+        age_ms: row.get(11)?,
+        tries: row.get(12)?,
+    })
+}
+
+/// SQLite keeps whatever was put into a column, whatever its type.
+fn bytes(value: ValueRef<'_>) -> Vec<u8> {
+    match value {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.to_vec(),
+        ValueRef::Integer(number) => number.to_string().into_bytes(),
+        ValueRef::Real(number) => number.to_string().into_bytes(),
+        ValueRef::Null => Vec::new(),
+    }
+}

@@ -1,0 +1,225 @@
+//! SQLite by rusqlite, which blocks: calls are made on threads for that, never on those of tokio.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hapax_client::Blob;
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+
+use crate::error::Error;
+use crate::inbox::{Found, Inbox, Row};
+use crate::outbox::Entry;
+use crate::sql::sqlite as sql;
+use crate::transaction::BlockingTransaction;
+
+/// How long a writer waits for another. SQLite has one at a time.
+const BUSY: Duration = Duration::from_secs(30);
+/// Connections that are kept open for the next one.
+const IDLE_MAX: usize = 8;
+const OURS: &str =
+    "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
+const OF_OTHERS: &str = "PRAGMA synchronous = FULL;";
+
+/// A database file and connections to it. Cheap to clone; clones share their connections.
+///
+/// Every connection writes ahead (WAL), syncs at every commit (`synchronous = FULL`), waits for
+/// other writers, and knows foreign keys.
+#[derive(Clone, Debug)]
+pub struct Database(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    /// What every connection is told first.
+    settings: &'static str,
+    idle: Mutex<Vec<Connection>>,
+    /// Held while a transaction is open: writers of this process wait here in turn, and not by
+    /// asking SQLite again and again.
+    writing: Mutex<()>,
+}
+
+impl Database {
+    /// Opens the file, and makes it if it is not there.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let database = Self::with_settings(path.as_ref(), OURS);
+        database.give_back(database.connect()?);
+        Ok(database)
+    }
+
+    /// A file of somebody else's, whose journal stays as it is.
+    pub(crate) fn of_others(path: &Path) -> Self {
+        Self::with_settings(path, OF_OTHERS)
+    }
+
+    fn with_settings(path: &Path, settings: &'static str) -> Self {
+        Self(Arc::new(Inner {
+            path: path.to_owned(),
+            settings,
+            idle: Mutex::default(),
+            writing: Mutex::default(),
+        }))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Runs something on a connection. Blocks: from asynchronous code call it inside
+    /// `tokio::task::spawn_blocking`.
+    pub fn with<T>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut connection = match self.idle().pop() {
+            Some(connection) => connection,
+            None => self.connect()?,
+        };
+        let worked = work(&mut connection)?;
+        // One that failed is not used again.
+        self.give_back(connection);
+        Ok(worked)
+    }
+
+    /// Runs SQL that returns nothing, such as a migration. Blocks, as all of this does.
+    pub fn execute_batch(&self, sql: &str) -> Result<(), Error> {
+        self.with(|connection| connection.execute_batch(sql).map_err(Error::from))
+    }
+
+    /// Runs something in a transaction, which is committed unless it fails.
+    pub fn transaction<T, E: From<Error>>(
+        &self,
+        work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let _turn = self.0.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = None;
+        let outcome = self.with(|connection| {
+            let begun = connection.transaction_with_behavior(TransactionBehavior::Immediate);
+            let transaction = begun.map_err(Error::database("no transaction in the database"))?;
+            let worked = work(&transaction);
+            let ended = match worked {
+                Ok(_) => transaction.commit(),
+                Err(_) => transaction.rollback(),
+            };
+            ended.map_err(Error::database("the transaction cannot end"))?;
+            kept = Some(worked);
+            Ok(())
+        });
+        outcome?;
+        kept.unwrap_or_else(|| Err(Error::invalid("the transaction did not run").into()))
+    }
+
+    fn connect(&self) -> Result<Connection, Error> {
+        let what = "the SQLite database cannot be opened";
+        let connection = Connection::open(&self.0.path).map_err(Error::database(what))?;
+        connection.busy_timeout(BUSY).map_err(Error::database(what))?;
+        connection.execute_batch(self.0.settings).map_err(Error::database(what))?;
+        Ok(connection)
+    }
+
+    fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle();
+        if idle.len() < IDLE_MAX && connection.is_autocommit() {
+            idle.push(connection);
+        }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+        self.0.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Deletes rows of the inbox that are older than so many milliseconds, at most so many. Tells how
+/// many there were.
+pub fn sweep(
+    connection: &Connection,
+    inbox: &Inbox,
+    older_ms: i64,
+    most: i64,
+) -> Result<u64, Error> {
+    let names = (inbox.consumer(), inbox.tenant(), inbox.queue(), older_ms, most);
+    let swept = connection.execute(sql::SWEEP, names);
+    Ok(swept.map_err(Error::database("the inbox cannot be swept"))? as u64)
+}
+
+/// For a transaction that was begun by hand.
+impl BlockingTransaction for Connection {
+    fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
+        let what = "the inbox cannot be entered";
+        let mut statement = self.prepare_cached(sql::ENTER).map_err(Error::database(what))?;
+        let inserted = statement.execute(params![
+            row.consumer,
+            row.tenant,
+            row.queue,
+            row.key,
+            row.group,
+            row.generation,
+            row.fence
+        ]);
+        Ok(inserted.map_err(Error::database(what))? == 1)
+    }
+
+    fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error> {
+        let what = "the inbox cannot be read";
+        let mut statement = self.prepare_cached(sql::FOUND).map_err(Error::database(what))?;
+        let names =
+            params![row.consumer, row.tenant, row.queue, row.key, row.group, row.generation];
+        let found = statement
+            .query_row(names, |row| Ok(Found::new(row.get(0)?, row.get(1)?, row.get(2)?)))
+            .optional();
+        found.map_err(Error::database(what))
+    }
+
+    fn store(&self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+        let what = "the result cannot be stored";
+        let mut statement = self.prepare_cached(sql::FINISH).map_err(Error::database(what))?;
+        let stored = statement.execute(params![
+            row.consumer,
+            row.tenant,
+            row.queue,
+            row.key,
+            row.group,
+            row.generation,
+            row.fence,
+            &result.body[..],
+            result.content_type
+        ]);
+        Ok(stored.map_err(Error::database(what))? == 1)
+    }
+
+    fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {
+        let what = "the outbox cannot be written";
+        let mut statement = self.prepare_cached(sql::SEND).map_err(Error::database(what))?;
+        let appended = statement.execute(params![
+            entry.queue,
+            entry.key,
+            entry.group,
+            entry.body,
+            entry.content_type,
+            entry.headers,
+            entry.delay_ms,
+            entry.ttl_ms,
+            entry.fingerprint,
+            entry.issued_at_ms
+        ]);
+        appended.map_err(Error::database(what)).map(drop)
+    }
+}
+
+impl BlockingTransaction for rusqlite::Transaction<'_> {
+    fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
+        Connection::insert(self, row)
+    }
+
+    fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error> {
+        Connection::find(self, row)
+    }
+
+    fn store(&self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+        Connection::store(self, row, result)
+    }
+
+    fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {
+        Connection::append(self, entry)
+    }
+}

@@ -1,0 +1,210 @@
+//! A PostgreSQL of the tests' own, in a temporary directory, behind a socket: nothing of a
+//! PostgreSQL that runs on this machine is read, changed or stopped.
+//!
+//! Tests that run at the same time share it, each with a database of its own; it ends with the last
+//! of them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// The user of Debian's package, and the name of the owner of everything.
+const USER: &str = "postgres";
+/// Far longer than anything here takes, on a machine that is busy with something else.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Its data is thrown away: nothing has to outlive the machine.
+const SETTINGS: [&str; 5] = [
+    "listen_addresses=",
+    "fsync=off",
+    "full_page_writes=off",
+    "shared_buffers=32MB",
+    "max_connections=200",
+];
+
+static RUNNING: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+static DATABASES: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) struct Cluster {
+    process: Pid,
+    ended: Option<JoinHandle<()>>,
+    directory: TempDir,
+}
+
+/// An empty database, gone with its cluster.
+#[derive(Clone)]
+pub(crate) struct Postgres {
+    name: String,
+    cluster: Arc<Cluster>,
+}
+
+impl Postgres {
+    /// `None` where PostgreSQL cannot be had, with a line that says so.
+    pub(crate) fn start() -> Option<Self> {
+        let cluster = Cluster::shared()?;
+        let name = format!("test_{}", DATABASES.fetch_add(1, Ordering::Relaxed));
+        cluster.run(&["-d", USER, "-c", &format!("CREATE DATABASE {name}")]);
+        Some(Self { name, cluster })
+    }
+
+    /// As programs are given it.
+    pub(crate) fn url(&self) -> String {
+        let place = self.cluster.directory.path().display().to_string().replace('/', "%2F");
+        format!("postgres://{USER}@{place}/{}", self.name)
+    }
+
+    /// The socket that it listens on.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.cluster.directory.path().join(".s.PGSQL.5432")
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs SQL and returns what it prints, a row a line, without ornaments.
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        self.cluster.run(&["-d", &self.name, "-c", sql])
+    }
+
+    pub(crate) fn number(&self, sql: &str) -> i64 {
+        let told = self.sql(sql);
+        told.trim().parse().unwrap_or_else(|_| panic!("{sql}: {told}"))
+    }
+}
+
+impl Cluster {
+    fn shared() -> Option<Arc<Self>> {
+        let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cluster) = running.upgrade() {
+            return Some(cluster);
+        }
+        let Some(programs) = newest_programs() else {
+            skip();
+            return None;
+        };
+        let cluster = Arc::new(Self::start(&programs));
+        *running = Arc::downgrade(&cluster);
+        Some(cluster)
+    }
+
+    fn start(programs: &Path) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        if is_root() {
+            let given = Command::new("chown").arg(USER).arg(directory.path()).status().unwrap();
+            assert!(given.success());
+        }
+        let data = directory.path().join("data");
+        let made = as_user(&programs.join("initdb"))
+            .arg("--pgdata")
+            .arg(&data)
+            .args(["--username", USER, "--auth", "trust", "--no-locale", "--encoding", "UTF8"])
+            .args(["--no-sync", "--no-instructions"])
+            .current_dir("/")
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let mut command = as_user(&programs.join("postgres"));
+        command.arg("-D").arg(&data).arg("-k").arg(directory.path()).current_dir("/");
+        for setting in SETTINGS {
+            command.args(["-c", setting]);
+        }
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let (process, ended) = spawn(command);
+        let cluster = Self { process, ended: Some(ended), directory };
+        cluster.wait();
+        cluster
+    }
+
+    fn wait(&self) {
+        let begun = Instant::now();
+        while !self.psql(&["-d", USER, "-c", "SELECT 1"]).output().unwrap().status.success() {
+            let log = || std::fs::read_to_string(self.directory.path().join("log"));
+            let is_over = begun.elapsed() > PATIENCE
+                || self.ended.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!is_over, "PostgreSQL does not answer:\n{}", log().unwrap_or_default());
+            std::thread::park_timeout(Duration::from_millis(20));
+        }
+    }
+
+    fn psql(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("psql");
+        command.arg("-h").arg(self.directory.path()).args(["-U", USER, "-XqtA"]);
+        command.args(["-v", "ON_ERROR_STOP=1"]).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    #[track_caller]
+    fn run(&self, arguments: &[&str]) -> String {
+        let output = self.psql(arguments).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {told}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Its immediate shutdown, which ends all its processes.
+        let _ = kill_process(self.process, Signal::QUIT);
+        if let Some(ended) = self.ended.take() {
+            let _ = ended.join();
+        }
+    }
+}
+
+/// Past the test's captured output, so that it is seen; an error where nothing may be skipped.
+fn skip() {
+    let is_fatal = std::env::var_os("HAPAX_FAULTS").is_some_and(|value| value == "all");
+    assert!(!is_fatal, "PostgreSQL is not here");
+    let line = "SKIPPED what needs PostgreSQL: as root, apt-get install postgresql\n";
+    let _ = std::io::stdout().write_all(line.as_bytes());
+}
+
+/// Starts it from a thread that lives as long as it does: where the tests are killed it goes with
+/// them, by the signal of a parent's death, and a parent is a thread.
+fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
+    let (told, pid) = mpsc::channel();
+    let ended = std::thread::spawn(move || {
+        let mut child = command.spawn().unwrap();
+        told.send(child.id()).unwrap();
+        let _ = child.wait();
+    });
+    let pid = i32::try_from(pid.recv().unwrap()).unwrap();
+    (Pid::from_raw(pid).unwrap(), ended)
+}
+
+/// PostgreSQL refuses to run as root; Debian's package comes with a user for it.
+fn as_user(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "QUIT"]);
+    if is_root() {
+        command.args(["--reuid", USER, "--regid", USER, "--init-groups"]);
+    }
+    command.arg("--").arg(program);
+    command
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Where Debian keeps a folder for every version.
+fn newest_programs() -> Option<PathBuf> {
+    let version = |folder: &PathBuf| folder.file_name()?.to_str()?.parse::<u32>().ok();
+    let folders = std::fs::read_dir("/usr/lib/postgresql").ok()?;
+    folders
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|folder| {
+            ["initdb", "postgres"].iter().all(|it| folder.join("bin").join(it).is_file())
+        })
+        .max_by_key(version)
+        .map(|folder| folder.join("bin"))
+}

@@ -1,0 +1,29 @@
+//! The programs of the guides do what the guides say.
+
+use crate::house::{House, in_time};
+
+#[expect(dead_code, reason = "its main is for the command line")]
+#[path = "../../examples/inbox.rs"]
+mod inbox;
+#[expect(dead_code, reason = "its main is for the command line")]
+#[path = "../../examples/outbox.rs"]
+mod outbox;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_of_the_inbox_takes_the_money_once() {
+    let house = House::open("{}").await;
+    let server = house.client.address().to_owned();
+    let (euro, result) = in_time(inbox::run(&server, house.path())).await.unwrap();
+    assert_eq!((euro, result.as_str()), (83, "17 euro taken"));
+    house.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_of_the_outbox_sends_what_is_committed() {
+    let house = House::open("{}").await;
+    let server = house.client.address().to_owned();
+    let (orders, moved) = in_time(outbox::run(&server, house.path())).await.unwrap();
+    assert_eq!((orders, moved), (1, 2));
+    assert_eq!(house.stats("orders").await.ready, 2);
+    house.stop().await;
+}

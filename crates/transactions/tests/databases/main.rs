@@ -1,0 +1,11 @@
+//! Inbox, outbox and relay on a real PostgreSQL and on SQLite, with every driver.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
+
+mod cluster;
+mod guides;
+mod house;
+mod inbox;
+mod outbox;
+mod relay;
+mod stage;
+mod workers;

@@ -1,0 +1,386 @@
+//! The relay as a task: what it moves, in what order, what it parks, what it writes back.
+
+use std::time::Duration;
+
+use hapax_client::{Failure, Worker};
+use hapax_transactions::Relay;
+use hapax_transactions::sqlite::Database;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::cluster::Postgres;
+use crate::house::{House, in_time, until};
+use crate::stage;
+
+/// An outbox that a test looks into, whatever database it is in.
+enum Outbox {
+    Postgres(Postgres),
+    Sqlite(Database),
+}
+
+impl Outbox {
+    /// Both kinds, where both can be had.
+    fn of_every_kind(house: &House) -> Vec<Self> {
+        let sqlite = Self::Sqlite(stage::sqlite(house.path()));
+        let postgres = stage::postgres().map(Self::Postgres);
+        postgres.into_iter().chain([sqlite]).collect()
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::Postgres(postgres) => postgres.url(),
+            Self::Sqlite(database) => format!("sqlite://{}", database.path().display()),
+        }
+    }
+
+    fn run(&self, sql: &str) {
+        match self {
+            Self::Postgres(postgres) => drop(postgres.sql(sql)),
+            Self::Sqlite(database) => {
+                database.execute_batch(sql).unwrap();
+            }
+        }
+    }
+
+    fn number(&self, sql: &str) -> i64 {
+        match self {
+            Self::Postgres(postgres) => postgres.number(sql),
+            Self::Sqlite(database) => stage::number(database, sql),
+        }
+    }
+
+    fn send(&self, queue: &str, group: &str, key: &str) {
+        self.run(&format!(
+            "INSERT INTO hapax_outbox (queue, message_key, message_group, body)
+             VALUES ('{queue}', '{key}', '{group}', 'body of {key}')"
+        ));
+    }
+
+    fn left(&self) -> i64 {
+        self.number("SELECT count(*) FROM hapax_outbox")
+    }
+
+    async fn until_left(&self, rows: i64) {
+        until("the outbox", || async { self.left() == rows }).await;
+    }
+}
+
+/// A relay that is told to stop at the end of its test.
+struct Running(oneshot::Sender<()>, JoinHandle<Result<(), hapax_transactions::Error>>);
+
+impl Running {
+    fn start(relay: Relay) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        Self(stop, tokio::spawn(relay.run_until(async { drop(stopped.await) })))
+    }
+
+    async fn stop(self) {
+        let _ = self.0.send(());
+        in_time(self.1).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirmed() {
+    let house = House::open(r#"{"order":"group"}"#).await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        // It would be an hour until the next look: rows are told of.
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = relay.poll(Duration::from_secs(3_600));
+        let metrics = relay.metrics();
+        let relay = Running::start(relay);
+        until("the lock", || async { metrics.is_active() }).await;
+        for number in 0..40 {
+            outbox.send("orders", &format!("g{}", number % 3), &format!("key-{number}"));
+        }
+        outbox.until_left(0).await;
+        assert_eq!((metrics.moved(), metrics.duplicates()), (40, 0));
+        relay.stop().await;
+
+        let ready = hapax_wire::proto::State::Ready;
+        let page = house.admin.browse("orders", ready, 1_000, "").await.unwrap();
+        assert_eq!(page.messages.len(), 40);
+        let mut last = std::collections::HashMap::new();
+        for message in page.messages {
+            let number: u32 = message.key.trim_start_matches("key-").parse().unwrap();
+            let before = last.insert(message.group.clone(), number);
+            assert!(before.is_none_or(|before| before < number), "{}: {number}", message.group);
+        }
+    }
+    house.stop().await;
+}
+
+/// A row that no retry helps holds back its group, and no other, until it is parked.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on() {
+    let house = House::open(r#"{"max_body_bytes":100}"#).await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        let poison = "x".repeat(200);
+        outbox.send("orders", "a", "a1");
+        outbox.run(&format!(
+            "INSERT INTO hapax_outbox (queue, message_key, message_group, body)
+             VALUES ('orders', 'a2', 'a', '{poison}')"
+        ));
+        outbox.send("orders", "a", "a3");
+        outbox.send("orders", "b", "b1");
+        outbox.send("orders", "", "alone");
+        outbox.send("nowhere", "", "lost");
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay.tries(2).poll(Duration::from_secs(3_600)));
+        // While it is tried again others have gone, and its follower has not.
+        outbox.until_left(3).await;
+        let waiting = "SELECT count(*) FROM hapax_outbox WHERE message_key = 'a3'";
+        assert_eq!(outbox.number(waiting), 1, "order holds while a row is tried again");
+        // Then it is parked, and the group goes on.
+        outbox.until_left(2).await;
+        relay.stop().await;
+        let parked = "SELECT count(*) FROM hapax_outbox WHERE tries = 2 AND error LIKE";
+        assert_eq!(outbox.number(&format!("{parked} 'too_large%'")), 1);
+        assert_eq!(outbox.number(&format!("{parked} 'no_such_queue%'")), 1);
+        assert_eq!(house.stats("orders").await.ready, 4);
+
+        // What the page of SQL says about parked rows.
+        house.admin.put_queue("nowhere", "{}", None).await.unwrap();
+        let at = if matches!(outbox, Outbox::Postgres(_)) { "" } else { "_ms" };
+        outbox.run(&format!(
+            "UPDATE hapax_outbox SET parked_at{at} = NULL, retry_at{at} = NULL, tries = 0,
+             error = NULL WHERE message_key = 'lost'"
+        ));
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay);
+        outbox.until_left(1).await;
+        relay.stop().await;
+        house.admin.delete_queue("nowhere").await.unwrap();
+    }
+    house.stop().await;
+}
+
+/// A queue that is full says so for now: no row is charged with a try for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_takes_nothing_now_costs_no_row_a_try_and_holds_up_no_other() {
+    let house = House::open(r#"{"max_messages":1}"#).await;
+    house.admin.put_queue("others", "{}", None).await.unwrap();
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        house.admin.purge_queue("others", true).await.unwrap();
+        for key in ["a", "b", "c"] {
+            outbox.send("orders", "", key);
+        }
+        outbox.send("others", "", "d");
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay.tries(1).poll(Duration::from_millis(50)));
+        outbox.until_left(2).await;
+        assert_eq!(house.stats("others").await.ready, 1);
+        let worker = tokio::spawn(
+            Worker::new(house.orders()).run(|_, _| async { Ok::<_, Failure>("done") }),
+        );
+        outbox.until_left(0).await;
+        worker.abort();
+        relay.stop().await;
+    }
+    house.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_relay_works_and_another_stands_by_until_it_is_gone() {
+    let house = House::open("{}").await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        let first = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let second = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let (working, standing_by) = (first.metrics(), second.metrics());
+        let first = Running::start(first);
+        until("the first", || async { working.is_active() }).await;
+        let second = Running::start(second);
+        // It has counted, so it has asked for the lock.
+        for key in ["a", "b"] {
+            outbox.send("orders", "", key);
+        }
+        outbox.until_left(0).await;
+        assert_eq!((working.moved(), standing_by.is_active()), (2, false));
+        first.stop().await;
+        until("the second", || async { standing_by.is_active() }).await;
+        outbox.send("orders", "", "c");
+        outbox.until_left(0).await;
+        assert_eq!(standing_by.moved(), 1);
+        second.stop().await;
+    }
+    house.stop().await;
+}
+
+/// A transaction that began first and commits last has the smaller id. To delete by "up to" would
+/// lose its message.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_becomes_visible_late_is_moved_too() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open("{}").await;
+    let pool = stage::deadpool(&postgres);
+    let outbox = Outbox::Postgres(postgres);
+    let mut early = pool.get().await.unwrap();
+    let early = early.transaction().await.unwrap();
+    let sql = "INSERT INTO hapax_outbox (queue, message_key, body) VALUES ('orders', 'early', '')";
+    early.execute(sql, &[]).await.unwrap();
+    let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+    let relay = Running::start(relay);
+    outbox.send("orders", "", "late");
+    outbox.until_left(0).await;
+    assert_eq!(house.stats("orders").await.ready, 1);
+    early.commit().await.unwrap();
+    until("the early row", || async { house.stats("orders").await.ready == 2 }).await;
+    relay.stop().await;
+    house.stop().await;
+}
+
+/// Results flow back: done with the result, dead with the error, and what was waited for when a
+/// relay was dropped is waited for by the next.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_every_message_is_written_back() {
+    let house = House::open("{}").await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        for key in ["good", "bad", "ugly"] {
+            outbox.send("orders", "", key);
+        }
+        let relay = || {
+            let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+            relay.results("hapax_results").unwrap()
+        };
+        let first = tokio::spawn(relay().run());
+        outbox.until_left(0).await;
+        let in_state = |state: &str| {
+            outbox.number(&format!("SELECT count(*) FROM hapax_results WHERE state = '{state}'"))
+        };
+        assert_eq!(in_state("waiting"), 3);
+        first.abort();
+        let worker = Worker::new(house.orders()).run(|message, _context| async move {
+            match message.key() {
+                "good" => Ok("shipped"),
+                key => Err(Failure::dead(format!("no {key}"))),
+            }
+        });
+        let worker = tokio::spawn(worker);
+        let second = Running::start(relay());
+        until("the results", || async { in_state("waiting") == 0 }).await;
+        assert_eq!((in_state("done"), in_state("dead")), (1, 2));
+        let good = "SELECT count(*) FROM hapax_results WHERE message_key = 'good'
+                    AND result = CAST('shipped' AS KIND) AND error IS NULL";
+        let kind = if matches!(outbox, Outbox::Postgres(_)) { "bytea" } else { "blob" };
+        assert_eq!(outbox.number(&good.replace("KIND", kind)), 1);
+        let bad = "SELECT count(*) FROM hapax_results WHERE message_key = 'bad'
+                   AND error LIKE '%no bad%'";
+        assert_eq!(outbox.number(bad), 1);
+        second.stop().await;
+        worker.abort();
+    }
+    house.stop().await;
+}
+
+/// Sent, forgotten by the queue, and sent again because the relay died before it could delete: the
+/// row's date tells. Without it, it would be done a second time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_older_than_the_queue_remembers_is_parked_and_not_done_again() {
+    let house = House::open("{}").await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        let old = match outbox {
+            Outbox::Postgres(_) => "created_at) VALUES ('orders', 'k', '', now() - interval '8 d')",
+            Outbox::Sqlite(_) => "created_at_ms) VALUES ('orders', 'k', '', 1000)",
+        };
+        outbox.run(&format!("INSERT INTO hapax_outbox (queue, message_key, body, {old}"));
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay.tries(1));
+        let parked = "SELECT count(*) FROM hapax_outbox WHERE error LIKE 'too_old%'";
+        until("the parked row", || async { outbox.number(parked) == 1 }).await;
+        assert_eq!(house.stats("orders").await.sent_total, 0);
+        relay.stop().await;
+    }
+    house.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_is_told_at_the_start_with_the_next_step() {
+    let house = House::open("{}").await;
+    let nowhere = format!("sqlite://{}", house.path().join("nowhere.db").display());
+    let relay = Relay::new(house.client.clone(), &nowhere).unwrap();
+    let error = in_time(relay.run()).await.unwrap_err().to_string();
+    assert!(error.contains("no SQLite database at"), "{error}");
+
+    let empty = house.path().join("empty.db");
+    Database::open(&empty).unwrap();
+    let relay = Relay::new(house.client.clone(), &format!("sqlite://{}", empty.display())).unwrap();
+    let error = in_time(relay.run()).await.unwrap_err().to_string();
+    assert!(error.contains("hapax sql outbox --dialect sqlite"), "{error}");
+
+    if let Some(postgres) = Postgres::start() {
+        let relay = Relay::new(house.client.clone(), &postgres.url()).unwrap();
+        let error = in_time(relay.run()).await.unwrap_err().to_string();
+        assert!(error.contains("hapax sql outbox --dialect postgres"), "{error}");
+    }
+    let unreachable = Relay::new(house.client.clone(), "postgres://a@127.0.0.1:1/b").unwrap();
+    let error = in_time(unreachable.run()).await.unwrap_err().to_string();
+    assert!(error.contains("cannot connect to PostgreSQL"), "{error}");
+    house.stop().await;
+}
+
+/// The relay speaks TLS to a server that its authority vouches for, and to no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_encrypted_connection_goes_to_the_server_that_was_vouched_for() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open("{}").await;
+    let ours = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let others = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let port = encrypted(&postgres, &ours).await;
+    let address = format!("postgres://postgres@localhost:{port}/{}", postgres.name());
+    let relay = |pem: &str| {
+        let relay = Relay::new(house.client.clone(), &address).unwrap();
+        relay.database_ca(pem.as_bytes()).unwrap()
+    };
+    let refused = in_time(relay(&others.cert.pem()).run()).await.unwrap_err().to_string();
+    assert!(refused.contains("cannot connect to PostgreSQL"), "{refused}");
+    let outbox = Outbox::Postgres(postgres);
+    outbox.send("orders", "", "a");
+    let running = Running::start(relay(&ours.cert.pem()));
+    outbox.until_left(0).await;
+    running.stop().await;
+    let bare = format!("{address}?sslmode=require");
+    let untold = Relay::new(house.client.clone(), &bare).unwrap().run();
+    let untold = in_time(untold).await.unwrap_err().to_string();
+    assert!(untold.contains("--database-ca"), "{untold}");
+    house.stop().await;
+}
+
+/// PostgreSQL behind TLS: takes the request for it, shakes hands, and passes the bytes on.
+async fn encrypted(postgres: &Postgres, certified: &rcgen::CertifiedKey<rcgen::KeyPair>) -> u16 {
+    let key = certified.signing_key.serialize_der();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key).into();
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certified.cert.der().clone()], key)
+        .unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let socket = postgres.socket();
+    tokio::spawn(async move {
+        loop {
+            let Ok((mut near, _)) = listener.accept().await else { return };
+            let (acceptor, socket) = (acceptor.clone(), socket.clone());
+            tokio::spawn(async move {
+                let mut request = [0; 8];
+                near.read_exact(&mut request).await.unwrap();
+                assert_eq!(request, [0, 0, 0, 8, 4, 210, 22, 47], "a request for TLS");
+                near.write_all(b"S").await.unwrap();
+                let Ok(mut near) = acceptor.accept(near).await else { return };
+                let mut far = tokio::net::UnixStream::connect(socket).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    port
+}

@@ -1,0 +1,340 @@
+//! Workers with an inbox, against a broker: what is delivered twice is done once; and the same
+//! scenes without an inbox, where it is done twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use hapax_client::{Failure, Settle, Settled, Worker};
+use hapax_transactions::{
+    Consumer, Entered, Inbox, Pool, RunInBlockingTransaction, RunInTransaction,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::Notify;
+
+use crate::cluster::Postgres;
+use crate::house::{HASTY, House, Wire, in_time};
+use crate::stage;
+
+const EFFECT: &str = "INSERT INTO effects VALUES ($1)";
+
+fn effects(postgres: &Postgres) -> i64 {
+    postgres.number("SELECT count(*) FROM effects")
+}
+
+/// A worker that is always there, once the scene is over, and ends with the test.
+fn follow_up(house: &House, pool: deadpool_postgres::Pool) -> tokio::task::JoinHandle<()> {
+    let worker = Worker::new(house.orders());
+    tokio::spawn(async move {
+        let ended = worker.run_in_transaction(pool, "billing", |tx, message| {
+            Box::pin(async move {
+                tx.execute(EFFECT, &[&message.key()]).await?;
+                Ok::<_, Failure>("charged by the second")
+            })
+        });
+        ended.await.unwrap();
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_in_a_transaction_settles_with_its_result_and_rolls_back_its_errors() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let pool = stage::sqlx_postgres(&postgres).await;
+    let tries = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&tries);
+    let worker = Worker::new(house.orders()).run_in_transaction(pool, "billing", {
+        move |tx, message| {
+            let tries = Arc::clone(&counted);
+            Box::pin(async move {
+                sqlx::query(EFFECT).bind(message.key().to_owned()).execute(&mut **tx).await?;
+                if tries.fetch_add(1, Ordering::Relaxed) == 0 {
+                    return Err(Failure::new("not yet"));
+                }
+                Ok("charged")
+            })
+        }
+    });
+    let worker = tokio::spawn(worker);
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged");
+    assert_eq!((key.attempts, tries.load(Ordering::Relaxed)), (2, 2));
+    assert_eq!(effects(&postgres), 1, "the first attempt was rolled back");
+    worker.abort();
+    house.stop().await;
+}
+
+/// Place 4: the worker dies after its effect and before its ack.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_lost_between_commit_and_settle_has_had_its_effect_once() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let pool = stage::deadpool(&postgres);
+    let wire = Arc::new(Wire::to(&house).await);
+    let lost = tokio::spawn(Worker::new(wire.client.queue("orders")).run_in_transaction(
+        pool.clone(),
+        "billing",
+        {
+            let wire = Arc::clone(&wire);
+            move |tx, message| {
+                let wire = Arc::clone(&wire);
+                Box::pin(async move {
+                    tx.execute(EFFECT, &[&message.key()]).await?;
+                    // From here on nothing that this worker says arrives.
+                    wire.close();
+                    Ok::<_, Failure>("charged by the first")
+                })
+            }
+        },
+    ));
+    house.send("order-1").await;
+    until_effects(&postgres, 1).await;
+    let second = follow_up(&house, pool);
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged by the first", "the stored result");
+    assert_eq!(effects(&postgres), 1);
+    lost.abort();
+    second.abort();
+    house.stop().await;
+}
+
+/// The same scene by a worker that commits its effect and has no inbox.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_inbox_a_worker_lost_between_commit_and_settle_has_its_effect_twice() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let pool = stage::deadpool(&postgres);
+    let wire = Arc::new(Wire::to(&house).await);
+    let handler = |pool: deadpool_postgres::Pool, wire: Option<Arc<Wire>>| {
+        move |message: hapax_client::Delivery, _context| {
+            let (pool, wire) = (pool.clone(), wire.clone());
+            async move {
+                pool.get().await?.execute(EFFECT, &[&message.key()]).await?;
+                if let Some(wire) = wire {
+                    wire.close();
+                }
+                Ok::<_, Failure>("charged")
+            }
+        }
+    };
+    let first = Worker::new(wire.client.queue("orders"));
+    let lost = tokio::spawn(first.run(handler(pool.clone(), Some(wire))));
+    house.send("order-1").await;
+    until_effects(&postgres, 1).await;
+    let second = tokio::spawn(Worker::new(house.orders()).run(handler(pool, None)));
+    in_time(house.ended("order-1")).await;
+    assert_eq!(effects(&postgres), 2, "this is what the inbox is for");
+    lost.abort();
+    second.abort();
+    house.stop().await;
+}
+
+async fn until_effects(postgres: &Postgres, count: i64) {
+    crate::house::until("the effect", || async { effects(postgres) == count }).await;
+}
+
+/// Two deliveries of one message at once: the first is in the middle of its transaction when its
+/// lease is lost and the second begins.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_deliveries_at_once_are_one_effect() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let pool = stage::deadpool(&postgres);
+    let wire = Arc::new(Wire::to(&house).await);
+    let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let slow = tokio::spawn(Worker::new(wire.client.queue("orders")).run_in_transaction(
+        pool.clone(),
+        "billing",
+        {
+            let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
+            move |tx, message| {
+                let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
+                Box::pin(async move {
+                    tx.execute(EFFECT, &[&message.key()]).await?;
+                    begun.notify_one();
+                    go_on.notified().await;
+                    Ok::<_, Failure>("charged by the first")
+                })
+            }
+        },
+    ));
+    house.send("order-1").await;
+    in_time(begun.notified()).await;
+    wire.close();
+    let second = follow_up(&house, pool);
+    // The second stands before the unique key.
+    let blocked = "SELECT count(*) FROM pg_stat_activity
+                   WHERE wait_event_type = 'Lock' AND datname = current_database()";
+    crate::house::until("the second delivery", || async { postgres.number(blocked) == 1 }).await;
+    assert_eq!(effects(&postgres), 0);
+    go_on.notify_one();
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged by the first");
+    assert_eq!(effects(&postgres), 1);
+    slow.abort();
+    second.abort();
+    house.stop().await;
+}
+
+/// A worker that sleeps through the loss of its lease, and wakes when the message is done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_worker_that_wakes_late_writes_nothing() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let pool = stage::deadpool(&postgres);
+    house.send("order-1").await;
+    let late = house.take().await;
+    let second = follow_up(&house, pool.clone());
+    in_time(house.ended("order-1")).await;
+
+    let inbox = Inbox::new("billing", "orders").unwrap();
+    let mut transaction = pool.begin().await.unwrap();
+    let entered = inbox.enter(&mut transaction, &late).await.unwrap();
+    assert!(matches!(entered, Entered::Stale { fence } if fence > late.fence()), "{entered:?}");
+    <deadpool_postgres::Pool as Pool>::rollback(transaction).await.unwrap();
+    assert_eq!(effects(&postgres), 1);
+    let mut work = house.orders().work().open();
+    work.settle(late.lease(), Settle::done(), 0);
+    let mut batch = hapax_client::Batch::default();
+    while batch.settled.is_empty() {
+        in_time(work.next(&mut batch)).await.unwrap();
+    }
+    let answer = batch.settled.remove(0).answer.unwrap();
+    assert!(matches!(answer, Settled::LeaseLost { .. }), "{answer:?}");
+    second.abort();
+    house.stop().await;
+}
+
+/// Place 5: the database commits, and its answer is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_the_commit_is_looked_up_and_not_taken_for_a_failure() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let address = forgetful(&postgres).await;
+    let config = format!("postgres://postgres@{address}/{}", postgres.name());
+    let manager = deadpool_postgres::Manager::new(config.parse().unwrap(), tokio_postgres::NoTls);
+    let pool = deadpool_postgres::Pool::builder(manager).build().unwrap();
+    let second = follow_up(&house, pool);
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged by the second");
+    assert_eq!(key.attempts, 1, "the attempt that committed is the one that settles");
+    assert_eq!(effects(&postgres), 1);
+    second.abort();
+    house.stop().await;
+}
+
+/// Passes bytes on to PostgreSQL, and hangs up where it would answer to the first COMMIT.
+async fn forgetful(postgres: &Postgres) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let socket = postgres.socket();
+    let is_first = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    tokio::spawn(async move {
+        loop {
+            let Ok((near, _)) = listener.accept().await else { return };
+            let far = UnixStream::connect(&socket).await.unwrap();
+            let is_first = Arc::clone(&is_first);
+            tokio::spawn(async move {
+                let ((mut from, mut back), (mut answers, mut to)) =
+                    (near.into_split(), far.into_split());
+                let asked = Arc::new(Notify::new());
+                let forget = Arc::clone(&asked);
+                let there = async move {
+                    let mut bytes = vec![0; 65_536];
+                    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+                        let said = bytes.get(..count).unwrap_or_default();
+                        let commits = said.windows(7).any(|part| part == b"COMMIT\0");
+                        if commits && is_first.swap(false, Ordering::Relaxed) {
+                            // Said only when nobody listens for the answer any more.
+                            forget.notify_one();
+                        }
+                        to.write_all(said).await.unwrap();
+                    }
+                };
+                let here = async move {
+                    tokio::select! {
+                        biased;
+                        () = asked.notified() => {
+                            // The answer comes here, and goes no further.
+                            let _ = answers.read_u8().await;
+                        }
+                        _ = tokio::io::copy(&mut answers, &mut back) => {}
+                    }
+                };
+                tokio::select! { () = there => {} () = here => {} }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_that_forgets_before_its_queue_is_refused_at_the_start() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open("{}").await;
+    let pool = stage::deadpool(&postgres);
+    let short = Consumer::new("billing").retention(Duration::from_secs(3_600));
+    let started = Worker::new(house.orders())
+        .run_in_transaction(pool, short, |_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }));
+    let error = in_time(started).await.unwrap_err().to_string();
+    assert!(error.contains("forgets after 1 h 0 min"), "{error}");
+    assert!(error.contains("7 d"), "{error}");
+    house.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_table_is_told_at_the_start() {
+    let house = House::open("{}").await;
+    let path = house.path().join("empty.db");
+    let database = hapax_transactions::sqlite::Database::open(path).unwrap();
+    let started = Worker::new(house.orders()).run_in_blocking_transaction(
+        database,
+        "billing",
+        |_tx, _message| Ok::<_, Failure>(()),
+    );
+    let error = in_time(started).await.unwrap_err().to_string();
+    assert!(error.contains("hapax_inbox"), "{error}");
+    house.stop().await;
+}
+
+/// The same with SQLite: the first worker is lost between commit and settle.
+#[tokio::test(flavor = "multi_thread")]
+async fn with_sqlite_a_lost_settle_is_one_effect_too() {
+    let house = House::open(HASTY).await;
+    let database = stage::sqlite(house.path());
+    let wire = Arc::new(Wire::to(&house).await);
+    let lost = Worker::new(wire.client.queue("orders")).run_in_blocking_transaction(
+        database.clone(),
+        "billing",
+        move |tx, message| {
+            tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+            wire.close();
+            Ok::<_, Failure>("charged by the first")
+        },
+    );
+    let lost = tokio::spawn(lost);
+    house.send("order-1").await;
+    let count = || async { stage::number(&database, "SELECT count(*) FROM effects") == 1 };
+    crate::house::until("the effect", count).await;
+    let pool = stage::sqlx_sqlite(&database).await;
+    let second = tokio::spawn(Worker::new(house.orders()).run_in_transaction(
+        pool,
+        "billing",
+        |tx, message| {
+            Box::pin(async move {
+                let key = message.key().to_owned();
+                sqlx::query("INSERT INTO effects VALUES (?1)").bind(key).execute(&mut **tx).await?;
+                Ok::<_, Failure>("charged by the second")
+            })
+        },
+    ));
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged by the first");
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 1);
+    lost.abort();
+    second.abort();
+    house.stop().await;
+}
