@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    backup, bench, check, dead, demo, get, keys, log, manual, peek, queue, receive, send, serve,
-    settings, tail, token, work,
+    backup, bench, check, dead, demo, get, keys, log, manual, peek, proxy, queue, receive, relay,
+    send, serve, settings, sql, tail, token, work,
 };
 use crate::exit;
 
@@ -64,6 +64,16 @@ pub(crate) enum Command {
   hapax get orders order-42
   hapax get orders order-42 --wait 30s --result > receipt.pdf")]
     Get(get::Get),
+    /// Put idempotency keys in front of any HTTP service: what was answered once is answered the
+    /// same again, without a second effect.
+    #[command(after_help = proxy::HELP)]
+    Proxy(Box<proxy::Proxy>),
+    /// Move messages from the outbox of a database to the broker.
+    #[command(after_help = relay::HELP)]
+    Relay(Box<relay::Relay>),
+    /// Print the tables and statements of inbox and outbox, for your own database.
+    #[command(after_help = sql::HELP)]
+    Sql(sql::Sql),
     /// Look at messages without taking them.
     #[command(after_help = "Examples:
   hapax peek orders

@@ -10,11 +10,14 @@ pub(crate) mod keys;
 pub(crate) mod log;
 pub(crate) mod manual;
 pub(crate) mod peek;
+pub(crate) mod proxy;
 pub(crate) mod queue;
 pub(crate) mod receive;
+pub(crate) mod relay;
 pub(crate) mod send;
 pub(crate) mod serve;
 pub(crate) mod settings;
+pub(crate) mod sql;
 pub(crate) mod tail;
 pub(crate) mod token;
 pub(crate) mod work;
@@ -38,6 +41,9 @@ pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Settle(settle) => wait(receive::settle(settle)),
         Command::Work(work) => wait(work::run(work)),
         Command::Get(get) => wait(get::run(get)),
+        Command::Proxy(proxy) => proxy::run(proxy),
+        Command::Relay(relay) => wait(relay::run(relay)),
+        Command::Sql(sql) => sql::run(sql),
         Command::Peek(peek) => wait(peek::run(peek)),
         Command::Tail(tail) => wait(tail::run(tail)),
         Command::Dead(command) => wait(dead::run(command)),

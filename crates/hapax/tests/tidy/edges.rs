@@ -10,10 +10,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-store", &[]),
     ("hapax-wire", &[]),
     ("hapax-client", &["hapax-wire"]),
+    ("hapax-idempotency", &["hapax-client"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-server", &["hapax-core", "hapax-store", "hapax-partition", "hapax-wire"]),
+    ("hapax-transactions", &["hapax-client", "hapax-wire", "hapax-server"]),
     (
         "hapax",
         &[
@@ -22,10 +24,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "hapax-partition",
             "hapax-wire",
             "hapax-client",
+            "hapax-idempotency",
             "hapax-server",
+            "hapax-transactions",
         ],
     ),
     ("hapax-compare", &["hapax-client"]),
+    ("hapax-example-pipeline", &["hapax-client", "hapax-server"]),
+    ("hapax-example-steps", &["hapax-client", "hapax-server", "hapax-wire"]),
+    (
+        "hapax-example-payment",
+        &["hapax-client", "hapax-server", "hapax-idempotency", "hapax-transactions"],
+    ),
 ];
 
 /// One dependency in a manifest.

@@ -1,0 +1,298 @@
+//! `hapax proxy`: idempotency keys in front of any service, in any language.
+//!
+//! Requests to the listed routes go through the layer of `hapax-idempotency`; everything else
+//! streams through untouched. The way to the service is in `proxy/upstream.rs`; what is counted, in
+//! `proxy/metrics.rs`.
+
+mod headers;
+mod metrics;
+mod queue;
+mod statuses;
+mod upstream;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Body;
+use clap::{Args, ValueEnum};
+use hapax_idempotency::{Headers, Idempotency, OnUnavailable, Route};
+use hapax_server::listen::{Limits, Listener};
+use hapax_server::log;
+use http::header::AUTHORIZATION;
+use http::{HeaderName, Request};
+use hyper::body::Incoming;
+use tokio::sync::watch;
+use tower::ServiceExt;
+
+use super::serve::{Signals, told_to_stop};
+use crate::duration;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::screen::{Colour, Screen};
+use crate::session::{Connection, Session, worker_name};
+use metrics::Metrics;
+use statuses::Statuses;
+use upstream::{Target, Upstream};
+
+pub(crate) const HELP: &str = "A request to a route gets the upstream's response once it is \
+stored by the broker. Under the same Idempotency-Key it gets that response again, byte for byte \
+and with Idempotency-Replayed: true; another request under the key gets 422, one that comes too \
+early 409 (or waits, with Prefer: wait=SECONDS), one without a key 400. The key goes on to the \
+upstream. While the broker is away routes answer 503. docs/guides/http-idempotency.md says what \
+is promised and what is not.
+
+Examples:
+  hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges'
+  hapax proxy --upstream http://shop:8080 --listen 0.0.0.0:80 --route 'POST /orders/{order}/pay' \
+--optional-route 'PUT,PATCH /orders/{order}' --tenant-header x-account
+  hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges' --in-doubt retry";
+
+/// What becomes of a key when the upstream may have acted and its answer is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InDoubt {
+    /// It is parked: nothing is repeated until somebody says so, with `hapax resolve`.
+    Park,
+    /// It is free again: the retry calls the upstream again. For upstreams that honour
+    /// Idempotency-Key themselves, or can do things twice.
+    Retry,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Proxy {
+    /// The service behind: http://HOST:PORT.
+    #[arg(long, value_name = "URL")]
+    upstream: Target,
+    /// Where to listen.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4748")]
+    listen: SocketAddr,
+    /// A route that needs a key: METHOD[,METHOD] /PATH/{segment}/{*rest}. May be repeated.
+    #[arg(long = "route", value_name = "ROUTE", required_unless_present = "optional_routes")]
+    routes: Vec<Route>,
+    /// A route on which requests with a key are protected, and those without stream through.
+    #[arg(long = "optional-route", value_name = "ROUTE")]
+    optional_routes: Vec<Route>,
+    /// The queue in which keys are claimed and responses kept. Created where it is missing.
+    #[arg(long, default_value = "http")]
+    queue: String,
+    /// Sets keys apart from those of other services on the same queue.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    namespace: String,
+    /// Callers are told apart by this header: their keys do not meet. Without it all callers
+    /// share their keys, and a retry must come with the same Authorization.
+    #[arg(long, value_name = "NAME")]
+    tenant_header: Option<HeaderName>,
+    /// Headers that a retry must repeat, besides method, path, query and body [default:
+    /// Content-Type]. May be repeated. Without --tenant-header, Authorization always is one.
+    #[arg(long = "compare-header", value_name = "NAME")]
+    compare_headers: Vec<HeaderName>,
+    /// Only these headers of a response are remembered [default: all but Set-Cookie, Date and
+    /// those of a connection]. May be repeated.
+    #[arg(long = "keep-header", value_name = "NAME")]
+    keep_headers: Vec<HeaderName>,
+    /// Responses that are not remembered, their key being free again. All others are.
+    #[arg(long, value_name = "STATUSES", default_value = "401,408,425,429,5xx")]
+    release: Statuses,
+    /// What becomes of a key when the upstream may have acted and its answer is not known.
+    #[arg(long, value_enum, default_value_t = InDoubt::Park)]
+    in_doubt: InDoubt,
+    /// While the broker is away, pass requests on unprotected instead of answering 503.
+    #[arg(long)]
+    fail_open: bool,
+    /// How long a key stays taken when this process dies; extended while the upstream works.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
+    lease: Duration,
+    /// The longest that Prefer: wait may ask for, at most 60s.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
+    wait_max: Duration,
+    /// The largest request on a route; larger ones get 413.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
+    request_max: usize,
+    /// The largest response that is remembered whole. Of a larger one only the status is: a retry
+    /// gets 410, and no second effect.
+    #[arg(long, value_name = "BYTES", default_value_t = (1 << 20) - (32 << 10))]
+    response_max: usize,
+    /// Requests under keys at a time; one more gets 503. Each may hold its request and response.
+    #[arg(long, value_name = "COUNT", default_value_t = 1_024)]
+    operations_max: usize,
+    /// How long the upstream may take: for a whole response on routes, to begin one elsewhere.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "60s")]
+    upstream_timeout: Duration,
+    /// How long a connection to the upstream may take to open.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
+    connect_timeout: Duration,
+    /// How long a connection to the upstream is kept without a request: shorter than the upstream
+    /// keeps it, or requests meet a closing one and are in doubt.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]
+    upstream_idle: Duration,
+    /// How long a request waits for the broker, before it counts as away.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
+    broker_timeout: Duration,
+    /// Where /metrics, /livez and /readyz are served.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4749")]
+    metrics_listen: SocketAddr,
+    /// How long requests may take to finish after Ctrl-C or SIGTERM.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "25s")]
+    drain: Duration,
+    /// Write the two addresses to this file once it listens: for port 0, which takes a free one.
+    #[arg(long, value_name = "FILE")]
+    port_file: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug.
+    #[arg(long, value_name = "FILTER", default_value = "warn")]
+    log: log::Filter,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+pub(crate) fn run(proxy: &Proxy) -> Result<Exit, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(proxy.connection.open(async |session| act(session, proxy).await))
+}
+
+async fn act(session: &Session, proxy: &Proxy) -> Result<Exit, Failure> {
+    let log = log::start(log::Format::Text, &proxy.log, None).map_err(anyhow::Error::from)?;
+    let signals = Signals::listen()?;
+    let metrics = Metrics::new();
+    let idempotency = idempotency(session, proxy, &metrics)?;
+    let found = queue::prepare(session, proxy, &idempotency).await?;
+    let listener = bind(proxy.listen).await?;
+    let beside = bind(proxy.metrics_listen).await?;
+    let addresses = (listener.local_addr(), beside.local_addr());
+    if let Some(file) = &proxy.port_file {
+        let text = format!("{}\n{}\n", addresses.0, addresses.1);
+        let temporary = file.with_extension("tmp");
+        std::fs::write(&temporary, text)?;
+        std::fs::rename(&temporary, file)?;
+    }
+    welcome(proxy, addresses, found.as_ref())?;
+
+    let (stop, stopped) = watch::channel(false);
+    let page =
+        metrics::serve(beside, metrics.clone(), idempotency.clone(), session, proxy, stopped);
+    let page = tokio::spawn(page);
+    let upstream = Upstream::new(proxy, metrics);
+    let guarded = tower_layer::Layer::layer(&idempotency, upstream);
+    let service = tower::service_fn(move |request: Request<Incoming>| {
+        let answer = guarded.clone().oneshot(request.map(Body::new));
+        async move { Ok::<_, Infallible>(answer.await?.map(Body::new)) }
+    });
+    let limits = Limits { drain: proxy.drain, ..Limits::default() };
+    // Connections have their time first, then operations whose clients hung up.
+    let drained = listener.run(service, limits, told_to_stop(signals, 2 * proxy.drain)).await;
+    // Clients that hung up have left operations behind, which end in their own time.
+    let is_drained = idempotency.drained(proxy.drain).await;
+    stop.send_replace(true);
+    let _ = page.await;
+    log.stop().await;
+    match drained.cut == 0 && is_drained {
+        true => Ok(Exit::Ok),
+        false => {
+            Err(Failure::new(Exit::Failure, "requests were cut: they took longer than --drain")
+                .next("their keys are free, or parked, when their leases are over"))
+        }
+    }
+}
+
+fn idempotency(
+    session: &Session,
+    proxy: &Proxy,
+    metrics: &Metrics,
+) -> Result<Idempotency, Failure> {
+    let mut builder = Idempotency::builder(session.client.client().queue(&proxy.queue))
+        .namespace(&proxy.namespace)
+        .policy(proxy.release.policy())
+        .lease(proxy.lease)
+        .wait_max(proxy.wait_max)
+        .request_max(proxy.request_max)
+        .response_max(proxy.response_max)
+        .operations_max(proxy.operations_max)
+        .broker_timeout(proxy.broker_timeout)
+        .worker(worker_name())
+        .observe(metrics.observer());
+    for route in &proxy.routes {
+        builder = builder.route(route.clone());
+    }
+    for route in &proxy.optional_routes {
+        builder = builder.route(route.clone().optional());
+    }
+    if let Some(name) = proxy.tenant_header.clone() {
+        builder = builder.tenant(move |request| {
+            let mut values = request.headers.get_all(&name).iter();
+            let value = values.next()?.to_str().ok()?.to_owned();
+            values.next().is_none().then_some(value)
+        });
+    }
+    if !proxy.compare_headers.is_empty() {
+        // Callers who share their keys must not get each other's responses.
+        let authorization = proxy.tenant_header.is_none().then_some(AUTHORIZATION);
+        let compared = proxy.compare_headers.iter().cloned().chain(authorization);
+        builder = builder.fingerprint_headers(compared);
+    }
+    if !proxy.keep_headers.is_empty() {
+        builder = builder.headers(Headers::only(&proxy.keep_headers));
+    }
+    if proxy.fail_open {
+        builder = builder.on_unavailable(OnUnavailable::Open);
+    }
+    builder.build().map_err(|broken| Failure::usage(broken.to_string()))
+}
+
+async fn bind(address: SocketAddr) -> Result<Listener, Failure> {
+    let bound = Listener::bind(address, None).await;
+    bound.map_err(|error| Failure::new(Exit::Failure, error.to_string()))
+}
+
+fn welcome(
+    proxy: &Proxy,
+    (address, metrics): (SocketAddr, SocketAddr),
+    found: Option<&hapax_idempotency::QueueRules>,
+) -> Result<(), Failure> {
+    let screen = Screen::plain();
+    let url = format!("http://{address}");
+    let head = screen.paint(Colour::Bold, format_args!("Hapax listens at {url}"));
+    screen.line(format_args!("{head}, in front of {}", proxy.upstream))?;
+    screen.line("")?;
+    for route in &proxy.routes {
+        screen.line(format_args!("  {:<30} needs a key", route.to_string()))?;
+    }
+    for route in &proxy.optional_routes {
+        screen.line(format_args!("  {:<30} may have a key", route.to_string()))?;
+    }
+    screen.line(format_args!("  {:<30} streams through", "everything else"))?;
+    screen.line("")?;
+    let retention = match found {
+        None => "for as long as the queue says".to_owned(),
+        Some(found) => match found.retention {
+            Some(retention) => {
+                format!("for {}", duration::short(duration::milliseconds(retention)))
+            }
+            None => "for ever".to_owned(),
+        },
+    };
+    screen
+        .line(format_args!("  keys      in the queue {}, remembered {retention}", proxy.queue))?;
+    screen.line(format_args!(
+        "  in doubt  {}",
+        match proxy.in_doubt {
+            InDoubt::Park =>
+                format!("parked; see them with: hapax peek {} --state parked", proxy.queue),
+            InDoubt::Retry =>
+                "repeated: the upstream is told the key, and must honour it".to_owned(),
+        }
+    ))?;
+    screen.line(format_args!("  metrics   http://{metrics}/metrics"))?;
+    screen.line("")?;
+    let Some(route) = proxy.routes.first().or(proxy.optional_routes.first()) else { return Ok(()) };
+    let text = route.to_string();
+    let (methods, path) = text.split_once(' ').unwrap_or(("POST", "/"));
+    let method = methods.split(',').next().unwrap_or("POST");
+    screen
+        .line("Try next, twice, in another terminal; the second time brings the first answer:")?;
+    screen.line("")?;
+    let key = "Idempotency-Key: try-1";
+    screen.line(format_args!("  curl -i -X {method} -H '{key}' --data '{{}}' '{url}{path}'"))?;
+    screen.line("")?;
+    screen.line("Ctrl-C stops it, once what was begun has ended.")?;
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Headers on their way through: those of a connection end here, and the upstream is told who
+//! asked.
+
+use std::net::SocketAddr;
+
+use http::header::{self, Entry};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Of one connection, whether `Connection` names them or not. `Expect` is answered here.
+static HOP_BY_HOP: [HeaderName; 10] = [
+    header::CONNECTION,
+    header::EXPECT,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const VIA: HeaderValue = HeaderValue::from_static("1.1 hapax");
+
+/// Takes out what belongs to the connection it came by.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let connection = headers.get_all(header::CONNECTION);
+    let named: Vec<HeaderName> = connection
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Tells the upstream who asked, and for which host. `Host` stays the client's.
+pub(super) fn forward(headers: &mut HeaderMap, host: Option<&str>, peer: Option<SocketAddr>) {
+    if let Some(host) = host.and_then(|host| HeaderValue::from_str(host).ok())
+        && let Entry::Vacant(vacant) = headers.entry(header::HOST)
+    {
+        vacant.insert(host);
+    }
+    if let Some(peer) = peer {
+        let address = peer.ip().to_canonical().to_string();
+        let chain = match headers.get(&FORWARDED_FOR).and_then(|value| value.to_str().ok()) {
+            Some(chain) => format!("{chain}, {address}"),
+            None => address,
+        };
+        if let Ok(chain) = HeaderValue::from_str(&chain) {
+            headers.insert(FORWARDED_FOR, chain);
+        }
+    }
+    if let Some(host) = headers.get(header::HOST).cloned()
+        && let Entry::Vacant(vacant) = headers.entry(FORWARDED_HOST)
+    {
+        vacant.insert(host);
+    }
+    if let Entry::Vacant(vacant) = headers.entry(FORWARDED_PROTO) {
+        vacant.insert(HeaderValue::from_static("http"));
+    }
+    headers.append(header::VIA, VIA);
+    join_cookies(headers);
+}
+
+/// HTTP/2 may send cookies one by one, which HTTP/1.1 does not know.
+fn join_cookies(headers: &mut HeaderMap) {
+    let cookies: Vec<&[u8]> =
+        headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    if cookies.len() > 1
+        && let Ok(cookies) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
+    {
+        headers.insert(header::COOKIE, cookies);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(name, value);
+        }
+        headers
+    }
+
+    #[test]
+    fn headers_of_a_connection_end_here_and_those_it_names() {
+        let mut headers = map(&[
+            ("connection", "close, X-Mine"),
+            ("x-mine", "1"),
+            ("keep-alive", "timeout=5"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "websocket"),
+            ("expect", "100-continue"),
+            ("idempotency-key", "k"),
+            ("x-other", "2"),
+        ]);
+        strip(&mut headers);
+        let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["idempotency-key", "x-other"]);
+    }
+
+    #[test]
+    fn the_upstream_is_told_who_asked_and_for_which_host() {
+        let peer = "[::ffff:10.0.0.7]:1234".parse().unwrap();
+        let mut headers = map(&[("host", "shop.example"), ("x-forwarded-for", "192.0.2.1")]);
+        forward(&mut headers, Some("other.example"), Some(peer));
+        assert_eq!(headers["host"], "shop.example");
+        assert_eq!(headers["x-forwarded-for"], "192.0.2.1, 10.0.0.7");
+        assert_eq!(headers["x-forwarded-host"], "shop.example");
+        assert_eq!(headers["x-forwarded-proto"], "http");
+        assert_eq!(headers["via"], "1.1 hapax");
+
+        let mut bare = map(&[("x-forwarded-host", "outer"), ("cookie", "a=1"), ("cookie", "b=2")]);
+        forward(&mut bare, Some("shop.example"), None);
+        assert_eq!(bare["host"], "shop.example");
+        assert_eq!(bare["x-forwarded-host"], "outer");
+        assert_eq!(bare["cookie"], "a=1; b=2");
+    }
+}

@@ -1,0 +1,15 @@
+//! The layer of `hapax-idempotency` before an axum service, on a running broker.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at surprises"
+)]
+
+mod answers;
+mod away;
+mod examples;
+mod once;
+mod scopes;
+mod shop;
+mod sizes;

@@ -1,0 +1,104 @@
+//! What is too large: a request is refused, and a response is not forgotten for it.
+
+use axum::body::Body;
+use bytes::Bytes;
+use hapax_idempotency::{Event, Outcome, Settlement};
+use http::Request;
+
+use crate::shop::{House, Shop, request};
+
+#[tokio::test]
+async fn a_request_that_is_too_large_is_refused_before_anything_is_done() {
+    let house = House::open("{}").await;
+    let shop = Shop::open(house.builder().request_max(10));
+    let of =
+        |body: Body| Request::post("/charges").header("idempotency-key", "k").body(body).unwrap();
+    let announced = of(Body::from("eleven byte"));
+    let frames = ["six by", "six by"].map(|frame| Ok::<_, std::io::Error>(Bytes::from(frame)));
+    let streamed = of(Body::from_stream(futures_util::stream::iter(frames)));
+    let mut liar = of(Body::from("ten bytes!"));
+    liar.headers_mut().insert("content-length", "11".parse().unwrap());
+    for large in [announced, streamed, liar] {
+        let told = shop.ask(large).await;
+        assert_eq!((told.status, told.code().as_str()), (413, "too_large"));
+    }
+    assert_eq!(shop.calls(), 0);
+    assert_eq!(house.stats().await.keys, 0, "no key was taken");
+    assert_eq!(shop.ask(of(Body::from("ten bytes!"))).await.status, 201);
+}
+
+#[tokio::test]
+async fn a_request_beyond_the_bound_of_those_under_way_is_refused() {
+    let house = House::open("{}").await;
+    let shop = Shop::open(house.builder().operations_max(2));
+    let first = shop.asking(request("/gate", "a"));
+    let gone = shop.asking(request("/gate", "b"));
+    shop.called(2).await;
+    gone.abort();
+    let told = shop.ask(request("/charges", "c")).await;
+    assert_eq!((told.status, told.code().as_str()), (503, "unavailable"));
+    assert_eq!(told.outcome, Some(Outcome::Overloaded));
+    assert_eq!(shop.ask(request("/unlisted", "c")).await.status, 201, "they stand in no way");
+    shop.counter.gate.add_permits(2);
+    assert_eq!(first.await.unwrap().status, 200);
+    assert!(shop.idempotency.drained(crate::shop::LONG).await);
+    assert_eq!(shop.ask(request("/charges", "c")).await.status, 201);
+}
+
+#[tokio::test]
+async fn a_request_that_breaks_off_or_does_not_end_is_refused() {
+    let house = House::open("{}").await;
+    let shop = Shop::open(house.builder().request_timeout(std::time::Duration::from_secs(1)));
+    let of =
+        |body: Body| Request::post("/charges").header("idempotency-key", "k").body(body).unwrap();
+    let broken = [Ok(Bytes::from("half")), Err(std::io::Error::other("gone"))];
+    let broken = Body::from_stream(futures_util::stream::iter(broken));
+    let told = shop.ask(of(broken)).await;
+    assert_eq!((told.status, told.code().as_str()), (400, "invalid"));
+    let endless = futures_util::stream::pending::<Result<Bytes, std::io::Error>>();
+    let told = shop.ask(of(Body::from_stream(endless))).await;
+    assert_eq!((told.status, told.code().as_str()), (408, "unavailable"));
+    assert_eq!(shop.calls(), 0);
+}
+
+#[tokio::test]
+async fn a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_effect() {
+    let house = House::open("{}").await;
+    let shop = Shop::open(house.builder().response_max(1_000));
+    let fits = shop.ask(request("/large/1000", "k")).await;
+    assert_eq!(fits.body.len(), 1_000);
+    assert_eq!(shop.ask(request("/large/1000", "k")).await.body, fits.body);
+
+    let first = shop.ask(request("/large/1001", "l")).await;
+    assert_eq!((first.status, first.body.len()), (200, 1_001));
+    let again = shop.ask(request("/large/1001", "l")).await;
+    assert_eq!((again.status, again.code().as_str()), (410, "response_not_kept"));
+    assert!(again.is_replayed());
+    let document: serde_json::Value = serde_json::from_slice(&again.body).unwrap();
+    assert_eq!(document["original_status"], 200);
+    assert_eq!(shop.calls(), 2);
+    assert_eq!(shop.events(Event::Settled(Settlement::NotKept)), 1);
+}
+
+#[tokio::test]
+async fn a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothing() {
+    let house = House::open(r#"{"max_body_bytes":500}"#).await;
+    let shop = house.shop();
+    let (_, wrong) = shop.idempotency.check_queue().await.unwrap();
+    assert!(wrong[0].contains("max_body_bytes"), "{wrong:?}");
+    let first = shop.ask(request("/large/600", "k")).await;
+    assert_eq!((first.status, first.body.len()), (200, 600));
+    let again = shop.ask(request("/large/600", "k")).await;
+    assert_eq!((again.status, again.code().as_str(), shop.calls()), (410, "response_not_kept", 1));
+}
+
+#[tokio::test]
+async fn a_response_that_breaks_off_leaves_its_key_in_doubt() {
+    let house = House::open(r#"{"on_lost":"park"}"#).await;
+    let lease = std::time::Duration::from_millis(500);
+    let shop = Shop::open(house.builder().lease(lease));
+    let first = shop.ask(request("/broken", "k")).await;
+    assert_eq!((first.status, first.code().as_str()), (500, "in_doubt"));
+    let again = shop.ask(crate::shop::patient("/broken", "k")).await;
+    assert_eq!((again.status, again.code().as_str(), shop.calls()), (409, "in_doubt", 1));
+}

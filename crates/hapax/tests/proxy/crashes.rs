@@ -1,0 +1,168 @@
+//! kill -9 of the broker, of the proxy, and clients that hang up.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::process::{Broker, Proxy, ask, patient, request, until};
+use crate::upstream::Upstream;
+use crate::wire::Wire;
+
+/// A proxy that is killed when the upstream has answered and nobody was told.
+async fn killed_after_the_answer(broker: &Broker, upstream: &Upstream, in_doubt: &str) {
+    let wire = Wire::to(&broker.address).await;
+    let more = ["--lease", "1s", "--in-doubt", in_doubt];
+    let mut proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let asking = proxy.asking(request("/gate", "k"));
+    upstream.called(1).await;
+    wire.swallow();
+    upstream.open(1);
+    until("the answer to reach the proxy", async || {
+        let series = "hapax_proxy_upstream_requests_total{ended=\"2xx\"}";
+        (proxy.metric(series).await == 1).then_some(())
+    })
+    .await;
+    proxy.kill();
+    assert!(asking.await.is_err(), "the client saw its connection break");
+}
+
+#[tokio::test]
+async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    killed_after_the_answer(&broker, &upstream, "park").await;
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    let told = proxy.ask(patient("/gate", "k")).await;
+    assert_eq!(told.problem(), (409, "in_doubt".to_owned()));
+    assert_eq!(upstream.calls(), 1);
+
+    let claim_key = told.json()["claim_key"].as_str().unwrap().to_owned();
+    broker.ok(&["resolve", "http", &claim_key, "--retry"]).await;
+    upstream.open(1);
+    let told = proxy.ask(request("/gate", "k")).await;
+    assert_eq!((told.status, told.text()), (200, "receipt 2"), "somebody said so");
+}
+
+#[tokio::test]
+async fn a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_under_the_same_key() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    killed_after_the_answer(&broker, &upstream, "retry").await;
+    let more = ["--in-doubt", "retry"];
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+    upstream.open(1);
+    let told = proxy.ask(patient("/gate", "k")).await;
+    assert_eq!((told.status, told.text()), (200, "receipt 2"));
+    assert_eq!(upstream.calls_by_key()["k"], 2);
+    assert!(proxy.ask(request("/gate", "k")).await.is_replayed());
+}
+
+#[tokio::test]
+async fn a_claim_that_comes_too_late_is_given_back() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let more = ["--broker-timeout", "300ms"];
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+    broker.pause().await;
+    let told = proxy.ask(request("/charges", "k")).await;
+    assert_eq!(told.problem(), (503, "unavailable".to_owned()));
+    broker.resume();
+    // Otherwise it would be parked at the end of its lease, with nothing done under it.
+    assert!(insist(&proxy.address, "k").await.is_some());
+    assert_eq!(upstream.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_finds_its_answer_when_it_comes_again() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    let mut stream = TcpStream::connect(&proxy.address).unwrap();
+    let head = "POST /gate HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 7\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(b"17 euro").unwrap();
+    upstream.called(1).await;
+    drop(stream);
+    upstream.open(1);
+    let told = proxy.ask(patient("/gate", "k")).await;
+    assert_eq!((told.status, told.text(), told.is_replayed()), (200, "receipt 1", true));
+    assert_eq!(upstream.calls(), 1);
+}
+
+/// What the load saw of one key.
+struct Seen {
+    key: String,
+    body: Option<String>,
+}
+
+/// Asks until there is an answer, as a client that retries does. `None` where it is in doubt.
+async fn insist(address: &str, key: &str) -> Option<String> {
+    loop {
+        let told = ask(address, patient("/charges", key)).await;
+        if told.status == 201 {
+            return Some(told.headers["location"].to_str().unwrap().to_owned());
+        }
+        match told.problem() {
+            (409, code) if code == "in_doubt" => return None,
+            (409 | 503, _) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_and_again() {
+    const CLIENTS: usize = 8;
+    const KEYS: usize = 60;
+    const KILLS: usize = 5;
+    let (mut broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let more = ["--lease", "5s"];
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+    let ended = Arc::new(AtomicUsize::new(0));
+    let mut clients = Vec::new();
+    for client in 0..CLIENTS {
+        let (address, ended) = (proxy.address.clone(), Arc::clone(&ended));
+        clients.push(tokio::spawn(async move {
+            let mut seen = Vec::new();
+            for number in 0..KEYS {
+                // Two clients for every key.
+                let key = format!("k{}-{number}", client / 2);
+                let body = insist(&address, &key).await;
+                seen.push(Seen { key, body });
+                ended.fetch_add(1, Ordering::SeqCst);
+            }
+            seen
+        }));
+    }
+    for kill in 1..=KILLS {
+        let enough = kill * CLIENTS * KEYS / (KILLS + 2);
+        until("some answers", async || (ended.load(Ordering::SeqCst) >= enough).then_some(()))
+            .await;
+        broker.kill();
+        broker.start_again().await;
+    }
+    let mut answers = std::collections::BTreeMap::new();
+    for client in clients {
+        for Seen { key, body } in client.await.unwrap() {
+            answers.entry(key).or_insert_with(Vec::new).push(body);
+        }
+    }
+    let calls = upstream.calls_by_key();
+    assert!(calls.values().all(|count| *count == 1), "{calls:?}");
+    for (key, answers) in &answers {
+        // A claim whose answer was lost with the broker is parked, as nobody knows that nothing
+        // was done under it.
+        let known: Vec<_> = answers.iter().flatten().collect();
+        assert!(known.windows(2).all(|two| two[0] == two[1]), "{key}: {answers:?}");
+        assert_eq!(calls.contains_key(key), !known.is_empty(), "{key}: {answers:?}");
+    }
+    assert_eq!(answers.len(), CLIENTS / 2 * KEYS);
+    let in_doubt: Vec<&String> = answers.keys().filter(|key| !calls.contains_key(*key)).collect();
+    assert!(in_doubt.len() <= KILLS * CLIENTS, "{} after {KILLS} kills", in_doubt.len());
+    for key in &in_doubt {
+        let told = proxy.ask(request("/charges", key)).await;
+        let claim_key = told.json()["claim_key"].as_str().unwrap().to_owned();
+        broker.ok(&["resolve", "http", &claim_key, "--retry"]).await;
+        assert!(insist(&proxy.address, key).await.is_some());
+    }
+    let calls = upstream.calls_by_key();
+    assert_eq!(calls.len(), answers.len());
+    assert!(calls.values().all(|count| *count == 1), "{calls:?}");
+}

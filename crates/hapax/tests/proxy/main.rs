@@ -1,0 +1,17 @@
+//! `hapax proxy`, the real binary, between clients and a service that counts.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at surprises"
+)]
+
+mod crashes;
+mod doubt;
+mod process;
+mod protects;
+mod starts;
+mod stops;
+mod through;
+mod upstream;
+mod wire;

@@ -1,0 +1,165 @@
+//! Routes behind the proxy: one key, one call, one answer; and what is counted of it.
+
+use axum::body::Bytes;
+use http::Request;
+use http_body_util::Full;
+
+use crate::process::{Broker, Proxy, patient, request};
+use crate::upstream::{BINARY, Upstream};
+
+#[tokio::test]
+async fn many_identical_requests_through_two_proxies_are_one_call() {
+    const COUNT: usize = 24;
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let one = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    let two = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    let asking = (0..COUNT).map(|number| {
+        let proxy = if number % 2 == 0 { &one } else { &two };
+        proxy.asking(patient("/charges", "k"))
+    });
+    let asking: Vec<_> = asking.collect();
+    let mut replayed = 0;
+    for told in asking {
+        let told = told.await.unwrap();
+        assert_eq!((told.status, &told.body[BINARY.len()..]), (201, &b"1"[..]), "{told:?}");
+        replayed += usize::from(told.is_replayed());
+    }
+    assert_eq!((upstream.calls(), replayed), (1, COUNT - 1));
+    assert_eq!(upstream.calls_by_key()["k"], 1, "the upstream is told the key");
+}
+
+#[tokio::test]
+async fn a_replay_is_the_upstreams_response_byte_for_byte() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    let first = proxy.ask(request("/charges", "k")).await;
+    assert_eq!((first.status, first.is_replayed()), (201, false));
+    assert_eq!(first.headers["set-cookie"], "session=1");
+    let again = proxy.ask(request("/charges", "k")).await;
+    assert!(again.is_replayed());
+    assert_eq!((again.status, &again.body), (201, &first.body));
+    assert_eq!(again.body, [&BINARY[..], b"1"].concat());
+    for told in [&first, &again] {
+        assert_eq!(told.headers["location"], "/charges/1");
+        let links: Vec<_> = told.headers.get_all("link").iter().collect();
+        assert_eq!(links, ["</a>; rel=prev", "</b>; rel=next"]);
+        assert!(!told.headers.contains_key("x-hop"), "of another connection: {told:?}");
+    }
+    assert!(!again.headers.contains_key("set-cookie"));
+    // The server writes one of its own.
+    assert_ne!(again.headers["date"], first.headers["date"]);
+    assert_eq!(upstream.calls(), 1);
+}
+
+#[tokio::test]
+async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--request-max", "1000"]).await;
+    let with = |key: Option<&str>, body: Vec<u8>| {
+        let mut request = Request::post("/charges");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        request.body(Full::new(Bytes::from(body))).unwrap()
+    };
+    let told = proxy.ask(with(None, vec![])).await;
+    assert_eq!(told.problem(), (400, "missing_key".to_owned()));
+    assert_eq!(told.headers["content-type"], "application/problem+json");
+    let told = proxy.ask(with(Some("a b"), vec![])).await;
+    assert_eq!(told.problem(), (400, "malformed_key".to_owned()));
+    let told = proxy.ask(with(Some("k"), vec![b'x'; 1_001])).await;
+    assert_eq!(told.problem(), (413, "too_large".to_owned()));
+    assert_eq!(upstream.calls(), 0);
+
+    assert_eq!(proxy.ask(with(Some("k"), b"17".to_vec())).await.status, 201);
+    assert!(proxy.ask(with(Some("k"), b"17".to_vec())).await.is_replayed());
+    let told = proxy.ask(with(Some("k"), b"18".to_vec())).await;
+    assert_eq!(told.problem(), (422, "conflict".to_owned()));
+    let in_progress = proxy.asking(request("/gate", "k"));
+    upstream.called(2).await;
+    let told = proxy.ask(request("/gate", "k")).await;
+    assert_eq!(told.problem(), (409, "in_flight".to_owned()));
+    assert_eq!(told.headers["retry-after"], "1");
+    upstream.open(1);
+    assert_eq!(in_progress.await.unwrap().status, 200);
+    proxy.ask(Request::get("/echo").body(Full::default()).unwrap()).await;
+    let put = || Request::put("/charges").body(Full::default()).unwrap();
+    assert_eq!((proxy.ask(put()).await.status, proxy.ask(put()).await.status), (201, 201));
+
+    for (outcome, count) in [
+        ("fresh", 2),
+        ("replayed", 1),
+        ("in_progress", 1),
+        ("conflict", 1),
+        ("missing_key", 1),
+        ("malformed_key", 1),
+        ("refused", 1),
+        ("bypassed", 3),
+        ("unavailable", 0),
+    ] {
+        let series = format!("hapax_proxy_requests_total{{outcome=\"{outcome}\"}}");
+        assert_eq!(proxy.metric(&series).await, count, "{outcome}");
+    }
+    assert_eq!(proxy.metric("hapax_proxy_settlements_total{how=\"kept\"}").await, 2);
+    assert_eq!(proxy.metric("hapax_proxy_upstream_seconds_count").await, 5);
+    assert_eq!(proxy.metric("hapax_proxy_upstream_requests_total{ended=\"2xx\"}").await, 5);
+    assert_eq!(proxy.metric("hapax_proxy_operations").await, 0);
+    assert_eq!(proxy.beside("/livez").await.status, 200);
+    assert_eq!(proxy.beside("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let usual = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    let chosen = ["--release", "404", "--namespace", "other"];
+    let chosen = Proxy::start(&broker.url(), &upstream.url(), &chosen).await;
+    for (status, is_usual, is_chosen) in
+        [(200, true, true), (401, false, true), (404, true, false), (503, false, true)]
+    {
+        let (path, key) = (format!("/status/{status}"), format!("k-{status}"));
+        for (proxy, is_remembered) in [(&usual, is_usual), (&chosen, is_chosen)] {
+            assert_eq!(proxy.ask(request(&path, &key)).await.status, status);
+            let again = proxy.ask(request(&path, &key)).await;
+            assert_eq!((again.status, again.is_replayed()), (status, is_remembered), "{status}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn callers_are_told_apart_by_the_header_that_was_chosen() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let proxy =
+        Proxy::start(&broker.url(), &upstream.url(), &["--tenant-header", "X-Account"]).await;
+    let of = |account: &str, token: &str| {
+        let mut request = request("/charges", "k");
+        request.headers_mut().insert("x-account", account.parse().unwrap());
+        request.headers_mut().insert("authorization", token.parse().unwrap());
+        request
+    };
+    assert_eq!(proxy.ask(of("ada", "one")).await.headers["location"], "/charges/1");
+    assert_eq!(proxy.ask(of("eve", "one")).await.headers["location"], "/charges/2");
+    assert!(proxy.ask(of("ada", "two")).await.is_replayed());
+    let nobody = proxy.ask(request("/charges", "k")).await;
+    assert_eq!(nobody.problem(), (401, "unauthorized".to_owned()));
+
+    // Without the header they share their keys, and get nothing of each other.
+    for more in
+        [["--namespace", "a", "--queue", "http"], ["--namespace", "b", "--compare-header", "x"]]
+    {
+        let shared = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+        assert_eq!(shared.ask(of("ada", "one")).await.status, 201);
+        assert_eq!(shared.ask(of("eve", "two")).await.problem(), (422, "conflict".to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--response-max", "5"]).await;
+    let first = proxy.ask(request("/charges", "k")).await;
+    assert_eq!((first.status, first.body.len()), (201, BINARY.len() + 1));
+    let again = proxy.ask(request("/charges", "k")).await;
+    assert_eq!(again.problem(), (410, "response_not_kept".to_owned()));
+    assert_eq!((again.json()["original_status"].as_u64(), upstream.calls()), (Some(201), 1));
+}

@@ -1,0 +1,302 @@
+//! The layer as tower sees it: which requests are protected, and what they must bring along.
+//!
+//! What is not protected goes to the inner service at once, and streams. What is, is read whole,
+//! and then lives in a task of its own (`run.rs`): a client that hangs up ends the waiting, not
+//! the work.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hapax_client::Queue;
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode, header};
+use http_body::Body;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tower_layer::Layer;
+use tower_service::Service;
+use tracing::Instrument;
+
+use crate::body::ResponseBody;
+use crate::builder::{Builder, Rules};
+use crate::event::{Event, Outcome};
+use crate::limits::TENANT_BYTES_MAX;
+use crate::operation::Operation;
+use crate::prefer;
+use crate::problem::Problem;
+use crate::route::{KeySource, Route, segments_of_path};
+use crate::run::{self, Asked};
+use crate::scope::{Scope, fingerprint};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
+type Answering<R, E> = Pin<Box<dyn Future<Output = Answer<R, E>> + Send>>;
+
+/// Protects routes of a service: a [`Layer`] for any tower service, such as axum's `Router`.
+/// Cheap to clone; clones are one layer.
+///
+/// Apply it where paths are whole: outside of what is nested.
+#[derive(Clone, Debug)]
+pub struct Idempotency(Arc<Rules>);
+
+/// A service with protected routes.
+#[derive(Clone, Debug)]
+pub struct Guarded<S> {
+    inner: S,
+    rules: Arc<Rules>,
+}
+
+impl Idempotency {
+    /// Keys are claimed in this queue, and responses stored there as results.
+    pub fn builder(queue: Queue) -> Builder {
+        Builder::new(queue)
+    }
+
+    pub(crate) fn of(rules: Rules) -> Self {
+        Self(Arc::new(rules))
+    }
+
+    pub(crate) fn rules(&self) -> &Arc<Rules> {
+        &self.0
+    }
+
+    /// How many operations are under way, with those whose clients have hung up.
+    pub fn running(&self) -> usize {
+        *self.0.running.borrow()
+    }
+
+    /// Waits until no operation is under way, for so long: before the process ends, after it has
+    /// stopped to accept requests. Tells whether there is none.
+    pub async fn drained(&self, timeout: Duration) -> bool {
+        let mut running = self.0.running.subscribe();
+        let drained = running.wait_for(|running| *running == 0);
+        tokio::time::timeout(timeout, drained).await.is_ok()
+    }
+}
+
+impl<S> Layer<S> for Idempotency {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded { inner, rules: Arc::clone(&self.0) }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Guarded<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: Body<Data = Bytes> + Send + Unpin + 'static,
+    R::Error: std::fmt::Display,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = Answering<R, S::Error>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that was found ready is the one to be called.
+        let other = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, other);
+        let rules = Arc::clone(&self.rules);
+        let path = segments_of_path(request.uri().path());
+        let is_it = |route: &&Route| route.matches(request.method(), &path);
+        let Some(route) = rules.routes.iter().find(is_it).cloned() else {
+            return bypass(&rules, inner.call(request));
+        };
+        let key = match key_of(&route, request.headers()) {
+            Ok(Key::Absent) => return bypass(&rules, inner.call(request)),
+            Ok(Key::Given(key)) => Some(key),
+            Ok(Key::InBody) => None,
+            Err(problem) => {
+                let refused = refuse(&rules, problem);
+                return Box::pin(async { Ok(refused) });
+            }
+        };
+        Box::pin(protect(rules, route, key, request, inner))
+    }
+}
+
+/// What the head of a request tells about its key.
+enum Key {
+    Given(String),
+    /// It can only be told with the body.
+    InBody,
+    /// There is none, and there need not be one.
+    Absent,
+}
+
+fn key_of(route: &Route, headers: &HeaderMap) -> Result<Key, Problem> {
+    let KeySource::Header(name) = &route.key else { return Ok(Key::InBody) };
+    match crate::key::read(headers, name)? {
+        Some(key) => Ok(Key::Given(key)),
+        None if route.is_required => Err(crate::key::missing(headers, name)),
+        None => Ok(Key::Absent),
+    }
+}
+
+fn bypass<R, E>(
+    rules: &Arc<Rules>,
+    answer: impl Future<Output = Result<Response<R>, E>> + Send + 'static,
+) -> Answering<R, E>
+where
+    R: Send + 'static,
+    E: Send + 'static,
+{
+    rules.tell(Event::Answered(Outcome::Bypassed));
+    Box::pin(async move {
+        let mut response = answer.await?.map(ResponseBody::passed);
+        response.extensions_mut().insert(Outcome::Bypassed);
+        Ok(response)
+    })
+}
+
+/// Reads the request whole, and hands it over to a task of its own.
+async fn protect<S, B, R>(
+    rules: Arc<Rules>,
+    route: Route,
+    key: Option<String>,
+    request: Request<B>,
+    mut inner: S,
+) -> Answer<R, S::Error>
+where
+    S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
+    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: Body<Data = Bytes> + Send + Unpin + 'static,
+    R::Error: std::fmt::Display,
+{
+    let Ok(room) = Arc::clone(&rules.room).try_acquire_owned() else {
+        let detail = "too many requests under keys are under way; nothing was done";
+        let problem = Problem::unavailable(detail, rules.retry_after);
+        return Ok(run::tell(&rules, Outcome::Overloaded, problem.into_response()));
+    };
+    let (mut parts, body) = request.into_parts();
+    let read = async {
+        let tenant = tenant_of(&rules, &parts)?;
+        Ok((tenant, read(&rules, &parts.headers, body).await?))
+    };
+    let (tenant, body) = match read.await {
+        Ok(read) => read,
+        Err(problem) => return Ok(refuse(&rules, problem)),
+    };
+    let asked = match ask(&rules, &route, key, tenant, &parts, &body) {
+        Ok(Some(asked)) => asked,
+        Ok(None) => {
+            return bypass(&rules, inner.call(Request::from_parts(parts, B::from(body)))).await;
+        }
+        Err(problem) => return Ok(refuse(&rules, problem)),
+    };
+    let handler = move |operation: Option<Operation>| {
+        if let Some(operation) = operation {
+            parts.extensions.insert(operation);
+        }
+        inner.call(Request::from_parts(parts, B::from(body)))
+    };
+    let task = run::run(Arc::clone(&rules), asked, room, handler).in_current_span();
+    match tokio::spawn(task).await {
+        Ok(answer) => answer,
+        Err(ended) if ended.is_panic() => {
+            Ok(refuse(&rules, Problem::internal("the handler of this request failed")))
+        }
+        // The runtime is about to end, and whoever waits with it.
+        Err(_) => {
+            let detail = "the service is stopping; come again under the same key";
+            Ok(refuse(&rules, Problem::unavailable(detail, rules.retry_after)))
+        }
+    }
+}
+
+fn tenant_of(rules: &Rules, parts: &Parts) -> Result<String, Problem> {
+    let Some(tenant) = &rules.tenant else { return Ok(String::new()) };
+    let tenant = tenant(parts).ok_or_else(Problem::no_tenant)?;
+    match tenant.len() > TENANT_BYTES_MAX {
+        true => Err(Problem::no_tenant()),
+        false => Ok(tenant),
+    }
+}
+
+/// The whole body, within its bounds of size and time.
+async fn read<B>(rules: &Rules, headers: &HeaderMap, body: B) -> Result<Bytes, Problem>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let max = rules.request_bytes_max;
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let announced = announced.and_then(|value| value.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| bytes > max as u64) {
+        return Err(Problem::too_large(max));
+    }
+    let collected = Limited::new(body, max).collect();
+    match tokio::time::timeout(rules.request_timeout, collected).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::too_large(max)),
+        Ok(Err(_)) => Err(Problem::broken_request()),
+        Err(_) => Err(Problem::request_timeout(rules.request_timeout)),
+    }
+}
+
+/// What is to be claimed; `None` where there is no key and need not be one.
+fn ask(
+    rules: &Rules,
+    route: &Route,
+    key: Option<String>,
+    tenant: String,
+    parts: &Parts,
+    body: &Bytes,
+) -> Result<Option<Asked>, Problem> {
+    let key = match (key, &route.key) {
+        (Some(key), _) => key,
+        (None, KeySource::Function(key_from)) => match key_from(parts, body) {
+            Some(key) => {
+                crate::key::check(&key)?;
+                key
+            }
+            None if route.is_required => {
+                let detail = "this request has nothing in it that could be its key";
+                return Err(Problem::missing_key(detail));
+            }
+            None => return Ok(None),
+        },
+        (None, KeySource::Header(_)) => return Ok(None),
+    };
+    let scope = Scope {
+        namespace: &rules.namespace,
+        tenant: &tenant,
+        method: &parts.method,
+        route: route.path(),
+    };
+    Ok(Some(Asked {
+        claim_key: scope.claim_key(&key),
+        fingerprint: fingerprint(parts, &rules.fingerprint_headers, body),
+        wait: prefer::wait(&parts.headers).map(|wait| wait.min(rules.wait_max)),
+        route: route.to_string(),
+        tenant,
+        key,
+    }))
+}
+
+/// Answers without a handler and without a claim.
+fn refuse<R>(rules: &Rules, problem: Problem) -> Response<ResponseBody<R>> {
+    let outcome = match problem.code() {
+        "missing_key" => Outcome::MissingKey,
+        "malformed_key" => Outcome::MalformedKey,
+        "unavailable" if problem.status() == StatusCode::SERVICE_UNAVAILABLE => {
+            Outcome::Unavailable
+        }
+        _ => Outcome::Refused,
+    };
+    run::tell(rules, outcome, problem.into_response())
+}

@@ -1,0 +1,221 @@
+//! Why a request got no response of the handler's: problem documents, as the broker's doors write
+//! them (RFC 9457).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::{Map, Value, json};
+
+/// An answer of the layer's own, `application/problem+json`.
+///
+/// `code` is for programs; it is one of those of the broker, where they mean the same, or
+/// `in_doubt` or `response_not_kept`. A retryable problem carries
+/// `Retry-After`: the same request under the same key may get a better answer then.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    code: &'static str,
+    status: StatusCode,
+    title: &'static str,
+    detail: String,
+    retry_after: Option<Duration>,
+    more: Map<String, Value>,
+}
+
+impl Problem {
+    pub fn new(
+        code: &'static str,
+        status: StatusCode,
+        title: &'static str,
+        detail: impl Into<String>,
+    ) -> Self {
+        let (detail, more) = (detail.into(), Map::new());
+        Self { code, status, title, detail, retry_after: None, more }
+    }
+
+    /// The same request may get another answer after so long.
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after);
+        self
+    }
+
+    /// One more field of the document.
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.more.insert(name.to_owned(), value.into());
+        self
+    }
+
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// As a response with any body that is made of bytes.
+    pub fn into_response<B: From<Bytes>>(self) -> Response<B> {
+        let mut document = json!({
+            "type": format!("/errors/{}", self.code),
+            "title": self.title,
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+            "code": self.code,
+            "retryable": self.retry_after.is_some(),
+        });
+        if let Some(document) = document.as_object_mut() {
+            document.extend(self.more);
+        }
+        let mut response = Response::new(B::from(Bytes::from(document.to_string())));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(after) = self.retry_after {
+            let seconds = after.as_millis().div_ceil(1_000).max(1) as u64;
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+/// Those that the layer itself answers with.
+impl Problem {
+    pub(crate) fn missing_key(detail: impl Into<String>) -> Self {
+        let title = "An idempotency key is required";
+        Self::new("missing_key", StatusCode::BAD_REQUEST, title, detail)
+    }
+
+    pub(crate) fn malformed_key(detail: impl Into<String>) -> Self {
+        let title = "The idempotency key is malformed";
+        Self::new("malformed_key", StatusCode::BAD_REQUEST, title, detail)
+    }
+
+    pub(crate) fn broken_request() -> Self {
+        let detail = "the body of the request broke off; nothing was done";
+        let title = "The request cannot be understood";
+        Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
+    }
+
+    pub(crate) fn no_tenant() -> Self {
+        let detail = "this route remembers its answers for every caller apart, and this request \
+                      does not say who calls";
+        let title = "It is not known who asks";
+        Self::new("unauthorized", StatusCode::UNAUTHORIZED, title, detail)
+    }
+
+    pub(crate) fn request_timeout(after: Duration) -> Self {
+        let detail = format!("the request did not come whole within {} s", after.as_secs());
+        let title = "The request took too long to come";
+        Self::new("unavailable", StatusCode::REQUEST_TIMEOUT, title, detail)
+            .retry_after(Duration::from_secs(1))
+    }
+
+    pub(crate) fn too_large(max: usize) -> Self {
+        let detail = format!("under a key a request has at most {max} bytes; nothing was done");
+        let title = "The request is too large";
+        Self::new("too_large", StatusCode::PAYLOAD_TOO_LARGE, title, detail)
+    }
+
+    pub(crate) fn conflict() -> Self {
+        let detail = "the key was used with another request before (method, path, query, headers \
+                      and body are compared); that one is untouched, and this one was not done";
+        let title = "The key was used for something else";
+        Self::new("conflict", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
+    }
+
+    pub(crate) fn in_progress(after: Duration) -> Self {
+        let detail = "a request with this key is being worked on: come again, or wait for its \
+                      answer with Prefer: wait=SECONDS";
+        Self::new("in_flight", StatusCode::CONFLICT, "The first request is in progress", detail)
+            .retry_after(after)
+    }
+
+    pub(crate) fn in_doubt(claim_key: &str) -> Self {
+        let detail = "a request with this key was begun and its outcome is not known: it may \
+                      have been carried out, and is not repeated until somebody has resolved it";
+        Self::new("in_doubt", StatusCode::CONFLICT, "It is not known what became of it", detail)
+            .with("claim_key", claim_key)
+    }
+
+    pub(crate) fn broken_response(claim_key: &str) -> Self {
+        let detail = "it was begun, but its response broke off, so that its outcome is not known";
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new("in_doubt", status, "It is not known what became of it", detail)
+            .with("claim_key", claim_key)
+    }
+
+    pub(crate) fn lease_lost(after: Duration) -> Self {
+        let detail = "this request lost its key while it was worked on, and another one works \
+                      under it: its answer counts. Come again for it under the same key";
+        Self::new("lease_lost", StatusCode::CONFLICT, "Another request has the key", detail)
+            .retry_after(after)
+    }
+
+    pub(crate) fn too_old() -> Self {
+        let detail = "the key tells that the request is older than what is remembered, so it may \
+                      have been carried out already; it was not done now";
+        Self::new("too_old", StatusCode::GONE, "Older than what is remembered", detail)
+    }
+
+    pub(crate) fn undated_key() -> Self {
+        let detail = "keys are UUIDv7 or ULID here, so that late retries can be told";
+        let title = "The key does not tell its age";
+        Self::new("undated_key", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
+    }
+
+    pub(crate) fn not_kept(status: StatusCode) -> Self {
+        let detail = format!(
+            "the request with this key was carried out and answered with {}; its response was \
+             too large to be remembered",
+            status.as_u16()
+        );
+        Self::new("response_not_kept", StatusCode::GONE, "The response was not kept", detail)
+            .with("original_status", status.as_u16())
+    }
+
+    pub(crate) fn unavailable(detail: &str, after: Duration) -> Self {
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self::new("unavailable", status, "Idempotency cannot be assured now", detail)
+            .retry_after(after)
+    }
+
+    pub(crate) fn internal(detail: &str) -> Self {
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new("internal", status, "Something is wrong with the service", detail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_written_as_the_broker_writes_them() {
+        let response: Response<Bytes> =
+            Problem::in_progress(Duration::from_millis(1_200)).into_response();
+        assert_eq!(response.status(), 409);
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
+        assert_eq!(response.headers()["retry-after"], "2");
+        let document: Value = serde_json::from_slice(response.body()).unwrap();
+        assert_eq!(document["type"], "/errors/in_flight");
+        assert_eq!(document["code"], "in_flight");
+        assert_eq!(document["status"], 409);
+        assert_eq!(document["retryable"], true);
+    }
+
+    #[test]
+    fn what_a_retry_does_not_help_says_so() {
+        let response: Response<Bytes> = Problem::in_doubt("abc").into_response();
+        assert_eq!(response.headers().get("retry-after"), None);
+        let document: Value = serde_json::from_slice(response.body()).unwrap();
+        assert_eq!(
+            (&document["retryable"], &document["claim_key"]),
+            (&json!(false), &json!("abc"))
+        );
+    }
+}

@@ -1,0 +1,282 @@
+//! Routes: which requests are protected, and where their key is found.
+//!
+//! A pattern is methods and a path: `POST /charges`, `PUT,PATCH /orders/{order}`,
+//! `POST /files/{*path}`. `{name}` is one segment, `{*name}` the rest, at least one. A path is
+//! compared as most services would read it: percent-encodings decoded, empty segments and dots
+//! resolved. So another spelling of a protected path is protected too.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderName, Method};
+use percent_encoding::percent_decode_str;
+
+use crate::key::IDEMPOTENCY_KEY;
+
+/// Where the key of a request is found.
+#[derive(Clone)]
+pub(crate) enum KeySource {
+    Header(HeaderName),
+    Function(KeyFunction),
+}
+
+type KeyFunction = Arc<dyn Fn(&Parts, &Bytes) -> Option<String> + Send + Sync>;
+
+impl fmt::Debug for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header(name) => write!(f, "{name}"),
+            Self::Function(_) => f.write_str("a function"),
+        }
+    }
+}
+
+/// Requests that are protected.
+///
+/// ```
+/// use hapax_idempotency::Route;
+///
+/// let charges: Route = "POST /charges".parse()?;
+/// let orders = "PUT,PATCH /orders/{order}".parse::<Route>()?.optional();
+/// assert_eq!(orders.to_string(), "PUT,PATCH /orders/{order}");
+/// assert!("GET /charges".parse::<Route>().is_err(), "it can be repeated as it is");
+/// # Ok::<(), hapax_idempotency::BadRoute>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Route {
+    methods: Vec<Method>,
+    path: String,
+    segments: Vec<Segment>,
+    pub(crate) is_required: bool,
+    pub(crate) key: KeySource,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(String),
+    Any,
+    Rest,
+}
+
+/// Why a text is no route.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{pattern:?} is no route: {why}; write it as 'POST /charges' or 'PUT,PATCH /orders/{{id}}'"
+)]
+pub struct BadRoute {
+    pattern: String,
+    why: String,
+}
+
+impl Route {
+    /// A request without a key is no error here: it goes to the handler unprotected.
+    pub fn optional(mut self) -> Self {
+        self.is_required = false;
+        self
+    }
+
+    /// The key is in this header, instead of `Idempotency-Key`.
+    pub fn key_header(mut self, name: HeaderName) -> Self {
+        self.key = KeySource::Header(name);
+        self
+    }
+
+    /// The key follows from the request and its body, such as the id of a webhook's event. `None`
+    /// where there is none.
+    pub fn key_from(
+        mut self,
+        key: impl Fn(&Parts, &Bytes) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.key = KeySource::Function(Arc::new(key));
+        self
+    }
+
+    /// The path's pattern; it is part of a key's scope.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(crate) fn matches(&self, method: &Method, path: &[String]) -> bool {
+        if !self.methods.contains(method) {
+            return false;
+        }
+        let mut path = path.iter();
+        for segment in &self.segments {
+            let Some(part) = path.next() else { return false };
+            match segment {
+                Segment::Literal(literal) if literal == part => {}
+                Segment::Literal(_) => return false,
+                Segment::Any => {}
+                Segment::Rest => return true,
+            }
+        }
+        path.next().is_none()
+    }
+}
+
+impl FromStr for Route {
+    type Err = BadRoute;
+
+    fn from_str(pattern: &str) -> Result<Self, BadRoute> {
+        let bad = |why: String| BadRoute { pattern: pattern.to_owned(), why };
+        let mut words = pattern.split_whitespace();
+        let (Some(methods), Some(path), None) = (words.next(), words.next(), words.next()) else {
+            return Err(bad("it is not a method and a path".to_owned()));
+        };
+        let methods = methods.split(',').map(|name| method(name).map_err(bad));
+        let methods = methods.collect::<Result<_, _>>()?;
+        let segments = segments_of_pattern(path).map_err(bad)?;
+        let (path, key) = (path.to_owned(), KeySource::Header(IDEMPOTENCY_KEY));
+        Ok(Self { methods, path, segments, is_required: true, key })
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let methods: Vec<&str> = self.methods.iter().map(Method::as_str).collect();
+        write!(f, "{} {}", methods.join(","), self.path)
+    }
+}
+
+fn method(name: &str) -> Result<Method, String> {
+    match name {
+        "GET" | "HEAD" | "OPTIONS" | "TRACE" | "CONNECT" => {
+            Err(format!("{name} changes nothing and can be repeated as it is"))
+        }
+        _ if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+            Err(format!("{name:?} is no method; methods are in capitals"))
+        }
+        _ => name.parse().map_err(|_| format!("{name:?} is no method")),
+    }
+}
+
+fn segments_of_pattern(path: &str) -> Result<Vec<Segment>, String> {
+    let Some(inner) = path.strip_prefix('/') else {
+        return Err(format!("the path {path:?} does not begin with a slash"));
+    };
+    if path.contains(['?', '#']) {
+        return Err("a path has no query; queries are compared with the key".to_owned());
+    }
+    let mut segments = Vec::new();
+    if inner.is_empty() {
+        return Ok(segments);
+    }
+    for text in inner.split('/') {
+        if segments.contains(&Segment::Rest) {
+            return Err("nothing can follow a {*rest}".to_owned());
+        }
+        segments.push(segment(text)?);
+    }
+    Ok(segments)
+}
+
+fn segment(text: &str) -> Result<Segment, String> {
+    let name = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
+    let (name, segment) = match name {
+        Some(name) => match name.strip_prefix('*') {
+            Some(name) => (name, Segment::Rest),
+            None => (name, Segment::Any),
+        },
+        None if text.contains(['{', '}', '*']) => {
+            return Err(format!("{text:?} is half a pattern: a {{name}} is a whole segment"));
+        }
+        None if matches!(text, "" | "." | "..") => {
+            return Err(format!("a segment is {text:?}, which no path keeps"));
+        }
+        None => return Ok(Segment::Literal(decoded(text))),
+    };
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    match !name.is_empty() && name.chars().all(is_name) {
+        true => Ok(segment),
+        false => Err(format!("{text:?} has no name of letters, digits and _")),
+    }
+}
+
+/// A path as most services read it.
+pub(crate) fn segments_of_path(path: &str) -> Vec<String> {
+    let mut segments = Vec::new();
+    for text in path.split('/').map(decoded) {
+        match text.as_str() {
+            "" | "." => {}
+            ".." => drop(segments.pop()),
+            _ => segments.push(text),
+        }
+    }
+    segments
+}
+
+fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, method: Method, path: &str) -> bool {
+        let route: Route = pattern.parse().unwrap();
+        route.matches(&method, &segments_of_path(path))
+    }
+
+    #[test]
+    fn a_route_matches_its_methods_and_its_path() {
+        assert!(matches("POST /charges", Method::POST, "/charges"));
+        assert!(!matches("POST /charges", Method::PUT, "/charges"));
+        assert!(!matches("POST /charges", Method::POST, "/charges/7"));
+        assert!(!matches("POST /charges", Method::POST, "/charge"));
+        assert!(!matches("POST /charges", Method::POST, "/"));
+        assert!(matches("PUT,PATCH /orders/{id}", Method::PATCH, "/orders/7"));
+        assert!(!matches("PUT,PATCH /orders/{id}", Method::PATCH, "/orders"));
+        assert!(!matches("PUT,PATCH /orders/{id}", Method::PATCH, "/orders/7/lines"));
+        assert!(matches("POST /orders/{id}/lines", Method::POST, "/orders/7/lines"));
+        assert!(matches("POST /files/{*path}", Method::POST, "/files/a/b/c"));
+        assert!(!matches("POST /files/{*path}", Method::POST, "/files"));
+        assert!(matches("POST /{*path}", Method::POST, "/a"));
+        assert!(matches("POST /", Method::POST, "/"));
+    }
+
+    #[test]
+    fn another_spelling_of_a_path_is_protected_too() {
+        for path in [
+            "//charges",
+            "/charges/",
+            "/./charges",
+            "/x/../charges",
+            "/%63harges",
+            "/../charges",
+            "/x/%2e%2e/charges",
+        ] {
+            assert!(matches("POST /charges", Method::POST, path), "{path}");
+        }
+        assert!(matches("POST /größe", Method::POST, "/gr%C3%B6%C3%9Fe"));
+        assert!(!matches("POST /charges", Method::POST, "/Charges"));
+    }
+
+    #[test]
+    fn what_is_no_route_is_explained() {
+        for (pattern, why) in [
+            ("/charges", "not a method and a path"),
+            ("POST", "not a method and a path"),
+            ("POST /a /b", "not a method and a path"),
+            ("post /charges", "methods are in capitals"),
+            ("POST, /charges", "methods are in capitals"),
+            ("GET /charges", "repeated as it is"),
+            ("POST charges", "slash"),
+            ("POST /a//b", "no path keeps"),
+            ("POST /a/", "no path keeps"),
+            ("POST /a/..", "no path keeps"),
+            ("POST /a?b", "query"),
+            ("POST /a/{b", "half a pattern"),
+            ("POST /a/b{c}", "half a pattern"),
+            ("POST /a/*", "half a pattern"),
+            ("POST /a/{}", "no name"),
+            ("POST /a/{*b}/c", "nothing can follow"),
+        ] {
+            let bad = pattern.parse::<Route>().unwrap_err().to_string();
+            assert!(bad.contains(why) && bad.contains("POST /charges"), "{pattern}: {bad}");
+        }
+    }
+}
