@@ -142,7 +142,7 @@ async fn show(arguments: &Arguments) -> Result<()> {
     let inputs = u64::from(arguments.inputs);
     until(|| async { Ok(came_in(&client, "letters").await? >= inputs) }).await?;
     for queue in ["orders", "invoices"] {
-        until(|| async { Ok(is_empty(&client, queue).await?) }).await?;
+        until(|| is_empty(&client, queue)).await?;
     }
     let letters = read_letters(&client, arguments.inputs).await?;
     report(arguments, &children, &letters)

@@ -1,5 +1,4 @@
 //! The example does what it says, with kills on the way.
-#![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
 
 use std::process::Command;
 

@@ -18,8 +18,9 @@ const RULES: &str = r#"{"backoff_min_ms":0,"backoff_max_ms":0}"#;
 struct Service(Arc<Mutex<Vec<String>>>);
 
 impl Service {
-    fn call(&self, key: String) {
+    fn call(&self, key: String) -> Result<(), Failure> {
         self.0.lock().unwrap().push(key);
+        Ok(())
     }
 
     fn calls(&self) -> Vec<String> {
@@ -60,13 +61,13 @@ async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last() {
             let attempt = message.attempt();
             let receipt: (String, u32) = context
                 .step("charge", |key| async move {
-                    charges.call(key);
+                    charges.call(key)?;
                     Ok::<_, Failure>(("receipt".to_owned(), attempt))
                 })
                 .await?;
             context
                 .step("mail", |key| async move {
-                    mails.call(key);
+                    mails.call(key)?;
                     if attempt < 3 { Err(Failure::new("no answer")) } else { Ok(()) }
                 })
                 .await?;
@@ -125,7 +126,7 @@ async fn the_same_name_twice_in_one_attempt_is_an_error() {
         let service = calls.clone();
         async move {
             for _ in 0..2 {
-                let call = |key| async { Ok::<_, Failure>(service.call(key)) };
+                let call = |key| async { service.call(key) };
                 context.step("charge", call).await?;
             }
             Ok(Done::new())
@@ -148,7 +149,7 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
             let service = service.clone();
             async move {
                 let call = |key| async {
-                    service.call(key);
+                    service.call(key)?;
                     Ok::<_, Failure>("x".repeat(bytes))
                 };
                 let outcome = context.step("charge", call).await?;
@@ -186,7 +187,7 @@ async fn a_step_is_not_begun_where_there_is_no_room_for_its_outcome() {
         let service = calls.clone();
         async move {
             context.save("mine", vec![b'x'; 64 * 1_024 - 100]).await?;
-            context.step("charge", |key| async { Ok::<_, Failure>(service.call(key)) }).await?;
+            context.step("charge", |key| async { service.call(key) }).await?;
             Ok(Done::new())
         }
     })
@@ -224,7 +225,7 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing() {
             async move {
                 let call = |key| async move {
                     let _dropped = dropped;
-                    service.call(key);
+                    service.call(key)?;
                     called.notify_one();
                     std::future::pending::<Result<(), Failure>>().await
                 };
@@ -243,7 +244,7 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing() {
         let service = again.clone();
         async move {
             let before = message.recovery_point("step:charge").cloned().unwrap_or_default();
-            context.step("charge", |key| async { Ok::<_, Failure>(service.call(key)) }).await?;
+            context.step("charge", |key| async { service.call(key) }).await?;
             Ok(Done::new().result(before))
         }
     })
@@ -292,7 +293,7 @@ async fn a_replay_calls_under_keys_of_its_own() {
     let handler = move |_: Delivery, context: Context| {
         let service = calls.clone();
         async move {
-            context.step("charge", |key| async { Ok::<_, Failure>(service.call(key)) }).await?;
+            context.step("charge", |key| async { service.call(key) }).await?;
             Ok(Done::new())
         }
     };
@@ -314,12 +315,12 @@ async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated() {
         let service = calls.clone();
         async move {
             if message.attempt() == 1 {
-                let call = |key| async { Ok::<_, Failure>(service.call(key)) };
+                let call = |key| async { service.call(key) };
                 context.step("charge", call).await?;
                 return Err(Failure::new("and then a new release came"));
             }
             let call = |key| async {
-                service.call(key);
+                service.call(key)?;
                 Ok::<_, Failure>(17)
             };
             context.step("charge", call).await?;
