@@ -1,7 +1,9 @@
-//! The worker: charges an order at the gateway in a step, and writes the payment down with an inbox.
+//! The worker: charges an order at the gateway in a step, and writes the payment down with an
+//! inbox.
 //!
 //! Killed after the charge, the next attempt asks under the same derived key and gets the same
-//! receipt. Killed after the commit, the next attempt finds the row of the inbox and writes nothing.
+//! receipt. Killed after the commit, the next attempt finds the row of the inbox and writes
+//! nothing.
 
 use anyhow::{Context as _, Result};
 use hapax_client::{Client, Context, Delivery, Done, Failure, Worker};
