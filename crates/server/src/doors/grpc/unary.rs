@@ -302,7 +302,8 @@ impl Hapax for Door {
         // Looked at before anything is copied; a directory that does not exist yet is fine.
         let is_taken = std::fs::read_dir(&target).is_ok_and(|mut files| files.next().is_some());
         if is_taken || target.is_file() {
-            let detail = "the directory is not empty: name one that is, or that does not exist";
+            let detail = "is not empty: name a directory that is, or that does not exist";
+            let detail = format!("{} {detail}", target.display());
             return Err(status(&Problem::invalid(detail)));
         }
         Ok(Response::new(back_up(self.service.clone(), target)))

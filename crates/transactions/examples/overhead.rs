@@ -1,0 +1,156 @@
+//! What an inbox costs: a worker that writes one row per message in a transaction, without an inbox
+//! and with one. The two take turns, so that a machine that slows down slows both.
+//!
+//! Start a broker with `hapax dev`, then, with SQLite, or with a PostgreSQL database to write into:
+//!
+//! ```sh
+//! cargo run --release -p hapax-transactions --example overhead
+//! cargo run --release -p hapax-transactions --example overhead -- postgres://user@host/database
+//! ```
+#![expect(clippy::print_stdout, reason = "it is a program that shows something")]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use hapax_client::{Admin, Client, Failure, Message, Queue, Worker};
+use hapax_transactions::{Dialect, Pool, RunInTransaction};
+use tokio::sync::Notify;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const MESSAGES: u64 = 5_000;
+const ROUNDS: usize = 4;
+const HANDLERS: usize = 16;
+const TABLE: &str = "CREATE TABLE IF NOT EXISTS example_effects (key TEXT, note TEXT)";
+const EFFECT: &str = "INSERT INTO example_effects (key, note) VALUES ($1, $2)";
+
+/// Tells when all messages of a round have been handled.
+#[derive(Clone, Default)]
+struct Count(Arc<(AtomicU64, Notify)>);
+
+impl Count {
+    fn one(&self) {
+        if self.0.0.fetch_add(1, Ordering::Relaxed) + 1 == MESSAGES {
+            self.0.1.notify_one();
+        }
+    }
+
+    fn all(&self) -> impl Future<Output = ()> + Send + use<> {
+        let all = self.clone();
+        async move { all.0.1.notified().await }
+    }
+}
+
+/// The same for every kind of pool; their transactions have no type in common.
+macro_rules! rounds {
+    ($pool:expr, $client:expr) => {{
+        let (pool, client) = ($pool, $client);
+        sqlx::query(TABLE).execute(&pool).await?;
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for round in 0..ROUNDS {
+            let (queue, count) =
+                (filled(client, &format!("plain-{round}")).await?, Count::default());
+            let (counted, plain) = (count.clone(), pool.clone());
+            let began = Instant::now();
+            let handler = move |message: hapax_client::Delivery, _| {
+                let (pool, counted) = (plain.clone(), counted.clone());
+                async move {
+                    let mut transaction = Pool::begin(&pool).await?;
+                    let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
+                    insert.execute(&mut *transaction).await?;
+                    transaction.commit().await?;
+                    counted.one();
+                    Ok::<_, Failure>("done")
+                }
+            };
+            worker(&queue).run_until(count.all(), handler).await?;
+            without.push(per_second(began));
+
+            let (queue, count) =
+                (filled(client, &format!("inbox-{round}")).await?, Count::default());
+            let counted = count.clone();
+            let began = Instant::now();
+            worker(&queue)
+                .run_in_transaction_until(
+                    count.all(),
+                    pool.clone(),
+                    "overhead",
+                    move |tx, message| {
+                        let counted = counted.clone();
+                        Box::pin(async move {
+                            let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
+                            insert.execute(&mut **tx).await?;
+                            counted.one();
+                            Ok::<_, Failure>("done")
+                        })
+                    },
+                )
+                .await?;
+            with.push(per_second(began));
+        }
+        (without, with)
+    }};
+}
+
+fn worker(queue: &Queue) -> Worker {
+    Worker::new(queue.clone()).concurrency(HANDLERS).prefetch(4 * HANDLERS)
+}
+
+/// A queue with all messages in it.
+async fn filled(client: &Client, name: &str) -> Result<Queue> {
+    let name = format!("overhead-{}-{name}", std::process::id());
+    Admin::new(client.clone()).put_queue(&name, "{}", None).await?;
+    let queue = client.queue(&name);
+    for answer in queue.send_all((0..MESSAGES).map(|_| Message::new("three lemons"))).await? {
+        answer?;
+    }
+    Ok(queue)
+}
+
+fn per_second(began: Instant) -> u64 {
+    (MESSAGES as f64 / began.elapsed().as_secs_f64()) as u64
+}
+
+fn median(mut rates: Vec<u64>) -> u64 {
+    rates.sort_unstable();
+    rates.get(rates.len() / 2).copied().unwrap_or_default()
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let server = std::env::var("HAPAX_SERVER").unwrap_or("http://127.0.0.1:4747".to_owned());
+    let client = Client::connect(&server)?;
+    let (without, with) = match std::env::args().nth(1) {
+        Some(url) => {
+            let options = sqlx::postgres::PgPoolOptions::new().max_connections(HANDLERS as u32);
+            let pool = options.connect(&url).await?;
+            sqlx::raw_sql(Dialect::Postgres.inbox()).execute(&pool).await?;
+            rounds!(pool, &client)
+        }
+        None => {
+            let directory = std::env::current_dir()?;
+            let file = directory.join(format!("overhead-{}.db", std::process::id()));
+            let options = sqlx::sqlite::SqliteConnectOptions::new()
+                .filename(&file)
+                .create_if_missing(true)
+                .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
+                .synchronous(sqlx::sqlite::SqliteSynchronous::Full);
+            let pool = sqlx::SqlitePool::connect_with(options).await?;
+            sqlx::raw_sql(Dialect::Sqlite.inbox()).execute(&pool).await?;
+            let rates = rounds!(pool.clone(), &client);
+            pool.close().await;
+            std::fs::remove_file(&file)?;
+            rates
+        }
+    };
+    println!(
+        "{MESSAGES} messages a round, {ROUNDS} rounds, {HANDLERS} handlers; messages per second"
+    );
+    println!("without an inbox  {without:?}");
+    println!("with an inbox     {with:?}");
+    let share = median(with) as f64 / median(without) as f64;
+    println!("with an inbox {:.0} % of the rate without", 100.0 * share);
+    Ok(())
+}
