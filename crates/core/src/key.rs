@@ -67,10 +67,15 @@ impl Digest {
         Self(first_half(&hasher.finalize()))
     }
 
-    /// Well-mixed bits for tables; `seed` keeps callers from aiming at one place of them.
+    /// Well-mixed bits for tables; `seed` keeps callers from aiming at one place of them. Also the
+    /// digests of messages without keys, which count up, must not crowd together there.
     pub(crate) fn spread(&self, seed: u64) -> u64 {
         let [a, b] = self.halves();
-        (a ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(29)
+        let fold = |product: u128| product as u64 ^ (product >> 64) as u64;
+        let mixed = fold(
+            u128::from(a ^ seed ^ 0xa076_1d64_78bd_642f) * u128::from(b ^ 0xe703_7ed1_a0b4_28db),
+        );
+        fold(u128::from(mixed) * 0x9e37_79b9_7f4a_7c15)
     }
 
     pub(crate) fn halves(&self) -> [u64; 2] {
@@ -201,6 +206,24 @@ mod tests {
         ];
         for (place, digest) in digests.iter().enumerate() {
             assert!(!digests[place + 1..].contains(digest));
+        }
+    }
+
+    #[test]
+    fn messages_without_keys_do_not_crowd_together_in_tables() {
+        const COUNT: u64 = 1 << 16;
+        for (at, seed) in [(0, 0), (1_763_164_800_000, 7), (1_763_164_800_001, u64::MAX)] {
+            let mut places = std::collections::BTreeSet::new();
+            let mut tags = [0u32; 128];
+            for seq in 0..COUNT {
+                let id = MessageId::new(Time(at), 3, 1_000_000 + seq);
+                let hash = Digest::of_keyless(id).spread(seed);
+                places.insert(hash % COUNT);
+                tags[(hash >> 57) as usize] += 1;
+            }
+            // At random 63 % of the places are taken, and every tag comes 512 times.
+            assert!(places.len() > 35_000, "{} places, seed {seed}", places.len());
+            assert!(tags.iter().all(|count| (256..1_024).contains(count)), "{tags:?}, seed {seed}");
         }
     }
 
