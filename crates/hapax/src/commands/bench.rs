@@ -32,7 +32,7 @@ use report::Report;
 
 pub(crate) const HELP: &str = "Without --server a broker is started for it, on this machine, with \
 its data in --dir, and removed afterwards; the sync latency of that disk is measured before and \
-after.
+after, with --latency at the same rate.
 
 Examples:
   hapax bench
@@ -168,11 +168,6 @@ async fn live(
     queue: &str,
     own: Option<&Own>,
 ) -> Result<Report, Failure> {
-    let mut syncs = disk::Syncs::default();
-    if let Some(own) = own {
-        syncs.measure(own.directory())?;
-    }
-    let pid = own.map(Own::pid).or(bench.server_pid);
     let shape = Shape {
         producers: bench.producers,
         workers: bench.workers,
@@ -181,6 +176,11 @@ async fn live(
         has_keys: bench.dedup == "on",
         rate: bench.latency.then_some(bench.rate),
     };
+    let mut syncs = disk::Syncs::default();
+    if let Some(own) = own {
+        syncs.measure(own.directory(), shape.rate)?;
+    }
+    let pid = own.map(Own::pid).or(bench.server_pid);
     let ledger = Arc::new(Ledger::new(bench.count, bench.size));
     let clients = || -> Result<Client, Failure> { connection.client() };
     let load = Load::new(shape, queue, Arc::clone(&ledger));
@@ -192,7 +192,7 @@ async fn live(
     let lived = lived?;
     let cpu = cpu::Times::now(pid).since(before);
     if let Some(own) = own {
-        syncs.measure(own.directory())?;
+        syncs.measure(own.directory(), shape.rate)?;
     }
     Ok(Report::new(bench, &ledger, lived, cpu, start, &syncs))
 }
