@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// The user of Debian's package, and the name of the owner of everything.
 const USER: &str = "postgres";
 /// Far longer than anything here takes, on a machine that is busy with something else.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Its data is thrown away: nothing has to outlive the machine.
 const SETTINGS: [&str; 5] = [
     "listen_addresses=",
@@ -86,7 +86,7 @@ impl Cluster {
             return Some(cluster);
         }
         let Some(programs) = newest_programs() else {
-            skip();
+            skip("PostgreSQL", "postgresql");
             return None;
         };
         let cluster = Arc::new(Self::start(&programs));
@@ -161,16 +161,16 @@ impl Drop for Cluster {
 }
 
 /// Past the test's captured output, so that it is seen; an error where nothing may be skipped.
-fn skip() {
+pub(crate) fn skip(what: &str, packages: &str) {
     let is_fatal = std::env::var_os("HAPAX_FAULTS").is_some_and(|value| value == "all");
-    assert!(!is_fatal, "PostgreSQL is not here");
-    let line = "SKIPPED what needs PostgreSQL: as root, apt-get install postgresql\n";
+    assert!(!is_fatal, "{what} is not here");
+    let line = format!("SKIPPED what needs {what}: as root, apt-get install {packages}\n");
     let _ = std::io::stdout().write_all(line.as_bytes());
 }
 
 /// Starts it from a thread that lives as long as it does: where the tests are killed it goes with
 /// them, by the signal of a parent's death, and a parent is a thread.
-fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
+pub(crate) fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
     let (told, pid) = mpsc::channel();
     let ended = std::thread::spawn(move || {
         let mut child = command.spawn().unwrap();

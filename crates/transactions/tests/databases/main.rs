@@ -1,10 +1,12 @@
-//! Inbox, outbox and relay on a real PostgreSQL and on SQLite, with every driver.
+//! Inbox, outbox and relay on a real PostgreSQL and on SQLite, with every driver; and the
+//! statements for MySQL as they are printed.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
 
 mod cluster;
 mod guides;
 mod house;
 mod inbox;
+mod mysql;
 mod outbox;
 mod relay;
 mod stage;

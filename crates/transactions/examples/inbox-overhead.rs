@@ -1,11 +1,13 @@
-//! What an inbox costs: a worker that writes one row per message in a transaction, without an inbox
-//! and with one. The two take turns, so that a machine that slows down slows both.
+//! What an inbox costs: a worker that writes rows in a transaction per message, without an inbox and
+//! with one. The two take turns, so that a machine that slows down slows both. An inbox adds two
+//! statements to every transaction, so its share shrinks as the handler's own work grows: one row
+//! is the least a handler can do, five are more like an order with its items.
 //!
 //! Start a broker with `hapax dev`, then, with SQLite, or with a PostgreSQL database to write into:
 //!
 //! ```sh
-//! cargo run --release -p hapax-transactions --example overhead
-//! cargo run --release -p hapax-transactions --example overhead -- postgres://user@host/database
+//! cargo run --release -p hapax-transactions --example inbox-overhead
+//! cargo run --release -p hapax-transactions --example inbox-overhead -- postgres://user@host/database
 //! ```
 #![expect(clippy::print_stdout, reason = "it is a program that shows something")]
 
@@ -23,6 +25,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const MESSAGES: u64 = 5_000;
 const ROUNDS: usize = 4;
 const HANDLERS: usize = 16;
+/// Rows that a handler writes for a message.
+const ROWS: [usize; 2] = [1, 5];
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS example_effects (key TEXT, note TEXT)";
 const EFFECT: &str = "INSERT INTO example_effects (key, note) VALUES ($1, $2)";
 
@@ -45,21 +49,23 @@ impl Count {
 
 /// The same for every kind of pool; their transactions have no type in common.
 macro_rules! rounds {
-    ($pool:expr, $client:expr) => {{
-        let (pool, client) = ($pool, $client);
+    ($pool:expr, $client:expr, $rows:expr) => {{
+        let (pool, client, rows) = ($pool, $client, $rows);
         sqlx::query(TABLE).execute(&pool).await?;
         let (mut without, mut with) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
             let (queue, count) =
-                (filled(client, &format!("plain-{round}")).await?, Count::default());
+                (filled(client, &format!("plain-{rows}-{round}")).await?, Count::default());
             let (counted, plain) = (count.clone(), pool.clone());
             let began = Instant::now();
             let handler = move |message: hapax_client::Delivery, _| {
                 let (pool, counted) = (plain.clone(), counted.clone());
                 async move {
                     let mut transaction = Pool::begin(&pool).await?;
-                    let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
-                    insert.execute(&mut *transaction).await?;
+                    for _ in 0..rows {
+                        let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
+                        insert.execute(&mut *transaction).await?;
+                    }
                     transaction.commit().await?;
                     counted.one();
                     Ok::<_, Failure>("done")
@@ -69,7 +75,7 @@ macro_rules! rounds {
             without.push(per_second(began));
 
             let (queue, count) =
-                (filled(client, &format!("inbox-{round}")).await?, Count::default());
+                (filled(client, &format!("inbox-{rows}-{round}")).await?, Count::default());
             let counted = count.clone();
             let began = Instant::now();
             worker(&queue)
@@ -80,8 +86,10 @@ macro_rules! rounds {
                     move |tx, message| {
                         let counted = counted.clone();
                         Box::pin(async move {
-                            let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
-                            insert.execute(&mut **tx).await?;
+                            for _ in 0..rows {
+                                let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
+                                insert.execute(&mut **tx).await?;
+                            }
                             counted.one();
                             Ok::<_, Failure>("done")
                         })
@@ -90,7 +98,7 @@ macro_rules! rounds {
                 .await?;
             with.push(per_second(began));
         }
-        (without, with)
+        print(rows, without, with);
     }};
 }
 
@@ -118,39 +126,42 @@ fn median(mut rates: Vec<u64>) -> u64 {
     rates.get(rates.len() / 2).copied().unwrap_or_default()
 }
 
+fn print(rows: usize, without: Vec<u64>, with: Vec<u64>) {
+    println!("{rows} row(s) written for a message, with an inbox {with:?}, without {without:?}");
+    let share = median(with) as f64 / median(without) as f64;
+    println!("with an inbox {:.0} % of the rate without", 100.0 * share);
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     let server = std::env::var("HAPAX_SERVER").unwrap_or("http://127.0.0.1:4747".to_owned());
     let client = Client::connect(&server)?;
-    let (without, with) = match std::env::args().nth(1) {
+    println!(
+        "{MESSAGES} messages a round, {ROUNDS} rounds, {HANDLERS} handlers; messages per second"
+    );
+    match std::env::args().nth(1) {
         Some(url) => {
             let options = sqlx::postgres::PgPoolOptions::new().max_connections(HANDLERS as u32);
             let pool = options.connect(&url).await?;
             sqlx::raw_sql(Dialect::Postgres.inbox()).execute(&pool).await?;
-            rounds!(pool, &client)
+            for rows in ROWS {
+                rounds!(pool.clone(), &client, rows);
+            }
         }
         None => {
-            let directory = std::env::current_dir()?;
-            let file = directory.join(format!("overhead-{}.db", std::process::id()));
+            let directory = tempfile::tempdir_in(".")?;
             let options = sqlx::sqlite::SqliteConnectOptions::new()
-                .filename(&file)
+                .filename(directory.path().join("overhead.db"))
                 .create_if_missing(true)
                 .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
                 .synchronous(sqlx::sqlite::SqliteSynchronous::Full);
             let pool = sqlx::SqlitePool::connect_with(options).await?;
             sqlx::raw_sql(Dialect::Sqlite.inbox()).execute(&pool).await?;
-            let rates = rounds!(pool.clone(), &client);
+            for rows in ROWS {
+                rounds!(pool.clone(), &client, rows);
+            }
             pool.close().await;
-            std::fs::remove_file(&file)?;
-            rates
         }
-    };
-    println!(
-        "{MESSAGES} messages a round, {ROUNDS} rounds, {HANDLERS} handlers; messages per second"
-    );
-    println!("without an inbox  {without:?}");
-    println!("with an inbox     {with:?}");
-    let share = median(with) as f64 / median(without) as f64;
-    println!("with an inbox {:.0} % of the rate without", 100.0 * share);
+    }
     Ok(())
 }
