@@ -4,7 +4,6 @@
 //! connection breaks the stream connects anew and sends the rest again: under keys, and for
 //! leases, that is safe. Nothing here waits per message: answers come by the frame.
 
-mod codec;
 mod unanswered;
 
 use std::future::{Future, poll_fn};
@@ -13,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hapax_wire::lean::Raw;
 use http::uri::PathAndQuery;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -24,7 +24,6 @@ use tonic::{Request, Status, Streaming};
 use crate::backoff::Backoff;
 use crate::client::{Client, FRAME_BYTES_MAX};
 use crate::error::Error;
-use codec::Raw;
 pub(crate) use unanswered::Unanswered;
 
 /// What the two streams have of their own.
@@ -166,7 +165,7 @@ impl<P: Protocol> Pipe<P> {
             let lost = |error| Status::from_error(Box::new(error));
             grpc.ready().await.map_err(lost)?;
             let path = PathAndQuery::from_static(P::PATH);
-            Ok(grpc.streaming(request, path, Raw).await?.into_inner())
+            Ok(grpc.streaming(request, path, Raw::default()).await?.into_inner())
         };
         self.line = Line::Dialing(sender, Box::pin(connecting));
     }

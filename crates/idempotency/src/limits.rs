@@ -3,8 +3,6 @@
 
 use std::time::Duration;
 
-/// A key of a client, as the broker bounds keys too.
-pub(crate) const KEY_BYTES_MAX: usize = 255;
 /// What a tenant may be called.
 pub(crate) const TENANT_BYTES_MAX: usize = 1_024;
 

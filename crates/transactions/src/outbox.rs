@@ -11,8 +11,6 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::transaction::{BlockingTransaction, Transaction};
 
-const KEY_BYTES_MAX: usize = 255;
-
 /// Puts a message for a queue into the outbox, in this transaction. Returns its key: the one it
 /// has, or a fresh one, which makes it a message of its own.
 ///
@@ -74,12 +72,7 @@ impl<'a> Entry<'a> {
         if queue.is_empty() {
             return Err(Error::invalid("a message for no queue"));
         }
-        if view.key.len() > KEY_BYTES_MAX || view.key.bytes().any(|byte| byte < 0x20) {
-            return Err(Error::invalid(format!(
-                "a key has 1 to {KEY_BYTES_MAX} bytes and no control characters: {:?}",
-                view.key
-            )));
-        }
+        hapax_wire::key::check(view.key).map_err(|error| Error::invalid(error.to_string()))?;
         let headers = view.headers.iter();
         let headers = headers.map(|(name, value)| ((*name).to_owned(), Value::from(*value)));
         let headers: Map<String, Value> = headers.collect();

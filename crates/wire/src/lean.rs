@@ -5,9 +5,11 @@
 //! bytes are those of the `.proto`: tests hold every message against the generated one. What is
 //! rare on the streams is left to the generated types.
 
+mod codec;
 mod read;
 mod write;
 
+pub use codec::Raw;
 pub use read::{
     Answer, Answers, Delivery, Fields, Frame, Malformed, Message, Settle, SettleAnswer, Value,
     WorkFrame, WorkReply,

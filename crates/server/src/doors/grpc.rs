@@ -3,7 +3,6 @@
 //! Bytes to commands and outcomes to bytes, no rules. Refusals of a whole call are statuses with
 //! the code in their metadata; what concerns one message or one settle is an answer in its place.
 
-mod codec;
 mod convert;
 mod intake;
 mod outbox;
@@ -19,6 +18,7 @@ use axum::extract::Request as HttpRequest;
 use axum::routing::post;
 use bytes::Bytes;
 use futures_util::Stream;
+use hapax_wire::lean::Raw;
 use hapax_wire::proto;
 use hapax_wire::proto::hapax_server::HapaxServer;
 use tonic::server::{Grpc, StreamingService};
@@ -85,7 +85,7 @@ async fn serve<O: StreamingService<Bytes, Response = Vec<u8>> + Send>(
 where
     O::ResponseStream: Send + 'static,
 {
-    let mut grpc = Grpc::new(codec::Raw)
+    let mut grpc = Grpc::new(Raw::default())
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
     grpc.streaming(opener, request).await

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path, Query};
 use hapax_core::KeyName;
+use hapax_wire::key::Malformed;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use serde::Deserialize;
@@ -12,6 +13,7 @@ use serde::de::DeserializeOwned;
 use super::failure::Failure;
 use super::key;
 use crate::auth::{Action, Principal};
+use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
 /// Who asks.
@@ -97,7 +99,8 @@ impl FromRequestParts<Service> for InKey {
         let Caller(caller) = Caller::from_request_parts(parts, service).await?;
         let Path(KeyPath { queue, key }) = Path::from_request_parts(parts, service)
             .await
-            .map_err(|_| key::malformed("the key in the path is not percent-encoded UTF-8"))?;
+            .map_err(|_| Malformed("the key in the path is not percent-encoded UTF-8".into()))
+            .map_err(Problem::from)?;
         key::check(&key)?;
         let OfGroup { group } = query(parts, service).await?;
         Ok(Self { caller, queue, key, group })

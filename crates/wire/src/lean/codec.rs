@@ -1,38 +1,48 @@
 //! Frames as bytes, up and down. What they say is for the streams, which read and write them as
-//! they are: the generated types would be most of the work.
+//! they are.
+
+use std::marker::PhantomData;
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;
 use tonic::codec::{BufferSettings, DecodeBuf, EncodeBuf};
 
-/// Frames down leave together up to this size.
+/// Frames leave together up to this size.
 const BUFFER_BYTES: usize = 64 * 1_024;
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Raw;
+/// A codec whose frames are written from `T` and read as [`Bytes`].
+#[derive(Debug)]
+pub struct Raw<T>(PhantomData<fn(T)>);
 
-impl tonic::codec::Codec for Raw {
-    type Encode = Vec<u8>;
+impl<T> Default for Raw<T> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: AsRef<[u8]> + Send + 'static> tonic::codec::Codec for Raw<T> {
+    type Encode = T;
     type Decode = Bytes;
     type Encoder = Self;
     type Decoder = Self;
 
     fn encoder(&mut self) -> Self {
-        Self
+        Self::default()
     }
 
     fn decoder(&mut self) -> Self {
-        Self
+        Self::default()
     }
 }
 
-impl tonic::codec::Encoder for Raw {
-    type Item = Vec<u8>;
+impl<T: AsRef<[u8]>> tonic::codec::Encoder for Raw<T> {
+    type Item = T;
     type Error = Status;
 
-    fn encode(&mut self, frame: Vec<u8>, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+    fn encode(&mut self, frame: T, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        let frame = frame.as_ref();
         into.reserve(frame.len());
-        into.put_slice(&frame);
+        into.put_slice(frame);
         Ok(())
     }
 
@@ -41,7 +51,7 @@ impl tonic::codec::Encoder for Raw {
     }
 }
 
-impl tonic::codec::Decoder for Raw {
+impl<T> tonic::codec::Decoder for Raw<T> {
     type Item = Bytes;
     type Error = Status;
 
