@@ -98,8 +98,13 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     pub fn of(body: &[u8], content_type: Option<&str>, group: Option<&str>) -> Self {
+        Self::of_hashed(&blake3::hash(body), content_type, group)
+    }
+
+    /// As [`Fingerprint::of`], of a body that was hashed on its way and not kept.
+    pub fn of_hashed(body: &blake3::Hash, content_type: Option<&str>, group: Option<&str>) -> Self {
         Self {
-            body: first_half(&blake3::hash(body)),
+            body: first_half(body),
             content_type: content_type.map_or(0, part),
             group: group.map_or(0, part),
             own: false,

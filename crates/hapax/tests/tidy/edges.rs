@@ -10,7 +10,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-store", &[]),
     ("hapax-wire", &[]),
     ("hapax-client", &["hapax-wire"]),
-    ("hapax-idempotency", &["hapax-client"]),
+    ("hapax-idempotency", &["hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition"]),

@@ -1,6 +1,8 @@
 //! What strangers send: too deep, too long, too slow, too much, in the wrong encoding.
 
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -130,6 +132,42 @@ async fn what_is_compressed_or_of_another_kind_is_not_read() {
         let ask = ask("POST", "/v1/queues/orders/receive").header("content-type", kind);
         house.ask(ask.body("{}")).await.is(200);
     }
+}
+
+/// A body that never ends, and how many of its parts, of a MiB each, were taken.
+fn endless() -> (Body, Arc<AtomicU64>) {
+    let taken = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&taken);
+    let part = Bytes::from(vec![b'x'; 1024 * 1024]);
+    let parts = futures_util::stream::repeat_with(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok::<_, Infallible>(part.clone())
+    });
+    (Body::from_stream(parts), taken)
+}
+
+#[tokio::test]
+async fn no_more_of_a_body_is_taken_than_could_be_of_use() {
+    let house = House::with_queue("{}").await; // Which takes messages of a MiB.
+    for (path, most) in [("messages", 2), ("batch", 9), ("settle", 9), ("claims", 17)] {
+        let (body, taken) = endless();
+        let ask = post(&format!("/v1/queues/orders/{path}"), "").header("idempotency-key", "k");
+        house.ask(ask.body(body)).await.fails(413, "too_large");
+        assert_eq!(taken.load(Ordering::Relaxed), most, "{path}");
+    }
+    let told = send("orders", "k", "").header("content-length", (2 * 1024 * 1024).to_string());
+    house.ask(told).await.fails(413, "too_large");
+    house.ask(get("/v1/queues/orders/keys/k")).await.fails(404, "no_such_key");
+}
+
+#[tokio::test]
+async fn a_large_claim_is_the_same_in_one_part_and_in_many() {
+    let house = House::with_queue("{}").await;
+    let part = Bytes::from(vec![b'x'; 1024 * 1024]);
+    let claim = || post("/v1/queues/orders/claims", "").header("idempotency-key", "k");
+    house.ask(claim().body(chunked(vec![part.clone(); 3]))).await.is(201);
+    house.ask(claim().body(vec![b'x'; 3 * 1024 * 1024])).await.fails(409, "in_flight");
+    house.ask(claim().body(chunked(vec![part; 4]))).await.fails(422, "conflict");
 }
 
 #[tokio::test]

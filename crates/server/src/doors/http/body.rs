@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
+use hapax_core::{QueueName, limits};
 use hapax_wire::{Code, json};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
@@ -17,7 +18,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::failure::Failure;
 use crate::problem::Problem;
-use crate::service::Service;
+use crate::service::{Permit, Service, stopped};
 
 /// For the next part of a body.
 const PART: Duration = Duration::from_secs(10);
@@ -28,6 +29,11 @@ pub(super) const ADMISSION: Duration = Duration::from_secs(10);
 /// How much is asked for at a time where the length is not known.
 const STEP_BYTES: usize = 64 * 1_024;
 const CHUNK_BYTES_MAX: usize = 1_024 * 1_024;
+/// JSON of unknown length.
+const UNTOLD_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+/// Messages up to this size are read without asking what their queue takes: it says so itself when
+/// it gets them.
+const UNASKED_BYTES_MAX: u64 = 1_024 * 1_024;
 
 /// A body, and the memory it takes.
 #[derive(Debug)]
@@ -47,14 +53,74 @@ impl Payload {
 pub(super) async fn read(
     service: &Service,
     headers: &HeaderMap,
+    body: Body,
+    max: usize,
+) -> Result<Payload, Failure> {
+    read_within(service, headers, body, Max { bytes: max, queue: None }).await
+}
+
+/// Reads a message, which is no larger than its queue takes.
+pub(super) async fn read_message(
+    service: &Service,
+    permit: &Permit,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Payload, Failure> {
+    let max = Max { bytes: limits::BODY_BYTES_MAX as usize, queue: Some(permit.queue()) };
+    read_within(service, headers, body, max).await
+}
+
+/// Hashes a body of at most so many bytes, without keeping it.
+pub(super) async fn hash(
+    headers: &HeaderMap,
     mut body: Body,
     max: usize,
+) -> Result<blake3::Hash, Failure> {
+    check_encoding(headers)?;
+    if told_length(headers)?.is_some_and(|length| length > max as u64) {
+        return Err(too_large(max));
+    }
+    let until = Instant::now() + WHOLE;
+    let mut hasher = blake3::Hasher::new();
+    while let Some(frame) = next_frame(&mut body, until).await? {
+        let Ok(part) = frame.into_data() else { continue };
+        hasher.update(&part);
+        if hasher.count() > max as u64 {
+            return Err(too_large(max));
+        }
+    }
+    Ok(hasher.finalize())
+}
+
+/// How large a body may be.
+struct Max<'a> {
+    bytes: usize,
+    /// The queue that may take less. It is asked when a body is found to be large.
+    queue: Option<&'a QueueName>,
+}
+
+impl Max<'_> {
+    async fn check(&mut self, service: &Service, bytes: u64) -> Result<(), Failure> {
+        if bytes > UNASKED_BYTES_MAX
+            && let Some(queue) = self.queue.take()
+        {
+            let shown = service.engine().show(queue).await.map_err(stopped)?;
+            let max = shown.map_err(Problem::from)?.config.max_body_bytes;
+            self.bytes = usize::try_from(max).unwrap_or(usize::MAX).min(self.bytes);
+        }
+        if bytes > self.bytes as u64 { Err(too_large(self.bytes)) } else { Ok(()) }
+    }
+}
+
+async fn read_within(
+    service: &Service,
+    headers: &HeaderMap,
+    mut body: Body,
+    mut max: Max<'_>,
 ) -> Result<Payload, Failure> {
     check_encoding(headers)?;
     let told = told_length(headers)?;
-    if told.is_some_and(|length| length > max as u64) {
-        return Err(too_large(max));
-    }
+    max.check(service, told.unwrap_or(0)).await?;
     let length = told.and_then(|length| usize::try_from(length).ok());
     let mut admitted = admit(service, length.unwrap_or(STEP_BYTES)).await?;
     let mut room = length.unwrap_or(STEP_BYTES);
@@ -63,9 +129,7 @@ pub(super) async fn read(
     while let Some(frame) = next_frame(&mut body, until).await? {
         let Ok(part) = frame.into_data() else { continue };
         let total = parts.len() + part.len();
-        if total > max {
-            return Err(too_large(max));
-        }
+        max.check(service, total as u64).await?;
         while total > room {
             let step = room.max(STEP_BYTES); // Doubling: the chunks, and what they are joined to.
             admitted.merge(admit(service, step).await?);
@@ -76,7 +140,8 @@ pub(super) async fn read(
     Ok(Payload { bytes: parts.join(), admitted })
 }
 
-/// Reads a body of JSON; an empty one is an empty object.
+/// Reads a body of JSON; an empty one is an empty object. A large one has told its length, so that
+/// its memory was asked for at once.
 pub(super) async fn read_json(
     service: &Service,
     headers: &HeaderMap,
@@ -84,6 +149,8 @@ pub(super) async fn read_json(
     max: usize,
 ) -> Result<Payload, Failure> {
     check_json(headers)?;
+    let is_told = told_length(headers)?.is_some();
+    let max = if is_told { max } else { max.min(UNTOLD_BYTES_MAX) };
     let mut payload = read(service, headers, body, max).await?;
     if payload.bytes.is_empty() {
         payload.bytes = Bytes::from_static(b"{}");

@@ -7,7 +7,7 @@ use hapax_core::{Answer, Claim, limits};
 use hapax_wire::json;
 use http::{HeaderMap, StatusCode};
 
-use super::body::read;
+use super::body::hash;
 use super::failure::Failure;
 use super::head::{self, Head};
 use super::input::InQueue;
@@ -56,10 +56,8 @@ pub(super) async fn post(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Claim)?;
     let head = Head::read(&headers)?;
-    let fingerprint = {
-        let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
-        head.fingerprint(&payload.bytes)
-    };
+    let fingerprint =
+        head.fingerprint(&hash(&headers, body, limits::BODY_BYTES_MAX as usize).await?);
     let mut claim = Claim::new(permit.queue().clone(), head.content(&[])?, fingerprint);
     claim.lease_ms = head.lease_ms;
     claim.worker = head.worker.unwrap_or_default().into();

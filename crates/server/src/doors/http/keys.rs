@@ -110,7 +110,7 @@ pub(super) async fn replay(
     head.group = head.group.or(at.group.as_deref());
     let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
     let content = head.content(&payload.bytes)?;
-    let fingerprint = head.fingerprint(&payload.bytes);
+    let fingerprint = head.fingerprint(&blake3::hash(&payload.bytes));
     let name = service.key_name(&permit, &at.key, head.group);
     let replayed = service.replay(&permit, name, Some((content, fingerprint))).await;
     match replayed {

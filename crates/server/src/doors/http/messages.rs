@@ -13,7 +13,7 @@ use hapax_wire::{Code, json};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 
-use super::body::{read, read_json};
+use super::body::{read_json, read_message};
 use super::dispatch::RequestId;
 use super::failure::Failure;
 use super::head::{self, Head};
@@ -78,7 +78,7 @@ pub(super) async fn send(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Send)?;
     let head = Head::read(&headers)?;
-    let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+    let payload = read_message(&service, &permit, &headers, body).await?;
     let send = head.send(permit.queue().clone(), &payload.bytes)?;
     let content = Arc::clone(&send.content);
     let admitted = payload.into_admitted();
