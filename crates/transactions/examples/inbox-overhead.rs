@@ -1,7 +1,7 @@
 //! What an inbox costs: a worker that writes rows in a transaction per message, without an inbox
-//! and with one. The two take turns, so that a machine that slows down slows both. An inbox adds two
-//! statements to every transaction, so its share shrinks as the handler's own work grows: one row
-//! is the least a handler can do, five are more like an order with its items.
+//! and with one. The two take turns, so that a machine that slows down slows both. An inbox adds
+//! two statements to every transaction, so its share shrinks as the handler's own work grows: one
+//! row is the least a handler can do, five are more like an order with its items.
 //!
 //! Start a broker with `hapax dev`, then, with SQLite, or with a PostgreSQL database to write into:
 //!
