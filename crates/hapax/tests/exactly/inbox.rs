@@ -43,8 +43,8 @@ impl Process {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    fn pid(&self) -> u32 {
+        self.0.id()
     }
 
     /// With no time for last words.
@@ -236,6 +236,29 @@ fn workers_killed_again_and_again_have_every_effect_once_in_sqlite() {
     assert_eq!(shop.effects(), MESSAGES as i64);
 }
 
+/// Stops a process, and waits until all of its threads stand still: until then one of them may
+/// still take a lock, or answer.
+fn stop(process: u32) {
+    signal(process, Signal::STOP);
+    let stands_still = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    until("a process to stand still", || {
+        let mut threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+        threads.all(stands_still).then_some(())
+    });
+}
+
+fn wake(process: u32) {
+    signal(process, Signal::CONT);
+}
+
+fn signal(process: u32, signal: Signal) {
+    let process = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
+    kill_process(process, signal).unwrap();
+}
+
 /// The worker stands in the middle of its transaction when the broker is made to stand still; then
 /// it commits, would settle, and is killed. Tells how often the message had its effect.
 fn is_killed_between_commit_and_settle(how: &str) -> i64 {
@@ -245,11 +268,11 @@ fn is_killed_between_commit_and_settle(how: &str) -> i64 {
     let mut worker = Process::start_at(&shop.broker, &shop.url, how, gate.path());
     until("the worker to be in the middle", || gate.path().join("reached").exists().then_some(()));
     assert_eq!(shop.effects(), 0);
-    shop.broker.signal(Signal::STOP);
+    stop(shop.broker.pid());
     std::fs::write(gate.path().join("open"), "").unwrap();
     until("the effect", || (shop.effects() == 1).then_some(()));
     worker.kill();
-    shop.broker.signal(Signal::CONT);
+    wake(shop.broker.pid());
     let _second = Process::start(&shop.broker, &shop.url, how);
     shop.until_done(1);
     shop.effects()
@@ -279,13 +302,13 @@ fn a_stopped_worker_that_wakes_late_writes_nothing() {
     until("the message to be taken", || {
         (stats(&mut shop.broker.connection(), "orders")["leased"] == 1).then_some(())
     });
-    sleeper.signal(Signal::STOP);
+    stop(sleeper.pid());
     connection.execute_batch("ROLLBACK").unwrap();
     let second = Process::start(&shop.broker, &shop.url, "inbox");
     shop.until_done(2);
     assert_eq!(shop.effects(), 2);
     drop(second);
-    sleeper.signal(Signal::CONT);
+    wake(sleeper.pid());
     // Its messages come in order and its transactions one after the other: when it has done the
     // next one, it has had its say about the one it slept over.
     shop.send(2..3);
