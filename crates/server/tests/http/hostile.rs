@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hapax_server::service::Options;
 use serde_json::{Value, json};
 
-use super::house::{House, ask, get, post, put, send};
+use super::house::{House, ask, get, post, put, send, text};
 
 /// A body of unknown length, in parts.
 fn chunked(parts: Vec<Bytes>) -> Body {
@@ -152,7 +152,9 @@ async fn no_more_of_a_body_is_taken_than_could_be_of_use() {
     for (path, most) in [("messages", 2), ("batch", 9), ("settle", 9), ("claims", 17)] {
         let (body, taken) = endless();
         let ask = post(&format!("/v1/queues/orders/{path}"), "").header("idempotency-key", "k");
-        house.ask(ask.body(body)).await.fails(413, "too_large");
+        let problem = house.ask(ask.body(body)).await.fails(413, "too_large");
+        let is_told_how = text(&problem, "detail").contains("Content-Length");
+        assert_eq!(is_told_how, path == "settle", "{problem}");
         assert_eq!(taken.load(Ordering::Relaxed), most, "{path}");
     }
     let told = send("orders", "k", "").header("content-length", (2 * 1024 * 1024).to_string());

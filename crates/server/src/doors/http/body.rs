@@ -56,7 +56,7 @@ pub(super) async fn read(
     body: Body,
     max: usize,
 ) -> Result<Payload, Failure> {
-    read_within(service, headers, body, Max { bytes: max, queue: None }).await
+    read_within(service, headers, body, Max { bytes: max, would_help: "", queue: None }).await
 }
 
 /// Reads a message, which is no larger than its queue takes.
@@ -66,7 +66,8 @@ pub(super) async fn read_message(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Payload, Failure> {
-    let max = Max { bytes: limits::BODY_BYTES_MAX as usize, queue: Some(permit.queue()) };
+    let bytes = limits::BODY_BYTES_MAX as usize;
+    let max = Max { bytes, would_help: "", queue: Some(permit.queue()) };
     read_within(service, headers, body, max).await
 }
 
@@ -95,6 +96,8 @@ pub(super) async fn hash(
 /// How large a body may be.
 struct Max<'a> {
     bytes: usize,
+    /// What else is to be said to who sends more.
+    would_help: &'static str,
     /// The queue that may take less. It is asked when a body is found to be large.
     queue: Option<&'a QueueName>,
 }
@@ -108,7 +111,10 @@ impl Max<'_> {
             let max = shown.map_err(Problem::from)?.config.max_body_bytes;
             self.bytes = usize::try_from(max).unwrap_or(usize::MAX).min(self.bytes);
         }
-        if bytes > self.bytes as u64 { Err(too_large(self.bytes)) } else { Ok(()) }
+        match bytes > self.bytes as u64 {
+            true => Err(larger_than(self.bytes, self.would_help)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -149,9 +155,13 @@ pub(super) async fn read_json(
     max: usize,
 ) -> Result<Payload, Failure> {
     check_json(headers)?;
-    let is_told = told_length(headers)?.is_some();
-    let max = if is_told { max } else { max.min(UNTOLD_BYTES_MAX) };
-    let mut payload = read(service, headers, body, max).await?;
+    let bytes = match told_length(headers)? {
+        Some(_) => max,
+        None => max.min(UNTOLD_BYTES_MAX),
+    };
+    let would_help = if bytes < max { "; tell its Content-Length to send more" } else { "" };
+    let max = Max { bytes, would_help, queue: None };
+    let mut payload = read_within(service, headers, body, max).await?;
     if payload.bytes.is_empty() {
         payload.bytes = Bytes::from_static(b"{}");
     }
@@ -193,7 +203,11 @@ async fn next_frame(
 }
 
 pub(super) fn too_large(max: usize) -> Failure {
-    let detail = format!("the body of the request has more than {max} bytes");
+    larger_than(max, "")
+}
+
+fn larger_than(max: usize, would_help: &str) -> Failure {
+    let detail = format!("the body of the request has more than {max} bytes{would_help}");
     Problem::new(Code::TooLarge, detail).into()
 }
 
