@@ -164,6 +164,8 @@ impl Message {
             group: more.group,
             headers: more.headers.into_iter().collect(),
             delay_ms: more.delay_ms,
+            ttl_ms: more.ttl_ms,
+            fingerprint: more.fingerprint.clone(),
         }
     }
 }

@@ -170,6 +170,7 @@ fn deliveries_are_read_and_written_as_the_generated_types_do() {
             accepted_at_ms: number,
             deadline_ms: number,
             recovery_points: [("point".to_owned(), "data".into())].into(),
+            ..Default::default()
         };
         let settled = proto::SettleAnswer {
             r#ref: number,
@@ -184,6 +185,7 @@ fn deliveries_are_read_and_written_as_the_generated_types_do() {
             lost: vec![number, 5],
             closing: true,
             lease_ms: Some(number),
+            ..Default::default()
         };
         let encoded = reply.encode_to_vec();
         let mut read = lean::WorkReply::read(&encoded).unwrap();

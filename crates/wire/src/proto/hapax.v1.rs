@@ -40,7 +40,7 @@ pub struct Message {
     pub delay_ms: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "8")]
     pub ttl_ms: ::core::option::Option<u64>,
-    /// Instead of the digest of body, content type and group.
+    /// Instead of the digest of body and group.
     #[prost(string, optional, tag = "9")]
     pub fingerprint: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(uint64, optional, tag = "10")]
@@ -138,7 +138,7 @@ pub struct Settle {
     pub r#ref: u64,
     #[prost(bytes = "bytes", tag = "2")]
     pub lease: ::prost::bytes::Bytes,
-    #[prost(oneof = "settle::Verb", tags = "3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "settle::Verb", tags = "3, 4, 5, 6, 7, 8, 9")]
     pub verb: ::core::option::Option<settle::Verb>,
 }
 /// Nested message and enum types in `Settle`.
@@ -157,6 +157,8 @@ pub mod settle {
         Begin(super::Begin),
         #[prost(message, tag = "8")]
         Save(super::Save),
+        #[prost(message, tag = "9")]
+        Park(super::Park),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -188,6 +190,11 @@ pub struct Emit {
     >,
     #[prost(uint64, optional, tag = "8")]
     pub delay_ms: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "9")]
+    pub ttl_ms: ::core::option::Option<u64>,
+    /// Instead of the digest of body and group.
+    #[prost(string, optional, tag = "10")]
+    pub fingerprint: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Fail {
@@ -215,6 +222,13 @@ pub struct Save {
     #[prost(bytes = "bytes", tag = "2")]
     pub body: ::prost::bytes::Bytes,
 }
+/// In doubt: the effect may have happened. Parks a begun message of a queue with `on_lost = park`;
+/// anywhere else it is a `Fail`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Park {
+    #[prost(string, tag = "1")]
+    pub error: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkReply {
     #[prost(message, repeated, tag = "1")]
@@ -231,6 +245,12 @@ pub struct WorkReply {
     /// later ones last. With it a worker knows when to extend, whatever its clock says.
     #[prost(uint64, optional, tag = "5")]
     pub lease_ms: ::core::option::Option<u64>,
+    /// With the first deliveries of a stream: the caller's tenant.
+    #[prost(string, tag = "6")]
+    pub tenant: ::prost::alloc::string::String,
+    /// Likewise: whether the queue deduplicates per group, so that the group is part of derived keys.
+    #[prost(bool, tag = "7")]
+    pub keys_per_group: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Delivery {
@@ -266,6 +286,15 @@ pub struct Delivery {
         ::prost::alloc::string::String,
         ::prost::bytes::Bytes,
     >,
+    /// By Receive only. On a Work stream they are the same for every delivery and come with the first.
+    #[prost(string, tag = "14")]
+    pub tenant: ::prost::alloc::string::String,
+    #[prost(string, tag = "15")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "16")]
+    pub lease_ms: u64,
+    #[prost(bool, tag = "17")]
+    pub keys_per_group: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SettleAnswer {
@@ -342,6 +371,9 @@ pub struct ClaimRequest {
     pub wait_ms: u64,
     #[prost(uint64, optional, tag = "9")]
     pub issued_at_ms: ::core::option::Option<u64>,
+    /// Repeated under one id, a claim that is still held gets the same lease again.
+    #[prost(string, tag = "10")]
+    pub claim_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClaimReply {
@@ -359,6 +391,10 @@ pub struct ClaimReply {
         ::prost::alloc::string::String,
         ::prost::bytes::Bytes,
     >,
+    #[prost(uint64, tag = "6")]
+    pub lease_ms: u64,
+    #[prost(string, tag = "7")]
+    pub tenant: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyRequest {
@@ -526,6 +562,8 @@ pub struct RedriveFilter {
     pub group: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(uint64, optional, tag = "3")]
     pub dead_before_ms: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub dead_after_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RedriveAll {}
@@ -548,6 +586,14 @@ pub struct RedriveProgress {
     pub done: bool,
     #[prost(bool, tag = "5")]
     pub dry_run: bool,
+    /// How many dead messages there are to look at, where that is known.
+    #[prost(uint64, optional, tag = "6")]
+    pub total: ::core::option::Option<u64>,
+    /// Of a redrive by keys: those that are not dead.
+    #[prost(string, repeated, tag = "7")]
+    pub missing: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "8")]
+    pub cancelled: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueueRequest {

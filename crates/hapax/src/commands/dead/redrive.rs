@@ -77,6 +77,7 @@ fn select(selection: &Selection) -> Select {
         error_contains: filter.error_contains.clone(),
         group: filter.group.clone(),
         dead_before_ms: filter.before,
+        ..Default::default()
     })
 }
 

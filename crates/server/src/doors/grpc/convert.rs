@@ -77,6 +77,7 @@ pub(super) fn verb(
         Said::Extend(extend) => Verb::Extend { lease_ms: extend.lease_ms },
         Said::Begin(_) => Verb::Begin,
         Said::Save(save) => Verb::Save { name: save.name, data: own(&save.body) },
+        Said::Park(park) => Verb::Fail { error: park.error, delay_ms: None, dead: false },
     })
 }
 
@@ -244,6 +245,7 @@ pub(super) fn deliveries(
             accepted_at_ms: message.accepted_at.0,
             deadline_ms: message.deadline.0,
             recovery_points: points(message.recovery_points),
+            ..Default::default()
         });
     }
 }

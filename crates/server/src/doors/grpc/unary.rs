@@ -481,6 +481,7 @@ fn progress(view: hapax_core::RedriveView) -> proto::RedriveProgress {
         moved: view.moved,
         done: view.done,
         dry_run: view.dry_run,
+        ..Default::default()
     }
 }
 
