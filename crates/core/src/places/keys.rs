@@ -388,6 +388,10 @@ impl Keys {
         self.current.footprint()
     }
 
+    pub(crate) fn frozen_footprint(&self) -> usize {
+        self.frozen.as_ref().map_or(0, |frozen| frozen.footprint())
+    }
+
     /// Starts a new generation; the old one is what the checkpoint writes.
     pub(crate) fn freeze(&mut self) -> Arc<Generation> {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
