@@ -9,7 +9,7 @@ use hapax_core::{Stamp, Time, Usage};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
 use crate::fetch::Fetch;
-use crate::recover::recover;
+use crate::recover::{Recovered, recover};
 
 /// What may be chosen about a partition.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +70,11 @@ pub enum Error {
     Bytes(BadBytes),
     #[error("batch {sequence} of the journal cannot be read: {error}")]
     Batch { sequence: Sequence, error: BadBytes },
+    #[error(
+        "queue {queue} counts {counted} leases and {found} are there; the directory is damaged in \
+         a way its checksums miss"
+    )]
+    Leases { queue: String, counted: u64, found: u64 },
     #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
     Endless,
     #[error("the partition stopped after: {0}; open it again, it recovers from what is on disk")]
@@ -137,7 +142,8 @@ impl<S: Store> Partition<S> {
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
         let mut fetch = Fetch::new(options.range_bytes);
-        let (mut machine, claim) = recover(&mut store, &mut fetch, &options)?;
+        let Recovered { mut machine, claim, journal_bytes } =
+            recover(&mut store, &mut fetch, &options)?;
         machine.expect_records(options.memory_bytes / 4);
         let journaled_at = machine.now();
         let mut partition = Self {
@@ -152,7 +158,7 @@ impl<S: Store> Partition<S> {
             appended_bytes: 0,
             batch: Batch::default(),
             fetch,
-            journal_bytes: 0,
+            journal_bytes,
             cutting: None,
             cut_at: Time(0),
             journaled_at,
@@ -182,17 +188,20 @@ impl<S: Store> Partition<S> {
         self.batch.begin(at);
         self.machine.advance(at, &mut effects);
         let ask = |machine: &Machine, needs: &mut Vec<_>| {
-            let ahead = commands.iter().filter(|command| !is_asked_late(command));
+            let ahead = commands.iter().take_while(|command| !command.changes_needs());
+            let ahead = ahead.filter(|command| !command.is_asked_late());
             ahead.for_each(|command| machine.needs(command, needs));
         };
         self.fetch.fetch(&mut self.machine, &mut self.store, ask)?;
         let mut outcomes = Vec::with_capacity(commands.len());
+        let mut is_late = false;
         for command in commands {
-            outcomes.push(self.execute(stamp, command, &mut effects)?);
+            is_late |= command.changes_needs();
+            outcomes.push(self.execute(stamp, command, is_late, &mut effects)?);
         }
         // After the commands: a lease that is settled in time by this very batch is not lost.
         if self.machine.next_deadline().is_some_and(|deadline| deadline <= at) {
-            self.execute(stamp, Command::Expire, &mut effects)?;
+            self.execute(stamp, Command::Expire, true, &mut effects)?;
         }
         self.append(&mut effects)?;
         self.machine.cool();
@@ -331,9 +340,10 @@ impl<S: Store> Partition<S> {
         &mut self,
         stamp: Stamp,
         command: Command,
+        is_late: bool,
         effects: &mut Vec<Effect>,
     ) -> Result<Outcome, Error> {
-        if is_asked_late(&command) {
+        if is_late || command.is_asked_late() {
             self.fetch.fetch(&mut self.machine, &mut self.store, |machine, needs| {
                 machine.needs(&command, needs);
             })?;
@@ -410,11 +420,6 @@ impl<S: Store> Partition<S> {
     fn heads_max(&self) -> usize {
         self.options.memory_bytes / 4
     }
-}
-
-/// What a receive or a step of time needs depends on the commands before it in the batch.
-fn is_asked_late(command: &Command) -> bool {
-    matches!(command, Command::Receive(_) | Command::Expire | Command::Browse(_))
 }
 
 /// Hands the machine's rows to the store's row set.

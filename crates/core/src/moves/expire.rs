@@ -78,6 +78,10 @@ fn forget_receives(machine: &mut Machine, at: Time) {
 
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
     for queue in machine.queues.iter() {
+        if queue.is_deleted() {
+            purge::step(machine, queue, out); // Everything in it goes with it.
+            continue;
+        }
         lose_leases(machine, queue, stamp, out);
         end_lives(machine, queue, stamp.at, out);
         purge::step(machine, queue, out);
