@@ -9,6 +9,7 @@ mod support;
 
 mod rules {
     mod bad_input;
+    mod bounds;
     mod bytes;
     mod claims;
     mod groups;

@@ -139,7 +139,7 @@ impl Fetch {
         if self.bytes > self.bytes_max {
             return Ok(true);
         }
-        for need in self.needs.iter().filter(|need| matches!(need, Need::Group(..))) {
+        for need in &self.needs {
             machine.absent(need); // Where the store had it, it is there by now.
         }
         Ok(found_any)
@@ -160,8 +160,8 @@ impl Fetch {
             any = true;
             let more = &mut self.more;
             let mut failed = None;
-            let mut rows = 0;
-            let mut bytes = 0;
+            let (mut rows, mut bytes) = (0, 0);
+            let mut left_off = false;
             let mut last = Vec::new();
             if from < to {
                 store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
@@ -173,11 +173,9 @@ impl Fetch {
                     bytes += value.len();
                     last.clear();
                     last.extend_from_slice(key);
-                    rows < *limit && bytes < self.range_bytes
+                    left_off = rows >= *limit || bytes >= self.range_bytes;
+                    !left_off
                 })?;
-            }
-            if bytes >= self.range_bytes {
-                rows = *limit; // Left off: there may be more, as where the limit was reached.
             }
             if let Some(error) = failed {
                 return Err(Error::Bytes(error));
@@ -186,7 +184,7 @@ impl Fetch {
             if is_job(of) {
                 self.job_bytes += bytes.max(RANGE_BYTES_MIN);
             }
-            machine.warmed(need, rows, (rows > 0).then_some(&*last));
+            machine.warmed(need, (rows > 0).then_some(&*last), left_off);
             self.read.push(*need);
         }
         Ok(any)

@@ -9,7 +9,7 @@ use hapax_core::{Stamp, Time, Usage};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
 use crate::fetch::Fetch;
-use crate::recover::recover;
+use crate::recover::{Recovered, recover};
 
 /// What may be chosen about a partition.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +74,11 @@ pub enum Error {
     Bytes(BadBytes),
     #[error("batch {sequence} of the journal cannot be read: {error}")]
     Batch { sequence: Sequence, error: BadBytes },
+    #[error(
+        "queue {queue} counts {counted} leases and {found} are there; the directory is damaged in \
+         a way its checksums miss"
+    )]
+    Leases { queue: String, counted: u64, found: u64 },
     #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
     Endless,
     #[error("the partition stopped after: {0}; open it again, it recovers from what is on disk")]
@@ -163,7 +168,8 @@ impl<S: Store> Partition<S> {
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
         let mut fetch = Fetch::new(options.range_bytes);
-        let (mut machine, claim) = recover(&mut store, &mut fetch, &options)?;
+        let Recovered { mut machine, claim, journal_bytes } =
+            recover(&mut store, &mut fetch, &options)?;
         machine.expect_records(share(&options));
         let journaled_at = machine.now();
         let mut partition = Self {
@@ -180,7 +186,7 @@ impl<S: Store> Partition<S> {
             appended_bytes: 0,
             batch: Batch::with_max(claim.batch_bytes_max),
             fetch,
-            journal_bytes: 0,
+            journal_bytes,
             cutting: None,
             cut_at: Time(0),
             journaled_at,
@@ -244,8 +250,10 @@ impl<S: Store> Partition<S> {
         }
         let mut outcomes = Vec::with_capacity(together);
         let mut answer_bytes = 0;
+        let mut is_late = left.is_read_late;
         for command in left.commands.by_ref().take(together) {
-            let outcome = self.execute(stamp, command, left.is_read_late, &mut effects)?;
+            is_late |= command.changes_needs();
+            let outcome = self.execute(stamp, command, is_late, &mut effects)?;
             answer_bytes += outcome.size();
             outcomes.push(outcome);
             if answer_bytes + self.fetch.bytes() > self.options.answer_bytes
@@ -271,7 +279,8 @@ impl<S: Store> Partition<S> {
     /// Reads what the commands need, all at once. Returns whether that was not too much.
     fn read_ahead(&mut self, commands: &[Command]) -> Result<bool, Error> {
         let ask = |machine: &Machine, needs: &mut Vec<_>| {
-            let ahead = commands.iter().filter(|command| !is_asked_late(command));
+            let ahead = commands.iter().take_while(|command| !command.changes_needs());
+            let ahead = ahead.filter(|command| !command.is_asked_late());
             ahead.for_each(|command| machine.needs(command, needs));
         };
         let most = self.options.answer_bytes;
@@ -422,16 +431,16 @@ impl<S: Store> Partition<S> {
         &mut self,
         stamp: Stamp,
         command: Command,
-        is_read_late: bool,
+        is_late: bool,
         effects: &mut Vec<Effect>,
     ) -> Result<Outcome, Error> {
-        if is_read_late || is_asked_late(&command) {
+        if is_late || command.is_asked_late() {
             self.fetch.fetch(&mut self.machine, &mut self.store, |machine, needs| {
                 machine.needs(&command, needs);
             })?;
         }
         let outcome = self.machine.execute(stamp, command, &mut self.batch);
-        if is_read_late {
+        if is_late {
             self.machine.cool();
         }
         if self.batch.bytes().len() > self.options.batch_bytes || self.batch.has_full() {
@@ -543,11 +552,6 @@ fn together(commands: &[Command], batch_bytes: usize) -> usize {
         is_next
     });
     fit.count()
-}
-
-/// What a receive or a step of time needs depends on the commands before it in the batch.
-fn is_asked_late(command: &Command) -> bool {
-    matches!(command, Command::Receive(_) | Command::Expire | Command::Browse(_))
 }
 
 /// Hands the machine's rows to the store's row set.

@@ -104,6 +104,11 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outc
             break;
         }
         let before = left;
+        if queue.is_deleted() {
+            purge::step(machine, queue, &mut left, out); // Everything in it goes with it.
+            turn = turn.or(Some(Tick { queue: queue.id.saturating_add(1), job: None }));
+            continue;
+        }
         lose_leases(machine, queue, stamp, &mut left, out);
         end_lives(machine, queue, stamp.at, &mut left, out);
         purge::step(machine, queue, &mut left, out);
