@@ -64,5 +64,5 @@ fn answer(
     let lease = crate::command::LeaseName { digest, seq, fence };
     let before = machine.keys.record(&digest).filter(|record| record.expires_at > stamp.at);
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
-    Ok(Answer::Fresh { id, lease, deadline, recovery_points })
+    Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
 }
