@@ -145,6 +145,8 @@ pub enum Answer {
         id: MessageId,
         lease: LeaseName,
         deadline: Time,
+        /// How long the lease lasts from the answer on, for those whose clock says something else.
+        lease_ms: u64,
         /// What an earlier claim of the key saved before it was released or lost.
         recovery_points: BTreeMap<String, Bytes>,
     },

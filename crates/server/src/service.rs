@@ -189,7 +189,9 @@ impl Service {
     /// Sends messages; the answers are in their order, refusals among them.
     pub async fn send(&self, permit: &Permit, sends: Vec<Send>) -> Result<Vec<Answer>, Problem> {
         self.check_rate(permit, sends.len())?;
+        let count = sends.len();
         let answers = self.engine().send(sends).await.map_err(stopped)?;
+        whole(answers.len(), count)?;
         self.0.metrics.answered(permit.queue(), &answers);
         Ok(answers)
     }
@@ -208,10 +210,18 @@ impl Service {
         }
         let engine = self.engine();
         let mut parts = parts(sends.len(), engine.partitions());
+        let mut unrouted = Vec::new();
         for (number, send) in sends {
-            let Some((numbers, commands)) = parts.get_mut(engine.route(&send)) else { continue };
-            numbers.push(number);
-            commands.push(Command::Send(send));
+            match parts.get_mut(engine.route(&send)) {
+                Some((numbers, commands)) => {
+                    numbers.push(number);
+                    commands.push(Command::Send(send));
+                }
+                None => unrouted.push(number),
+            }
+        }
+        if !unrouted.is_empty() {
+            reply(unrouted, Err(Problem::unanswered()));
         }
         for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
             if commands.is_empty() {
@@ -219,7 +229,8 @@ impl Service {
             }
             let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
             engine.submit(partition, commands, move |outcomes| {
-                let answers = outcomes.map_err(stopped).map(answers);
+                let answers = outcomes.map_err(stopped).and_then(answers);
+                let answers = answers.and_then(|it| whole(it.len(), numbers.len()).map(|()| it));
                 if let Ok(answers) = &answers {
                     service.0.metrics.answered(&queue, answers);
                 }
@@ -274,8 +285,11 @@ impl Service {
             Opened::Settle(partition, settle) => Some((partition, settle)),
             Opened::Lost => None,
         });
-        let mut settled =
-            self.engine().settle(settles.collect()).await.map_err(stopped)?.into_iter();
+        let settles: Vec<_> = settles.collect();
+        let count = settles.len();
+        let settled = self.engine().settle(settles).await.map_err(stopped)?;
+        whole(settled.len(), count)?;
+        let mut settled = settled.into_iter();
         let answers: Vec<Settled> = is_open
             .into_iter()
             .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or(LOST))
@@ -320,7 +334,8 @@ impl Service {
             }
             let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
             engine.submit(partition, commands, move |outcomes| {
-                let answers = outcomes.map_err(stopped).map(settled);
+                let answers = outcomes.map_err(stopped).and_then(settled);
+                let answers = answers.and_then(|it| whole(it.len(), numbers.len()).map(|()| it));
                 if let Ok(answers) = &answers {
                     service.0.metrics.settled(&queue, answers);
                 }
@@ -380,6 +395,12 @@ fn parts(commands: usize, partitions: usize) -> Vec<(Vec<u64>, Vec<Command>)> {
     std::iter::repeat_with(part).take(partitions).collect()
 }
 
+/// Whether the queue of these messages is absent. Where it was made or deleted meanwhile, some
+/// partitions may know it and others not: then each message is answered for itself.
+pub fn is_no_such_queue(answers: &[Answer]) -> bool {
+    !answers.is_empty() && answers.iter().all(|answer| *answer == Answer::NoSuchQueue)
+}
+
 /// What may go to a writer's thread. The name `Send` is taken by the message here.
 pub trait Sendable: std::marker::Send + 'static {}
 
@@ -402,18 +423,41 @@ pub(crate) fn stopped(stopped: Stopped) -> Problem {
     Problem::new(Code::Unavailable, stopped.to_string())
 }
 
-fn answers(outcomes: Vec<Outcome>) -> Vec<Answer> {
-    let answers = outcomes.into_iter().filter_map(|outcome| match outcome {
-        Outcome::Sent(answer) => Some(answer),
-        _ => None,
+/// Answers go back by their places: one that is missing, or of another kind, would give every later
+/// caller somebody else's.
+fn whole(answers: usize, asked: usize) -> Result<(), Problem> {
+    if answers == asked { Ok(()) } else { Err(Problem::unanswered()) }
+}
+
+fn answers(outcomes: Vec<Outcome>) -> Result<Vec<Answer>, Problem> {
+    let answers = outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Sent(answer) => Ok(answer),
+        _ => Err(Problem::unanswered()),
     });
     answers.collect()
 }
 
-fn settled(outcomes: Vec<Outcome>) -> Vec<Settled> {
-    let settled = outcomes.into_iter().filter_map(|outcome| match outcome {
-        Outcome::Settled(settled) => Some(settled),
-        _ => None,
+fn settled(outcomes: Vec<Outcome>) -> Result<Vec<Settled>, Problem> {
+    let settled = outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Settled(settled) => Ok(settled),
+        _ => Err(Problem::unanswered()),
     });
     settled.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_missing_or_of_another_kind_gives_nobody_anothers() {
+        let sent = || Outcome::Sent(Answer::NoSuchQueue);
+        let other = || Outcome::Settled(LOST);
+        assert_eq!(answers(vec![sent(), sent()]), Ok(vec![Answer::NoSuchQueue; 2]));
+        assert_eq!(answers(vec![sent(), other()]).unwrap_err().code, Code::Internal);
+        assert_eq!(settled(vec![other(), sent()]).unwrap_err().code, Code::Internal);
+        assert!(is_no_such_queue(&[Answer::NoSuchQueue]) && !is_no_such_queue(&[]));
+        assert!(!is_no_such_queue(&[Answer::NoSuchQueue, Answer::StoreFull]));
+        assert_eq!((whole(2, 2), whole(1, 2).is_err(), whole(3, 2).is_err()), (Ok(()), true, true));
+    }
 }

@@ -77,7 +77,7 @@ fn answer(
     let before = machine.keys.record(&digest);
     let before = before.filter(|record| send::hands_on(record, queue, stamp.at));
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
-    Ok(Answer::Fresh { id, lease, deadline, recovery_points })
+    Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
 }
 
 /// The lease that the claim of this id holds, to be answered again.
