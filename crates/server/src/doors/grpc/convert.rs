@@ -221,6 +221,8 @@ fn differs(parts: &[Differs]) -> Vec<String> {
 /// Messages on their way to a worker.
 pub(super) fn deliveries(
     messages: Vec<Delivery>,
+    queue: &QueueName,
+    keys_per_group: bool,
     seal: impl Fn(&Delivery) -> [u8; crate::lease::LEASE_BYTES],
     out: &mut Vec<proto::Delivery>,
 ) {
@@ -245,7 +247,10 @@ pub(super) fn deliveries(
             accepted_at_ms: message.accepted_at.0,
             deadline_ms: message.deadline.0,
             recovery_points: points(message.recovery_points),
-            ..Default::default()
+            tenant: queue.tenant.to_string(),
+            queue: queue.queue.to_string(),
+            lease_ms: message.lease_ms,
+            keys_per_group,
         });
     }
 }

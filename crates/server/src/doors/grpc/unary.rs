@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use hapax_core::{
-    Answer, Browse, Claim, Content, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
+    Answer, Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
     Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
@@ -370,9 +370,14 @@ async fn receive(
         receive_id: some(&it.receive_id).map(Arc::from),
         several_per_group: it.several_per_group,
     };
-    let deliveries = service.receive(&permit, receive, Duration::from_millis(it.wait_ms)).await?;
+    let wait = Duration::from_millis(it.wait_ms);
+    let (shown, received) =
+        tokio::join!(service.show(&permit), service.receive(&permit, receive, wait));
+    let (shown, deliveries) = (shown?, received?);
+    let keys_per_group = shown.view.config.dedup_scope == DedupScope::Group;
     let mut messages = Vec::with_capacity(deliveries.len());
-    convert::deliveries(deliveries, |delivery| service.seal(&permit, delivery), &mut messages);
+    let seal = |delivery: &hapax_core::Delivery| service.seal(&permit, delivery);
+    convert::deliveries(deliveries, permit.queue(), keys_per_group, seal, &mut messages);
     Ok(proto::ReceiveReply { messages })
 }
 
@@ -425,6 +430,7 @@ async fn claim(
         (&claimed.answer, claimed.lease)
     {
         reply.lease = sealed.to_vec().into();
+        reply.tenant = permit.queue().tenant.to_string();
         reply.fence = lease.fence.0;
         reply.deadline_ms = deadline.0;
         reply.recovery_points = convert::points(recovery_points.clone());
