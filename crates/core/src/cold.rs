@@ -116,6 +116,7 @@ impl Machine {
                 }
             }
             Command::Configure(_)
+            | Command::Follow(_)
             | Command::Delete(_)
             | Command::Pause(_)
             | Command::Resume(_)

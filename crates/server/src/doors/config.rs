@@ -68,7 +68,6 @@ pub fn show(config: &Config) -> json::QueueConfig {
             OnLost::Redeliver => json::OnLost::Redeliver,
             OnLost::Park => json::OnLost::Park,
         },
-        keep_bodies: false,
         max_body_bytes: config.max_body_bytes,
         max_messages: config.max_messages,
         max_bytes: config.max_bytes,

@@ -106,7 +106,7 @@ impl Service {
 fn check_select(select: &Select) -> Result<(), Problem> {
     match select {
         Select::Keys(keys) if keys.is_empty() => Err(Problem::invalid("keys: name at least one")),
-        Select::Filter { error_contains, group, dead_before } => {
+        Select::Filter { error_contains, group, dead_before, dead_after } => {
             let texts = [("error_contains", error_contains), ("group", group)];
             for (name, text) in texts {
                 if text.as_deref() == Some("") {
@@ -115,7 +115,8 @@ fn check_select(select: &Select) -> Result<(), Problem> {
                     return Err(Problem::invalid(detail));
                 }
             }
-            if error_contains.is_none() && group.is_none() && dead_before.is_none() {
+            let is_timed = dead_before.is_some() || dead_after.is_some();
+            if error_contains.is_none() && group.is_none() && !is_timed {
                 let detail = "filter: it is empty, and so would mean every dead message; say `all`";
                 return Err(Problem::invalid(detail));
             }
