@@ -192,7 +192,12 @@ impl Writer {
         let count = commands.len();
         let stamp = Stamp { at, random: fastrand::u64(..) };
         let ticket = self.partition.submit(stamp, commands)?;
-        self.batches.push_back(Batch { ticket, submitted: Instant::now(), parts, outcomes: Vec::new() });
+        self.batches.push_back(Batch {
+            ticket,
+            submitted: Instant::now(),
+            parts,
+            outcomes: Vec::new(),
+        });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         Ok(())
     }
