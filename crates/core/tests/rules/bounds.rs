@@ -320,7 +320,7 @@ fn a_purge_after_a_purge_of_keys_takes_nothing_back() {
         & send k1 b                  => accepted ready
         receive w 10                 => k1#1
         send   k2 b                  => conflict body
-        send   k2 a                  => dead purged
+        send   k2 a                  => discarded purged
         ",
     );
 }
