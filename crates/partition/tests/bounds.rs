@@ -132,7 +132,7 @@ fn finished(options: Options, keys: usize, bytes: usize) -> Partition<MemoryStor
     call(&mut partition, 0, vec![configure(queue(0), Config::default())]);
     for key in 0..keys {
         let commands = vec![send(queue(0), &key.to_string(), 10), receive(queue(0), 1)];
-        let lease = deliveries(call(&mut partition, 0, commands))[0].lease;
+        let lease = deliveries(call(&mut partition, 0, commands)).remove(0).lease;
         call(&mut partition, 0, vec![done(lease, bytes)]);
     }
     partition.checkpoint().unwrap();
