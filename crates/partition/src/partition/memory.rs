@@ -1,4 +1,5 @@
-//! What a partition may keep in memory: when a checkpoint is due, what leaves, and when callers wait.
+//! What a partition may keep in memory: when a checkpoint is due, what leaves it, and when callers
+//! wait.
 //!
 //! A quarter for records that wait for a checkpoint, as much for those being written, a quarter for
 //! the heads of queues, and as much for messages that came since.
@@ -54,8 +55,6 @@ impl<S: Store> Partition<S> {
         records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
     }
 
-    /// A quarter for records that wait for a checkpoint, as much for those being written, a
-    /// quarter for the heads of queues, and as much for messages that came since.
     fn records_max(&self) -> usize {
         share(&self.options)
     }
