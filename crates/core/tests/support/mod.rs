@@ -10,7 +10,7 @@
 )]
 #![expect(dead_code, reason = "every test binary uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::{
     Batch, Bounds, Command, Decision, Digest, Effect, Machine, Need, Outcome, RangeOf, RowKey,
@@ -331,6 +331,13 @@ impl Rows {
         let range = self.ordered.range(from.as_slice().to_vec()..to.as_slice().to_vec());
         let rows = range.filter_map(|(key, value)| Some((key.clone(), value.clone()?)));
         rows.take(limit).collect()
+    }
+
+    /// The numbers of the queues whose rows there are: their own, redrives, leads, messages.
+    pub(crate) fn queues(&self) -> BTreeSet<u32> {
+        let ordered = self.ordered.iter().filter(|(_, value)| value.is_some());
+        let named = ordered.filter(|(key, _)| [2, 5, 6, 16].contains(&key[0]));
+        named.map(|(key, _)| u32::from_be_bytes([key[1], key[2], key[3], key[4]])).collect()
     }
 
     pub(crate) fn len(&self) -> (usize, usize) {
