@@ -439,7 +439,7 @@ impl Machine {
         if self.next_due > self.now {
             return;
         }
-        for queue in self.queues.iter() {
+        for queue in self.queues.iter_from(self.tick.queue) {
             if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
                 needs.push(self.range(
                     RowKey::delayed(queue.id, due, seq),

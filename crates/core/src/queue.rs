@@ -425,6 +425,13 @@ impl Queues {
         self.by_id.iter().filter_map(Option::as_deref)
     }
 
+    /// All of them, from a number on and then those before it.
+    pub(crate) fn iter_from(&self, id: QueueId) -> impl Iterator<Item = &Queue> {
+        let at = (id as usize).min(self.by_id.len());
+        let (before, from) = self.by_id.split_at_checked(at).unwrap_or_default();
+        from.iter().chain(before).filter_map(Option::as_deref)
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Queue> {
         self.by_id.iter_mut().filter_map(Option::as_deref_mut)
     }

@@ -17,6 +17,7 @@ mod rules {
     mod keys;
     mod leases;
     mod lookalikes;
+    mod memory;
     mod operators;
     mod precedence;
     mod redrives;

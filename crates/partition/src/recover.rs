@@ -1,6 +1,6 @@
 //! Opening: own the partition, load what must be in memory, apply the journal's tail.
 
-use hapax_core::{Decision, Machine, Time, read_batch};
+use hapax_core::{Bounds, Decision, Machine, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
@@ -22,8 +22,8 @@ pub(crate) fn recover(
 ) -> Result<Recovered, Error> {
     let claim = store.claim()?;
     assert!(claim.through <= claim.last, "rows never run ahead of the journal");
-    let mut machine =
-        Machine::with_bounds(options.partition, claim.epoch, options.seed, options.bounds);
+    let bounds = fitting(options.bounds, claim.batch_bytes_max);
+    let mut machine = Machine::with_bounds(options.partition, claim.epoch, options.seed, bounds);
     load(store, &mut machine)?;
     // However many there are: a page at a time.
     while !machine.is_read() {
@@ -46,6 +46,20 @@ pub(crate) fn recover(
     check_leases(&machine)?;
     Ok(Recovered { machine, claim, journal_bytes })
 }
+
+/// Bounds under which one tick of time fits into a batch of the journal.
+fn fitting(bounds: Bounds, batch_bytes_max: usize) -> Bounds {
+    let most = (batch_bytes_max / MOVED_BYTES).max(1);
+    Bounds {
+        tick_step: bounds.tick_step.min(most),
+        expire_step: bounds.expire_step.min(most),
+        job_step: bounds.job_step.min(most),
+        ..bounds
+    }
+}
+
+/// What a tick writes for one message that it moves, and more.
+const MOVED_BYTES: usize = 128;
 
 /// A lease that is counted and not in memory would never end.
 fn check_leases(machine: &Machine) -> Result<(), Error> {

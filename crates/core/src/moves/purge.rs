@@ -41,9 +41,13 @@ fn start(
 }
 
 /// One step of a purge under way.
-pub(crate) fn step(machine: &Machine, queue: &Queue, out: &mut Verdict) {
+pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut Verdict) {
     let Some(purge) = &queue.purge else { return };
+    if *left == 0 {
+        return;
+    }
     let victims = victims(machine, queue);
+    *left = left.saturating_sub(victims.len().max(1));
     let finished = victims.len() < machine.bounds.job_step && purge.cursor.is_none();
     if victims.is_empty() && !finished {
         return;
