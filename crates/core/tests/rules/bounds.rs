@@ -363,6 +363,7 @@ fn a_purge_after_a_purge_of_keys_takes_nothing_back() {
         settle k1 done               => ok done
         send   k3 a
         & purge keys                 => ok
+        & send k4 a
         & purge                      => ok
         wait   1s
         send   k3 b                  => accepted ready

@@ -224,7 +224,9 @@ impl World {
                 self.machine.boot(&key, &value).expect("rows read back");
             }
         }
-        self.fetch(Machine::leased);
+        while !self.machine.is_read() {
+            self.fetch(Machine::leased);
+        }
         assert_eq!(self.machine.missing_leases(), None, "every lease is in memory");
         for bytes in self.journal.clone() {
             let (at, decisions) = read_batch(&bytes).expect("batches read back");
@@ -284,8 +286,11 @@ impl World {
             if more.is_empty() {
                 ask(&self.machine, &mut more);
                 more.retain(|need| match need {
-                    // A job goes on with the next batch.
-                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
+                    // A job goes on with the next batch, recovery by itself.
+                    Need::Range {
+                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
+                        ..
+                    } => {
                         let is_same =
                             |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
                         !read.iter().any(is_same)
