@@ -220,6 +220,7 @@ fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
             deliveries.iter().for_each(|delivery| note(delivery.lease.fence));
             let content = Content::builder(&format!("c{max}")).build(b"").unwrap();
             let claim = Claim::new(queue.clone(), content, Fingerprint::own("f"));
+            machine.absent(&Need::Point(claim.digest));
             let outcome = machine.execute(stamp, Command::Claim(claim), &mut batch);
             let Outcome::Claimed(Answer::Fresh { lease, .. }) = outcome else {
                 panic!("{outcome:?}")
