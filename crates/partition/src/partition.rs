@@ -6,6 +6,7 @@ use hapax_core::{BadBytes, Batch, Command, Digest, Effect, Machine, Outcome, Row
 use hapax_core::{Stamp, Time, Usage};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
+use crate::clock::TOLD_AHEAD_MS;
 use crate::fetch::Fetch;
 use crate::recover::recover;
 
@@ -108,9 +109,6 @@ const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
 /// No more than this is on its way to the disk at once, plus a batch: whoever comes next waits for
 /// it to be written.
 const IN_FLIGHT_BYTES: usize = 4 * 1_024 * 1_024;
-/// Answers may tell a time that is this much later than the journal's last one; who is told more
-/// finds it journaled. A new owner starts that much later, so that time never runs backwards.
-const TOLD_AHEAD_MS: u64 = 1_000;
 /// Expired keys leave the disk with a checkpoint; an idle partition cuts one for them this often.
 const EXPIRED_MS: u64 = 60_000;
 /// How many messages leave memory at once, so that nobody waits long for it.
@@ -141,7 +139,10 @@ impl<S: Store> Partition<S> {
             cutting: None,
             cut_at: Time(0),
             journaled_at,
-            not_before: journaled_at.plus(TOLD_AHEAD_MS),
+            not_before: match claim.closed {
+                true => journaled_at,
+                false => journaled_at.plus(TOLD_AHEAD_MS),
+            },
             stopped: None,
         };
         let relays = partition.machine.relays();
@@ -303,6 +304,11 @@ impl<S: Store> Partition<S> {
     /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;
     /// their effects on the state are not.
     pub fn close(mut self) -> Result<S, Error> {
+        // The next owner goes on from the very time that was told last.
+        if self.stopped.is_none() && self.machine.now() > self.journaled_at {
+            self.batch.begin(self.machine.now());
+            self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
+        }
         self.store.close()?;
         Ok(self.store)
     }

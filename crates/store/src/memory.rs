@@ -66,6 +66,8 @@ struct State {
     stopped: Option<String>,
     /// How often everything crashed.
     life: u64,
+    /// The last owner closed it.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -230,7 +232,8 @@ impl Store for MemoryStore {
         let mut state = self.live()?;
         state.lose();
         state.epoch += 1;
-        let claim = Claim { epoch: state.epoch, through: state.through, last: state.last };
+        let closed = std::mem::take(&mut state.closed);
+        let claim = Claim { epoch: state.epoch, through: state.through, last: state.last, closed };
         drop(state);
         self.held = Some(claim.epoch);
         Ok(claim)
@@ -339,6 +342,7 @@ impl Store for MemoryStore {
         state.sync()?;
         state.finish_checkpoint();
         state.checkpoint = None;
+        state.closed = true;
         drop(state);
         self.closed = true;
         Ok(())
