@@ -6,6 +6,7 @@ mod engine {
     mod changes;
     mod data;
     mod panics;
+    mod waiting;
 }
 
 use std::path::Path;
