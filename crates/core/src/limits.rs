@@ -10,6 +10,9 @@ pub const WORKER_BYTES_MAX: usize = 64;
 pub const ERROR_BYTES_MAX: usize = 4_096;
 pub const FINGERPRINT_BYTES_MAX: usize = 255;
 pub const RECEIVE_ID_BYTES_MAX: usize = 128;
+pub const CLAIM_ID_BYTES_MAX: usize = 128;
+/// The name of an emit, journaled with it.
+pub const EMIT_NAME_BYTES_MAX: usize = 255;
 pub const REDRIVE_ID_BYTES_MAX: usize = 128;
 
 pub const HEADERS_MAX: usize = 64;
@@ -22,11 +25,11 @@ pub const RECEIVE_MAX: u32 = 1_000;
 pub const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
 pub const EMITS_MAX: usize = 64;
-pub const EMIT_NAME_BYTES_MAX: usize = 255;
 /// Together: a settle must fit into one batch of the journal, with its result.
 pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
 pub const RELAY_MAX: usize = 100_000;
+pub const RELAY_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 pub const RELAY_BACKOFF_MIN_MS: u64 = 100;
 pub const RELAY_BACKOFF_MAX_MS: u64 = 30_000;
 
@@ -34,6 +37,8 @@ pub const RECOVERY_POINTS_MAX: usize = 64;
 pub const RECOVERY_POINTS_BYTES_MAX: usize = 64 * 1_024;
 pub const RECOVERY_POINT_NAME_BYTES_MAX: usize = 128;
 pub const HISTORY_MAX: usize = 64;
+/// An event of the history keeps so much of an error; the last error is kept whole.
+pub const DETAIL_BYTES_MAX: usize = 256;
 
 pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 12 * 60 * 60 * 1_000;
@@ -50,6 +55,8 @@ pub const COUNT_MAX: u64 = 1 << 60;
 pub const FREED_MS: u64 = RECEIVE_ID_MS;
 
 /// Dates read from keys are believed between these bounds only: a 26-letter word is not a ULID.
+/// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its date
+/// on. What is dated further ahead is refused.
 pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
 pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
 
@@ -93,8 +100,10 @@ pub struct Bounds {
     pub groups_at_once: usize,
     /// Messages on a page of a place.
     pub browse: usize,
-    /// Emits that wait to be handed to their queues.
+    /// Emits that wait to be handed to their queues, of all tenants, and how much memory they take.
+    /// One tenant has at most half of either.
     pub relays: usize,
+    pub relay_bytes: usize,
 }
 
 impl Default for Bounds {
@@ -108,6 +117,7 @@ impl Default for Bounds {
             groups_at_once: GROUPS_AT_ONCE,
             browse: BROWSE_MAX,
             relays: RELAY_MAX,
+            relay_bytes: RELAY_BYTES_MAX,
         }
     }
 }
@@ -116,10 +126,10 @@ impl Bounds {
     /// Panics where a bound is zero: nothing would ever go on.
     pub(crate) fn check(&self) {
         let Self { expire_step, job_step, tick_step, refill, .. } = *self;
-        let Self { receive_bytes, groups_at_once, browse, relays, .. } = *self;
+        let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, .. } = *self;
         for bound in [expire_step, job_step, tick_step, refill]
             .into_iter()
-            .chain([receive_bytes, groups_at_once, browse, relays])
+            .chain([receive_bytes, groups_at_once, browse, relays, relay_bytes])
         {
             assert!(bound > 0, "every bound allows one: {self:?}");
         }

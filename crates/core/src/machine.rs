@@ -6,10 +6,8 @@
 //! - time never runs backwards;
 //! - a decision applied twice is applied once.
 
-use std::collections::BTreeMap;
-
 use crate::codec::{BadBytes, Reader, Write};
-use crate::command::{Command, LeaseName, QueueName};
+use crate::command::{Command, QueueName};
 use crate::content::Invalid;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Fence, Seq, Stamp, Time};
@@ -22,6 +20,7 @@ use crate::places::groups::Groups;
 use crate::places::keys::Keys;
 use crate::places::relay::Relays;
 use crate::queue::Queues;
+use crate::receives::Receives;
 use crate::row::RowKey;
 
 /// The state of one partition.
@@ -29,6 +28,8 @@ use crate::row::RowKey;
 pub struct Machine {
     pub(crate) bounds: Bounds,
     pub(crate) partition: u16,
+    /// How many partitions the broker has: fences count up in steps of it.
+    pub(crate) partitions: u16,
     epoch: u32,
     pub(crate) now: Time,
     pub(crate) next_seq: Seq,
@@ -79,22 +80,6 @@ pub(crate) struct Tick {
     pub(crate) job: Option<Digest>,
 }
 
-/// Receives that may be repeated, by the digest of their id.
-#[derive(Debug, Default)]
-pub(crate) struct Receives {
-    pub(crate) by_id: BTreeMap<Digest, Remembered>,
-    pub(crate) by_end: BTreeMap<(Time, Digest), ()>,
-    pub(crate) gone: Vec<Digest>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Remembered {
-    pub(crate) until: Time,
-    pub(crate) leases: Vec<LeaseName>,
-    pub(crate) dirty: bool,
-    pub(crate) stored: bool,
-}
-
 /// Decisions on their way to the journal, and effects that wait until they are durable.
 ///
 /// Invariant: neither `bytes` nor what is in `full` is larger than the journal takes.
@@ -116,20 +101,36 @@ impl Default for Batch {
     }
 }
 
-/// How much memory the state takes, and how much of it a checkpoint would free.
+/// How much memory the state takes, by kind, and how much of it a checkpoint would free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Messages in memory.
+    /// Messages in memory, with their histories, errors and recovery points.
     pub messages: usize,
     pub message_bytes: usize,
+    /// Groups in memory, without their messages.
+    pub groups: usize,
+    pub group_bytes: usize,
+    /// Emits that wait to be handed to their queues.
+    pub relays: usize,
+    pub relay_bytes: usize,
+    /// Receives that may be repeated.
+    pub receives: usize,
+    pub receive_bytes: usize,
     /// Records, deletes and changed messages that wait for a checkpoint.
     pub unwritten_bytes: usize,
     /// Records that the checkpoint under way writes.
     pub frozen_bytes: usize,
-    pub changed_messages: usize,
-    pub groups: usize,
+    /// Messages and groups that cannot leave memory before a checkpoint has written them.
+    pub changed: usize,
     /// A checkpoint would free the disk of keys whose time is over.
     pub keys_expired: bool,
+}
+
+impl Usage {
+    /// What can leave memory for the rows, but for what is leased or changed.
+    pub fn head_bytes(&self) -> usize {
+        self.message_bytes + self.group_bytes
+    }
 }
 
 const BATCH_VERSION: u8 = 1;
@@ -225,22 +226,31 @@ pub fn read_batch(bytes: &[u8]) -> Result<(Time, Vec<Decision>), BadBytes> {
 }
 
 impl Machine {
-    /// An empty partition. `seed` spreads the tables, so that nobody outside can aim at them.
-    pub fn new(partition: u16, epoch: u32, seed: u64) -> Self {
-        Self::with_bounds(partition, epoch, seed, Bounds::default())
+    /// An empty partition, one of `partitions`. `seed` spreads the tables, so that nobody outside
+    /// can aim at them.
+    pub fn new(partition: u16, partitions: u16, epoch: u32, seed: u64) -> Self {
+        Self::with_bounds(partition, partitions, epoch, seed, Bounds::default())
     }
 
     /// The same with bounds of one's own.
-    pub fn with_bounds(partition: u16, epoch: u32, seed: u64, bounds: Bounds) -> Self {
-        assert!(partition < crate::limits::PARTITIONS_MAX);
+    pub fn with_bounds(
+        partition: u16,
+        partitions: u16,
+        epoch: u32,
+        seed: u64,
+        bounds: Bounds,
+    ) -> Self {
+        assert!(partitions <= crate::limits::PARTITIONS_MAX && partition < partitions);
+        assert!(epoch < Fence::EPOCHS, "an epoch is refused when its partition is opened");
         bounds.check();
         Self {
             bounds,
             partition,
+            partitions,
             epoch,
             now: Time(0),
             next_seq: 1,
-            next_fence: 0,
+            next_fence: partition.into(),
             queues: Queues::default(),
             messages: Messages::default(),
             keys: Keys::new(seed),
@@ -347,11 +357,13 @@ impl Machine {
             Command::Show(queue) => self.show(&queue),
             Command::Forget(key) => moves::forget::decide(self, stamp, &key, out),
             Command::Replay(replay) => moves::replay::decide(self, stamp, replay, out),
-            Command::Discard(key) => moves::discard::decide(self, &key, out),
-            Command::Resolve(resolve) => moves::resolve::decide(self, resolve, out),
+            Command::Discard(key) => moves::discard::decide(self, stamp.at, &key, out),
+            Command::Resolve(resolve) => moves::resolve::decide(self, stamp.at, resolve, out),
             Command::Redrive(redrive) => moves::redrive::decide(self, stamp, &redrive, out),
             Command::RedriveProgress { queue, id } => moves::redrive::progress(self, &queue, &id),
-            Command::Relayed { id, reached } => moves::relay::decide(self, stamp, id, reached, out),
+            Command::CancelRedrive { queue, id } => moves::redrive::cancel(self, &queue, &id, out),
+            Command::Relayed { id, arrival } => moves::relay::decide(self, stamp, id, arrival, out),
+            Command::DeadLetter(letter) => moves::relay::dead_letter(self, stamp, letter, out),
         }
     }
 
@@ -370,6 +382,9 @@ impl Machine {
             }
             Decision::Released { digest, fence, next } => {
                 moves::settle::apply_released(self, at, &digest, fence, next);
+            }
+            Decision::Parked { digest, fence, error, next } => {
+                moves::settle::apply_parked(self, at, &digest, fence, error, next);
             }
             Decision::Extended { digest, fence, deadline } => {
                 moves::settle::apply_extended(self, &digest, fence, deadline);
@@ -405,6 +420,9 @@ impl Machine {
             Decision::Redriven { queue, job, digests, matched, cursor, done } => {
                 moves::redrive::apply(self, at, queue, &job, &digests, matched, cursor, done);
             }
+            Decision::RedriveCancelled { queue, job } => {
+                moves::redrive::apply_cancelled(self, queue, &job);
+            }
             Decision::Discarded { digest } => moves::discard::apply(self, at, &digest),
             Decision::Forgotten { digest, queue } => {
                 moves::forget::apply(self, at, &digest, queue);
@@ -420,6 +438,9 @@ impl Machine {
             Decision::RelayRetried { id, attempts, next_at } => {
                 self.relays.retry(id, attempts, next_at);
             }
+            Decision::RelayRefused { id, error, key } => {
+                moves::relay::apply_refused(self, id, error, key.as_deref());
+            }
         }
     }
 
@@ -427,10 +448,15 @@ impl Machine {
         Usage {
             messages: self.messages.len(),
             message_bytes: self.messages.bytes(),
+            groups: self.groups.len(),
+            group_bytes: self.groups.bytes(),
+            relays: self.relays.len(),
+            relay_bytes: self.relays.bytes(),
+            receives: self.receives.len(),
+            receive_bytes: self.receives.bytes(),
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
             frozen_bytes: self.keys.frozen_footprint(),
-            changed_messages: self.dirty.len(),
-            groups: self.groups.len(),
+            changed: self.dirty.len() + self.dirty_groups.len(),
             keys_expired: self.keys_expired,
         }
     }
@@ -462,7 +488,8 @@ impl Machine {
     /// Fences up to this one were handed out.
     pub(crate) fn use_fence(&mut self, fence: Fence) {
         if fence.epoch() == self.epoch {
-            self.next_fence = self.next_fence.max(fence.counter() + 1);
+            let next = Fence::counter_above(fence.counter(), self.partition, self.partitions);
+            self.next_fence = self.next_fence.max(next);
             debug_assert!(fence < self.next_fence(), "a fence is given once");
         }
     }
