@@ -99,6 +99,7 @@ fn again(
         id: message.id(machine.partition),
         lease: message.lease_name(lease.fence),
         deadline: lease.deadline,
+        lease_ms: lease.deadline.since(machine.now),
         recovery_points: extra.points.clone(),
     })
 }

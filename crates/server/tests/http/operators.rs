@@ -129,7 +129,10 @@ async fn dead_messages_are_redriven_by_keys_by_filter_and_all() {
         kill(&house, key, error).await;
     }
     let by_keys = redrive(&house, r#"{"id":"r1","keys":["a","none"]}"#).await;
-    let expected = json!({"id": "r1", "matched": 1, "moved": 1, "done": true, "dry_run": false});
+    let expected = json!({
+        "id": "r1", "matched": 1, "moved": 1, "total": 2, "missing": ["none"], "done": true,
+        "cancelled": false, "dry_run": false,
+    });
     assert_eq!(by_keys, expected);
     let again = redrive(&house, r#"{"id":"r1","all":true}"#).await;
     assert_eq!(again, expected, "repeated, it moves nothing twice");
