@@ -18,6 +18,9 @@ use hapax_core::{
 };
 
 /// 2023-11-14: a time that dated keys are believed at.
+/// The machine is the first of so many: fences count up in steps of it.
+pub(crate) const PARTITIONS: u16 = 3;
+
 pub(crate) const START: u64 = 1_700_000_000_000;
 
 /// With more messages in memory, looking at all of them after each command takes too long.
@@ -69,7 +72,7 @@ impl RowSink for Rows {
 impl World {
     pub(crate) fn new() -> Self {
         Self {
-            machine: Machine::new(0, 1, 7),
+            machine: Machine::new(0, PARTITIONS, 1, 7),
             at: Time(START),
             random: 1,
             epoch: 1,
@@ -199,7 +202,8 @@ impl World {
     fn reopen(&mut self, times: usize) {
         self.under_way = None;
         self.epoch += 1;
-        self.machine = Machine::new(0, self.epoch, u64::from(self.epoch) * 77);
+        let seed = u64::from(self.epoch) * 77;
+        self.machine = Machine::new(0, PARTITIONS, self.epoch, seed);
         for (from, to) in Machine::boot_ranges() {
             for (key, value) in self.rows.range(&from, &to, usize::MAX) {
                 self.machine.boot(&key, &value).expect("rows read back");
@@ -271,7 +275,11 @@ impl World {
             }
             if more.is_empty() {
                 ask(&self.machine, &mut more);
-                more.retain(|need| matches!(need, Need::Range { .. }) && !needs.contains(need));
+                more.retain(|need| match need {
+                    Need::Range { .. } => !needs.contains(need),
+                    Need::Group(..) => true,
+                    Need::Point(_) => false,
+                });
             }
             needs = more;
         }
