@@ -74,7 +74,9 @@ async fn emits_reach_their_queues_under_derived_keys() {
     assert_eq!(house.settle("orders", done).await, json!({"answer": "ok"}));
     let mut emails = [house.receive_one("emails").await, house.receive_one("emails").await];
     emails.sort_by_key(|email| email["key"] == "mine");
-    assert_eq!(emails[0]["key"], hapax_core::derive("order-42", 0, "receipt"));
+    let parent =
+        hapax_core::Parent { queue: "orders", group: None, key: "order-42", generation: 0 };
+    assert_eq!(emails[0]["key"], hapax_core::derive(&parent, "receipt"));
     assert_eq!(
         (&emails[0]["body"], &emails[0]["headers"]),
         (&json!("thanks"), &json!({"to": "me"}))
