@@ -79,6 +79,17 @@ enum Verdict {
         #[arg(long)]
         dead: bool,
     },
+    /// In doubt: its effect may have happened. A begun message of a queue with on-lost = park is
+    /// parked until somebody resolves it; anywhere else this is a failure.
+    #[command(after_help = "Examples:
+  hapax settle park charges LEASE --error 'killed in the middle'")]
+    Park {
+        #[command(flatten)]
+        lease: Lease,
+        /// What is known, for whoever resolves it.
+        #[arg(long, default_value = "in doubt")]
+        error: String,
+    },
     /// Give it back uncounted, as if it had not been taken.
     #[command(after_help = "Examples:
   hapax settle release orders LEASE")]
@@ -227,6 +238,7 @@ pub(crate) async fn settle(settle: &Settle) -> Result<Exit, Failure> {
             let delay_ms = delay.map(milliseconds);
             (lease, Verb::Fail(proto::Fail { error: error.clone(), delay_ms, dead: *dead }))
         }
+        Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
         Verdict::Release { lease } => (lease, Verb::Release(proto::Release {})),
         Verdict::Begin { lease } => (lease, Verb::Begin(proto::Begin {})),
         Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
