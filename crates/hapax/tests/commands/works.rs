@@ -269,6 +269,8 @@ fn a_begun_command_with_a_plain_exit_code_is_what_it_says() {
     for partitions in ["1", "4"] {
         check_begun(partitions, "exit 0", &[], "done", 1);
         check_begun(partitions, "exit 3", &[], "dead", 3);
+        let much = ["--max-result", "1000"];
+        check_begun(partitions, "head -c 2000 /dev/zero", &much, "dead", 1);
     }
 }
 
