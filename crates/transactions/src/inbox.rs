@@ -169,7 +169,7 @@ impl<'a> From<&'a Delivery> for Incoming<'a> {
             key => key.into(),
         };
         Self {
-            tenant: "",
+            tenant: delivery.tenant(),
             key,
             group: delivery.group().unwrap_or_default(),
             generation: delivery.generation(),
