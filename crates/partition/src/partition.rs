@@ -14,6 +14,8 @@ use crate::recover::recover;
 pub struct Options {
     /// Its number, part of every message id.
     pub partition: u16,
+    /// How many partitions the broker has: no two of them give out the same fence.
+    pub partitions: u16,
     /// For caches, heads of queues and what waits for a checkpoint. Filters of the store come on
     /// top, at about 2.3 bytes per remembered key.
     pub memory_bytes: usize,
@@ -29,6 +31,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             partition: 0,
+            partitions: 1,
             memory_bytes: 256 * 1_024 * 1_024,
             journal_bytes: 256 * 1_024 * 1_024,
             batches_in_flight: 8,
@@ -49,6 +52,12 @@ pub enum Error {
     Batch { sequence: Sequence, error: BadBytes },
     #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
     Endless,
+    #[error(
+        "the partition is at epoch {0}, and fences have room for {max} epochs; restore a backup \
+         from before the epoch was raised so far",
+        max = hapax_core::Fence::EPOCHS
+    )]
+    Epochs(Epoch),
     #[error("the partition stopped after: {0}; open it again, it recovers from what is on disk")]
     Stopped(String),
 }
@@ -121,8 +130,7 @@ impl<S: Store> Partition<S> {
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
         let mut fetch = Fetch::default();
-        let (mut machine, claim) =
-            recover(&mut store, &mut fetch, options.partition, options.seed)?;
+        let (mut machine, claim) = recover(&mut store, &mut fetch, &options)?;
         machine.expect_records(options.memory_bytes / 4);
         let journaled_at = machine.now();
         let mut partition = Self {

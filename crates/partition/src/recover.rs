@@ -1,22 +1,25 @@
 //! Opening: own the partition, load what must be in memory, apply the journal's tail.
 
-use hapax_core::{Decision, Machine, Time, read_batch};
+use hapax_core::{Decision, Fence, Machine, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
-use crate::partition::Error;
+use crate::partition::{Error, Options};
 
 /// Claims the partition and rebuilds its machine. The rules are not asked again: what the journal
 /// holds was decided and answered.
 pub(crate) fn recover(
     store: &mut impl Store,
     fetch: &mut Fetch,
-    partition: u16,
-    seed: u64,
+    options: &Options,
 ) -> Result<(Machine, Claim), Error> {
     let claim = store.claim()?;
     assert!(claim.through <= claim.last, "rows never run ahead of the journal");
-    let mut machine = Machine::new(partition, claim.epoch, seed);
+    if claim.epoch >= Fence::EPOCHS {
+        return Err(Error::Epochs(claim.epoch));
+    }
+    let Options { partition, partitions, seed, .. } = *options;
+    let mut machine = Machine::new(partition, partitions, claim.epoch, seed);
     load(store, &mut machine)?;
     fetch.fetch(&mut machine, store, Machine::leased)?;
 

@@ -516,6 +516,7 @@ fn open_partition(
         .map_err(|error| Error::Store { path: path.clone(), error })?;
     let options = hapax_partition::Options {
         partition: number,
+        partitions: data.partitions(),
         memory_bytes,
         seed: fastrand::u64(..),
         ..hapax_partition::Options::default()

@@ -48,7 +48,9 @@ fn replayed(
     if record.end != End::Done {
         return Err(Refusal::Invalid(Invalid::State("discarded")));
     }
-    let (content, fingerprint) = replay.content.ok_or(Refusal::Invalid(Invalid::BodyGone))?;
+    let kept = record.content.clone().map(|content| (content, record.fingerprint));
+    let given = replay.content.or(kept);
+    let (content, fingerprint) = given.ok_or(Refusal::Invalid(Invalid::BodyGone))?;
     if content.key() != &*replay.key.key {
         return Err(Refusal::Invalid(Invalid::OtherKey));
     }

@@ -195,15 +195,16 @@ impl Engine {
         self.progress(Command::RedriveProgress { queue, id }).await
     }
 
+    pub async fn cancel_redrive(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
+        let (queue, id) = (queue.clone(), id.into());
+        self.progress(Command::CancelRedrive { queue, id }).await
+    }
+
     async fn progress(&self, command: Command) -> Told<RedriveView> {
         let mut whole: Option<RedriveView> = None;
         for outcome in self.call_all(command).await? {
             match (outcome, &mut whole) {
-                (Outcome::Redrive(view), Some(whole)) => {
-                    whole.matched += view.matched;
-                    whole.moved += view.moved;
-                    whole.done &= view.done;
-                }
+                (Outcome::Redrive(view), Some(whole)) => whole.merge(&view),
                 (Outcome::Redrive(view), None) => whole = Some(view),
                 (Outcome::Refused(refusal), _) => return Ok(Err(refusal)),
                 _ => return Err(Stopped::silent()),

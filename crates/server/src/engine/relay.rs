@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax_core::{Answer, Command, Outcome, Relay, Send};
+use hapax_core::{Answer, Arrival, Command, DeadLetter, Outcome, Relay};
 
 use super::{Shared, Stopped};
 
@@ -14,12 +14,14 @@ pub(super) fn hand_over(shared: &Arc<Shared>, from: usize, relays: Vec<Relay>) {
     let mut parts: Vec<(Vec<u64>, Vec<Command>)> = Vec::new();
     parts.resize_with(shared.partitions(), Default::default);
     for relay in relays {
-        let mut send = Send::new(relay.emit.queue, relay.emit.content);
-        send.delay_ms = relay.emit.delay_ms;
-        send.issued_at = Some(relay.issued_at);
+        let (id, refused) = (relay.id, relay.refused.clone());
+        let send = relay.into_send();
         let Some((ids, commands)) = parts.get_mut(shared.route(&send)) else { continue };
-        ids.push(relay.id);
-        commands.push(Command::Send(send));
+        ids.push(id);
+        commands.push(match refused {
+            Some(error) => Command::DeadLetter(DeadLetter { send, error }),
+            None => Command::Send(send),
+        });
     }
     for (to, (ids, commands)) in parts.into_iter().enumerate() {
         if commands.is_empty() {
@@ -44,11 +46,11 @@ fn confirm(
     // owner.
     let Ok(outcomes) = outcomes else { return };
     let told = ids.into_iter().zip(outcomes).map(|(id, outcome)| {
-        let reached = match outcome {
-            Outcome::Sent(answer) => has_arrived(&answer),
-            _ => false,
+        let arrival = match outcome {
+            Outcome::Sent(answer) => arrival(&answer),
+            _ => Arrival::Later,
         };
-        Command::Relayed { id, reached }
+        Command::Relayed { id, arrival }
     });
     if let Some(told) = shared.relayed.pass(from, told.collect()) {
         shared.submit(from, told, Box::new(|_| {}));
@@ -87,20 +89,12 @@ impl Relayed {
     }
 }
 
-/// Whether the list may forget the emit. What no later try can change is an incident: it is told
-/// to the operator, and not tried for ever.
-fn has_arrived(answer: &Answer) -> bool {
-    match answer {
-        Answer::NoSuchQueue | Answer::OverQuota { .. } | Answer::StoreFull => false,
-        Answer::Invalid(_)
-        | Answer::Conflict { .. }
-        | Answer::TooOld { .. }
-        | Answer::UndatedKey => {
-            let problem = crate::problem::Problem::of_answer(answer);
-            let why = problem.map(|problem| problem.to_string()).unwrap_or_default();
-            tracing::error!(why, "an emitted message was refused by its queue and is dropped");
-            true
-        }
-        _ => true,
+/// What the list is told. What no later try can change is an incident: the operator hears of it,
+/// and the emit goes to its queue as a dead letter.
+fn arrival(answer: &Answer) -> Arrival {
+    let arrival = Arrival::of(answer);
+    if let Arrival::Refused(why) = &arrival {
+        tracing::error!(%why, "an emitted message was refused by its queue and is dead there");
     }
+    arrival
 }

@@ -41,14 +41,9 @@ impl Checker {
             return violation("a claim's deadline is not its lease from now");
         }
         self.grow_fence(lease.fence)?;
-        let config = self.config(self.item(item).queue);
-        let begun = match config.on_lost {
-            hapax_core::OnLost::Park => Begun::Yes,
-            hapax_core::OnLost::Redeliver => Begun::No,
-        };
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
-        life.begun = begun;
+        life.begun = Begun::No;
         self.leases.insert(lease.fence, Lease::new(item, *id));
         Ok(())
     }

@@ -98,6 +98,8 @@ pub struct QueueConfig {
     pub max_messages: Option<u64>,
     pub max_bytes: Option<u64>,
     pub sends_per_s: Option<u32>,
+    /// A finished key keeps its message, so that a replay needs no body.
+    pub keep_bodies: bool,
 }
 
 impl Default for QueueConfig {
@@ -122,6 +124,7 @@ impl Default for QueueConfig {
             max_messages: None,
             max_bytes: None,
             sends_per_s: None,
+            keep_bodies: false,
         }
     }
 }

@@ -77,7 +77,7 @@ pub(super) fn verb(
         Said::Extend(extend) => Verb::Extend { lease_ms: extend.lease_ms },
         Said::Begin(_) => Verb::Begin,
         Said::Save(save) => Verb::Save { name: save.name, data: own(&save.body) },
-        Said::Park(park) => Verb::Fail { error: park.error, delay_ms: None, dead: false },
+        Said::Park(park) => Verb::Park { error: park.error },
     })
 }
 
@@ -95,6 +95,8 @@ fn emit(
         name: emit.name.clone(),
         content: builder.build(&emit.body)?,
         delay_ms: emit.delay_ms,
+        ttl_ms: emit.ttl_ms,
+        fingerprint: emit.fingerprint.as_deref().map(own_fingerprint).transpose()?,
     })
 }
 
@@ -159,8 +161,8 @@ fn answer_to(answer: Answer, ids: &mut BytesMut) -> proto::Answer {
             }),
             ..known(Kind::Done, done.id, done.accepted_at, ids)
         },
-        Answer::Dead { id, accepted_at, attempts, error } => proto::Answer {
-            state: proto::State::Dead.into(),
+        Answer::Dead { id, accepted_at, attempts, error, discarded } => proto::Answer {
+            state: if discarded { proto::State::Discarded } else { proto::State::Dead }.into(),
             outcome: Some(proto::Outcome {
                 attempts,
                 error: error.to_string(),
@@ -211,7 +213,6 @@ fn problem_out(problem: &Problem) -> proto::Problem {
 fn differs(parts: &[Differs]) -> Vec<String> {
     let names = parts.iter().map(|part| match part {
         Differs::Body => "body",
-        Differs::ContentType => "content_type",
         Differs::Group => "group",
         Differs::Fingerprint => "fingerprint",
     });

@@ -418,12 +418,13 @@ async fn claim(
     let content = Content::builder(&it.key).content_type(content_type).build(b"")?;
     let fingerprint = match &it.fingerprint {
         Some(own) => convert::own_fingerprint(own)?,
-        None => Fingerprint::of(&it.body, content_type, None),
+        None => Fingerprint::of(&it.body, None),
     };
     let mut claim = Claim::new(permit.queue().clone(), content, fingerprint);
     claim.lease_ms = it.lease_ms;
     claim.worker = it.worker.into();
     claim.issued_at = it.issued_at_ms.map(Time);
+    claim.claim_id = some(&it.claim_id).map(Arc::from);
     let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
     let mut reply = proto::ClaimReply::default();
     if let (Answer::Fresh { lease, deadline, recovery_points, .. }, Some(sealed)) =
@@ -471,6 +472,7 @@ async fn redrive(
             error_contains: filter.error_contains,
             group: filter.group,
             dead_before: filter.dead_before_ms.map(Time),
+            dead_after: filter.dead_after_ms.map(Time),
         },
         Some(Said::All(_)) => Select::All,
         None => return Err(Problem::invalid("say which: keys, a filter, or all")),
@@ -487,7 +489,9 @@ fn progress(view: hapax_core::RedriveView) -> proto::RedriveProgress {
         moved: view.moved,
         done: view.done,
         dry_run: view.dry_run,
-        ..Default::default()
+        total: view.total,
+        missing: view.missing.iter().map(|key| key.to_string()).collect(),
+        cancelled: view.cancelled,
     }
 }
 

@@ -79,10 +79,9 @@ impl<'a> Head<'a> {
 
     /// The caller's own, else that of the body.
     pub(super) fn fingerprint(&self, body: &blake3::Hash) -> Fingerprint {
-        let content_type = self.content_type.filter(|name| !name.is_empty());
         match self.fingerprint {
             Some(own) => Fingerprint::own(own),
-            None => Fingerprint::of_hashed(body, content_type, self.group),
+            None => Fingerprint::of_hashed(body, self.group),
         }
     }
 

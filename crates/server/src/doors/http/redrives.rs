@@ -91,6 +91,7 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
             error_contains: filter.error_contains.as_deref().map(str::to_owned),
             group: filter.group.as_deref().map(str::to_owned),
             dead_before: filter.dead_before.map(|time| Time(time.0)),
+            dead_after: None,
         }),
         (None, None, true) => Ok(Select::All),
         _ => Err(Problem::invalid("give one of `keys`, `filter` and `\"all\": true`")),

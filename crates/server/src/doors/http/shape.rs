@@ -53,7 +53,6 @@ pub(super) fn place(state: &str) -> Option<Place> {
 pub(super) fn differs(first: &First) -> Vec<json::Differs> {
     let differs = first.differs.iter().map(|differs| match differs {
         Differs::Body => json::Differs::Body,
-        Differs::ContentType => json::Differs::ContentType,
         Differs::Group => json::Differs::Group,
         Differs::Fingerprint => json::Differs::Fingerprint,
     });
@@ -130,15 +129,17 @@ pub(super) fn answer<'a>(
                 remembered_until: end(it.remembered_until),
             }
         }
-        Answer::Dead { id: message, accepted_at, attempts, error } => json::Answer::Dead {
-            queue,
-            key: key.into(),
-            id: id(*message),
-            state: json::State::Dead,
-            attempts: *attempts,
-            accepted_at: time(*accepted_at),
-            error: (&**error).into(),
-        },
+        Answer::Dead { id: message, accepted_at, attempts, error, discarded } => {
+            json::Answer::Dead {
+                queue,
+                key: key.into(),
+                id: id(*message),
+                state: if *discarded { json::State::Discarded } else { json::State::Dead },
+                attempts: *attempts,
+                accepted_at: time(*accepted_at),
+                error: (&**error).into(),
+            }
+        }
         Answer::Parked { id: message, accepted_at, attempts } => json::Answer::Parked {
             queue,
             key: key.into(),
@@ -200,7 +201,7 @@ pub(super) fn waited<'a>(queue: &'a str, view: &'a KeyView, first: bool) -> json
             queue,
             key,
             id,
-            state: json::State::Dead,
+            state: state(view.place),
             attempts,
             accepted_at,
             error: record.error.as_deref().unwrap_or_default().into(),

@@ -186,6 +186,7 @@ fn verb(
             dead: item.dead.unwrap_or_default(),
         },
         "release" => Verb::Release,
+        "park" => Verb::Park { error: item.error.as_deref().unwrap_or_default().to_owned() },
         "extend" => Verb::Extend { lease_ms: item.lease_ms },
         "begin" => Verb::Begin,
         "save" => {
@@ -198,7 +199,7 @@ fn verb(
         }
         other => {
             let detail =
-                format!("do: {other:?} is none of done, fail, release, extend, begin and save");
+                format!("do: {other:?} is none of done, fail, release, extend, begin, park, save");
             return Err(Problem::invalid(detail));
         }
     })
@@ -231,5 +232,5 @@ fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Resu
         .group(emit.group.as_deref());
     let content = with_headers(builder, emit.headers.as_ref())?.build(&body)?;
     let name = emit.name.as_deref().unwrap_or_default().to_owned();
-    Ok(Emit { queue, name, content, delay_ms: emit.delay_ms })
+    Ok(Emit { delay_ms: emit.delay_ms, ..Emit::new(queue, &name, content) })
 }
