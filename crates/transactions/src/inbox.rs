@@ -326,6 +326,11 @@ impl Inbox {
         }
     }
 
+    /// Whether deliveries like this one are of the inbox's tenant.
+    pub(crate) fn check_tenant(&self, delivery: &Delivery) -> Result<(), Error> {
+        self.tenant_of(&delivery.into()).map(drop)
+    }
+
     fn row<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<Row<'a>, Error> {
         if incoming.key.is_empty() {
             return Err(Error::invalid("a message without a key cannot be told from another"));
