@@ -315,6 +315,8 @@ fn row_of(id: i64, row: &tokio_postgres::Row) -> Result<Row, String> {
         let time: Option<i64> = column(row, place, name)?;
         time.ok_or_else(|| format!("{name} is infinite"))
     };
+    // Before the date of the operation, which is that of the row where there is no other.
+    let age_ms = time(11, "created_at")?;
     Ok(Row {
         id,
         name: Name {
@@ -329,7 +331,7 @@ fn row_of(id: i64, row: &tokio_postgres::Row) -> Result<Row, String> {
         ttl_ms: column(row, 8, "ttl_ms")?,
         fingerprint: column(row, 9, "fingerprint")?,
         issued_at_ms: time(10, "issued_at")?,
-        age_ms: time(11, "created_at")?,
+        age_ms,
         tries: column::<i32>(row, 12, "tries")?.unsigned_abs(),
     })
 }

@@ -308,6 +308,8 @@ fn row_of(id: i64, row: &rusqlite::Row<'_>) -> Result<Row, String> {
     {
         return Err(too_large(bytes));
     }
+    // Before the date of the operation, which is that of the row where there is no other.
+    let age_ms = columns.integer(11, "created_at_ms")?;
     Ok(Row {
         id,
         name: Name {
@@ -322,7 +324,7 @@ fn row_of(id: i64, row: &rusqlite::Row<'_>) -> Result<Row, String> {
         ttl_ms: columns.optional_integer(8, "ttl_ms")?,
         fingerprint: columns.optional_text(9, "fingerprint")?,
         issued_at_ms: columns.integer(10, "issued_at_ms")?,
-        age_ms: columns.integer(11, "created_at_ms")?,
+        age_ms,
         tries: u32::try_from(columns.integer(12, "tries")?).unwrap_or(0),
     })
 }

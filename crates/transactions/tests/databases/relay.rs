@@ -186,7 +186,7 @@ fn unreadable(outbox: &Outbox) -> Vec<(&'static str, &'static str)> {
     match outbox {
         Outbox::Postgres(_) => vec![
             ("message_key, issued_at) VALUES ('forever', 'infinity'", "issued_at is infinite"),
-            ("message_key, created_at) VALUES ('never', '-infinity'", "issued_at is infinite"),
+            ("message_key, created_at) VALUES ('never', '-infinity'", "created_at is infinite"),
         ],
         Outbox::Sqlite(_) => vec![
             ("message_key) VALUES (X'6b6579'", "message_key is of the type Blob"),
