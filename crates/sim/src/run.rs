@@ -418,6 +418,12 @@ impl Run {
             self.free();
             return Ok(());
         }
+        if self.freed_at.is_some() && self.checker.damaged && is_full(error) {
+            // The zeros that a spare segment was filled with landed elsewhere, so that it has no
+            // room of its own: two faults explain what one does not.
+            self.tally.count("segments without their room");
+            return Ok(());
+        }
         if self.rotten.is_some() || self.checker.damaged {
             return self.refused(error);
         }
