@@ -141,7 +141,7 @@ impl Run {
         if settings.trace {
             world.disk.record(TRACE_LINES_MAX);
         }
-        let checker = Checker::new(scene.queues.clone());
+        let checker = Checker::new(&scene.queues, 1);
         Self {
             settings: settings.clone(),
             kinds,
@@ -172,6 +172,10 @@ impl Run {
         let scene = self.scene.clone();
         self.note(|| format!("{scene:?}"));
         self.reopen()?;
+        let created = self.scene.queues.iter().enumerate();
+        let created = created
+            .map(|(queue, spec)| Op::Configure { queue, config: Box::new(spec.config.clone()) });
+        self.urgent.extend(created.collect::<Vec<_>>());
         while self.step < self.settings.steps {
             self.step += 1;
             self.one_step()?;
@@ -223,7 +227,7 @@ impl Run {
         let mut ops = std::mem::take(&mut self.urgent);
         let now = self.world.now();
         for _ in 0..self.random.between(u64::from(ops.is_empty()), 6) {
-            ops.push(self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now));
+            ops.extend(self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now));
         }
         self.submit(ops)
     }
@@ -281,7 +285,7 @@ impl Run {
         for (op, outcome) in &told.answers {
             self.note(|| format!("at {} {op:?} -> {}", told.at.0, brief(outcome)));
             self.count(op, outcome);
-            self.checker.answered(told.at, op, outcome)?;
+            self.checker.answered(0, told.at, op, outcome)?;
             let keyed = match op {
                 Op::Send { item, .. } => {
                     self.checker.items().get(*item).is_some_and(|item| !item.is_keyless())
@@ -292,8 +296,7 @@ impl Run {
             self.urgent.extend(self.workload.relayed(op, outcome));
             match (op, outcome) {
                 (Op::Receive { queue, .. }, Outcome::Received(deliveries)) => {
-                    let spec = self.scene.queues.get(*queue);
-                    if spec.is_some_and(|spec| spec.config.guarantee == Guarantee::AtMostOnce) {
+                    if self.checker.rules(0, *queue).guarantee == Guarantee::AtMostOnce {
                         continue; // There is no lease to settle.
                     }
                     for delivery in deliveries {
@@ -306,6 +309,9 @@ impl Run {
                 }
                 (Op::Show { queue }, Outcome::Queue(view)) => {
                     self.shown.insert(*queue, view.stats);
+                }
+                (Op::Show { queue }, _) => {
+                    self.shown.remove(queue);
                 }
                 _ => {}
             }
@@ -345,6 +351,13 @@ impl Run {
             },
             Outcome::Settled(Settled::LeaseLost { .. }) => "leases lost",
             Outcome::Redrive(_) => "redrives",
+            Outcome::Configured { created: true, .. } => "queues created",
+            Outcome::Configured { created: false, .. } => "queues changed",
+            Outcome::Ok => match op {
+                Op::Delete { .. } => "queues deleted",
+                Op::Purge { .. } => "purges",
+                _ => return,
+            },
             _ => return,
         };
         self.tally.count(what);
@@ -357,7 +370,7 @@ impl Run {
                 self.heal();
             }
             self.at_open = self.world.disk.counters();
-            let opened = self.world.open(&mut self.random, self.last_at);
+            let opened = self.world.open(self.last_at);
             self.note(|| format!("open {:?}", opened.as_ref().err().map(Error::to_string)));
             match opened {
                 Ok(()) => {
@@ -372,13 +385,16 @@ impl Run {
         wrong("the partition does not open any more")
     }
 
+    /// The queues first: what is known of them decides how the rest is judged.
     fn ask_witnesses(&mut self) -> Going<()> {
-        let mut looks = Vec::new();
+        let mut looks: Vec<Op> =
+            (0..self.scene.queues.len()).map(|queue| Op::Show { queue }).collect();
         for _ in 0..WITNESSES {
             looks.extend(any_key(&mut self.clients, &self.checker).map(|item| Op::Look { item }));
         }
         self.urgent.retain(|op| !matches!(op, Op::Relayed { .. }));
-        self.urgent.extend(looks);
+        looks.append(&mut self.urgent);
+        self.urgent = looks;
         Ok(())
     }
 
@@ -443,7 +459,7 @@ impl Run {
             for op in &sent.ops {
                 self.note(|| format!("lost {op:?}"));
                 self.tally.count("answers lost");
-                self.checker.lost(sent.at, op);
+                self.checker.lost(0, sent.at, op);
                 self.workload.lost(op, &self.checker);
             }
         }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use hapax_core::{Answer, Command, Configure, Effect, InFlight, Outcome, Place, Stamp, Time};
+use hapax_core::{Answer, Command, Effect, InFlight, Outcome, Place, Stamp, Time};
 use hapax_partition::{Clock, Error, Partition, Ticket};
 use hapax_store::Store;
 use hapax_store::disk::{DiskStore, Workers};
@@ -103,12 +103,11 @@ impl World {
         }
     }
 
-    /// Starts a process and lets it recover. Queues are configured again: that changes nothing
-    /// where they are as they should be.
+    /// Starts a process and lets it recover.
     ///
     /// Batches without decisions leave no time in the journal. So the clock is not believed where
     /// it was set back behind a time that was `seen` in such a batch alone: nobody could know.
-    pub fn open(&mut self, random: &mut Random, seen: Time) -> Result<(), Error> {
+    pub fn open(&mut self, seen: Time) -> Result<(), Error> {
         self.claimed = false;
         let options = self.scene.partition;
         let (store, workers) = match &self.ground {
@@ -134,22 +133,7 @@ impl World {
         let clock = Clock::start(journal, wall, self.clocks.monotonic_us);
         let (pending, early) = (BTreeMap::new(), VecDeque::new());
         self.owner = Some(Owner { partition, workers, clock, pending, early });
-        self.configure(random)
-    }
-
-    fn configure(&mut self, random: &mut Random) -> Result<(), Error> {
-        let configured = self.scene.queues.iter().map(|spec| {
-            Command::Configure(Configure {
-                queue: spec.name.clone(),
-                config: spec.config.clone(),
-                if_version: None,
-            })
-        });
-        let commands = configured.collect();
-        let clocks = self.clocks;
-        let Some(owner) = &mut self.owner else { return Ok(()) };
-        let stamp = owner.stamp(clocks, random);
-        owner.partition.submit(stamp, commands).map(drop)
+        Ok(())
     }
 
     pub fn is_open(&self) -> bool {
@@ -321,7 +305,7 @@ impl World {
 
     /// Another process takes over while the first one goes on. What the first had not answered
     /// comes back: whether it was done is decided now.
-    pub fn take_over(&mut self, random: &mut Random, seen: Time) -> Result<Vec<Submitted>, Error> {
+    pub fn take_over(&mut self, seen: Time) -> Result<Vec<Submitted>, Error> {
         let mut lost = self.bury();
         if let Some(mut owner) = self.owner.take() {
             for sent in owner.pending.values_mut() {
@@ -331,7 +315,7 @@ impl World {
             owner.early.clear();
             self.zombie = Some(owner);
         }
-        self.open(random, seen)?;
+        self.open(seen)?;
         Ok(lost)
     }
 }

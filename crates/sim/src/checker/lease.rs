@@ -113,7 +113,11 @@ impl Checker {
             self.narrow(at, item, Places::READY)?;
         }
         self.check_id(item, delivery.id)?;
+        let attempts_max = self.state(self.item(item).queue).attempts_max();
         let (life, spec, config) = self.passed(at, item);
+        if life.purged {
+            return violation(format!("{} was purged, and is delivered", spec.key));
+        }
         let (least, most) = life.attempts;
         let least = if second { least } else { least + 1 };
         if !(least..=most + 1).contains(&delivery.attempt) {
@@ -122,7 +126,7 @@ impl Checker {
                 spec.key, delivery.attempt
             ));
         }
-        if delivery.attempt > config.max_attempts + life.extra_attempts {
+        if delivery.attempt > attempts_max + life.extra_attempts {
             return violation(format!("{} has more attempts than its queue allows", spec.key));
         }
         if delivery.generation < life.generation {
@@ -232,18 +236,32 @@ impl Checker {
                     return self.check_told_result(held.item, result);
                 }
             }
+            Settled::NoSuchQueue { emit } => return self.emit_refused(how, *emit),
             _ => return violation("a settle got an answer that nothing called for"),
         }
         Ok(())
     }
 
+    /// An emit names a queue that does not exist.
+    fn emit_refused(&self, how: &How, emit: usize) -> Checked {
+        let How::Done(emits) = how else { return violation("only a done emits") };
+        let queue = emits.get(emit).map(|emit| self.item(*emit).queue);
+        match queue {
+            Some(queue) if self.state(queue).may_be_gone() => Ok(()),
+            _ => violation("an emit was refused though its queue exists"),
+        }
+    }
+
     /// The winner's result, as a loser hears it, may be one of an earlier life of the key.
     fn check_told_result(&mut self, item: ItemId, result: &hapax_core::Blob) -> Checked {
-        let Some(life) = self.lives.get(item) else { return Ok(()) };
+        let spec = self.item(item);
         let told = Some(result.clone());
-        let known = life.result.iter().chain(life.past.values().flatten());
-        let mut known = known.chain(&life.results);
-        match known.any(|known| *known == told) {
+        let gave = |(fence, lease): (&Fence, &Lease)| {
+            let ended = lease.item == item && lease.ends.contains(&End::Done);
+            ended && result_of(spec, *fence) == told
+        };
+        let resolved = result_of(spec, Fence(1)) == told;
+        match resolved || self.leases.iter().any(gave) {
             true => Ok(()),
             false => violation("a loser was told a result that nobody gave"),
         }

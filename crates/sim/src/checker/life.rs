@@ -117,6 +117,14 @@ pub(crate) struct Life {
     pub(crate) promised: bool,
     /// It came later than its queue remembers, and was refused rather than doubled.
     pub(crate) too_old: bool,
+    /// The partition that its message is in, or may be.
+    pub(crate) home: Option<usize>,
+    /// The shortest time that its record may be remembered for, by the rules of its end.
+    pub(crate) kept_ms: u64,
+    /// A purge that was confirmed takes it: nobody may get it any more.
+    pub(crate) purged: bool,
+    /// Points that earlier claims of the key saved; the next one may get them.
+    pub(crate) past_points: BTreeSet<&'static str>,
     /// Every id of this key, with what is known to be stored under it.
     pub(crate) past: BTreeMap<MessageId, Option<Option<Blob>>>,
 }
@@ -156,6 +164,10 @@ impl Life {
             may_be_saved: BTreeSet::new(),
             promised: false,
             too_old: false,
+            home: None,
+            kept_ms: u64::MAX,
+            purged: false,
+            past_points: BTreeSet::new(),
             past: BTreeMap::new(),
         }
     }
@@ -166,10 +178,23 @@ impl Life {
         if let Some(old) = self.id {
             past.insert(old, self.result.clone());
         }
-        let mut fresh = Self { past, promised: self.promised, ..Self::unknown() };
+        let past_points = self.past_points.union(&self.may_be_saved).copied().collect();
+        let promised = self.promised;
+        let mut fresh = Self { past, past_points, promised, ..Self::unknown() };
         fresh.id = Some(id);
         fresh.variants = 1 << variant;
         fresh
+    }
+
+    /// Its queue is gone, and its message and key with it.
+    pub(crate) fn vanish(&mut self) {
+        let mut past = std::mem::take(&mut self.past);
+        if let Some(old) = self.id {
+            past.insert(old, self.result.take());
+        }
+        let (id, promised, fence) = (self.id, self.promised, self.fence);
+        let too_old = self.too_old;
+        *self = Self { id, past, promised, fence, too_old, ..Self::unknown() };
     }
 
     pub(crate) fn may_be_variant(&self, variant: Variant) -> bool {
@@ -178,6 +203,12 @@ impl Life {
 
     /// Adds what time alone may have done by `at`.
     pub(crate) fn pass(&mut self, at: Time, item: &Item, config: &Config) {
+        let kept_ms = config.retention_ms.unwrap_or(u64::MAX);
+        if !self.places.may_be(Places::ENDED) {
+            self.kept_ms = kept_ms;
+        } else if !self.places.without(Places::ENDED.or(Places::ABSENT)).is_empty() {
+            self.kept_ms = self.kept_ms.min(kept_ms);
+        }
         loop {
             let before = self.places;
             self.pass_once(at, item, config);
@@ -211,7 +242,10 @@ impl Life {
             self.attempts.0 = 0;
         }
         if self.places.may_be(Places::ENDED) {
-            let kept = config.retention_ms.map_or(Time::NEVER, |ms| self.ended_from.plus(ms));
+            let kept = match self.kept_ms {
+                u64::MAX => Time::NEVER,
+                ms => self.ended_from.plus(ms),
+            };
             if at >= kept || item.is_keyless() {
                 self.places.add(Places::ABSENT);
             }
@@ -284,6 +318,7 @@ impl Life {
 
     /// Somebody gave it another life: redriven, run again or replayed.
     pub(crate) fn revive(&mut self, certain: bool) {
+        self.purged = false;
         if certain {
             self.places = Places::READY;
             self.attempts = (0, 0);

@@ -4,6 +4,7 @@ use hapax_store::disk;
 
 use super::{Going, Run, wrong};
 use crate::op::Op;
+use crate::workload::create;
 use crate::world::Step;
 
 /// Rounds in which everything must have ended: delays, leases and backoffs are all shorter. The
@@ -41,6 +42,10 @@ impl Run {
         let now = self.world.now();
         let mut ops = std::mem::take(&mut self.urgent);
         for queue in 0..self.scene.queues.len() {
+            if !self.checker.exists(0, queue) {
+                // Emits may wait for it.
+                ops.push(create(&mut self.clients, &self.checker, queue));
+            }
             ops.push(Op::Pause { queue, paused: false });
             if round % 5 == 1 {
                 ops.push(self.workload.redrive(queue));
@@ -54,7 +59,7 @@ impl Run {
             }
         }
         let parked = (0..self.checker.items().len())
-            .filter(|item| self.checker.may_be_parked(now, *item))
+            .filter(|item| self.checker.may_be_parked(&[now], *item))
             .map(|item| Op::Resolve { item, done: item % 2 == 0 });
         ops.extend(parked.collect::<Vec<_>>());
         let held = self.workload.held().to_vec();
@@ -125,7 +130,7 @@ impl Run {
         let looks = items.filter(|(_, item)| !item.is_keyless());
         let looks = looks.map(|(item, _)| Op::Look { item }).collect();
         self.submit_all(looks)?;
-        if let Some(unfinished) = self.checker.unfinished(self.world.now()) {
+        if let Some(unfinished) = self.checker.unfinished(&[self.world.now()]) {
             return wrong(format!("drained, and yet {unfinished}"));
         }
         match self.checker.broken_promise() {
