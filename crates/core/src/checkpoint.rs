@@ -16,7 +16,6 @@ use crate::decision::QueueId;
 use crate::decision::bytes_of::decode_digest;
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::machine::{Machine, Remembered};
 use crate::message::{Message, Slot};
 use crate::outcome::Place;
@@ -234,7 +233,7 @@ impl Machine {
     /// Leaves messages to the rows until those in memory take at most `target` bytes, or `most`
     /// messages have left. What changed since the last snapshot stays. Returns how many left.
     pub fn evict(&mut self, target: usize, most: usize) -> usize {
-        self.evict_keeping(limits::REFILL, target, most)
+        self.evict_keeping(self.bounds.refill, target, most)
     }
 
     /// The same with a shorter head, so that a test with few messages meets the gap behind it.

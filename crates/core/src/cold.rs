@@ -11,7 +11,6 @@ use crate::content::Content;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::machine::Machine;
 use crate::message::{Message, Slot};
 use crate::moves::send::group_of;
@@ -375,10 +374,11 @@ impl Machine {
         let messages = &self.messages;
         let is_here = |seq, slot| messages.is_ready(seq, slot);
         let size = |slot| messages.at(slot).content.size();
+        let most = self.bounds.receive_bytes;
         if let Some(gap) = queue.ready.gap()
-            && !queue.ready.has_in_front(max, is_here, size)
+            && !queue.ready.has_in_front(max, is_here, size, most)
         {
-            needs.push(range(
+            needs.push(self.range(
                 RowKey::filed(queue.id, File::Ready, gap.from),
                 RowKey::filed(queue.id, File::Ready, gap.to),
                 RangeOf::Ready(queue.id),
@@ -388,7 +388,7 @@ impl Machine {
         if let Some(Gap { from, to }) = queue.leads
             && queue.open.range(..(from, Digest([0; 16]))).take(max).count() < max
         {
-            needs.push(range(
+            needs.push(self.range(
                 RowKey::leads(queue.id, from),
                 RowKey::leads(queue.id, to),
                 RangeOf::Leads(queue.id),
@@ -396,16 +396,17 @@ impl Machine {
         }
         let (mut absent, mut bytes) = (0, 0);
         for (lead, digest) in queue.open.iter().take(max) {
-            if absent >= LEADS_AT_ONCE || bytes >= limits::RECEIVE_BYTES_MAX {
+            if absent >= self.bounds.groups_at_once || bytes >= most {
                 break;
             }
             let Some(group) = self.groups.get(digest) else { continue };
             bytes += group.members.oldest(is_here).next().map_or(0, |(_, slot)| size(slot));
             if let Some(gap) = group.members.gap()
-                && (*lead >= gap.from || several && !group.members.has_in_front(max, is_here, size))
+                && (*lead >= gap.from
+                    || several && !group.members.has_in_front(max, is_here, size, most))
             {
                 absent += 1;
-                needs.push(range(
+                needs.push(self.range(
                     RowKey::member(queue.id, digest, gap.from),
                     RowKey::member(queue.id, digest, gap.to),
                     RangeOf::Members(queue.id, *digest),
@@ -420,7 +421,7 @@ impl Machine {
         }
         for queue in self.queues.iter() {
             if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
-                needs.push(range(
+                needs.push(self.range(
                     RowKey::delayed(queue.id, due, seq),
                     RowKey::file(queue.id, File::Delayed).after_prefix(),
                     RangeOf::Delayed(queue.id),
@@ -429,11 +430,11 @@ impl Machine {
             if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
                 let to = RowKey::message_prefix(queue.id).after_prefix();
                 let of = RangeOf::Purge(queue.id);
-                needs.push(Need::Range { from, to, limit: limits::JOB_STEP, of });
+                needs.push(Need::Range { from, to, limit: self.bounds.job_step, of });
             }
             for (digest, job) in &queue.redrives {
                 if !job.done && job.horizon <= job.cursor {
-                    needs.push(range(
+                    needs.push(self.range(
                         RowKey::filed(queue.id, File::Dead, job.cursor),
                         RowKey::file(queue.id, File::Dead).after_prefix(),
                         RangeOf::Redrive(queue.id, *digest),
@@ -446,7 +447,7 @@ impl Machine {
     fn need_browse(&self, browse: &Browse, needs: &mut Vec<Need>) {
         let Some(queue) = self.queues.named(&browse.queue) else { return };
         if let Some((from, to)) = self.browsed_rows(queue, browse) {
-            let limit = browse.limit.clamp(1, limits::BROWSE_MAX) + 1;
+            let limit = browse.limit.clamp(1, self.bounds.browse) + 1;
             needs.push(Need::Range { from, to, limit, of: RangeOf::Browse });
         }
     }
@@ -462,6 +463,11 @@ impl Machine {
         let from = browse.cursor.map_or(0, |cursor| cursor.saturating_add(1));
         let to = RowKey::file(queue.id, file).after_prefix();
         Some((RowKey::filed(queue.id, file, from), to))
+    }
+
+    fn range(&self, from: RowKey, to: RowKey, of: RangeOf) -> Need {
+        debug_assert!(from <= to, "a range ends after it begins");
+        Need::Range { from, to, limit: self.bounds.refill, of }
     }
 
     /// The digest under which the queue knows the key.
@@ -504,14 +510,6 @@ impl Machine {
         digests.extend(crate::ids::MessageId::parse(key).map(Digest::of_keyless));
         digests
     }
-}
-
-/// So many groups are brought into memory before a receive is looked at again.
-const LEADS_AT_ONCE: usize = 16;
-
-fn range(from: RowKey, to: RowKey, of: RangeOf) -> Need {
-    debug_assert!(from <= to, "a range ends after it begins");
-    Need::Range { from, to, limit: limits::REFILL, of }
 }
 
 /// The number at the end of a message row's name.

@@ -47,6 +47,7 @@ pub use decision::{
 };
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
 pub use key::{Differs, Digest, Fingerprint, date, derive};
+pub use limits::Bounds;
 pub use machine::{Batch, Machine, Usage, read_batch};
 pub use outcome::{
     Answer, Delivery, Effect, Finished, InFlight, KeyView, Outcome, Place, QueueView, Quota,

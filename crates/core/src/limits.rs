@@ -63,8 +63,59 @@ pub const JOB_STEP: usize = 256;
 /// Rows fetched at once to refill a queue's head.
 pub const REFILL: usize = 1_024;
 
+/// Groups brought into memory before a receive is looked at again.
+pub const GROUPS_AT_ONCE: usize = 16;
+
 pub const PARTITIONS_MAX: u16 = 4_096;
 pub const QUEUES_MAX: usize = 100_000;
+
+/// The bounds of one machine that are no part of its contract: how much it does at once. They
+/// change when something happens, never what, so that a test, a model or a simulator draws them
+/// small and meets with ten messages what otherwise takes ten thousand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Leases, lives and delays of one queue that end in one tick; dead messages that one step of
+    /// a redrive looks at; relays that are retried.
+    pub expire_step: usize,
+    /// Messages that one step of a purge or a redrive moves.
+    pub job_step: usize,
+    /// Rows fetched at once to refill a queue's head, and messages that eviction leaves in it.
+    pub refill: usize,
+    /// A receive takes no further message after so many bytes.
+    pub receive_bytes: usize,
+    /// Groups brought into memory before a receive is looked at again.
+    pub groups_at_once: usize,
+    /// Messages on a page of a place.
+    pub browse: usize,
+    /// Emits that wait to be handed to their queues.
+    pub relays: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            expire_step: EXPIRE_STEP,
+            job_step: JOB_STEP,
+            refill: REFILL,
+            receive_bytes: RECEIVE_BYTES_MAX,
+            groups_at_once: GROUPS_AT_ONCE,
+            browse: BROWSE_MAX,
+            relays: RELAY_MAX,
+        }
+    }
+}
+
+impl Bounds {
+    /// Panics where a bound is zero: nothing would ever go on.
+    pub(crate) fn check(&self) {
+        let Self { expire_step, job_step, refill, receive_bytes, groups_at_once, browse, relays } =
+            *self;
+        for bound in [expire_step, job_step, refill, receive_bytes, groups_at_once, browse, relays]
+        {
+            assert!(bound > 0, "every bound allows one: {self:?}");
+        }
+    }
+}
 
 // What the bounds must be to each other.
 const _: () = assert!(LEASE_MS_MIN > 0 && LEASE_MS_MIN < LEASE_MS_MAX);

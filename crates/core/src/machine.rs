@@ -13,6 +13,7 @@ use crate::command::{Command, LeaseName, QueueName};
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
+use crate::limits::Bounds;
 use crate::message::{Messages, Slot};
 use crate::moves;
 use crate::outcome::{Effect, Outcome};
@@ -25,6 +26,7 @@ use crate::row::RowKey;
 /// The state of one partition.
 #[derive(Debug)]
 pub struct Machine {
+    pub(crate) bounds: Bounds,
     pub(crate) partition: u16,
     epoch: u32,
     pub(crate) now: Time,
@@ -151,8 +153,15 @@ pub fn read_batch(bytes: &[u8]) -> Result<(Time, Vec<Decision>), BadBytes> {
 impl Machine {
     /// An empty partition. `seed` spreads the tables, so that nobody outside can aim at them.
     pub fn new(partition: u16, epoch: u32, seed: u64) -> Self {
+        Self::with_bounds(partition, epoch, seed, Bounds::default())
+    }
+
+    /// The same with bounds of one's own.
+    pub fn with_bounds(partition: u16, epoch: u32, seed: u64, bounds: Bounds) -> Self {
         assert!(partition < crate::limits::PARTITIONS_MAX);
+        bounds.check();
         Self {
+            bounds,
             partition,
             epoch,
             now: Time(0),

@@ -15,16 +15,18 @@ pub(crate) struct Fetch {
     origin: Vec<usize>,
     /// Ranges that were read for the question at hand: reading them again would tell nothing new.
     read: Vec<Need>,
+    /// A range is left off after so many bytes.
+    range_bytes: usize,
 }
-
-/// A range is left off after so many bytes: what is in it comes into memory, and a thousand rows
-/// may be a thousand times the largest body.
-const RANGE_BYTES_MAX: usize = 8 << 20;
 
 /// A need leads to at most a few more; a chain longer than this is a bug.
 const ROUNDS_MAX: usize = 10_000;
 
 impl Fetch {
+    pub(crate) fn new(range_bytes: usize) -> Self {
+        Self { range_bytes, ..Self::default() }
+    }
+
     /// Asks until nothing more is needed.
     pub(crate) fn fetch(
         &mut self,
@@ -124,10 +126,10 @@ impl Fetch {
                     bytes += value.len();
                     last.clear();
                     last.extend_from_slice(key);
-                    rows < *limit && bytes < RANGE_BYTES_MAX
+                    rows < *limit && bytes < self.range_bytes
                 })?;
             }
-            if bytes >= RANGE_BYTES_MAX {
+            if bytes >= self.range_bytes {
                 rows = *limit; // Left off: there may be more, as where the limit was reached.
             }
             if let Some(error) = failed {

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use hapax_core::{BadBytes, Batch, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink};
+use hapax_core::{
+    BadBytes, Batch, Bounds, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink,
+};
 use hapax_core::{Stamp, Time, Usage};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
@@ -23,6 +25,21 @@ pub struct Options {
     pub batches_in_flight: usize,
     /// Spreads tables; draw it at random.
     pub seed: u64,
+    /// How much the machine does at once.
+    pub bounds: Bounds,
+    /// A batch that has grown beyond this is journaled before the next command is decided.
+    pub batch_bytes: usize,
+    /// No more than this is on its way to the disk at once, plus a batch: whoever comes next
+    /// waits for it to be written.
+    pub in_flight_bytes: usize,
+    /// A range of rows is left off after so many bytes, and gone on with when it is asked for
+    /// again: what is in it comes into memory, and a thousand rows may be a thousand times the
+    /// largest body.
+    pub range_bytes: usize,
+    /// Bytes of the journal that are decoded at once by recovery.
+    pub gather_bytes: usize,
+    /// Messages that leave memory at once, so that nobody waits long for it.
+    pub evict_step: usize,
 }
 
 impl Default for Options {
@@ -33,6 +50,12 @@ impl Default for Options {
             journal_bytes: 256 * 1_024 * 1_024,
             batches_in_flight: 8,
             seed: 0,
+            bounds: Bounds::default(),
+            batch_bytes: 4 * 1_024 * 1_024,
+            in_flight_bytes: 4 * 1_024 * 1_024,
+            range_bytes: 8 * 1_024 * 1_024,
+            gather_bytes: 8 * 1_024 * 1_024,
+            evict_step: 4_096,
         }
     }
 }
@@ -103,26 +126,18 @@ struct Waiting {
     answered: Answered,
 }
 
-/// A batch is appended when it has grown to this, whatever commands are left.
-const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
-/// No more than this is on its way to the disk at once, plus a batch: whoever comes next waits for
-/// it to be written.
-const IN_FLIGHT_BYTES: usize = 4 * 1_024 * 1_024;
 /// Answers may tell a time that is this much later than the journal's last one; who is told more
 /// finds it journaled. A new owner starts that much later, so that time never runs backwards.
 const TOLD_AHEAD_MS: u64 = 1_000;
 /// Expired keys leave the disk with a checkpoint; an idle partition cuts one for them this often.
 const EXPIRED_MS: u64 = 60_000;
-/// How many messages leave memory at once, so that nobody waits long for it.
-const EVICT_STEP: usize = 4_096;
 
 impl<S: Store> Partition<S> {
     /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
-        let mut fetch = Fetch::default();
-        let (mut machine, claim) =
-            recover(&mut store, &mut fetch, options.partition, options.seed)?;
+        let mut fetch = Fetch::new(options.range_bytes);
+        let (mut machine, claim) = recover(&mut store, &mut fetch, &options)?;
         machine.expect_records(options.memory_bytes / 4);
         let journaled_at = machine.now();
         let mut partition = Self {
@@ -221,7 +236,7 @@ impl<S: Store> Partition<S> {
     pub fn is_busy(&self) -> bool {
         let usage = self.machine.usage();
         self.waiting.len() >= self.options.batches_in_flight
-            || self.waiting_bytes > IN_FLIGHT_BYTES
+            || self.waiting_bytes > self.options.in_flight_bytes
             || self.machine.is_frozen()
                 && (usage.unwritten_bytes > self.records_max() * 3 / 2
                     || usage.message_bytes > self.heads_max() * 3)
@@ -324,7 +339,7 @@ impl<S: Store> Partition<S> {
             })?;
         }
         let outcome = self.machine.execute(stamp, command, &mut self.batch);
-        if self.batch.bytes().len() > BATCH_BYTES {
+        if self.batch.bytes().len() > self.options.batch_bytes {
             self.append(effects)?;
             self.batch.begin(stamp.at);
         }
@@ -369,7 +384,7 @@ impl<S: Store> Partition<S> {
         if self.cutting.is_none() {
             let usage = self.machine.usage();
             if usage.message_bytes > self.heads_max() {
-                self.machine.evict(self.heads_max(), EVICT_STEP);
+                self.machine.evict(self.heads_max(), self.options.evict_step);
             }
             if self.is_due(usage) {
                 self.cut()?;

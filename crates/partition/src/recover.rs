@@ -4,26 +4,26 @@ use hapax_core::{Decision, Machine, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
-use crate::partition::Error;
+use crate::partition::{Error, Options};
 
 /// Claims the partition and rebuilds its machine. The rules are not asked again: what the journal
 /// holds was decided and answered.
 pub(crate) fn recover(
     store: &mut impl Store,
     fetch: &mut Fetch,
-    partition: u16,
-    seed: u64,
+    options: &Options,
 ) -> Result<(Machine, Claim), Error> {
     let claim = store.claim()?;
     assert!(claim.through <= claim.last, "rows never run ahead of the journal");
-    let mut machine = Machine::new(partition, claim.epoch, seed);
+    let mut machine =
+        Machine::with_bounds(options.partition, claim.epoch, options.seed, options.bounds);
     load(store, &mut machine)?;
     fetch.fetch(&mut machine, store, Machine::leased)?;
 
     // A store cannot read rows while it reads its journal, so batches are gathered in between.
     let mut from = claim.through + 1;
     while from <= claim.last {
-        let batches = gather(store, from)?;
+        let batches = gather(store, from, options.gather_bytes)?;
         assert!(!batches.is_empty(), "a store reads every batch up to the last");
         from += batches.len() as u64;
         for (at, decisions) in batches {
@@ -33,10 +33,12 @@ pub(crate) fn recover(
     Ok((machine, claim))
 }
 
-/// How many bytes of the journal are decoded before they are applied.
-const GATHER_BYTES: usize = 8 * 1_024 * 1_024;
-
-fn gather(store: &mut impl Store, from: u64) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
+/// Decodes batches until they have `most` bytes.
+fn gather(
+    store: &mut impl Store,
+    from: u64,
+    most: usize,
+) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
     let mut batches = Vec::new();
     let mut bytes_read = 0;
     let mut failed = None;
@@ -47,7 +49,7 @@ fn gather(store: &mut impl Store, from: u64) -> Result<Vec<(Time, Vec<Decision>)
             Err(error) => failed = Some(Error::Batch { sequence, error }),
         }
         bytes_read += bytes.len();
-        Ok(failed.is_none() && bytes_read < GATHER_BYTES)
+        Ok(failed.is_none() && bytes_read < most)
     })?;
     failed.map_or(Ok(batches), Err)
 }

@@ -6,7 +6,6 @@ use crate::config::{OnGroupDead, OnLost};
 use crate::decision::{Decision, Next};
 use crate::ids::{Fence, Stamp, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Message, Slot, State};
 use crate::moves::send::wake;
@@ -24,18 +23,19 @@ const LOST: &str = "its lease was lost";
 /// What follows from the time alone and is therefore not journaled: delays end, receives and
 /// key counts expire.
 pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>) {
-    for relay in machine.relays.take_due(at, limits::EXPIRE_STEP) {
+    for relay in machine.relays.take_due(at, machine.bounds.expire_step) {
         effects.push(Effect::Relay(Box::new(relay)));
     }
     if machine.next_due > at {
         return;
     }
     forget_receives(machine, at);
+    let step = machine.bounds.expire_step;
     let mut due = Vec::new();
     for queue in machine.queues.iter_mut() {
         machine.keys_expired |= queue.expire_keys(at);
         let before = due.len();
-        due.extend(queue.delayed.due_by(at).take(limits::EXPIRE_STEP));
+        due.extend(queue.delayed.due_by(at).take(step));
         if due.len() > before {
             effects.push(wake(queue));
         }
@@ -87,7 +87,7 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outc
 }
 
 fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict) {
-    for slot in queue.leased.expired(&machine.messages, stamp.at).take(limits::EXPIRE_STEP) {
+    for slot in queue.leased.expired(&machine.messages, stamp.at).take(machine.bounds.expire_step) {
         let message = machine.messages.at(slot);
         let Some(lease) = message.lease() else { continue };
         debug_assert!(lease.deadline <= stamp.at, "a lease holds until its deadline");
@@ -110,7 +110,7 @@ fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict
 }
 
 fn end_lives(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
-    let over = queue.mortal.range(..=(at, u64::MAX)).take(limits::EXPIRE_STEP);
+    let over = queue.mortal.range(..=(at, u64::MAX)).take(machine.bounds.expire_step);
     for slot in over.map(|(_, slot)| *slot) {
         let message = machine.messages.at(slot);
         debug_assert!(matches!(message.place(), Place::Ready | Place::Delayed), "who waits ages");

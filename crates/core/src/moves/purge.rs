@@ -8,7 +8,6 @@ use crate::command::{Purge, QueueName};
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::Slot;
 use crate::moves::send::wake;
@@ -45,7 +44,7 @@ fn start(
 pub(crate) fn step(machine: &Machine, queue: &Queue, out: &mut Verdict) {
     let Some(purge) = &queue.purge else { return };
     let victims = victims(machine, queue, purge.below, purge.delete);
-    let finished = victims.len() < limits::JOB_STEP && purge.cursor.is_none();
+    let finished = victims.len() < machine.bounds.job_step && purge.cursor.is_none();
     if victims.is_empty() && !finished {
         return;
     }
@@ -72,7 +71,7 @@ fn victims(machine: &Machine, queue: &Queue, below: Seq, delete: bool) -> Vec<Sl
         .chain(shelves)
         .chain(leased)
         .filter(|slot| messages.at(*slot).seq < below)
-        .take(limits::JOB_STEP)
+        .take(machine.bounds.job_step)
         .collect()
 }
 

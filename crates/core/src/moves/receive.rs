@@ -140,7 +140,7 @@ fn take(
             taken.push(slot);
             bytes += message.content.size();
         }
-        bytes >= limits::RECEIVE_BYTES_MAX || taken.len() >= max
+        bytes >= machine.bounds.receive_bytes || taken.len() >= max
     };
     let mut is_full = false;
     while !is_full {

@@ -147,12 +147,12 @@ fn job_digest(queue: &Queue, id: &str) -> Digest {
 /// One step of every redrive of the queue.
 pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
     for (digest, job) in queue.redrives.iter().filter(|(_, job)| !job.done) {
-        let allowed = job.allowance(at).min(limits::JOB_STEP as u64) as usize;
+        let allowed = job.allowance(at).min(machine.bounds.job_step as u64) as usize;
         let mut matched = Vec::new();
         let mut cursor = job.cursor;
         let mut seen = 0;
         for (seq, slot) in queue.dead.from(job.cursor) {
-            if seq > job.horizon || matched.len() >= allowed || seen >= limits::EXPIRE_STEP {
+            if seq > job.horizon || matched.len() >= allowed || seen >= machine.bounds.expire_step {
                 break;
             }
             seen += 1;
@@ -162,7 +162,7 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict
                 matched.push(message.digest);
             }
         }
-        let stopped = matched.len() >= allowed || seen >= limits::EXPIRE_STEP;
+        let stopped = matched.len() >= allowed || seen >= machine.bounds.expire_step;
         let mut done = false;
         if !stopped {
             // Everything in memory has been seen; what the rows hold beyond the horizon has not.

@@ -141,7 +141,7 @@ impl Holder<'_> {
         if emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX {
             return Err(Settled::Invalid(Invalid::Emits));
         }
-        if self.machine.relays.len() + emits.len() > limits::RELAY_MAX {
+        if self.machine.relays.len() + emits.len() > self.machine.bounds.relays {
             return Err(Settled::RelayFull);
         }
         for (place, emit) in emits.iter_mut().enumerate() {

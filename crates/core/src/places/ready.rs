@@ -18,7 +18,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::Seq;
-use crate::limits;
 use crate::message::Slot;
 
 #[derive(Clone, Debug, Default)]
@@ -140,12 +139,13 @@ impl Ready {
         count: usize,
         is_here: impl Fn(Seq, Slot) -> bool,
         size: impl Fn(Slot) -> usize,
+        bytes_max: usize,
     ) -> bool {
         let (mut found, mut bytes) = (0, 0);
         self.oldest(is_here).any(|(_, slot)| {
             found += 1;
             bytes += size(slot);
-            found >= count || bytes >= limits::RECEIVE_BYTES_MAX
+            found >= count || bytes >= bytes_max
         })
     }
 
