@@ -12,7 +12,7 @@ use crate::message::{Extra, Lease, Links, Message, Slot, State};
 use crate::outcome::{Answer, Effect, Finished, InFlight, Outcome, Place, Quota};
 use crate::places::keys::Known;
 use crate::queue::Queue;
-use crate::record::{End, KeyRecord, What, remember};
+use crate::record::{End, KeyRecord, What, remember_duplicates};
 use crate::row::nobody;
 use crate::state::event;
 
@@ -385,19 +385,13 @@ pub(crate) fn apply_counted(machine: &mut Machine, at: Time, digest: &Digest, qu
         queue.stats.duplicate_total += 1;
         queue.dirty = true;
     }
-    let duplicate = event(at, What::Duplicate, &nobody(), "1");
-    match machine.keys.find(&machine.messages, digest) {
-        Some(Known::Living(slot)) => {
+    match machine.keys.living(&machine.messages, digest) {
+        Some(slot) => {
             let extra = machine.messages.at_mut(slot).extra();
             extra.duplicates += 1;
-            remember(&mut extra.history, duplicate);
+            remember_duplicates(&mut extra.history, at, 1);
             machine.touch(slot);
         }
-        Some(Known::Record(mut record)) => {
-            record.duplicates += 1;
-            remember(&mut record.history, duplicate);
-            machine.keys.remember(digest, &record);
-        }
-        None => {}
+        None => machine.keys.count(digest, at),
     }
 }
