@@ -95,6 +95,7 @@ impl Machine {
                 }
             }
             Command::Configure(_)
+            | Command::Follow(_)
             | Command::Delete(_)
             | Command::Pause(_)
             | Command::Resume(_)

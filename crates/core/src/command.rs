@@ -14,6 +14,8 @@ use crate::limits;
 #[derive(Clone, Debug)]
 pub enum Command {
     Configure(Configure),
+    /// Takes over what another partition decided about a queue.
+    Follow(Follow),
     /// Drops the queue with its messages and keys.
     Delete(QueueName),
     Pause(QueueName),
@@ -122,6 +124,15 @@ pub struct Configure {
     pub config: Config,
     /// Refused where the queue's version is another.
     pub if_version: Option<u64>,
+}
+
+/// A queue as the leading partition decided it.
+#[derive(Clone, Debug)]
+pub struct Follow {
+    pub queue: QueueName,
+    pub config: Config,
+    /// The version to take over. Refused where a newer one is known.
+    pub version: u64,
 }
 
 #[derive(Clone, Debug)]

@@ -35,8 +35,8 @@ pub use checkpoint::Snapshot;
 pub use codec::BadBytes;
 pub use cold::{Need, RangeOf};
 pub use command::{
-    Blob, Browse, Claim, Command, Configure, Emit, KeyName, LeaseName, Purge, QueueName, Receive,
-    Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+    Blob, Browse, Claim, Command, Configure, Emit, Follow, KeyName, LeaseName, Purge, QueueName,
+    Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
 };
 pub use config::{
     Config, DedupScope, Guarantee, InvalidConfig, OnDead, OnGroupDead, OnLost, Order, UndatedKeys,

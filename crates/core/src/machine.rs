@@ -252,6 +252,7 @@ impl Machine {
             Command::Claim(claim) => moves::claim::decide(self, stamp, claim, out),
             Command::Expire => moves::expire::decide(self, stamp, out),
             Command::Configure(configure) => moves::configure::decide(self, configure, out),
+            Command::Follow(follow) => moves::configure::follow(self, follow, out),
             Command::Delete(queue) => moves::purge::delete(self, &queue, out),
             Command::Pause(queue) => moves::configure::pause(self, &queue, true, out),
             Command::Resume(queue) => moves::configure::pause(self, &queue, false, out),

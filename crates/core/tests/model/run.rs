@@ -167,6 +167,7 @@ impl Runner {
         let model = &mut self.model;
         match command {
             Command::Configure(configure) => model.configure(configure),
+            Command::Follow(_) => unreachable!("the model has one partition, which leads"),
             Command::Delete(queue) => model.delete(queue),
             Command::Pause(queue) => model.pause(queue, true),
             Command::Resume(queue) => model.pause(queue, false),

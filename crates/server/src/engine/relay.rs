@@ -1,106 +1,46 @@
-//! Emits on their way to the partitions of their queues.
-//!
-//! The partition that emitted keeps each in a durable list until it hears that it arrived. It may
-//! be handed over more than once, by a crash or a lost answer; its key makes it arrive once.
+//! Emits on their way to the partitions of their queues: see [`hapax_partition::relay`].
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use hapax_core::{Answer, Command, Outcome, Relay, Send};
+use hapax_core::{Outcome, Relay};
+use hapax_partition::relay::{Confirmations, Confirmed, confirm, hand_over};
 
+use super::inbox::Reply;
 use super::{Shared, Stopped};
+use crate::problem::Problem;
 
-/// Hands emits to the partitions of their queues and tells `from` which arrived.
-pub(super) fn hand_over(shared: &Arc<Shared>, from: usize, relays: Vec<Relay>) {
-    let mut parts: Vec<(Vec<u64>, Vec<Command>)> = Vec::new();
-    parts.resize_with(shared.partitions(), Default::default);
-    for relay in relays {
-        let mut send = Send::new(relay.emit.queue, relay.emit.content);
-        send.delay_ms = relay.emit.delay_ms;
-        send.issued_at = Some(relay.issued_at);
-        let Some((ids, commands)) = parts.get_mut(shared.route(&send)) else { continue };
-        ids.push(relay.id);
-        commands.push(Command::Send(send));
-    }
-    for (to, (ids, commands)) in parts.into_iter().enumerate() {
-        if commands.is_empty() {
-            continue;
-        }
-        let shared_then = Arc::clone(shared);
-        shared.submit(
-            to,
-            commands,
-            Box::new(move |outcomes| confirm(&shared_then, from, ids, outcomes)),
-        );
-    }
-}
-
-fn confirm(
-    shared: &Arc<Shared>,
-    from: usize,
-    ids: Vec<u64>,
-    outcomes: Result<Vec<Outcome>, Stopped>,
-) {
-    // A partition that stopped may have accepted them or not. The list keeps them for its next
-    // owner.
-    let Ok(outcomes) = outcomes else { return };
-    let told = ids.into_iter().zip(outcomes).map(|(id, outcome)| {
-        let reached = match outcome {
-            Outcome::Sent(answer) => has_arrived(&answer),
-            _ => false,
-        };
-        Command::Relayed { id, reached }
-    });
-    if let Some(told) = shared.relayed.pass(from, told.collect()) {
-        shared.submit(from, told, Box::new(|_| {}));
-    }
-}
-
-/// What the list of a partition is told.
-type Words = (usize, Vec<Command>);
-
-/// What the lists are told, unless it is held back.
-#[derive(Debug, Default)]
-pub(super) struct Relayed(Mutex<Option<Vec<Words>>>);
-
-impl Relayed {
-    pub(super) fn hold(&self) {
-        self.lock().get_or_insert_default();
+impl Shared {
+    /// Hands emits to the partitions of their queues, and tells `from` which arrived.
+    pub(super) fn relay(self: &Arc<Self>, from: usize, relays: Vec<Relay>) {
+        self.submit_routed(|routes| {
+            let parts = hand_over(relays, routes, || self.turn()).into_iter();
+            let part = parts.map(|part| {
+                let shared = Arc::clone(self);
+                let reply: Reply =
+                    Box::new(move |outcomes| shared.confirm(from, part.tags, outcomes));
+                (part.partition, part.commands, reply)
+            });
+            part.collect()
+        });
     }
 
-    /// What was held back, to be told now.
-    pub(super) fn let_go(&self) -> Vec<Words> {
-        self.lock().take().unwrap_or_default()
-    }
-
-    fn pass(&self, from: usize, told: Vec<Command>) -> Option<Vec<Command>> {
-        match &mut *self.lock() {
-            Some(held) => {
-                held.push((from, told));
-                None
-            }
-            None => Some(told),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<Words>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether the list may forget the emit. What no later try can change is an incident: it is told
-/// to the operator, and not tried for ever.
-fn has_arrived(answer: &Answer) -> bool {
-    match answer {
-        Answer::NoSuchQueue | Answer::OverQuota { .. } | Answer::StoreFull => false,
-        Answer::Invalid(_)
-        | Answer::Conflict { .. }
-        | Answer::TooOld { .. }
-        | Answer::UndatedKey => {
-            let problem = crate::problem::Problem::of_answer(answer);
+    fn confirm(&self, from: usize, ids: Vec<u64>, outcomes: Result<Vec<Outcome>, Stopped>) {
+        // A partition that stopped may have accepted them or not. The list keeps them for its next
+        // owner.
+        let Ok(outcomes) = outcomes else { return };
+        let Confirmed { commands, refused } = confirm(ids, outcomes);
+        for answer in refused {
+            let problem = Problem::of_answer(&answer);
             let why = problem.map(|problem| problem.to_string()).unwrap_or_default();
             tracing::error!(why, "an emitted message was refused by its queue and is dropped");
-            true
         }
-        _ => true,
+        let commands = self.confirmations().pass(from, commands);
+        if let Some(commands) = commands {
+            self.submit(from, commands, Box::new(|_| {}));
+        }
+    }
+
+    pub(super) fn confirmations(&self) -> MutexGuard<'_, Confirmations> {
+        self.confirmations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -219,7 +219,9 @@ impl Writer {
             match part {
                 Part::Reply(count, reply) => reply(Ok(outcomes.by_ref().take(count).collect())),
                 Part::Guest(guest) => {
-                    let Some(outcome) = outcomes.next() else { continue };
+                    let Some(outcome) = outcomes.next() else {
+                        unreachable!("every command has an outcome");
+                    };
                     if let Some(queue) = self.rooms.serve(guest, outcome, self.draining) {
                         self.shared.call_elsewhere(self.number, &queue);
                     }
@@ -227,7 +229,7 @@ impl Writer {
                 Part::Seen(seen) => seen(),
             }
         }
-        debug_assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
+        assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
     }
 
     fn tell(&mut self, effects: Vec<Effect>) {
@@ -251,7 +253,7 @@ impl Writer {
             }
         }
         if !relays.is_empty() {
-            super::relay::hand_over(&self.shared, self.number, relays);
+            self.shared.relay(self.number, relays);
         }
     }
 

@@ -47,7 +47,7 @@ impl Part {
             match &mut self.answers {
                 Ok(answers) => match answers.next() {
                     Some(answer) => convert::put_settled(frame, number, answer),
-                    None => debug_assert!(false, "every settle has an answer"),
+                    None => unreachable!("every settle has an answer"),
                 },
                 Err(problem) => put_refusal(frame, number, problem),
             }
