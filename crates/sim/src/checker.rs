@@ -57,7 +57,7 @@ pub(crate) fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
 const OTHER_GROUP: u8 = 1 << 3;
 
 /// Everything that was seen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Checker {
     /// Every queue in every partition.
     queues: Vec<Vec<QueueState>>,
@@ -72,6 +72,8 @@ pub struct Checker {
     fence_max: Fence,
     /// Receive ids that were used, and whether some answer under them was lost.
     receives: BTreeMap<u64, bool>,
+    /// A receive takes no further message after so many bytes.
+    pub receive_bytes: usize,
     /// The disk is or was full, so that sends may be refused.
     pub may_be_full: bool,
     /// Bytes were damaged in a way that nobody can notice: only payloads are checked.
@@ -92,9 +94,21 @@ impl Checker {
             leases: BTreeMap::new(),
             fence_max: Fence(0),
             receives: BTreeMap::new(),
+            receive_bytes: usize::MAX,
             may_be_full: false,
             damaged: false,
         }
+    }
+
+    /// The broker was set back to a copy of what it was `then`. What clients have heard since may
+    /// be undone; fences go on from where they were, and what is sent is the same.
+    pub fn set_back(&mut self, then: &Self) {
+        self.lives.clone_from(&then.lives);
+        self.lives.resize_with(self.items.len(), Life::unknown);
+        self.ids.clone_from(&then.ids);
+        self.leases.clone_from(&then.leases);
+        self.queues.clone_from(&then.queues);
+        self.receives.values_mut().for_each(|lost| *lost = true);
     }
 
     /// Makes an item known before it is sent. A derived key may be known already.

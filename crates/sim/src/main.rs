@@ -30,6 +30,9 @@ struct Arguments {
     /// all, power, io, full, rot, clock, takeover or none.
     #[arg(long, default_value = "all", value_parser = parse_faults)]
     faults: Choice,
+    /// Go on after a seed that fails, and list all that do.
+    #[arg(long)]
+    keep_going: bool,
     /// Print everything that happened (with --seed).
     #[arg(long)]
     trace: bool,
@@ -79,7 +82,7 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
         bar.set_style(style);
     }
     let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
-    let total = Mutex::new((Tally::default(), None::<Report>, 0));
+    let total = Mutex::new((Tally::default(), Vec::<Report>::new(), 0));
     let begun = Instant::now();
     let work = || {
         while !failed.load(Ordering::Relaxed) {
@@ -93,8 +96,8 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
             total.0.merge(&report.tally);
             total.2 += 1;
             if report.violation.is_some() {
-                failed.store(true, Ordering::Relaxed);
-                total.1.get_or_insert(report);
+                failed.store(!arguments.keep_going, Ordering::Relaxed);
+                total.1.push(report);
             }
         }
     };
@@ -105,20 +108,20 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
         }
     });
     bar.finish_and_clear();
-    let (tally, failure, done) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (tally, mut failures, done) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     print_tally(&tally);
     let per_second = done as f64 / begun.elapsed().as_secs_f64();
     println!("{done} seeds, {per_second:.0} seeds per second");
-    match failure.and_then(|report| told(&report, arguments)) {
-        Some(failure) => {
-            eprintln!("{failure}");
-            ExitCode::FAILURE
-        }
-        None => {
-            println!("nothing lost, nothing doubled");
-            ExitCode::SUCCESS
-        }
+    failures.sort_by_key(|report| report.seed);
+    for failure in failures.iter().filter_map(|report| told(report, arguments)) {
+        eprintln!("{failure}");
     }
+    if !failures.is_empty() {
+        eprintln!("\n{} of {done} seeds failed", failures.len());
+        return ExitCode::FAILURE;
+    }
+    println!("nothing lost, nothing doubled");
+    ExitCode::SUCCESS
 }
 
 /// What went wrong, and the one command that shows how.

@@ -56,6 +56,7 @@ pub enum Op {
         lease_ms: Option<u64>,
         id: Option<u64>,
         several: bool,
+        patience: Patience,
     },
     Settle {
         held: Held,
@@ -99,6 +100,17 @@ pub enum Op {
     Show {
         queue: usize,
     },
+}
+
+/// What the caller of a receive does where there is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Goes away.
+    None,
+    /// Waits until it is called.
+    Waits,
+    /// Waited, and was called.
+    Called,
 }
 
 /// How a lease is settled.
@@ -156,7 +168,7 @@ impl Op {
             Self::Delete { queue } => Command::Delete(maker.queue(*queue)),
             Self::Send { item, variant } => maker.send(*item, *variant),
             Self::Claim { item, variant, lease_ms } => maker.claim(*item, *variant, *lease_ms),
-            Self::Receive { queue, max, lease_ms, id, several } => Command::Receive(Receive {
+            Self::Receive { queue, max, lease_ms, id, several, .. } => Command::Receive(Receive {
                 queue: maker.queue(*queue),
                 max: *max,
                 lease_ms: *lease_ms,

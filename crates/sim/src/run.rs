@@ -3,8 +3,10 @@
 //! A run has three parts: steps under faults, a drain without any in which everything must come
 //! to its end, and an audit in which a new process is asked for all of it again.
 
+mod backup;
 mod drain;
 mod strike;
+mod wait;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +17,7 @@ use hapax_partition::Error;
 use crate::Random;
 use crate::checker::{Checker, Violation, brief};
 use crate::faults::{Choice, Kind, Tally};
-use crate::op::Op;
+use crate::op::{Held, How, Op};
 use crate::planted::Bug;
 use crate::scene::Scene;
 use crate::volume::{Counters, Flip};
@@ -121,6 +123,11 @@ struct Run {
     last_stamp: Option<(u64, Time)>,
     last_at: Time,
     shown: BTreeMap<usize, Stats>,
+    waiters: wait::Waiters,
+    /// A copy that may be restored.
+    copy: Option<backup::Copy>,
+    /// What was asked since a copy was begun, while it is taken.
+    asked: Option<Vec<(Time, Op)>>,
 }
 
 /// How many lines a trace keeps.
@@ -141,7 +148,8 @@ impl Run {
         if settings.trace {
             world.disk.record(TRACE_LINES_MAX);
         }
-        let checker = Checker::new(&scene.queues, 1);
+        let mut checker = Checker::new(&scene.queues, 1);
+        checker.receive_bytes = scene.partition.bounds.receive_bytes;
         Self {
             settings: settings.clone(),
             kinds,
@@ -164,6 +172,9 @@ impl Run {
             last_stamp: None,
             last_at: Time(0),
             shown: BTreeMap::new(),
+            waiters: wait::Waiters::default(),
+            copy: None,
+            asked: None,
         }
     }
 
@@ -194,6 +205,15 @@ impl Run {
         if self.freed_at.is_some_and(|freed| freed <= self.step) {
             self.free();
         }
+        match self.random.below(2 * self.settings.steps) {
+            0 => self.back_up()?,
+            1 if self.random.one_in(2) => self.restore()?,
+            _ => {}
+        }
+        self.ordinary_step()
+    }
+
+    fn ordinary_step(&mut self) -> Going<()> {
         match self.random.weighted(&[20, 14, 16, 5, 10, 5, 8, 1, 2]) {
             0 => self.submit_some(),
             1 => self.poll(),
@@ -235,9 +255,16 @@ impl Run {
     fn submit(&mut self, ops: Vec<Op>) -> Going<()> {
         self.note(|| format!("submit {ops:?}"));
         let items = self.checker.items();
+        if let Some(asked) = &mut self.asked {
+            let at = self.world.now();
+            asked.extend(ops.iter().map(|op| (at, op.clone())));
+        }
         let submitted = self.world.submit(&mut self.random, ops, items, false);
         if submitted.is_ok() {
             self.check_time()?;
+            if self.random.one_in(8) {
+                self.world.check_invariants();
+            }
         }
         self.excuse(submitted).map(drop)
     }
@@ -299,8 +326,15 @@ impl Run {
                     if self.checker.rules(0, *queue).guarantee == Guarantee::AtMostOnce {
                         continue; // There is no lease to settle.
                     }
+                    let is_gone = !self.draining && self.clients.one_in(12);
                     for delivery in deliveries {
                         let item = self.checker.whose(&delivery.content)?;
+                        if is_gone {
+                            // Who asked went away: the engine gives the messages back.
+                            self.tally.count("messages given back");
+                            self.urgent.push(give_back(item, delivery));
+                            continue;
+                        }
                         match self.draining {
                             true => self.workload.delivered_to(false, item, delivery),
                             false => self.workload.delivered(&mut self.clients, item, delivery),
@@ -319,7 +353,7 @@ impl Run {
         for effect in &told.effects {
             self.workload.relay(effect, &self.scene, &mut self.checker);
         }
-        Ok(())
+        self.wait_and_wake(&told)
     }
 
     fn count(&mut self, op: &Op, outcome: &Outcome) {
@@ -452,6 +486,7 @@ impl Run {
         self.tally.count("restarts");
         self.lose(&lost);
         self.workload.crashed();
+        self.forget_waiters();
     }
 
     fn lose(&mut self, lost: &[Submitted]) {
@@ -470,6 +505,12 @@ impl Run {
             self.trace.push(format!("{} {}", self.step, line()));
         }
     }
+}
+
+/// The release of a message that nobody took.
+fn give_back(item: usize, delivery: &hapax_core::Delivery) -> Op {
+    let (name, id, generation) = (delivery.lease, delivery.id, delivery.generation);
+    Op::Settle { held: Held { item, name, id, generation }, how: How::Release }
 }
 
 fn is_full(error: &Error) -> bool {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Blob, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead, OnGroupDead,
+    Blob, Bounds, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead, OnGroupDead,
     OnLost, Order, QueueName, Time,
 };
 use hapax_partition::Options;
@@ -69,7 +69,7 @@ impl Scene {
             journal_bytes: 1_024 << random.between(2, 6),
             batches_in_flight: random.between(2, 8) as usize,
             seed: random.bits(),
-            ..Options::default()
+            ..draw_steps(random)
         };
         let mut store = disk::Options { identity: random.bits(), ..disk::Options::default() };
         store.journal.segment_bytes = 16_384 << random.below(3);
@@ -80,6 +80,32 @@ impl Scene {
             store.archive.filter_bytes_max = 0;
         }
         Self { queues, changes_queues, partition, store }
+    }
+}
+
+/// How much is done at once: little, so that what takes thousands of messages in the field takes
+/// a handful here.
+pub(crate) fn draw_steps(random: &mut Random) -> Options {
+    let mut small = |most: usize| match random.one_in(3) {
+        true => 1_000,
+        false => random.between(1, most as u64) as usize,
+    };
+    let bounds = Bounds {
+        expire_step: small(6),
+        job_step: small(6),
+        refill: small(8),
+        groups_at_once: small(4),
+        browse: small(4),
+        relays: small(6),
+        receive_bytes: small(6) * 100,
+    };
+    let (batch, range, evict) = (small(8), small(8), small(8));
+    Options {
+        bounds,
+        batch_bytes: batch * 128,
+        range_bytes: range * 256,
+        evict_step: evict,
+        ..Options::default()
     }
 }
 

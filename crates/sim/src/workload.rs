@@ -7,7 +7,7 @@ use hapax_core::{Answer, Delivery, Effect, Outcome, Settled, Time, derive};
 
 use crate::Random;
 use crate::checker::Checker;
-use crate::op::{EMIT, Held, How, Op, POINTS};
+use crate::op::{EMIT, Held, How, Op, POINTS, Patience};
 use crate::scene::{Item, ItemId, QueueSpec, Scene, VARIANTS, Variant, draw_change, draw_config};
 
 /// What the clients remember.
@@ -136,6 +136,9 @@ impl Workload {
                     self.drop_lease(held);
                 }
             }
+            // Its queue may be created, and the list of emits may be shorter, another time.
+            (Op::Settle { .. }, Outcome::Settled(Settled::NoSuchQueue { .. })) => {}
+            (Op::Settle { .. }, Outcome::Settled(Settled::RelayFull)) => {}
             (Op::Settle { held, .. }, Outcome::Settled(_)) => self.drop_lease(held),
             _ => {}
         }
@@ -225,6 +228,13 @@ impl Workload {
     pub fn redrive(&mut self, queue: usize) -> Op {
         self.next_redrive += 1;
         Op::Redrive { queue, id: self.next_redrive, items: Vec::new() }
+    }
+
+    /// Leases that the broker does not know any more, since it was set back, are thrown away.
+    pub fn forget_unknown(&mut self, checker: &Checker) {
+        self.held.retain(|held| checker.knows_lease(held.fence()));
+        self.stale.retain(|held| checker.knows_lease(held.fence()));
+        self.relays.clear();
     }
 
     /// The process is gone, and what it told its clients to relay with it.
@@ -322,6 +332,7 @@ impl Workload {
             lease_ms: random.one_in(4).then(|| random.between(100, 5_000)),
             id,
             several: random.one_in(5),
+            patience: if random.one_in(3) { Patience::Waits } else { Patience::None },
         }
     }
 

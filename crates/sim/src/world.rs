@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use hapax_core::{Answer, Command, Effect, InFlight, Outcome, Place, Stamp, Time};
 use hapax_partition::{Clock, Error, Partition, Ticket};
 use hapax_store::Store;
-use hapax_store::disk::{DiskStore, Workers};
+use hapax_store::disk::{self, DiskStore, Workers};
 use hapax_store::memory::{self, MemoryStore};
 
 use crate::op::Op;
@@ -164,6 +164,37 @@ impl World {
 
     pub fn next_deadline(&self) -> Option<Time> {
         self.owner.as_ref()?.partition.next_deadline()
+    }
+
+    /// The queue that an effect speaks of, by its place in the scene, and how much of it is ready.
+    pub fn woken(&self, id: hapax_core::QueueId) -> Option<(usize, u64)> {
+        let machine = self.owner.as_ref()?.partition.machine();
+        let name = machine.queue_name(id)?;
+        let queue = self.scene.queues.iter().position(|spec| spec.name == *name)?;
+        Some((queue, machine.ready(id)))
+    }
+
+    /// Asserts what the parts of the state promise each other.
+    pub fn check_invariants(&self) {
+        if let Some(owner) = &self.owner {
+            owner.partition.machine().check_invariants();
+        }
+    }
+
+    /// What a copy is taken from; none where the store is not on the disk.
+    pub fn source(&self) -> Option<disk::Source> {
+        self.owner.as_ref()?.partition.store().source()
+    }
+
+    /// The disk is another one from here on. The process on the old one is gone.
+    pub fn replace_disk(&mut self, disk: SimDisk) {
+        assert!(self.owner.is_none(), "the process ends first");
+        self.disk = disk;
+    }
+
+    /// Requests under way.
+    pub fn pending(&self) -> Vec<Submitted> {
+        self.owner.iter().flat_map(|owner| owner.pending.values().cloned()).collect()
     }
 
     /// Emits that have not reached their queues.

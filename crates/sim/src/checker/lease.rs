@@ -58,12 +58,13 @@ impl Checker {
     }
 
     pub(super) fn received(&mut self, at: Time, op: &Op, deliveries: &[Delivery]) -> Checked {
-        let Op::Receive { queue, max, lease_ms, id, several } = op else {
+        let Op::Receive { queue, max, lease_ms, id, several, .. } = op else {
             return violation("deliveries for something else");
         };
         if deliveries.len() > *max as usize {
             return violation("more deliveries than were asked for");
         }
+        self.check_size(deliveries, id.is_some())?;
         let used_before = id.and_then(|id| self.receives.get(&id)).copied();
         if let Some(id) = id {
             let lost = used_before.unwrap_or(false);
@@ -95,6 +96,21 @@ impl Checker {
             together.insert(item);
         }
         Ok(())
+    }
+
+    /// Once a receive has so many bytes it takes no further message.
+    fn check_size(&self, deliveries: &[Delivery], may_repeat: bool) -> Checked {
+        let Some((_, before)) = deliveries.split_last() else { return Ok(()) };
+        let bytes: usize = before.iter().map(|delivery| delivery.content.size()).sum();
+        match bytes >= self.receive_bytes && !may_repeat {
+            true => violation(format!("a receive went on after {bytes} bytes")),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the lease was handed out, as far as the broker can know.
+    pub fn knows_lease(&self, fence: Fence) -> bool {
+        self.leases.contains_key(&fence)
     }
 
     fn delivered(
@@ -236,6 +252,7 @@ impl Checker {
                     return self.check_told_result(held.item, result);
                 }
             }
+            Settled::RelayFull if matches!(how, How::Done(emits) if !emits.is_empty()) => {}
             Settled::NoSuchQueue { emit } => return self.emit_refused(how, *emit),
             _ => return violation("a settle got an answer that nothing called for"),
         }

@@ -3,7 +3,7 @@
 use hapax_store::disk;
 
 use super::{Going, Run, wrong};
-use crate::op::Op;
+use crate::op::{Op, Patience};
 use crate::workload::create;
 use crate::world::Step;
 
@@ -50,7 +50,9 @@ impl Run {
             if round % 5 == 1 {
                 ops.push(self.workload.redrive(queue));
             }
-            ops.push(Op::Receive { queue, max: 30, lease_ms: None, id: None, several: false });
+            let (lease_ms, id, several) = (None, None, false);
+            let patience = Patience::None;
+            ops.push(Op::Receive { queue, max: 30, lease_ms, id, several, patience });
         }
         ops.extend(self.workload.relays().map(|item| Op::Send { item, variant: 0 }));
         if round == 0 {

@@ -239,6 +239,7 @@ impl Run {
             Ok(lost) => {
                 self.lose(&lost);
                 self.workload.crashed();
+                self.forget_waiters();
                 self.last_stamp = None;
                 self.ask_witnesses()
             }
