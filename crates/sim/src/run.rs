@@ -187,6 +187,8 @@ impl Run {
         let created = created
             .map(|(queue, spec)| Op::Configure { queue, config: Box::new(spec.config.clone()) });
         self.urgent.extend(created.collect::<Vec<_>>());
+        let created = std::mem::take(&mut self.urgent);
+        self.submit_all(created)?;
         while self.step < self.settings.steps {
             self.step += 1;
             self.one_step()?;

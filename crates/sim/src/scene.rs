@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Blob, Bounds, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead, OnGroupDead,
-    OnLost, Order, QueueName, Time,
+    Blob, Bounds, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead,
+    OnGroupDead, OnLost, Order, QueueName, Time,
 };
 use hapax_partition::Options;
 use hapax_store::disk;

@@ -32,6 +32,7 @@ pub struct World {
     /// The last process came as far as to claim its store.
     claimed: bool,
     clocks: Clocks,
+    submitted: u64,
 }
 
 #[derive(Debug)]
@@ -56,6 +57,8 @@ struct Owner {
 pub struct Submitted {
     pub at: Time,
     pub ops: Vec<Op>,
+    /// How many batches were submitted before it.
+    serial: u64,
     /// It was told to the checker as lost.
     lost: bool,
 }
@@ -64,6 +67,8 @@ pub struct Submitted {
 #[derive(Debug)]
 pub struct Told {
     pub at: Time,
+    /// How many batches were submitted before it.
+    pub serial: u64,
     pub answers: Vec<(Op, Outcome)>,
     pub effects: Vec<Effect>,
 }
@@ -100,6 +105,7 @@ impl World {
             left: Vec::new(),
             claimed: false,
             clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
+            submitted: 0,
         }
     }
 
@@ -202,6 +208,11 @@ impl World {
         self.owner.as_ref().map_or(0, |owner| owner.partition.machine().relays().count())
     }
 
+    /// How many batches were submitted.
+    pub fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
     pub fn clocks(&self) -> Clocks {
         self.clocks
     }
@@ -239,7 +250,8 @@ impl World {
             _ => ops,
         };
         let commands = ops.iter().map(|op| op.command(&self.scene, items)).collect();
-        let sent = Submitted { at, ops, lost: false };
+        let sent = Submitted { at, ops, serial: self.submitted, lost: false };
+        self.submitted += 1;
         match owner.partition.submit(stamp, commands) {
             Ok(ticket) => {
                 owner.pending.insert(ticket, sent);
@@ -258,13 +270,18 @@ impl World {
         let owner = if zombie { &mut self.zombie } else { &mut self.owner };
         let Some(owner) = owner else { return Ok(None) };
         if let Some((at, op, outcome)) = owner.early.pop_front() {
-            return Ok(Some(Told { at, answers: vec![(op, outcome)], effects: Vec::new() }));
+            let (serial, answers) = (0, vec![(op, outcome)]);
+            return Ok(Some(Told { at, serial, answers, effects: Vec::new() }));
         }
         let Some(answered) = owner.partition.poll()? else { return Ok(None) };
         let submitted = owner.pending.remove(&answered.ticket);
-        let (at, ops) = submitted.map_or((Time(0), Vec::new()), |sent| (sent.at, sent.ops));
+        // The first batch of all tells of relays that were under way, and nobody asked for it.
+        let (at, serial, ops) = match submitted {
+            Some(sent) => (sent.at, sent.serial, sent.ops),
+            None => (Time(0), 0, Vec::new()),
+        };
         let answers = ops.into_iter().zip(answered.outcomes).collect();
-        Ok(Some(Told { at, answers, effects: answered.effects }))
+        Ok(Some(Told { at, serial, answers, effects: answered.effects }))
     }
 
     /// One step of a worker; whether it did anything.

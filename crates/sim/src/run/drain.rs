@@ -77,7 +77,7 @@ impl Run {
     }
 
     /// Submits in batches and waits for every answer.
-    fn submit_all(&mut self, ops: Vec<Op>) -> Going<()> {
+    pub(super) fn submit_all(&mut self, ops: Vec<Op>) -> Going<()> {
         for batch in ops.chunks(BATCH) {
             self.submit(batch.to_vec())?;
             self.settle()?;

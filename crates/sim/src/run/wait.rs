@@ -2,7 +2,7 @@
 //!
 //! A waiter is called when the partition wakes its queue, as the engine does it: as many of them
 //! as the ready messages are enough for. Whoever was not called may rely on the others: so a
-//! message that anybody gets without a call, while nobody who was called is still on the way,
+//! message that anybody else gets later, while nobody who was called is still on the way,
 //! could have been had by the one who waits.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,10 @@ use crate::world::Told;
 /// Everybody who waits, of all queues.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    waiting: Vec<(usize, Op)>,
+    /// With the queue, and how many batches were decided when it began to wait.
+    waiting: Vec<(usize, u64, Op)>,
+    /// How many batches were decided when a queue was woken for the last time.
+    woken: BTreeMap<usize, u64>,
     /// Receives of those who were called, by queue, that were not answered yet.
     called: BTreeMap<usize, u64>,
 }
@@ -53,17 +56,22 @@ impl Run {
         let woken: BTreeMap<usize, u64> = woken.collect();
         for queue in served {
             let is_called = self.waiters.called.get(&queue).is_some_and(|called| *called > 0);
-            let waits = self.waiters.waiting.iter().any(|(of, _)| *of == queue);
+            // Whoever was decided before could not have waited for anybody.
+            let before = self.waiters.woken.get(&queue).copied().unwrap_or(0);
+            let waits = self.waiters.waiting.iter().any(|(of, since, _)| {
+                *of == queue && *since <= told.serial && before <= told.serial
+            });
             if waits && !is_called && !woken.contains_key(&queue) && !self.checker.damaged {
                 return wrong("somebody waits beside messages that are ready");
             }
         }
         for (queue, op) in new {
             if self.waiters.waiting.len() < WAITERS_MAX && !self.draining {
-                self.waiters.waiting.push((queue, op.clone()));
+                self.waiters.waiting.push((queue, self.world.submitted(), op.clone()));
             }
         }
         for (queue, ready) in woken {
+            self.waiters.woken.insert(queue, self.world.submitted());
             self.call(queue, ready);
         }
         Ok(())
@@ -73,16 +81,16 @@ impl Run {
     fn call(&mut self, queue: usize, ready: u64) {
         let mut wanted = 0;
         let mut left = Vec::new();
-        for (of, op) in std::mem::take(&mut self.waiters.waiting) {
+        for (of, since, op) in std::mem::take(&mut self.waiters.waiting) {
             let Op::Receive { max, lease_ms, id, several, .. } = op else { continue };
             if of != queue || wanted >= ready {
-                left.push((of, op));
+                left.push((of, since, op));
                 continue;
             }
-            wanted += u64::from(max);
             if self.clients.one_in(10) {
                 continue; // It went away before it was called.
             }
+            wanted += u64::from(max);
             *self.waiters.called.entry(queue).or_default() += 1;
             self.tally.count("receivers woken");
             let patience = Patience::Called;
