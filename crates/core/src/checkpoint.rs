@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::codec::{BadBytes, Reader, Write};
 use crate::cold::{Need, RangeOf};
-use crate::command::LeaseName;
+use crate::command::{LeaseName, QueueName};
 use crate::decision::QueueId;
 use crate::decision::bytes_of::decode_digest;
 use crate::ids::{Seq, Time};
@@ -19,9 +19,8 @@ use crate::key::Digest;
 use crate::machine::{Machine, Remembered};
 use crate::message::{Message, Slot};
 use crate::outcome::Place;
-use crate::places::groups::Group;
+use crate::places::groups::{Group, Leads};
 use crate::places::keys::Generation;
-use crate::places::ready::Gap;
 use crate::queue::{Queue, decode_job, encode_job};
 use crate::record::{decode_fence, encode_fence};
 use crate::row::{File, RowKey, RowSink, encode_message, point, table};
@@ -286,10 +285,9 @@ impl Machine {
         }
         for slot in &chosen {
             let message = self.unhouse(*slot);
-            if message.ttl_at != Time::NEVER
-                && let Some(queue) = self.queues.get_mut(id)
-            {
+            if let Some(queue) = self.queues.get_mut(id) {
                 queue.mortal.remove(&(message.ttl_at, message.seq));
+                queue.purge_again(&message);
             }
         }
         debug_assert_eq!(self.messages.bytes(), bytes, "what left was reckoned with, once");
@@ -317,13 +315,12 @@ impl Machine {
                 break;
             }
             left += members.len();
-            for slot in members {
-                self.unhouse(slot);
-            }
+            let gone: Vec<Message> = members.into_iter().map(|slot| self.unhouse(slot)).collect();
             self.remove_group(&digest);
             if let Some(queue) = self.queues.get_mut(id) {
+                gone.iter().for_each(|message| queue.purge_again(message));
                 queue.open.remove(&(lead, digest));
-                Gap::cover(&mut queue.leads, lead);
+                Leads::cover(&mut queue.leads, (lead, digest));
             }
         }
         left
@@ -338,11 +335,22 @@ impl Machine {
 
     /// See [`Machine::boot_ranges`].
     pub fn leased(&self, needs: &mut Vec<Need>) {
-        let leased = self.queues.iter().filter(|queue| queue.stats.leased > 0);
-        needs.extend(leased.map(|queue| {
-            let from = RowKey::file(queue.id, File::Leased);
-            Need::Range { from, to: from.after_prefix(), limit: usize::MAX, of: RangeOf::One }
-        }));
+        for queue in self.queues.iter() {
+            if let Some(from) = queue.leased_from {
+                let to = RowKey::file(queue.id, File::Leased).after_prefix();
+                let of = RangeOf::Leased(queue.id);
+                needs.push(Need::Range { from, to, limit: self.bounds.refill, of });
+            }
+        }
+    }
+
+    /// A queue whose leases are not all in memory, with how many are counted and how many are
+    /// there. One that is not would never end, and hold its group for ever.
+    pub fn missing_leases(&self) -> Option<(&QueueName, u64, u64)> {
+        self.queues.iter().find_map(|queue| {
+            let (counted, here) = (queue.stats.leased, queue.leased.iter(&self.messages).count());
+            (counted != here as u64).then_some((&queue.name, counted, here as u64))
+        })
     }
 
     /// Takes in a row of a boot range.

@@ -13,10 +13,10 @@ use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::machine::Machine;
 use crate::message::{Message, Slot};
+use crate::moves::purge;
 use crate::moves::send::group_of;
 use crate::outcome::Place;
-use crate::places::groups::Group;
-use crate::places::ready::Gap;
+use crate::places::groups::{Group, Leads};
 use crate::queue::Queue;
 use crate::record;
 use crate::row::{File, RowKey, decode_message, point, table};
@@ -26,7 +26,8 @@ use crate::row::{File, RowKey, decode_message, point, table};
 pub enum Need {
     /// A key.
     Point(Digest),
-    /// A group, which is a point too; where there is none, [`Machine::absent`] wants to know.
+    /// A group, which is a point too. Where there is no such point, [`Machine::absent`] wants to
+    /// know of either.
     Group(QueueId, Digest),
     Range {
         from: RowKey,
@@ -39,7 +40,10 @@ pub enum Need {
 /// What a range is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeOf {
+    /// One row, by its name.
     One,
+    /// What is in workers' hands, for a new owner.
+    Leased(QueueId),
     Ready(QueueId),
     Leads(QueueId),
     Members(QueueId, Digest),
@@ -47,6 +51,21 @@ pub enum RangeOf {
     Purge(QueueId),
     Browse,
     Redrive(QueueId, Digest),
+}
+
+impl Command {
+    /// Whether what the command needs depends on the commands before it in its batch: it is asked
+    /// for when its turn has come, not ahead.
+    pub fn is_asked_late(&self) -> bool {
+        matches!(self, Self::Receive(_) | Self::Expire | Self::Browse(_) | Self::Show(_))
+    }
+
+    /// Whether the commands after it in its batch need something else because of it: those are all
+    /// asked for when their turn has come. A queue that is made or goes decides under which digest
+    /// a key is looked for, and whether it is at all.
+    pub fn changes_needs(&self) -> bool {
+        matches!(self, Self::Configure(_) | Self::Delete(_))
+    }
 }
 
 impl Machine {
@@ -179,16 +198,21 @@ impl Machine {
         Ok(())
     }
 
-    /// The range has been read: `rows` of it, the last one named `last`.
-    pub fn warmed(&mut self, need: &Need, rows: usize, last: Option<&[u8]>) {
-        let Need::Range { limit, of, from, to } = need else { return };
-        debug_assert!(rows <= *limit, "no more is read than was asked for");
-        debug_assert_eq!(rows == 0, last.is_none(), "the last row is named where there is one");
-        let all = rows < *limit;
+    /// The range has been read as far as the row named `last`. Where it was `left_off` there may
+    /// be more: whatever it was read for remembers where to go on.
+    pub fn warmed(&mut self, need: &Need, last: Option<&[u8]>, left_off: bool) {
+        let Need::Range { of, from, to, .. } = need else { return };
+        assert!(last.is_some() || !left_off, "a range is left off behind a row");
+        let all = !left_off;
         let last = last.and_then(|last| RowKey::try_from(last).ok());
         let last_seq = last.map_or(0, |last| seq_of(&last));
         match of {
             RangeOf::One => {}
+            RangeOf::Leased(queue) => {
+                if let Some(queue) = self.queues.get_mut(*queue) {
+                    queue.leased_from = last.filter(|_| left_off).map(RowKey::next);
+                }
+            }
             RangeOf::Browse if all => {}
             RangeOf::Browse => self.browsed.push((*from, last_seq)),
             RangeOf::Ready(queue) => {
@@ -207,15 +231,9 @@ impl Machine {
                 self.regroup(digest);
             }
             RangeOf::Leads(queue) => {
-                if let Some(queue) = self.queues.get_mut(*queue)
-                    && let Some(gap) = &mut queue.leads
-                {
-                    // Two leads may bear one number: the last one is read again.
-                    let read = last.map_or(gap.to, |last| lead_seq(&last));
-                    gap.from = read.max(gap.from + 1);
-                    if all || gap.from >= gap.to {
-                        queue.leads = None;
-                    }
+                if let Some(queue) = self.queues.get_mut(*queue) {
+                    let last = last.filter(|_| left_off).and_then(|last| lead_of(&last));
+                    Leads::advance(&mut queue.leads, last);
                 }
             }
             RangeOf::Delayed(queue) => {
@@ -243,13 +261,15 @@ impl Machine {
         }
     }
 
-    /// A group that was needed is not in the rows: it has nothing unfinished.
+    /// What was needed is not in the rows. A group that is not has nothing unfinished.
     pub fn absent(&mut self, need: &Need) {
-        if let Need::Group(queue, digest) = need
-            && self.groups.get(digest).is_none()
-        {
-            self.add_group(Group::new(*digest, *queue));
-            self.asked.push(*digest);
+        match need {
+            Need::Point(digest) => self.keys.note_absent(digest),
+            Need::Group(queue, digest) if self.groups.get(digest).is_none() => {
+                self.add_group(Group::new(*digest, *queue));
+                self.asked.push(*digest);
+            }
+            Need::Group(..) | Need::Range { .. } => {}
         }
     }
 
@@ -386,11 +406,11 @@ impl Machine {
             ));
         }
         // Groups that only the rows know come before younger ones that memory knows.
-        if let Some(Gap { from, to }) = queue.leads
-            && queue.open.range(..(from, Digest([0; 16]))).take(max).count() < max
+        if let Some(Leads { from, to }) = queue.leads
+            && queue.open.range(..from).take(max).count() < max
         {
             needs.push(self.range(
-                RowKey::leads(queue.id, from),
+                RowKey::lead(queue.id, from.0, &from.1),
                 RowKey::leads(queue.id, to),
                 RangeOf::Leads(queue.id),
             ));
@@ -420,7 +440,7 @@ impl Machine {
         if self.next_due > self.now {
             return;
         }
-        for queue in self.queues.iter() {
+        for queue in self.queues.iter_from(self.tick.queue) {
             if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
                 needs.push(self.range(
                     RowKey::delayed(queue.id, due, seq),
@@ -429,9 +449,13 @@ impl Machine {
                 ));
             }
             if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
+                // No more than the next step takes away, or it would be evicted meanwhile.
+                let limit = self.bounds.job_step - purge::victims(self, queue).len();
                 let to = RowKey::message_prefix(queue.id).after_prefix();
                 let of = RangeOf::Purge(queue.id);
-                needs.push(Need::Range { from, to, limit: self.bounds.job_step, of });
+                if limit > 0 {
+                    needs.push(Need::Range { from, to, limit, of });
+                }
             }
             for (digest, job) in &queue.redrives {
                 if !job.done && job.horizon <= job.cursor {
@@ -518,9 +542,11 @@ fn seq_of(key: &RowKey) -> Seq {
     key.as_slice().last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-fn lead_seq(key: &RowKey) -> Seq {
-    let bytes = key.as_slice().get(5..).and_then(<[u8]>::first_chunk);
-    bytes.map_or(0, |bytes| u64::from_be_bytes(*bytes))
+/// The number and the group that a lead row is named for.
+fn lead_of(key: &RowKey) -> Option<(Seq, Digest)> {
+    let bytes = key.as_slice();
+    let (seq, group) = (bytes.get(5..)?.first_chunk()?, bytes.get(13..)?.first_chunk()?);
+    Some((u64::from_be_bytes(*seq), Digest(*group)))
 }
 
 fn delayed_of(key: &RowKey) -> Option<(Time, Seq)> {

@@ -228,6 +228,15 @@ pub struct Blob {
     pub body: Bytes,
 }
 
+impl Blob {
+    /// Checks what does not depend on a queue.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let bytes = self.content_type.as_ref().map_or(0, |text| text.len());
+        let is_long = bytes > limits::CONTENT_TYPE_BYTES_MAX;
+        if is_long { Err(Invalid::ContentTypeLength(bytes)) } else { Ok(()) }
+    }
+}
+
 /// A follow-up message. Its key is derived from the parent's unless given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emit {

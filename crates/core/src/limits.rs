@@ -22,6 +22,7 @@ pub const RECEIVE_MAX: u32 = 1_000;
 pub const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
 pub const EMITS_MAX: usize = 64;
+pub const EMIT_NAME_BYTES_MAX: usize = 255;
 /// Together: a settle must fit into one batch of the journal, with its result.
 pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
@@ -60,6 +61,8 @@ pub const BROWSE_MAX: usize = 1_000;
 /// How much one tick of time may do before other commands get their turn.
 pub const EXPIRE_STEP: usize = 1_024;
 pub const JOB_STEP: usize = 256;
+/// Messages that one tick moves over all queues and jobs: about a mebibyte of decisions.
+pub const TICK_STEP: usize = 16 * 1_024;
 /// Rows fetched at once to refill a queue's head.
 pub const REFILL: usize = 1_024;
 
@@ -79,6 +82,9 @@ pub struct Bounds {
     pub expire_step: usize,
     /// Messages that one step of a purge or a redrive moves.
     pub job_step: usize,
+    /// Messages that one tick moves over all queues and jobs; a tick goes on where the one before
+    /// it ended.
+    pub tick_step: usize,
     /// Rows fetched at once to refill a queue's head, and messages that eviction leaves in it.
     pub refill: usize,
     /// A receive takes no further message after so many bytes.
@@ -96,6 +102,7 @@ impl Default for Bounds {
         Self {
             expire_step: EXPIRE_STEP,
             job_step: JOB_STEP,
+            tick_step: TICK_STEP,
             refill: REFILL,
             receive_bytes: RECEIVE_BYTES_MAX,
             groups_at_once: GROUPS_AT_ONCE,
@@ -108,9 +115,11 @@ impl Default for Bounds {
 impl Bounds {
     /// Panics where a bound is zero: nothing would ever go on.
     pub(crate) fn check(&self) {
-        let Self { expire_step, job_step, refill, receive_bytes, groups_at_once, browse, relays } =
-            *self;
-        for bound in [expire_step, job_step, refill, receive_bytes, groups_at_once, browse, relays]
+        let Self { expire_step, job_step, tick_step, refill, .. } = *self;
+        let Self { receive_bytes, groups_at_once, browse, relays, .. } = *self;
+        for bound in [expire_step, job_step, tick_step, refill]
+            .into_iter()
+            .chain([receive_bytes, groups_at_once, browse, relays])
         {
             assert!(bound > 0, "every bound allows one: {self:?}");
         }

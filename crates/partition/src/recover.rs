@@ -1,10 +1,17 @@
 //! Opening: own the partition, load what must be in memory, apply the journal's tail.
 
-use hapax_core::{Decision, Machine, Time, read_batch};
+use hapax_core::{Bounds, Decision, Machine, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
 use crate::partition::{Error, Options};
+
+/// A machine that is as its journal says, and how much of the journal that took.
+pub(crate) struct Recovered {
+    pub(crate) machine: Machine,
+    pub(crate) claim: Claim,
+    pub(crate) journal_bytes: usize,
+}
 
 /// Claims the partition and rebuilds its machine. The rules are not asked again: what the journal
 /// holds was decided and answered.
@@ -12,33 +19,63 @@ pub(crate) fn recover(
     store: &mut impl Store,
     fetch: &mut Fetch,
     options: &Options,
-) -> Result<(Machine, Claim), Error> {
+) -> Result<Recovered, Error> {
     let claim = store.claim()?;
     assert!(claim.through <= claim.last, "rows never run ahead of the journal");
-    let mut machine =
-        Machine::with_bounds(options.partition, claim.epoch, options.seed, options.bounds);
+    let bounds = fitting(options.bounds, claim.batch_bytes_max);
+    let mut machine = Machine::with_bounds(options.partition, claim.epoch, options.seed, bounds);
     load(store, &mut machine)?;
     fetch.fetch(&mut machine, store, Machine::leased)?;
+    check_leases(&machine)?;
 
     // A store cannot read rows while it reads its journal, so batches are gathered in between.
     let mut from = claim.through + 1;
+    let mut journal_bytes = 0;
     while from <= claim.last {
-        let batches = gather(store, from, options.gather_bytes)?;
+        let (batches, bytes) = gather(store, from, options.gather_bytes)?;
+        journal_bytes += bytes;
         assert!(!batches.is_empty(), "a store reads every batch up to the last");
         from += batches.len() as u64;
         for (at, decisions) in batches {
             replay(store, &mut machine, fetch, at, decisions)?;
         }
     }
-    Ok((machine, claim))
+    check_leases(&machine)?;
+    Ok(Recovered { machine, claim, journal_bytes })
 }
 
-/// Decodes batches until they have `most` bytes.
+/// Bounds under which one tick of time fits into a batch of the journal.
+fn fitting(bounds: Bounds, batch_bytes_max: usize) -> Bounds {
+    let most = (batch_bytes_max / MOVED_BYTES).max(1);
+    Bounds {
+        tick_step: bounds.tick_step.min(most),
+        expire_step: bounds.expire_step.min(most),
+        job_step: bounds.job_step.min(most),
+        ..bounds
+    }
+}
+
+/// What a tick writes for one message that it moves, and more.
+const MOVED_BYTES: usize = 128;
+
+/// A lease that is counted and not in memory would never end.
+fn check_leases(machine: &Machine) -> Result<(), Error> {
+    match machine.missing_leases() {
+        Some((queue, counted, found)) => Err(Error::Leases {
+            queue: format!("{}/{}", queue.tenant, queue.queue),
+            counted,
+            found,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Decodes batches until they have `most` bytes. Returns how many they have.
 fn gather(
     store: &mut impl Store,
     from: u64,
     most: usize,
-) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
+) -> Result<(Vec<(Time, Vec<Decision>)>, usize), Error> {
     let mut batches = Vec::new();
     let mut bytes_read = 0;
     let mut failed = None;
@@ -51,7 +88,7 @@ fn gather(
         bytes_read += bytes.len();
         Ok(failed.is_none() && bytes_read < most)
     })?;
-    failed.map_or(Ok(batches), Err)
+    failed.map_or(Ok((batches, bytes_read)), Err)
 }
 
 fn load(store: &mut impl Store, machine: &mut Machine) -> Result<(), Error> {

@@ -274,12 +274,19 @@ impl World {
             return Ok(Some(Told { at, serial, answers, effects: Vec::new() }));
         }
         let Some(answered) = owner.partition.poll()? else { return Ok(None) };
-        let submitted = owner.pending.remove(&answered.ticket);
         // The first batch of all tells of relays that were under way, and nobody asked for it.
-        let (at, serial, ops) = match submitted {
-            Some(sent) => (sent.at, sent.serial, sent.ops),
+        let mut submitted = owner.pending.remove(&answered.ticket);
+        let (at, serial, ops) = match &mut submitted {
+            Some(sent) => {
+                let count = answered.outcomes.len();
+                (sent.at, sent.serial, sent.ops.drain(..count).collect())
+            }
             None => (Time(0), 0, Vec::new()),
         };
+        if let Some(rest) = submitted.filter(|_| answered.more) {
+            owner.pending.insert(answered.ticket, rest);
+        }
+        let ops: Vec<Op> = ops;
         let answers = ops.into_iter().zip(answered.outcomes).collect();
         Ok(Some(Told { at, serial, answers, effects: answered.effects }))
     }

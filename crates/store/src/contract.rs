@@ -31,6 +31,8 @@ pub struct Claim {
     pub through: Sequence,
     /// The last batch of the journal; the next append is `last + 1`.
     pub last: Sequence,
+    /// The most bytes a batch may have: an append of more is refused as [`Error::TooLarge`].
+    pub batch_bytes_max: usize,
 }
 
 /// Whether there is room for more.

@@ -49,6 +49,9 @@ fn answer(
     // In a queue that parks, who takes a key has begun: it may be half done when it is lost.
     let begun = queue.config.on_lost == OnLost::Park;
     let lease = ClaimLease { fence, deadline, worker: claim.worker, begun };
+    if released.is_some() {
+        out.effects.push(send::wake(queue)); // It may have held others of its group.
+    }
     out.decisions.extend(released);
     out.decisions.push(Decision::Accepted(Box::new(Accepted {
         seq,
@@ -62,7 +65,8 @@ fn answer(
     })));
     let id = MessageId::new(stamp.at, machine.partition, seq);
     let lease = crate::command::LeaseName { digest, seq, fence };
-    let before = machine.keys.record(&digest).filter(|record| record.expires_at > stamp.at);
+    let before = machine.keys.record(&digest);
+    let before = before.filter(|record| send::hands_on(record, queue, stamp.at));
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
     Ok(Answer::Fresh { id, lease, deadline, recovery_points })
 }

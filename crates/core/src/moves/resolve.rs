@@ -35,6 +35,9 @@ pub(crate) fn decide(machine: &Machine, resolve: Resolve, out: &mut Verdict) -> 
     if bytes > max {
         return Outcome::Refused(Refusal::Invalid(Invalid::BodyTooLarge { bytes, max }));
     }
+    if let Some(Err(invalid)) = result.as_ref().map(Blob::check) {
+        return Outcome::Refused(Refusal::Invalid(invalid));
+    }
     out.decisions.push(Decision::Resolved { digest, done, result, next });
     if done || next == Next::Freed {
         out.effects.push(Effect::Ended { digest });

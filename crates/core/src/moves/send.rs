@@ -9,6 +9,7 @@ use crate::key::{self, Digest, Fingerprint};
 use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Extra, Lease, Links, Message, Slot, State};
+use crate::moves::purge;
 use crate::outcome::{Answer, Effect, Finished, InFlight, Outcome, Place, Quota};
 use crate::places::keys::Known;
 use crate::queue::Queue;
@@ -45,7 +46,8 @@ fn answer(
     let delay = send.delay_ms.unwrap_or(queue.config.delay_ms);
     let due = (delay > 0).then(|| stamp.at.plus(delay));
     let ttl = send.ttl_ms.or(queue.config.ttl_ms);
-    if due.is_none() {
+    // A dead message that is released may have held others of its group.
+    if due.is_none() || released.is_some() {
         out.effects.push(wake(queue));
     }
     out.decisions.extend(released);
@@ -192,6 +194,7 @@ pub(crate) fn known(
         }
         Some(Known::Record(_)) => Ok(None),
         None => {
+            debug_assert!(machine.keys.is_known_absent(&asked.digest), "the rows were asked");
             out.unknown = Some(asked.digest);
             Ok(None)
         }
@@ -202,12 +205,10 @@ pub(crate) fn known(
 /// the same name: whoever sends now sends something new.
 fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) -> Option<Decision> {
     let queue = machine.queues.get(message.queue)?;
-    let purge = queue.purge.as_ref().filter(|purge| purge.keys)?;
-    let goes = purge.delete || message.place() != Place::Leased;
-    if message.seq >= purge.below || !goes {
+    if !purge::takes(machine, message) || message.seq >= queue.keys_from {
         return None;
     }
-    debug_assert!(queue.id == asked.queue.id || purge.delete);
+    debug_assert!(queue.id == asked.queue.id || queue.is_deleted());
     let digests = vec![message.digest];
     Some(Decision::Purged { queue: queue.id, digests, finished: false })
 }
@@ -239,7 +240,8 @@ fn dead_again(
     let cannot_rerun = message.claim || asked.claim;
     match asked.queue.config.on_dead {
         OnDead::Pin => Ok(None),
-        OnDead::Rerun if !cannot_rerun => {
+        // What is being purged would go with its old number: its key starts anew instead.
+        OnDead::Rerun if !cannot_rerun && !purge::takes(machine, message) => {
             out.decisions.push(Decision::Rerun { digest: message.digest });
             out.effects.push(wake(asked.queue));
             let id = message.id(machine.partition);
@@ -308,7 +310,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         queue.rate.take(per_s, at);
     }
     let group = group_of(queue, &accepted.content);
-    let extra = before.as_ref().and_then(|record| inherited(record, at));
+    let extra = before.as_ref().and_then(|record| inherited(record, queue, at));
     if let Some(record) = &before {
         let is_counted = !record.is_ghost() && record.seq >= queue.keys_from;
         if is_counted && record.drop_at() > at.0 {
@@ -360,10 +362,16 @@ pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
 
 /// A ghost hands its history on to the next life of its key, and a freed claim its recovery
 /// points.
-fn inherited(record: &KeyRecord, at: Time) -> Option<Box<Extra>> {
-    let hands_on = record.is_ghost() && record.expires_at > at && !record.history.is_empty();
+fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> {
+    let hands_on = hands_on(record, queue, at) && !record.history.is_empty();
     let (history, points) = (record.history.clone(), record.points.clone());
     hands_on.then(|| Box::new(Extra { history, points, ..Extra::default() }))
+}
+
+/// Whether the next life of the key goes on where this one ended. Not with what belonged to an
+/// older queue of that name, or was purged together with its key.
+pub(crate) fn hands_on(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
+    record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
 /// A dead message gets another chance because somebody sent it again.

@@ -119,6 +119,7 @@ impl Holder<'_> {
         if bytes > max {
             return Err(Settled::Invalid(Invalid::BodyTooLarge { bytes, max }));
         }
+        result.as_ref().map_or(Ok(()), Blob::check).map_err(Settled::Invalid)?;
         let emits = self.keyed(emits)?;
         let first = self.machine.relays.next_id();
         for (id, emit) in (first..).zip(&emits) {
@@ -138,7 +139,9 @@ impl Holder<'_> {
             return Ok(emits);
         }
         let bytes: usize = emits.iter().map(|emit| emit.content.size()).sum();
-        if emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX {
+        let is_long = |emit: &Emit| emit.name.len() > limits::EMIT_NAME_BYTES_MAX;
+        let is_much = emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX;
+        if is_much || emits.iter().any(is_long) {
             return Err(Settled::Invalid(Invalid::Emits));
         }
         if self.machine.relays.len() + emits.len() > self.machine.bounds.relays {

@@ -117,6 +117,40 @@ impl Group {
     }
 }
 
+/// Lead rows `from <= (number, group)` with `number < to` may name groups that are not in memory.
+/// Many groups may have one number: those that were blocked when they were written have 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leads {
+    pub(crate) from: (Seq, Digest),
+    pub(crate) to: Seq,
+}
+
+impl Leads {
+    /// Everything is in the rows so far.
+    pub(crate) fn all(to: Seq) -> Self {
+        Self { from: (0, Digest([0; 16])), to }
+    }
+
+    /// Widens them so that they cover a group that leaves memory.
+    pub(crate) fn cover(leads: &mut Option<Self>, lead: (Seq, Digest)) {
+        let leads = leads.get_or_insert(Self { from: lead, to: lead.0 + 1 });
+        leads.from = leads.from.min(lead);
+        leads.to = leads.to.max(lead.0 + 1);
+    }
+
+    /// They were read up to `last`; `None` where they were read to the end.
+    pub(crate) fn advance(leads: &mut Option<Self>, last: Option<(Seq, Digest)>) {
+        *leads = leads.zip(last).and_then(|(leads, (seq, group))| {
+            debug_assert!(leads.from <= (seq, group), "rows are read in their order");
+            let from = match u128::from_be_bytes(group.0).checked_add(1) {
+                Some(group) => (seq, Digest(group.to_be_bytes())),
+                None => (seq + 1, Digest([0; 16])),
+            };
+            (from.0 < leads.to).then_some(Self { from, ..leads })
+        });
+    }
+}
+
 /// Groups in memory, by digest.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {

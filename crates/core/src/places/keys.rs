@@ -11,7 +11,7 @@
 //! - tables are found in, never iterated, since their order depends on a seed; but for the rows
 //!   of a checkpoint, which are sorted afterwards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -35,6 +35,8 @@ pub(crate) struct Keys {
     spare: Option<Generation>,
     /// Records read from the rows for the batch at hand.
     warm: HashTable<(Digest, KeyRecord)>,
+    /// Keys that were looked for in the rows for the batch at hand, in vain. For an assert alone.
+    absent: BTreeSet<Digest>,
 }
 
 /// The records written between two checkpoints: encoded, in one arena, found by digest.
@@ -84,7 +86,7 @@ impl Generation {
     fn entry(&self, seed: u64, digest: &Digest) -> Option<Entry> {
         let check = digest.halves()[1] as u32;
         let found = self.index.find(digest.spread(seed), |entry| {
-            entry.check == check && self.digest_at(entry.at) == Some(digest.0)
+            entry.check == check && digest_at(&self.arena, entry.at) == Some(*digest)
         });
         found.copied()
     }
@@ -92,10 +94,6 @@ impl Generation {
     fn bytes(&self, entry: Entry) -> Option<&[u8]> {
         let start = entry.at as usize * UNIT + DIGEST;
         self.arena.get(start..start + entry.len as usize)
-    }
-
-    fn digest_at(&self, at: u32) -> Option<[u8; DIGEST]> {
-        digest_at(&self.arena, at).map(|digest| digest.0)
     }
 
     /// The record of an entry with everything that is kept beside it; `None` for a trace.
@@ -172,12 +170,16 @@ impl Generation {
         }
     }
 
-    /// Room for as many records without incident as fit into `bytes`: a table that grows under
-    /// load makes its callers wait, and first touches of memory are dear.
-    fn with_room(bytes: usize) -> Self {
+    /// Makes room for as many records without incident as fit into `bytes`, and leaves what is
+    /// there: a table that grows under load makes its callers wait, and first touches of memory
+    /// are dear.
+    fn reserve(&mut self, seed: u64, bytes: usize) {
         let records = bytes / (DIGEST + 60 + 2 * size_of::<Entry>());
-        let index = HashTable::with_capacity(records);
-        Self { arena: Vec::with_capacity(bytes), index, ..Self::default() }
+        let arena = &self.arena;
+        self.index.reserve(records.saturating_sub(self.index.len()), |known| {
+            digest_at(arena, known.at).map_or(0, |digest| digest.spread(seed))
+        });
+        self.arena.reserve(bytes.saturating_sub(self.arena.len()));
     }
 
     /// About how much memory it takes.
@@ -210,7 +212,9 @@ impl Generation {
     pub(crate) fn write(&self, sink: &mut dyn RowSink) {
         let mut value = Vec::new();
         for entry in &self.index {
-            let (Some(digest), Some(bytes)) = (self.digest_at(entry.at), self.bytes(*entry)) else {
+            let (Some(digest), Some(bytes)) =
+                (digest_at(&self.arena, entry.at), self.bytes(*entry))
+            else {
                 continue;
             };
             if bytes.is_empty() {
@@ -226,7 +230,7 @@ impl Generation {
             } else {
                 value.extend_from_slice(bytes);
             }
-            sink.put_point(&Digest(digest), record::peek_drop_at(bytes), &value);
+            sink.put_point(&digest, record::peek_drop_at(bytes), &value);
         }
     }
 
@@ -271,6 +275,7 @@ impl Keys {
             frozen: None,
             spare: None,
             warm: HashTable::new(),
+            absent: BTreeSet::new(),
         }
     }
 
@@ -379,19 +384,41 @@ impl Keys {
         self.warm.find(digest.spread(self.seed), |(known, _)| known == digest).is_some()
     }
 
+    /// A key is not in the rows. Remembered for a debug assert: no decision takes a key for
+    /// unknown that nobody looked for.
+    pub(crate) fn note_absent(&mut self, digest: &Digest) {
+        if cfg!(debug_assertions) {
+            self.absent.insert(*digest);
+        }
+    }
+
+    /// Whether the key was looked for in vain, or memory knows that its row is outdated.
+    pub(crate) fn is_known_absent(&self, digest: &Digest) -> bool {
+        self.absent.contains(digest) || self.written(digest).is_some()
+    }
+
     /// Forgets what was read for the batch before.
     pub(crate) fn cool(&mut self) {
         self.warm.clear();
+        self.absent.clear();
     }
 
     pub(crate) fn footprint(&self) -> usize {
         self.current.footprint()
     }
 
+    pub(crate) fn frozen_footprint(&self) -> usize {
+        self.frozen.as_ref().map_or(0, |frozen| frozen.footprint())
+    }
+
     /// Starts a new generation; the old one is what the checkpoint writes.
     pub(crate) fn freeze(&mut self) -> Arc<Generation> {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
-        let next = self.spare.take().unwrap_or_else(|| Generation::with_room(self.room));
+        let next = self.spare.take().unwrap_or_else(|| {
+            let mut next = Generation::default();
+            next.reserve(self.seed, self.room);
+            next
+        });
         assert!(next.index.is_empty() && next.arena.is_empty(), "a generation begins empty");
         assert!(next.point_deletes.is_empty() && next.row_deletes.is_empty());
         let frozen = Arc::new(std::mem::replace(&mut self.current, next));
@@ -410,9 +437,7 @@ impl Keys {
     /// Makes room for what comes between two checkpoints.
     pub(crate) fn expect(&mut self, bytes: usize) {
         self.room = bytes;
-        if self.current.index.is_empty() {
-            self.current = Generation::with_room(bytes);
-        }
+        self.current.reserve(self.seed, bytes);
     }
 
     pub(crate) fn seed(&self) -> u64 {

@@ -93,9 +93,9 @@ impl Model {
         if let Some(index) = self.living(scope) {
             let message = &mut self.messages[index];
             // On its way out with its key: whoever sends now sends something new.
-            if message.place() != Place::Leased
-                && queue.purge.is_some_and(|(below, keys)| keys && message.seq < below)
-            {
+            let is_going = message.place() != Place::Leased
+                && queue.purge.is_some_and(|below| message.seq < below);
+            if is_going && message.seq < queue.keys_from {
                 return Ok(Some(scope.clone()));
             }
             let (id, accepted_at, attempts) = (message.id(), message.accepted_at, message.attempts);
@@ -109,6 +109,8 @@ impl Model {
             let message = &mut self.messages[index];
             if message.place() == Place::Dead && queue.config.on_dead != OnDead::Pin {
                 let reruns = queue.config.on_dead == OnDead::Rerun && !claims && !message.claim;
+                // What is on its way out is not run again: a new message takes its key.
+                let reruns = reruns && !is_going;
                 if !reruns {
                     return Ok(Some(scope.clone()));
                 }
@@ -162,7 +164,8 @@ impl Model {
     fn release_key(&mut self, scope: &Scope) {
         let index = self.living(scope).expect("the dead message");
         let queue = self.queue(&scope.0).expect("its queue");
-        if queue.purge.is_some_and(|(below, keys)| keys && self.messages[index].seq < below) {
+        let seq = self.messages[index].seq;
+        if queue.purge.is_some_and(|below| seq < below) && seq < queue.keys_from {
             return self.purge_one(index, true);
         }
         let forgotten = Some(event(self.at, What::Forgotten, &"".into(), ""));
@@ -241,7 +244,9 @@ impl Model {
         }
         let id = MessageId::new(at, 0, seq);
         let before = scope.as_ref().and_then(|scope| self.records.remove(scope));
-        let ghost = before.filter(|record| record.is_ghost() && record.expires_at > at);
+        let ghost = before.filter(|record| {
+            record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+        });
         let ordered = content.group().filter(|_| queue.config.order == Order::Group);
         self.messages.push(Message {
             queue: queue.name.queue.to_string(),
