@@ -70,12 +70,11 @@ fn check_leases(machine: &Machine) -> Result<(), Error> {
     }
 }
 
-/// Decodes batches until they have `most` bytes. Returns how many they have.
-fn gather(
-    store: &mut impl Store,
-    from: u64,
-    most: usize,
-) -> Result<(Vec<(Time, Vec<Decision>)>, usize), Error> {
+/// Batches of the journal, decoded, and how many bytes they had.
+type Gathered = (Vec<(Time, Vec<Decision>)>, usize);
+
+/// Decodes batches until they have `most` bytes.
+fn gather(store: &mut impl Store, from: u64, most: usize) -> Result<Gathered, Error> {
     let mut batches = Vec::new();
     let mut bytes_read = 0;
     let mut failed = None;

@@ -105,7 +105,9 @@ pub trait Store: Send {
     /// The `through` of the last checkpoint whose rows are visible.
     fn checkpointed(&mut self) -> Result<Sequence, Error>;
 
-    /// Looks up points. Calls `found(index, value)` for each key that has a row. MUST NOT return
+    /// Looks up points. Calls `found(index, value)` for each key that has a row. A caller leaves a
+    /// key in one bucket only; where one did not, the row in the bucket that is dropped last MUST
+    /// be found, so that all stores agree. MUST NOT return
     /// bytes that fail their checksum, nor rows of a later owner's checkpoint: an owner that was
     /// replaced gets [`Error::Fenced`], here and in `scan`.
     fn get_many(
