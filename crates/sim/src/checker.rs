@@ -68,8 +68,11 @@ pub struct Checker {
     by_name: BTreeMap<(usize, String, String), ItemId>,
     by_number: BTreeMap<u64, ItemId>,
     ids: BTreeMap<MessageId, ItemId>,
-    leases: BTreeMap<Fence, Lease>,
-    fence_max: Fence,
+    /// Leases by partition and fence.
+    leases: BTreeMap<(usize, Fence), Lease>,
+    fence_max: Vec<Fence>,
+    /// Queues whose creation was confirmed, and whose deletion nobody asked for since.
+    kept: Vec<bool>,
     /// Receive ids that were used, and whether some answer under them was lost.
     receives: BTreeMap<u64, bool>,
     /// A receive takes no further message after so many bytes.
@@ -92,7 +95,8 @@ impl Checker {
             by_number: BTreeMap::new(),
             ids: BTreeMap::new(),
             leases: BTreeMap::new(),
-            fence_max: Fence(0),
+            fence_max: vec![Fence(0); partitions],
+            kept: vec![false; queues.len()],
             receives: BTreeMap::new(),
             receive_bytes: usize::MAX,
             may_be_full: false,
@@ -168,7 +172,7 @@ impl Checker {
     fn check_queue(&mut self, op: &Op, outcome: &Outcome) -> Checked {
         let Some(queue) = op.queue(&self.items) else { return Ok(()) };
         match op {
-            Op::Configure { .. } | Op::Settle { .. } => Ok(()),
+            Op::Configure { .. } | Op::Follow { .. } | Op::Settle { .. } => Ok(()),
             _ if is_no_such_queue(outcome) => self.no_such_queue(queue),
             Op::Delete { .. } | Op::Show { .. } => Ok(()),
             _ => self.exists_here(queue),

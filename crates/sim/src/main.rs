@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
+use hapax_sim::broker;
 use hapax_sim::faults::{Choice, Tally};
 use hapax_sim::run::{Report, Settings, run};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -30,6 +31,9 @@ struct Arguments {
     /// all, power, io, full, rot, clock, takeover or none.
     #[arg(long, default_value = "all", value_parser = parse_faults)]
     faults: Choice,
+    /// Run whole brokers: several partitions with the engine's routing, changes and relays.
+    #[arg(long)]
+    broker: bool,
     /// Go on after a seed that fails, and list all that do.
     #[arg(long)]
     keep_going: bool,
@@ -62,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn run_one(seed: u64, settings: &Settings, arguments: &Arguments) -> ExitCode {
-    let report = run(seed, settings);
+    let report = run_seed(seed, settings, arguments);
     for line in &report.trace {
         println!("{line}");
     }
@@ -73,6 +77,21 @@ fn run_one(seed: u64, settings: &Settings, arguments: &Arguments) -> ExitCode {
     print_tally(&report.tally);
     println!("seed {seed}: nothing lost, nothing doubled");
     ExitCode::SUCCESS
+}
+
+fn run_seed(seed: u64, settings: &Settings, arguments: &Arguments) -> Report {
+    if !arguments.broker {
+        return run(seed, settings);
+    }
+    let crashes = arguments.faults != Choice::These(Vec::new());
+    let default = broker::Settings::default();
+    let settings = broker::Settings {
+        steps: settings.steps,
+        crash_every: if crashes { default.crash_every } else { 0 },
+        trace: settings.trace,
+        ..default
+    };
+    broker::run(seed, &settings)
 }
 
 fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
@@ -90,7 +109,7 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
             if place >= arguments.seeds {
                 return;
             }
-            let report = run(arguments.start + place, settings);
+            let report = run_seed(arguments.start + place, settings, arguments);
             bar.inc(1);
             let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
             total.0.merge(&report.tally);
@@ -128,6 +147,9 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
 fn told(report: &Report, arguments: &Arguments) -> Option<String> {
     let violation = report.violation.as_ref()?;
     let mut command = format!("cargo run --release -p hapax-sim -- --seed {} --trace", report.seed);
+    if arguments.broker {
+        command += " --broker";
+    }
     if arguments.steps != Settings::default().steps {
         command += &format!(" --steps {}", arguments.steps);
     }

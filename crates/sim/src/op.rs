@@ -38,6 +38,11 @@ pub enum Op {
         queue: usize,
         config: Box<Config>,
     },
+    /// Takes over what the leading partition decided: a step of a change, never a request.
+    Follow {
+        queue: usize,
+        config: Box<Config>,
+    },
     Delete {
         queue: usize,
     },
@@ -139,6 +144,7 @@ impl Op {
         let of = |item: &ItemId| items.get(*item).map(|item| item.queue);
         match self {
             Self::Configure { queue, .. }
+            | Self::Follow { queue, .. }
             | Self::Delete { queue }
             | Self::Receive { queue, .. }
             | Self::Redrive { queue, .. }
@@ -165,6 +171,7 @@ impl Op {
                 config: (**config).clone(),
                 if_version: None,
             }),
+            Self::Follow { .. } => unreachable!("followers are told by the change itself"),
             Self::Delete { queue } => Command::Delete(maker.queue(*queue)),
             Self::Send { item, variant } => maker.send(*item, *variant),
             Self::Claim { item, variant, lease_ms } => maker.claim(*item, *variant, *lease_ms),

@@ -21,6 +21,12 @@ pub enum Bug {
     KeyBeforeAppend,
     /// Nobody looks at the epoch: an owner that was replaced goes on appending.
     NoEpochCheck,
+    /// How a new queue is spread is known only after every partition has it.
+    SpreadLate,
+    /// A change is over when the leader has decided; the others are not told.
+    FollowerNotTold,
+    /// An emit counts as arrived when it is handed over, durable or not.
+    RelayConfirmedEarly,
 }
 
 /// The bytes of one partition: on the simulated disk, or in memory where owners race.

@@ -79,11 +79,7 @@ pub fn run(seed: u64, settings: &Settings) -> Report {
     let violation = match ended {
         Ok(Ok(()) | Err(Ended::Refused)) => None,
         Ok(Err(Ended::Violation(violation))) => Some(violation),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Some(Violation(format!("panicked: {}", text.unwrap_or("without a word"))))
-        }
+        Err(panic) => Some(Violation(panic_text(&*panic))),
     };
     run.tally.add_disk(&run.world.disk.counters());
     if let Some(violation) = &violation {
@@ -92,6 +88,13 @@ pub fn run(seed: u64, settings: &Settings) -> Report {
     let mut trace = run.trace;
     trace.extend(run.world.disk.trace().lines);
     Report { seed, kinds: run.kinds, tally: run.tally, violation, trace }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", text.unwrap_or("without a word"))
 }
 
 struct Run {

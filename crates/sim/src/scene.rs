@@ -92,6 +92,7 @@ pub(crate) fn draw_steps(random: &mut Random) -> Options {
     };
     let bounds = Bounds {
         expire_step: small(6),
+        tick_step: small(12),
         job_step: small(6),
         refill: small(8),
         groups_at_once: small(4),

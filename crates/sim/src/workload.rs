@@ -232,8 +232,8 @@ impl Workload {
 
     /// Leases that the broker does not know any more, since it was set back, are thrown away.
     pub fn forget_unknown(&mut self, checker: &Checker) {
-        self.held.retain(|held| checker.knows_lease(held.fence()));
-        self.stale.retain(|held| checker.knows_lease(held.fence()));
+        self.held.retain(|held| checker.knows_lease(0, held.fence()));
+        self.stale.retain(|held| checker.knows_lease(0, held.fence()));
         self.relays.clear();
     }
 

@@ -50,11 +50,18 @@ impl End {
 
 impl Checker {
     pub(super) fn grow_fence(&mut self, fence: Fence) -> Checked {
-        if fence <= self.fence_max {
-            return violation(format!("fence {} after {}", fence.0, self.fence_max.0));
+        let newest = self.fence_max.get(self.here).copied().unwrap_or(Fence(0));
+        if fence <= newest {
+            return violation(format!("fence {} after {}", fence.0, newest.0));
         }
-        self.fence_max = fence;
+        self.raise_fence(fence);
         Ok(())
+    }
+
+    fn raise_fence(&mut self, fence: Fence) {
+        if let Some(newest) = self.fence_max.get_mut(self.here) {
+            *newest = fence.max(*newest);
+        }
     }
 
     pub(super) fn received(&mut self, at: Time, op: &Op, deliveries: &[Delivery]) -> Checked {
@@ -78,7 +85,7 @@ impl Checker {
             if self.item(item).queue != *queue || self.item(item).claim {
                 return violation("delivered from another queue, or a claim");
             }
-            if used_before.is_some() && self.leases.contains_key(&delivery.lease.fence) {
+            if used_before.is_some() && self.knows_lease(self.here, delivery.lease.fence) {
                 self.delivered_again(at, item, delivery)?;
             } else {
                 // The first answer under this id may have been lost, and this be the second.
@@ -109,8 +116,8 @@ impl Checker {
     }
 
     /// Whether the lease was handed out, as far as the broker can know.
-    pub fn knows_lease(&self, fence: Fence) -> bool {
-        self.leases.contains_key(&fence)
+    pub fn knows_lease(&self, partition: usize, fence: Fence) -> bool {
+        self.leases.contains_key(&(partition, fence))
     }
 
     fn delivered(
@@ -122,7 +129,7 @@ impl Checker {
         second: bool,
     ) -> Checked {
         if second {
-            self.fence_max = self.fence_max.max(delivery.lease.fence);
+            self.raise_fence(delivery.lease.fence);
             self.narrow(at, item, Places::READY.or(Places::LEASED))?;
         } else {
             self.grow_fence(delivery.lease.fence)?;
@@ -159,14 +166,14 @@ impl Checker {
             life.results = vec![None];
             life.result = None;
         }
-        self.leases.insert(delivery.lease.fence, Lease::new(item, delivery.id));
+        self.leases.insert((self.here, delivery.lease.fence), Lease::new(item, delivery.id));
         Ok(())
     }
 
     /// A receive with the same id gets the same leases.
     fn delivered_again(&mut self, at: Time, item: ItemId, delivery: &Delivery) -> Checked {
         let fence = delivery.lease.fence;
-        let known = self.leases.get(&fence).map(|lease| (lease.item, lease.id));
+        let known = self.leases.get(&(self.here, fence)).map(|lease| (lease.item, lease.id));
         if known != Some((item, delivery.id)) {
             return violation("a repeated receive brought another lease");
         }
@@ -217,7 +224,7 @@ impl Checker {
         settled: &Settled,
     ) -> Checked {
         let end = End::of(how);
-        let Some(lease) = self.leases.get(&held.fence()).cloned() else {
+        let Some(lease) = self.leases.get(&(self.here, held.fence())).cloned() else {
             return violation("a settle under a lease that nobody was given");
         };
         let (life, spec, _) = self.passed(at, held.item);
@@ -273,7 +280,7 @@ impl Checker {
     fn check_told_result(&mut self, item: ItemId, result: &hapax_core::Blob) -> Checked {
         let spec = self.item(item);
         let told = Some(result.clone());
-        let gave = |(fence, lease): (&Fence, &Lease)| {
+        let gave = |((_, fence), lease): (&(usize, Fence), &Lease)| {
             let ended = lease.item == item && lease.ends.contains(&End::Done);
             ended && result_of(spec, *fence) == told
         };
@@ -350,7 +357,7 @@ impl Checker {
     }
     /// The lease is over, and what it emits must come to be.
     fn note_end(&mut self, held: &Held, how: &How) {
-        if let Some(lease) = self.leases.get_mut(&held.fence())
+        if let Some(lease) = self.leases.get_mut(&(self.here, held.fence()))
             && let Some(end) = End::of(how)
         {
             lease.may_end(end);

@@ -13,7 +13,9 @@ impl Checker {
     pub fn lost(&mut self, partition: usize, at: Time, op: &Op) {
         self.here = partition;
         match op {
-            Op::Configure { queue, config } => return self.lost_change(*queue, Some(config)),
+            Op::Configure { queue, config } | Op::Follow { queue, config } => {
+                return self.lost_change(*queue, Some(config));
+            }
             Op::Delete { queue } => return self.lost_change(*queue, None),
             _ => {}
         }
@@ -84,7 +86,7 @@ impl Checker {
     }
 
     fn lost_settle(&mut self, at: Time, held: &Held, how: &How) {
-        let Some(lease) = self.leases.get_mut(&held.fence()) else { return };
+        let Some(lease) = self.leases.get_mut(&(self.here, held.fence())) else { return };
         if let Some(end) = End::of(how) {
             lease.may_end(end);
         }
@@ -161,7 +163,8 @@ impl Checker {
                 }
             }
             Op::Redrive { queue, items, .. } => {
-                let all = if items.is_empty() { self.homed(*queue) } else { items.clone() };
+                let mut all = self.homed(*queue);
+                all.retain(|item| items.is_empty() || items.contains(item));
                 for item in all {
                     let (life, ..) = self.passed(at, item);
                     life.redriven = Some(at);

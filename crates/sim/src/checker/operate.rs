@@ -12,6 +12,7 @@ impl Checker {
             (Op::Configure { queue, config }, outcome) => {
                 self.configured(at, *queue, config, outcome)
             }
+            (Op::Follow { queue, config }, outcome) => self.followed(at, *queue, config, outcome),
             (Op::Delete { queue }, Outcome::Ok) => self.deleted(*queue),
             (Op::Show { queue }, Outcome::Queue(view)) => self.shown(at, *queue, view),
             (Op::Look { item }, Outcome::Key(view)) => self.looked(at, *item, view),

@@ -125,10 +125,48 @@ impl Checker {
         }
     }
 
+    /// A partition took over what the leader had decided.
+    pub(super) fn followed(
+        &mut self,
+        at: Time,
+        queue: usize,
+        config: &Config,
+        outcome: &Outcome,
+    ) -> Checked {
+        let Outcome::Configured { created, .. } = outcome else {
+            return violation("a partition does not follow its leader");
+        };
+        let state = self.state(queue);
+        if *created && !state.may_be_gone() || !created && !state.may_exist() {
+            return violation("a queue was created where it is, or is not where it is changed");
+        }
+        if *created {
+            self.vanish(queue);
+            self.state_mut(queue).had.clear();
+        }
+        self.rule(at, queue, config);
+        Ok(())
+    }
+
+    /// Whether the queue must stay: its creation was confirmed, and nobody asks for its end.
+    pub fn keep(&mut self, queue: usize, kept: bool) {
+        if let Some(keep) = self.kept.get_mut(queue) {
+            *keep = kept;
+        }
+    }
+
+    fn unless_kept(&self, queue: usize) -> Checked {
+        match self.kept.get(queue) {
+            Some(true) => violation("a queue is gone that nobody deleted"),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn deleted(&mut self, queue: usize) -> Checked {
         if !self.state(queue).may_exist() {
             return violation("a queue was deleted that does not exist");
         }
+        self.unless_kept(queue)?;
         self.gone(queue);
         Ok(())
     }
@@ -154,6 +192,7 @@ impl Checker {
         if !self.state(queue).may_be_gone() {
             return violation("a queue is said not to exist, and does");
         }
+        self.unless_kept(queue)?;
         self.gone(queue);
         Ok(())
     }

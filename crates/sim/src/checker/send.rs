@@ -50,7 +50,7 @@ impl Checker {
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
         life.begun = begun;
-        self.leases.insert(lease.fence, Lease::new(item, *id));
+        self.leases.insert((self.here, lease.fence), Lease::new(item, *id));
         Ok(())
     }
 
