@@ -276,7 +276,7 @@ impl Run {
 
     /// Time never runs backwards, and within a process it follows the monotonic clock.
     fn check_time(&mut self) -> Going<()> {
-        let (monotonic, at) = (self.world.clocks().monotonic_us, self.world.now());
+        let (monotonic, at) = (self.world.clocks().monotonic_us, self.world.stamped());
         if at < self.last_at {
             return wrong("the partition's time ran backwards");
         }

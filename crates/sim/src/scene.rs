@@ -129,6 +129,8 @@ pub(crate) fn draw_change(random: &mut Random, before: &Config) -> Config {
             Order::Group => drawn.on_group_dead,
             Order::None => OnGroupDead::Continue,
         },
+        // Messages without a key may be there, and nobody could name them once they are parked.
+        on_lost: if before.on_lost == OnLost::Park { drawn.on_lost } else { OnLost::Redeliver },
         ..drawn
     };
     debug_assert_eq!(config.check(), Ok(()));

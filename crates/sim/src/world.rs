@@ -33,6 +33,8 @@ pub struct World {
     claimed: bool,
     clocks: Clocks,
     submitted: u64,
+    /// The time that the last batch was submitted at.
+    stamped: Time,
 }
 
 #[derive(Debug)]
@@ -106,6 +108,7 @@ impl World {
             claimed: false,
             clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
             submitted: 0,
+            stamped: Time(0),
         }
     }
 
@@ -208,6 +211,11 @@ impl World {
         self.owner.as_ref().map_or(0, |owner| owner.partition.machine().relays().count())
     }
 
+    /// The time that the last batch was submitted at. It may be decided later, but at that time.
+    pub fn stamped(&self) -> Time {
+        self.stamped
+    }
+
     /// How many batches were submitted.
     pub fn submitted(&self) -> u64 {
         self.submitted
@@ -245,6 +253,9 @@ impl World {
         let Some(owner) = owner else { return Ok(()) };
         let stamp = owner.stamp(clocks, random);
         let at = stamp.at.max(owner.partition.now());
+        if !zombie {
+            self.stamped = at;
+        }
         let ops = match bug {
             Some(Bug::KeyBeforeAppend) => owner.answer_early(at, ops, &self.scene, items),
             _ => ops,

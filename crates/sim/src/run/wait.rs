@@ -57,6 +57,10 @@ impl Run {
         // A queue that was woken may be gone by now, and nobody knows its name.
         let any_unknown = wakes.iter().any(Option::is_none);
         let woken: BTreeMap<usize, u64> = wakes.into_iter().flatten().collect();
+        if any_unknown {
+            let all = 0..self.scene.queues.len();
+            self.waiters.woken.extend(all.map(|queue| (queue, self.world.submitted())));
+        }
         for queue in served {
             let is_called = self.waiters.called.get(&queue).is_some_and(|called| *called > 0);
             // Whoever was decided before could not have waited for anybody.
