@@ -27,6 +27,7 @@ pub const EMIT_NAME_BYTES_MAX: usize = 255;
 pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
 pub const RELAY_MAX: usize = 100_000;
+pub const RELAY_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 pub const RELAY_BACKOFF_MIN_MS: u64 = 100;
 pub const RELAY_BACKOFF_MAX_MS: u64 = 30_000;
 
@@ -34,6 +35,8 @@ pub const RECOVERY_POINTS_MAX: usize = 64;
 pub const RECOVERY_POINTS_BYTES_MAX: usize = 64 * 1_024;
 pub const RECOVERY_POINT_NAME_BYTES_MAX: usize = 128;
 pub const HISTORY_MAX: usize = 64;
+/// An event of the history keeps so much of an error; the last error is kept whole.
+pub const DETAIL_BYTES_MAX: usize = 256;
 
 pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 12 * 60 * 60 * 1_000;
@@ -93,8 +96,10 @@ pub struct Bounds {
     pub groups_at_once: usize,
     /// Messages on a page of a place.
     pub browse: usize,
-    /// Emits that wait to be handed to their queues.
+    /// Emits that wait to be handed to their queues, of all tenants, and how much memory they take.
+    /// One tenant has at most half of either.
     pub relays: usize,
+    pub relay_bytes: usize,
 }
 
 impl Default for Bounds {
@@ -108,6 +113,7 @@ impl Default for Bounds {
             groups_at_once: GROUPS_AT_ONCE,
             browse: BROWSE_MAX,
             relays: RELAY_MAX,
+            relay_bytes: RELAY_BYTES_MAX,
         }
     }
 }
@@ -116,10 +122,10 @@ impl Bounds {
     /// Panics where a bound is zero: nothing would ever go on.
     pub(crate) fn check(&self) {
         let Self { expire_step, job_step, tick_step, refill, .. } = *self;
-        let Self { receive_bytes, groups_at_once, browse, relays, .. } = *self;
+        let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, .. } = *self;
         for bound in [expire_step, job_step, tick_step, refill]
             .into_iter()
-            .chain([receive_bytes, groups_at_once, browse, relays])
+            .chain([receive_bytes, groups_at_once, browse, relays, relay_bytes])
         {
             assert!(bound > 0, "every bound allows one: {self:?}");
         }

@@ -6,10 +6,8 @@
 //! - time never runs backwards;
 //! - a decision applied twice is applied once.
 
-use std::collections::BTreeMap;
-
 use crate::codec::{BadBytes, Reader, Write};
-use crate::command::{Command, LeaseName, QueueName};
+use crate::command::{Command, QueueName};
 use crate::content::Invalid;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Fence, Seq, Stamp, Time};
@@ -22,6 +20,7 @@ use crate::places::groups::Groups;
 use crate::places::keys::Keys;
 use crate::places::relay::Relays;
 use crate::queue::Queues;
+use crate::receives::Receives;
 use crate::row::RowKey;
 
 /// The state of one partition.
@@ -79,22 +78,6 @@ pub(crate) struct Tick {
     pub(crate) job: Option<Digest>,
 }
 
-/// Receives that may be repeated, by the digest of their id.
-#[derive(Debug, Default)]
-pub(crate) struct Receives {
-    pub(crate) by_id: BTreeMap<Digest, Remembered>,
-    pub(crate) by_end: BTreeMap<(Time, Digest), ()>,
-    pub(crate) gone: Vec<Digest>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Remembered {
-    pub(crate) until: Time,
-    pub(crate) leases: Vec<LeaseName>,
-    pub(crate) dirty: bool,
-    pub(crate) stored: bool,
-}
-
 /// Decisions on their way to the journal, and effects that wait until they are durable.
 ///
 /// Invariant: neither `bytes` nor what is in `full` is larger than the journal takes.
@@ -116,20 +99,36 @@ impl Default for Batch {
     }
 }
 
-/// How much memory the state takes, and how much of it a checkpoint would free.
+/// How much memory the state takes, by kind, and how much of it a checkpoint would free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Messages in memory.
+    /// Messages in memory, with their histories, errors and recovery points.
     pub messages: usize,
     pub message_bytes: usize,
+    /// Groups in memory, without their messages.
+    pub groups: usize,
+    pub group_bytes: usize,
+    /// Emits that wait to be handed to their queues.
+    pub relays: usize,
+    pub relay_bytes: usize,
+    /// Receives that may be repeated.
+    pub receives: usize,
+    pub receive_bytes: usize,
     /// Records, deletes and changed messages that wait for a checkpoint.
     pub unwritten_bytes: usize,
     /// Records that the checkpoint under way writes.
     pub frozen_bytes: usize,
-    pub changed_messages: usize,
-    pub groups: usize,
+    /// Messages and groups that cannot leave memory before a checkpoint has written them.
+    pub changed: usize,
     /// A checkpoint would free the disk of keys whose time is over.
     pub keys_expired: bool,
+}
+
+impl Usage {
+    /// What can leave memory for the rows, but for what is leased or changed.
+    pub fn head_bytes(&self) -> usize {
+        self.message_bytes + self.group_bytes
+    }
 }
 
 const BATCH_VERSION: u8 = 1;
@@ -427,10 +426,15 @@ impl Machine {
         Usage {
             messages: self.messages.len(),
             message_bytes: self.messages.bytes(),
+            groups: self.groups.len(),
+            group_bytes: self.groups.bytes(),
+            relays: self.relays.len(),
+            relay_bytes: self.relays.bytes(),
+            receives: self.receives.len(),
+            receive_bytes: self.receives.bytes(),
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
             frozen_bytes: self.keys.frozen_footprint(),
-            changed_messages: self.dirty.len(),
-            groups: self.groups.len(),
+            changed: self.dirty.len() + self.dirty_groups.len(),
             keys_expired: self.keys_expired,
         }
     }

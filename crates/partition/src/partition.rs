@@ -121,6 +121,8 @@ pub struct Partition<S> {
     fetch: Fetch,
     /// Journal written since the last checkpoint was cut.
     journal_bytes: usize,
+    /// Messages in memory could not leave; they are left alone until there are so many bytes.
+    stuck_bytes: usize,
     /// What the checkpoint under way goes through.
     cutting: Option<Sequence>,
     /// When the last checkpoint was cut.
@@ -166,7 +168,9 @@ const EXPIRED_MS: u64 = 60_000;
 impl<S: Store> Partition<S> {
     /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
     /// told again by the first batch that is polled.
-    pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
+    pub fn open(mut store: S, mut options: Options) -> Result<Self, Error> {
+        let relay_bytes = options.bounds.relay_bytes.min(options.memory_bytes / 8).max(1);
+        options.bounds.relay_bytes = relay_bytes;
         let mut fetch = Fetch::new(options.range_bytes);
         let Recovered { mut machine, claim, journal_bytes } =
             recover(&mut store, &mut fetch, &options)?;
@@ -187,6 +191,7 @@ impl<S: Store> Partition<S> {
             batch: Batch::with_max(claim.batch_bytes_max),
             fetch,
             journal_bytes,
+            stuck_bytes: 0,
             cutting: None,
             cut_at: Time(0),
             journaled_at,
@@ -498,11 +503,12 @@ impl<S: Store> Partition<S> {
         {
             self.machine.thaw();
             self.cutting = None;
+            self.stuck_bytes = 0;
         }
         if self.cutting.is_none() {
             let usage = self.machine.usage();
-            if usage.message_bytes > self.heads_max() {
-                self.machine.evict(self.heads_max(), self.options.evict_step);
+            if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {
+                self.evict(self.options.evict_step);
             }
             if self.is_due(usage) {
                 self.cut()?;
@@ -511,8 +517,32 @@ impl<S: Store> Partition<S> {
         Ok(())
     }
 
+    /// Leaves what is beyond the budget to the rows, up to `most` messages. Where nothing more can
+    /// leave, it is not tried again before a checkpoint, or before much has come.
+    fn evict(&mut self, most: usize) {
+        let left = self.machine.evict(self.heads_max(), most);
+        let bytes = self.machine.usage().head_bytes();
+        let is_stuck = left < most && bytes > self.heads_max();
+        self.stuck_bytes = if is_stuck { bytes + self.heads_max() / 8 } else { 0 };
+    }
+
+    /// Leaves everything beyond the budget to the rows, at once, and panics where something stays
+    /// that could have left. For tests and the simulator.
+    #[doc(hidden)]
+    pub fn check_memory(&mut self) {
+        if self.stopped.is_some() || self.machine.is_frozen() {
+            return;
+        }
+        self.evict(usize::MAX);
+        let (usage, evictable) = (self.machine.usage(), self.machine.evictable_bytes());
+        let is_within = usage.head_bytes() <= self.heads_max();
+        assert!(is_within || evictable == 0, "{evictable} bytes could have left: {usage:?}");
+        let relays_max = self.options.bounds.relay_bytes + 2 * hapax_core::limits::EMITS_BYTES_MAX;
+        assert!(usage.relay_bytes <= relays_max, "emits that wait take too much: {usage:?}");
+    }
+
     fn is_due(&self, usage: Usage) -> bool {
-        let is_crowded = usage.message_bytes > self.heads_max() * 2 && usage.changed_messages > 0;
+        let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0;
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
             || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
@@ -523,7 +553,7 @@ impl<S: Store> Partition<S> {
     /// after a crash all of it is read from the journal again.
     fn is_memory_full(&self, usage: &Usage) -> bool {
         let records = usage.unwritten_bytes + usage.frozen_bytes.max(self.records_max());
-        records > self.records_max() * 5 / 2 || usage.message_bytes > self.heads_max() * 3
+        records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
     }
 
     /// A quarter for records that wait for a checkpoint, as much for those being written, a

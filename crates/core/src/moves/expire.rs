@@ -76,12 +76,8 @@ fn forget_receives(machine: &mut Machine, at: Time) {
         && *until <= at
     {
         let id = *id;
-        receives.by_end.pop_first();
-        if receives.by_id.remove(&id).is_some_and(|remembered| remembered.stored) {
-            receives.gone.push(id);
-        }
+        receives.remove(&id);
     }
-    debug_assert_eq!(receives.by_id.len(), receives.by_end.len(), "found by id and by end");
 }
 
 /// One tick: what is due, as far as the bound of a tick allows. All queues and all redrives have

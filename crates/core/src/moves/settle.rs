@@ -144,7 +144,8 @@ impl Holder<'_> {
         if is_much || emits.iter().any(is_long) {
             return Err(Settled::Invalid(Invalid::Emits));
         }
-        if self.machine.relays.len() + emits.len() > self.machine.bounds.relays {
+        let bounds = &self.machine.bounds;
+        if !self.machine.relays.has_room(&emits, bounds.relays, bounds.relay_bytes) {
             return Err(Settled::RelayFull);
         }
         for (place, emit) in emits.iter_mut().enumerate() {

@@ -69,6 +69,11 @@ impl Group {
         self.out == 0 && self.holds.is_empty() && self.ready == 0
     }
 
+    /// Whether nothing of it is in memory that its rows do not have.
+    pub(crate) fn is_evictable(&self) -> bool {
+        self.resident == 0 && self.stored && !self.dirty
+    }
+
     /// What its row says, without the members.
     pub(crate) fn clone_row(&self) -> Self {
         let mut row = Self::new(self.digest, self.queue);
@@ -156,11 +161,21 @@ impl Leads {
 pub(crate) struct Groups {
     table: HashTable<Group>,
     seed: u64,
+    /// Dead members that hold others, in all groups.
+    pub(crate) holds: usize,
 }
+
+/// About how much memory a group takes, with its entries in its queue.
+pub(crate) fn footprint(group: &Group) -> usize {
+    GROUP_BYTES + group.holds.len() * HOLD_BYTES
+}
+
+const GROUP_BYTES: usize = size_of::<Group>() + 128;
+const HOLD_BYTES: usize = 16;
 
 impl Groups {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { table: HashTable::new(), seed }
+        Self { table: HashTable::new(), seed, holds: 0 }
     }
 
     pub(crate) fn get(&self, digest: &Digest) -> Option<&Group> {
@@ -173,6 +188,7 @@ impl Groups {
 
     pub(crate) fn insert(&mut self, group: Group) {
         debug_assert!(self.get(&group.digest).is_none());
+        self.holds += group.holds.len();
         let seed = self.seed;
         let hash = group.digest.spread(seed);
         self.table.insert_unique(hash, group, |group| group.digest.spread(seed));
@@ -181,7 +197,14 @@ impl Groups {
     pub(crate) fn remove(&mut self, digest: &Digest) -> Option<Group> {
         let hash = digest.spread(self.seed);
         let found = self.table.find_entry(hash, |group| group.digest == *digest).ok()?;
-        Some(found.remove().0)
+        let group = found.remove().0;
+        self.holds -= group.holds.len();
+        Some(group)
+    }
+
+    /// About how much memory they take, without their messages.
+    pub(crate) fn bytes(&self) -> usize {
+        self.table.len() * GROUP_BYTES + self.holds * HOLD_BYTES
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -66,6 +66,9 @@ impl Runner {
             Op::Thaw => self.world.thaw(),
             Op::Evict { keep } => {
                 self.is_cold |= self.world.evict_keeping(*keep) > 0;
+                let left = self.world.machine.evictable_bytes();
+                let may_stay = *keep > 0 || self.world.machine.is_frozen();
+                assert!(may_stay || left == 0, "{left} bytes could have left memory");
             }
             Op::StoreFull(full) => {
                 self.world.machine.set_store_full(*full);

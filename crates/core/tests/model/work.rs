@@ -29,7 +29,10 @@ impl Model {
                 let held = self.messages.iter().find(|held| held.lease() == Some(*lease))?;
                 Some(delivery(held, self.at))
             });
-            return Outcome::Received(held.collect());
+            let held: Vec<Delivery> = held.collect();
+            if !held.is_empty() {
+                return Outcome::Received(held);
+            }
         }
         if queue.paused {
             return Outcome::Received(Vec::new());

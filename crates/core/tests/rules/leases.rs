@@ -406,9 +406,9 @@ fn l10_a_repeated_receive_gets_no_lease_that_was_lost() {
         send   k1 a
         receive w 1 id=r1            => k1#1
         wait   40s
-        receive w 1 id=r1            => none
-        receive w 1                  => k1#2
-        receive w 1 id=r1            => none
+        receive w 1 id=r1            => k1#2
+        receive w 1                  => none
+        receive w 1 id=r1            => k1#2=
         ",
     );
 }

@@ -14,8 +14,7 @@ fn queue(number: usize) -> QueueName {
 }
 
 fn world(bounds: Bounds, queues: usize, config: &Config) -> World {
-    let mut world = World::new();
-    world.machine = Machine::with_bounds(0, 1, 7, bounds);
+    let mut world = World::with_bounds(bounds);
     for number in 0..queues {
         configure(&mut world, queue(number), config);
     }
@@ -164,6 +163,9 @@ fn a_command_that_decides_more_than_the_journal_takes_is_refused_and_changes_not
     let mut batch = Batch::with_max(1_000);
     let at = world.at;
     let mut run = |command: Command, batch: &mut Batch| {
+        let mut needs = Vec::new();
+        world.machine.needs(&command, &mut needs);
+        needs.iter().for_each(|need| world.machine.absent(need));
         world.machine.execute(Stamp { at, random: 1 }, command, batch)
     };
     let sent = |key: &str, bytes: usize| {
@@ -287,4 +289,255 @@ fn delays_that_end_at_once_are_bounded_over_all_queues() {
     }
     world.run(Command::Expire);
     assert_eq!(count(&world, |stats| stats.ready), 42, "all of them are ready in the end");
+}
+
+fn send_to(world: &mut World, key: &str, group: Option<&str>) {
+    let content = Content::builder(key).group(group).build(&[b'x'; 100]).unwrap();
+    let sent = world.run(Command::Send(Send::new(name(), content)));
+    assert!(matches!(sent, Outcome::Sent(Answer::Accepted { .. })), "{sent:?}");
+}
+
+/// Everything that can leave leaves, and everything is still there.
+fn assert_all_leaves(world: &mut World, ready: usize) {
+    world.machine.evict(0, usize::MAX);
+    let usage = world.machine.usage();
+    assert_eq!((usage.messages, usage.groups, usage.head_bytes()), (0, 0, 0), "{usage:?}");
+    let mut got = 0;
+    while let deliveries @ [_, ..] = &*receive(world, &name(), 1_000) {
+        got += deliveries.len();
+    }
+    assert_eq!(got, ready, "what left memory is found again");
+}
+
+#[test]
+fn what_returned_to_ready_leaves_memory() {
+    let mut world = World::new();
+    configure(&mut world, name(), &Config { delay_ms: 1_000, ..Config::default() });
+    for key in 0..3_000 {
+        send_to(&mut world, &key.to_string(), None);
+    }
+    let content = Content::builder("first").build(b"a").unwrap();
+    let send = Send { delay_ms: Some(0), ..Send::new(name(), content) };
+    world.run(Command::Send(send)); // Younger than all of them, and ready before.
+    world.wait(2_000);
+    assert_eq!(count(&world, |stats| stats.ready), 3_001);
+    world.checkpoint();
+    assert_all_leaves(&mut world, 3_001);
+}
+
+#[test]
+fn l5_redriven_messages_leave_memory() {
+    let mut world = World::new();
+    configure(&mut world, name(), &Config::default());
+    for key in 0..1_000 {
+        send_to(&mut world, &key.to_string(), None);
+    }
+    for delivery in receive(&mut world, &name(), 1_000) {
+        let fail = Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: true };
+        settle(&mut world, delivery.lease, fail);
+    }
+    send_to(&mut world, "younger", None);
+    let redrive = Redrive {
+        queue: name(),
+        id: "again".into(),
+        select: Select::All,
+        dry_run: false,
+        per_s: None,
+    };
+    world.run(Command::Redrive(redrive));
+    world.wait(1_000);
+    assert_eq!(count(&world, |stats| stats.ready), 1_001);
+    world.checkpoint();
+    assert_all_leaves(&mut world, 1_001);
+}
+
+#[test]
+fn what_changed_stays_in_memory_and_the_rest_leaves_around_it() {
+    let mut world = World::new();
+    configure(&mut world, name(), &Config::default());
+    for key in 0..100 {
+        send_to(&mut world, &key.to_string(), None);
+    }
+    world.checkpoint();
+    // The last one was sent again, and others came since.
+    for key in [99, 50, 0] {
+        let content = Content::builder(&key.to_string()).build(&[b'x'; 100]).unwrap();
+        world.run(Command::Send(Send::new(name(), content)));
+    }
+    for key in 100..110 {
+        send_to(&mut world, &key.to_string(), None);
+    }
+    world.machine.evict(0, usize::MAX);
+    let usage = world.machine.usage();
+    assert_eq!((usage.messages, world.machine.evictable_bytes()), (13, 0), "{usage:?}");
+    world.machine.check_invariants();
+    let delivered = receive(&mut world, &name(), 1_000);
+    let keys: Vec<String> = delivered.iter().map(Delivery::key).collect();
+    let expected: Vec<String> = (0..110).map(|key| key.to_string()).collect();
+    assert_eq!(keys, expected, "in their order");
+}
+
+#[test]
+fn l6_groups_of_messages_that_left_memory_leave_it_too() {
+    let config = Config {
+        order: Order::Group,
+        on_group_dead: OnGroupDead::Park,
+        max_attempts: 1,
+        ..Config::default()
+    };
+    for held in [false, true] {
+        let mut world = World::new();
+        configure(&mut world, name(), &config);
+        for group in 0..300 {
+            let group = format!("g{group}");
+            send_to(&mut world, &format!("{group}-head"), Some(&group));
+            send_to(&mut world, &format!("{group}-follower"), Some(&group));
+        }
+        if held {
+            for delivery in receive(&mut world, &name(), 1_000) {
+                let fail = Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: true };
+                settle(&mut world, delivery.lease, fail);
+            }
+        }
+        world.checkpoint();
+        assert!(world.machine.usage().group_bytes >= 300 * 100);
+        assert_all_leaves(&mut world, if held { 0 } else { 300 });
+        if held {
+            let keys = vec!["g7-head".into()];
+            let select = Select::Keys(keys);
+            let id = "free".into();
+            let redrive = Redrive { queue: name(), id, select, dry_run: false, per_s: None };
+            world.run(Command::Redrive(redrive));
+            let delivered = receive(&mut world, &name(), 1_000);
+            assert_eq!(delivered.iter().map(Delivery::key).collect::<Vec<_>>(), ["g7-head"]);
+            settle(&mut world, delivered[0].lease, done(None, Vec::new()));
+            let delivered = receive(&mut world, &name(), 1_000);
+            assert_eq!(delivered.iter().map(Delivery::key).collect::<Vec<_>>(), ["g7-follower"]);
+        }
+    }
+}
+
+#[test]
+fn histories_errors_and_recovery_points_are_counted() {
+    let mut world = World::new();
+    let config = Config { max_attempts: 1_000, backoff_min_ms: 0, ..Config::default() };
+    configure(&mut world, name(), &config);
+    send_to(&mut world, "k", None);
+    let before = world.machine.usage().message_bytes;
+    for number in 0..60 {
+        world.wait(60_000 * 60);
+        let lease = receive(&mut world, &name(), 1)[0].lease;
+        if number == 0 {
+            let save = Verb::Save { name: "point".to_owned(), data: vec![0; 10_000].into() };
+            settle(&mut world, lease, save);
+            let after = world.machine.usage().message_bytes;
+            assert!(after >= before + 10_000, "{before} bytes, {after} with a recovery point");
+        }
+        let fail = Verb::Fail { error: "e".repeat(4_096), delay_ms: Some(0), dead: false };
+        settle(&mut world, lease, fail);
+    }
+    let after = world.machine.usage().message_bytes;
+    assert!(after >= before + 10_000 + 4_096 + 60 * 256, "{before} bytes, {after} in the end");
+    assert!(after <= before + 10_000 + 4_096 + 64 * 1_024, "an event keeps a part of an error");
+    let key = KeyName { queue: name(), key: "k".into(), group: None };
+    let Outcome::Key(view) = world.run(Command::Look(key)) else { panic!() };
+    assert_eq!(view.record.error.unwrap().len(), 4_096, "the last error is kept whole");
+    world.machine.check_invariants();
+}
+
+#[test]
+fn l10_receives_whose_leases_ended_are_forgotten() {
+    let bounds = Bounds { refill: 8, ..Bounds::default() };
+    let mut world = world(bounds, 0, &Config::default());
+    configure(&mut world, name(), &Config::default());
+    let receive = |world: &mut World, id: &str| {
+        let receive = Receive {
+            queue: name(),
+            max: 1,
+            lease_ms: None,
+            worker: "w".into(),
+            receive_id: Some(id.into()),
+            several_per_group: false,
+        };
+        let Outcome::Received(deliveries) = world.run(Command::Receive(receive)) else { panic!() };
+        deliveries
+    };
+    send_to(&mut world, "held", None);
+    let held = receive(&mut world, "held");
+    for number in 0..1_000 {
+        send_to(&mut world, &number.to_string(), None);
+        let lease = receive(&mut world, &number.to_string())[0].lease;
+        settle(&mut world, lease, done(None, Vec::new()));
+        if number % 100 == 50 {
+            world.checkpoint();
+        }
+    }
+    let usage = world.machine.usage();
+    assert!(usage.receives <= 16, "{usage:?}");
+    assert!(usage.receive_bytes > 0 && usage.receive_bytes < 10_000, "{usage:?}");
+    let again = receive(&mut world, "held");
+    assert_eq!(again[0].lease, held[0].lease, "a lease that holds is handed out again");
+    world.checkpoint();
+    world.crash();
+    assert!(world.machine.usage().receives <= 16, "their rows are gone as well");
+    let again = receive(&mut world, "held");
+    assert_eq!(again[0].lease, held[0].lease);
+}
+
+#[test]
+fn l10_a_receive_none_of_whose_leases_holds_is_a_new_one() {
+    super::script::check(
+        "
+        queue  orders
+        send   k1 a
+        receive w 10 id=r1           => k1#1
+        receive w 10 id=r1           => k1#1=
+        settle k1 release            => ok ready
+        receive w 10 id=r1           => k1#1
+        receive w 10 id=r1           => k1#1=
+        ",
+    );
+}
+
+#[test]
+fn l3_a_tenant_that_fills_its_share_of_waiting_emits_leaves_room_for_others() {
+    let bounds = Bounds { relay_bytes: 1 << 20, ..Bounds::default() };
+    let mut world = world(bounds, 0, &Config::default());
+    let queue = |tenant: &str| QueueName::new(tenant, "orders").unwrap();
+    let mut number = 0;
+    let mut emit = |world: &mut World, tenant: &str, bytes: usize| {
+        number += 1;
+        let key = number.to_string();
+        send(world, &queue(tenant), &key, b"a");
+        let lease = receive(world, &queue(tenant), 1)[0].lease;
+        let content = Content::builder("").build(&vec![b'e'; bytes]).unwrap();
+        let emit = Emit { queue: queue(tenant), name: "n".into(), content, delay_ms: None };
+        let settled = settle(world, lease, done(None, vec![emit]));
+        if settled == Settled::RelayFull {
+            settle(world, lease, done(None, Vec::new()));
+            return false;
+        }
+        assert!(matches!(settled, Settled::Ok { .. }), "{settled:?}");
+        true
+    };
+    for tenant in ["a", "b", "c"] {
+        configure(&mut world, queue(tenant), &Config::default());
+    }
+    let mut accepted = |world: &mut World, tenant: &str| {
+        (0..1_000).take_while(|_| emit(world, tenant, 10_000)).count()
+    };
+    let (a, b) = (accepted(&mut world, "a"), accepted(&mut world, "b"));
+    assert!((40..=52).contains(&a), "one tenant has half of the room: {a}");
+    assert!((20..=26).contains(&b), "the next has half of what is left: {b}");
+    let usage = world.machine.usage();
+    assert!(usage.relay_bytes <= 1 << 20 && usage.relays == a + b, "{usage:?}");
+    world.checkpoint();
+    world.crash();
+    assert_eq!(world.machine.usage().relays, a + b);
+    assert!(accepted(&mut world, "c") > 5, "and a third still has some");
+    let ids: Vec<u64> = world.machine.relays().map(|relay| relay.id).collect();
+    for id in ids {
+        world.run(Command::Relayed { id, reached: true });
+    }
+    assert_eq!(accepted(&mut world, "b"), a, "what arrived makes room");
 }
