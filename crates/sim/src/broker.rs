@@ -253,6 +253,12 @@ impl Broker {
             self.owners.push(Owner { partition, clock, inbox, pending });
         }
         self.routes = Routes::new(self.stores.len());
+        // As the engine does: what any partition knows, the leader before the others.
+        for owner in &self.owners {
+            for (name, view) in owner.partition.machine().queues() {
+                self.routes.enter(name, &view.config);
+            }
+        }
         self.changes = change::Changes::default();
         self.confirmations = Confirmations::default();
         for partition in 0..self.stores.len() {

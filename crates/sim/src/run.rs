@@ -268,7 +268,8 @@ impl Run {
         if submitted.is_ok() {
             self.check_time()?;
             if self.random.one_in(8) {
-                self.world.check_invariants();
+                let evicts = self.random.one_in(2);
+                self.world.check_invariants(evicts);
             }
         }
         self.excuse(submitted).map(drop)

@@ -97,7 +97,9 @@ pub(crate) fn draw_steps(random: &mut Random) -> Options {
         refill: small(8),
         groups_at_once: small(4),
         browse: small(4),
-        relays: small(6),
+        // A tenant has half of them, and there is only one.
+        relays: 2 * small(6),
+        relay_bytes: small(6) * 16_384,
         receive_bytes: small(6) * 100,
     };
     let (batch, range, evict) = (small(8), small(8), small(8));

@@ -183,10 +183,13 @@ impl World {
         Some((queue, machine.ready(id)))
     }
 
-    /// Asserts what the parts of the state promise each other.
-    pub fn check_invariants(&self) {
-        if let Some(owner) = &self.owner {
+    /// Asserts what the parts of the state promise each other, and that memory is bounded.
+    pub fn check_invariants(&mut self, evicts: bool) {
+        if let Some(owner) = &mut self.owner {
             owner.partition.machine().check_invariants();
+            if evicts {
+                owner.partition.check_memory();
+            }
         }
     }
 

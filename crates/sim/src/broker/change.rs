@@ -171,10 +171,6 @@ impl Broker {
                 Err(behind) => return wrong(behind.to_string()),
             };
             if steps.is_empty() {
-                let lead = known.first().map(|lead| lead.queues.as_slice()).unwrap_or_default();
-                for (name, view) in lead {
-                    self.routes.enter(name, &view.config);
-                }
                 return Ok(());
             }
             self.tally.count("reconciliations");

@@ -94,6 +94,10 @@ impl Broker {
         let ops: Vec<Op> = batch.calls.iter().flat_map(|(ops, _)| ops.clone()).collect();
         let ticket = owner.partition.submit(Stamp { at, random }, commands).map_err(failed)?;
         owner.pending.insert(ticket, batch);
+        if random.is_multiple_of(8) {
+            owner.partition.machine().check_invariants();
+            owner.partition.check_memory();
+        }
         if !ops.is_empty() {
             self.note(|| format!("{partition} decides {ops:?}"));
         }

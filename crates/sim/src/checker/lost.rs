@@ -60,6 +60,7 @@ impl Checker {
         }
         if life.may_begin(config, false, spec) {
             life.home = Some(here);
+            life.purged = false;
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts.0 = 0;
@@ -73,6 +74,7 @@ impl Checker {
         let (life, spec, config) = self.passed(at, item);
         if life.may_begin(config, true, spec) {
             life.home = Some(here);
+            life.purged = false;
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts = (0, life.attempts.1.max(1));
