@@ -225,6 +225,9 @@ impl Life {
         if self.places.may_be(Places::DELAYED) && at >= self.due_from {
             self.places.add(Places::READY);
         }
+        if self.places.may_be(Places::READY) && at >= self.due_from {
+            self.places.add(Places::DELAYED); // As its row still has it.
+        }
         if self.places.may_be(Places::READY.or(Places::DELAYED)) && at >= self.dies_from {
             self.places.add(Places::DEAD);
         }

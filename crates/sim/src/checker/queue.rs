@@ -215,6 +215,9 @@ impl Checker {
             };
             self.state_mut(queue).add(next);
         }
+        if let Some(config) = config {
+            self.state_mut(queue).had.push(config.clone()); // For a while, perhaps.
+        }
         if config.is_none() {
             for item in self.homed(queue) {
                 let Some(life) = self.lives.get_mut(item) else { continue };
