@@ -4,8 +4,10 @@
 //! to a message, a message to its group. Rows show the state as of the last checkpoint; whatever
 //! changed since is in memory and wins.
 
+use std::sync::Arc;
+
 use crate::codec::BadBytes;
-use crate::command::{Browse, Command, KeyName, QueueName};
+use crate::command::{Browse, Command, KeyName, QueueName, Replay};
 use crate::config::DedupScope;
 use crate::content::Content;
 use crate::decision::{Decision, QueueId};
@@ -79,6 +81,10 @@ impl Machine {
             Command::Claim(claim) => {
                 self.need_send(&claim.queue, claim.digest, &claim.content, needs);
             }
+            Command::DeadLetter(letter) => {
+                let send = &letter.send;
+                self.need_send(&send.queue, send.digest, &send.content, needs);
+            }
             Command::Settle(settle) => self.need_key(&settle.lease.digest, needs),
             Command::Receive(receive) => {
                 if let Some(queue) = self.queues.named(&receive.queue) {
@@ -94,11 +100,7 @@ impl Machine {
             }
             Command::Replay(replay) => {
                 self.need_named(&replay.key, needs);
-                if let (Some(queue), Some((content, _))) =
-                    (self.queues.named(&replay.key.queue), &replay.content)
-                {
-                    self.need_group_of(queue, content, needs);
-                }
+                self.need_replayed(replay, needs);
             }
             Command::Resolve(resolve) => self.need_named(&resolve.key, needs),
             Command::Browse(browse) => self.need_browse(browse, needs),
@@ -120,6 +122,7 @@ impl Machine {
             | Command::Resume(_)
             | Command::Purge(_)
             | Command::RedriveProgress { .. }
+            | Command::CancelRedrive { .. }
             | Command::Relayed { .. } => {}
             Command::Show(name) => {
                 if let Some(queue) = self.queues.named(name) {
@@ -347,6 +350,19 @@ impl Machine {
             self.need_key(&digest, needs);
         }
         self.need_group_of(queue, content, needs);
+    }
+
+    /// The group of the message that is replayed: of what was sent along, or of what was kept.
+    fn need_replayed(&self, replay: &Replay, needs: &mut Vec<Need>) {
+        let Some(queue) = self.queues.named(&replay.key.queue) else { return };
+        let given = replay.content.as_ref().map(|(content, _)| Arc::clone(content));
+        let kept = || {
+            let digest = self.digest_of(queue, &replay.key.key, replay.key.group.as_deref());
+            self.keys.record(&digest).and_then(|record| record.content)
+        };
+        if let Some(content) = given.or_else(kept) {
+            self.need_group_of(queue, &content, needs);
+        }
     }
 
     fn need_group_of(&self, queue: &Queue, content: &Content, needs: &mut Vec<Need>) {

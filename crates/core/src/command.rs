@@ -39,11 +39,18 @@ pub enum Command {
         queue: QueueName,
         id: Arc<str>,
     },
-    /// An emit reached its queue, or did not.
+    /// Stops a redrive where it is; what it moved stays moved.
+    CancelRedrive {
+        queue: QueueName,
+        id: Arc<str>,
+    },
+    /// What became of an emit that was handed to its queue.
     Relayed {
         id: u64,
-        reached: bool,
+        arrival: Arrival,
     },
+    /// Files an emit that its queue refused for good as a dead message of that queue.
+    DeadLetter(DeadLetter),
     /// The queue's configuration and counters.
     Show(QueueName),
 }
@@ -158,7 +165,7 @@ pub struct Send {
 impl Send {
     pub fn new(queue: QueueName, content: Arc<Content>) -> Self {
         let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
-        let fingerprint = Fingerprint::of(content.body(), content.content_type(), content.group());
+        let fingerprint = Fingerprint::of(content.body(), content.group());
         Self { queue, digest, fingerprint, content, delay_ms: None, ttl_ms: None, issued_at: None }
     }
 }
@@ -174,13 +181,24 @@ pub struct Claim {
     pub lease_ms: Option<u64>,
     pub worker: Arc<str>,
     pub issued_at: Option<Time>,
+    /// Repeated under the same id while it is held, the claim gets the same lease again. One id
+    /// names one caller's claim: who shares it shares the lease.
+    pub claim_id: Option<Arc<str>>,
 }
 
 impl Claim {
     pub fn new(queue: QueueName, content: Arc<Content>, fingerprint: Fingerprint) -> Self {
         let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
-        let worker = "".into();
-        Self { queue, digest, fingerprint, content, lease_ms: None, worker, issued_at: None }
+        Self {
+            queue,
+            digest,
+            fingerprint,
+            content,
+            lease_ms: None,
+            worker: "".into(),
+            issued_at: None,
+            claim_id: None,
+        }
     }
 }
 
@@ -213,12 +231,28 @@ pub struct Settle {
 /// What to do under a lease.
 #[derive(Clone, Debug)]
 pub enum Verb {
-    Done { result: Option<Blob>, emits: Vec<Emit> },
-    Fail { error: String, delay_ms: Option<u64>, dead: bool },
+    Done {
+        result: Option<Blob>,
+        emits: Vec<Emit>,
+    },
+    Fail {
+        error: String,
+        delay_ms: Option<u64>,
+        dead: bool,
+    },
     Release,
-    Extend { lease_ms: Option<u64> },
+    /// In doubt: parks a begun message of a queue with `on_lost = "park"`; anywhere else a `Fail`.
+    Park {
+        error: String,
+    },
+    Extend {
+        lease_ms: Option<u64>,
+    },
     Begin,
-    Save { name: String, data: Bytes },
+    Save {
+        name: String,
+        data: Bytes,
+    },
 }
 
 /// Bytes with their type.
@@ -242,9 +276,38 @@ impl Blob {
 pub struct Emit {
     pub queue: QueueName,
     pub name: String,
-    /// Without a key in it, the key is derived from the parent's key, generation and `name`.
+    /// Without a key in it, the key is derived from the parent and `name`.
     pub content: Arc<Content>,
     pub delay_ms: Option<u64>,
+    pub ttl_ms: Option<u64>,
+    /// The caller's own, instead of the digest of body and group.
+    pub fingerprint: Option<Fingerprint>,
+}
+
+impl Emit {
+    pub fn new(queue: QueueName, name: &str, content: Arc<Content>) -> Self {
+        let name = name.to_owned();
+        Self { queue, name, content, delay_ms: None, ttl_ms: None, fingerprint: None }
+    }
+}
+
+/// What became of an emit that was handed to its queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Its queue has it under its key.
+    Arrived,
+    /// Its queue does not exist or is full for now.
+    Later,
+    /// Its queue never takes it, for this reason.
+    Refused(Arc<str>),
+}
+
+/// An emit that its queue refused for good.
+#[derive(Clone, Debug)]
+pub struct DeadLetter {
+    pub send: Send,
+    /// Why it was refused.
+    pub error: Arc<str>,
 }
 
 #[derive(Clone, Debug)]
@@ -259,7 +322,8 @@ pub struct Browse {
 #[derive(Clone, Debug)]
 pub struct Replay {
     pub key: KeyName,
-    /// A finished message's body is gone; the operator gives it again, and it must be the same.
+    /// Unless the queue keeps bodies, a finished message's body is gone: the operator gives it
+    /// again, and it must be the same.
     pub content: Option<(Arc<Content>, Fingerprint)>,
 }
 
@@ -288,6 +352,12 @@ pub struct Redrive {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
     Keys(Vec<Arc<str>>),
-    Filter { error_contains: Option<String>, group: Option<String>, dead_before: Option<Time> },
+    /// At least one of them; those that are given must all hold.
+    Filter {
+        error_contains: Option<String>,
+        group: Option<String>,
+        dead_before: Option<Time>,
+        dead_after: Option<Time>,
+    },
     All,
 }

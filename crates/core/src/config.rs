@@ -26,6 +26,8 @@ pub struct Config {
     pub max_messages: Option<u64>,
     pub max_bytes: Option<u64>,
     pub sends_per_s: Option<u32>,
+    /// A finished key keeps its message, so that a replay needs no body.
+    pub keep_bodies: bool,
 }
 
 macro_rules! choices {
@@ -124,6 +126,7 @@ impl Default for Config {
             max_messages: None,
             max_bytes: None,
             sends_per_s: None,
+            keep_bodies: false,
         }
     }
 }

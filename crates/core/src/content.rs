@@ -120,7 +120,7 @@ pub enum Invalid {
     Worker,
     #[error("a receive takes 1 to 1000 messages")]
     ReceiveMax,
-    #[error("a receive id or redrive id has 1 to 128 bytes")]
+    #[error("a receive id, claim id or redrive id has 1 to 128 bytes")]
     Id,
     #[error("a lease lasts 100 ms to 12 h, not {0} ms")]
     LeaseLength(u64),
@@ -129,14 +129,22 @@ pub enum Invalid {
          most 255 bytes"
     )]
     Emits,
+    #[error("the name of an emit has at most 255 bytes, this one has {0}")]
+    EmitName(usize),
+    #[error("emits {0} and {1} go to one queue under one key: give each a name of its own")]
+    SameEmits(usize, usize),
     #[error("a recovery point's name has 1 to 128 bytes")]
     PointName,
     #[error("recovery points are at most 64, of 64 KiB together")]
     Points,
-    #[error("a redrive names 1 to 1000 keys, a filter, or all")]
+    #[error("a redrive names 1 to 1000 keys, a filter that is not empty, or all")]
     Redrive,
     #[error("the operation does not fit a message that is {0}")]
     State(&'static str),
+    #[error(
+        "the operation is dated {ahead_ms} ms ahead of the broker's time, which is more than a day"
+    )]
+    DatedAhead { ahead_ms: u64 },
     #[error("a finished message's body is gone: send it along with the replay")]
     BodyGone,
     #[error("the message that was sent along has another key")]

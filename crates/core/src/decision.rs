@@ -68,6 +68,13 @@ pub enum Decision {
         fence: Fence,
         next: Next,
     },
+    /// The holder is in doubt: parked, or failed where the message was not begun.
+    Parked {
+        digest: Digest,
+        fence: Fence,
+        error: Arc<str>,
+        next: Next,
+    },
     Extended {
         digest: Digest,
         fence: Fence,
@@ -97,6 +104,10 @@ pub enum Decision {
         matched: u64,
         cursor: Seq,
         done: bool,
+    },
+    RedriveCancelled {
+        queue: QueueId,
+        job: Digest,
     },
     Discarded {
         digest: Digest,
@@ -128,6 +139,13 @@ pub enum Decision {
         id: u64,
         attempts: u32,
         next_at: Time,
+    },
+    /// Its queue never takes the emit: it goes there as a dead letter, under another key where its
+    /// own is taken.
+    RelayRefused {
+        id: u64,
+        error: Arc<str>,
+        key: Option<Arc<str>>,
     },
     /// Counts a duplicate. Never journaled: the count may miss some after a crash, and no rule
     /// depends on it.
@@ -167,6 +185,8 @@ pub struct Accepted {
     pub ttl_at: Time,
     /// A claim is leased from the start.
     pub claim: Option<ClaimLease>,
+    /// The date of its operation, where that is ahead: its key is remembered from there on.
+    pub dated_ahead: Option<Time>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,10 +194,13 @@ pub struct ClaimLease {
     pub fence: Fence,
     pub deadline: Time,
     pub worker: Arc<str>,
+    /// In journals of 0.1 alone: a claim begins when its holder says so.
     pub begun: bool,
+    /// The digest of the claim's id, where it has one.
+    pub id: Option<Digest>,
 }
 
-/// One receive: the messages get consecutive fences from `fence` on.
+/// One receive: the messages get fences from `fence` on, each `step` above the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
     pub queue: QueueId,
@@ -188,6 +211,8 @@ pub struct Leased {
     /// Done as they are handed out.
     pub finish: bool,
     pub digests: Vec<Digest>,
+    /// The number of partitions; one in journals of 0.1.
+    pub step: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,10 +223,14 @@ pub struct RedriveStarted {
     pub error_contains: Option<Arc<str>>,
     pub group: Option<Arc<str>>,
     pub dead_before: Time,
+    pub dead_after: Option<Time>,
     pub dry_run: bool,
     pub per_s: Option<u32>,
     /// Named by keys: over with its first step.
     pub by_keys: bool,
+    /// See [`RedriveView`](crate::RedriveView).
+    pub total: Option<u64>,
+    pub missing: Vec<Arc<str>>,
 }
 
 impl Decision {
@@ -219,6 +248,7 @@ impl Decision {
             | Self::Failed { digest, .. }
             | Self::Lost { digest, .. }
             | Self::Released { digest, .. }
+            | Self::Parked { digest, .. }
             | Self::Extended { digest, .. }
             | Self::Begun { digest, .. }
             | Self::Saved { digest, .. }
@@ -233,8 +263,10 @@ impl Decision {
             | Self::Paused { .. }
             | Self::PurgeStarted { .. }
             | Self::RedriveStarted(_)
+            | Self::RedriveCancelled { .. }
             | Self::Relayed { .. }
             | Self::RelayRetried { .. }
+            | Self::RelayRefused { .. }
             | Self::Counted { .. } => &[],
         }
     }
@@ -243,10 +275,11 @@ impl Decision {
 pub(crate) mod bytes_of {
     //! The parts of decisions that rows share.
     pub(crate) use super::decode::{
-        decode_config, decode_content, decode_digest, decode_emit, decode_end, decode_fingerprint,
-        decode_name, decode_optional_u32,
+        decode_config, decode_content, decode_digest, decode_emit, decode_emit_more, decode_end,
+        decode_fingerprint, decode_missing, decode_name, decode_optional_u32, decode_parts,
     };
     pub(crate) use super::encode::{
-        encode_config, encode_content, encode_emit, encode_end, encode_fingerprint, encode_name,
+        encode_config, encode_content, encode_emit, encode_emit_more, encode_end,
+        encode_fingerprint, encode_missing, encode_name, encode_parts,
     };
 }

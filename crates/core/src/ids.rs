@@ -31,16 +31,20 @@ pub struct Stamp {
 /// The how-manieth message of its partition. Orders messages by age.
 pub type Seq = u64;
 
-/// Names a lease and orders it: grows with every lease of a partition. The owner's epoch is its
-/// upper part, so a new owner's fences are above all fences it never heard of.
+/// Names a lease and orders it: grows with every lease of a partition, and no two partitions of a
+/// broker give out the same one. The owner's epoch is its upper part, so a new owner's fences are
+/// above all fences it never heard of. The lower part counts up in steps of the number of
+/// partitions from the partition's own number: `epoch << 40 | (n * partitions + partition)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
 
 impl Fence {
-    const COUNTER_BITS: u32 = 40;
+    pub(crate) const COUNTER_BITS: u32 = 40;
+    /// Epochs are below this, so that a fence fits a signed 64-bit column.
+    pub const EPOCHS: u32 = 1 << 23;
 
     pub fn new(epoch: u32, counter: u64) -> Self {
-        assert!(epoch < 1 << 24, "16 million owners are enough for one partition");
+        assert!(epoch < Self::EPOCHS, "an epoch is refused when its partition is opened");
         assert!(counter < 1 << Self::COUNTER_BITS, "a trillion leases are enough for one owner");
         Self(u64::from(epoch) << Self::COUNTER_BITS | counter)
     }
@@ -55,6 +59,18 @@ impl Fence {
 
     pub(crate) fn plus(self, count: u64) -> Self {
         Self::new(self.epoch(), self.counter() + count)
+    }
+
+    /// The first counter of a partition that is above `counter`.
+    pub(crate) fn counter_above(counter: u64, partition: u16, partitions: u16) -> u64 {
+        let (partition, partitions) = (u64::from(partition), u64::from(partitions));
+        debug_assert!(partition < partitions);
+        let next = match (counter + 1).checked_sub(partition) {
+            Some(rest) => rest.div_ceil(partitions) * partitions + partition,
+            None => partition,
+        };
+        debug_assert!(next > counter && next % partitions == partition);
+        next
     }
 }
 
@@ -146,5 +162,18 @@ mod tests {
         assert!(Fence::new(2, 0) > Fence::new(1, (1 << 40) - 1));
         assert_eq!(Fence::new(3, 9).epoch(), 3);
         assert_eq!(Fence::new(3, 9).counter(), 9);
+    }
+
+    #[test]
+    fn the_largest_fence_fits_a_signed_number() {
+        let largest = Fence::new(Fence::EPOCHS - 1, (1 << 40) - 1);
+        assert_eq!(i64::try_from(largest.0), Ok(i64::MAX));
+    }
+
+    #[test]
+    fn a_partition_counts_its_fences_in_steps_of_all_partitions() {
+        let above = |counter| Fence::counter_above(counter, 2, 5);
+        assert_eq!([0, 1, 2, 6, 7, 11].map(above), [2, 2, 7, 7, 12, 12]);
+        assert_eq!([0, 1, 2].map(|counter| Fence::counter_above(counter, 0, 1)), [1, 2, 3]);
     }
 }

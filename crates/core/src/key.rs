@@ -1,5 +1,7 @@
 //! Keys: their digest, the fingerprint of what was sent under them, their date, derived keys.
 
+use sha2::{Digest as _, Sha256};
+
 use crate::ids::{MessageId, Time};
 use crate::limits;
 
@@ -28,6 +30,11 @@ impl Digest {
     /// See [`Digest::of_group`].
     pub(crate) fn of_receive(queue: u32, receive_id: &str) -> Self {
         Self::of(b'r', &[&queue.to_be_bytes(), receive_id.as_bytes()])
+    }
+
+    /// See [`Digest::of_group`].
+    pub(crate) fn of_claim(queue: u32, claim_id: &str) -> Self {
+        Self::of(b'c', &[&queue.to_be_bytes(), claim_id.as_bytes()])
     }
 
     /// The digest of a message that came without a key. Nobody can make a key whose BLAKE3 is the
@@ -84,37 +91,32 @@ impl Digest {
     }
 }
 
-/// What was sent under a key, in parts, so that a conflict can say what differs.
+/// What was sent under a key, in parts, so that a conflict can say what differs. The content type
+/// is no part of it: clients set it differently for the same operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Digest of the body, or of the fingerprint that the caller gave instead.
     pub body: [u8; 16],
     /// Zero where there is none.
-    pub content_type: u64,
     pub group: u64,
     /// The caller gave its own.
     pub own: bool,
 }
 
 impl Fingerprint {
-    pub fn of(body: &[u8], content_type: Option<&str>, group: Option<&str>) -> Self {
-        Self::of_hashed(&blake3::hash(body), content_type, group)
+    pub fn of(body: &[u8], group: Option<&str>) -> Self {
+        Self::of_hashed(&blake3::hash(body), group)
     }
 
     /// As [`Fingerprint::of`], of a body that was hashed on its way and not kept.
-    pub fn of_hashed(body: &blake3::Hash, content_type: Option<&str>, group: Option<&str>) -> Self {
-        Self {
-            body: first_half(body),
-            content_type: content_type.map_or(0, part),
-            group: group.map_or(0, part),
-            own: false,
-        }
+    pub fn of_hashed(body: &blake3::Hash, group: Option<&str>) -> Self {
+        Self { body: first_half(body), group: group.map_or(0, part), own: false }
     }
 
     /// For callers whose bodies carry noise.
     pub fn own(fingerprint: &str) -> Self {
         let body = first_half(&blake3::hash(fingerprint.as_bytes()));
-        Self { body, content_type: 0, group: 0, own: true }
+        Self { body, group: 0, own: true }
     }
 
     /// What differs; empty where nothing does.
@@ -125,11 +127,8 @@ impl Fingerprint {
         if self.own || other.own {
             return vec![Differs::Fingerprint];
         }
-        let parts = [
-            (self.body != other.body, Differs::Body),
-            (self.content_type != other.content_type, Differs::ContentType),
-            (self.group != other.group, Differs::Group),
-        ];
+        let parts =
+            [(self.body != other.body, Differs::Body), (self.group != other.group, Differs::Group)];
         parts.into_iter().filter_map(|(differs, what)| differs.then_some(what)).collect()
     }
 }
@@ -138,26 +137,60 @@ impl Fingerprint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Differs {
     Body,
-    ContentType,
     Group,
     /// One of the two was given by the caller, and they are not the same.
     Fingerprint,
 }
 
-/// The key of a follow-up: lowercase hex of the first 16 bytes of BLAKE3 over the parent's key, a
-/// zero byte, the generation as decimal, a zero byte, and the name. The same in every language.
-pub fn derive(parent: &str, generation: u32, name: &str) -> String {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(parent.as_bytes()).update(&[0]);
-    hasher.update(generation.to_string().as_bytes()).update(&[0]);
-    hasher.update(name.as_bytes());
-    format!("{:032x}", u128::from_be_bytes(first_half(&hasher.finalize())))
+/// The message that follow-ups derive their keys from.
+#[derive(Clone, Copy, Debug)]
+pub struct Parent<'a> {
+    pub queue: &'a str,
+    /// Where the queue deduplicates per group.
+    pub group: Option<&'a str>,
+    pub key: &'a str,
+    pub generation: u32,
 }
 
-/// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time.
+/// The key of a follow-up or a step: lowercase hex of the first 16 bytes of SHA-256 over the
+/// netstrings of `hapax-2`, the parent's queue, its group (empty unless the queue deduplicates per
+/// group), its key, its generation as decimal, and the name. The same in every language.
+pub fn derive(parent: &Parent<'_>, name: &str) -> String {
+    let generation = parent.generation.to_string();
+    let group = parent.group.unwrap_or_default();
+    netstrings(&["hapax-2", parent.queue, group, parent.key, &generation, name])
+}
+
+/// A key for a message whose own is taken by another message: the same message gets the same one.
+pub(crate) fn aside(key: &str, fingerprint: &Fingerprint) -> String {
+    let body = format!("{:032x}", u128::from_be_bytes(fingerprint.body));
+    let parts = format!("{:016x} {}", fingerprint.group, fingerprint.own);
+    let unique = netstrings(&["hapax-2 aside", key, &body, &parts]);
+    let room = limits::KEY_BYTES_MAX - unique.len() - 1;
+    let start = key.get(..key.floor_char_boundary(room)).unwrap_or_default();
+    format!("{start}~{unique}")
+}
+
+fn netstrings(parts: &[&str]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update(part.len().to_string().as_bytes());
+        hasher.update(b":");
+        hasher.update(part.as_bytes());
+        hasher.update(b",");
+    }
+    let hash: [u8; 32] = hasher.finalize().into();
+    let [low, _] = hash.as_chunks::<16>().0 else { unreachable!("SHA-256 has 32 bytes") };
+    format!("{:032x}", u128::from_be_bytes(*low))
+}
+
+/// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time. A UUIDv7 tells
+/// whatever its time is; a word of 26 letters may look like a ULID by chance, of any time.
 pub fn date(key: &str, now: Time) -> Option<Time> {
-    let at = uuid_date(key).or_else(|| ulid_date(key))?;
-    (limits::DATED_FROM_MS..=now.plus(limits::DATED_AHEAD_MS).0).contains(&at).then_some(Time(at))
+    let latest = now.plus(limits::DATED_AHEAD_MS).0;
+    let uuid = uuid_date(key).filter(|at| *at >= limits::DATED_FROM_MS);
+    let ulid = || ulid_date(key).filter(|at| (limits::DATED_FROM_MS..=latest).contains(at));
+    uuid.or_else(ulid).map(Time)
 }
 
 fn uuid_date(key: &str) -> Option<u64> {
@@ -234,11 +267,12 @@ mod tests {
 
     #[test]
     fn k3_a_fingerprint_names_what_differs() {
-        let first = Fingerprint::of(b"body", Some("text/plain"), Some("g"));
-        assert_eq!(first.differs(&Fingerprint::of(b"body", Some("text/plain"), Some("g"))), []);
+        let first = Fingerprint::of(b"body", Some("g"));
+        assert_eq!(first.differs(&Fingerprint::of(b"body", Some("g"))), []);
+        assert_eq!(first.differs(&Fingerprint::of(b"other", Some("g"))), [Differs::Body]);
         assert_eq!(
-            first.differs(&Fingerprint::of(b"other", None, Some("g"))),
-            [Differs::Body, Differs::ContentType]
+            first.differs(&Fingerprint::of(b"other", None)),
+            [Differs::Body, Differs::Group]
         );
         assert_eq!(first.differs(&Fingerprint::own("x")), [Differs::Fingerprint]);
         assert_eq!(Fingerprint::own("x").differs(&Fingerprint::own("x")), []);
@@ -246,9 +280,33 @@ mod tests {
 
     #[test]
     fn a_derived_key_is_what_the_documentation_says() {
-        let expected = blake3::hash(b"order-42\x000\0receipt").to_hex()[..32].to_owned();
-        assert_eq!(derive("order-42", 0, "receipt"), expected);
-        assert_ne!(derive("order-42", 1, "receipt"), expected);
+        let parent = Parent { queue: "payments", group: None, key: "order-42", generation: 0 };
+        // printf '7:hapax-2,8:payments,0:,8:order-42,1:0,7:receipt,' | sha256sum | cut -c1-32
+        assert_eq!(derive(&parent, "receipt"), "0b8370e7dbbb232a7c3ebeae3c071041");
+        // printf '7:hapax-2,8:payments,1:g,8:order-42,2:10,7:receipt,' | sha256sum | cut -c1-32
+        let grouped = Parent { group: Some("g"), generation: 10, ..parent };
+        assert_eq!(derive(&grouped, "receipt"), "5d709f6843c175e07feb9e08066d09c0");
+        for other in [
+            Parent { queue: "shipping", ..parent },
+            Parent { group: Some("g"), ..parent },
+            Parent { key: "order-4", ..parent },
+            Parent { generation: 1, ..parent },
+        ] {
+            assert_ne!(derive(&other, "receipt"), derive(&parent, "receipt"), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_made_aside_is_a_key_and_another_for_every_content() {
+        let (one, two) = (Fingerprint::of(b"1", None), Fingerprint::of(b"2", None));
+        let long = "\u{fc}".repeat(127);
+        for key in ["order-42", &long] {
+            let made = aside(key, &one);
+            assert!(made.len() <= limits::KEY_BYTES_MAX && made.starts_with(&key[..8]), "{made}");
+            assert_eq!(made, aside(key, &one));
+            assert_ne!(made, aside(key, &two));
+            assert_ne!(made, aside(key, &Fingerprint { own: true, ..one }));
+        }
     }
 
     #[test]

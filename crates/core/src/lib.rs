@@ -37,8 +37,8 @@ pub use checkpoint::Snapshot;
 pub use codec::BadBytes;
 pub use cold::{Need, RangeOf};
 pub use command::{
-    Blob, Browse, Claim, Command, Configure, Emit, Follow, KeyName, LeaseName, Purge, QueueName,
-    Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+    Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, Follow, KeyName, LeaseName,
+    Purge, QueueName, Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
 };
 pub use config::{
     Config, DedupScope, Guarantee, InvalidConfig, OnDead, OnGroupDead, OnLost, Order, UndatedKeys,
@@ -48,7 +48,7 @@ pub use decision::{
     Accepted, ClaimLease, Configured, Decision, Leased, Next, QueueId, RedriveStarted,
 };
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
-pub use key::{Differs, Digest, Fingerprint, date, derive};
+pub use key::{Differs, Digest, Fingerprint, Parent, date, derive};
 pub use limits::Bounds;
 pub use machine::{Batch, Machine, Usage, read_batch};
 pub use outcome::{

@@ -10,6 +10,9 @@ pub const WORKER_BYTES_MAX: usize = 64;
 pub const ERROR_BYTES_MAX: usize = 4_096;
 pub const FINGERPRINT_BYTES_MAX: usize = 255;
 pub const RECEIVE_ID_BYTES_MAX: usize = 128;
+pub const CLAIM_ID_BYTES_MAX: usize = 128;
+/// The name of an emit, journaled with it.
+pub const EMIT_NAME_BYTES_MAX: usize = 255;
 pub const REDRIVE_ID_BYTES_MAX: usize = 128;
 
 pub const HEADERS_MAX: usize = 64;
@@ -22,7 +25,6 @@ pub const RECEIVE_MAX: u32 = 1_000;
 pub const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
 pub const EMITS_MAX: usize = 64;
-pub const EMIT_NAME_BYTES_MAX: usize = 255;
 /// Together: a settle must fit into one batch of the journal, with its result.
 pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
@@ -53,6 +55,8 @@ pub const COUNT_MAX: u64 = 1 << 60;
 pub const FREED_MS: u64 = RECEIVE_ID_MS;
 
 /// Dates read from keys are believed between these bounds only: a 26-letter word is not a ULID.
+/// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its date
+/// on. What is dated further ahead is refused.
 pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
 pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
 

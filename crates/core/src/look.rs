@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::command::{Browse, KeyName, QueueName};
+use crate::content::Invalid;
 use crate::ids::{Fence, Seq, Time};
 use crate::limits;
 use crate::machine::Machine;
@@ -29,10 +30,10 @@ impl Machine {
                 Some(Known::Record(record)) if is_remembered(&record, queue, at) => KeyView {
                     key: Some(Arc::clone(&key.key)),
                     digest,
-                    place: if record.end == End::Done { Place::Done } else { Place::Discarded },
+                    place: place_of(&record),
                     id: record.id(self.partition),
                     deadline: None,
-                    content: None,
+                    content: record.content.clone(),
                     recovery_points: Default::default(),
                     history: told(&record, false, true),
                     record: *record,
@@ -42,6 +43,15 @@ impl Machine {
             return Outcome::Key(Box::new(view));
         }
         Outcome::Refused(Refusal::NoSuchKey)
+    }
+
+    /// Why an operation on a living message cannot be carried out: what the key is instead.
+    pub(crate) fn not_living(&self, queue: &Queue, key: &KeyName, at: Time) -> Refusal {
+        let digest = self.digest_of(queue, &key.key, key.group.as_deref());
+        match self.keys.record(&digest).filter(|record| is_remembered(record, queue, at)) {
+            Some(record) => Refusal::Invalid(Invalid::State(place_of(&record).as_str())),
+            None => Refusal::NoSuchKey,
+        }
     }
 
     /// A page of a place, oldest first, without leasing anything.
@@ -150,6 +160,7 @@ impl Machine {
             result: None,
             history: extra.history,
             points: Default::default(),
+            content: None,
         };
         let key = message.content.key();
         KeyView {
@@ -184,4 +195,10 @@ fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     let surplus = history.len().saturating_sub(limits::HISTORY_MAX);
     history.drain(..surplus);
     history
+}
+
+/// Where a message is that has ended and is remembered.
+fn place_of(record: &KeyRecord) -> Place {
+    debug_assert!(!record.is_ghost(), "a ghost is nowhere");
+    if record.end == End::Done { Place::Done } else { Place::Discarded }
 }

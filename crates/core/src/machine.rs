@@ -28,6 +28,8 @@ use crate::row::RowKey;
 pub struct Machine {
     pub(crate) bounds: Bounds,
     pub(crate) partition: u16,
+    /// How many partitions the broker has: fences count up in steps of it.
+    pub(crate) partitions: u16,
     epoch: u32,
     pub(crate) now: Time,
     pub(crate) next_seq: Seq,
@@ -224,22 +226,31 @@ pub fn read_batch(bytes: &[u8]) -> Result<(Time, Vec<Decision>), BadBytes> {
 }
 
 impl Machine {
-    /// An empty partition. `seed` spreads the tables, so that nobody outside can aim at them.
-    pub fn new(partition: u16, epoch: u32, seed: u64) -> Self {
-        Self::with_bounds(partition, epoch, seed, Bounds::default())
+    /// An empty partition, one of `partitions`. `seed` spreads the tables, so that nobody outside
+    /// can aim at them.
+    pub fn new(partition: u16, partitions: u16, epoch: u32, seed: u64) -> Self {
+        Self::with_bounds(partition, partitions, epoch, seed, Bounds::default())
     }
 
     /// The same with bounds of one's own.
-    pub fn with_bounds(partition: u16, epoch: u32, seed: u64, bounds: Bounds) -> Self {
-        assert!(partition < crate::limits::PARTITIONS_MAX);
+    pub fn with_bounds(
+        partition: u16,
+        partitions: u16,
+        epoch: u32,
+        seed: u64,
+        bounds: Bounds,
+    ) -> Self {
+        assert!(partitions <= crate::limits::PARTITIONS_MAX && partition < partitions);
+        assert!(epoch < Fence::EPOCHS, "an epoch is refused when its partition is opened");
         bounds.check();
         Self {
             bounds,
             partition,
+            partitions,
             epoch,
             now: Time(0),
             next_seq: 1,
-            next_fence: 0,
+            next_fence: partition.into(),
             queues: Queues::default(),
             messages: Messages::default(),
             keys: Keys::new(seed),
@@ -346,11 +357,13 @@ impl Machine {
             Command::Show(queue) => self.show(&queue),
             Command::Forget(key) => moves::forget::decide(self, stamp, &key, out),
             Command::Replay(replay) => moves::replay::decide(self, stamp, replay, out),
-            Command::Discard(key) => moves::discard::decide(self, &key, out),
-            Command::Resolve(resolve) => moves::resolve::decide(self, resolve, out),
+            Command::Discard(key) => moves::discard::decide(self, stamp.at, &key, out),
+            Command::Resolve(resolve) => moves::resolve::decide(self, stamp.at, resolve, out),
             Command::Redrive(redrive) => moves::redrive::decide(self, stamp, &redrive, out),
             Command::RedriveProgress { queue, id } => moves::redrive::progress(self, &queue, &id),
-            Command::Relayed { id, reached } => moves::relay::decide(self, stamp, id, reached, out),
+            Command::CancelRedrive { queue, id } => moves::redrive::cancel(self, &queue, &id, out),
+            Command::Relayed { id, arrival } => moves::relay::decide(self, stamp, id, arrival, out),
+            Command::DeadLetter(letter) => moves::relay::dead_letter(self, stamp, letter, out),
         }
     }
 
@@ -369,6 +382,9 @@ impl Machine {
             }
             Decision::Released { digest, fence, next } => {
                 moves::settle::apply_released(self, at, &digest, fence, next);
+            }
+            Decision::Parked { digest, fence, error, next } => {
+                moves::settle::apply_parked(self, at, &digest, fence, error, next);
             }
             Decision::Extended { digest, fence, deadline } => {
                 moves::settle::apply_extended(self, &digest, fence, deadline);
@@ -404,6 +420,9 @@ impl Machine {
             Decision::Redriven { queue, job, digests, matched, cursor, done } => {
                 moves::redrive::apply(self, at, queue, &job, &digests, matched, cursor, done);
             }
+            Decision::RedriveCancelled { queue, job } => {
+                moves::redrive::apply_cancelled(self, queue, &job);
+            }
             Decision::Discarded { digest } => moves::discard::apply(self, at, &digest),
             Decision::Forgotten { digest, queue } => {
                 moves::forget::apply(self, at, &digest, queue);
@@ -418,6 +437,9 @@ impl Machine {
             Decision::Relayed { id } => self.relays.remove(id),
             Decision::RelayRetried { id, attempts, next_at } => {
                 self.relays.retry(id, attempts, next_at);
+            }
+            Decision::RelayRefused { id, error, key } => {
+                moves::relay::apply_refused(self, id, error, key.as_deref());
             }
         }
     }
@@ -466,7 +488,8 @@ impl Machine {
     /// Fences up to this one were handed out.
     pub(crate) fn use_fence(&mut self, fence: Fence) {
         if fence.epoch() == self.epoch {
-            self.next_fence = self.next_fence.max(fence.counter() + 1);
+            let next = Fence::counter_above(fence.counter(), self.partition, self.partitions);
+            self.next_fence = self.next_fence.max(next);
             debug_assert!(fence < self.next_fence(), "a fence is given once");
         }
     }

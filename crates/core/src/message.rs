@@ -82,6 +82,10 @@ pub(crate) struct Extra {
     pub(crate) lost: Option<Fence>,
     /// The worker of the last lease.
     pub(crate) worker: Option<Arc<str>>,
+    /// The digest of the id that the key was claimed under.
+    pub(crate) claim_id: Option<Digest>,
+    /// See [`Accepted`](crate::Accepted).
+    pub(crate) dated_ahead: Option<Time>,
     /// What it takes of memory, as it was counted last.
     pub(crate) counted: usize,
 }
@@ -102,9 +106,17 @@ impl Extra {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Settlement {
     pub(crate) fence: Fence,
-    pub(crate) failed: bool,
+    pub(crate) how: How,
     pub(crate) place: Place,
     pub(crate) deadline: Option<Time>,
+}
+
+/// What the holder said. The numbers are on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Released = 0,
+    Failed = 1,
+    Parked = 2,
 }
 
 /// The neighbours in a list of leases by deadline.

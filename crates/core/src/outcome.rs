@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::command::{Blob, Emit, LeaseName};
+use crate::command::{Arrival, Blob, Emit, LeaseName, Send};
 use crate::config::{Config, InvalidConfig};
 use crate::content::{Content, Invalid};
 use crate::decision::QueueId;
 use crate::ids::{Fence, MessageId, Seq, Time};
-use crate::key::{Differs, Digest};
+use crate::key::{Differs, Digest, Fingerprint};
 use crate::record::{Event, KeyRecord};
 
 /// The one answer of one command.
@@ -117,6 +117,8 @@ pub enum Answer {
         accepted_at: Time,
         attempts: u32,
         error: Arc<str>,
+        /// Given up by an operator or purged: there is no message left to redrive.
+        discarded: bool,
     },
     Parked {
         id: MessageId,
@@ -143,6 +145,8 @@ pub enum Answer {
         id: MessageId,
         lease: LeaseName,
         deadline: Time,
+        /// How long the lease lasts from the answer on, for those whose clock says something else.
+        lease_ms: u64,
         /// What an earlier claim of the key saved before it was released or lost.
         recovery_points: BTreeMap<String, Bytes>,
     },
@@ -345,8 +349,32 @@ pub struct RedriveView {
     pub id: Arc<str>,
     pub matched: u64,
     pub moved: u64,
+    /// Dead messages, or keys, there were to look at when it began; unknown of those that 0.1
+    /// began.
+    pub total: Option<u64>,
+    pub by_keys: bool,
+    /// By keys: those that were not dead.
+    pub missing: Vec<Arc<str>>,
     pub done: bool,
+    /// Stopped by an operator; `done` too.
+    pub cancelled: bool,
     pub dry_run: bool,
+}
+
+impl RedriveView {
+    /// Adds what another partition says of the same redrive. A key is missing where no partition
+    /// has it among its dead.
+    pub fn merge(&mut self, other: &Self) {
+        debug_assert!(self.id == other.id && self.by_keys == other.by_keys);
+        self.matched += other.matched;
+        self.moved += other.moved;
+        self.done &= other.done;
+        self.cancelled |= other.cancelled;
+        self.missing.retain(|key| other.missing.contains(key));
+        let sum = self.total.zip(other.total).map(|(total, more)| total + more);
+        let keys = self.matched + self.missing.len() as u64;
+        self.total = if self.by_keys { sum.map(|_| keys) } else { sum };
+    }
 }
 
 /// What should happen outside. The machine returns it, the server does it.
@@ -370,4 +398,53 @@ pub struct Relay {
     /// When its parent was done: what dates its key, which does not tell by itself.
     pub issued_at: Time,
     pub attempts: u32,
+    /// Why its queue refused it for good: it goes there as a dead letter.
+    pub refused: Option<Arc<str>>,
+}
+
+impl Relay {
+    /// What its queue is sent; as a dead letter where it was `refused`.
+    pub fn into_send(self) -> Send {
+        let fingerprint = self.fingerprint();
+        let emit = self.emit;
+        Send {
+            fingerprint,
+            delay_ms: emit.delay_ms,
+            ttl_ms: emit.ttl_ms,
+            issued_at: Some(self.issued_at),
+            ..Send::new(emit.queue, emit.content)
+        }
+    }
+
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        let content = &self.emit.content;
+        let of_content = || Fingerprint::of(content.body(), content.group());
+        self.emit.fingerprint.unwrap_or_else(of_content)
+    }
+}
+
+impl Arrival {
+    /// What the answer of its queue means for an emit.
+    pub fn of(answer: &Answer) -> Self {
+        let refused = |why: String| Self::Refused(why.into());
+        match answer {
+            Answer::NoSuchQueue | Answer::OverQuota { .. } | Answer::StoreFull => Self::Later,
+            Answer::Invalid(invalid) => refused(format!("its queue refused it: {invalid}")),
+            Answer::Conflict { id, .. } => {
+                refused(format!("its queue refused it: message {id} has its key and differs"))
+            }
+            Answer::TooOld { .. } => refused(
+                "its queue refused it: it is older than the retention, so that it may have been \
+                 there before"
+                    .to_owned(),
+            ),
+            Answer::UndatedKey => refused("its queue refused it: its key tells no date".to_owned()),
+            Answer::Done(_)
+            | Answer::Dead { .. }
+            | Answer::Parked { .. }
+            | Answer::InFlight(_)
+            | Answer::Accepted { .. }
+            | Answer::Fresh { .. } => Self::Arrived,
+        }
+    }
 }

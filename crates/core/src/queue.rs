@@ -7,8 +7,8 @@ use crate::codec::{BadBytes, Reader, Write};
 use crate::command::QueueName;
 use crate::config::Config;
 use crate::decision::bytes_of::{
-    decode_config, decode_end, decode_name, decode_optional_u32, encode_config, encode_end,
-    encode_name,
+    decode_config, decode_end, decode_missing, decode_name, decode_optional_u32, encode_config,
+    encode_end, encode_missing, encode_name,
 };
 use crate::decision::{QueueId, RedriveStarted};
 use crate::ids::{Seq, Time};
@@ -78,6 +78,8 @@ pub(crate) struct Job {
     pub(crate) moved: u64,
     pub(crate) cursor: Seq,
     pub(crate) done: bool,
+    /// Stopped by an operator.
+    pub(crate) cancelled: bool,
     /// Everything up to here is in memory. Not durable.
     pub(crate) horizon: Seq,
 }
@@ -88,7 +90,11 @@ impl Job {
             id: Arc::clone(&self.started.id),
             matched: self.matched,
             moved: self.moved,
+            total: self.started.total,
+            by_keys: self.started.by_keys,
+            missing: self.started.missing.clone(),
             done: self.done,
+            cancelled: self.cancelled,
             dry_run: self.started.dry_run,
         }
     }
@@ -315,10 +321,19 @@ pub(crate) fn encode_job(job: &Job, out: &mut Vec<u8>) {
     encode_error(started.error_contains.as_deref(), out);
     encode_error(started.group.as_deref(), out);
     encode_end(started.dead_before, out);
-    out.u8(u8::from(started.dry_run) | u8::from(started.by_keys) << 1 | u8::from(job.done) << 2);
+    debug_assert!(job.done || !job.cancelled, "what was stopped is over");
+    let more = started.total.is_some() || started.dead_after.is_some() || job.cancelled;
+    let flags = [started.dry_run, started.by_keys, job.done, more];
+    out.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
     out.optional(started.per_s.map(u64::from));
     for number in [job.started_at.0, job.matched, job.moved, job.cursor] {
         out.number(number);
+    }
+    if more {
+        out.u8(job.cancelled.into());
+        out.optional(started.dead_after.map(|after| after.0));
+        out.optional(started.total);
+        encode_missing(&started.missing, out);
     }
 }
 
@@ -338,19 +353,30 @@ pub(crate) fn decode_job(queue: QueueId, job: Digest, bytes: &[u8]) -> Result<Jo
         error_contains,
         group,
         dead_before,
+        dead_after: None,
         dry_run: flags & 1 != 0,
         per_s,
         by_keys: flags & 2 != 0,
+        total: None,
+        missing: Vec::new(),
     };
-    let job = Job {
+    let mut job = Job {
         started,
         started_at: Time(reader.number("started")?),
         matched: reader.number("matched")?,
         moved: reader.number("moved")?,
         cursor: reader.number("cursor")?,
         done: flags & 4 != 0,
+        cancelled: false,
         horizon: 0,
     };
+    // Jobs that 0.1 began end here.
+    if flags & 8 != 0 {
+        job.cancelled = reader.u8("cancelled")? != 0;
+        job.started.dead_after = reader.optional("dead after")?.map(Time);
+        job.started.total = reader.optional("total")?;
+        job.started.missing = decode_missing(reader)?;
+    }
     reader.end()?;
     Ok(job)
 }

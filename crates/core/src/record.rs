@@ -10,6 +10,8 @@ use bytes::Bytes;
 
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::Blob;
+use crate::content::Content;
+use crate::decision::bytes_of::{decode_content, decode_parts, encode_content, encode_parts};
 use crate::ids::{Fence, MessageId, Seq, Time};
 use crate::key::Fingerprint;
 use crate::limits;
@@ -48,6 +50,8 @@ pub struct KeyRecord {
     pub history: Vec<Event>,
     /// What a freed claim saved on the way, for the next one.
     pub points: BTreeMap<String, Bytes>,
+    /// The message itself, where the queue keeps bodies and it is done.
+    pub content: Option<Arc<Content>>,
 }
 
 impl KeyRecord {
@@ -185,13 +189,14 @@ pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
     let forever = record.expires_at == Time::NEVER;
     let seconds = retention.is_multiple_of(1_000);
     let fingerprint = &record.fingerprint;
-    let has_parts = fingerprint.content_type != 0 || fingerprint.group != 0;
+    let has_parts = fingerprint.group != 0;
     let has_more = record.duplicates != 0
         || record.losses != 0
         || record.generation != 0
         || record.error.is_some()
         || !record.history.is_empty()
-        || !record.points.is_empty();
+        || !record.points.is_empty()
+        || record.content.is_some();
     let mut flags = record.end as u8;
     for (set, flag) in [
         (has_parts, HAS_PARTS),
@@ -217,8 +222,7 @@ pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
     out.text(&record.worker);
     out.fixed(&fingerprint.body);
     if has_parts {
-        out.fixed(&fingerprint.content_type.to_le_bytes());
-        out.fixed(&fingerprint.group.to_le_bytes());
+        encode_parts(fingerprint, out);
     }
     match &record.result {
         Some(result) if apart => {
@@ -232,9 +236,13 @@ pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
         out.number(record.duplicates);
         out.number(record.losses.into());
         out.number(record.generation.into());
-        encode_error(record.error.as_deref(), out);
+        out.u8(u8::from(record.error.is_some()) | u8::from(record.content.is_some()) << 1);
+        out.text(record.error.as_deref().unwrap_or_default());
         encode_history(&record.history, out);
         encode_points(&record.points, out);
+        if let Some(content) = &record.content {
+            encode_content(content, out);
+        }
     }
 }
 
@@ -263,14 +271,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
     let fence = decode_fence(reader)?;
     let worker = reader.text("worker")?.into();
     let body = reader.fixed("fingerprint")?;
-    let (content_type, group) = if flags & HAS_PARTS != 0 {
-        (
-            u64::from_le_bytes(reader.fixed("content type")?),
-            u64::from_le_bytes(reader.fixed("group")?),
-        )
-    } else {
-        (0, 0)
-    };
+    let group = if flags & HAS_PARTS != 0 { decode_parts(reader)? } else { 0 };
     let own = flags & OWN_FINGERPRINT != 0;
     let result = if flags & HAS_RESULT != 0 { Some(decode_blob(reader)?) } else { None };
     let mut record = KeyRecord {
@@ -284,21 +285,28 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
         generation: 0,
         fence,
         worker,
-        fingerprint: Fingerprint { body, content_type, group, own },
+        fingerprint: Fingerprint { body, group, own },
         duplicates: 0,
         losses: 0,
         error: None,
         result,
         history: Vec::new(),
         points: BTreeMap::new(),
+        content: None,
     };
     if flags & HAS_MORE != 0 {
         record.duplicates = reader.number("duplicates")?;
         record.losses = reader.u32("losses")?;
         record.generation = reader.u32("generation")?;
-        record.error = decode_error(reader)?;
+        let present = reader.u8("error")?;
+        let error = reader.text("error")?;
+        record.error = (present & 1 != 0).then(|| error.into());
         record.history = decode_history(reader)?;
         record.points = decode_points(reader)?;
+        // Records of 0.1 have none.
+        if present & 2 != 0 {
+            record.content = Some(decode_content(reader)?);
+        }
     }
     reader.end()?;
     Ok(record)
@@ -331,7 +339,7 @@ pub(crate) fn encode_fence(fence: Fence, out: &mut Vec<u8>) {
 pub(crate) fn decode_fence(reader: &mut Reader<'_>) -> Result<Fence, BadBytes> {
     let epoch = reader.u32("epoch")?;
     let counter = reader.number("fence")?;
-    if epoch >= 1 << 24 || counter >= 1 << 40 {
+    if epoch >= Fence::EPOCHS || counter >= 1 << Fence::COUNTER_BITS {
         return Err(BadBytes::Bounds("fence"));
     }
     Ok(Fence::new(epoch, counter))
@@ -427,13 +435,14 @@ mod tests {
             generation: 0,
             fence: Fence::new(3, 100_000_000),
             worker: "billing-1".into(),
-            fingerprint: Fingerprint::of(b"body", None, None),
+            fingerprint: Fingerprint::of(b"body", None),
             duplicates: 0,
             losses: 0,
             error: None,
             result: None,
             history: Vec::new(),
             points: BTreeMap::new(),
+            content: None,
         }
     }
 
@@ -448,7 +457,7 @@ mod tests {
             end: End::Forgotten,
             expires_at: Time::NEVER,
             generation: 2,
-            fingerprint: Fingerprint::of(b"", Some("text/plain"), Some("g")),
+            fingerprint: Fingerprint::of(b"", Some("g")),
             duplicates: 7,
             losses: 1,
             error: Some("timeout".into()),
@@ -462,7 +471,9 @@ mod tests {
     #[test]
     fn k13_records_read_back_and_no_cut_reads_as_one() {
         let odd = KeyRecord { expires_at: Time(1_700_000_000_013), ..uneventful() };
-        for record in [uneventful(), eventful(), odd] {
+        let content = Content::builder("k").header("a", "b").build(b"body").unwrap();
+        let kept = KeyRecord { content: Some(content), ..uneventful() };
+        for record in [uneventful(), eventful(), odd, kept] {
             let mut bytes = Vec::new();
             encode(&record, &mut bytes);
             assert_eq!(decode(&bytes).unwrap(), record);

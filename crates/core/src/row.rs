@@ -21,7 +21,7 @@ use crate::decision::bytes_of::{
 };
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::message::{Extra, Lease, Links, Message, Settlement, Slot, State};
+use crate::message::{Extra, How, Lease, Links, Message, Settlement, Slot, State};
 use crate::outcome::Place;
 use crate::record::{
     decode_error, decode_fence, decode_history, decode_points, encode_error, encode_fence,
@@ -210,10 +210,25 @@ pub(crate) fn encode_message(message: &Message, out: &mut Vec<u8>) {
     out.number(message.leased_at.0);
     encode_end(message.ttl_at, out);
     encode_fingerprint(&message.fingerprint, out);
-    let flags = [message.claim, message.group.is_some(), message.extra.is_some()];
+    let extra = message.extra.as_deref();
+    let (claim_id, dated_ahead) =
+        extra.map_or((None, None), |extra| (extra.claim_id, extra.dated_ahead));
+    let flags = [
+        message.claim,
+        message.group.is_some(),
+        extra.is_some(),
+        claim_id.is_some(),
+        dated_ahead.is_some(),
+    ];
     out.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
     if let Some(group) = &message.group {
         out.fixed(&group.0);
+    }
+    if let Some(id) = &claim_id {
+        out.fixed(&id.0);
+    }
+    if let Some(dated) = dated_ahead {
+        out.number(dated.0);
     }
     encode_state(&message.state, out);
     if let Some(extra) = &message.extra {
@@ -236,8 +251,15 @@ pub(crate) fn decode_message(row: RowKey, bytes: &[u8]) -> Result<Message, BadBy
     let fingerprint = decode_fingerprint(reader)?;
     let flags = reader.u8("flags")?;
     let group = if flags & 2 != 0 { Some(decode_digest(reader)?) } else { None };
+    let claim_id = if flags & 8 != 0 { Some(decode_digest(reader)?) } else { None };
+    let dated_ahead = if flags & 16 != 0 { Some(Time(reader.number("dated")?)) } else { None };
     let state = decode_state(reader)?;
-    let extra = if flags & 4 != 0 { Some(Box::new(decode_extra(reader)?)) } else { None };
+    let extra = if flags & 4 != 0 {
+        let extra = decode_extra(reader)?;
+        Some(Box::new(Extra { claim_id, dated_ahead, ..extra }))
+    } else {
+        None
+    };
     let content = decode_content(reader)?;
     reader.end()?;
     Ok(Message {
@@ -316,7 +338,7 @@ fn encode_extra(extra: &Extra, out: &mut Vec<u8>) {
     out.u8(extra.settled.is_some().into());
     if let Some(settled) = &extra.settled {
         encode_fence(settled.fence, out);
-        out.u8(settled.failed.into());
+        out.u8(settled.how as u8);
         out.u8(settled.place as u8);
         out.optional(settled.deadline.map(|deadline| deadline.0));
     }
@@ -335,12 +357,17 @@ fn decode_extra(reader: &mut Reader<'_>) -> Result<Extra, BadBytes> {
     extra.losses = reader.u32("losses")?;
     if reader.u8("settled")? != 0 {
         let fence = decode_fence(reader)?;
-        let failed = reader.u8("failed")? != 0;
+        let how = match reader.u8("settled")? {
+            0 => How::Released,
+            1 => How::Failed,
+            2 => How::Parked,
+            other => return Err(BadBytes::Tag("settled", other)),
+        };
         let number = reader.u8("place")?;
         let place = Place::ALL.get(usize::from(number)).copied();
         let place = place.ok_or(BadBytes::Tag("place", number))?;
         let deadline = reader.optional("deadline")?.map(Time);
-        extra.settled = Some(Settlement { fence, failed, place, deadline });
+        extra.settled = Some(Settlement { fence, how, place, deadline });
     }
     extra.worker = decode_error(reader)?;
     if reader.u8("lost")? != 0 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::command::Blob;
 use crate::ids::{Fence, Seq, Time};
-use crate::key::Digest;
+use crate::key::{self, Digest};
 use crate::limits;
 use crate::machine::Machine;
 use crate::message::{Message, Slot, State};
@@ -345,11 +345,17 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
     if let Some(event) = ending.event {
         remember(&mut history, event);
     }
-    let expires_at = match ending.end {
+    let expires_at = match (ending.end, queue.config.retention_ms) {
         // Longer where it saved something for the next claim.
-        End::Freed if extra.points.is_empty() => at.plus(limits::FREED_MS),
-        _ => queue.config.retention_ms.map_or(Time::NEVER, |retention| at.plus(retention)),
+        (End::Freed, _) if extra.points.is_empty() => at.plus(limits::FREED_MS),
+        (_, None) => Time::NEVER,
+        // A retry is refused as too old by the date of its operation: until then it must be known.
+        (_, Some(retention)) => {
+            let dated = key::date(message.content.key(), at).max(extra.dated_ahead);
+            dated.map_or(at, |dated| dated.max(at)).plus(retention)
+        }
     };
+    let keeps = queue.config.keep_bodies && ending.end == End::Done && !message.claim;
     KeyRecord {
         end: ending.end,
         seq: message.seq,
@@ -372,5 +378,6 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
         result: ending.result,
         history,
         points: if ending.end == End::Freed { extra.points } else { Default::default() },
+        content: keeps.then_some(message.content),
     }
 }

@@ -8,6 +8,7 @@ use hapax_core::{
 use hapax_core::{Stamp, Time, Usage};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
+use crate::clock::TOLD_AHEAD_MS;
 use crate::fetch::Fetch;
 use crate::recover::{Recovered, recover};
 
@@ -16,6 +17,8 @@ use crate::recover::{Recovered, recover};
 pub struct Options {
     /// Its number, part of every message id.
     pub partition: u16,
+    /// How many partitions the broker has: no two of them give out the same fence.
+    pub partitions: u16,
     /// For caches, heads of queues and what waits for a checkpoint. Filters of the store come on
     /// top, at about 2.3 bytes per remembered key.
     pub memory_bytes: usize,
@@ -49,6 +52,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             partition: 0,
+            partitions: 1,
             memory_bytes: 256 * 1_024 * 1_024,
             journal_bytes: 256 * 1_024 * 1_024,
             batches_in_flight: 8,
@@ -81,6 +85,12 @@ pub enum Error {
     Leases { queue: String, counted: u64, found: u64 },
     #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
     Endless,
+    #[error(
+        "the partition is at epoch {0}, and fences have room for {max} epochs; restore a backup \
+         from before the epoch was raised so far",
+        max = hapax_core::Fence::EPOCHS
+    )]
+    Epochs(Epoch),
     #[error("the partition stopped after: {0}; open it again, it recovers from what is on disk")]
     Stopped(String),
 }
@@ -154,9 +164,6 @@ struct Waiting {
     answered: Answered,
 }
 
-/// Answers may tell a time that is this much later than the journal's last one; who is told more
-/// finds it journaled. A new owner starts that much later, so that time never runs backwards.
-const TOLD_AHEAD_MS: u64 = 1_000;
 /// Commands whose needs are read together.
 const TOGETHER_MAX: usize = 16 * 1_024;
 /// No share of the memory is larger than this, so that no arena of a checkpoint grows beyond its
@@ -195,7 +202,10 @@ impl<S: Store> Partition<S> {
             cutting: None,
             cut_at: Time(0),
             journaled_at,
-            not_before: journaled_at.plus(TOLD_AHEAD_MS),
+            not_before: match claim.closed {
+                true => journaled_at,
+                false => journaled_at.plus(TOLD_AHEAD_MS),
+            },
             stopped: None,
         };
         let relays = partition.machine.relays();
@@ -423,6 +433,11 @@ impl<S: Store> Partition<S> {
     /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;
     /// their effects on the state are not.
     pub fn close(mut self) -> Result<S, Error> {
+        // The next owner goes on from the very time that was told last.
+        if self.stopped.is_none() && self.machine.now() > self.journaled_at {
+            self.batch.begin(self.machine.now());
+            self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
+        }
         self.store.close()?;
         Ok(self.store)
     }

@@ -1,6 +1,6 @@
 //! Opening: own the partition, load what must be in memory, apply the journal's tail.
 
-use hapax_core::{Bounds, Decision, Machine, Time, read_batch};
+use hapax_core::{Bounds, Decision, Fence, Machine, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
@@ -22,8 +22,12 @@ pub(crate) fn recover(
 ) -> Result<Recovered, Error> {
     let claim = store.claim()?;
     assert!(claim.through <= claim.last, "rows never run ahead of the journal");
+    if claim.epoch >= Fence::EPOCHS {
+        return Err(Error::Epochs(claim.epoch));
+    }
     let bounds = fitting(options.bounds, claim.batch_bytes_max);
-    let mut machine = Machine::with_bounds(options.partition, claim.epoch, options.seed, bounds);
+    let Options { partition, partitions, seed, .. } = *options;
+    let mut machine = Machine::with_bounds(partition, partitions, claim.epoch, seed, bounds);
     load(store, &mut machine)?;
     fetch.fetch(&mut machine, store, Machine::leased)?;
     check_leases(&machine)?;

@@ -3,17 +3,24 @@
 //! The partition that emitted keeps each in a durable list until it is told that it arrived. It may
 //! be handed over more than once, by a crash or a lost answer; its key makes it arrive once.
 
-use hapax_core::{Answer, Command, Outcome, Relay, Send};
+use std::sync::Arc;
+
+use hapax_core::{Arrival, Command, DeadLetter, Outcome, Relay};
 
 use crate::route::{Part, Routes, split};
 
-/// The sends of emits, by the partition they go to; each is known by its number in the list.
+/// The sends of emits, by the partition they go to; each is known by its number in the list. What
+/// its queue refused for good goes there as a dead letter.
 pub fn hand_over(relays: Vec<Relay>, routes: &Routes, turn: impl Fn() -> usize) -> Vec<Part<u64>> {
     let items = relays.into_iter().map(|relay| {
-        let mut send = Send::new(relay.emit.queue, relay.emit.content);
-        send.delay_ms = relay.emit.delay_ms;
-        send.issued_at = Some(relay.issued_at);
-        (routes.of_send(&send, &turn), relay.id, Command::Send(send))
+        let (id, refused) = (relay.id, relay.refused.clone());
+        let send = relay.into_send();
+        let partition = routes.of_send(&send, &turn);
+        let command = match refused {
+            Some(error) => Command::DeadLetter(DeadLetter { send, error }),
+            None => Command::Send(send),
+        };
+        (partition, id, command)
     });
     split(routes.partitions(), items)
 }
@@ -26,11 +33,11 @@ pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
     let mut confirmed = Confirmed::default();
     for (id, outcome) in ids.into_iter().zip(outcomes) {
         let Outcome::Sent(answer) = outcome else { unreachable!("a send is answered as one") };
-        let fate = Fate::of(&answer);
-        confirmed.commands.push(Command::Relayed { id, reached: fate != Fate::Later });
-        if fate == Fate::Refused {
-            confirmed.refused.push(answer);
+        let arrival = Arrival::of(&answer);
+        if let Arrival::Refused(why) = &arrival {
+            confirmed.refused.push(Arc::clone(why));
         }
+        confirmed.commands.push(Command::Relayed { id, arrival });
     }
     confirmed
 }
@@ -40,34 +47,8 @@ pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
 pub struct Confirmed {
     /// For the partition that emitted.
     pub commands: Vec<Command>,
-    /// What no later try can change: an incident.
-    pub refused: Vec<Answer>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    Arrived,
-    /// Tried again.
-    Later,
-    Refused,
-}
-
-impl Fate {
-    fn of(answer: &Answer) -> Self {
-        match answer {
-            Answer::NoSuchQueue | Answer::OverQuota { .. } | Answer::StoreFull => Self::Later,
-            Answer::Invalid(_)
-            | Answer::Conflict { .. }
-            | Answer::TooOld { .. }
-            | Answer::UndatedKey => Self::Refused,
-            Answer::Accepted { .. }
-            | Answer::InFlight(_)
-            | Answer::Done(_)
-            | Answer::Dead { .. }
-            | Answer::Parked { .. }
-            | Answer::Fresh { .. } => Self::Arrived,
-        }
-    }
+    /// Why emits were refused for good: incidents.
+    pub refused: Vec<Arc<str>>,
 }
 
 /// Confirmations, unless they are held back: while a copy is taken of one partition after the

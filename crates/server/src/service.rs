@@ -265,8 +265,8 @@ impl Service {
             Opened::Settle(partition, settle) => Some((partition, settle)),
             Opened::Lost => None,
         });
-        let mut settled =
-            self.engine().settle(settles.collect()).await.map_err(stopped)?.into_iter();
+        let settled = self.engine().settle(settles.collect()).await.map_err(stopped)?;
+        let mut settled = settled.into_iter();
         let answers: Vec<Settled> = is_open
             .into_iter()
             .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or(LOST))
@@ -353,6 +353,12 @@ impl Service {
     }
 }
 
+/// Whether the queue of these messages is absent. Where it was made or deleted meanwhile, some
+/// partitions may know it and others not: then each message is answered for itself.
+pub fn is_no_such_queue(answers: &[Answer]) -> bool {
+    !answers.is_empty() && answers.iter().all(|answer| *answer == Answer::NoSuchQueue)
+}
+
 /// What may go to a writer's thread. The name `Send` is taken by the message here.
 pub trait Sendable: std::marker::Send + 'static {}
 
@@ -390,4 +396,15 @@ fn settled(outcomes: Vec<Outcome>) -> Vec<Settled> {
         other => unreachable!("a settle is not answered by {other:?}"),
     });
     settled.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_absent_where_no_partition_knows_it() {
+        assert!(is_no_such_queue(&[Answer::NoSuchQueue]) && !is_no_such_queue(&[]));
+        assert!(!is_no_such_queue(&[Answer::NoSuchQueue, Answer::StoreFull]));
+    }
 }

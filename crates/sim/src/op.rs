@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Claim, Command, Config, Configure, Content, Emit, Fence, KeyName, LeaseName, MessageId, Purge,
-    Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+    Arrival, Claim, Command, Config, Configure, Content, Emit, Fence, KeyName, LeaseName,
+    MessageId, Purge, Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
 };
 
 use crate::scene::{Item, ItemId, Scene, Variant, point_of, result_of};
@@ -212,7 +212,10 @@ impl Op {
             }
             Self::Pause { queue, paused: true } => Command::Pause(maker.queue(*queue)),
             Self::Pause { queue, paused: false } => Command::Resume(maker.queue(*queue)),
-            Self::Relayed { id, reached } => Command::Relayed { id: *id, reached: *reached },
+            Self::Relayed { id, reached } => {
+                let arrival = if *reached { Arrival::Arrived } else { Arrival::Later };
+                Command::Relayed { id: *id, arrival }
+            }
             Self::Show { queue } => Command::Show(maker.queue(*queue)),
         }
     }
@@ -306,12 +309,8 @@ impl<'a> Maker<'a> {
         let item = self.item(id);
         let keyless = Item { key: "".into(), ..item.clone() };
         let scope = self.spec(item.queue).config.dedup_scope;
-        Emit {
-            queue: self.queue(item.queue),
-            name: EMIT.to_owned(),
-            content: keyless.content(0, scope),
-            delay_ms: item.delay_ms,
-        }
+        let emit = Emit::new(self.queue(item.queue), EMIT, keyless.content(0, scope));
+        Emit { delay_ms: item.delay_ms, ..emit }
     }
 }
 

@@ -65,6 +65,7 @@ impl Scene {
         let changes_queues = random.share(2, 3);
         let partition = Options {
             partition: 3,
+            partitions: 5,
             memory_bytes: 1_024 << random.between(3, 8),
             journal_bytes: 1_024 << random.between(2, 6),
             batches_in_flight: random.between(2, 8) as usize,
@@ -241,9 +242,9 @@ impl Item {
     pub fn fingerprint(&self, variant: Variant, scope: DedupScope) -> Fingerprint {
         if !self.claim {
             let content = self.content(variant, scope);
-            return Fingerprint::of(content.body(), content.content_type(), content.group());
+            return Fingerprint::of(content.body(), content.group());
         }
-        Fingerprint::of(format!("claim {}", variant.min(1)).as_bytes(), None, None)
+        Fingerprint::of(format!("claim {}", variant.min(1)).as_bytes(), None)
     }
 
     /// What a conflict between the two variants names; empty where they are the same.

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use hapax_core::{Answer, Delivery, Effect, Outcome, Settled, Time, derive};
+use hapax_core::{Answer, DedupScope, Delivery, Effect, Outcome, Parent, Settled, Time, derive};
 
 use crate::Random;
 use crate::checker::Checker;
@@ -201,7 +201,9 @@ impl Workload {
         let (Op::Send { item, .. }, Outcome::Sent(answer)) = (op, outcome) else {
             return Vec::new();
         };
-        let reached = !matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull);
+        let later =
+            matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull | Answer::NoSuchQueue);
+        let reached = !later;
         let mut said = Vec::new();
         self.relays.retain(|(id, waiting)| {
             let over = waiting == item;
@@ -372,13 +374,21 @@ impl Workload {
             true => held.id.to_string(),
             false => parent.key.to_string(),
         };
+        let Some(spec) = scene.queues.get(parent.queue) else { return Vec::new() };
+        let per_group = spec.config.dedup_scope == DedupScope::Group;
+        let origin = Parent {
+            queue: &spec.name.queue,
+            group: parent.group.as_deref().filter(|_| per_group),
+            key: &parent_key,
+            generation: held.generation,
+        };
         let queue = fixed.index(scene.queues.len());
         // By its first rules, whatever they are now: every attempt must draw the same.
         let Some(spec) = scene.queues.get(queue) else { return Vec::new() };
         self.next_number += 1;
         let drawn = QueueSpec::item(&spec.config, &mut fixed, queue, self.next_number, Time(0));
         vec![checker.add(Item {
-            key: derive(&parent_key, held.generation, EMIT).into(),
+            key: derive(&origin, EMIT).into(),
             claim: false,
             issued_at: None,
             ttl_ms: None,

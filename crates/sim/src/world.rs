@@ -33,6 +33,8 @@ pub struct World {
     claimed: bool,
     clocks: Clocks,
     submitted: u64,
+    /// The disk is a copy that nobody has opened yet.
+    is_copy: bool,
     /// The time that the last batch was submitted at.
     stamped: Time,
 }
@@ -108,6 +110,7 @@ impl World {
             claimed: false,
             clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
             submitted: 0,
+            is_copy: false,
             stamped: Time(0),
         }
     }
@@ -122,7 +125,8 @@ impl World {
         let (store, workers) = match &self.ground {
             Ground::Disk => {
                 let volume = self.disk.mount();
-                let options = self.scene.store.clone();
+                let mut options = self.scene.store.clone();
+                options.lineage = self.is_copy.then_some(0);
                 let (store, workers) = DiskStore::open(volume, options, Arc::new(|| {}))?;
                 (SimStore::disk(store, self.scene.partition.partition, self.bug), Some(workers))
             }
@@ -134,6 +138,7 @@ impl World {
         };
         self.claimed = true;
         let partition = Partition::open(store, options)?;
+        self.is_copy = false;
         let journal = partition.now();
         if journal < seen {
             self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);
@@ -202,6 +207,7 @@ impl World {
     pub fn replace_disk(&mut self, disk: SimDisk) {
         assert!(self.owner.is_none(), "the process ends first");
         self.disk = disk;
+        self.is_copy = true;
     }
 
     /// Requests under way.

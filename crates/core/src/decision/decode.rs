@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::encode::tag;
+use super::encode::{CONFIG_MORE, tag};
 use super::{Accepted, ClaimLease, Configured, Decision, Leased, Next, RedriveStarted};
 use crate::codec::{BadBytes, Reader};
 use crate::command::{Blob, Emit, QueueName};
@@ -12,7 +12,7 @@ use crate::config::{
     Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, UndatedKeys,
 };
 use crate::content::Content;
-use crate::ids::Time;
+use crate::ids::{Fence, Time};
 use crate::key::{Digest, Fingerprint};
 use crate::limits;
 use crate::record::{decode_blob, decode_error, decode_fence};
@@ -21,9 +21,11 @@ impl Decision {
     pub(crate) fn decode(reader: &mut Reader<'_>) -> Result<Self, BadBytes> {
         let tag = reader.u8("decision")?;
         match tag {
-            tag::ACCEPTED => decode_accepted(reader),
-            tag::LEASED => decode_leased(reader),
-            tag::DONE..=tag::SAVED if tag != tag::LEASED => decode_under_lease(tag, reader),
+            tag::ACCEPTED | tag::ACCEPTED_MORE => decode_accepted(tag, reader),
+            tag::LEASED | tag::LEASED_STEPPED => decode_leased(tag, reader),
+            tag::DONE..=tag::SAVED | tag::DONE_MORE | tag::PARKED => {
+                decode_under_lease(tag, reader)
+            }
             tag::DIED | tag::DISCARDED..=tag::RESOLVED => decode_to_key(tag, reader),
             _ => decode_administrative(tag, reader),
         }
@@ -34,11 +36,22 @@ fn decode_under_lease(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadB
     let digest = decode_digest(reader)?;
     let fence = decode_fence(reader)?;
     Ok(match tag {
-        tag::DONE => {
+        tag::DONE | tag::DONE_MORE => {
             let result = decode_optional_blob(reader)?;
             let count = reader.count("emits")?;
-            let emits = (0..count).map(|_| decode_emit(reader)).collect::<Result<_, _>>()?;
+            let mut emits = Vec::new();
+            for _ in 0..count {
+                let mut emit = decode_emit(reader)?;
+                if tag == tag::DONE_MORE {
+                    decode_emit_more(&mut emit, reader)?;
+                }
+                emits.push(emit);
+            }
             Decision::Done { digest, fence, result, emits }
+        }
+        tag::PARKED => {
+            let error = reader.text("error")?.into();
+            Decision::Parked { digest, fence, error, next: decode_next(reader)? }
         }
         tag::FAILED => {
             let error = reader.text("error")?.into();
@@ -106,7 +119,11 @@ fn decode_administrative(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, B
             let finished = reader.u8("finished")? != 0;
             Decision::Purged { queue, finished, digests: decode_digests(reader)? }
         }
-        tag::REDRIVE_STARTED => decode_redrive(reader)?,
+        tag::REDRIVE_STARTED | tag::REDRIVE_STARTED_MORE => decode_redrive(tag, reader)?,
+        tag::REDRIVE_CANCELLED => {
+            let queue = reader.u32("queue")?;
+            Decision::RedriveCancelled { queue, job: decode_digest(reader)? }
+        }
         tag::REDRIVEN => {
             let queue = reader.u32("queue")?;
             let job = decode_digest(reader)?;
@@ -122,11 +139,16 @@ fn decode_administrative(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, B
             let attempts = reader.u32("attempts")?;
             Decision::RelayRetried { id, attempts, next_at: Time(reader.number("next")?) }
         }
+        tag::RELAY_REFUSED => {
+            let id = reader.number("relay")?;
+            let error = reader.text("error")?.into();
+            Decision::RelayRefused { id, error, key: decode_error(reader)? }
+        }
         _ => return Err(BadBytes::Tag("decision", tag)),
     })
 }
 
-fn decode_accepted(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
+fn decode_accepted(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
     let digest = decode_digest(reader)?;
     let seq = reader.number("seq")?;
     let queue = reader.u32("queue")?;
@@ -134,22 +156,46 @@ fn decode_accepted(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
     let due = reader.optional("due")?.map(Time);
     let ttl_at = decode_end(reader)?;
     let flags = reader.u8("claim")?;
-    let claim = if flags & 1 != 0 {
+    let mut claim = if flags & 1 != 0 {
         Some(ClaimLease {
             fence: decode_fence(reader)?,
             deadline: Time(reader.number("deadline")?),
             worker: reader.text("worker")?.into(),
             begun: flags & 2 != 0,
+            id: None,
         })
     } else {
         None
     };
     let content = decode_content(reader)?;
-    let accepted = Accepted { seq, queue, digest, fingerprint, content, due, ttl_at, claim };
-    Ok(Decision::Accepted(Box::new(accepted)))
+    let mut dated_ahead = None;
+    if tag == tag::ACCEPTED_MORE {
+        dated_ahead = reader.optional("dated")?.map(Time);
+        let has_id = reader.u8("claim id")? != 0;
+        let id = if has_id { Some(decode_digest(reader)?) } else { None };
+        match (&mut claim, id) {
+            (Some(claim), id) => claim.id = id,
+            (None, None) => {}
+            (None, Some(_)) => return Err(BadBytes::Bounds("claim id")),
+        }
+    }
+    Ok(Decision::Accepted(Box::new(Accepted {
+        seq,
+        queue,
+        digest,
+        fingerprint,
+        content,
+        due,
+        ttl_at,
+        claim,
+        dated_ahead,
+    })))
 }
 
-fn decode_leased(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
+fn decode_leased(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
+    let step = if tag == tag::LEASED_STEPPED { reader.number("step")? } else { 1 };
+    let step = u16::try_from(step).ok().filter(|step| *step > 0);
+    let step = step.ok_or(BadBytes::Bounds("step"))?;
     let queue = reader.u32("queue")?;
     let fence = decode_fence(reader)?;
     let deadline = Time(reader.number("deadline")?);
@@ -158,11 +204,16 @@ fn decode_leased(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
     let receive = if flags & 1 != 0 { Some(decode_digest(reader)?) } else { None };
     let digests = decode_digests(reader)?;
     let finish = flags & 2 != 0;
-    let leased = Leased { queue, fence, deadline, worker, receive, finish, digests };
+    let leased = Leased { queue, fence, deadline, worker, receive, finish, digests, step };
+    // Every fence of the receive must be one.
+    let last = leased.fence.counter().saturating_add(leased.digests.len() as u64 * u64::from(step));
+    if last >= 1 << Fence::COUNTER_BITS {
+        return Err(BadBytes::Bounds("fence"));
+    }
     Ok(Decision::Leased(Box::new(leased)))
 }
 
-fn decode_redrive(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
+fn decode_redrive(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
     let queue = reader.u32("queue")?;
     let job = decode_digest(reader)?;
     let id = reader.text("id")?.into();
@@ -172,6 +223,12 @@ fn decode_redrive(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
     let flags = reader.u8("redrive")?;
     let (dry_run, by_keys) = (flags & 1 != 0, flags & 2 != 0);
     let per_s = decode_optional_u32(reader)?;
+    let (mut dead_after, mut total, mut missing) = (None, None, Vec::new());
+    if tag == tag::REDRIVE_STARTED_MORE {
+        dead_after = reader.optional("dead after")?.map(Time);
+        total = reader.optional("total")?;
+        missing = decode_missing(reader)?;
+    }
     Ok(Decision::RedriveStarted(Box::new(RedriveStarted {
         queue,
         job,
@@ -179,10 +236,21 @@ fn decode_redrive(reader: &mut Reader<'_>) -> Result<Decision, BadBytes> {
         error_contains,
         group,
         dead_before,
+        dead_after,
         dry_run,
         per_s,
         by_keys,
+        total,
+        missing,
     })))
+}
+
+pub(crate) fn decode_missing(reader: &mut Reader<'_>) -> Result<Vec<Arc<str>>, BadBytes> {
+    let count = reader.count("missing")?;
+    if count > limits::REDRIVE_KEYS_MAX {
+        return Err(BadBytes::Bounds("missing"));
+    }
+    (0..count).map(|_| Ok(reader.text("missing")?.into())).collect()
 }
 
 pub(crate) fn decode_name(reader: &mut Reader<'_>) -> Result<QueueName, BadBytes> {
@@ -192,8 +260,10 @@ pub(crate) fn decode_name(reader: &mut Reader<'_>) -> Result<QueueName, BadBytes
 }
 
 pub(crate) fn decode_config(reader: &mut Reader<'_>) -> Result<Config, BadBytes> {
-    Ok(Config {
-        guarantee: choice(Guarantee::ALL, "guarantee", reader)?,
+    let first = reader.u8("guarantee")?;
+    let guarantee = Guarantee::ALL.get(usize::from(first & !CONFIG_MORE)).copied();
+    let mut config = Config {
+        guarantee: guarantee.ok_or(BadBytes::Tag("guarantee", first))?,
         order: choice(Order::ALL, "order", reader)?,
         dedup_scope: choice(DedupScope::ALL, "dedup_scope", reader)?,
         undated_keys: choice(UndatedKeys::ALL, "undated_keys", reader)?,
@@ -212,7 +282,12 @@ pub(crate) fn decode_config(reader: &mut Reader<'_>) -> Result<Config, BadBytes>
         max_messages: reader.optional("max messages")?,
         max_bytes: reader.optional("max bytes")?,
         sends_per_s: decode_optional_u32(reader)?,
-    })
+        keep_bodies: false,
+    };
+    if first & CONFIG_MORE != 0 {
+        config.keep_bodies = reader.u8("keep bodies")? != 0;
+    }
+    Ok(config)
 }
 
 fn choice<T: Copy>(all: &[T], what: &'static str, reader: &mut Reader<'_>) -> Result<T, BadBytes> {
@@ -224,7 +299,16 @@ pub(crate) fn decode_emit(reader: &mut Reader<'_>) -> Result<Emit, BadBytes> {
     let queue = decode_name(reader)?;
     let name = reader.text("name")?.to_owned();
     let delay_ms = reader.optional("delay")?;
-    Ok(Emit { queue, name, delay_ms, content: decode_content(reader)? })
+    let content = decode_content(reader)?;
+    Ok(Emit { queue, name, delay_ms, content, ttl_ms: None, fingerprint: None })
+}
+
+pub(crate) fn decode_emit_more(emit: &mut Emit, reader: &mut Reader<'_>) -> Result<(), BadBytes> {
+    emit.ttl_ms = reader.optional("ttl")?;
+    if reader.u8("fingerprint")? != 0 {
+        emit.fingerprint = Some(decode_fingerprint(reader)?);
+    }
+    Ok(())
 }
 
 pub(crate) fn decode_content(reader: &mut Reader<'_>) -> Result<Arc<Content>, BadBytes> {
@@ -240,12 +324,14 @@ pub(crate) fn decode_content(reader: &mut Reader<'_>) -> Result<Arc<Content>, Ba
 pub(crate) fn decode_fingerprint(reader: &mut Reader<'_>) -> Result<Fingerprint, BadBytes> {
     let flags = reader.u8("fingerprint")?;
     let body = reader.fixed("fingerprint")?;
-    let mut fingerprint = Fingerprint { body, content_type: 0, group: 0, own: flags & 1 != 0 };
-    if flags & 2 != 0 {
-        fingerprint.content_type = u64::from_le_bytes(reader.fixed("fingerprint")?);
-        fingerprint.group = u64::from_le_bytes(reader.fixed("fingerprint")?);
-    }
-    Ok(fingerprint)
+    let group = if flags & 2 != 0 { decode_parts(reader)? } else { 0 };
+    Ok(Fingerprint { body, group, own: flags & 1 != 0 })
+}
+
+/// The group's part. The content type's, which 0.1 compared, is read over.
+pub(crate) fn decode_parts(reader: &mut Reader<'_>) -> Result<u64, BadBytes> {
+    reader.fixed::<8>("content type")?;
+    Ok(u64::from_le_bytes(reader.fixed("group")?))
 }
 
 pub(crate) fn decode_end(reader: &mut Reader<'_>) -> Result<Time, BadBytes> {

@@ -1,5 +1,7 @@
 //! Decisions as bytes. `decode` stands beside this file and mirrors it line by line.
 
+use std::sync::Arc;
+
 use super::{Accepted, Configured, Decision, Leased, Next, RedriveStarted};
 use crate::codec::Write;
 use crate::command::{Blob, Emit, QueueName};
@@ -34,6 +36,14 @@ pub(super) mod tag {
     pub(crate) const RESOLVED: u8 = 21;
     pub(crate) const RELAYED: u8 = 22;
     pub(crate) const RELAY_RETRIED: u8 = 23;
+    // Since 0.2. The first four are kinds from above with what those have no room for.
+    pub(crate) const ACCEPTED_MORE: u8 = 24;
+    pub(crate) const LEASED_STEPPED: u8 = 25;
+    pub(crate) const DONE_MORE: u8 = 26;
+    pub(crate) const REDRIVE_STARTED_MORE: u8 = 27;
+    pub(crate) const PARKED: u8 = 28;
+    pub(crate) const REDRIVE_CANCELLED: u8 = 29;
+    pub(crate) const RELAY_REFUSED: u8 = 30;
 }
 
 impl Decision {
@@ -44,10 +54,16 @@ impl Decision {
             Self::Accepted(accepted) => encode_accepted(accepted, out),
             Self::Leased(leased) => encode_leased(leased, out),
             Self::Done { digest, fence, result, emits } => {
-                under_lease(tag::DONE, digest, *fence, out);
+                let more = emits.iter().any(has_more);
+                under_lease(if more { tag::DONE_MORE } else { tag::DONE }, digest, *fence, out);
                 encode_optional_blob(result.as_ref(), out);
                 out.number(emits.len() as u64);
-                emits.iter().for_each(|emit| encode_emit(emit, out));
+                for emit in emits {
+                    encode_emit(emit, out);
+                    if more {
+                        encode_emit_more(emit, out);
+                    }
+                }
             }
             Self::Failed { digest, fence, error, next } => {
                 under_lease(tag::FAILED, digest, *fence, out);
@@ -60,6 +76,11 @@ impl Decision {
             }
             Self::Released { digest, fence, next } => {
                 under_lease(tag::RELEASED, digest, *fence, out);
+                encode_next(*next, out);
+            }
+            Self::Parked { digest, fence, error, next } => {
+                under_lease(tag::PARKED, digest, *fence, out);
+                out.text(error);
                 encode_next(*next, out);
             }
             Self::Extended { digest, fence, deadline } => {
@@ -122,6 +143,17 @@ impl Decision {
                 out.u8((*done).into());
                 encode_digests(digests, out);
             }
+            Self::RedriveCancelled { queue, job } => {
+                out.u8(tag::REDRIVE_CANCELLED);
+                out.number((*queue).into());
+                out.fixed(&job.0);
+            }
+            Self::RelayRefused { id, error, key } => {
+                out.u8(tag::RELAY_REFUSED);
+                out.number(*id);
+                out.text(error);
+                encode_error(key.as_deref(), out);
+            }
             Self::Relayed { id } => {
                 out.u8(tag::RELAYED);
                 out.number(*id);
@@ -150,7 +182,9 @@ fn under_lease(tag: u8, digest: &Digest, fence: crate::ids::Fence, out: &mut Vec
 fn encode_accepted(accepted: &Accepted, out: &mut Vec<u8>) {
     debug_assert!(accepted.claim.is_none() || accepted.due.is_none(), "a claim waits for nothing");
     debug_assert!(accepted.seq > 0, "numbers begin at one");
-    to_key(tag::ACCEPTED, &accepted.digest, out);
+    let claim_id = accepted.claim.as_ref().and_then(|claim| claim.id);
+    let more = claim_id.is_some() || accepted.dated_ahead.is_some();
+    to_key(if more { tag::ACCEPTED_MORE } else { tag::ACCEPTED }, &accepted.digest, out);
     out.number(accepted.seq);
     out.number(accepted.queue.into());
     encode_fingerprint(&accepted.fingerprint, out);
@@ -163,10 +197,20 @@ fn encode_accepted(accepted: &Accepted, out: &mut Vec<u8>) {
         out.text(&claim.worker);
     }
     encode_content(&accepted.content, out);
+    if more {
+        out.optional(accepted.dated_ahead.map(|dated| dated.0));
+        out.u8(claim_id.is_some().into());
+        if let Some(id) = claim_id {
+            out.fixed(&id.0);
+        }
+    }
 }
 
 fn encode_leased(leased: &Leased, out: &mut Vec<u8>) {
-    out.u8(tag::LEASED);
+    out.u8(if leased.step == 1 { tag::LEASED } else { tag::LEASED_STEPPED });
+    if leased.step != 1 {
+        out.number(leased.step.into());
+    }
     out.number(leased.queue.into());
     encode_fence(leased.fence, out);
     out.number(leased.deadline.0);
@@ -187,7 +231,9 @@ fn encode_configured(configured: &Configured, out: &mut Vec<u8>) {
 }
 
 fn encode_redrive(started: &RedriveStarted, out: &mut Vec<u8>) {
-    out.u8(tag::REDRIVE_STARTED);
+    let more = started.total.is_some() || started.dead_after.is_some();
+    debug_assert!(more || started.missing.is_empty(), "what is missing is missing of a total");
+    out.u8(if more { tag::REDRIVE_STARTED_MORE } else { tag::REDRIVE_STARTED });
     out.number(started.queue.into());
     out.fixed(&started.job.0);
     out.text(&started.id);
@@ -196,6 +242,17 @@ fn encode_redrive(started: &RedriveStarted, out: &mut Vec<u8>) {
     encode_end(started.dead_before, out);
     out.u8(u8::from(started.dry_run) | u8::from(started.by_keys) << 1);
     out.optional(started.per_s.map(u64::from));
+    if more {
+        out.optional(started.dead_after.map(|after| after.0));
+        out.optional(started.total);
+        encode_missing(&started.missing, out);
+    }
+}
+
+pub(crate) fn encode_missing(missing: &[Arc<str>], out: &mut Vec<u8>) {
+    debug_assert!(missing.len() <= limits::REDRIVE_KEYS_MAX, "more is not read back");
+    out.number(missing.len() as u64);
+    missing.iter().for_each(|key| out.text(key));
 }
 
 pub(crate) fn encode_name(name: &QueueName, out: &mut Vec<u8>) {
@@ -204,8 +261,9 @@ pub(crate) fn encode_name(name: &QueueName, out: &mut Vec<u8>) {
 }
 
 pub(crate) fn encode_config(config: &Config, out: &mut Vec<u8>) {
+    let more = if config.keep_bodies { CONFIG_MORE } else { 0 };
     for choice in [
-        config.guarantee as u8,
+        config.guarantee as u8 | more,
         config.order as u8,
         config.dedup_scope as u8,
         config.undated_keys as u8,
@@ -227,13 +285,32 @@ pub(crate) fn encode_config(config: &Config, out: &mut Vec<u8>) {
     out.optional(config.max_messages);
     out.optional(config.max_bytes);
     out.optional(config.sends_per_s.map(u64::from));
+    if more != 0 {
+        out.u8(config.keep_bodies.into());
+    }
 }
+
+/// In the first byte of a configuration: choices that 0.1 did not have follow its fields.
+pub(super) const CONFIG_MORE: u8 = 0x80;
 
 pub(crate) fn encode_emit(emit: &Emit, out: &mut Vec<u8>) {
     encode_name(&emit.queue, out);
     out.text(&emit.name);
     out.optional(emit.delay_ms);
     encode_content(&emit.content, out);
+}
+
+/// Whether an emit has what 0.1 did not know.
+fn has_more(emit: &Emit) -> bool {
+    emit.ttl_ms.is_some() || emit.fingerprint.is_some()
+}
+
+pub(crate) fn encode_emit_more(emit: &Emit, out: &mut Vec<u8>) {
+    out.optional(emit.ttl_ms);
+    out.u8(emit.fingerprint.is_some().into());
+    if let Some(fingerprint) = &emit.fingerprint {
+        encode_fingerprint(fingerprint, out);
+    }
 }
 
 pub(crate) fn encode_content(content: &Content, out: &mut Vec<u8>) {
@@ -245,13 +322,18 @@ pub(crate) fn encode_content(content: &Content, out: &mut Vec<u8>) {
 }
 
 pub(crate) fn encode_fingerprint(fingerprint: &Fingerprint, out: &mut Vec<u8>) {
-    let has_parts = fingerprint.content_type != 0 || fingerprint.group != 0;
+    let has_parts = fingerprint.group != 0;
     out.u8(u8::from(fingerprint.own) | u8::from(has_parts) << 1);
     out.fixed(&fingerprint.body);
     if has_parts {
-        out.fixed(&fingerprint.content_type.to_le_bytes());
-        out.fixed(&fingerprint.group.to_le_bytes());
+        encode_parts(fingerprint, out);
     }
+}
+
+/// The first eight bytes were the content type's in 0.1, and are no longer compared.
+pub(crate) fn encode_parts(fingerprint: &Fingerprint, out: &mut Vec<u8>) {
+    out.fixed(&[0; 8]);
+    out.fixed(&fingerprint.group.to_le_bytes());
 }
 
 /// A time that may be never.

@@ -12,12 +12,12 @@ use crate::record::{End, What};
 use crate::row::nobody;
 use crate::state::{Ending, event};
 
-pub(crate) fn decide(machine: &Machine, key: &KeyName, out: &mut Verdict) -> Outcome {
+pub(crate) fn decide(machine: &Machine, at: Time, key: &KeyName, out: &mut Verdict) -> Outcome {
     let Some(queue) = machine.queues.named(&key.queue) else {
         return Outcome::Refused(Refusal::NoSuchQueue);
     };
     let Some(slot) = machine.living_of(queue, key) else {
-        return Outcome::Refused(Refusal::NoSuchKey);
+        return Outcome::Refused(machine.not_living(queue, key, at));
     };
     let message = machine.messages.at(slot);
     if message.place() == Place::Leased {

@@ -75,7 +75,7 @@ fn deliveries(
     for (place, slot) in taken.into_iter().enumerate() {
         let message = machine.messages.at(slot);
         digests.push(message.digest);
-        let fence = first.plus(place as u64);
+        let fence = first.plus(place as u64 * u64::from(machine.partitions));
         deliveries.push(delivery(machine, message, fence, message.attempts + 1, deadline));
         if finish {
             out.effects.push(Effect::Ended { digest: message.digest });
@@ -89,6 +89,7 @@ fn deliveries(
         receive: id,
         finish,
         digests,
+        step: machine.partitions,
     })));
     Ok(deliveries)
 }
@@ -200,7 +201,7 @@ pub(crate) fn delivery(
 pub(crate) fn apply(machine: &mut Machine, at: Time, leased: Leased) {
     let mut leases = Vec::new();
     for (place, digest) in leased.digests.iter().enumerate() {
-        let fence = leased.fence.plus(place as u64);
+        let fence = leased.fence.plus(place as u64 * u64::from(leased.step));
         machine.use_fence(fence);
         let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };
         let message = machine.messages.at_mut(slot);

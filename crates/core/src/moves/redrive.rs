@@ -4,6 +4,7 @@
 //! for all it is a job that goes on in bounded steps, at the rate that was asked for, over the
 //! messages that were dead when it began.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::command::{QueueName, Redrive, Select};
@@ -44,6 +45,23 @@ pub(crate) fn progress(machine: &Machine, name: &QueueName, id: &str) -> Outcome
     }
 }
 
+/// Stops a redrive. One that is over stays as it was.
+pub(crate) fn cancel(machine: &Machine, name: &QueueName, id: &str, out: &mut Verdict) -> Outcome {
+    let Some(queue) = machine.queues.named(name) else {
+        return Outcome::Refused(Refusal::NoSuchQueue);
+    };
+    let digest = job_digest(queue, id);
+    let Some(job) = queue.redrives.get(&digest) else {
+        return Outcome::Refused(Refusal::NoSuchKey);
+    };
+    let mut view = job.view();
+    if !job.done {
+        out.decisions.push(Decision::RedriveCancelled { queue: queue.id, job: digest });
+        (view.done, view.cancelled) = (true, true);
+    }
+    Outcome::Redrive(view)
+}
+
 fn start(
     machine: &Machine,
     stamp: Stamp,
@@ -66,29 +84,41 @@ fn start(
         error_contains: None,
         group: None,
         dead_before: stamp.at.plus(1),
+        dead_after: None,
         dry_run: redrive.dry_run,
         per_s: redrive.per_s,
         by_keys: false,
+        total: Some(queue.stats.dead),
+        missing: Vec::new(),
     };
     let mut view = RedriveView {
         id: redrive.id.clone(),
         matched: 0,
         moved: 0,
+        total: started.total,
+        by_keys: false,
+        missing: Vec::new(),
         done: false,
+        cancelled: false,
         dry_run: redrive.dry_run,
     };
     match &redrive.select {
         Select::All => out.decisions.push(Decision::RedriveStarted(Box::new(started))),
-        Select::Filter { error_contains, group, dead_before } => {
+        Select::Filter { error_contains, group, dead_before, dead_after } => {
             started.error_contains = error_contains.as_deref().map(Into::into);
             started.group = group.as_deref().map(Into::into);
             started.dead_before = dead_before.unwrap_or(started.dead_before);
+            started.dead_after = *dead_after;
             out.decisions.push(Decision::RedriveStarted(Box::new(started)));
         }
         Select::Keys(keys) => {
             started.by_keys = true;
+            let (mut digests, missing) = dead_among(machine, queue, keys);
+            started.total = Some(digests.len() as u64 + missing.len() as u64);
+            started.missing = missing.into_iter().collect();
+            view.by_keys = true;
+            (view.total, view.missing) = (started.total, started.missing.clone());
             out.decisions.push(Decision::RedriveStarted(Box::new(started)));
-            let mut digests = dead_among(machine, queue, keys);
             view.matched = digests.len() as u64;
             view.done = true;
             if redrive.dry_run {
@@ -110,19 +140,27 @@ fn start(
     Ok(view)
 }
 
-/// The dead of the queue that the keys name, each once.
-fn dead_among(machine: &Machine, queue: &Queue, keys: &[Arc<str>]) -> Vec<Digest> {
-    let named = keys.iter().flat_map(|key| machine.digests_named(queue, key, None));
-    let dead = named.filter_map(|digest| {
-        let slot = machine.keys.living(&machine.messages, &digest)?;
-        let message = machine.messages.at(slot);
-        let is_dead = message.place() == Place::Dead && message.queue == queue.id;
-        is_dead.then_some(digest)
-    });
-    let mut digests: Vec<Digest> = dead.collect();
+/// The dead of the queue that the keys name, and the keys that name none; each once.
+fn dead_among(
+    machine: &Machine,
+    queue: &Queue,
+    keys: &[Arc<str>],
+) -> (Vec<Digest>, BTreeSet<Arc<str>>) {
+    let is_dead = |digest: &Digest| {
+        let slot = machine.keys.living(&machine.messages, digest);
+        let message = slot.map(|slot| machine.messages.at(slot));
+        message.is_some_and(|it| it.place() == Place::Dead && it.queue == queue.id)
+    };
+    let (mut digests, mut missing) = (Vec::new(), BTreeSet::new());
+    for key in keys {
+        match machine.digests_named(queue, key, None).into_iter().find(is_dead) {
+            Some(digest) => digests.push(digest),
+            None => _ = missing.insert(Arc::clone(key)),
+        }
+    }
     digests.sort_unstable();
     digests.dedup();
-    digests
+    (digests, missing)
 }
 
 fn check(redrive: &Redrive) -> Result<(), Invalid> {
@@ -142,7 +180,14 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
         Select::Keys(keys) if !(1..=limits::REDRIVE_KEYS_MAX).contains(&keys.len()) => {
             Err(Invalid::Redrive)
         }
-        _ => Ok(()),
+        // A filter that asks for nothing would mean all of them, which has a word of its own.
+        Select::Filter {
+            error_contains: None,
+            group: None,
+            dead_before: None,
+            dead_after: None,
+        } => Err(Invalid::Redrive),
+        Select::Keys(_) | Select::Filter { .. } | Select::All => Ok(()),
     }
 }
 
@@ -217,6 +262,7 @@ const SEEN_PER_MOVE: usize = 8;
 fn matches(job: &RedriveStarted, message: &Message) -> bool {
     let State::Dead { at, .. } = message.state else { return false };
     at < job.dead_before
+        && job.dead_after.is_none_or(|after| at > after)
         && job.error_contains.as_ref().is_none_or(|text| message.error().contains(&**text))
         && job.group.as_ref().is_none_or(|group| message.content.group() == Some(group))
 }
@@ -234,10 +280,25 @@ pub(crate) fn apply_started(machine: &mut Machine, at: Time, started: RedriveSta
         queue.redrives.remove(&oldest);
         machine.keys.delete_row(RowKey::redrive(queue.id, &oldest));
     }
-    let job =
-        Job { started_at: at, matched: 0, moved: 0, cursor: 0, done: false, horizon: 0, started };
+    let job = Job {
+        started_at: at,
+        matched: 0,
+        moved: 0,
+        cursor: 0,
+        done: false,
+        cancelled: false,
+        horizon: 0,
+        started,
+    };
     queue.redrives.insert(job.started.job, job);
     machine.due(at);
+}
+
+pub(crate) fn apply_cancelled(machine: &mut Machine, queue: QueueId, job: &Digest) {
+    let Some(state) = machine.queues.get_mut(queue) else { return };
+    let Some(job) = state.redrives.get_mut(job).filter(|job| !job.done) else { return };
+    (job.done, job.cancelled) = (true, true);
+    state.dirty = true;
 }
 
 #[expect(clippy::too_many_arguments, reason = "the fields of one decision")]

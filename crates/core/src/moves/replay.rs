@@ -52,7 +52,9 @@ fn replayed(
     if queue.purge.as_ref().is_some_and(|purge| record.seq < purge.below) {
         return Err(Refusal::Invalid(Invalid::State("in a queue that is being purged")));
     }
-    let (content, fingerprint) = replay.content.ok_or(Refusal::Invalid(Invalid::BodyGone))?;
+    let kept = record.content.clone().map(|content| (content, record.fingerprint));
+    let given = replay.content.or(kept);
+    let (content, fingerprint) = given.ok_or(Refusal::Invalid(Invalid::BodyGone))?;
     if content.key() != &*replay.key.key {
         return Err(Refusal::Invalid(Invalid::OtherKey));
     }

@@ -7,18 +7,18 @@ use crate::ids::{Fence, Time};
 use crate::key::Digest;
 use crate::machine::{Machine, Verdict};
 use crate::moves::send::wake;
-use crate::moves::settle::go;
+use crate::moves::settle::{check_result, go};
 use crate::outcome::{Effect, Outcome, Place, Refusal};
 use crate::record::{End, What};
 use crate::row::nobody;
 use crate::state::{Ending, event};
 
-pub(crate) fn decide(machine: &Machine, resolve: Resolve, out: &mut Verdict) -> Outcome {
+pub(crate) fn decide(machine: &Machine, at: Time, resolve: Resolve, out: &mut Verdict) -> Outcome {
     let Some(queue) = machine.queues.named(&resolve.key.queue) else {
         return Outcome::Refused(Refusal::NoSuchQueue);
     };
     let Some(slot) = machine.living_of(queue, &resolve.key) else {
-        return Outcome::Refused(Refusal::NoSuchKey);
+        return Outcome::Refused(machine.not_living(queue, &resolve.key, at));
     };
     let message = machine.messages.at(slot);
     if message.place() != Place::Parked {
@@ -30,12 +30,7 @@ pub(crate) fn decide(machine: &Machine, resolve: Resolve, out: &mut Verdict) -> 
         Resolution::Retry if message.claim => (false, None, Next::Freed),
         Resolution::Retry => (false, None, Next::Ready),
     };
-    let (bytes, max) =
-        (result.as_ref().map_or(0, |r| r.body.len() as u64), queue.config.max_body_bytes);
-    if bytes > max {
-        return Outcome::Refused(Refusal::Invalid(Invalid::BodyTooLarge { bytes, max }));
-    }
-    if let Some(Err(invalid)) = result.as_ref().map(Blob::check) {
+    if let Err(invalid) = check_result(queue, result.as_ref()) {
         return Outcome::Refused(Refusal::Invalid(invalid));
     }
     out.decisions.push(Decision::Resolved { digest, done, result, next });

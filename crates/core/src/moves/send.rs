@@ -33,11 +33,11 @@ fn answer(
     let content = &send.content;
     let keyless = !content.has_key();
     let digest = machine.scoped(queue, send.digest, content);
-    let mut released = None;
+    let (mut released, mut dated_ahead) = (None, None);
     if !keyless {
         let asked = Asked { queue, digest, fingerprint: &send.fingerprint, claim: false };
         released = known(machine, stamp.at, &asked, out)?;
-        check_date(queue, stamp.at, content.key(), send.issued_at)?;
+        dated_ahead = check_date(queue, stamp.at, content.key(), send.issued_at)?;
     }
     check_room(machine, queue, stamp.at, content.size() as u64)?;
 
@@ -60,6 +60,7 @@ fn answer(
         due,
         ttl_at: ttl.map_or(Time::NEVER, |ttl| stamp.at.plus(ttl)),
         claim: None,
+        dated_ahead,
     })));
     let place = if due.is_some() { Place::Delayed } else { Place::Ready };
     Ok(Answer::Accepted { id, place, at: stamp.at })
@@ -97,23 +98,31 @@ pub(crate) fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> 
     Ok(())
 }
 
-/// A dated key that is older than the retention was executed once, or never will be.
+/// A dated key that is older than the retention was executed once, or never will be. Returns when
+/// the operation was issued, where that is ahead: what its key does not tell has to be kept.
 pub(crate) fn check_date(
     queue: &Queue,
     at: Time,
     key: &str,
     issued_at: Option<Time>,
-) -> Result<(), Answer> {
+) -> Result<Option<Time>, Answer> {
     match issued_at.or_else(|| key::date(key, at)) {
         Some(dated) => {
+            let ahead_ms = dated.since(at);
+            if ahead_ms > limits::DATED_AHEAD_MS {
+                return Err(Answer::Invalid(Invalid::DatedAhead { ahead_ms }));
+            }
             let retention = queue.config.retention_ms;
             let is_over = retention.is_some_and(|retention| dated.plus(retention) <= at);
             // Under a shorter retention of earlier days the key may be forgotten already.
             let is_over = is_over || (Time(0) < queue.dated_from && dated <= queue.dated_from);
-            if is_over { Err(Answer::TooOld { dated }) } else { Ok(()) }
+            if is_over {
+                return Err(Answer::TooOld { dated });
+            }
+            Ok(issued_at.filter(|issued_at| *issued_at > at))
         }
         None if queue.config.undated_keys == UndatedKeys::Refuse => Err(Answer::UndatedKey),
-        None => Ok(()),
+        None => Ok(None),
     }
 }
 
@@ -203,7 +212,7 @@ pub(crate) fn known(
 
 /// A message that waits to be purged together with its key, in this queue or in an older one of
 /// the same name: whoever sends now sends something new.
-fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) -> Option<Decision> {
+pub(crate) fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) -> Option<Decision> {
     let queue = machine.queues.get(message.queue)?;
     if !purge::takes(machine, message) || message.seq >= queue.keys_from {
         return None;
@@ -218,7 +227,7 @@ pub(crate) fn is_remembered(record: &KeyRecord, queue: &Queue, at: Time) -> bool
     !record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
-fn conflict(
+pub(crate) fn conflict(
     first: &Fingerprint,
     asked: &Asked<'_>,
     id: MessageId,
@@ -259,14 +268,18 @@ fn died(machine: &Machine, message: &Message) -> Answer {
         accepted_at: message.accepted_at,
         attempts: message.attempts,
         error: crate::moves::expire::OVER.into(),
+        discarded: false,
     }
 }
 
-fn alive(machine: &Machine, message: &Message) -> Answer {
+pub(crate) fn alive(machine: &Machine, message: &Message) -> Answer {
     let id = message.id(machine.partition);
     let (accepted_at, attempts) = (message.accepted_at, message.attempts);
     match message.place() {
-        Place::Dead => Answer::Dead { id, accepted_at, attempts, error: message.error() },
+        Place::Dead => {
+            let error = message.error();
+            Answer::Dead { id, accepted_at, attempts, error, discarded: false }
+        }
         Place::Parked => Answer::Parked { id, accepted_at, attempts },
         place => {
             let deadline = message.deadline();
@@ -275,12 +288,12 @@ fn alive(machine: &Machine, message: &Message) -> Answer {
     }
 }
 
-fn remembered(machine: &Machine, record: KeyRecord) -> Answer {
+pub(crate) fn remembered(machine: &Machine, record: KeyRecord) -> Answer {
     let id = record.id(machine.partition);
     let (accepted_at, attempts) = (record.accepted_at, record.attempts);
     if record.end == End::Discarded {
         let error = record.error.unwrap_or_else(|| "discarded".into());
-        return Answer::Dead { id, accepted_at, attempts, error };
+        return Answer::Dead { id, accepted_at, attempts, error, discarded: true };
     }
     Answer::Done(Box::new(Finished {
         id,
@@ -310,7 +323,10 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         queue.rate.take(per_s, at);
     }
     let group = group_of(queue, &accepted.content);
-    let extra = before.as_ref().and_then(|record| inherited(record, queue, at));
+    let mut extra = before.as_ref().and_then(|record| inherited(record, queue, at));
+    if let Some(dated) = accepted.dated_ahead {
+        extra.get_or_insert_default().dated_ahead = Some(dated);
+    }
     if let Some(record) = &before {
         let is_counted = !record.is_ghost() && record.seq >= queue.keys_from;
         if is_counted && record.drop_at() > at.0 {
@@ -324,6 +340,9 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         (Some(claim), _) => {
             machine.use_fence(claim.fence);
             attempts = 1;
+            if let Some(id) = claim.id {
+                extra.get_or_insert_default().claim_id = Some(id);
+            }
             State::Leased(Lease {
                 fence: claim.fence,
                 deadline: claim.deadline,

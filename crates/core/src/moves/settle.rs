@@ -8,13 +8,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::command::{Blob, Emit, LeaseName, Settle, Verb};
+use crate::config::{DedupScope, OnLost};
 use crate::content::{Content, Invalid};
 use crate::decision::{Decision, Next};
 use crate::ids::{Fence, Stamp, Time};
-use crate::key::{self, Digest};
+use crate::key::{self, Digest, Parent};
 use crate::limits;
 use crate::machine::{Machine, Verdict};
-use crate::message::{Message, Settlement, Slot, State};
+use crate::message::{How, Message, Settlement, Slot, State};
 use crate::moves::expire::{after_failure, free};
 use crate::moves::send::{check_for, wake};
 use crate::outcome::{Answer, Effect, Outcome, Place, Relay, Settled};
@@ -46,8 +47,9 @@ fn answer(
             let is_same = record.fence == name.fence && record.seq == name.seq;
             return Err(match (record.end, settle.verb) {
                 (End::Done, Verb::Done { .. }) if is_same => ok(Place::Done, None),
-                (End::Freed, Verb::Release) if is_same => ok(Place::Discarded, None),
-                (End::Freed, Verb::Fail { .. }) if is_same => ok(Place::Discarded, None),
+                (End::Freed, Verb::Release | Verb::Fail { .. } | Verb::Park { .. }) if is_same => {
+                    ok(Place::Discarded, None)
+                }
                 (End::Done, _) => lost(Some(Place::Done), record.result),
                 (End::Discarded, _) => lost(Some(Place::Discarded), None),
                 _ => lost(None, None),
@@ -60,8 +62,13 @@ fn answer(
         return Err(lost(None, None)); // It goes with its queue.
     };
     let is_held = message.lease().is_some_and(|lease| lease.fence == name.fence);
-    // A lease that ran out can end, but not go on.
-    let ends = matches!(settle.verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release);
+    // A lease that ran out can end, but not go on. What is parked is in doubt, and no failure ends
+    // a doubt: its holder may have done it before it failed.
+    let ends = match settle.verb {
+        Verb::Done { .. } => true,
+        Verb::Fail { .. } | Verb::Release | Verb::Park { .. } => message.place() != Place::Parked,
+        Verb::Extend { .. } | Verb::Begin | Verb::Save { .. } => false,
+    };
     let may = is_held || ends && message.may_settle(name.fence);
     if message.seq != name.seq || !may {
         return Err(settled_before(message, &name, &settle.verb));
@@ -72,6 +79,7 @@ fn answer(
         Verb::Done { result, emits } => holder.done(result, emits, out),
         Verb::Fail { error, delay_ms, dead } => holder.fail(&error, delay_ms, dead, out),
         Verb::Release => Ok(holder.release(out)),
+        Verb::Park { error } => Ok(holder.park(&error, out)),
         Verb::Extend { lease_ms } => holder.extend(lease_ms, out),
         Verb::Begin => Ok(holder.begin(out)),
         Verb::Save { name, data } => holder.save(&name, data, out),
@@ -80,12 +88,15 @@ fn answer(
 
 /// The same lease, settled the same way again, gets the same answer.
 fn settled_before(message: &Message, name: &LeaseName, verb: &Verb) -> Settled {
+    let how = match verb {
+        Verb::Fail { .. } => Some(How::Failed),
+        Verb::Release => Some(How::Released),
+        Verb::Park { .. } => Some(How::Parked),
+        Verb::Done { .. } | Verb::Extend { .. } | Verb::Begin | Verb::Save { .. } => None,
+    };
     let settled = message.extra.as_ref().and_then(|extra| extra.settled);
     match settled.filter(|settled| settled.fence == name.fence && message.seq == name.seq) {
-        Some(settled) if settled.failed == matches!(verb, Verb::Fail { .. }) => match verb {
-            Verb::Fail { .. } | Verb::Release => ok(settled.place, settled.deadline),
-            _ => lost(Some(message.place()), None),
-        },
+        Some(settled) if how == Some(settled.how) => ok(settled.place, settled.deadline),
         _ => lost(Some(message.place()), None),
     }
 }
@@ -114,16 +125,12 @@ impl Holder<'_> {
         emits: Vec<Emit>,
         out: &mut Verdict,
     ) -> Result<Settled, Settled> {
-        let max = self.queue.config.max_body_bytes;
-        let bytes = result.as_ref().map_or(0, |result| result.body.len() as u64);
-        if bytes > max {
-            return Err(Settled::Invalid(Invalid::BodyTooLarge { bytes, max }));
-        }
-        result.as_ref().map_or(Ok(()), Blob::check).map_err(Settled::Invalid)?;
+        check_result(self.queue, result.as_ref()).map_err(Settled::Invalid)?;
         let emits = self.keyed(emits)?;
         let first = self.machine.relays.next_id();
         for (id, emit) in (first..).zip(&emits) {
-            let relay = Relay { id, emit: emit.clone(), issued_at: self.stamp.at, attempts: 0 };
+            let (emit, issued_at) = (emit.clone(), self.stamp.at);
+            let relay = Relay { id, emit, issued_at, attempts: 0, refused: None };
             out.effects.push(Effect::Relay(Box::new(relay)));
         }
         let digest = self.message.digest;
@@ -138,10 +145,8 @@ impl Holder<'_> {
         if emits.is_empty() {
             return Ok(emits);
         }
-        let bytes: usize = emits.iter().map(|emit| emit.content.size()).sum();
-        let is_long = |emit: &Emit| emit.name.len() > limits::EMIT_NAME_BYTES_MAX;
-        let is_much = emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX;
-        if is_much || emits.iter().any(is_long) {
+        let bytes: usize = emits.iter().map(|emit| emit.content.size() + emit.name.len()).sum();
+        if emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX {
             return Err(Settled::Invalid(Invalid::Emits));
         }
         let bounds = &self.machine.bounds;
@@ -155,12 +160,17 @@ impl Holder<'_> {
             if let Some(delay) = emit.delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
                 return Err(Settled::Invalid(Invalid::Delay(delay)));
             }
+            if emit.ttl_ms == Some(0) {
+                return Err(Settled::Invalid(Invalid::TimeToLive));
+            }
+            if emit.name.len() > limits::EMIT_NAME_BYTES_MAX {
+                return Err(Settled::Invalid(Invalid::EmitName(emit.name.len())));
+            }
             if emit.content.key().is_empty() {
                 if emit.name.is_empty() {
                     return Err(Settled::Invalid(Invalid::Emits));
                 }
-                let parent = self.parent_key();
-                let key = key::derive(&parent, self.message.generation, &emit.name);
+                let key = self.derived(&emit.name);
                 emit.content = with_key(&emit.content, &key).map_err(Settled::Invalid)?;
             }
             // Whatever its queue will never take must not be tried for ever.
@@ -169,14 +179,24 @@ impl Holder<'_> {
             }
         }
         debug_assert!(emits.iter().all(|emit| emit.content.has_key()), "repeating is harmless");
-        Ok(emits)
+        match same(&emits) {
+            // The second one would be taken for a repetition of the first, and be lost.
+            Some((first, second)) => Err(Settled::Invalid(Invalid::SameEmits(first, second))),
+            None => Ok(emits),
+        }
     }
 
-    fn parent_key(&self) -> String {
-        match self.message.content.key() {
-            "" => self.message.id(self.machine.partition).to_string(),
-            key => key.to_owned(),
-        }
+    /// The key of an emit that came without one.
+    fn derived(&self, name: &str) -> String {
+        let content = &self.message.content;
+        let id = self.message.id(self.machine.partition).to_string();
+        let parent = Parent {
+            queue: &self.queue.name.queue,
+            group: content.group().filter(|_| self.queue.config.dedup_scope == DedupScope::Group),
+            key: if content.has_key() { content.key() } else { &id },
+            generation: self.message.generation,
+        };
+        key::derive(&parent, name)
     }
 
     fn fail(
@@ -213,6 +233,25 @@ impl Holder<'_> {
             Next::Freed => Effect::Ended { digest },
             _ => wake(self.queue),
         });
+        answer_of(next)
+    }
+
+    /// In doubt whether the effect happened: parks what was begun, where the queue parks. What was
+    /// not begun did not happen, and fails.
+    fn park(&self, error: &str, out: &mut Verdict) -> Settled {
+        let begun = self.message.lease().is_some_and(|lease| lease.begun);
+        let next = match (begun && self.queue.config.on_lost == OnLost::Park, self.message.claim) {
+            (true, _) => Next::Parked,
+            (false, true) => Next::Freed,
+            (false, false) => after_failure(self.message, self.queue, self.stamp, None),
+        };
+        let digest = self.message.digest;
+        let error: Arc<str> = bounded(error).into();
+        out.decisions.push(Decision::Parked { digest, fence: self.fence, error, next });
+        if matches!(next, Next::Dead | Next::Freed | Next::Parked) {
+            out.effects.push(Effect::Ended { digest });
+            self.wake_group(out);
+        }
         answer_of(next)
     }
 
@@ -277,7 +316,26 @@ pub(crate) fn bounded(error: &str) -> &str {
     error.get(..end).unwrap_or(error)
 }
 
-fn with_key(content: &Content, key: &str) -> Result<Arc<Content>, Invalid> {
+/// What is wrong with a result in this queue.
+pub(crate) fn check_result(queue: &Queue, result: Option<&Blob>) -> Result<(), Invalid> {
+    let Some(result) = result else { return Ok(()) };
+    let (bytes, max) = (result.body.len() as u64, queue.config.max_body_bytes);
+    if bytes > max {
+        return Err(Invalid::BodyTooLarge { bytes, max });
+    }
+    result.check()
+}
+
+/// Two emits that go to one queue under one key.
+fn same(emits: &[Emit]) -> Option<(usize, usize)> {
+    emits.iter().enumerate().find_map(|(second, emit)| {
+        let is_same =
+            |other: &Emit| other.content.key() == emit.content.key() && other.queue == emit.queue;
+        emits.iter().take(second).position(is_same).map(|first| (first, second))
+    })
+}
+
+pub(crate) fn with_key(content: &Content, key: &str) -> Result<Arc<Content>, Invalid> {
     let mut builder =
         Content::builder(key).content_type(content.content_type()).group(content.group());
     for (name, value) in content.headers() {
@@ -342,7 +400,37 @@ pub(crate) fn apply_failed(
     if let Some(queue) = machine.queues.get_mut(queue) {
         queue.stats.failed_total += 1;
     }
-    leave_lease(machine, at, slot, fence, true, next);
+    leave_lease(machine, at, slot, fence, How::Failed, next);
+}
+
+pub(crate) fn apply_parked(
+    machine: &mut Machine,
+    at: Time,
+    digest: &Digest,
+    fence: Fence,
+    error: Arc<str>,
+    next: Next,
+) {
+    let Some(slot) = settles(machine, digest, fence) else { return };
+    let message = machine.messages.at_mut(slot);
+    let (worker, queue) = (message.worker(), message.queue);
+    let parks = next == Next::Parked;
+    let extra = message.extra();
+    if parks && extra.settled.is_some_and(|settled| settled.fence == fence) {
+        return; // Applied before.
+    }
+    extra.error = Some(Arc::clone(&error));
+    extra.worker = Some(Arc::clone(&worker));
+    if !parks {
+        message.remember(event(at, What::Failed, &worker, &error));
+        if let Some(queue) = machine.queues.get_mut(queue) {
+            queue.stats.failed_total += 1;
+        }
+    }
+    leave_lease(machine, at, slot, fence, How::Parked, next);
+    if parks {
+        machine.messages.at_mut(slot).extra().lost = Some(fence); // It may still say `done`.
+    }
 }
 
 pub(crate) fn apply_released(
@@ -355,21 +443,14 @@ pub(crate) fn apply_released(
     let Some(slot) = settles(machine, digest, fence) else { return };
     let message = machine.messages.at_mut(slot);
     message.attempts = message.attempts.saturating_sub(1);
-    leave_lease(machine, at, slot, fence, false, next);
+    leave_lease(machine, at, slot, fence, How::Released, next);
 }
 
 /// Takes a message out of a lease that did not finish it, and remembers the answer.
-fn leave_lease(
-    machine: &mut Machine,
-    at: Time,
-    slot: Slot,
-    fence: Fence,
-    failed: bool,
-    next: Next,
-) {
+fn leave_lease(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, how: How, next: Next) {
     let answer = answer_of(next);
     if let Settled::Ok { place, deadline } = answer {
-        let settled = Settlement { fence, failed, place, deadline };
+        let settled = Settlement { fence, how, place, deadline };
         let extra = machine.messages.at_mut(slot).extra();
         extra.settled = Some(settled);
         extra.lost = None;

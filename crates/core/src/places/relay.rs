@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::Emit;
-use crate::decision::bytes_of::{decode_emit, encode_emit};
+use crate::decision::bytes_of::{decode_emit, decode_emit_more, encode_emit, encode_emit_more};
 use crate::ids::Time;
 use crate::outcome::Relay;
+use crate::record::{decode_error, encode_error};
 use crate::row::RowKey;
 
 #[derive(Clone, Debug, Default)]
@@ -103,7 +104,7 @@ impl Relays {
         self.count(&emit, true);
         let id = self.next_id;
         self.next_id += 1;
-        let relay = Relay { id, emit, issued_at, attempts: 0 };
+        let relay = Relay { id, emit, issued_at, attempts: 0, refused: None };
         let waiting = Waiting { relay, next_at: None, dirty: true, stored: false };
         let before = self.waiting.insert(id, waiting);
         debug_assert!(before.is_none());
@@ -124,6 +125,14 @@ impl Relays {
         if waiting.stored {
             self.gone.push(id);
         }
+    }
+
+    /// Its queue never takes it: from now on it goes there as a dead letter.
+    pub(crate) fn refuse(&mut self, id: u64, relay: Relay) {
+        let Some(waiting) = self.waiting.get_mut(&id) else { return };
+        debug_assert!(relay.id == id && relay.refused.is_some());
+        waiting.relay = relay;
+        waiting.dirty = true;
     }
 
     pub(crate) fn retry(&mut self, id: u64, attempts: u32, next_at: Time) {
@@ -174,6 +183,7 @@ impl Relays {
                 bytes.number(waiting.relay.attempts.into());
                 bytes.number(waiting.relay.issued_at.0);
                 encode_emit(&waiting.relay.emit, &mut bytes);
+                encode_more(&waiting.relay, &mut bytes);
                 rows.push((RowKey::relay(*id), bytes));
             }
         }
@@ -185,14 +195,29 @@ impl Relays {
         let mut reader = Reader::new(bytes);
         let attempts = reader.u32("attempts")?;
         let issued_at = Time(reader.number("issued at")?);
-        let emit = decode_emit(&mut reader)?;
+        let mut emit = decode_emit(&mut reader)?;
+        let mut refused = None;
+        // Rows of 0.1 end here.
+        if !reader.is_empty() {
+            decode_emit_more(&mut emit, &mut reader)?;
+            refused = decode_error(&mut reader)?;
+        }
         reader.end()?;
         self.count(&emit, true);
-        let relay = Relay { id, emit, issued_at, attempts };
+        let relay = Relay { id, emit, issued_at, attempts, refused };
         let waiting = Waiting { relay, next_at: None, dirty: false, stored: true };
         let before = self.waiting.insert(id, waiting);
         assert!(before.is_none(), "a row is loaded once");
         self.set_next_id(id + 1);
         Ok(())
+    }
+}
+
+/// What a relay of 0.1 could not have: written only where there is some.
+fn encode_more(relay: &Relay, out: &mut Vec<u8>) {
+    let emit = &relay.emit;
+    if emit.ttl_ms.is_some() || emit.fingerprint.is_some() || relay.refused.is_some() {
+        encode_emit_more(emit, out);
+        encode_error(relay.refused.as_deref(), out);
     }
 }

@@ -77,7 +77,7 @@ impl Model {
         let lease = message.lease().expect("a claim is leased");
         let (id, recovery_points) = (message.id(), message.points.clone());
         self.leases.push(lease);
-        Ok(Answer::Fresh { id, lease, deadline, recovery_points })
+        Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
     }
 
     /// The answer for a known key, as an error. Where a dead message's key is to be released

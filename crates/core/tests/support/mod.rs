@@ -73,7 +73,7 @@ impl World {
     /// A world that does so much at once, and no more.
     pub(crate) fn with_bounds(bounds: Bounds) -> Self {
         Self {
-            machine: Machine::with_bounds(0, 1, 7, bounds),
+            machine: Machine::with_bounds(0, 1, 1, 7, bounds),
             at: Time(START),
             random: 1,
             epoch: 1,
@@ -215,7 +215,7 @@ impl World {
         self.under_way = None;
         self.epoch += 1;
         let seed = u64::from(self.epoch) * 77;
-        self.machine = Machine::with_bounds(0, self.epoch, seed, self.bounds);
+        self.machine = Machine::with_bounds(0, 1, self.epoch, seed, self.bounds);
         for (from, to) in Machine::boot_ranges() {
             for (key, value) in self.rows.range(&from, &to, usize::MAX) {
                 self.machine.boot(&key, &value).expect("rows read back");

@@ -9,7 +9,7 @@ use crate::source::{Source, line_of, paths, words};
 use crate::tree::{Document, Finding, demand_none, documents, sources};
 
 /// Crates without input, output, clock or randomness.
-const DEPENDENCIES: &[&str] = &["blake3", "bytes", "hashbrown", "thiserror"];
+const DEPENDENCIES: &[&str] = &["blake3", "bytes", "hashbrown", "sha2", "thiserror"];
 
 /// Modules of the standard library that reach outside.
 const STD_MODULES: &[&str] = &["env", "fs", "net", "process", "thread"];

@@ -72,6 +72,7 @@ pub fn show(config: &Config) -> json::QueueConfig {
         max_messages: config.max_messages,
         max_bytes: config.max_bytes,
         sends_per_s: config.sends_per_s,
+        keep_bodies: config.keep_bodies,
     }
 }
 
@@ -126,6 +127,7 @@ mod tests {
             on_lost: OnLost::Park,
             max_messages: Some(5),
             sends_per_s: Some(9),
+            keep_bodies: true,
             ..Config::default()
         };
         let shown = serde_json::to_vec(&show(&config)).unwrap();

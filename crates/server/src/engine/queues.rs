@@ -19,7 +19,7 @@ use hapax_store::disk::{self, DiskStore};
 use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Seen};
-use super::{Answer, Engine, Error, PoisonError, Stopped, sent};
+use super::{Answer, Data, Engine, Error, PoisonError, Stopped, sent};
 use crate::problem::Problem;
 
 /// What a partition refused, or what went wrong with it.
@@ -204,15 +204,16 @@ impl Engine {
         self.progress(Command::RedriveProgress { queue, id }).await
     }
 
+    pub async fn cancel_redrive(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
+        let (queue, id) = (queue.clone(), id.into());
+        self.progress(Command::CancelRedrive { queue, id }).await
+    }
+
     async fn progress(&self, command: Command) -> Told<RedriveView> {
         let mut whole: Option<RedriveView> = None;
         for outcome in self.call_all(command).await? {
             match (outcome, &mut whole) {
-                (Outcome::Redrive(view), Some(whole)) => {
-                    whole.matched += view.matched;
-                    whole.moved += view.moved;
-                    whole.done &= view.done;
-                }
+                (Outcome::Redrive(view), Some(whole)) => whole.merge(&view),
                 (Outcome::Redrive(view), None) => whole = Some(view),
                 (Outcome::Refused(refusal), _) => return Ok(Err(refusal)),
                 _ => return Err(Stopped::silent()),
@@ -227,6 +228,7 @@ impl Engine {
         // While it goes on no partition forgets an emit: the copy of the one that emitted has it
         // in its list, or the copy of the other has it as a message, or both, and its key makes
         // that one.
+        Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
         let _held = Held::new(&self.shared);
         let mut before = 0;
@@ -242,7 +244,7 @@ impl Engine {
             .map_err(|error| Error::Store { path: path.clone(), error })?;
             before += last;
         }
-        self.shared.data.copy_head(target)
+        Data::copy_head(self.shared.data.path(), target)
     }
 
     /// Completes changes of queues that a crash broke off. Blocks.

@@ -7,7 +7,6 @@ use hapax_partition::relay::{Confirmations, Confirmed, confirm, hand_over};
 
 use super::inbox::Reply;
 use super::{Shared, Stopped};
-use crate::problem::Problem;
 
 impl Shared {
     /// Hands emits to the partitions of their queues, and tells `from` which arrived.
@@ -29,10 +28,8 @@ impl Shared {
         // owner.
         let Ok(outcomes) = outcomes else { return };
         let Confirmed { commands, refused } = confirm(ids, outcomes);
-        for answer in refused {
-            let problem = Problem::of_answer(&answer);
-            let why = problem.map(|problem| problem.to_string()).unwrap_or_default();
-            tracing::error!(why, "an emitted message was refused by its queue and is dropped");
+        for why in refused {
+            tracing::error!(%why, "an emitted message was refused by its queue and is dead there");
         }
         let commands = self.confirmations().pass(from, commands);
         if let Some(commands) = commands {

@@ -3,7 +3,7 @@
 use hapax_core::{Config, InvalidConfig, limits};
 
 use super::entry::{Entry, Plain, entries};
-use super::suggest::closest;
+use hapax_wire::nearest::closest;
 
 /// What `retention_ms` is in a settings file where it is `null` in JSON.
 pub const FOREVER: &str = "forever";
@@ -58,6 +58,9 @@ pub const FIELDS: &[Entry<Config>] = entries!(Config {
     max_bytes: Option<u64>, within (1, limits::COUNT_MAX);
     /// Messages sent per second; `null` for no limit.
     sends_per_s: Option<u32>, within (1, u32::MAX as u64);
+    /// Whether a finished key keeps its message for as long as it is remembered, so that a replay
+    /// needs no body.
+    keep_bodies: bool;
 });
 
 /// What is wrong with one field of a queue's configuration.
@@ -201,8 +204,9 @@ mod tests {
             max_messages: _,
             max_bytes: _,
             sends_per_s: _,
+            keep_bodies: _,
         } = Config::default();
-        assert_eq!(FIELDS.len(), 19);
+        assert_eq!(FIELDS.len(), 20);
         let fields = FIELDS.iter().map(|entry| {
             let value = (entry.json)(&Config::default());
             (entry.name, Plain::from(&value))

@@ -1,6 +1,6 @@
 //! How requests come to their partitions, and answers back.
 
-use hapax_core::{Command, Effect, Outcome, Relay, Stamp, Time};
+use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Stamp, Time};
 use hapax_partition::relay;
 
 use super::{Batch, Broker, Call, Going, Whose, failed, wrong};
@@ -240,7 +240,9 @@ impl Broker {
                 self.tally.add("emits to another partition", ops.len() as u64);
             }
             if self.settings.bug == Some(Bug::RelayConfirmedEarly) {
-                let early = part.tags.iter().map(|id| Command::Relayed { id: *id, reached: true });
+                let arrival = Arrival::Arrived;
+                let early = part.tags.iter();
+                let early = early.map(|id| Command::Relayed { id: *id, arrival: arrival.clone() });
                 let early = early.collect();
                 self.tell_list(from, early);
             }
@@ -256,7 +258,13 @@ impl Broker {
     }
 
     fn confirm(&mut self, from: usize, ids: Vec<u64>, outcomes: Vec<Outcome>) {
-        let confirmed = relay::confirm(ids, outcomes);
+        let mut confirmed = relay::confirm(ids, outcomes);
+        for command in &mut confirmed.commands {
+            // What becomes of those that are refused for good is tested with the rules.
+            if let Command::Relayed { arrival: arrival @ Arrival::Refused(_), .. } = command {
+                *arrival = Arrival::Arrived;
+            }
+        }
         if let Some(commands) = self.confirmations.pass(from, confirmed.commands) {
             self.tell_list(from, commands);
         }
@@ -264,7 +272,9 @@ impl Broker {
 
     fn tell_list(&mut self, from: usize, commands: Vec<Command>) {
         let ops = commands.iter().map(|command| match command {
-            Command::Relayed { id, reached } => Op::Relayed { id: *id, reached: *reached },
+            Command::Relayed { id, arrival } => {
+                Op::Relayed { id: *id, reached: *arrival == Arrival::Arrived }
+            }
             _ => unreachable!("a list of emits hears nothing else"),
         });
         let ops = ops.collect();

@@ -21,7 +21,7 @@ pub(crate) struct Lease {
 
 /// A settle that ends its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub(crate) enum End {
     Done,
     Fail,
     Release,
@@ -229,7 +229,7 @@ impl Checker {
         };
         let (life, spec, _) = self.passed(at, held.item);
         let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
-        let may_hold = is_newest && !lease.ended && life.may_settle(end.is_some());
+        let may_hold = is_newest && !lease.ended && life.may_settle(end);
         let alone = lease.ends.is_empty() && !life.unseen_lease;
         let surely_holds = may_hold && life.places == Places::LEASED && alone;
         let (key, places) = (spec.key.clone(), life.places);

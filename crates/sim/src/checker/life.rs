@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::{Blob, Config, Fence, Guarantee, MessageId, OnDead, OnLost, Place, Time};
 
+use super::lease::End;
 use crate::scene::{Item, Variant};
 
 /// A set of places; "absent" is one of them: the key is unknown.
@@ -346,9 +347,14 @@ impl Life {
     }
 
     /// Whether the newest lease may settle: it holds the message, or it ran out and can only end.
-    pub(crate) fn may_settle(&self, ends: bool) -> bool {
-        let waiting = Places::READY.or(Places::DELAYED).or(Places::PARKED);
-        self.places.may_be(Places::LEASED) || ends && self.lapsed && self.places.may_be(waiting)
+    /// Nothing but `done` takes a message out of doubt.
+    pub(crate) fn may_settle(&self, end: Option<End>) -> bool {
+        let waiting = match end {
+            Some(End::Done) => Places::READY.or(Places::DELAYED).or(Places::PARKED),
+            Some(End::Fail | End::Release) => Places::READY.or(Places::DELAYED),
+            None => Places::default(),
+        };
+        self.places.may_be(Places::LEASED) || self.lapsed && self.places.may_be(waiting)
     }
 
     /// Whether a send may be the first of a new message.

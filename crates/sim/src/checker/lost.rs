@@ -1,6 +1,6 @@
 //! Requests whose answers were lost: each may have been done, or not.
 
-use hapax_core::{OnDead, OnLost, Time};
+use hapax_core::{OnDead, Time};
 
 use super::lease::End;
 use super::{Begun, Checker, Places};
@@ -81,9 +81,6 @@ impl Checker {
             life.places.add(Places::LEASED);
             life.unseen_lease = true;
             life.lost_from = life.lost_from.min(at.plus(lease_ms));
-            if config.on_lost == OnLost::Park {
-                life.begun = Begun::Perhaps;
-            }
         }
     }
 
@@ -93,8 +90,7 @@ impl Checker {
             lease.may_end(end);
         }
         let (life, spec, config) = self.passed(at, held.item);
-        let ends = End::of(how).is_some();
-        let may_hold = life.fence == held.fence() && life.may_settle(ends);
+        let may_hold = life.fence == held.fence() && life.may_settle(End::of(how));
         if !may_hold {
             return;
         }

@@ -2,7 +2,7 @@
 
 use hapax_core::{Answer, Finished, Guarantee, InFlight, MessageId, OnDead, Place, Time};
 
-use super::{Begun, Checked, Checker, Lease, Life, Places, violation};
+use super::{Checked, Checker, Lease, Life, Places, violation};
 use crate::scene::{ItemId, Variant, point_of};
 
 impl Checker {
@@ -30,7 +30,7 @@ impl Checker {
         lease_ms: u64,
         answer: &Answer,
     ) -> Checked {
-        let Answer::Fresh { id, lease, deadline, recovery_points } = answer else {
+        let Answer::Fresh { id, lease, deadline, recovery_points, .. } = answer else {
             if matches!(answer, Answer::Accepted { .. }) {
                 return violation("a claim was answered as a send");
             }
@@ -42,14 +42,8 @@ impl Checker {
         }
         self.grow_fence(lease.fence)?;
         self.check_inherited(item, recovery_points)?;
-        let config = self.config(self.item(item).queue);
-        let begun = match config.on_lost {
-            hapax_core::OnLost::Park => Begun::Yes,
-            hapax_core::OnLost::Redeliver => Begun::No,
-        };
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
-        life.begun = begun;
         self.leases.insert((self.here, lease.fence), Lease::new(item, *id));
         Ok(())
     }

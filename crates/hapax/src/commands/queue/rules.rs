@@ -68,6 +68,9 @@ pub(super) struct Rules {
     /// The most sends per second, or `none`.
     #[arg(long, value_name = "COUNT", value_parser = limit)]
     sends_per_s: Option<Limit>,
+    /// Whether a finished key keeps its message, so that a replay needs no body.
+    #[arg(long, value_name = "BOOL")]
+    keep_bodies: Option<bool>,
 }
 
 /// A duration in milliseconds, or without an end.
@@ -119,6 +122,7 @@ impl Rules {
             ("max_messages", limit(self.max_messages)),
             ("max_bytes", limit(self.max_bytes)),
             ("sends_per_s", limit(self.sends_per_s)),
+            ("keep_bodies", self.keep_bodies.map(Value::from)),
         ];
         let given = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         given.collect()

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use hapax_core::{
     Answer, Blob, Content, Delivery, Differs, Emit, Event, Fingerprint, KeyView, MessageId, Place,
-    QueueName, Send, Settled, Time, Verb,
+    QueueName, Send, Settled, Time, Verb, limits,
 };
 use hapax_wire::{Code, lean, proto};
 
@@ -52,7 +52,7 @@ pub(super) fn view(message: &proto::Message) -> lean::Message<'_> {
 
 pub(super) fn own_fingerprint(fingerprint: &str) -> Result<Fingerprint, Problem> {
     let bytes = fingerprint.len();
-    if !(1..=hapax_core::limits::FINGERPRINT_BYTES_MAX).contains(&bytes) {
+    if !(1..=limits::FINGERPRINT_BYTES_MAX).contains(&bytes) {
         return Err(Problem::invalid(format!("a fingerprint has 1 to 255 bytes, not {bytes}")));
     }
     Ok(Fingerprint::own(fingerprint))
@@ -68,7 +68,7 @@ pub(super) fn verb(
         Said::Done(done) => {
             let emits: Result<Vec<Emit>, Problem> =
                 done.emits.iter().map(|said| emit(said, &queue)).collect();
-            Verb::Done { result: done.result.map(blob), emits: emits? }
+            Verb::Done { result: done.result.as_ref().map(blob_in).transpose()?, emits: emits? }
         }
         Said::Fail(fail) => {
             Verb::Fail { error: fail.error, delay_ms: fail.delay_ms, dead: fail.dead }
@@ -77,7 +77,7 @@ pub(super) fn verb(
         Said::Extend(extend) => Verb::Extend { lease_ms: extend.lease_ms },
         Said::Begin(_) => Verb::Begin,
         Said::Save(save) => Verb::Save { name: save.name, data: own(&save.body) },
-        Said::Park(park) => Verb::Fail { error: park.error, delay_ms: None, dead: false },
+        Said::Park(park) => Verb::Park { error: park.error },
     })
 }
 
@@ -95,12 +95,22 @@ fn emit(
         name: emit.name.clone(),
         content: builder.build(&emit.body)?,
         delay_ms: emit.delay_ms,
+        ttl_ms: emit.ttl_ms,
+        fingerprint: emit.fingerprint.as_deref().map(own_fingerprint).transpose()?,
     })
 }
 
-pub(super) fn blob(blob: proto::Blob) -> Blob {
-    let content_type = some(&blob.content_type).map(Arc::from);
-    Blob { content_type, body: own(&blob.body) }
+pub(super) fn blob_in(blob: &proto::Blob) -> Result<Blob, Problem> {
+    self::blob(&blob.body, &blob.content_type)
+}
+
+/// Bytes that came in, on their own: a part of a frame would keep the whole frame in memory.
+pub(super) fn blob(body: &[u8], content_type: &str) -> Result<Blob, Problem> {
+    if content_type.len() > limits::CONTENT_TYPE_BYTES_MAX {
+        return Err(hapax_core::Invalid::ContentTypeLength(content_type.len()).into());
+    }
+    let content_type = some(content_type).map(Arc::from);
+    Ok(Blob { content_type, body: Bytes::copy_from_slice(body) })
 }
 
 /// A small part of a frame would keep the whole frame in memory.
@@ -159,8 +169,8 @@ fn answer_to(answer: Answer, ids: &mut BytesMut) -> proto::Answer {
             }),
             ..known(Kind::Done, done.id, done.accepted_at, ids)
         },
-        Answer::Dead { id, accepted_at, attempts, error } => proto::Answer {
-            state: proto::State::Dead.into(),
+        Answer::Dead { id, accepted_at, attempts, error, discarded } => proto::Answer {
+            state: if discarded { proto::State::Discarded } else { proto::State::Dead }.into(),
             outcome: Some(proto::Outcome {
                 attempts,
                 error: error.to_string(),
@@ -211,7 +221,6 @@ fn problem_out(problem: &Problem) -> proto::Problem {
 fn differs(parts: &[Differs]) -> Vec<String> {
     let names = parts.iter().map(|part| match part {
         Differs::Body => "body",
-        Differs::ContentType => "content_type",
         Differs::Group => "group",
         Differs::Fingerprint => "fingerprint",
     });
@@ -221,6 +230,8 @@ fn differs(parts: &[Differs]) -> Vec<String> {
 /// Messages on their way to a worker.
 pub(super) fn deliveries(
     messages: Vec<Delivery>,
+    queue: &QueueName,
+    keys_per_group: bool,
     seal: impl Fn(&Delivery) -> [u8; crate::lease::LEASE_BYTES],
     out: &mut Vec<proto::Delivery>,
 ) {
@@ -245,7 +256,10 @@ pub(super) fn deliveries(
             accepted_at_ms: message.accepted_at.0,
             deadline_ms: message.deadline.0,
             recovery_points: points(message.recovery_points),
-            ..Default::default()
+            tenant: queue.tenant.to_string(),
+            queue: queue.queue.to_string(),
+            lease_ms: message.lease_ms,
+            keys_per_group,
         });
     }
 }

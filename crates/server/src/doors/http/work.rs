@@ -15,7 +15,7 @@ use super::failure::Failure;
 use super::input::InQueue;
 use super::keys::to_blob;
 use super::messages::{ANSWER_BYTES_MAX, with_headers};
-use super::{output, shape};
+use super::{key, output, shape};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Opened, Permit, Service};
@@ -56,8 +56,9 @@ pub(super) async fn receive(
     };
     let given = service.receive(&permit, receive, wait).await?;
     let bytes_about = given.iter().map(delivery_bytes).sum();
-    let messages =
-        given.iter().map(|it| shape::delivery(shape::lease(&service.seal(&permit, it)), it));
+    let messages = given
+        .iter()
+        .map(|it| shape::delivery(&permit, shape::lease(&service.seal(&permit, it)), it));
     let answer = json::Received { messages: messages.collect() };
     match output::sized(&service, StatusCode::OK, &answer, bytes_about).await {
         Ok(response) => Ok(response),
@@ -119,7 +120,7 @@ pub(super) async fn settle(
                 rest.next();
                 shape::settled(told.is_fail, told.is_extend, settled, &mut room)
             }
-            (Ok(_), None) => shape::unsettled(&super::messages::nothing()),
+            (Ok(_), None) => shape::unsettled(&Problem::unanswered()),
             (Err(problem), _) => shape::unsettled(problem),
         })
         .collect();
@@ -186,6 +187,7 @@ fn verb(
             dead: item.dead.unwrap_or_default(),
         },
         "release" => Verb::Release,
+        "park" => Verb::Park { error: item.error.as_deref().unwrap_or_default().to_owned() },
         "extend" => Verb::Extend { lease_ms: item.lease_ms },
         "begin" => Verb::Begin,
         "save" => {
@@ -198,7 +200,7 @@ fn verb(
         }
         other => {
             let detail =
-                format!("do: {other:?} is none of done, fail, release, extend, begin and save");
+                format!("do: {other:?} is none of done, fail, release, extend, begin, park, save");
             return Err(Problem::invalid(detail));
         }
     })
@@ -224,6 +226,9 @@ fn emits(
 
 fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Result<Emit, Problem> {
     let queue = service.may_emit(caller, &emit.queue)?;
+    if let Some(key) = emit.key.as_deref() {
+        key::check_field("key", key)?;
+    }
     let body = json::body_bytes(emit.body.as_ref(), emit.body_base64.as_ref())
         .map_err(|error| Problem::invalid(error.to_string()))?;
     let builder = Content::builder(emit.key.as_deref().unwrap_or_default())
@@ -231,5 +236,5 @@ fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Resu
         .group(emit.group.as_deref());
     let content = with_headers(builder, emit.headers.as_ref())?.build(&body)?;
     let name = emit.name.as_deref().unwrap_or_default().to_owned();
-    Ok(Emit { queue, name, content, delay_ms: emit.delay_ms })
+    Ok(Emit { delay_ms: emit.delay_ms, ..Emit::new(queue, &name, content) })
 }
