@@ -164,6 +164,9 @@ fn a_command_that_decides_more_than_the_journal_takes_is_refused_and_changes_not
     let mut batch = Batch::with_max(1_000);
     let at = world.at;
     let mut run = |command: Command, batch: &mut Batch| {
+        let mut needs = Vec::new();
+        world.machine.needs(&command, &mut needs);
+        needs.iter().for_each(|need| world.machine.absent(need));
         world.machine.execute(Stamp { at, random: 1 }, command, batch)
     };
     let sent = |key: &str, bytes: usize| {
