@@ -73,6 +73,7 @@ impl Scene {
             journal_bytes: 1_024 << random.between(2, 6),
             batches_in_flight: random.between(2, 8) as usize,
             seed: random.bits(),
+            ..Options::default()
         };
         let mut store = disk::Options { identity: random.bits(), ..disk::Options::default() };
         store.journal.segment_bytes = 16_384 << random.below(3);

@@ -246,8 +246,13 @@ impl World {
             return Ok(Some(Told { at, answers: vec![(op, outcome)], effects: Vec::new() }));
         }
         let Some(answered) = owner.partition.poll()? else { return Ok(None) };
-        let submitted = owner.pending.remove(&answered.ticket);
-        let (at, ops) = submitted.map_or((Time(0), Vec::new()), |sent| (sent.at, sent.ops));
+        let mut submitted = owner.pending.remove(&answered.ticket);
+        let (at, ops) = submitted.as_mut().map_or((Time(0), Vec::new()), |sent| {
+            (sent.at, sent.ops.drain(..answered.outcomes.len()).collect())
+        });
+        if let Some(rest) = submitted.filter(|_| answered.more) {
+            owner.pending.insert(answered.ticket, rest);
+        }
         let answers = ops.into_iter().zip(answered.outcomes).collect();
         Ok(Some(Told { at, answers, effects: answered.effects }))
     }

@@ -119,6 +119,7 @@ fn settles_are_read_and_written_as_the_generated_types_do() {
         Verb::Extend(proto::Extend { lease_ms: Some(7) }),
         Verb::Begin(proto::Begin {}),
         Verb::Save(proto::Save { name: "n".to_owned(), body: "data".into() }),
+        Verb::Park(proto::Park { error: "killed".to_owned() }),
     ];
     for (verb, number) in verbs.into_iter().zip(NUMBERS.into_iter().cycle()) {
         let settle =
@@ -185,12 +186,14 @@ fn deliveries_are_read_and_written_as_the_generated_types_do() {
             lost: vec![number, 5],
             closing: true,
             lease_ms: Some(number),
-            ..Default::default()
+            tenant: "acme".to_owned(),
+            keys_per_group: true,
         };
         let encoded = reply.encode_to_vec();
         let mut read = lean::WorkReply::read(&encoded).unwrap();
         assert_eq!((&read.lost[..], read.closing), (&[number, 5][..], true));
         assert_eq!(read.lease_ms, Some(number));
+        assert_eq!((read.tenant, read.keys_per_group), ("acme", true));
         let lean = read.next_delivery().unwrap().unwrap();
         assert_eq!((lean.key, lean.body), (&*delivery.key, &delivery.body[..]));
         assert_eq!((lean.fence, lean.attempt), (number, delivery.attempt));

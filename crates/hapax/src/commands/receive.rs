@@ -94,6 +94,17 @@ enum Verdict {
         #[command(flatten)]
         lease: Lease,
     },
+    /// Nobody knows whether it worked: parked where an effect has begun and the queue parks, failed
+    /// otherwise.
+    #[command(after_help = "Examples:
+  hapax settle park charges LEASE --error 'the bank does not answer'")]
+    Park {
+        #[command(flatten)]
+        lease: Lease,
+        /// What is known, for whoever finds out.
+        #[arg(long, default_value = "in doubt")]
+        error: String,
+    },
     /// Store a recovery point: the next attempt receives it.
     #[command(after_help = "Examples:
   hapax settle save orders LEASE charged 'charge 17'
@@ -218,6 +229,7 @@ pub(crate) async fn settle(settle: &Settle) -> Result<Exit, Failure> {
         }
         Verdict::Release { lease } => (lease, Verb::Release(proto::Release {})),
         Verdict::Begin { lease } => (lease, Verb::Begin(proto::Begin {})),
+        Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
         Verdict::Save { lease, name, data } => {
             let (name, body) = (name.clone(), data.read()?);
             (lease, Verb::Save(proto::Save { name, body }))

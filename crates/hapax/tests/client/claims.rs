@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hapax_client::{Claim, Code, Held, Settled};
 
-use crate::house::{House, LONG, in_time};
+use crate::house::{House, LONG, in_time, on_each};
 
 async fn fresh(house: &House, key: &str) -> Held {
     let request = house.orders().claim(key).body("17 euro").lease(Duration::from_secs(2));
@@ -14,9 +14,9 @@ async fn fresh(house: &House, key: &str) -> Held {
     }
 }
 
-#[tokio::test]
-async fn a_claim_is_fresh_once_and_answers_with_its_result_then() {
-    let house = House::open("{}").await;
+on_each!(a_claim_is_fresh_once_and_answers_with_its_result_then);
+async fn a_claim_is_fresh_once_and_answers_with_its_result_then(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let claim = || house.orders().claim("charge-7").body("17 euro");
     let held = fresh(&house, "charge-7").await;
     assert!(matches!(claim().take().await.unwrap(), Claim::InFlight(_)));
@@ -29,18 +29,18 @@ async fn a_claim_is_fresh_once_and_answers_with_its_result_then() {
     assert_eq!(answer.result().unwrap().text(), Some("charged"));
 }
 
-#[tokio::test]
-async fn a_held_claim_is_extended_by_itself_for_longer_than_its_lease() {
-    let house = House::open("{}").await;
+on_each!(a_held_claim_is_extended_by_itself_for_longer_than_its_lease);
+async fn a_held_claim_is_extended_by_itself_for_longer_than_its_lease(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let held = fresh(&house, "k").await;
     house.extended("k", 4).await;
     assert!(!held.is_lost());
     assert!(held.complete("done").await.unwrap().is_ok());
 }
 
-#[tokio::test]
-async fn a_released_key_is_fresh_again_with_what_was_saved() {
-    let house = House::open("{}").await;
+on_each!(a_released_key_is_fresh_again_with_what_was_saved);
+async fn a_released_key_is_fresh_again_with_what_was_saved(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let held = fresh(&house, "k").await;
     held.save("charged", "17").await.unwrap();
     let fence = held.fence();
@@ -50,17 +50,17 @@ async fn a_released_key_is_fresh_again_with_what_was_saved() {
     assert_eq!(&again.recovery_point("charged").unwrap()[..], b"17");
 }
 
-#[tokio::test]
-async fn a_dropped_claim_frees_its_key_when_its_lease_is_over() {
-    let house = House::open("{}").await;
+on_each!(a_dropped_claim_frees_its_key_when_its_lease_is_over);
+async fn a_dropped_claim_frees_its_key_when_its_lease_is_over(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     drop(fresh(&house, "k").await);
     let next = house.orders().claim("k").body("17 euro").wait(LONG).take();
     assert!(matches!(in_time(next).await.unwrap(), Claim::Fresh(_)));
 }
 
-#[tokio::test]
-async fn a_claim_whose_queue_was_deleted_is_lost_and_says_so() {
-    let house = House::open("{}").await;
+on_each!(a_claim_whose_queue_was_deleted_is_lost_and_says_so);
+async fn a_claim_whose_queue_was_deleted_is_lost_and_says_so(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let held = fresh(&house, "k").await;
     let lost = held.lost();
     house.admin.delete_queue("orders").await.unwrap();

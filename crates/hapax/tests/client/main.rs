@@ -4,6 +4,7 @@
 mod broken;
 mod claims;
 mod house;
+mod leases;
 mod secure;
 mod sends;
 mod steps;

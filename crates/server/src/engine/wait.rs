@@ -6,9 +6,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_core::{
-    Command, Delivery, Digest, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb,
-};
+use hapax_core::{Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb};
+use hapax_partition::route::LEADER;
 use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Reply, Turn};
@@ -30,20 +29,12 @@ impl Engine {
         if self.is_draining() {
             return Ok(Ok(Vec::new()));
         }
-        match self.shared.only(&receive.queue).or_else(|| self.of_receive_id(&receive)) {
+        let only = self.shared.routes().of_receive(&receive);
+        match only {
             Some(partition) if wait.is_zero() => self.receive_now(partition, receive).await,
             Some(partition) => self.receive_at(partition..partition + 1, receive, wait).await,
             None => self.receive_anywhere(receive, wait).await,
         }
-    }
-
-    /// A receive that may be repeated is asked of one partition, the same every time.
-    fn of_receive_id(&self, receive: &Receive) -> Option<usize> {
-        let id = receive.receive_id.as_deref()?;
-        let digest =
-            Digest::of_key(&receive.queue.tenant, &receive.queue.queue, Some("receive"), id);
-        let [first, second, ..] = digest.0;
-        Some(usize::from(u16::from_le_bytes([first, second])) % self.partitions())
     }
 
     async fn receive_anywhere(
@@ -60,8 +51,10 @@ impl Engine {
             }
             match self.receive_now(partition, Receive { max, ..receive.clone() }).await? {
                 Ok(more) => messages.extend(more),
-                Err(refusal) if messages.is_empty() => return Ok(Err(refusal)),
-                Err(_) => break,
+                Err(refusal) if partition == LEADER && messages.is_empty() => {
+                    return Ok(Err(refusal));
+                }
+                Err(_) => {} // Being created or deleted: the leader knows.
             }
         }
         if !messages.is_empty() || wait.is_zero() {
@@ -109,7 +102,8 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<KeyView, Refusal>, Stopped> {
         let mut found = Err(Refusal::NoSuchKey);
-        for partition in self.shared.route_key(&key) {
+        let partitions = self.shared.routes().of_key(&key);
+        for partition in partitions {
             found = looked(self.call(partition, Command::Look(key.clone())).await?)?;
             match &found {
                 Ok(view) if !has_ended(view.place) && !wait.is_zero() => {

@@ -53,6 +53,8 @@ struct Batch {
     ticket: Ticket,
     submitted: Instant,
     parts: Vec<Part>,
+    /// Outcomes that came, of a part whose others are still to come.
+    outcomes: Vec<Outcome>,
 }
 
 /// The next outcomes of a batch, and whose they are.
@@ -190,7 +192,12 @@ impl Writer {
         let count = commands.len();
         let stamp = Stamp { at, random: fastrand::u64(..) };
         let ticket = self.partition.submit(stamp, commands)?;
-        self.batches.push_back(Batch { ticket, submitted: Instant::now(), parts });
+        self.batches.push_back(Batch {
+            ticket,
+            submitted: Instant::now(),
+            parts,
+            outcomes: Vec::new(),
+        });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         Ok(())
     }
@@ -199,10 +206,21 @@ impl Writer {
     fn answer(&mut self, answered: Answered) {
         // The first batch of all tells of relays that were under way, and nobody asked for it.
         let asked = self.batches.front().is_some_and(|batch| batch.ticket == answered.ticket);
-        if let Some(batch) = self.batches.pop_front_if(|_| asked) {
+        if let Some(mut batch) = self.batches.pop_front_if(|_| asked) {
             let waited = batch.submitted.elapsed();
             self.shared.beat(self.number, Beat::Durable { waited });
-            self.hand_out(batch.parts, answered.outcomes);
+            if batch.outcomes.is_empty() {
+                batch.outcomes = answered.outcomes;
+            } else {
+                batch.outcomes.extend(answered.outcomes);
+            }
+            if answered.more {
+                let (parts, outcomes) = batch.whole_parts();
+                self.batches.push_front(batch);
+                self.hand_out(parts, outcomes);
+            } else {
+                self.hand_out(batch.parts, batch.outcomes);
+            }
         }
         self.tell(answered.effects);
     }
@@ -219,7 +237,9 @@ impl Writer {
             match part {
                 Part::Reply(count, reply) => reply(Ok(outcomes.by_ref().take(count).collect())),
                 Part::Guest(guest) => {
-                    let Some(outcome) = outcomes.next() else { continue };
+                    let Some(outcome) = outcomes.next() else {
+                        unreachable!("every command has an outcome");
+                    };
                     if let Some(queue) = self.rooms.serve(guest, outcome, self.draining) {
                         self.shared.call_elsewhere(self.number, &queue);
                     }
@@ -227,7 +247,7 @@ impl Writer {
                 Part::Seen(seen) => seen(),
             }
         }
-        debug_assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
+        assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
     }
 
     fn tell(&mut self, effects: Vec<Effect>) {
@@ -251,7 +271,7 @@ impl Writer {
             }
         }
         if !relays.is_empty() {
-            super::relay::hand_over(&self.shared, self.number, relays);
+            self.shared.relay(self.number, relays);
         }
     }
 
@@ -325,6 +345,25 @@ fn admit(guest: Guest, rooms: &mut Rooms, commands: &mut Vec<Command>, parts: &m
         }
         Taken::Held => rooms.wait(guest),
         Taken::Over => {}
+    }
+}
+
+impl Batch {
+    /// Takes the parts out whose outcomes are all there, with their outcomes.
+    fn whole_parts(&mut self) -> (Vec<Part>, Vec<Outcome>) {
+        let (mut whole, mut taken) = (0, 0);
+        for part in &self.parts {
+            let count = match part {
+                Part::Reply(count, _) => *count,
+                Part::Guest(_) => 1,
+                Part::Seen(_) => 0,
+            };
+            if taken + count > self.outcomes.len() {
+                break;
+            }
+            (whole, taken) = (whole + 1, taken + count);
+        }
+        (self.parts.drain(..whole).collect(), self.outcomes.drain(..taken).collect())
     }
 }
 

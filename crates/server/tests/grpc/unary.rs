@@ -136,6 +136,16 @@ async fn a_receive_of_nothing_waits_no_longer_than_asked() {
 }
 
 #[tokio::test]
+async fn a_received_message_tells_whose_it_is_and_how_long_its_lease_lasts() {
+    let house = House::with_queue("orders", r#"{"lease_ms":7000,"dedup_scope":"group"}"#).await;
+    let grouped = proto::Message { group: "g".to_owned(), ..message(0, "k", "body") };
+    house.send("orders", vec![grouped]).await;
+    let delivery = receive(&house, "orders", 1).await.remove(0);
+    assert_eq!((&*delivery.tenant, &*delivery.queue), ("default", "orders"));
+    assert_eq!((delivery.lease_ms, delivery.keys_per_group), (7_000, true));
+}
+
+#[tokio::test]
 async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
     let house = House::with_queue("charges", "{}").await;
     let mut client = house.client.clone();
@@ -148,6 +158,7 @@ async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
     let fresh = client.claim(request.clone()).await.unwrap().into_inner();
     assert_eq!(fresh.answer.as_ref().unwrap().kind(), AnswerKind::Fresh);
     assert!(fresh.fence > 0 && fresh.deadline_ms > 0);
+    assert_eq!(fresh.tenant, "default");
     let second = client.claim(request.clone()).await.unwrap().into_inner().answer.unwrap();
     assert_eq!(second.kind(), AnswerKind::InFlight);
     let other = proto::ClaimRequest { body: "18 euro".into(), ..request.clone() };

@@ -48,6 +48,22 @@ async fn a_worker_waits_for_messages_and_is_woken_by_them() {
 }
 
 #[tokio::test]
+async fn the_first_deliveries_of_a_stream_tell_its_tenant_and_whether_keys_are_per_group() {
+    for (config, per_group) in [("{}", false), (r#"{"dedup_scope":"group"}"#, true)] {
+        let house = House::with_queue("orders", config).await;
+        let grouped = messages("k", 2).into_iter();
+        let grouped = grouped.map(|one| proto::Message { group: "g".to_owned(), ..one });
+        house.send("orders", grouped.collect()).await;
+        let mut works = house.works("orders", 1).await;
+        let first = works.next().await.unwrap();
+        assert_eq!((&*first.tenant, first.keys_per_group), ("default", per_group));
+        works.credit(1).await;
+        let second = works.next().await.unwrap();
+        assert_eq!((second.deliveries.len(), &*second.tenant, second.lease_ms), (1, "", None));
+    }
+}
+
+#[tokio::test]
 async fn no_more_is_delivered_than_there_is_credit_for() {
     let house = House::with_queue("orders", "{}").await;
     house.send("orders", messages("k", 100)).await;

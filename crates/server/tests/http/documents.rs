@@ -90,7 +90,7 @@ async fn the_document_says_what_answers_are_and_who_may_ask() {
     assert_eq!(document["security"][0]["token"], Value::Array(Vec::new()));
     assert!(document["components"]["securitySchemes"]["token"].is_object());
     let config = &document["components"]["schemas"]["QueueConfig"];
-    assert_eq!(config["properties"].as_object().unwrap().len(), 19);
+    assert_eq!(config["properties"].as_object().unwrap().len(), 20);
     assert_eq!(config["additionalProperties"], false);
 }
 

@@ -21,7 +21,8 @@ impl Store for DiskStore {
         assert!(self.epoch.is_none_or(|before| before < epoch), "every claim raises the epoch");
         self.epoch = Some(epoch);
         self.last = last;
-        Ok(Claim { epoch, through: head.through, last })
+        let batch_bytes_max = shared.journal.batch_bytes_max() as usize;
+        Ok(Claim { epoch, through: head.through, last, batch_bytes_max })
     }
 
     fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {

@@ -252,7 +252,7 @@ impl<'a> Settle<'a> {
             match field {
                 1 => read.reference = number(value)?,
                 2 => read.lease = bytes(value)?,
-                3..=8 => read.verb = Some((field, bytes(value)?)),
+                3..=9 => read.verb = Some((field, bytes(value)?)),
                 _ => {}
             }
         }
@@ -296,7 +296,8 @@ impl<'a> Settle<'a> {
             5 => proto::Release::decode(bytes).map(Verb::Release),
             6 => proto::Extend::decode(bytes).map(Verb::Extend),
             7 => proto::Begin::decode(bytes).map(Verb::Begin),
-            _ => proto::Save::decode(bytes).map(Verb::Save),
+            8 => proto::Save::decode(bytes).map(Verb::Save),
+            _ => proto::Park::decode(bytes).map(Verb::Park),
         };
         verb.map(Some).map_err(|_| Malformed)
     }
@@ -364,6 +365,10 @@ pub struct WorkReply<'a> {
     pub lost: Vec<u64>,
     pub closing: bool,
     pub lease_ms: Option<u64>,
+    /// With the first deliveries of a stream; empty elsewhere.
+    pub tenant: &'a str,
+    /// With the first deliveries of a stream: the group is part of derived keys.
+    pub keys_per_group: bool,
     deliveries: Fields<'a>,
     settled: Fields<'a>,
 }
@@ -371,8 +376,15 @@ pub struct WorkReply<'a> {
 impl<'a> WorkReply<'a> {
     pub fn read(reply: &'a [u8]) -> Result<Self, Malformed> {
         let fields = Fields(reply);
-        let (lost, closing, lease_ms) = (Vec::new(), false, None);
-        let mut read = Self { lost, closing, lease_ms, deliveries: fields, settled: fields };
+        let mut read = Self {
+            lost: Vec::new(),
+            closing: false,
+            lease_ms: None,
+            tenant: "",
+            keys_per_group: false,
+            deliveries: fields,
+            settled: fields,
+        };
         let mut fields = fields;
         while let Some((field, value)) = fields.next()? {
             match (field, value) {
@@ -384,6 +396,8 @@ impl<'a> WorkReply<'a> {
                 }
                 (4, value) => read.closing = number(value)? != 0,
                 (5, value) => read.lease_ms = Some(number(value)?),
+                (6, value) => read.tenant = text(value)?,
+                (7, value) => read.keys_per_group = number(value)? != 0,
                 _ => {}
             }
         }

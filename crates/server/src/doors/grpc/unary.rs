@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use hapax_core::{
-    Answer, Browse, Claim, Content, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
-    Time,
+    Answer, Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Receive, Redrive,
+    Resolution, Select, Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
@@ -21,7 +21,7 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::engine::Cursor;
 use crate::problem::Problem;
-use crate::service::{Change, Opened, Permit, Queue, Service};
+use crate::service::{self, Change, Opened, Permit, Queue, Service};
 
 /// As with a batch of HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -182,7 +182,10 @@ impl Hapax for Door {
                 let key = it.key.unwrap_or_default();
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let resolution = match it.resolution {
-                    Some(Said::Done(done)) => Resolution::Done(done.result.map(convert::blob)),
+                    Some(Said::Done(done)) => {
+                        let result = done.result.as_ref().map(convert::blob_in);
+                        Resolution::Done(result.transpose()?)
+                    }
                     Some(Said::Retry(_)) => Resolution::Retry,
                     None => return Err(Problem::invalid("resolve as done, or to be tried again")),
                 };
@@ -346,13 +349,14 @@ async fn send_batch(
         }
     }
     let answers = service.send(&permit, sends).await?;
-    if answers.contains(&Answer::NoSuchQueue) {
+    if service::is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&permit.queue().queue));
     }
     let mut answers = answers.into_iter();
     let in_order = refused.into_iter().zip(&frame.messages).map(|(refused, message)| {
         let answer = refused.or_else(|| answers.next().map(convert::answer));
-        proto::Answer { r#ref: message.r#ref, ..answer.unwrap_or_default() }
+        let answer = answer.unwrap_or_else(|| convert::error(&Problem::unanswered()));
+        proto::Answer { r#ref: message.r#ref, ..answer }
     });
     Ok(proto::SendReply { answers: in_order.collect() })
 }
@@ -370,9 +374,14 @@ async fn receive(
         receive_id: some(&it.receive_id).map(Arc::from),
         several_per_group: it.several_per_group,
     };
-    let deliveries = service.receive(&permit, receive, Duration::from_millis(it.wait_ms)).await?;
+    let wait = Duration::from_millis(it.wait_ms);
+    let (shown, received) =
+        tokio::join!(service.show(&permit), service.receive(&permit, receive, wait));
+    let (shown, deliveries) = (shown?, received?);
+    let keys_per_group = shown.view.config.dedup_scope == DedupScope::Group;
     let mut messages = Vec::with_capacity(deliveries.len());
-    convert::deliveries(deliveries, |delivery| service.seal(&permit, delivery), &mut messages);
+    let seal = |delivery: &hapax_core::Delivery| service.seal(&permit, delivery);
+    convert::deliveries(deliveries, permit.queue(), keys_per_group, seal, &mut messages);
     Ok(proto::ReceiveReply { messages })
 }
 
@@ -397,9 +406,15 @@ async fn settle(
         }
     }
     let mut settled = service.settle(permit, opened).await?.into_iter();
-    let answers = refused.into_iter().filter_map(|(number, refused)| match refused {
-        Some(problem) => Some(convert::settle_error(number, &problem)),
-        None => settled.next().map(|answer| convert::settled(number, answer)),
+    let answers = refused.into_iter().map(|(number, refused)| {
+        let refused = match refused {
+            Some(problem) => problem,
+            None => match settled.next() {
+                Some(answer) => return convert::settled(number, answer),
+                None => Problem::unanswered(),
+            },
+        };
+        convert::settle_error(number, &refused)
     });
     Ok(proto::SettleReply { answers: answers.collect() })
 }
@@ -422,12 +437,14 @@ async fn claim(
     claim.claim_id = some(&it.claim_id).map(Arc::from);
     let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
     let mut reply = proto::ClaimReply::default();
-    if let (Answer::Fresh { lease, deadline, recovery_points, .. }, Some(sealed)) =
+    if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, .. }, Some(sealed)) =
         (&claimed.answer, claimed.lease)
     {
         reply.lease = sealed.to_vec().into();
+        reply.tenant = permit.queue().tenant.to_string();
         reply.fence = lease.fence.0;
         reply.deadline_ms = deadline.0;
+        reply.lease_ms = *lease_ms;
         reply.recovery_points = convert::points(recovery_points.clone());
     }
     reply.answer = Some(convert::answer(claimed.answer));

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use hapax_core::{Delivery, Receive};
+use hapax_core::{DedupScope, Delivery, Receive};
 use hapax_wire::{Code, lean, proto};
 use tokio::task::AbortHandle;
 use tokio::time::Sleep;
@@ -101,8 +101,9 @@ struct Open {
     permit: Permit,
     worker: Arc<str>,
     lease_ms: Option<u64>,
-    /// Whether there is such a queue, until that is known.
-    checking: Option<Boxed<()>>,
+    /// Whether there is such a queue, and whether its keys are per group, until that is known.
+    checking: Option<Boxed<bool>>,
+    keys_per_group: bool,
     listening: AbortHandle,
 }
 
@@ -195,12 +196,15 @@ impl WorkStream {
         let listening =
             tokio::spawn(listen(self.service.clone(), permit.clone(), self.outbox.clone()));
         let (service, asked) = (self.service.clone(), permit.clone());
-        let checking: Boxed<()> = Box::pin(async move { service.show(&asked).await.map(drop) });
+        let checking: Boxed<bool> = Box::pin(async move {
+            Ok(service.show(&asked).await?.view.config.dedup_scope == DedupScope::Group)
+        });
         self.open = Some(Open {
             permit,
             worker: open.worker.into(),
             lease_ms: open.lease_ms,
             checking: Some(checking),
+            keys_per_group: false,
             listening: listening.abort_handle(),
         });
         Ok(())
@@ -232,7 +236,7 @@ impl WorkStream {
         let Some(open) = &mut self.open else { return Ok(()) };
         if let Some(checking) = &mut open.checking {
             let Poll::Ready(checked) = checking.as_mut().poll(context) else { return Ok(()) };
-            checked.map_err(|problem| status(&problem))?;
+            open.keys_per_group = checked.map_err(|problem| status(&problem))?;
             open.checking = None;
         }
         while self.deliveries.as_slice().is_empty() {
@@ -325,11 +329,16 @@ impl WorkStream {
                 frame.reserve(FRAME_BYTES + self.message_bytes);
             }
             if self.told_lease_ms != Some(message.lease_ms) {
+                let is_first = self.told_lease_ms.is_none();
                 self.told_lease_ms = Some(message.lease_ms);
-                let told = proto::WorkReply {
+                let mut told = proto::WorkReply {
                     lease_ms: self.told_lease_ms,
                     ..proto::WorkReply::default()
                 };
+                if is_first {
+                    told.tenant = open.permit.queue().tenant.to_string();
+                    told.keys_per_group = open.keys_per_group;
+                }
                 put_whole(frame, &told);
             }
             let lease = self.service.seal(&open.permit, &message);

@@ -11,9 +11,10 @@ use super::body::hash;
 use super::failure::Failure;
 use super::head::{self, Head};
 use super::input::InQueue;
-use super::messages::{answer_bytes, check, mark, nothing};
+use super::messages::{answer_bytes, check, mark};
 use super::{output, shape};
 use crate::auth::Action;
+use crate::problem::Problem;
 use crate::service::Service;
 
 /// Whoever holds a key may end sooner than its lease: so often it is worth asking.
@@ -65,14 +66,16 @@ pub(super) async fn post(
     let wait = head::wait(&headers);
     let claimed = service.claim(&permit, claim, wait).await?;
     let mut response = match &claimed.answer {
-        Answer::Fresh { id, lease, deadline, recovery_points } => {
-            let sealed = claimed.lease.ok_or_else(nothing)?;
+        Answer::Fresh { id, lease, deadline, lease_ms, recovery_points } => {
+            let sealed = claimed.lease.ok_or_else(Problem::unanswered)?;
             let fresh = json::Claimed {
                 queue: at.queue.as_str().into(),
                 key: (&*head.key).into(),
                 id: shape::id(*id),
                 lease: shape::lease(&sealed),
-                fence: lease.fence.0,
+                fence: json::Fence(lease.fence.0),
+                tenant: (&*permit.queue().tenant).into(),
+                lease_ms: *lease_ms,
                 deadline: shape::time(*deadline),
                 recovery_points: shape::points(recovery_points),
             };

@@ -16,7 +16,7 @@ use super::dispatch::generated;
 use super::failure::Failure;
 use super::head;
 use super::input::{Caller, InQueue};
-use super::{output, shape};
+use super::{key, output, shape};
 use crate::auth::Action;
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
@@ -85,6 +85,9 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
             Err(Problem::new(Code::TooLarge, detail))
         }
         (Some(keys), None, false) => {
+            for (place, key) in keys.iter().enumerate() {
+                key::check_field(&format!("keys[{place}]"), key)?;
+            }
             Ok(Select::Keys(keys.iter().map(|key| Arc::from(&**key)).collect()))
         }
         (None, Some(filter), false) => Ok(Select::Filter {
@@ -94,7 +97,7 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
             dead_after: None,
         }),
         (None, None, true) => Ok(Select::All),
-        _ => Err(Problem::invalid("give one of `keys`, `filter` and `\"all\": true`")),
+        _ => Err(Problem::invalid("give exactly one of `keys`, `filter` and `\"all\": true`")),
     }
 }
 

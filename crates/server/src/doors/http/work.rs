@@ -15,7 +15,7 @@ use super::failure::Failure;
 use super::input::InQueue;
 use super::keys::to_blob;
 use super::messages::{ANSWER_BYTES_MAX, with_headers};
-use super::{output, shape};
+use super::{key, output, shape};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Opened, Permit, Service};
@@ -56,8 +56,9 @@ pub(super) async fn receive(
     };
     let given = service.receive(&permit, receive, wait).await?;
     let bytes_about = given.iter().map(delivery_bytes).sum();
-    let messages =
-        given.iter().map(|it| shape::delivery(shape::lease(&service.seal(&permit, it)), it));
+    let messages = given
+        .iter()
+        .map(|it| shape::delivery(&permit, shape::lease(&service.seal(&permit, it)), it));
     let answer = json::Received { messages: messages.collect() };
     match output::sized(&service, StatusCode::OK, &answer, bytes_about).await {
         Ok(response) => Ok(response),
@@ -119,7 +120,7 @@ pub(super) async fn settle(
                 rest.next();
                 shape::settled(told.is_fail, told.is_extend, settled, &mut room)
             }
-            (Ok(_), None) => shape::unsettled(&super::messages::nothing()),
+            (Ok(_), None) => shape::unsettled(&Problem::unanswered()),
             (Err(problem), _) => shape::unsettled(problem),
         })
         .collect();
@@ -225,6 +226,9 @@ fn emits(
 
 fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Result<Emit, Problem> {
     let queue = service.may_emit(caller, &emit.queue)?;
+    if let Some(key) = emit.key.as_deref() {
+        key::check_field("key", key)?;
+    }
     let body = json::body_bytes(emit.body.as_ref(), emit.body_base64.as_ref())
         .map_err(|error| Problem::invalid(error.to_string()))?;
     let builder = Content::builder(emit.key.as_deref().unwrap_or_default())
