@@ -166,6 +166,8 @@ struct Waiting {
     answered: Answered,
 }
 
+/// Emits that wait may take this much, however little memory there is.
+const RELAY_BYTES_MIN: usize = 1_024 * 1_024;
 /// Commands whose needs are read together.
 const TOGETHER_MAX: usize = 16 * 1_024;
 
@@ -173,8 +175,8 @@ impl<S: Store> Partition<S> {
     /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, mut options: Options) -> Result<Self, Error> {
-        let relay_bytes = options.bounds.relay_bytes.min(options.memory_bytes / 8).max(1);
-        options.bounds.relay_bytes = relay_bytes;
+        let relay_bytes = (options.memory_bytes / 8).max(RELAY_BYTES_MIN);
+        options.bounds.relay_bytes = options.bounds.relay_bytes.min(relay_bytes);
         let mut fetch = Fetch::new(options.range_bytes);
         let Recovered { mut machine, claim, journal_bytes } =
             recover(&mut store, &mut fetch, &options)?;
