@@ -105,6 +105,7 @@ async fn limits_and_the_front_page_are_open() {
         ("batch_bytes_max", 8 * 1024 * 1024),
         ("key_bytes_max", 255),
         ("wait_ms_max", 60_000),
+        ("grpc_frame_bytes_max", 32 * 1024 * 1024 + 64 * 1024),
     ] {
         assert_eq!(limits[name], value, "{name}");
     }
