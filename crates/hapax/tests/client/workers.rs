@@ -243,6 +243,35 @@ async fn a_follow_up_is_sent_under_a_derived_key(partitions: u16) {
     emails.stop().await;
 }
 
+on_each!(a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message);
+async fn a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    house.admin.put_queue("emails", "{}", None).await.unwrap();
+    send(&house, 1).await;
+    let worker = Running::start(Worker::new(house.orders()), |_, _| async {
+        let short = Message::new("x").key("short").ttl(Duration::from_millis(1));
+        let noisy = Message::new("at 11:55").key("noisy").fingerprint("it");
+        let done = Done::new().emit(Emit::new("emails", "a", short));
+        Ok(done.emit(Emit::new("emails", "b", noisy)))
+    });
+    house.ended("k0").await;
+    let named = |key: &str| hapax_wire::proto::KeyRequest {
+        queue: "emails".to_owned(),
+        key: key.to_owned(),
+        group: String::new(),
+    };
+    for key in ["short", "noisy"] {
+        let arrived = async { while house.admin.key(named(key), Duration::ZERO).await.is_err() {} };
+        in_time(arrived).await;
+    }
+    let dead = house.admin.key(named("short"), crate::house::LONG).await.unwrap();
+    assert_eq!(dead.state(), hapax_wire::proto::State::Dead, "{dead:?}");
+    let again = Message::new("at 11:56").key("noisy").fingerprint("it");
+    let again = house.client.queue("emails").send(again).await.unwrap();
+    assert!(!again.is_new(), "the same operation, as its fingerprint says");
+    worker.stop().await;
+}
+
 on_each!(a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated);
 async fn a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated(partitions: u16) {
     let house = House::open(partitions, r#"{"max_body_bytes":1000}"#).await;
