@@ -274,7 +274,7 @@ impl Guard {
         }
         self.rules().await?;
         // The same handler would return the same again.
-        self.check(finished).map_err(|error| Failure::dead(error.to_string()))
+        self.check(finished).map_err(|error| Failure::dead(format!("{error}; nothing was written")))
     }
 
     /// What to settle with where the effect is there. A result that the queue does not take any
@@ -297,7 +297,7 @@ impl Guard {
 }
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the result has {bytes} bytes, and its queue takes {max}; nothing was written")]
+#[error("the result has {bytes} bytes, and its queue takes {max}")]
 struct TooLarge {
     bytes: u64,
     max: u64,
