@@ -127,7 +127,8 @@ impl Machine {
         let messages = &self.messages;
         let mut chosen: Vec<Slot> = Vec::new();
         group.members.evict(0, |seq, slot| {
-            let message = messages.same(seq, slot).filter(|message| message.place() == Place::Ready);
+            let message =
+                messages.same(seq, slot).filter(|message| message.place() == Place::Ready);
             let Some(message) = message else { return Fate::Stale };
             match (message.dirty, message.row.is_some()) {
                 (_, false) => Fate::New,

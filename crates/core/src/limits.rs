@@ -127,10 +127,13 @@ impl Bounds {
     pub(crate) fn check(&self) {
         let Self { expire_step, job_step, tick_step, refill, .. } = *self;
         let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, .. } = *self;
-        for bound in [expire_step, job_step, tick_step, refill]
-            .into_iter()
-            .chain([receive_bytes, groups_at_once, browse, relays, relay_bytes])
-        {
+        for bound in [expire_step, job_step, tick_step, refill].into_iter().chain([
+            receive_bytes,
+            groups_at_once,
+            browse,
+            relays,
+            relay_bytes,
+        ]) {
             assert!(bound > 0, "every bound allows one: {self:?}");
         }
     }

@@ -430,8 +430,8 @@ impl Arrival {
         match answer {
             Answer::NoSuchQueue | Answer::OverQuota { .. } | Answer::StoreFull => Self::Later,
             Answer::Invalid(invalid) => refused(format!("its queue refused it: {invalid}")),
-            Answer::Conflict { id, .. } => {
-                refused(format!("its queue refused it: message {id} has its key and differs"))
+            Answer::Conflict { .. } => {
+                refused("its queue refused it: another message has its key".to_owned())
             }
             Answer::TooOld { .. } => refused(
                 "its queue refused it: it is older than the retention, so that it may have been \

@@ -78,7 +78,8 @@ impl Fetch {
             let found = self.fetch_points(machine, store)?;
             let ranges = self.fetch_ranges(machine, store)?;
             if self.more.is_empty() && (found || ranges) {
-                // New knowledge may call for the next range; keys were all asked for before.
+                // New knowledge may call for the next range, or for the group of a body that a
+                // record kept; keys were all asked for before.
                 ask(machine, &mut self.more);
                 let read = &self.read;
                 let is_over = self.job_bytes >= self.range_bytes;
@@ -92,7 +93,8 @@ impl Fetch {
                         !read.iter().any(is_same)
                     }
                     Need::Range { .. } => !read.contains(need),
-                    _ => false,
+                    Need::Group(..) => true,
+                    Need::Point(_) => false,
                 });
             }
             std::mem::swap(&mut self.needs, &mut self.more);

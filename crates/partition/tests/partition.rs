@@ -159,6 +159,8 @@ fn k2_a_settle_too_large_for_a_batch_is_refused_before_anything_changes() {
         name: format!("e{number}"),
         content: Content::builder("").build(&vec![0; 1_000_000]).unwrap(),
         delay_ms: None,
+        ttl_ms: None,
+        fingerprint: None,
     });
     let verb = Verb::Done { result: None, emits: emits.collect() };
     let settle = Command::Settle(Settle { lease, verb });

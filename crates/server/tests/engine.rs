@@ -158,6 +158,8 @@ fn l3_emits_reach_their_queues_once_also_in_other_partitions() {
                     name: "receipt".to_owned(),
                     content,
                     delay_ms: None,
+                    ttl_ms: None,
+                    fingerprint: None,
                 };
                 let settled = done(&engine, message, vec![emit.clone()]).await;
                 assert!(matches!(settled, Settled::Ok { .. }));

@@ -160,13 +160,7 @@ fn lose_leases(
     }
 }
 
-fn end_lives(
-    machine: &Machine,
-    queue: &Queue,
-    at: Time,
-    left: &mut usize,
-    out: &mut Verdict,
-) {
+fn end_lives(machine: &Machine, queue: &Queue, at: Time, left: &mut usize, out: &mut Verdict) {
     let most = machine.bounds.expire_step.min(*left);
     let over = queue.mortal.range(..=(at, u64::MAX)).take(most);
     for slot in over.map(|(_, slot)| *slot) {

@@ -60,9 +60,8 @@ impl Ready {
 
     pub(crate) fn push(&mut self, seq: Seq, slot: Slot) {
         let is_last = |entries: &VecDeque<Entry>| entries.back().is_none_or(|last| last.seq < seq);
-        let is_newest = is_last(&self.head)
-            && is_last(&self.tail)
-            && self.gap.is_none_or(|gap| gap.to <= seq);
+        let is_newest =
+            is_last(&self.head) && is_last(&self.tail) && self.gap.is_none_or(|gap| gap.to <= seq);
         if is_newest {
             let back = if self.gap.is_some() { &mut self.tail } else { &mut self.head };
             back.push_back(Entry { seq, slot });
@@ -213,7 +212,8 @@ impl Ready {
             let head = self.head.back().copied();
             let returned = self.returned.range(..below).next_back();
             let returned = returned.map(|(seq, slot)| Entry { seq: *seq, slot: *slot });
-            let is_head = head.is_some_and(|head| returned.is_none_or(|other| head.seq >= other.seq));
+            let is_head =
+                head.is_some_and(|head| returned.is_none_or(|other| head.seq >= other.seq));
             let Some(entry) = (if is_head { head } else { returned }) else { break };
             match evict(entry.seq, entry.slot) {
                 Fate::Leaves => {

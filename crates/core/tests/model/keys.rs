@@ -24,10 +24,10 @@ impl Model {
         check_for(&queue, &send.content)?;
         let (key, group) = (send.content.key(), send.content.group());
         let scope = (!key.is_empty()).then(|| Self::scope(&queue, key, group));
-        let mut released = None;
+        let (mut released, mut dated_ahead) = (None, None);
         if let Some(scope) = &scope {
             released = self.known(&queue, scope, &send.fingerprint, false)?;
-            self.check_date(&queue, key, send.issued_at)?;
+            dated_ahead = self.check_date(&queue, key, send.issued_at)?;
         }
         self.check_room(&queue, send.content.size() as u64, seen)?;
         if let Some(scope) = released {
@@ -42,6 +42,7 @@ impl Model {
         let ttl_at = ttl.map_or(Time::NEVER, |ttl| self.at.plus(ttl));
         let what = (send.content.clone(), send.fingerprint);
         let index = self.accept(&queue, scope, what, state, ttl_at, false);
+        self.messages[index].dated_ahead = dated_ahead;
         let message = &self.messages[index];
         Ok(Answer::Accepted { id: message.id(), place: message.place(), at: self.at })
     }
@@ -61,28 +62,49 @@ impl Model {
             return Err(Answer::Invalid(Invalid::LeaseLength(lease_ms)));
         }
         let scope = Self::scope(&queue, key, claim.content.group());
+        if let Some(answer) = self.claimed_before(&queue, &scope, claim) {
+            return Ok(answer);
+        }
         let released = self.known(&queue, &scope, &claim.fingerprint, true)?;
-        self.check_date(&queue, key, claim.issued_at)?;
+        let dated_ahead = self.check_date(&queue, key, claim.issued_at)?;
         self.check_room(&queue, claim.content.size() as u64, seen)?;
         if let Some(scope) = released {
             self.release_key(&scope);
         }
         let (fence, deadline) = (self.take_fence(), self.at.plus(lease_ms));
-        let begun = queue.config.on_lost == OnLost::Park;
-        let state = State::Leased { fence, deadline, worker: claim.worker.clone(), begun };
+        let worker = claim.worker.clone();
+        let state = State::Leased { fence, deadline, worker, begun: false };
         let what = (claim.content.clone(), claim.fingerprint);
         let index = self.accept(&queue, Some(scope), what, state, Time::NEVER, true);
         let message = &mut self.messages[index];
         message.attempts = 1;
+        message.claim_id.clone_from(&claim.claim_id);
+        message.dated_ahead = dated_ahead;
         let lease = message.lease().expect("a claim is leased");
         let (id, recovery_points) = (message.id(), message.points.clone());
         self.leases.push(lease);
         Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
     }
 
+    /// The same claim again, while it is held.
+    fn claimed_before(&self, queue: &Queue, scope: &Scope, claim: &Claim) -> Option<Answer> {
+        let message = &self.messages[self.living(scope)?];
+        let lease = message.lease()?;
+        let is_same = claim.claim_id.is_some()
+            && message.claim_id == claim.claim_id
+            && message.fingerprint == claim.fingerprint;
+        is_same.then(|| Answer::Fresh {
+            id: message.id(),
+            lease,
+            deadline: message.deadline().expect("it is leased"),
+            lease_ms: claim.lease_ms.unwrap_or(queue.config.lease_ms),
+            recovery_points: message.points.clone(),
+        })
+    }
+
     /// The answer for a known key, as an error. Where a dead message's key is to be released
     /// first, its scope.
-    fn known(
+    pub(crate) fn known(
         &mut self,
         queue: &Queue,
         scope: &Scope,
@@ -123,7 +145,8 @@ impl Model {
             message.duplicates += 1;
             let answer = match message.place() {
                 Place::Dead => {
-                    Answer::Dead { id, accepted_at, attempts, error: message.last_error() }
+                    let error = message.last_error();
+                    Answer::Dead { id, accepted_at, attempts, error, discarded: false }
                 }
                 Place::Parked => Answer::Parked { id, accepted_at, attempts },
                 place => {
@@ -149,7 +172,7 @@ impl Model {
         }
         if record.end == End::Discarded {
             let error = record.error.unwrap_or_else(|| "discarded".into());
-            return Err(Answer::Dead { id, accepted_at, attempts, error });
+            return Err(Answer::Dead { id, accepted_at, attempts, error, discarded: true });
         }
         Err(Answer::Done(Box::new(Finished {
             id,
@@ -172,22 +195,36 @@ impl Model {
         self.end(index, End::Forgotten, Ending { event: forgotten, ..Ending::default() });
     }
 
-    fn check_date(&self, queue: &Queue, key: &str, issued_at: Option<Time>) -> Result<(), Answer> {
+    fn check_date(
+        &self,
+        queue: &Queue,
+        key: &str,
+        issued_at: Option<Time>,
+    ) -> Result<Option<Time>, Answer> {
         let Some(dated) = issued_at.or_else(|| date(key, self.at)) else {
             return match queue.config.undated_keys {
-                UndatedKeys::Accept => Ok(()),
+                UndatedKeys::Accept => Ok(None),
                 UndatedKeys::Refuse => Err(Answer::UndatedKey),
             };
         };
+        let ahead_ms = dated.since(self.at);
+        if ahead_ms > limits::DATED_AHEAD_MS {
+            return Err(Answer::Invalid(Invalid::DatedAhead { ahead_ms }));
+        }
         let retention = queue.config.retention_ms;
         let shorter = queue.dated_from > Time(0) && dated <= queue.dated_from;
         if shorter || retention.is_some_and(|ms| dated.plus(ms) <= self.at) {
             return Err(Answer::TooOld { dated });
         }
-        Ok(())
+        Ok(issued_at.filter(|issued_at| *issued_at > self.at))
     }
 
-    fn check_room(&self, queue: &Queue, bytes: u64, seen: &Outcome) -> Result<(), Answer> {
+    pub(crate) fn check_room(
+        &self,
+        queue: &Queue,
+        bytes: u64,
+        seen: &Outcome,
+    ) -> Result<(), Answer> {
         let (config, stats) = (&queue.config, self.stats(queue));
         let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
         if config.max_messages.is_some_and(|max| stats.messages() >= max) {
@@ -225,7 +262,7 @@ impl Model {
         used.saturating_sub(self.at.since(at).saturating_mul(per_s.into()))
     }
 
-    fn accept(
+    pub(crate) fn accept(
         &mut self,
         queue: &Queue,
         scope: Option<Scope>,
@@ -269,6 +306,8 @@ impl Model {
             settled: None,
             lost: None,
             worker: None,
+            claim_id: None,
+            dated_ahead: None,
             points: ghost.as_ref().map(|record| record.points.clone()).unwrap_or_default(),
             history: ghost.map(|record| record.history).unwrap_or_default(),
         });

@@ -233,7 +233,12 @@ impl Runner {
             Command::Resolve(resolve) => model.resolve(resolve),
             Command::Redrive(redrive) => model.redrive(redrive),
             Command::RedriveProgress { queue, id } => model.progress(queue, id),
-            Command::Relayed { id, reached } => model.relayed(*id, *reached),
+            Command::CancelRedrive { queue, id } => model.cancel(queue, id),
+            Command::Relayed { id, arrival } => {
+                let seen = self.world.machine.relays().find(|relay| relay.id == *id);
+                model.relayed(*id, arrival, seen)
+            }
+            Command::DeadLetter(letter) => model.dead_letter(letter, said),
             Command::Show(name) => match model.queue(&name.queue) {
                 Some(queue) => Outcome::Queue(Box::new(model.show(queue))),
                 None => Outcome::Refused(Refusal::NoSuchQueue),
@@ -284,10 +289,8 @@ impl Runner {
             }
         }
         let relays = self.world.machine.relays();
-        let relays: Vec<_> = relays.map(|relay| (relay.id, &relay.emit, relay.attempts)).collect();
-        let expected = self.model.relays.iter();
-        let expected: Vec<_> =
-            expected.map(|(id, (emit, attempts))| (*id, emit, *attempts)).collect();
+        let relays: Vec<&Relay> = relays.collect();
+        let expected: Vec<&Relay> = self.model.relays.values().collect();
         if relays != expected {
             return Err(format!("relays {relays:?}\n   model {expected:?}"));
         }
@@ -309,7 +312,11 @@ impl Runner {
                 Command::Purge(Purge { queue: queue_name(*queue), keys: *keys })
             }
             Op::Send(sent) => Command::Send(self.send(sent)),
-            Op::Claim { sent, lease_ms, worker } => self.claim(sent, *lease_ms, *worker),
+            Op::Claim { sent, lease_ms, worker, id } => {
+                let mut claim = self.claim(sent, *lease_ms, *worker);
+                claim.claim_id = id.map(|id| text("c", id));
+                Command::Claim(claim)
+            }
             Op::Receive(take) => Command::Receive(Receive {
                 queue: queue_name(take.queue),
                 max: take.max,
@@ -345,10 +352,24 @@ impl Runner {
             Op::Progress { queue, id } => {
                 Command::RedriveProgress { queue: queue_name(*queue), id: text("j", *id) }
             }
-            Op::Relayed { which, reached } => {
+            Op::Cancel { queue, id } => {
+                Command::CancelRedrive { queue: queue_name(*queue), id: text("j", *id) }
+            }
+            Op::Relayed { which, how } => {
                 let id = self.model.relays.keys().nth((*which).into());
                 let id = id.copied().unwrap_or((*which).into());
-                Command::Relayed { id, reached: *reached }
+                let arrival = match how {
+                    Reached::Arrived => Arrival::Arrived,
+                    Reached::Later => Arrival::Later,
+                    Reached::Refused => Arrival::Refused(text("refused", *which)),
+                };
+                Command::Relayed { id, arrival }
+            }
+            Op::DeadLetter { which } => {
+                let mut refused = self.model.relays.values().filter(|it| it.refused.is_some());
+                let relay = refused.nth((*which).into())?.clone();
+                let error = relay.refused.clone()?;
+                Command::DeadLetter(DeadLetter { send: relay.into_send(), error })
             }
             _ => return None,
         })
@@ -362,18 +383,22 @@ impl Runner {
         }
         send.delay_ms = sent.delay_ms;
         send.ttl_ms = sent.ttl_ms;
-        send.issued_at = sent.issued_ago_ms.map(|ago| Time(self.model.at.0 - ago));
+        send.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
         send
     }
 
-    fn claim(&self, sent: &Sent, lease_ms: Option<u64>, worker: u8) -> Command {
+    fn ago(&self, ms: i64) -> Time {
+        Time(self.model.at.0.saturating_add_signed(-ms))
+    }
+
+    fn claim(&self, sent: &Sent, lease_ms: Option<u64>, worker: u8) -> Claim {
         let content = content(sent, b"");
-        let of = Fingerprint::of(&bytes(sent.body), content.content_type(), content.group());
+        let of = Fingerprint::of(&bytes(sent.body), content.group());
         let mut claim = Claim::new(queue_name(sent.queue), content, of);
         claim.lease_ms = lease_ms;
         claim.worker = text("w", worker);
-        claim.issued_at = sent.issued_ago_ms.map(|ago| Time(self.model.at.0 - ago));
-        Command::Claim(claim)
+        claim.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
+        claim
     }
 
     fn replay(&self, named: &Named, body: Option<(u8, bool)>) -> Option<Command> {
@@ -381,7 +406,7 @@ impl Runner {
         let body = body.map(|(body, own)| {
             let content = Content::builder(&key.key).group(key.group.as_deref());
             let content = content.build(&bytes(body)).expect("within bounds");
-            let fingerprint = Fingerprint::of(content.body(), None, content.group());
+            let fingerprint = Fingerprint::of(content.body(), content.group());
             let own = own.then(|| Fingerprint::own("own0"));
             (content, own.unwrap_or(fingerprint))
         });
@@ -399,10 +424,11 @@ impl Runner {
         let (name, id) = (queue_name(queue), text("j", id));
         let select = match which {
             Which::Keys(keys) => Select::Keys(keys.iter().map(|key| key_name(*key)).collect()),
-            Which::Filter { error, group, dead_ago_ms } => Select::Filter {
+            Which::Filter { error, group, dead_ago_ms, dead_within_ms } => Select::Filter {
                 error_contains: error.map(|error| text("error", error).to_string()),
                 group: group.map(|group| text("g", group).to_string()),
                 dead_before: dead_ago_ms.map(|ago| Time(self.model.at.0 - ago)),
+                dead_after: dead_within_ms.map(|ago| Time(self.model.at.0 - ago)),
             },
             Which::All => Select::All,
         };
@@ -517,11 +543,12 @@ fn verb_of(verb: &Do) -> Verb {
             let emits = emits.iter().map(|emit| {
                 let key = emit.key.map_or_else(|| "".into(), key_name);
                 let body = bytes(emit.body);
+                let content = Content::builder(&key).build(&body).expect("within bounds");
+                let name = text("emit", emit.name);
                 Emit {
-                    queue: queue_name(emit.queue),
-                    name: text("emit", emit.name).to_string(),
-                    content: Content::builder(&key).build(&body).expect("within bounds"),
-                    delay_ms: None,
+                    ttl_ms: emit.ttl_ms.filter(|ttl| *ttl > 0),
+                    fingerprint: emit.own.map(|own| Fingerprint::own(&text("own", own))),
+                    ..Emit::new(queue_name(emit.queue), &name, content)
                 }
             });
             Verb::Done { result: result.map(blob), emits: emits.collect() }
@@ -532,6 +559,7 @@ fn verb_of(verb: &Do) -> Verb {
             dead: *dead,
         },
         Do::Release => Verb::Release,
+        Do::Park { error } => Verb::Park { error: text("error", *error).to_string() },
         Do::Extend { lease_ms } => Verb::Extend { lease_ms: *lease_ms },
         Do::Begin => Verb::Begin,
         Do::Save { name, data } => {

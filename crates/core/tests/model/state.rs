@@ -7,6 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::*;
 
+use crate::support::PARTITIONS;
+
 pub(crate) const TENANT: &str = "default";
 
 /// What a key is compared by: the queue's name, the group where the queue deduplicates per
@@ -29,7 +31,7 @@ pub(crate) struct Model {
     pub(crate) messages: Vec<Message>,
     pub(crate) records: BTreeMap<Scope, KeyRecord>,
     pub(crate) receives: BTreeMap<(String, String), (Time, Vec<LeaseName>)>,
-    pub(crate) relays: BTreeMap<u64, (Emit, u32)>,
+    pub(crate) relays: BTreeMap<u64, Relay>,
     /// Messages whose leases ended in the step at hand.
     pub(crate) lost: Vec<Digest>,
     /// Every lease that was ever handed out.
@@ -59,6 +61,7 @@ pub(crate) struct Job {
     pub(crate) error_contains: Option<String>,
     pub(crate) group: Option<String>,
     pub(crate) dead_before: Time,
+    pub(crate) dead_after: Option<Time>,
     pub(crate) per_s: Option<u32>,
     pub(crate) started_at: Time,
     pub(crate) cursor: Seq,
@@ -86,12 +89,22 @@ pub(crate) struct Message {
     pub(crate) points: BTreeMap<String, Bytes>,
     pub(crate) duplicates: u64,
     pub(crate) losses: u32,
-    pub(crate) settled: Option<(Fence, bool, Place, Option<Time>)>,
+    pub(crate) settled: Option<(Fence, How, Place, Option<Time>)>,
     /// The last lease, where it ran out and nobody had another one since.
     pub(crate) lost: Option<Fence>,
     pub(crate) worker: Option<Arc<str>>,
+    pub(crate) claim_id: Option<Arc<str>>,
+    pub(crate) dated_ahead: Option<Time>,
     /// Without the duplicates, which are soft.
     pub(crate) history: Vec<Event>,
+}
+
+/// What the holder of a lease said that did not finish its message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum How {
+    Released,
+    Failed,
+    Parked,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -128,6 +141,7 @@ impl Job {
         let State::Dead { at, .. } = message.state else { return false };
         let error = message.last_error();
         at < self.dead_before
+            && self.dead_after.is_none_or(|after| at > after)
             && self.error_contains.as_ref().is_none_or(|text| error.contains(text))
             && self.group.as_deref().is_none_or(|group| message.content.group() == Some(group))
     }
@@ -226,6 +240,7 @@ impl Message {
             result: None,
             history: self.history.clone(),
             points: Default::default(),
+            content: None,
         };
         KeyView {
             key: self.scope.as_ref().map(|scope| scope.2.as_str().into()),
@@ -318,19 +333,24 @@ impl Model {
     }
 
     pub(crate) fn take_fence(&mut self) -> Fence {
+        let counter = self.next_fence * u64::from(PARTITIONS);
         self.next_fence += 1;
-        Fence::new(self.epoch, self.next_fence - 1)
+        Fence::new(self.epoch, counter)
     }
 
     /// Takes a message away, and remembers its key.
     pub(crate) fn end(&mut self, index: usize, end: End, ending: Ending) {
         let message = self.messages.remove(index);
         let Some(scope) = message.scope else { return };
-        let retention = self.queue(&message.queue).expect("its queue").config.retention_ms;
+        let config = &self.queue(&message.queue).expect("its queue").config;
+        // By the date of its operation a retry is refused: until then its key is remembered.
+        let dated = date(message.content.key(), self.at).max(message.dated_ahead);
+        let from = dated.map_or(self.at, |dated| dated.max(self.at));
         let expires_at = match end {
             End::Freed if message.points.is_empty() => self.at.plus(limits::FREED_MS),
-            _ => retention.map_or(Time::NEVER, |retention| self.at.plus(retention)),
+            _ => config.retention_ms.map_or(Time::NEVER, |retention| from.plus(retention)),
         };
+        let keeps = config.keep_bodies && end == End::Done && !message.claim;
         let mut history = message.history;
         history.extend(ending.event);
         let record = KeyRecord {
@@ -351,6 +371,7 @@ impl Model {
             result: ending.result,
             history,
             points: if end == End::Freed { message.points } else { Default::default() },
+            content: keeps.then_some(message.content),
         };
         self.records.insert(scope, record);
     }

@@ -252,7 +252,7 @@ fn a_replay_under_another_key_is_refused() {
     world.run(Command::Settle(Settle { lease: deliveries[0].lease, verb }));
     for wrong in ["", "k2"] {
         let content = Content::builder(wrong).build(b"a").unwrap();
-        let fingerprint = Fingerprint::of(b"a", None, None);
+        let fingerprint = Fingerprint::of(b"a", None);
         let key = KeyName { queue: queue.clone(), key: "k1".into(), group: None };
         let replay = Replay { key, content: Some((content, fingerprint)) };
         let refused = world.run(Command::Replay(replay));
@@ -263,8 +263,8 @@ fn a_replay_under_another_key_is_refused() {
 #[test]
 fn a_word_about_an_emit_that_nobody_knows_is_taken_calmly() {
     let mut world = World::new();
-    for reached in [true, false] {
-        assert_eq!(world.run(Command::Relayed { id: 77, reached }), Outcome::Ok);
+    for arrival in [Arrival::Arrived, Arrival::Later, Arrival::Refused("no".into())] {
+        assert_eq!(world.run(Command::Relayed { id: 77, arrival }), Outcome::Ok);
     }
 }
 

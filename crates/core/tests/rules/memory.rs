@@ -125,7 +125,14 @@ fn l3_the_name_of_an_emit_is_bounded() {
     let lease = receive(&mut world, &name(), 1)[0].lease;
     let emit = |bytes: usize| {
         let content = Content::builder("").build(b"a").unwrap();
-        Emit { queue: name(), name: "n".repeat(bytes), content, delay_ms: None }
+        Emit {
+            queue: name(),
+            name: "n".repeat(bytes),
+            content,
+            delay_ms: None,
+            ttl_ms: None,
+            fingerprint: None,
+        }
     };
     let settled = settle(&mut world, lease, done(None, vec![emit(256)]));
     assert_eq!(settled, Settled::Invalid(Invalid::Emits));
@@ -252,6 +259,7 @@ fn one_tick_is_bounded_over_all_redrives_and_each_has_its_turn() {
             error_contains: Some("other".to_owned()),
             group: None,
             dead_before: None,
+            dead_after: None,
         };
         let redrive = Redrive { queue: queue(0), id, select, dry_run: false, per_s: None };
         let outcome = world.run(Command::Redrive(redrive));
@@ -511,7 +519,14 @@ fn l3_a_tenant_that_fills_its_share_of_waiting_emits_leaves_room_for_others() {
         send(world, &queue(tenant), &key, b"a");
         let lease = receive(world, &queue(tenant), 1)[0].lease;
         let content = Content::builder("").build(&vec![b'e'; bytes]).unwrap();
-        let emit = Emit { queue: queue(tenant), name: "n".into(), content, delay_ms: None };
+        let emit = Emit {
+            queue: queue(tenant),
+            name: "n".into(),
+            content,
+            delay_ms: None,
+            ttl_ms: None,
+            fingerprint: None,
+        };
         let settled = settle(world, lease, done(None, vec![emit]));
         if settled == Settled::RelayFull {
             settle(world, lease, done(None, Vec::new()));
@@ -537,7 +552,7 @@ fn l3_a_tenant_that_fills_its_share_of_waiting_emits_leaves_room_for_others() {
     assert!(accepted(&mut world, "c") > 5, "and a third still has some");
     let ids: Vec<u64> = world.machine.relays().map(|relay| relay.id).collect();
     for id in ids {
-        world.run(Command::Relayed { id, reached: true });
+        world.run(Command::Relayed { id, arrival: hapax_core::Arrival::Arrived });
     }
     assert_eq!(accepted(&mut world, "b"), a, "what arrived makes room");
 }

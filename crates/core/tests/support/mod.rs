@@ -18,6 +18,9 @@ use hapax_core::{
 };
 
 /// 2023-11-14: a time that dated keys are believed at.
+/// The machine is the first of so many: fences count up in steps of it.
+pub(crate) const PARTITIONS: u16 = 3;
+
 pub(crate) const START: u64 = 1_700_000_000_000;
 
 /// With more messages in memory, looking at all of them after each command takes too long.
@@ -73,7 +76,7 @@ impl World {
     /// A world that does so much at once, and no more.
     pub(crate) fn with_bounds(bounds: Bounds) -> Self {
         Self {
-            machine: Machine::with_bounds(0, 1, 1, 7, bounds),
+            machine: Machine::with_bounds(0, PARTITIONS, 1, 7, bounds),
             at: Time(START),
             random: 1,
             epoch: 1,
@@ -215,7 +218,7 @@ impl World {
         self.under_way = None;
         self.epoch += 1;
         let seed = u64::from(self.epoch) * 77;
-        self.machine = Machine::with_bounds(0, 1, self.epoch, seed, self.bounds);
+        self.machine = Machine::with_bounds(0, PARTITIONS, self.epoch, seed, self.bounds);
         for (from, to) in Machine::boot_ranges() {
             for (key, value) in self.rows.range(&from, &to, usize::MAX) {
                 self.machine.boot(&key, &value).expect("rows read back");
@@ -288,7 +291,8 @@ impl World {
                         !read.iter().any(is_same)
                     }
                     Need::Range { .. } => !read.contains(need),
-                    _ => false,
+                    Need::Group(..) => true,
+                    Need::Point(_) => false,
                 });
             }
             needs = more;

@@ -229,9 +229,7 @@ pub(crate) async fn settle(settle: &Settle) -> Result<Exit, Failure> {
         }
         Verdict::Release { lease } => (lease, Verb::Release(proto::Release {})),
         Verdict::Begin { lease } => (lease, Verb::Begin(proto::Begin {})),
-        Verdict::Park { lease, error } => {
-            (lease, Verb::Park(proto::Park { error: error.clone() }))
-        }
+        Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
         Verdict::Save { lease, name, data } => {
             let (name, body) = (name.clone(), data.read()?);
             (lease, Verb::Save(proto::Save { name, body }))

@@ -265,8 +265,10 @@ impl Engine {
                 return Ok(());
             }
             for step in steps {
-                let reply = self.start_call(step.partition, step.commands);
-                let outcomes = reply.blocking_recv().map_err(|_| Stopped::silent());
+                let (sender, receiver) = std::sync::mpsc::channel();
+                let reply = move |outcomes| drop(sender.send(outcomes));
+                self.submit(step.partition, step.commands, reply);
+                let outcomes = receiver.recv().map_err(|_| Stopped::silent());
                 outcomes.flatten().map_err(Error::Stopped)?;
             }
         }
