@@ -246,6 +246,11 @@ impl Machine {
         }
     }
 
+    /// Whether everything is in memory that [`Machine::leased`] asks for.
+    pub fn is_read(&self) -> bool {
+        self.queues.iter().all(|queue| queue.leased_from.is_none())
+    }
+
     /// A queue whose leases are not all in memory, with how many are counted and how many are
     /// there. One that is not would never end, and hold its group for ever.
     pub fn missing_leases(&self) -> Option<(&QueueName, u64, u64)> {

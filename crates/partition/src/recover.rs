@@ -29,7 +29,10 @@ pub(crate) fn recover(
     let Options { partition, partitions, seed, .. } = *options;
     let mut machine = Machine::with_bounds(partition, partitions, claim.epoch, seed, bounds);
     load(store, &mut machine)?;
-    fetch.fetch(&mut machine, store, Machine::leased)?;
+    // However many there are: a page at a time.
+    while !machine.is_read() {
+        fetch.fetch(&mut machine, store, Machine::leased)?;
+    }
     check_leases(&machine)?;
 
     // A store cannot read rows while it reads its journal, so batches are gathered in between.

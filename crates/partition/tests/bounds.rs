@@ -132,7 +132,7 @@ fn finished(options: Options, keys: usize, bytes: usize) -> Partition<MemoryStor
     call(&mut partition, 0, vec![configure(queue(0), Config::default())]);
     for key in 0..keys {
         let commands = vec![send(queue(0), &key.to_string(), 10), receive(queue(0), 1)];
-        let lease = deliveries(call(&mut partition, 0, commands))[0].lease;
+        let lease = deliveries(call(&mut partition, 0, commands)).remove(0).lease;
         call(&mut partition, 0, vec![done(lease, bytes)]);
     }
     partition.checkpoint().unwrap();
@@ -186,4 +186,66 @@ fn a_list_larger_than_a_batch_is_decided_whole_and_in_order() {
     let outcomes = call(&mut partition, 1, again);
     let is_known = |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::InFlight(_)));
     assert!(outcomes.iter().all(is_known), "every part of the batch was journaled");
+}
+
+/// A partition with little memory.
+fn small_memory() -> (MemoryStore, Partition<MemoryStore>) {
+    let store = MemoryStore::default();
+    let options = Options { memory_bytes: 1 << 20, ..Options::default() };
+    let partition = Partition::open(store.another(), options).unwrap();
+    (store, partition)
+}
+
+#[test]
+fn memory_stays_within_its_budget_whatever_waits() {
+    let (_store, mut partition) = small_memory();
+    let mut ms = 0;
+    let mut run = |partition: &mut Partition<MemoryStore>, commands| {
+        ms += 10;
+        let outcomes = call(partition, ms, commands);
+        partition.check_memory();
+        outcomes
+    };
+    let delayed = Config { delay_ms: 5_000, max_attempts: 3, ..Config::default() };
+    run(&mut partition, vec![configure(queue(0), delayed)]);
+    run(&mut partition, vec![configure(queue(1), Config::default())]);
+    for part in 0..100 {
+        let key = |n: usize| format!("{part}-{n}");
+        let commands = (0..50).map(|n| send(queue(n % 2), &key(n), 1_000)).collect();
+        run(&mut partition, commands);
+        let received = deliveries(run(&mut partition, vec![receive(queue(1), 10)]));
+        let fail = |delivery: Delivery| {
+            let verb = Verb::Fail { error: "e".repeat(4_000), delay_ms: Some(1_000), dead: false };
+            Command::Settle(Settle { lease: delivery.lease, verb })
+        };
+        run(&mut partition, received.into_iter().map(fail).collect());
+    }
+    // All that was delayed is due at once.
+    for _ in 0..50 {
+        ms_pass(&mut partition);
+        partition.check_memory();
+    }
+    partition.checkpoint().unwrap();
+    answers(&mut partition);
+    partition.check_memory();
+    let usage = partition.machine().usage();
+    assert!(usage.head_bytes() <= (1 << 20) / 4, "{usage:?}");
+    let views = partition.machine().queues().map(|(_, view)| view.stats);
+    assert_eq!(views.map(|stats| stats.messages()).sum::<u64>(), 5_000, "nothing is lost by it");
+}
+
+/// A minute passes.
+fn ms_pass(partition: &mut Partition<MemoryStore>) {
+    let at = partition.now().plus(60_000);
+    partition.submit(Stamp { at, random: 7 }, Vec::new()).unwrap();
+    answers(partition);
+}
+
+#[test]
+fn a_large_budget_is_no_larger_than_what_a_checkpoint_can_address() {
+    let store = MemoryStore::default();
+    let options = Options { memory_bytes: 1 << 40, ..Options::default() };
+    let mut partition = Partition::open(store, options).unwrap();
+    let outcomes = call(&mut partition, 0, vec![configure(queue(0), Config::default())]);
+    assert!(matches!(outcomes[0], Outcome::Configured { .. }));
 }

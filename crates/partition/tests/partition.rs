@@ -154,13 +154,9 @@ fn k2_a_settle_too_large_for_a_batch_is_refused_before_anything_changes() {
     let outcomes =
         call(&mut partition, 0, vec![configure(Config::default()), send("k", None), receive(1)]);
     let lease = deliveries(&outcomes)[0].lease;
-    let emits = (0..40).map(|number| Emit {
-        queue: queue(),
-        name: format!("e{number}"),
-        content: Content::builder("").build(&vec![0; 1_000_000]).unwrap(),
-        delay_ms: None,
-        ttl_ms: None,
-        fingerprint: None,
+    let emits = (0..40).map(|number| {
+        let content = Content::builder("").build(&vec![0; 1_000_000]).unwrap();
+        Emit::new(queue(), &format!("e{number}"), content)
     });
     let verb = Verb::Done { result: None, emits: emits.collect() };
     let settle = Command::Settle(Settle { lease, verb });

@@ -131,8 +131,10 @@ impl Relays {
     pub(crate) fn refuse(&mut self, id: u64, relay: Relay) {
         let Some(waiting) = self.waiting.get_mut(&id) else { return };
         debug_assert!(relay.id == id && relay.refused.is_some());
-        waiting.relay = relay;
         waiting.dirty = true;
+        let before = std::mem::replace(&mut waiting.relay, relay.clone());
+        self.count(&before.emit, false);
+        self.count(&relay.emit, true);
     }
 
     pub(crate) fn retry(&mut self, id: u64, attempts: u32, next_at: Time) {

@@ -87,7 +87,11 @@ impl Runner {
         self.world.thaw();
         self.world.checkpoint();
         self.step(usize::MAX - 1, &Op::Crash)?;
-        self.look_at_all()
+        self.look_at_all()?;
+        self.world.checkpoint();
+        let mut stray = self.world.rows().queues().into_iter();
+        let stray = stray.find(|id| self.world.machine.queue_name(*id).is_none());
+        stray.map_or(Ok(()), |id| Err(format!("rows of queue {id}, which is gone")))
     }
 
     fn look_at_all(&mut self) -> Result<(), Differs> {

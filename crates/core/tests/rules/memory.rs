@@ -135,7 +135,7 @@ fn l3_the_name_of_an_emit_is_bounded() {
         }
     };
     let settled = settle(&mut world, lease, done(None, vec![emit(256)]));
-    assert_eq!(settled, Settled::Invalid(Invalid::Emits));
+    assert_eq!(settled, Settled::Invalid(Invalid::EmitName(256)));
     let settled = settle(&mut world, lease, done(None, vec![emit(255)]));
     assert!(matches!(settled, Settled::Ok { place: Place::Done, .. }), "{settled:?}");
 }

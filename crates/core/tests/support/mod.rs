@@ -10,7 +10,7 @@
 )]
 #![expect(dead_code, reason = "every test binary uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::{
     Batch, Bounds, Command, Decision, Digest, Effect, Machine, Need, Outcome, RangeOf, RowKey,
@@ -224,7 +224,9 @@ impl World {
                 self.machine.boot(&key, &value).expect("rows read back");
             }
         }
-        self.fetch(Machine::leased);
+        while !self.machine.is_read() {
+            self.fetch(Machine::leased);
+        }
         assert_eq!(self.machine.missing_leases(), None, "every lease is in memory");
         for bytes in self.journal.clone() {
             let (at, decisions) = read_batch(&bytes).expect("batches read back");
@@ -284,8 +286,11 @@ impl World {
             if more.is_empty() {
                 ask(&self.machine, &mut more);
                 more.retain(|need| match need {
-                    // A job goes on with the next batch.
-                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
+                    // A job goes on with the next batch, recovery by itself.
+                    Need::Range {
+                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
+                        ..
+                    } => {
                         let is_same =
                             |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
                         !read.iter().any(is_same)
@@ -331,6 +336,13 @@ impl Rows {
         let range = self.ordered.range(from.as_slice().to_vec()..to.as_slice().to_vec());
         let rows = range.filter_map(|(key, value)| Some((key.clone(), value.clone()?)));
         rows.take(limit).collect()
+    }
+
+    /// The numbers of the queues whose rows there are: their own, redrives, leads, messages.
+    pub(crate) fn queues(&self) -> BTreeSet<u32> {
+        let ordered = self.ordered.iter().filter(|(_, value)| value.is_some());
+        let named = ordered.filter(|(key, _)| [2, 5, 6, 16].contains(&key[0]));
+        named.map(|(key, _)| u32::from_be_bytes([key[1], key[2], key[3], key[4]])).collect()
     }
 
     pub(crate) fn len(&self) -> (usize, usize) {

@@ -159,7 +159,8 @@ async fn stop(job: Arc<Job>) {
     }
     let running = job.running.load(Ordering::Relaxed);
     if running > 0 {
-        say(format_args!("finishing {running} commands; once more to stop them"));
+        let commands = if running == 1 { "command" } else { "commands" };
+        say(format_args!("finishing {running} {commands}; once more to stop them"));
     }
     tokio::spawn(async move {
         tokio::select! {
