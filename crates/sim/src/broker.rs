@@ -242,8 +242,12 @@ impl Broker {
     fn start(&mut self) -> Going {
         for (number, store) in self.stores.iter().enumerate() {
             store.set_faults(memory::Faults { held: true, ..memory::Faults::default() });
-            let options =
-                Options { partition: number as u16, seed: self.random.bits(), ..self.options };
+            let options = Options {
+                partition: number as u16,
+                partitions: self.stores.len() as u16,
+                seed: self.random.bits(),
+                ..self.options
+            };
             let partition = Partition::open(store.another(), options).map_err(failed)?;
             let seen = self.seen.get(number).copied().unwrap_or(Time(0));
             self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);

@@ -354,7 +354,7 @@ impl Checker {
                 continue; // It may have gone to another group.
             }
             let mut free = Places::ENDED.or(Places::ABSENT);
-            if life.sender_delays && at < life.due_from {
+            if life.sender_delays {
                 free.add(Places::DELAYED);
             }
             let is_older = life.id.is_some_and(|other| Some(other) < id) && !life.may_be_new;

@@ -145,14 +145,18 @@ impl Run {
         let mut random = Random::new(seed);
         let (clients, mut faults) = (random.branch(), random.branch());
         let kinds = settings.faults.draw(&mut faults);
-        let scene = Scene::draw(&mut random);
+        let mut scene = Scene::draw(&mut random);
+        let receive_bytes = scene.partition.bounds.receive_bytes;
+        if settings.bug == Some(Bug::ReceiveUnbounded) {
+            scene.partition.bounds.receive_bytes = usize::MAX;
+        }
         let memory = kinds.contains(&Kind::Takeover);
         let world = World::new(scene.clone(), &mut random, memory, settings.bug);
         if settings.trace {
             world.disk.record(TRACE_LINES_MAX);
         }
         let mut checker = Checker::new(&scene.queues, 1);
-        checker.receive_bytes = scene.partition.bounds.receive_bytes;
+        checker.receive_bytes = receive_bytes;
         Self {
             settings: settings.clone(),
             kinds,

@@ -13,7 +13,7 @@ use hapax_core::{
     RedriveView, Refusal, Seq, Stats,
 };
 use hapax_partition::Partition;
-use hapax_partition::change::{Change, Changed, Known, Running, reconcile};
+use hapax_partition::change::{self, Change, Changed, Known, Running, reconcile};
 use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
 use tokio::sync::oneshot;
@@ -255,10 +255,13 @@ impl Engine {
         loop {
             let known: Result<Vec<Known>, Stopped> =
                 (0..self.partitions()).map(|partition| self.known(partition)).collect();
-            let steps = reconcile(&known.map_err(Error::Stopped)?).map_err(|error| {
-                Error::LeaderBehind { path: self.shared.data.path().to_owned(), error }
+            let known = known.map_err(Error::Stopped)?;
+            let steps = reconcile(&known).map_err(|error| Error::LeaderBehind {
+                path: self.shared.data.path().to_owned(),
+                error,
             })?;
             if steps.is_empty() {
+                *self.shared.routes_mut() = change::routes(&known);
                 return Ok(());
             }
             for step in steps {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use hapax_core::{Command, Outcome, Purge, QueueName};
-use hapax_partition::change::{Change, Changed, Known, Running, reconcile};
+use hapax_partition::change::{Change, Changed, Known, Running, reconcile, routes};
 
 use super::{Broker, Going, Whose, wrong};
 use crate::op::Op;
@@ -71,11 +71,11 @@ impl Broker {
             other => unreachable!("no change: {other:?}"),
         };
         let mut unused = hapax_partition::route::Routes::new(self.stores.len());
-        let routes = match self.settings.bug {
+        let known = match self.settings.bug {
             Some(Bug::SpreadLate) => &mut unused,
             _ => &mut self.routes,
         };
-        let running = Running::begin(change, routes);
+        let running = Running::begin(change, known);
         self.tally.count("changes begun");
         let id = self.changes.next;
         self.changes.next += 1;
@@ -100,7 +100,7 @@ impl Broker {
 
     /// A step of a change was carried out.
     pub(super) fn changed(&mut self, id: u64, step: usize, outcomes: Vec<Outcome>) -> Going {
-        let routes = &mut self.routes;
+        let ways = &mut self.routes;
         let found = self.changes.running.iter_mut().find(|ongoing| ongoing.id == id);
         let Some(ongoing) = found else { return wrong("a step of a change that is over") };
         if let Some(answer) = ongoing.answers.get_mut(step) {
@@ -110,7 +110,7 @@ impl Broker {
             return Ok(());
         }
         let answers = std::mem::take(&mut ongoing.answers);
-        ongoing.running.done(answers.into_iter().flatten().collect(), routes);
+        ongoing.running.done(answers.into_iter().flatten().collect(), ways);
         let is_follower_forgotten = self.settings.bug == Some(Bug::FollowerNotTold);
         if is_follower_forgotten || !self.go_on(id) {
             self.end(id)?;
@@ -171,6 +171,7 @@ impl Broker {
                 Err(behind) => return wrong(behind.to_string()),
             };
             if steps.is_empty() {
+                self.routes = routes(&known);
                 return Ok(());
             }
             self.tally.count("reconciliations");

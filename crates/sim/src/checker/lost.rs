@@ -130,9 +130,10 @@ impl Checker {
                     life.places.add(Places::ABSENT);
                 }
             }
-            Op::Replay { item, .. } => {
+            Op::Replay { item, variant } => {
                 let (life, ..) = self.passed(at, *item);
                 if life.places.may_be(Places::DONE) {
+                    life.variants |= 1 << variant;
                     life.revive(false);
                     life.saved.clear();
                     life.result = None;

@@ -28,10 +28,11 @@ impl Checker {
             (Op::Forget { item } | Op::Replay { item, .. }, Outcome::Refused(refusal)) => {
                 self.not_ended(at, *item, refusal)
             }
-            (Op::Replay { item, .. }, Outcome::Ok) => {
+            (Op::Replay { item, variant }, Outcome::Ok) => {
                 self.narrow(at, *item, Places::DONE)?;
                 let (life, ..) = self.passed(at, *item);
                 life.revive(true);
+                life.variants |= 1 << variant; // The same operation, in its own words.
                 life.result = None;
                 life.results.clear();
                 life.saved.clear();

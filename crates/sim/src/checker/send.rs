@@ -217,7 +217,9 @@ impl Checker {
         let queue = self.item(item).queue;
         let kept: Vec<u64> =
             self.state(queue).had().map(|had| had.retention_ms.unwrap_or(u64::MAX)).collect();
-        let (life, ..) = self.passed(at, item);
+        let (life, spec, _) = self.passed(at, item);
+        // What is dated ahead is remembered from its date on.
+        let end = finished.finished_at.max(spec.issued_at.unwrap_or(finished.finished_at));
         if life.ended_from > finished.finished_at || finished.finished_at > at {
             return violation(format!(
                 "finished at {}, which is before {}",
@@ -228,7 +230,7 @@ impl Checker {
         let until = finished.remembered_until;
         let is_kept = |ms: &u64| match *ms {
             u64::MAX => until == Time::NEVER,
-            ms => until == finished.finished_at.plus(ms),
+            ms => until == end.plus(ms) || until == finished.finished_at.plus(ms),
         };
         let Some(ms) = kept.into_iter().find(is_kept).filter(|_| until > at) else {
             return violation("remembered for another time than the queue's retention");
