@@ -236,15 +236,17 @@ pub(crate) fn bounds() -> impl Strategy<Value = Bounds> {
     let few = || prop_oneof![3 => 1usize..4, 1 => Just(1_000)];
     let bytes = prop_oneof![1 => 1usize..40, 3 => Just(100_000)];
     (few(), few(), few(), few(), few(), few(), bytes).prop_map(
-        |(expire_step, job_step, tick_step, refill, groups_at_once, browse, receive_bytes)| Bounds {
-            expire_step,
-            job_step,
-            tick_step,
-            refill,
-            receive_bytes,
-            groups_at_once,
-            browse,
-            ..Bounds::default()
+        |(expire_step, job_step, tick_step, refill, groups_at_once, browse, receive_bytes)| {
+            Bounds {
+                expire_step,
+                job_step,
+                tick_step,
+                refill,
+                receive_bytes,
+                groups_at_once,
+                browse,
+                ..Bounds::default()
+            }
         },
     )
 }
