@@ -66,7 +66,7 @@ impl Command {
     /// asked for when their turn has come. A queue that is made or goes decides under which digest
     /// a key is looked for, and whether it is at all.
     pub fn changes_needs(&self) -> bool {
-        matches!(self, Self::Configure(_) | Self::Delete(_))
+        matches!(self, Self::Configure(_) | Self::Follow(_) | Self::Delete(_))
     }
 }
 

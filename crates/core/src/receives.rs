@@ -1,7 +1,7 @@
 //! Receives that may be repeated: which leases each of them got.
 //!
 //! One is remembered as long as a lease of it holds, and five minutes at most. Those without a
-//! lease that holds are swept as others come, so that there are never many more of them than leases.
+//! lease that holds are swept as others come, so that there are never many more than leases.
 
 use std::collections::BTreeMap;
 

@@ -71,7 +71,7 @@ pub(crate) struct Envelope {
     /// Kept with the message and handed to the worker; may be repeated.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// Instead of the digest of body, content type and group: what two sends must share.
+    /// Instead of the digest of body and group: what two sends must share.
     #[arg(long)]
     fingerprint: Option<String>,
     /// Deliver it only after this time.

@@ -298,6 +298,16 @@ pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
     Ok(steps)
 }
 
+/// The routes of a start, once there is nothing left to [`reconcile`]: those of the leader's queues.
+/// A queue that only others knew is gone by then, and how it was spread with it.
+pub fn routes(partitions: &[Known]) -> Routes {
+    let mut routes = Routes::new(partitions.len());
+    for (queue, view) in partitions.first().into_iter().flat_map(|leader| &leader.queues) {
+        routes.enter(queue, &view.config);
+    }
+    routes
+}
+
 /// Brings one queue of a follower to what the leader has.
 fn follow(
     queue: &QueueName,

@@ -10,6 +10,7 @@ use hapax_core::{
 use hapax_core::{Stamp, Time};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
+use crate::clock::TOLD_AHEAD_MS;
 use crate::fetch::Fetch;
 use crate::recover::{Recovered, recover};
 
@@ -165,9 +166,8 @@ struct Waiting {
     answered: Answered,
 }
 
-/// Answers may tell a time that is this much later than the journal's last one; who is told more
-/// finds it journaled. A new owner starts that much later, so that time never runs backwards.
-const TOLD_AHEAD_MS: u64 = 1_000;
+/// Emits that wait may take this much, however little memory there is.
+const RELAY_BYTES_MIN: usize = 1_024 * 1_024;
 /// Commands whose needs are read together.
 const TOGETHER_MAX: usize = 16 * 1_024;
 
@@ -175,8 +175,8 @@ impl<S: Store> Partition<S> {
     /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
     /// told again by the first batch that is polled.
     pub fn open(mut store: S, mut options: Options) -> Result<Self, Error> {
-        let relay_bytes = options.bounds.relay_bytes.min(options.memory_bytes / 8).max(1);
-        options.bounds.relay_bytes = relay_bytes;
+        let relay_bytes = (options.memory_bytes / 8).max(RELAY_BYTES_MIN);
+        options.bounds.relay_bytes = options.bounds.relay_bytes.min(relay_bytes);
         let mut fetch = Fetch::new(options.range_bytes);
         let Recovered { mut machine, claim, journal_bytes } =
             recover(&mut store, &mut fetch, &options)?;
@@ -201,7 +201,10 @@ impl<S: Store> Partition<S> {
             cutting: None,
             cut_at: Time(0),
             journaled_at,
-            not_before: journaled_at.plus(TOLD_AHEAD_MS),
+            not_before: match claim.closed {
+                true => journaled_at,
+                false => journaled_at.plus(TOLD_AHEAD_MS),
+            },
             stopped: None,
         };
         let relays = partition.machine.relays();
@@ -429,6 +432,11 @@ impl<S: Store> Partition<S> {
     /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;
     /// their effects on the state are not.
     pub fn close(mut self) -> Result<S, Error> {
+        // The next owner goes on from the very time that was told last.
+        if self.stopped.is_none() && self.machine.now() > self.journaled_at {
+            self.batch.begin(self.machine.now());
+            self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
+        }
         self.store.close()?;
         Ok(self.store)
     }

@@ -45,7 +45,12 @@ impl World {
 
     fn open(&mut self) {
         let open = |(number, store): (usize, &MemoryStore)| {
-            let options = Options { partition: number as u16, seed: 3, ..Options::default() };
+            let options = Options {
+                partition: number as u16,
+                partitions: PARTITIONS as u16,
+                seed: 3,
+                ..Options::default()
+            };
             Partition::open(store.another(), options).unwrap()
         };
         self.partitions = self.stores.iter().enumerate().map(open).collect();

@@ -20,10 +20,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hapax_core::{Answer, Command, Fence, KeyName, Outcome, QueueName, Send, Settle, Settled};
-use hapax_partition::Partition;
 use hapax_partition::change::LeaderBehind;
 use hapax_partition::relay::Confirmations;
 use hapax_partition::route::{self, Part, Routes};
+use hapax_partition::{Clock, Partition};
 use hapax_store::disk::{self, DiskStore};
 use tokio::sync::{broadcast, oneshot, watch};
 
@@ -76,6 +76,27 @@ pub enum Error {
     Newer { path: PathBuf, format: u64, known: u32 },
     #[error("{} holds no data of a broker", .0.display())]
     NoData(PathBuf),
+    #[error(
+        "{} is missing: a file system that is not mounted, or a copy that was broken off? Nothing \
+         was changed. Bring it back, or restore a backup into an empty directory", .0.display()
+    )]
+    Missing(PathBuf),
+    #[error(
+        "{} is missing, although {} is there: data that lost its head, or a copy that was broken \
+         off. Nothing was changed. Bring it back, restore a backup into an empty directory, or \
+         choose another directory", head.display(), beside.display()
+    )]
+    HeadMissing { head: PathBuf, beside: PathBuf },
+    #[error(
+        "{} holds one partition of a broker, not its data: name the directory above it. Nothing \
+         was changed", .0.display()
+    )]
+    OnePartition(PathBuf),
+    #[error(
+        "{} lies in the data that is to be copied, {}: choose a directory outside of it",
+        target.display(), data.display()
+    )]
+    Inside { target: PathBuf, data: PathBuf },
     #[error("{}: {error}", path.display())]
     Partition { path: PathBuf, error: hapax_partition::Error },
     #[error(transparent)]
@@ -142,7 +163,7 @@ pub(crate) struct Shared {
 
 impl Engine {
     /// Opens every partition, recovers, and starts the writers. Blocks until all are ready.
-    pub fn open(data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
+    pub fn open(mut data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
         let count = usize::from(data.partitions());
         let inboxes: Vec<_> = (0..count).map(|_| Arc::new(Inbox::new())).collect();
         let mut partitions = Vec::with_capacity(count);
@@ -150,6 +171,8 @@ impl Engine {
             let memory_bytes = options.memory_bytes / count.max(1);
             partitions.push(open_partition(&data, number, memory_bytes, inbox)?);
         }
+        data.complete()?;
+        wait_for_the_wall_clock(&partitions);
         let (lost, _) = broadcast::channel(LOST_MAX);
         let shared = Arc::new(Shared {
             inboxes,
@@ -497,7 +520,7 @@ fn open_partition(
     let path = data.partition(number);
     let inbox = Arc::clone(inbox);
     let wake = Arc::new(move || inbox.wake());
-    let store = DiskStore::open_threaded(&path, disk::Options::default(), wake)
+    let store = DiskStore::open_threaded(&path, data.store_options(), wake)
         .map_err(|error| Error::Store { path: path.clone(), error })?;
     let options = hapax_partition::Options {
         partition: number,
@@ -507,6 +530,14 @@ fn open_partition(
         ..hapax_partition::Options::default()
     };
     Partition::open(store, options).map_err(|error| Error::Partition { path, error })
+}
+
+/// Waits until the wall clock has reached what the partitions may have said before a crash, at most
+/// a second: a time that is ahead of the wall clock at every start would run away from it.
+fn wait_for_the_wall_clock(partitions: &[Partition<DiskStore>]) {
+    let starts = partitions.iter().map(Partition::now);
+    let wait = starts.map(|start| Clock::wait_ms(start, writer::wall())).max().unwrap_or(0);
+    std::thread::sleep(Duration::from_millis(wait));
 }
 
 fn routes(partitions: &[Partition<DiskStore>]) -> Routes {

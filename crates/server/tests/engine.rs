@@ -2,6 +2,13 @@
 //! copying.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
 
+mod engine {
+    mod changes;
+    mod data;
+    mod panics;
+    mod waiting;
+}
+
 use std::path::Path;
 use std::time::Duration;
 

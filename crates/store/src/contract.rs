@@ -31,6 +31,8 @@ pub struct Claim {
     pub through: Sequence,
     /// The last batch of the journal; the next append is `last + 1`.
     pub last: Sequence,
+    /// Whether the owner before closed the store: it told nobody anything after the last batch.
+    pub closed: bool,
     /// The most bytes a batch may have: an append of more is refused as [`Error::TooLarge`].
     pub batch_bytes_max: usize,
 }

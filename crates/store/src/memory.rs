@@ -69,6 +69,8 @@ struct State {
     stopped: Option<String>,
     /// How often everything crashed.
     life: u64,
+    /// The last owner closed it.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -238,8 +240,8 @@ impl Store for MemoryStore {
         state.lose();
         state.epoch += 1;
         let (epoch, through, last) = (state.epoch, state.through, state.last);
-        let batch_bytes_max = state.batch_bytes_max();
-        let claim = Claim { epoch, through, last, batch_bytes_max };
+        let (closed, batch_bytes_max) = (std::mem::take(&mut state.closed), state.batch_bytes_max());
+        let claim = Claim { epoch, through, last, closed, batch_bytes_max };
         drop(state);
         self.held = Some(claim.epoch);
         Ok(claim)
@@ -352,6 +354,7 @@ impl Store for MemoryStore {
         state.sync()?;
         state.finish_checkpoint();
         state.checkpoint = None;
+        state.closed = true;
         drop(state);
         self.closed = true;
         Ok(())

@@ -169,7 +169,7 @@ impl<'a> From<&'a Delivery> for Incoming<'a> {
             key => key.into(),
         };
         Self {
-            tenant: "",
+            tenant: delivery.tenant(),
             key,
             group: delivery.group().unwrap_or_default(),
             generation: delivery.generation(),
@@ -324,6 +324,11 @@ impl Inbox {
             (Some(known), _) => Ok(known),
             (None, _) => Ok(DEFAULT_TENANT),
         }
+    }
+
+    /// Whether deliveries like this one are of the inbox's tenant.
+    pub(crate) fn check_tenant(&self, delivery: &Delivery) -> Result<(), Error> {
+        self.tenant_of(&delivery.into()).map(drop)
     }
 
     fn row<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<Row<'a>, Error> {

@@ -16,7 +16,7 @@ macro_rules! driver {
     (
         database: $database:ty, connection: $connection:ty, pool: $pool:ty,
         arguments: $arguments:ty, statements: $sql:path,
-        begin: |$from:ident| $begin:expr,
+        begin: |$from:ident| $begin:expr, before_rollback: $before_rollback:expr,
     ) => {
         use $sql as sql;
 
@@ -32,7 +32,12 @@ macro_rules! driver {
                 transaction.commit().await.map_err(Error::database("the transaction cannot end"))
             }
 
-            async fn rollback(transaction: Self::Transaction) -> Result<(), Error> {
+            async fn rollback(mut transaction: Self::Transaction) -> Result<(), Error> {
+                let before: Option<&'static str> = $before_rollback;
+                if let Some(before) = before {
+                    // Refused where all is well.
+                    let _ = sqlx::query(before).execute(&mut *transaction).await;
+                }
                 transaction.rollback().await.map_err(Error::database("the transaction cannot end"))
             }
         }
@@ -161,7 +166,7 @@ mod postgres {
     driver! {
         database: sqlx::Postgres, connection: sqlx::PgConnection, pool: sqlx::PgPool,
         arguments: sqlx::postgres::PgArguments, statements: crate::sql::postgres,
-        begin: |pool| sqlx::PgPool::begin(pool),
+        begin: |pool| sqlx::PgPool::begin(pool), before_rollback: None,
     }
 }
 
@@ -169,9 +174,12 @@ mod postgres {
 mod sqlite {
     use super::*;
 
+    // A statement that rolled the transaction back (`OR ROLLBACK`) leaves sqlx believing in it: its
+    // own rollback fails then, and every later use of the connection. With a transaction begun for
+    // it the two agree again.
     driver! {
         database: sqlx::Sqlite, connection: sqlx::SqliteConnection, pool: sqlx::SqlitePool,
         arguments: sqlx::sqlite::SqliteArguments, statements: crate::sql::sqlite,
-        begin: |pool| pool.begin_with("BEGIN IMMEDIATE"),
+        begin: |pool| pool.begin_with("BEGIN IMMEDIATE"), before_rollback: Some("BEGIN"),
     }
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hapax_client::{Blob, Delivery, Done, Failure, Queue, Worker};
+use tokio::sync::watch;
 
 use crate::error::Error;
 use crate::inbox::{Consumer, Entered, Finished, Inbox, Names, Old, Page, Rows, Rules};
@@ -164,6 +165,7 @@ impl RunInTransaction for Worker {
         let shared = Arc::new((pool, Arc::clone(&guard), handler));
         let kept = Arc::clone(&shared);
         let sweeping = guard.sweep_on(&kept.0);
+        let stop = guard.or_refused(stop);
         let worker = self.run_until(stop, move |delivery, _context| {
             let shared = Arc::clone(&shared);
             async move {
@@ -172,7 +174,7 @@ impl RunInTransaction for Worker {
             }
         });
         tokio::select! {
-            ended = worker => Ok(ended?),
+            ended = worker => guard.ended(ended),
             () = sweeping => Ok(()),
         }
     }
@@ -184,6 +186,8 @@ pub(crate) struct Guard {
     queue: Queue,
     /// The largest result that the queue takes, when it was last asked.
     result_bytes_max: AtomicU64,
+    /// Why the worker must not go on, once that is known.
+    refusal: watch::Sender<Option<String>>,
 }
 
 impl Guard {
@@ -198,7 +202,38 @@ impl Guard {
         let rules = Rules::of(&inbox, queue).await?;
         inbox.check_table(rows).await?;
         let result_bytes_max = AtomicU64::new(rules.result_bytes_max);
-        Ok(Self { inbox, queue: queue.clone(), result_bytes_max })
+        Ok(Self {
+            inbox,
+            queue: queue.clone(),
+            result_bytes_max,
+            refusal: watch::Sender::new(None),
+        })
+    }
+
+    /// Checks that a delivery is of the inbox's tenant. A worker with the token of another one stops
+    /// at its first message: the rest would fail just the same, until it is dead.
+    fn admit(&self, delivery: &Delivery) -> Result<(), Failure> {
+        let Err(error) = self.inbox.check_tenant(delivery) else { return Ok(()) };
+        self.refusal.send_replace(Some(error.to_string()));
+        Err(error.into())
+    }
+
+    /// Ready when the worker is told to stop, or must.
+    async fn or_refused(&self, stop: impl Future<Output = ()>) {
+        let mut refusal = self.refusal.subscribe();
+        tokio::select! {
+            () = stop => {}
+            _ = refusal.wait_for(Option::is_some) => {}
+        }
+    }
+
+    /// How a worker ended.
+    fn ended(&self, ended: Result<(), hapax_client::Error>) -> Result<(), Error> {
+        ended?;
+        match &*self.refusal.borrow() {
+            Some(refusal) => Err(Error::invalid(refusal.clone())),
+            None => Ok(()),
+        }
     }
 
     async fn rules(&self) -> Result<Rules, Error> {
@@ -239,7 +274,7 @@ impl Guard {
         }
         self.rules().await?;
         // The same handler would return the same again.
-        self.check(finished).map_err(|error| Failure::dead(error.to_string()))
+        self.check(finished).map_err(|error| Failure::dead(format!("{error}; nothing was written")))
     }
 
     /// What to settle with where the effect is there. A result that the queue does not take any
@@ -262,7 +297,7 @@ impl Guard {
 }
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the result has {bytes} bytes, and its queue takes {max}; nothing was written")]
+#[error("the result has {bytes} bytes, and its queue takes {max}")]
 struct TooLarge {
     bytes: u64,
     max: u64,
@@ -280,6 +315,7 @@ where
     R: Into<Finished>,
     E: Into<Failure>,
 {
+    guard.admit(&delivery)?;
     let inbox = &guard.inbox;
     let mut transaction = pool.begin().await?;
     match inbox.enter(&mut transaction, &delivery).await? {
@@ -304,7 +340,10 @@ where
         let _ = P::rollback(transaction).await;
         return Err(failure);
     }
-    inbox.finish(&mut transaction, &delivery, finished.clone()).await?;
+    if let Err(error) = inbox.finish(&mut transaction, &delivery, finished.clone()).await {
+        let _ = P::rollback(transaction).await;
+        return Err(error.into());
+    }
     let Err(error) = P::commit(transaction).await else { return Ok(finished.0.into()) };
     look_up(pool, inbox, &delivery, error).await
 }

@@ -100,7 +100,7 @@ fn again(
         id: message.id(machine.partition),
         lease: message.lease_name(lease.fence),
         deadline: lease.deadline,
-        lease_ms: claim.lease_ms.unwrap_or(queue.config.lease_ms),
+        lease_ms: lease.deadline.since(machine.now),
         recovery_points: extra.points.clone(),
     })
 }

@@ -62,7 +62,7 @@ impl Model {
             return Err(Answer::Invalid(Invalid::LeaseLength(lease_ms)));
         }
         let scope = Self::scope(&queue, key, claim.content.group());
-        if let Some(answer) = self.claimed_before(&queue, &scope, claim) {
+        if let Some(answer) = self.claimed_before(&scope, claim) {
             return Ok(answer);
         }
         let released = self.known(&queue, &scope, &claim.fingerprint, true)?;
@@ -87,17 +87,18 @@ impl Model {
     }
 
     /// The same claim again, while it is held.
-    fn claimed_before(&self, queue: &Queue, scope: &Scope, claim: &Claim) -> Option<Answer> {
+    fn claimed_before(&self, scope: &Scope, claim: &Claim) -> Option<Answer> {
         let message = &self.messages[self.living(scope)?];
         let lease = message.lease()?;
+        let deadline = message.deadline().expect("it is leased");
         let is_same = claim.claim_id.is_some()
             && message.claim_id == claim.claim_id
             && message.fingerprint == claim.fingerprint;
         is_same.then(|| Answer::Fresh {
             id: message.id(),
             lease,
-            deadline: message.deadline().expect("it is leased"),
-            lease_ms: claim.lease_ms.unwrap_or(queue.config.lease_ms),
+            deadline,
+            lease_ms: deadline.since(self.at),
             recovery_points: message.points.clone(),
         })
     }

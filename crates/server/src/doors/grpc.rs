@@ -34,7 +34,7 @@ use status::status;
 use work::WorkStream;
 
 /// A frame up: what the largest request of HTTP holds, and its framing.
-const FRAME_BYTES_MAX: usize = 32 * 1_024 * 1_024 + 64 * 1_024;
+pub(super) const FRAME_BYTES_MAX: usize = 32 * 1_024 * 1_024 + 64 * 1_024;
 const SEND: &str = "/hapax.v1.Hapax/Send";
 const WORK: &str = "/hapax.v1.Hapax/Work";
 

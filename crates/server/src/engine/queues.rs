@@ -13,13 +13,13 @@ use hapax_core::{
     RedriveView, Refusal, Seq, Stats,
 };
 use hapax_partition::Partition;
-use hapax_partition::change::{Change, Changed, Known, Running, reconcile};
+use hapax_partition::change::{self, Change, Changed, Known, Running, reconcile};
 use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
 use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Seen};
-use super::{Answer, Engine, Error, PoisonError, Stopped, sent};
+use super::{Answer, Data, Engine, Error, PoisonError, Stopped, sent};
 use crate::problem::Problem;
 
 /// What a partition refused, or what went wrong with it.
@@ -228,6 +228,7 @@ impl Engine {
         // While it goes on no partition forgets an emit: the copy of the one that emitted has it
         // in its list, or the copy of the other has it as a message, or both, and its key makes
         // that one.
+        Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
         let _held = Held::new(&self.shared);
         let mut before = 0;
@@ -243,7 +244,7 @@ impl Engine {
             .map_err(|error| Error::Store { path: path.clone(), error })?;
             before += last;
         }
-        self.shared.data.copy_head(target)
+        Data::copy_head(self.shared.data.path(), target)
     }
 
     /// Completes changes of queues that a crash broke off. Blocks.
@@ -254,15 +255,20 @@ impl Engine {
         loop {
             let known: Result<Vec<Known>, Stopped> =
                 (0..self.partitions()).map(|partition| self.known(partition)).collect();
-            let steps = reconcile(&known.map_err(Error::Stopped)?).map_err(|error| {
-                Error::LeaderBehind { path: self.shared.data.path().to_owned(), error }
+            let known = known.map_err(Error::Stopped)?;
+            let steps = reconcile(&known).map_err(|error| Error::LeaderBehind {
+                path: self.shared.data.path().to_owned(),
+                error,
             })?;
             if steps.is_empty() {
+                *self.shared.routes_mut() = change::routes(&known);
                 return Ok(());
             }
             for step in steps {
-                let reply = self.start_call(step.partition, step.commands);
-                let outcomes = reply.blocking_recv().map_err(|_| Stopped::silent());
+                let (sender, receiver) = std::sync::mpsc::channel();
+                let reply = move |outcomes| drop(sender.send(outcomes));
+                self.submit(step.partition, step.commands, reply);
+                let outcomes = receiver.recv().map_err(|_| Stopped::silent());
                 outcomes.flatten().map_err(Error::Stopped)?;
             }
         }

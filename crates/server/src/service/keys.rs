@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Browse, Command, Content, Fingerprint, KeyName, KeyView, Outcome, Redrive};
-use hapax_core::{RedriveView, Replay, Resolution, Resolve, Select};
+use hapax_core::{RedriveView, Refusal, Replay, Resolution, Resolve, Select};
+
+use hapax_wire::Code;
 
 use super::{Permit, Service, WAIT_MAX, refused, stopped};
 use crate::auth::Action;
@@ -92,13 +94,27 @@ impl Service {
         view.map_err(|refusal| refused(permit, refusal))
     }
 
+    /// Stops a redrive where it is.
+    pub async fn cancel_redrive(&self, permit: &Permit, id: &str) -> Result<RedriveView, Problem> {
+        debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        let view = self.engine().cancel_redrive(&permit.queue, id).await.map_err(stopped)?;
+        view.map_err(|refusal| refused_redrive(permit, refusal))
+    }
+
     pub async fn redrive_progress(
         &self,
         permit: &Permit,
         id: &str,
     ) -> Result<RedriveView, Problem> {
         let view = self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)?;
-        view.map_err(|refusal| refused(permit, refusal))
+        view.map_err(|refusal| refused_redrive(permit, refusal))
+    }
+}
+
+fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
+    match refusal {
+        Refusal::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
+        other => refused(permit, other),
     }
 }
 
@@ -115,8 +131,8 @@ fn check_select(select: &Select) -> Result<(), Problem> {
                     return Err(Problem::invalid(detail));
                 }
             }
-            let is_timed = dead_before.is_some() || dead_after.is_some();
-            if error_contains.is_none() && group.is_none() && !is_timed {
+            let has_time = dead_before.is_some() || dead_after.is_some();
+            if error_contains.is_none() && group.is_none() && !has_time {
                 let detail = "filter: it is empty, and so would mean every dead message; say `all`";
                 return Err(Problem::invalid(detail));
             }

@@ -48,7 +48,9 @@ async fn every_documented_operation_is_answered_by_a_handler() {
             asked += 1;
         }
     }
-    assert_eq!(asked, ROUTES.len() - 1);
+    assert_eq!(asked, ROUTES.len() - 2);
+    let redrive = house.ask(ask("DELETE", "/v1/queues/orders/redrive/r")).await;
+    redrive.fails(404, "no_such_key");
     assert_eq!(house.ask(ask("DELETE", "/v1/queues/orders")).await.status, 204);
 }
 
@@ -103,6 +105,7 @@ async fn limits_and_the_front_page_are_open() {
         ("batch_bytes_max", 8 * 1024 * 1024),
         ("key_bytes_max", 255),
         ("wait_ms_max", 60_000),
+        ("grpc_frame_bytes_max", 32 * 1024 * 1024 + 64 * 1024),
     ] {
         assert_eq!(limits[name], value, "{name}");
     }

@@ -7,6 +7,7 @@
 SELECT message_key, message_group, generation, fence, entered_at_ms
 FROM hapax_inbox
 WHERE consumer = ?1 AND tenant = ?2 AND queue = ?3
+  AND typeof(message_key) = 'text' AND typeof(message_group) = 'text'
   AND entered_at_ms < CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) - ?4
   AND (entered_at_ms, message_key, message_group, generation) > (?5, ?6, ?7, ?8)
 ORDER BY entered_at_ms, message_key, message_group, generation LIMIT ?9

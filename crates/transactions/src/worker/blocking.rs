@@ -86,10 +86,11 @@ impl RunInBlockingTransaction for Worker {
         let guard = Arc::new(Guard::open(&database, consumer.into(), self.queue()).await?);
         let shared = Arc::new((database.clone(), Arc::clone(&guard), handler));
         let sweeping = guard.sweep_on(&database);
+        let stop = guard.or_refused(stop);
         let worker = self
             .run_until(stop, move |delivery, _context| carry_out(Arc::clone(&shared), delivery));
         tokio::select! {
-            ended = worker => Ok(ended?),
+            ended = worker => guard.ended(ended),
             () = sweeping => Ok(()),
         }
     }
@@ -105,6 +106,7 @@ where
     E: Into<Failure> + Send + 'static,
 {
     let guard = Arc::clone(&shared.1);
+    guard.admit(&delivery)?;
     let runtime = tokio::runtime::Handle::current();
     let worked = tokio::task::spawn_blocking(move || -> Result<Worked, Failure> {
         let (database, guard, handler) = &*shared;

@@ -149,6 +149,31 @@ async fn nothing_is_swept_while_the_broker_is_away() {
     house.stop().await;
 }
 
+/// A handler that panics has written nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_panics_is_rolled_back() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let pool = stage::deadpool(&postgres);
+    let worker = tokio::spawn(Worker::new(house.orders()).run_in_transaction(
+        pool,
+        "billing",
+        |tx, message| {
+            Box::pin(async move {
+                tx.execute(EFFECT, &[&message.key()]).await?;
+                assert!(message.attempt() > 1, "the first attempt goes wrong");
+                Ok::<_, Failure>(())
+            })
+        },
+    ));
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!((key.state(), key.attempts), (State::Done, 2));
+    assert_eq!((effects(&postgres), rows(&postgres)), (1, 1));
+    worker.abort();
+    house.stop().await;
+}
+
 /// A result that the queue does not take is noticed while the effect can be rolled back, so that a
 /// mended handler can carry the message out after a redrive.
 #[tokio::test(flavor = "multi_thread")]
@@ -225,6 +250,44 @@ async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_bei
     let key = in_time(house.ended("order-1")).await;
     assert_eq!(key.state(), State::Done);
     assert_eq!((key.attempts, key.result), (1, None));
+    worker.abort();
+    house.stop().await;
+}
+
+/// The deliveries say whose they are: an inbox of another tenant takes none, and its worker stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_of_another_tenant_than_the_worker_is_refused() {
+    let house = House::open("{}").await;
+    let database = stage::sqlite(house.path());
+    house.send("order-1").await;
+    let started = Worker::new(house.orders()).run_in_blocking_transaction(
+        database.clone(),
+        Consumer::new("billing").tenant("acme"),
+        |tx, message| {
+            tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+            Ok::<_, Failure>(())
+        },
+    );
+    let error = in_time(started).await.unwrap_err().to_string();
+    assert!(error.contains("acme") && error.contains("default"), "{error}");
+    let pool = stage::sqlx_sqlite(&database).await;
+    let started = Worker::new(house.orders()).run_in_transaction(
+        pool,
+        Consumer::new("billing").tenant("acme"),
+        |_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }),
+    );
+    assert!(in_time(started).await.is_err());
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 0);
+
+    let worker = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
+        database.clone(),
+        "billing",
+        |_tx, _message| Ok::<_, Failure>(()),
+    ));
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.state(), State::Done);
+    let of_default = "SELECT count(*) FROM hapax_inbox WHERE tenant = 'default'";
+    assert_eq!(stage::number(&database, of_default), 1, "as the delivery says");
     worker.abort();
     house.stop().await;
 }

@@ -40,6 +40,7 @@ limits! {
     worker_bytes_max,
     receive_id_bytes_max,
     redrive_id_bytes_max,
+    claim_id_bytes_max,
     error_bytes_max,
     /// Headers kept with one message.
     headers_max,
@@ -53,7 +54,10 @@ limits! {
     receive_bytes_max,
     settle_items_max,
     settle_bytes_max,
+    /// A frame of a gRPC stream, and a unary request.
+    grpc_frame_bytes_max,
     emits_max,
+    emit_name_bytes_max,
     emits_bytes_max,
     recovery_points_max,
     recovery_points_bytes_max,

@@ -222,6 +222,21 @@ impl Hapax for Door {
         .await
     }
 
+    async fn cancel_redrive(
+        &self,
+        request: Request<proto::GetRedriveRequest>,
+    ) -> Told<proto::RedriveProgress> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                Ok(progress(service.cancel_redrive(&permit, &it.id).await?))
+            },
+        )
+        .await
+    }
+
     async fn put_queue(&self, request: Request<proto::PutQueueRequest>) -> Told<proto::Queue> {
         self.with(
             request,

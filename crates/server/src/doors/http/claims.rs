@@ -34,6 +34,8 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
         ("hapax-group" = Option<String>, Header),
         ("hapax-issued-at" = Option<String>, Header),
         ("hapax-worker" = Option<String>, Header, description = "Told in the key's history"),
+        ("hapax-claim-id" = Option<String>, Header,
+         description = "Repeated under one id, a claim that is still held gets the same lease"),
         ("Prefer" = Option<String>, Header,
          description = "`wait=SECONDS` for the one who has the key"),
     ),
@@ -63,6 +65,7 @@ pub(super) async fn post(
     claim.lease_ms = head.lease_ms;
     claim.worker = head.worker.unwrap_or_default().into();
     claim.issued_at = head.issued_at;
+    claim.claim_id = head.claim_id.map(Into::into);
     let wait = head::wait(&headers);
     let claimed = service.claim(&permit, claim, wait).await?;
     let mut response = match &claimed.answer {

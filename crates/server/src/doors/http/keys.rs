@@ -84,8 +84,9 @@ pub(super) async fn forget(
 
 /// Run a finished key again
 ///
-/// As the next generation. A finished message's body is gone, so the request is the message again:
-/// body, `Content-Type`, `hapax-group`, `hapax-fingerprint` and `hapax-header-NAME` as they were.
+/// As the next generation. Where the queue keeps bodies, nothing more is needed. Elsewhere a finished
+/// message's body is gone, so the request is the message again: body, `hapax-group`,
+/// `hapax-fingerprint` and `hapax-header-NAME` as they were.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/keys/{key}/replay", tag = "keys",
     params(
@@ -118,6 +119,14 @@ pub(super) async fn replay(
     let content = head.content(&payload.bytes)?;
     let fingerprint = head.fingerprint(&blake3::hash(&payload.bytes));
     let name = service.key_name(&permit, &at.key, head.group);
+    if payload.bytes.is_empty() {
+        // Nothing is sent along: the queue may have kept the message.
+        match service.replay(&permit, name.clone(), None).await {
+            Err(problem) if problem == hapax_core::Invalid::BodyGone.into() => {}
+            Err(problem) => return Err(problem.into()),
+            Ok(()) => return changed(&service, &permit, &at).await,
+        }
+    }
     let replayed = service.replay(&permit, name, Some((content, fingerprint))).await;
     match replayed {
         Err(problem) if problem.code == Code::Conflict && payload.bytes.is_empty() => {

@@ -380,10 +380,10 @@ pub(super) fn redrive(view: &RedriveView) -> json::RedriveProgress<'_> {
         id: (&*view.id).into(),
         matched: view.matched,
         moved: view.moved,
-        total: None,
-        missing: Vec::new(),
+        total: view.total,
+        missing: view.missing.iter().map(|key| (&**key).into()).collect(),
         done: view.done,
-        cancelled: false,
+        cancelled: view.cancelled,
         dry_run: view.dry_run,
     }
 }

@@ -76,7 +76,13 @@ impl WorkStream {
         };
         match verb {
             Ok(verb) => {
-                if matches!(verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release) {
+                let ends = match verb {
+                    Verb::Done { .. } | Verb::Fail { .. } | Verb::Park { .. } | Verb::Release => {
+                        true
+                    }
+                    Verb::Extend { .. } | Verb::Begin | Verb::Save { .. } => false,
+                };
+                if ends {
                     self.held = self.held.saturating_sub(1);
                 }
                 let opened = self.service.open(&open.permit, settle.lease, verb);
