@@ -55,8 +55,8 @@ pub const COUNT_MAX: u64 = 1 << 60;
 pub const FREED_MS: u64 = RECEIVE_ID_MS;
 
 /// Dates read from keys are believed between these bounds only: a 26-letter word is not a ULID.
-/// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its date
-/// on. What is dated further ahead is refused.
+/// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its
+/// date on. What is dated further ahead is refused.
 pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
 pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
 

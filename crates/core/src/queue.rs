@@ -85,6 +85,19 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    pub(crate) fn new(started_at: Time, started: RedriveStarted) -> Self {
+        Self {
+            started,
+            started_at,
+            matched: 0,
+            moved: 0,
+            cursor: 0,
+            done: false,
+            cancelled: false,
+            horizon: 0,
+        }
+    }
+
     pub(crate) fn view(&self) -> RedriveView {
         RedriveView {
             id: Arc::clone(&self.started.id),

@@ -91,51 +91,42 @@ fn start(
         total: Some(queue.stats.dead),
         missing: Vec::new(),
     };
-    let mut view = RedriveView {
-        id: redrive.id.clone(),
-        matched: 0,
-        moved: 0,
-        total: started.total,
-        by_keys: false,
-        missing: Vec::new(),
-        done: false,
-        cancelled: false,
-        dry_run: redrive.dry_run,
-    };
+    let mut digests = None;
     match &redrive.select {
-        Select::All => out.decisions.push(Decision::RedriveStarted(Box::new(started))),
+        Select::All => {}
         Select::Filter { error_contains, group, dead_before, dead_after } => {
             started.error_contains = error_contains.as_deref().map(Into::into);
             started.group = group.as_deref().map(Into::into);
             started.dead_before = dead_before.unwrap_or(started.dead_before);
             started.dead_after = *dead_after;
-            out.decisions.push(Decision::RedriveStarted(Box::new(started)));
         }
         Select::Keys(keys) => {
+            let (dead, missing) = dead_among(machine, queue, keys);
             started.by_keys = true;
-            let (mut digests, missing) = dead_among(machine, queue, keys);
-            started.total = Some(digests.len() as u64 + missing.len() as u64);
+            started.total = Some(dead.len() as u64 + missing.len() as u64);
             started.missing = missing.into_iter().collect();
-            view.by_keys = true;
-            (view.total, view.missing) = (started.total, started.missing.clone());
-            out.decisions.push(Decision::RedriveStarted(Box::new(started)));
-            view.matched = digests.len() as u64;
-            view.done = true;
-            if redrive.dry_run {
-                digests.clear();
-            }
-            view.moved = digests.len() as u64;
-            let (queue_id, matched) = (queue.id, view.matched);
-            out.decisions.push(Decision::Redriven {
-                queue: queue_id,
-                job: digest,
-                digests,
-                matched,
-                cursor: Seq::MAX,
-                done: true,
-            });
-            out.effects.push(wake(queue));
+            digests = Some(dead);
         }
+    }
+    let job = Job::new(stamp.at, started);
+    let mut view = job.view();
+    out.decisions.push(Decision::RedriveStarted(Box::new(job.started)));
+    // By keys it is over at once.
+    if let Some(mut digests) = digests {
+        let (matched, done) = (digests.len() as u64, true);
+        if redrive.dry_run {
+            digests.clear();
+        }
+        (view.matched, view.moved, view.done) = (matched, digests.len() as u64, done);
+        out.decisions.push(Decision::Redriven {
+            queue: queue.id,
+            job: digest,
+            digests,
+            matched,
+            cursor: Seq::MAX,
+            done,
+        });
+        out.effects.push(wake(queue));
     }
     Ok(view)
 }
@@ -280,16 +271,7 @@ pub(crate) fn apply_started(machine: &mut Machine, at: Time, started: RedriveSta
         queue.redrives.remove(&oldest);
         machine.keys.delete_row(RowKey::redrive(queue.id, &oldest));
     }
-    let job = Job {
-        started_at: at,
-        matched: 0,
-        moved: 0,
-        cursor: 0,
-        done: false,
-        cancelled: false,
-        horizon: 0,
-        started,
-    };
+    let job = Job::new(at, started);
     queue.redrives.insert(job.started.job, job);
     machine.due(at);
 }
