@@ -39,7 +39,7 @@ fn ask(
 fn send_by_grpc(broker: &Broker, message: proto::Message) -> proto::Answer {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let admin = Admin::new(Client::builder(&broker.url).build().unwrap());
+        let admin = Admin::new(Client::connect(&broker.url).unwrap());
         admin.send_batch("orders", vec![message]).await.unwrap().remove(0)
     })
 }
