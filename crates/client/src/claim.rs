@@ -12,7 +12,7 @@ use crate::answer::{Answer, Outcome};
 use crate::backoff::Backoff;
 use crate::delivery::Lease;
 use crate::error::Error;
-use crate::message::{Blob, ms, since_epoch};
+use crate::message::{Blob, ms, new_key, since_epoch};
 use crate::queue::Queue;
 use crate::settle::{Done, Settle, Settled};
 
@@ -85,8 +85,10 @@ impl ClaimRequest {
     }
 
     /// Takes the key, or tells what became of it. Retries while the broker cannot be reached, for
-    /// at most the client's timeout.
-    pub async fn take(self) -> Result<Claim, Error> {
+    /// at most the client's timeout. All tries of a call have one id: where the first took the key
+    /// and its answer was lost, the next gets the same lease.
+    pub async fn take(mut self) -> Result<Claim, Error> {
+        self.request.claim_id = new_key();
         let until = Instant::now() + self.queue.client().timeout() + self.wait;
         let wait_until = Instant::now() + self.wait;
         let mut backoff = Backoff::new();
@@ -147,8 +149,8 @@ pub enum Claim {
 
 /// A key in the caller's hands. It is extended by itself as long as this is held.
 ///
-/// Dropped without a word, the key is freed when its lease is over (or parked, where the effect
-/// had begun and the queue says so); [`Held::release`] frees it at once.
+/// Dropped without a word, the key is freed when its lease is over, or parked where the effect
+/// had begun ([`Held::begin`]) and the queue parks; [`Held::release`] frees it at once.
 #[derive(Debug)]
 pub struct Held {
     queue: Queue,
@@ -156,6 +158,10 @@ pub struct Held {
     fence: u64,
     recovery_points: std::collections::HashMap<String, Bytes>,
     lost: watch::Receiver<bool>,
+    lease_length: Duration,
+    tenant: String,
+    /// Until when the caller wants the key: an automatic extension never asks for less.
+    wanted: watch::Sender<Instant>,
     _extending: Extending,
 }
 
@@ -172,14 +178,21 @@ impl Drop for Extending {
 impl Held {
     fn new(claim: ClaimRequest, reply: proto::ClaimReply) -> Self {
         let lease = Lease(reply.lease);
+        // A broker of release 0.1 does not tell, and does as it is told.
+        let told = Some(reply.lease_ms).filter(|told| *told > 0).map(Duration::from_millis);
+        let length = told.unwrap_or(claim.lease);
         let (sender, lost) = watch::channel(false);
-        let task = extend(claim.queue.clone(), lease.clone(), claim.lease, sender);
+        let wanted = watch::Sender::new(Instant::now());
+        let task = extend(claim.queue.clone(), lease.clone(), length, wanted.subscribe(), sender);
         Self {
             queue: claim.queue,
             lease,
             fence: reply.fence,
             recovery_points: reply.recovery_points,
             lost,
+            lease_length: length,
+            tenant: reply.tenant,
+            wanted,
             _extending: Extending(tokio::spawn(task)),
         }
     }
@@ -187,6 +200,21 @@ impl Held {
     /// Grows with every claim; of two claims of one key the larger is the newer.
     pub fn fence(&self) -> u64 {
         self.fence
+    }
+
+    /// The queue that the key was claimed in.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// How long the key stays taken, from the last extension on, if this process dies.
+    pub fn lease_length(&self) -> Duration {
+        self.lease_length
+    }
+
+    /// Whose key it is. Empty where the broker does not tell, as 0.1 did not.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
     }
 
     /// What an earlier claim of the key saved before it was released or lost.
@@ -209,7 +237,8 @@ impl Held {
         self.settle(Settle::Release).await
     }
 
-    /// Marks that a non-repeatable effect starts now.
+    /// Marks that a non-repeatable effect starts now. In a queue that parks, the key is not free
+    /// again if the lease is lost from here on, until somebody resolves it.
     pub async fn begin(&self) -> Result<(), Error> {
         self.keep(Settle::Begin).await
     }
@@ -219,9 +248,20 @@ impl Held {
         self.keep(Settle::Save { name: name.to_owned(), data: data.into() }).await
     }
 
-    /// Keeps the key for so long from now on, or for the queue's lease.
+    /// Keeps the key for at least so long from now on, or for its lease. It is done by itself as
+    /// long as the claim is held; this is for a caller that is about to block for longer.
     pub async fn extend(&self, lease: Option<Duration>) -> Result<(), Error> {
-        self.keep(Settle::Extend(lease)).await
+        let now = Instant::now();
+        let before = *self.wanted.borrow();
+        let length = lease.unwrap_or_default().max(self.lease_length);
+        let until = before.max(now + length);
+        // Before it is asked: an automatic extension may go out meanwhile.
+        self.wanted.send_replace(until);
+        let extended = self.keep(Settle::Extend(Some(until - now))).await;
+        if extended.is_err() {
+            self.wanted.send_replace(before);
+        }
+        extended
     }
 
     pub fn is_lost(&self) -> bool {
@@ -255,17 +295,25 @@ impl Held {
 }
 
 /// Extends until the lease is lost, or its time is over without the broker being reached.
-async fn extend(queue: Queue, lease: Lease, length: Duration, lost: watch::Sender<bool>) {
+async fn extend(
+    queue: Queue,
+    lease: Lease,
+    length: Duration,
+    wanted: watch::Receiver<Instant>,
+    lost: watch::Sender<bool>,
+) {
     let mut until = Instant::now() + length;
     loop {
         tokio::time::sleep(length.mul_f64(EXTEND_AT).max(EXTEND_MIN)).await;
         // Counted from before the call: the broker counts from later.
         let asked = Instant::now();
+        let length = length.max(wanted.borrow().saturating_duration_since(asked));
         let extended = settle_one(&queue, &lease, Settle::Extend(Some(length)));
-        match tokio::time::timeout_at(until, extended).await {
+        let end = until.max(*wanted.borrow());
+        match tokio::time::timeout_at(end, extended).await {
             Ok(Ok(Settled::Ok { .. })) => until = asked + length,
             Ok(Ok(Settled::LeaseLost { .. })) => break,
-            Ok(Err(error)) if error.is_retryable() && Instant::now() < until => {}
+            Ok(Err(error)) if error.is_retryable() && Instant::now() < end => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, "a claim could not be extended");
                 break;

@@ -26,6 +26,8 @@ const STREAM_WINDOW_BYTES: u32 = 2 * 1_024 * 1_024;
 const CONNECTION_WINDOW_BYTES: u32 = 8 * 1_024 * 1_024;
 /// The largest answer: a page of large messages, or one of the largest size with its headers.
 pub(crate) const FRAME_BYTES_MAX: usize = 64 * 1_024 * 1_024;
+/// The largest frame that a broker takes: a larger one ends its stream, for everybody on it.
+pub(crate) const SENT_BYTES_MAX: usize = 16 * 1_024 * 1_024 + 64 * 1_024;
 
 /// A broker. Cheap to clone; clones share their connections.
 ///

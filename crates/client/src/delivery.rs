@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use hapax_wire::lean;
@@ -34,8 +34,25 @@ pub struct Delivery {
     generation: u32,
     accepted_at_ms: u64,
     deadline_ms: u64,
+    source: Arc<Source>,
     /// What most messages do not have. Shared: a handler and its context have one each.
     more: Option<Arc<More>>,
+}
+
+/// What the deliveries of a connection have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) tenant: String,
+    pub(crate) queue: String,
+    pub(crate) lease_ms: u64,
+    /// Whether the queue deduplicates per group.
+    pub(crate) keys_per_group: bool,
+}
+
+impl Source {
+    pub(crate) fn new(queue: &str) -> Self {
+        Self { queue: queue.to_owned(), ..Self::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -46,7 +63,7 @@ struct More {
 
 impl Delivery {
     /// The parts are slices of the frame.
-    pub(crate) fn new(frame: &Bytes, delivery: &lean::Delivery<'_>) -> Self {
+    pub(crate) fn new(frame: &Bytes, delivery: &lean::Delivery<'_>, source: &Arc<Source>) -> Self {
         let part = |part: &[u8]| range(frame, part);
         Self {
             body: frame.slice_ref(delivery.body),
@@ -60,6 +77,7 @@ impl Delivery {
             generation: delivery.generation,
             accepted_at_ms: delivery.accepted_at_ms,
             deadline_ms: delivery.deadline_ms,
+            source: Arc::clone(source),
             more: more(frame, delivery),
             frame: frame.clone(),
         }
@@ -112,7 +130,17 @@ impl Delivery {
         headers.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// The how-manieth delivery this is, from 1 on.
+    /// Whose message it is. Empty where the broker does not tell, as 0.1 did not.
+    pub fn tenant(&self) -> &str {
+        &self.source.tenant
+    }
+
+    /// The queue it came from.
+    pub fn queue(&self) -> &str {
+        &self.source.queue
+    }
+
+    /// Attempt number, from 1 on.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -129,6 +157,12 @@ impl Delivery {
     /// When the lease ends if it is not extended, by the broker's clock.
     pub fn deadline(&self) -> SystemTime {
         at(self.deadline_ms)
+    }
+
+    /// How long the lease lasts, from its last extension on: the measure for extending it in time
+    /// by a clock of one's own.
+    pub fn lease_length(&self) -> Duration {
+        Duration::from_millis(self.source.lease_ms)
     }
 
     /// What an earlier attempt saved under the name.
@@ -152,7 +186,8 @@ impl Delivery {
 
     /// The key of what follows from this message: see [`derive`](crate::derive).
     pub fn derive(&self, name: &str) -> String {
-        crate::derive(self.key(), self.generation, name)
+        let group = if self.source.keys_per_group { self.part(&self.group) } else { "" };
+        crate::derive(&self.source.queue, group, self.key(), self.generation, name)
     }
 }
 
@@ -192,6 +227,7 @@ mod tests {
             attempt: 2,
             generation: 1,
             body: b"body",
+            group: "eu",
             headers: vec![("a", b"b")],
             recovery_points: vec![("charged", b"17")],
             ..lean::Delivery::default()
@@ -200,13 +236,26 @@ mod tests {
         lean::put_delivery(&mut frame, &delivery);
         let frame = Bytes::from(frame);
         let mut reply = lean::WorkReply::read(&frame).unwrap();
-        let read = Delivery::new(&frame, &reply.next_delivery().unwrap().unwrap());
+        let mut source = Source {
+            tenant: "acme".to_owned(),
+            queue: "orders".to_owned(),
+            lease_ms: 30_000,
+            keys_per_group: false,
+        };
+        let delivery = reply.next_delivery().unwrap().unwrap();
+        let read = Delivery::new(&frame, &delivery, &Arc::new(source.clone()));
         assert_eq!((read.key(), &read.body()[..]), ("order-42", &b"body"[..]));
-        assert_eq!((read.group(), read.content_type()), (None, None));
+        assert_eq!((read.group(), read.content_type()), (Some("eu"), None));
+        assert_eq!((read.tenant(), read.queue()), ("acme", "orders"));
+        assert_eq!(read.lease_length(), Duration::from_secs(30));
         assert_eq!((read.lease().0, read.fence()), (Bytes::from_static(b"lease"), 7));
         assert_eq!((read.attempt(), read.generation(), read.id()), (2, 1, Id([3; 16])));
         assert_eq!(read.header("a"), Some("b"));
         assert_eq!(&read.recovery_point("charged").unwrap()[..], b"17");
-        assert_eq!(read.derive("receipt"), crate::derive("order-42", 1, "receipt"));
+        let derived = |group| crate::derive("orders", group, "order-42", 1, "receipt");
+        assert_eq!(read.derive("receipt"), derived(""));
+        source.keys_per_group = true;
+        let read = Delivery::new(&frame, &delivery, &Arc::new(source));
+        assert_eq!(read.derive("receipt"), derived("eu"), "where the group is part of the key");
     }
 }

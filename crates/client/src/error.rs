@@ -32,6 +32,10 @@ pub enum Error {
     /// The client was given something it cannot use.
     #[error("{0}")]
     Invalid(String),
+    /// A message that was sent without a key has no answer. It may have been accepted or not: sent
+    /// again under the key that it was given, it is accepted once.
+    #[error("{error}; the message was given the key {key}: send it again under that")]
+    Unanswered { key: String, error: Box<Error> },
 }
 
 /// What the broker says when it says no.
@@ -70,6 +74,7 @@ impl Error {
             Self::Refused(refusal) => refusal.code,
             Self::Unreachable { .. } | Self::TimedOut(_) => Code::Unavailable,
             Self::Invalid(_) => Code::Invalid,
+            Self::Unanswered { error, .. } => error.code(),
         }
     }
 
@@ -82,8 +87,35 @@ impl Error {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused(refusal) => refusal.retry_after,
+            Self::Unanswered { error, .. } => error.retry_after(),
+            Self::Unreachable { .. } | Self::TimedOut(_) | Self::Invalid(_) => None,
+        }
+    }
+
+    /// The key that a message without one was given, where it is not known what became of it.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Self::Unanswered { key, .. } => Some(key),
             _ => None,
         }
+    }
+
+    /// The same, with the key that the message was given.
+    pub(crate) fn under(self, key: &str) -> Self {
+        Self::Unanswered { key: key.to_owned(), error: Box::new(self) }
+    }
+
+    /// What does not fit a frame is not sent.
+    pub(crate) fn too_large(bytes: usize, most: usize) -> Self {
+        Self::Refused(Box::new(Refusal {
+            code: Code::TooLarge,
+            detail: format!(
+                "about {bytes} bytes, with everything that goes with it, is more than the {most} \
+                 that the broker takes at once; it was not sent"
+            ),
+            retry_after: None,
+            first: None,
+        }))
     }
 
     pub(crate) fn invalid(detail: impl Into<String>) -> Self {

@@ -67,4 +67,4 @@ pub use queue::Queue;
 pub use sender::{Answered, Sender};
 pub use settle::{Done, Emit, Failure, Settle, Settled};
 pub use work::{Answered as SettleAnswered, Batch, Work, WorkBuilder};
-pub use worker::{Context, Worker};
+pub use worker::{Context, Event, Worker};

@@ -92,8 +92,8 @@ impl Message {
         self
     }
 
-    /// What a retry is told from another operation by, instead of body, content type and group:
-    /// for bodies that carry noise, such as a timestamp.
+    /// What a retry is told from another operation by, instead of body and group: for bodies that
+    /// carry noise, such as a timestamp.
     pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
         self.more().fingerprint = Some(fingerprint.into());
         self
@@ -120,6 +120,16 @@ impl Message {
 
     pub(crate) fn group_str(&self) -> &str {
         self.more.as_ref().map_or("", |more| &more.group)
+    }
+
+    /// About how large it is on the wire.
+    pub(crate) fn bytes(&self) -> usize {
+        let more = self.more.as_ref().map_or(0, |more| {
+            let headers = more.headers.iter().map(|(name, value)| name.len() + value.len() + 8);
+            let fingerprint = more.fingerprint.as_ref().map_or(0, String::len);
+            more.content_type.len() + more.group.len() + fingerprint + headers.sum::<usize>()
+        });
+        self.key.len() + self.body.len() + more
     }
 
     /// The message with a key, made now if it has none.
@@ -165,7 +175,7 @@ impl Message {
             headers: more.headers.into_iter().collect(),
             delay_ms: more.delay_ms,
             ttl_ms: more.ttl_ms,
-            fingerprint: more.fingerprint.clone(),
+            fingerprint: more.fingerprint,
         }
     }
 }

@@ -22,6 +22,8 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 /// What a call that waits may take beyond its wait.
 const WAIT_SLACK: Duration = Duration::from_secs(10);
 
+type Answers = Vec<Result<Answer, Error>>;
+
 /// A queue of a broker. Cheap to clone. It is made by [`Client::queue`], whether the queue exists
 /// or not.
 #[derive(Clone, Debug)]
@@ -61,13 +63,20 @@ impl Queue {
     /// # Ok(())
     /// # }
     /// ```
+    ///
+    /// A message without a key is given one, and an error that leaves open what became of it tells
+    /// that key: see [`Error::key`].
     pub async fn send(&self, message: impl Into<Message>) -> Result<Answer, Error> {
         let until = Instant::now() + self.client.timeout();
-        let message = message.into().keyed();
-        self.send_until(vec![message], until).await?.pop().unwrap_or_else(|| Err(no_answer()))
+        let (answers, _) = self.send_until(vec![message.into()], until).await;
+        one(answers)
     }
 
     /// Sends many messages; the answers are in their order. One that is refused harms no other.
+    ///
+    /// Where the broker cannot be reached for the client's timeout, what has no answer by then has
+    /// the error in its place, and what was not sent yet has it too. It is the whole call's error
+    /// only where there is no answer at all.
     ///
     /// Messages of one group keep their order unless one of them has to be retried.
     pub async fn send_all<M: Into<Message>>(
@@ -78,12 +87,22 @@ impl Queue {
         let mut answers = Vec::with_capacity(messages.size_hint().0);
         loop {
             let until = Instant::now() + self.client.timeout();
-            let some = messages.by_ref().take(SEND_ALL_MAX);
-            let some: Vec<_> = some.map(|message| message.into().keyed()).collect();
+            let some: Vec<Message> = messages.by_ref().take(SEND_ALL_MAX).map(Into::into).collect();
             if some.is_empty() {
                 return Ok(answers);
             }
-            answers.extend(self.send_until(some, until).await?);
+            let (part, broken) = self.send_until(some, until).await;
+            if let Some(error) = &broken
+                && answers.is_empty()
+                && part.iter().all(Result::is_err)
+            {
+                return Err(error.clone());
+            }
+            answers.extend(part);
+            if let Some(error) = broken {
+                answers.extend(messages.map(|_| Err(error.clone())));
+                return Ok(answers);
+            }
         }
     }
 
@@ -96,18 +115,21 @@ impl Queue {
         timeout: Duration,
     ) -> Result<Answer, Error> {
         let until = Instant::now() + timeout;
-        let message = message.into().keyed();
+        let message = message.into();
+        let is_keyed = message.key_str().is_some();
+        let message = message.keyed();
         let key = proto::KeyRequest {
             queue: self.name.to_string(),
             key: message.key_str().unwrap_or_default().to_owned(),
             group: message.group_str().to_owned(),
         };
-        let sent = self.send_until(vec![message], until).await?.pop();
-        let answer = sent.unwrap_or_else(|| Err(no_answer()))?;
-        if answer.has_ended() {
-            return Ok(answer);
-        }
-        self.wait(key, answer, until).await
+        let (answers, _) = self.send_until(vec![message], until).await;
+        let answered = match one(answers) {
+            Ok(answer) if answer.has_ended() => Ok(answer),
+            Ok(answer) => self.wait(key.clone(), answer, until).await,
+            Err(error) => Err(error),
+        };
+        answered.map_err(|error| if is_keyed { error } else { told_key(error, &key.key) })
     }
 
     async fn wait(
@@ -145,27 +167,51 @@ impl Queue {
         }
     }
 
-    /// Sends over the client's lane, and those again whose refusal is worth a retry.
-    async fn send_until(
-        &self,
-        messages: Vec<Message>,
-        until: Instant,
-    ) -> Result<Vec<Result<Answer, Error>>, Error> {
+    /// Sends over the client's lane, and those again whose refusal is worth a retry. Every message
+    /// has an answer; the second part is why there was none from the broker for some, where its
+    /// connection was the reason.
+    async fn send_until(&self, messages: Vec<Message>, until: Instant) -> (Answers, Option<Error>) {
+        let keyless: Vec<usize> = places(&messages, |message| message.key_str().is_none());
+        let messages: Vec<Message> = messages.into_iter().map(Message::keyed).collect();
+        let (mut answers, broken) = self.send_keyed(&messages, until).await;
+        for place in keyless {
+            if let (Some(answer), Some(message)) = (answers.get_mut(place), messages.get(place))
+                && let Err(error) = answer
+            {
+                let key = message.key_str().unwrap_or_default();
+                *answer = Err(told_key(error.clone(), key));
+            }
+        }
+        (answers, broken)
+    }
+
+    async fn send_keyed(&self, messages: &[Message], until: Instant) -> (Answers, Option<Error>) {
         let mut backoff = Backoff::new();
-        let mut answers = self.try_send(messages.clone(), until).await?;
+        let mut answers = match self.try_send(messages.to_vec(), until).await {
+            Ok(answers) => answers,
+            Err(error) => {
+                let all = messages.iter().map(|_| Err(error.clone())).collect();
+                return (all, Some(error));
+            }
+        };
+        answers.resize_with(messages.len(), || Err(no_answer()));
         loop {
-            let retry: Vec<usize> = answers.iter().enumerate().filter_map(worth_a_retry).collect();
+            let retry = places(&answers, is_worth_a_retry);
             let asked = retry.iter().filter_map(|place| match answers.get(*place) {
                 Some(Err(error)) => error.retry_after(),
                 _ => None,
             });
             let pause = Instant::now() + backoff.after(asked.max());
             if retry.is_empty() || pause >= until {
-                return Ok(answers);
+                return (answers, None);
             }
             tokio::time::sleep_until(pause).await;
             let some = retry.iter().filter_map(|place| messages.get(*place).cloned()).collect();
-            let again = self.try_send(some, until).await?;
+            let again = match self.try_send(some, until).await {
+                Ok(again) => again,
+                // Those keep the refusal that they had; whether they are there is not known.
+                Err(error) => return (answers, Some(error)),
+            };
             for (place, answer) in retry.into_iter().zip(again) {
                 if let Some(slot) = answers.get_mut(place) {
                     *slot = answer;
@@ -174,11 +220,7 @@ impl Queue {
         }
     }
 
-    async fn try_send(
-        &self,
-        messages: Vec<Message>,
-        until: Instant,
-    ) -> Result<Vec<Result<Answer, Error>>, Error> {
+    async fn try_send(&self, messages: Vec<Message>, until: Instant) -> Result<Answers, Error> {
         let left = until.saturating_duration_since(Instant::now());
         self.client.lane().send(&self.client, &self.name, messages, left).await
     }
@@ -216,9 +258,25 @@ impl Queue {
     }
 }
 
-/// Where a retry of this message may get another answer.
-fn worth_a_retry((place, answer): (usize, &Result<Answer, Error>)) -> Option<usize> {
-    answer.as_ref().err().is_some_and(Error::is_retryable).then_some(place)
+/// The places of those in a list.
+fn places<T>(list: &[T], is_one: impl Fn(&T) -> bool) -> Vec<usize> {
+    let places = list.iter().enumerate();
+    places.filter_map(|(place, item)| is_one(item).then_some(place)).collect()
+}
+
+/// Whether a retry of this message may get another answer.
+fn is_worth_a_retry(answer: &Result<Answer, Error>) -> bool {
+    answer.as_ref().err().is_some_and(Error::is_retryable)
+}
+
+/// An error that leaves open what became of a message, with the key that the message was given.
+fn told_key(error: Error, key: &str) -> Error {
+    if error.is_retryable() && error.key().is_none() { error.under(key) } else { error }
+}
+
+/// The answer to the one message of a list.
+fn one(mut answers: Answers) -> Result<Answer, Error> {
+    answers.pop().unwrap_or_else(|| Err(no_answer()))
 }
 
 fn no_answer() -> Error {
@@ -230,15 +288,17 @@ fn told(key: proto::Key) -> Answer {
     let state = State::of_proto(key.state);
     let attempts = key.attempts;
     let outcome = match state {
-        State::Done | State::Discarded => Outcome::Done {
+        State::Done => Outcome::Done {
             attempts,
             result: key.result.map(Blob::of_proto),
             finished_at: at(key.finished_at_ms.unwrap_or_default()),
             remembered_until: key.remembered_until_ms.map(at),
         },
-        State::Dead => Outcome::Dead { attempts, error: key.error },
+        State::Dead | State::Discarded => Outcome::Dead { attempts, error: key.error },
         State::Parked => Outcome::Parked { attempts },
-        _ => Outcome::InFlight { attempts, deadline: key.deadline_ms.map(at) },
+        State::Ready | State::Delayed | State::Leased | State::Unknown => {
+            Outcome::InFlight { attempts, deadline: key.deadline_ms.map(at) }
+        }
     };
     Answer { id: id(&key.id), state, accepted_at: at(key.accepted_at_ms), outcome }
 }

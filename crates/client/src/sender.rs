@@ -9,7 +9,7 @@ use hapax_wire::{lean, proto};
 use prost::Message as _;
 
 use crate::answer::Answer;
-use crate::client::Client;
+use crate::client::{Client, SENT_BYTES_MAX};
 use crate::error::Error;
 use crate::message::Message;
 use crate::stream::{Patience, Pipe, Protocol};
@@ -165,34 +165,53 @@ pub(crate) struct Outbound {
     /// Its queue, and the reference of its first message.
     queue: String,
     first: u64,
+    /// Answers to what was not sent, as no frame takes it.
+    refused: Vec<Answered>,
 }
 
 impl Outbound {
     pub(crate) fn new(client: &Client) -> Self {
         let pipe = Pipe::new(client, Sends);
-        Self { pipe, frame: Vec::new(), queue: String::new(), first: 0 }
+        Self { pipe, frame: Vec::new(), queue: String::new(), first: 0, refused: Vec::new() }
     }
 
     pub(crate) fn unanswered(&self) -> usize {
-        self.pipe.unanswered.len()
+        self.pipe.unanswered.len() + self.refused.len()
     }
 
     pub(crate) fn room(&self, window: usize) -> usize {
         if self.pipe.unanswered.bytes() + self.frame.len() >= UNANSWERED_BYTES_MAX {
             return 0;
         }
-        window.saturating_sub(self.pipe.unanswered.len())
+        window.saturating_sub(self.unanswered())
     }
 
     pub(crate) fn push(&mut self, queue: &str, message: &Message, tag: u64) {
-        if self.frame.len() >= FRAME_BYTES || queue != self.queue {
+        let bytes = message.bytes();
+        // A large message has a frame of its own.
+        if self.frame.len() >= FRAME_BYTES || queue != self.queue || bytes > FRAME_BYTES {
             self.flush();
         }
-        let reference = self.pipe.unanswered.add(tag);
+        if bytes > SENT_BYTES_MAX {
+            return self.refuse(tag, bytes);
+        }
+        let reference = self.pipe.unanswered.next();
         if self.frame.is_empty() {
             self.start(queue, reference);
         }
         lean::put_message(&mut self.frame, &message.view(reference));
+        if self.frame.len() > SENT_BYTES_MAX {
+            debug_assert_eq!(self.first, reference, "what is large is alone");
+            let bytes = std::mem::take(&mut self.frame).len();
+            return self.refuse(tag, bytes);
+        }
+        let added = self.pipe.unanswered.add(tag);
+        debug_assert_eq!(added, reference, "as it was told in the frame");
+    }
+
+    fn refuse(&mut self, tag: u64, bytes: usize) {
+        let answer = Err(Error::too_large(bytes, SENT_BYTES_MAX));
+        self.refused.push(Answered { tag, answer });
     }
 
     fn start(&mut self, queue: &str, first: u64) {
@@ -215,6 +234,7 @@ impl Outbound {
     /// [`Pipe::next`].
     pub(crate) async fn answers(&mut self, answers: &mut Vec<Answered>) -> Result<(), Error> {
         let before = answers.len();
+        answers.append(&mut self.refused);
         while answers.len() == before {
             let reply = self.pipe.next().await?;
             self.take(&reply, answers)?;

@@ -27,7 +27,13 @@ pub enum Settle {
     Begin,
     /// Stores a recovery point; the next attempt receives it.
     Save { name: String, data: Bytes },
+    /// Nobody knows whether it worked. A message whose effect has begun is parked, where the queue
+    /// parks; anywhere else it has failed.
+    Park { error: String },
 }
+
+/// What the broker keeps of an error.
+const ERROR_BYTES_MAX: usize = 4_096;
 
 impl Settle {
     /// Done, with no result and no follow-ups.
@@ -37,6 +43,26 @@ impl Settle {
 
     pub fn fail(error: impl Into<String>) -> Self {
         Self::Fail(Failure::new(error))
+    }
+
+    pub fn park(error: impl Into<String>) -> Self {
+        Self::Park { error: error.into() }
+    }
+
+    /// About how large it is on the wire: everything that has no small bound.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Done(done) => {
+                let result = done.result.as_ref();
+                let result = result.map_or(0, |blob| {
+                    blob.body.len() + blob.content_type.as_ref().map_or(0, String::len)
+                });
+                result + done.emits.iter().map(Emit::bytes).sum::<usize>()
+            }
+            Self::Save { name, data } => name.len() + data.len(),
+            Self::Fail(_) | Self::Park { .. } => ERROR_BYTES_MAX,
+            Self::Release | Self::Extend(_) | Self::Begin => 0,
+        }
     }
 
     /// Writes it as a field of a `WorkFrame`.
@@ -59,7 +85,7 @@ impl Settle {
                 emits: done.emits.into_iter().map(Emit::into_proto).collect(),
             }),
             Self::Fail(failure) => Verb::Fail(proto::Fail {
-                error: failure.error,
+                error: cut(failure.error),
                 delay_ms: failure.delay.map(ms),
                 dead: failure.is_final,
             }),
@@ -67,9 +93,16 @@ impl Settle {
             Self::Extend(lease) => Verb::Extend(proto::Extend { lease_ms: lease.map(ms) }),
             Self::Begin => Verb::Begin(proto::Begin {}),
             Self::Save { name, data } => Verb::Save(proto::Save { name, body: data }),
+            Self::Park { error } => Verb::Park(proto::Park { error: cut(error) }),
         };
         proto::Settle { r#ref: reference, lease, verb: Some(verb) }
     }
+}
+
+/// As much of an error as the broker keeps: no error is too large for a frame.
+fn cut(mut error: String) -> String {
+    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    error
 }
 
 /// How a message ended well. What a handler returns turns into one: nothing, bytes, text, a
@@ -145,15 +178,22 @@ pub struct Emit {
 }
 
 impl Emit {
-    /// A message for a queue of the same tenant. Without a key of its own its key is derived from
-    /// the parent's key, the generation and `name`, so that it is sent once however often the
-    /// parent is tried.
+    /// A message for a queue of the same tenant. Without a key of its own its key is
+    /// [`derive`](crate::derive)d from the parent's and `name`, so that it is sent once however
+    /// often the parent is tried.
+    ///
+    /// It is issued when its parent is done, and the broker writes down when that was: an
+    /// [`issued_at`](Message::issued_at) of the message is not used.
     pub fn new(
         queue: impl Into<String>,
         name: impl Into<String>,
         message: impl Into<Message>,
     ) -> Self {
         Self { queue: queue.into(), name: name.into(), message: message.into() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.queue.len() + self.name.len() + self.message.bytes()
     }
 
     fn into_proto(self) -> proto::Emit {
@@ -196,10 +236,9 @@ impl Failure {
     }
 
     /// Nobody knows whether it worked: for an effect that cannot be repeated, after
-    /// [`Context::begin`](crate::Context::begin). The worker lets go of the message as if it had
-    /// died there and then, so that a queue that parks does so; any other failure says that the
-    /// effect did not happen, and has the message delivered again. Without a `begin` in this
-    /// attempt it is a failure as any other.
+    /// [`Context::begin`](crate::Context::begin). A queue that parks then parks the message, with
+    /// this error; any other failure says that the effect did not happen, and has the message
+    /// delivered again. Without a `begin` in this attempt it is a failure as any other.
     ///
     /// ```
     /// use hapax_client::Failure;
@@ -232,6 +271,11 @@ impl Failure {
     /// Whether it was made by [`Failure::in_doubt`].
     pub fn is_in_doubt(&self) -> bool {
         self.is_in_doubt
+    }
+
+    /// Whether there is nothing but an error: no delay, and it may be tried again.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.is_final && self.delay.is_none()
     }
 }
 
@@ -314,5 +358,30 @@ mod tests {
         assert_eq!(done.emits[0].key, "");
         assert_eq!(done.emits[0].name, "receipt");
         assert_eq!(done.result.unwrap().body, "ok");
+    }
+
+    #[test]
+    fn an_emit_carries_everything_that_its_message_says() {
+        let message = Message::new("x").key("k").ttl(Duration::from_secs(1)).fingerprint("f");
+        let message = message.group("g").header("a", "b").delay(Duration::from_secs(2));
+        let emit = Emit::new("emails", "receipt", message.content_type("text/plain")).into_proto();
+        assert_eq!((emit.ttl_ms, emit.delay_ms), (Some(1_000), Some(2_000)));
+        assert_eq!((emit.fingerprint.as_deref(), emit.key.as_str()), (Some("f"), "k"));
+        assert_eq!((emit.group.as_str(), emit.content_type.as_str()), ("g", "text/plain"));
+        assert_eq!(emit.headers["a"], "b");
+    }
+
+    #[test]
+    fn an_error_is_cut_to_what_the_broker_keeps() {
+        let long = "ä".repeat(ERROR_BYTES_MAX);
+        for settle in [Settle::fail(long.clone()), Settle::park(long)] {
+            assert!(settle.bytes() <= ERROR_BYTES_MAX);
+            let (Some(Verb::Fail(proto::Fail { error, .. }))
+            | Some(Verb::Park(proto::Park { error }))) = settle.into_proto(1, Bytes::new()).verb
+            else {
+                panic!("another verb")
+            };
+            assert_eq!(error.len(), ERROR_BYTES_MAX);
+        }
     }
 }

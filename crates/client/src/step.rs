@@ -48,8 +48,8 @@ enum Stage {
 /// What an earlier attempt left of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found<T> {
-    /// Nothing, or no more than an intent: the call is to be made, perhaps again.
-    Open,
+    /// No more than an intent: the call is to be made again, under the key that it says.
+    Open(String),
     Done(T),
 }
 
@@ -152,15 +152,28 @@ pub(crate) fn too_large_failure(step: &str, key: &str, bytes: usize) -> Failure 
     ))
 }
 
-/// What the recovery point of a step says.
-pub(crate) fn found<T: DeserializeOwned>(step: &str, data: &[u8]) -> Result<Found<T>, Failure> {
+/// What the recovery point of a step says. An outcome counts where it was had under a key of this
+/// message: `is_ours` tells.
+pub(crate) fn found<T: DeserializeOwned>(
+    step: &str,
+    data: &[u8],
+    is_ours: impl Fn(&str) -> bool,
+) -> Result<Found<T>, Failure> {
     let point: Point<'_> = serde_json::from_slice(data).map_err(|error| {
         Failure::new(format!(
             "the recovery point {PREFIX}{step} is not one of a step ({error}); it was not called"
         ))
     })?;
     if point.stage != Stage::Done {
-        return Ok(Found::Open);
+        // A call may have been made under it: the same call must not be made under another.
+        return Ok(Found::Open(point.key));
+    }
+    if !is_ours(&point.key) {
+        return Err(Failure::new(format!(
+            "the recovery point {PREFIX}{step} has an outcome under the key {}, which is not one \
+             of this message; it was not called",
+            point.key
+        )));
     }
     // Nothing is written as null, which reads back as nothing.
     let text = point.outcome.map_or("null", RawValue::get);
@@ -194,29 +207,33 @@ mod tests {
     fn an_outcome_reads_back_and_an_intent_leaves_the_step_open() {
         let done = outcome("charge", "k", &("receipt", 7)).unwrap();
         assert_eq!(&done[..], br#"{"step":"done","key":"k","outcome":["receipt",7]}"#);
-        let read = found::<(String, u32)>("charge", &done).unwrap();
+        let read = found::<(String, u32)>("charge", &done, |key| key == "k").unwrap();
         assert_eq!(read, Found::Done(("receipt".to_owned(), 7)));
         assert_eq!(&intent("k")[..], br#"{"step":"begun","key":"k"}"#);
-        assert_eq!(found::<u32>("charge", &intent("k")).unwrap(), Found::Open);
+        let open = found::<u32>("charge", &intent("k"), |_| false).unwrap();
+        assert_eq!(open, Found::Open("k".to_owned()), "the saved key, whatever ours is");
         assert_eq!(&too_large("k", 9)[..], br#"{"step":"too_large","key":"k","bytes":9}"#);
-        assert_eq!(found::<u32>("charge", &too_large("k", 9)).unwrap(), Found::Open);
+        let open = found::<u32>("charge", &too_large("k", 9), |_| true).unwrap();
+        assert_eq!(open, Found::Open("k".to_owned()));
     }
 
     #[test]
     fn an_outcome_of_nothing_reads_back() {
         let nothing = outcome("charge", "k", &()).unwrap();
-        assert_eq!(found::<()>("charge", &nothing).unwrap(), Found::Done(()));
+        assert_eq!(found::<()>("charge", &nothing, |_| true).unwrap(), Found::Done(()));
         let none = outcome("charge", "k", &None::<u32>).unwrap();
-        assert_eq!(found::<Option<u32>>("charge", &none).unwrap(), Found::Done(None));
+        assert_eq!(found::<Option<u32>>("charge", &none, |_| true).unwrap(), Found::Done(None));
     }
 
     #[test]
     fn what_is_no_outcome_of_this_step_is_told_and_not_taken_for_one() {
-        let other = found::<u32>("charge", b"17 euro").unwrap_err();
+        let other = found::<u32>("charge", b"17 euro", |_| true).unwrap_err();
         assert!(other.error().contains("step:charge"), "{}", other.error());
         let done = outcome("charge", "k", &"text").unwrap();
-        let changed = found::<u32>("charge", &done).unwrap_err();
+        let changed = found::<u32>("charge", &done, |_| true).unwrap_err();
         assert!(changed.error().contains("not called again"), "{}", changed.error());
+        let foreign = found::<String>("charge", &done, |key| key == "other").unwrap_err();
+        assert!(foreign.error().contains("under the key k"), "{}", foreign.error());
     }
 
     #[test]

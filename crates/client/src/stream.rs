@@ -45,6 +45,8 @@ pub(crate) struct Pipe<P: Protocol> {
     line: Line,
     /// Met by somebody who did not wait, for the one who does.
     failure: Option<Status>,
+    /// The last connection broke, and there was no other since.
+    is_broken: bool,
     backoff: Backoff,
 }
 
@@ -67,6 +69,7 @@ impl<P: Protocol> Pipe<P> {
             unanswered: Unanswered::default(),
             line: Line::Down(None),
             failure: None,
+            is_broken: false,
             backoff: Backoff::new(),
         }
     }
@@ -92,7 +95,8 @@ impl<P: Protocol> Pipe<P> {
     }
 
     /// The next reply. An error tells that a connection broke or could not be made; the next call
-    /// pauses as long as is decent, and tries again. Can be dropped and called anew.
+    /// pauses as long as is decent, and tries again. After an error, an empty reply tells that
+    /// there is a connection again. Can be dropped and called anew.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         poll_fn(|context| self.poll_next(context)).await
     }
@@ -129,7 +133,12 @@ impl<P: Protocol> Pipe<P> {
                 }
                 Line::Dialing(_, connecting) => {
                     match std::task::ready!(connecting.as_mut().poll(context)) {
-                        Ok(streaming) => self.pick_up(streaming),
+                        Ok(streaming) => {
+                            self.pick_up(streaming);
+                            if std::mem::take(&mut self.is_broken) {
+                                return Poll::Ready(Ok(Bytes::new()));
+                            }
+                        }
                         Err(status) => return Poll::Ready(Err(self.broken(&status))),
                     }
                 }
@@ -178,6 +187,7 @@ impl<P: Protocol> Pipe<P> {
     }
 
     fn broken(&mut self, status: &Status) -> Error {
+        self.is_broken = true;
         let error = self.client.error(status);
         let pause = self.backoff.after(error.retry_after());
         self.line = Line::Down(Some(Box::pin(tokio::time::sleep(pause))));

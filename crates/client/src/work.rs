@@ -5,13 +5,15 @@
 //! leases live on: what was not answered is settled again on the next one, and the credits that
 //! were not used are given again. [`Worker`](crate::Worker) is built on it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_wire::{lean, proto};
 use prost::Message as _;
 
-use crate::delivery::{Delivery, Lease};
+use crate::client::SENT_BYTES_MAX;
+use crate::delivery::{Delivery, Lease, Source};
 use crate::error::Error;
 use crate::message::ms;
 use crate::queue::Queue;
@@ -65,6 +67,8 @@ impl WorkBuilder {
             frame: Vec::new(),
             first: 0,
             credit: 0,
+            refused: Vec::new(),
+            source: Arc::new(Source::new(self.queue.name())),
         }
     }
 }
@@ -76,12 +80,13 @@ impl WorkBuilder {
 /// use hapax_client::{Batch, Client, Settle};
 ///
 /// let mut work = Client::connect("http://127.0.0.1:4747")?.queue("orders").work().open();
-/// let mut batch = Batch::default();
+/// let (mut batch, mut count) = (Batch::default(), 0);
 /// work.credit(1_000);
 /// loop {
 ///     work.next(&mut batch).await?;
 ///     for delivery in batch.deliveries.drain(..) {
-///         work.settle(delivery.lease(), Settle::done(), delivery.fence());
+///         work.settle(delivery.lease(), Settle::done(), count);
+///         count += 1;
 ///     }
 ///     for settled in batch.settled.drain(..) {
 ///         settled.answer?;
@@ -99,6 +104,10 @@ pub struct Work {
     first: u64,
     /// Credits that are to go out.
     credit: u32,
+    /// Answers to what was not sent, as no frame takes it.
+    refused: Vec<Answered>,
+    /// What the deliveries have in common.
+    source: Arc<Source>,
 }
 
 /// What came over a [`Work`] since the last time.
@@ -106,7 +115,8 @@ pub struct Work {
 pub struct Batch {
     pub deliveries: Vec<Delivery>,
     pub settled: Vec<Answered>,
-    /// Fences of leases of the queue that were lost; those of other workers are among them.
+    /// Fences of leases of the queue that were lost; those of other workers are among them. A
+    /// hint: whether a lease is lost is told by the answer to an extension of it.
     pub lost: Vec<u64>,
     /// The broker stops: it delivers no more, and settles are still answered for a while.
     pub is_closing: bool,
@@ -153,21 +163,40 @@ impl Work {
 
     /// Says what becomes of a message. It goes out with others when a frame is full, or with the
     /// next [`flush`](Work::flush) or [`next`](Work::next).
+    ///
+    /// One that is larger than a frame is not sent, and answered with `too_large`.
     pub fn settle(&mut self, lease: Lease, settle: Settle, tag: u64) {
-        if self.frame.len() >= FRAME_BYTES {
-            self.flush();
+        let bytes = settle.bytes();
+        // A large settle has a frame of its own.
+        if self.frame.len() >= FRAME_BYTES || bytes > FRAME_BYTES {
+            self.flush_settles();
         }
-        let reference = self.pipe.unanswered.add(tag);
+        if bytes > SENT_BYTES_MAX {
+            return self.refuse(tag, bytes);
+        }
+        let reference = self.pipe.unanswered.next();
         if self.frame.is_empty() {
             self.first = reference;
             self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
         }
         settle.put(&mut self.frame, reference, lease.0);
+        if self.frame.len() > SENT_BYTES_MAX {
+            debug_assert_eq!(self.first, reference, "what is large is alone");
+            let bytes = std::mem::take(&mut self.frame).len();
+            return self.refuse(tag, bytes);
+        }
+        let added = self.pipe.unanswered.add(tag);
+        debug_assert_eq!(added, reference, "as it was told in the frame");
+    }
+
+    fn refuse(&mut self, tag: u64, bytes: usize) {
+        let answer = Err(Error::too_large(bytes, SENT_BYTES_MAX));
+        self.refused.push(Answered { tag, answer });
     }
 
     /// Settles that have no answer yet.
     pub fn unanswered(&self) -> usize {
-        self.pipe.unanswered.len()
+        self.pipe.unanswered.len() + self.refused.len()
     }
 
     /// Asks for no more messages; settles go on. Those on their way may still come.
@@ -187,6 +216,10 @@ impl Work {
             let frame = proto::WorkFrame { credit, ..Default::default() };
             self.pipe.say(frame.encode_to_vec().into());
         }
+        self.flush_settles();
+    }
+
+    fn flush_settles(&mut self) {
         if !self.frame.is_empty() {
             let frame = std::mem::take(&mut self.frame).into();
             self.pipe.send(self.first, frame);
@@ -199,20 +232,30 @@ impl Work {
     /// there is no use in trying, as for a token that is not valid. Nothing is given up: the call
     /// can be repeated, and can be dropped and called anew.
     pub async fn next(&mut self, batch: &mut Batch) -> Result<(), Error> {
-        self.flush();
-        let reply = loop {
-            match self.pipe.next().await {
-                Ok(reply) => break reply,
+        loop {
+            match self.try_next(batch).await {
+                // There is a connection again, and nothing came over it yet.
+                Ok(()) if batch.is_empty() => {}
                 Err(error) if error.is_retryable() && !self.patience.is_over() => {
                     tracing::debug!(%error, "connecting again");
                 }
-                Err(error) => {
+                ended => {
                     self.patience.restore();
-                    return Err(error);
+                    return ended;
                 }
             }
-        };
-        self.patience.restore();
+        }
+    }
+
+    /// As [`next`](Work::next), but every broken connection is an error at once, and the next one
+    /// is told by an empty batch.
+    pub(crate) async fn try_next(&mut self, batch: &mut Batch) -> Result<(), Error> {
+        self.flush();
+        if !self.refused.is_empty() {
+            batch.settled.append(&mut self.refused);
+            return Ok(());
+        }
+        let reply = self.pipe.next().await?;
         self.take(&reply, batch)?;
         while batch.deliveries.len() < BATCH_MAX
             && let Some(reply) = self.pipe.next_now()
@@ -224,8 +267,9 @@ impl Work {
 
     fn take(&mut self, frame: &Bytes, batch: &mut Batch) -> Result<(), Error> {
         let mut reply = lean::WorkReply::read(frame).map_err(Error::malformed)?;
+        self.learn(&reply);
         while let Some(delivery) = reply.next_delivery().map_err(Error::malformed)? {
-            batch.deliveries.push(Delivery::new(frame, &delivery));
+            batch.deliveries.push(Delivery::new(frame, &delivery, &self.source));
             let credit = &mut self.pipe.protocol.credit;
             *credit = credit.saturating_sub(1);
         }
@@ -238,6 +282,17 @@ impl Work {
         batch.is_closing |= reply.closing;
         batch.lease = reply.lease_ms.map(Duration::from_millis).or(batch.lease);
         Ok(())
+    }
+
+    /// What is told with the first deliveries of a connection, and when it changes.
+    fn learn(&mut self, reply: &lean::WorkReply<'_>) {
+        let Some(lease_ms) = reply.lease_ms else { return };
+        let source = Arc::make_mut(&mut self.source);
+        source.lease_ms = lease_ms;
+        if !reply.tenant.is_empty() {
+            reply.tenant.clone_into(&mut source.tenant);
+            source.keys_per_group = reply.keys_per_group;
+        }
     }
 }
 

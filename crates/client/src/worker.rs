@@ -7,6 +7,7 @@
 
 mod context;
 mod driver;
+mod event;
 mod leases;
 
 use std::future::Future;
@@ -18,6 +19,8 @@ use crate::queue::Queue;
 use crate::settle::{Done, Failure};
 pub use context::Context;
 use driver::Driver;
+pub use event::Event;
+use event::Observer;
 
 const CONCURRENCY: usize = 16;
 /// How long handlers may go on once the worker is told to stop.
@@ -47,6 +50,7 @@ pub struct Worker {
     name: Option<String>,
     lease: Option<Duration>,
     drain: Duration,
+    observer: Observer,
 }
 
 impl Worker {
@@ -58,6 +62,7 @@ impl Worker {
             name: None,
             lease: None,
             drain: DRAIN,
+            observer: Observer::default(),
         }
     }
 
@@ -97,11 +102,20 @@ impl Worker {
         self
     }
 
+    /// Calls this with what the worker learns: what the broker confirmed, and whether it is there.
+    /// It is called by the task that drives the worker, and should return at once.
+    pub fn observe(mut self, observer: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
+        self.observer = Observer::new(observer);
+        self
+    }
+
     /// Works for ever, or until there is an error that no retry helps against: a queue that does
     /// not exist, a token that is not valid. A broker that is away is waited for.
     ///
     /// What the handler returns is stored as the result, see [`Done`]; an error fails the attempt,
-    /// see [`Failure`]; so does a panic.
+    /// see [`Failure`]; so does a panic, except where an effect has begun: that is in doubt then. A
+    /// result that the broker refuses, as one that is too large, makes the message dead, since
+    /// running it again would not help; where an effect has begun it is in doubt.
     pub async fn run<H, F, R, E>(self, handler: H) -> Result<(), Error>
     where
         H: Fn(Delivery, Context) -> F + Send + Sync + 'static,
@@ -115,7 +129,7 @@ impl Worker {
     /// As [`Worker::run`], until `stop` is ready. Then it takes no more messages, gives back those
     /// that no handler has begun with, and waits for the handlers, for at most the drain timeout.
     /// Handlers that are still not finished are dropped and their messages failed, except those
-    /// whose effect has begun: what becomes of them is for the queue to say.
+    /// whose effect has begun: they are in doubt, and a queue that parks does so.
     ///
     /// ```no_run
     /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
@@ -125,7 +139,8 @@ impl Worker {
     /// Worker::new(orders)
     ///     .run_until(stop, |message, context| async move {
     ///         tokio::select! {
-    ///             // Somebody else has the message now: what we do would be done twice.
+    ///             // Somebody else has the message now: what we do would be done twice. Nobody is
+    ///             // told of this error.
     ///             () = context.lost() => Err(Failure::new("too slow")),
     ///             done = work(message.body()) => done,
     ///         }
@@ -150,13 +165,17 @@ impl Worker {
         if let Some(lease) = self.lease {
             work = work.lease(lease);
         }
-        let prefetch = self.prefetch.unwrap_or(self.concurrency);
         let handler = std::sync::Arc::new(handler);
         let run = move |delivery, context| {
             let handler = std::sync::Arc::clone(&handler);
             async move { handler(delivery, context).await.map(Into::into).map_err(Into::into) }
         };
-        Driver::new(work.open(), run, self.concurrency, prefetch, self.drain).run(stop).await
+        let limits = driver::Limits {
+            concurrency: self.concurrency,
+            prefetch: self.prefetch.unwrap_or(self.concurrency),
+            drain: self.drain,
+        };
+        Driver::new(work.open(), run, limits, self.observer).run(stop).await
     }
 }
 

@@ -34,14 +34,15 @@ struct Inner {
     claim_key: String,
     tenant: String,
     fence: u64,
+    queue: String,
     /// Not held up by handlers that keep this for longer than they run.
     held: Weak<Held>,
 }
 
 impl Operation {
     pub(crate) fn new(key: String, claim_key: String, tenant: String, held: &Arc<Held>) -> Self {
-        let fence = held.fence();
-        Self(Arc::new(Inner { key, claim_key, tenant, fence, held: Arc::downgrade(held) }))
+        let (fence, queue) = (held.fence(), held.queue().name().to_owned());
+        Self(Arc::new(Inner { key, claim_key, tenant, fence, queue, held: Arc::downgrade(held) }))
     }
 
     /// The client's key.
@@ -66,7 +67,7 @@ impl Operation {
 
     /// The key for a call to another service: the same for every attempt.
     pub fn derive(&self, name: &str) -> String {
-        hapax_client::derive(&self.0.claim_key, 0, name)
+        hapax_client::derive(&self.0.queue, "", &self.0.claim_key, 0, name)
     }
 
     /// Saves how far the work is, for the next attempt. At most 64 points, 64 KiB together.

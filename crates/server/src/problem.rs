@@ -95,7 +95,7 @@ impl From<Invalid> for Problem {
         let code = match invalid {
             Invalid::MissingKey => Code::MissingKey,
             Invalid::KeyLength(_) | Invalid::KeyCharacter(_) => Code::MalformedKey,
-            Invalid::BodyTooLarge { .. } => Code::TooLarge,
+            Invalid::BodyTooLarge { .. } | Invalid::TooLarge { .. } => Code::TooLarge,
             _ => Code::Invalid,
         };
         Self::new(code, invalid.to_string())

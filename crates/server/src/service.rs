@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
 use hapax_core::{Refusal, Settle, Settled, Verb};
+use hapax_partition::route;
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
@@ -189,9 +190,7 @@ impl Service {
     /// Sends messages; the answers are in their order, refusals among them.
     pub async fn send(&self, permit: &Permit, sends: Vec<Send>) -> Result<Vec<Answer>, Problem> {
         self.check_rate(permit, sends.len())?;
-        let count = sends.len();
         let answers = self.engine().send(sends).await.map_err(stopped)?;
-        whole(answers.len(), count)?;
         self.0.metrics.answered(permit.queue(), &answers);
         Ok(answers)
     }
@@ -208,35 +207,14 @@ impl Service {
         if let Err(problem) = self.check_rate(permit, sends.len()) {
             return Err((sends.into_iter().map(|(number, _)| number).collect(), problem));
         }
-        let engine = self.engine();
-        let mut parts = parts(sends.len(), engine.partitions());
-        let mut unrouted = Vec::new();
-        for (number, send) in sends {
-            match parts.get_mut(engine.route(&send)) {
-                Some((numbers, commands)) => {
-                    numbers.push(number);
-                    commands.push(Command::Send(send));
-                }
-                None => unrouted.push(number),
+        let (service, queue) = (self.clone(), permit.queue.clone());
+        self.engine().submit_sends(sends, move |numbers, outcomes| {
+            let answers = outcomes.map_err(stopped).map(answers);
+            if let Ok(answers) = &answers {
+                service.0.metrics.answered(&queue, answers);
             }
-        }
-        if !unrouted.is_empty() {
-            reply(unrouted, Err(Problem::unanswered()));
-        }
-        for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
-            if commands.is_empty() {
-                continue;
-            }
-            let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
-            engine.submit(partition, commands, move |outcomes| {
-                let answers = outcomes.map_err(stopped).and_then(answers);
-                let answers = answers.and_then(|it| whole(it.len(), numbers.len()).map(|()| it));
-                if let Ok(answers) = &answers {
-                    service.0.metrics.answered(&queue, answers);
-                }
-                reply(numbers, answers);
-            });
-        }
+            reply(numbers, answers);
+        });
         Ok(())
     }
 
@@ -260,8 +238,10 @@ impl Service {
     /// A settle of a lease as it came in.
     pub fn open(&self, permit: &Permit, lease: &[u8], verb: Verb) -> Opened {
         match self.0.seal.open(&permit.queue, lease) {
-            Some((partition, lease)) => Opened::Settle(partition, Settle { lease, verb }),
-            None => Opened::Lost,
+            Some((partition, lease)) if usize::from(partition) < self.engine().partitions() => {
+                Opened::Settle(partition, Settle { lease, verb })
+            }
+            _ => Opened::Lost,
         }
     }
 
@@ -285,10 +265,7 @@ impl Service {
             Opened::Settle(partition, settle) => Some((partition, settle)),
             Opened::Lost => None,
         });
-        let settles: Vec<_> = settles.collect();
-        let count = settles.len();
-        let settled = self.engine().settle(settles).await.map_err(stopped)?;
-        whole(settled.len(), count)?;
+        let settled = self.engine().settle(settles.collect()).await.map_err(stopped)?;
         let mut settled = settled.into_iter();
         let answers: Vec<Settled> = is_open
             .into_iter()
@@ -305,22 +282,13 @@ impl Service {
         items: Vec<(u64, Opened)>,
         reply: impl Fn(Vec<u64>, Result<Vec<Settled>, Problem>) + Clone + Sendable,
     ) {
-        let engine = self.engine();
-        let mut parts = parts(items.len(), engine.partitions());
-        let mut lost = Vec::new();
+        let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
         for (number, item) in items {
-            let part = match item {
-                Opened::Settle(partition, settle) => parts
-                    .get_mut(usize::from(partition))
-                    .map(|(numbers, commands)| (numbers, commands, settle)),
-                Opened::Lost => None,
-            };
-            match part {
-                Some((numbers, commands, settle)) => {
-                    numbers.push(number);
-                    commands.push(Command::Settle(settle));
+            match item {
+                Opened::Settle(partition, settle) => {
+                    settles.push((usize::from(partition), number, Command::Settle(settle)));
                 }
-                None => lost.push(number),
+                Opened::Lost => lost.push(number),
             }
         }
         if !lost.is_empty() {
@@ -328,18 +296,15 @@ impl Service {
             self.0.metrics.settled(permit.queue(), &answers);
             reply(lost, Ok(answers));
         }
-        for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
-            if commands.is_empty() {
-                continue;
-            }
+        let engine = self.engine();
+        for part in route::split(engine.partitions(), settles.into_iter()) {
             let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
-            engine.submit(partition, commands, move |outcomes| {
-                let answers = outcomes.map_err(stopped).and_then(settled);
-                let answers = answers.and_then(|it| whole(it.len(), numbers.len()).map(|()| it));
+            engine.submit(part.partition, part.commands, move |outcomes| {
+                let answers = outcomes.map_err(stopped).map(settled);
                 if let Ok(answers) = &answers {
                     service.0.metrics.settled(&queue, answers);
                 }
-                reply(numbers, answers);
+                reply(part.tags, answers);
             });
         }
     }
@@ -388,13 +353,6 @@ impl Service {
     }
 }
 
-/// A list for each partition, with room for its share of the commands.
-fn parts(commands: usize, partitions: usize) -> Vec<(Vec<u64>, Vec<Command>)> {
-    let share = commands.div_ceil(partitions.max(1));
-    let part = || (Vec::with_capacity(share), Vec::with_capacity(share));
-    std::iter::repeat_with(part).take(partitions).collect()
-}
-
 /// Whether the queue of these messages is absent. Where it was made or deleted meanwhile, some
 /// partitions may know it and others not: then each message is answered for itself.
 pub fn is_no_such_queue(answers: &[Answer]) -> bool {
@@ -423,24 +381,19 @@ pub(crate) fn stopped(stopped: Stopped) -> Problem {
     Problem::new(Code::Unavailable, stopped.to_string())
 }
 
-/// Answers go back by their places: one that is missing, or of another kind, would give every later
-/// caller somebody else's.
-fn whole(answers: usize, asked: usize) -> Result<(), Problem> {
-    if answers == asked { Ok(()) } else { Err(Problem::unanswered()) }
-}
-
-fn answers(outcomes: Vec<Outcome>) -> Result<Vec<Answer>, Problem> {
+/// What was asked is answered, or a caller would wait for ever.
+fn answers(outcomes: Vec<Outcome>) -> Vec<Answer> {
     let answers = outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Sent(answer) => Ok(answer),
-        _ => Err(Problem::unanswered()),
+        Outcome::Sent(answer) => answer,
+        other => unreachable!("a send is not answered by {other:?}"),
     });
     answers.collect()
 }
 
-fn settled(outcomes: Vec<Outcome>) -> Result<Vec<Settled>, Problem> {
+fn settled(outcomes: Vec<Outcome>) -> Vec<Settled> {
     let settled = outcomes.into_iter().map(|outcome| match outcome {
-        Outcome::Settled(settled) => Ok(settled),
-        _ => Err(Problem::unanswered()),
+        Outcome::Settled(settled) => settled,
+        other => unreachable!("a settle is not answered by {other:?}"),
     });
     settled.collect()
 }
@@ -450,14 +403,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_is_missing_or_of_another_kind_gives_nobody_anothers() {
-        let sent = || Outcome::Sent(Answer::NoSuchQueue);
-        let other = || Outcome::Settled(LOST);
-        assert_eq!(answers(vec![sent(), sent()]), Ok(vec![Answer::NoSuchQueue; 2]));
-        assert_eq!(answers(vec![sent(), other()]).unwrap_err().code, Code::Internal);
-        assert_eq!(settled(vec![other(), sent()]).unwrap_err().code, Code::Internal);
+    fn a_queue_is_absent_where_no_partition_knows_it() {
         assert!(is_no_such_queue(&[Answer::NoSuchQueue]) && !is_no_such_queue(&[]));
         assert!(!is_no_such_queue(&[Answer::NoSuchQueue, Answer::StoreFull]));
-        assert_eq!((whole(2, 2), whole(1, 2).is_err(), whole(3, 2).is_err()), (Ok(()), true, true));
     }
 }

@@ -1,4 +1,4 @@
-//! The store under a simulated partition, and the three bugs that can be planted in it.
+//! The store under a simulated partition, and the bugs that can be planted in it and around it.
 //!
 //! A suite that cannot fail proves nothing. Each [`Bug`] is one of those that brokers really had;
 //! the tests plant it and expect the checker to notice.
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::{Decision, Digest, MessageId, Time, read_batch};
-use hapax_store::disk::DiskStore;
+use hapax_store::disk::{self, DiskStore};
 use hapax_store::memory::MemoryStore;
 use hapax_store::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
 
@@ -21,6 +21,18 @@ pub enum Bug {
     KeyBeforeAppend,
     /// Nobody looks at the epoch: an owner that was replaced goes on appending.
     NoEpochCheck,
+    /// A range of rows silently ends after a few of them.
+    ScanCut,
+    /// A key that is in the rows is now and then not found there.
+    KeyMissed,
+    /// A receive takes as many bytes as there are.
+    ReceiveUnbounded,
+    /// How a new queue is spread is known only after every partition has it.
+    SpreadLate,
+    /// A change is over when the leader has decided; the others are not told.
+    FollowerNotTold,
+    /// An emit counts as arrived when it is handed over, durable or not.
+    RelayConfirmedEarly,
 }
 
 /// The bytes of one partition: on the simulated disk, or in memory where owners race.
@@ -71,6 +83,14 @@ impl SimStore {
     /// The message that a buggy door takes for known.
     pub fn staged(&self, digest: &Digest) -> Option<(MessageId, Time)> {
         lock(&self.shared).staged.get(digest).map(|(_, id, at)| (*id, *at))
+    }
+
+    /// What a copy is taken from, where the store is on a disk.
+    pub fn source(&self) -> Option<disk::Source> {
+        match &self.inner {
+            Inner::Disk(store) => Some(store.source()),
+            Inner::Memory(_) => None,
+        }
     }
 
     fn store(&mut self) -> &mut dyn Store {
@@ -171,6 +191,9 @@ impl Store for SimStore {
         found: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
         let unfenced = self.is_unfenced();
+        if self.bug == Some(Bug::KeyMissed) && self.appended.is_multiple_of(4) {
+            return Ok(());
+        }
         match &mut self.inner {
             Inner::Memory(store) if unfenced => store.another().get_many(keys, found),
             _ => self.store().get_many(keys, found),
@@ -184,6 +207,12 @@ impl Store for SimStore {
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
         let unfenced = self.is_unfenced();
+        let mut left = if self.bug == Some(Bug::ScanCut) { SCAN_CUT } else { usize::MAX };
+        let mut cut = |key: &[u8], value: &[u8]| {
+            left -= 1;
+            each(key, value) && left > 0
+        };
+        let each = &mut cut;
         match &mut self.inner {
             Inner::Memory(store) if unfenced => store.another().scan(from, to, each),
             _ => self.store().scan(from, to, each),
@@ -198,6 +227,9 @@ impl Store for SimStore {
         self.store().close()
     }
 }
+
+/// How many rows a planted scan brings.
+const SCAN_CUT: usize = 3;
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "all of this file is a test")]
 
+use hapax_sim::broker;
 use hapax_sim::faults::{Choice, Kind, Tally};
 use hapax_sim::planted::Bug;
 use hapax_sim::run::{Report, Settings, run};
@@ -33,36 +34,48 @@ fn at_least(tally: &Tally, wanted: &[(&str, u64)]) {
 
 #[test]
 fn all_faults_at_once_lose_and_double_nothing() {
-    let tally = green(0..1_000, &Settings::default());
+    let tally = green(0..250, &Settings::default());
     at_least(
         &tally,
         &[
-            ("answers after a fault", 100_000),
-            ("accepted", 20_000),
-            ("duplicates answered", 15_000),
-            ("conflicts", 1_500),
-            ("done", 15_000),
-            ("redeliveries", 5_000),
-            ("leases lost", 8_000),
-            ("answers lost", 10_000),
-            ("restarts", 1_500),
-            ("checkpoints", 400),
-            ("steps of merges", 200),
-            ("crashes", 300),
-            ("kills", 800),
-            ("sync errors", 100),
-            ("write errors", 50),
-            ("writes torn", 50),
-            ("writes reordered", 200),
-            ("writes without room", 100),
-            ("refused for room", 1_000),
-            ("bits flipped", 150),
-            ("damage refused", 80),
-            ("clock jumps", 400),
-            ("takeovers", 200),
-            ("zombies refused", 100),
+            ("answers after a fault", 20_000),
+            ("accepted", 4_000),
+            ("duplicates answered", 2_500),
+            ("conflicts", 200),
+            ("done", 3_000),
+            ("redeliveries", 800),
+            ("leases lost", 1_000),
+            ("answers lost", 1_500),
+            ("restarts", 300),
+            ("checkpoints", 80),
+            ("crashes", 50),
+            ("kills", 150),
+            ("sync errors", 15),
+            ("writes without room", 10),
+            ("refused for room", 100),
+            ("bits flipped", 20),
+            ("damage refused", 10),
+            ("clock jumps", 60),
+            ("takeovers", 30),
+            ("zombies refused", 15),
+            ("queues created", 500),
+            ("queues changed", 200),
+            ("queues deleted", 300),
+            ("purges", 100),
+            ("receivers woken", 500),
+            ("messages given back", 300),
+            ("backups", 40),
+            ("restores", 10),
         ],
     );
+}
+
+/// A spare segment whose zeros landed elsewhere, on a disk that is full when it is used: the
+/// error is the full disk's, and names no damage.
+#[test]
+fn seed_50113828_a_misdirected_fill_on_a_full_disk_is_explained() {
+    let tally = green(50_113_828..50_113_829, &Settings::default());
+    at_least(&tally, &[("answers after a fault", 1)]);
 }
 
 #[test]
@@ -112,6 +125,77 @@ fn planted_missing_epoch_check_turns_the_suite_red() {
 }
 
 #[test]
+fn planted_scan_that_ends_silently_turns_the_suite_red() {
+    turns_red(Bug::ScanCut, &[Kind::Power], 30);
+}
+
+#[test]
+fn planted_key_that_the_rows_have_and_nobody_finds_turns_the_suite_red() {
+    turns_red(Bug::KeyMissed, &[Kind::Power], 30);
+}
+
+#[test]
+fn planted_receive_without_its_bound_turns_the_suite_red() {
+    turns_red(Bug::ReceiveUnbounded, &[], 30);
+}
+
+/// Runs whole brokers and expects every one of them to be green.
+fn green_brokers(seeds: std::ops::Range<u64>, settings: &broker::Settings) -> Tally {
+    let mut total = Tally::default();
+    for seed in seeds {
+        let report = broker::run(seed, settings);
+        if let Some(violation) = &report.violation {
+            panic!("seed {seed}: {violation}");
+        }
+        total.merge(&report.tally);
+    }
+    total
+}
+
+#[test]
+fn several_partitions_lose_and_double_nothing() {
+    let tally = green_brokers(0..300, &broker::Settings::default());
+    at_least(
+        &tally,
+        &[
+            ("answers", 20_000),
+            ("changes done", 2_000),
+            ("changes that waited for another", 300),
+            ("crashes of all partitions", 1_000),
+            ("crashes during a change", 50),
+            ("crashes during a reconciliation", 3),
+            ("reconciliations", 50),
+            ("emits to another partition", 100),
+        ],
+    );
+}
+
+/// Plants a bug between the partitions: within the seeds the checker must notice.
+fn turns_brokers_red(bug: Bug, seeds: u64) {
+    let planted = broker::Settings { bug: Some(bug), ..broker::Settings::default() };
+    let reports = (0..seeds).map(|seed| broker::run(seed, &planted));
+    let red: Vec<Report> = reports.filter(|report| report.violation.is_some()).collect();
+    let told = red.iter().filter_map(|report| report.violation.as_ref());
+    let told = told.filter(|violation| !violation.0.starts_with("panicked")).count();
+    assert!(told > 0, "{bug:?} went unnoticed in {seeds} seeds ({} red)", red.len());
+}
+
+#[test]
+fn planted_route_that_is_known_late_turns_the_brokers_red() {
+    turns_brokers_red(Bug::SpreadLate, 60);
+}
+
+#[test]
+fn planted_follower_that_is_not_told_turns_the_brokers_red() {
+    turns_brokers_red(Bug::FollowerNotTold, 20);
+}
+
+#[test]
+fn planted_emit_that_is_confirmed_early_turns_the_brokers_red() {
+    turns_brokers_red(Bug::RelayConfirmedEarly, 60);
+}
+
+#[test]
 fn a1_fifty_kills_under_load_lose_nothing() {
     let kills = Settings { steps: 4_000, fault_every: 20, ..settings(&[Kind::Power]) };
     let tally = green(1_000..1_008, &kills);
@@ -123,32 +207,32 @@ fn a1_fifty_kills_under_load_lose_nothing() {
 
 #[test]
 fn a2_power_cuts_lose_unsynced_bytes_and_nothing_acknowledged() {
-    let tally = green(2_000..2_150, &settings(&[Kind::Power]));
+    let tally = green(2_000..2_060, &settings(&[Kind::Power]));
     at_least(
         &tally,
-        &[("crashes", 300), ("sectors lost", 2_000), ("writes torn", 20), ("accepted", 8_000)],
+        &[("crashes", 100), ("sectors lost", 500), ("writes torn", 5), ("accepted", 2_000)],
     );
 }
 
 #[test]
 fn a5_failed_syncs_and_writes_stop_the_partition_and_lose_nothing() {
-    let tally = green(5_000..5_150, &settings(&[Kind::Io]));
+    let tally = green(5_000..5_060, &settings(&[Kind::Io]));
     at_least(
         &tally,
-        &[("sync errors", 200), ("write errors", 100), ("read errors", 100), ("done", 4_000)],
+        &[("sync errors", 60), ("write errors", 30), ("read errors", 30), ("done", 1_200)],
     );
 }
 
 #[test]
 fn a6_a_full_disk_refuses_sends_and_settles_on() {
-    let tally = green(6_000..6_100, &settings(&[Kind::Full]));
-    at_least(&tally, &[("refused for room", 1_000), ("writes without room", 50), ("done", 3_000)]);
+    let tally = green(6_000..6_060, &settings(&[Kind::Full]));
+    at_least(&tally, &[("refused for room", 300), ("writes without room", 15), ("done", 1_200)]);
 }
 
 #[test]
 fn a13_a14_a_clock_that_is_set_ends_no_key_and_no_lease_early() {
     // Every lease and every retention is checked by partition time, and partition time against
     // the monotonic clock.
-    let tally = green(14_000..14_100, &settings(&[Kind::Clock, Kind::Power]));
-    at_least(&tally, &[("clock jumps", 400), ("restarts", 200), ("redeliveries", 1_000)]);
+    let tally = green(14_000..14_060, &settings(&[Kind::Clock, Kind::Power]));
+    at_least(&tally, &[("clock jumps", 150), ("restarts", 80), ("redeliveries", 250)]);
 }

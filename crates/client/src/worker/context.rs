@@ -10,8 +10,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::leases::Number;
 use crate::backoff::Backoff;
 use crate::delivery::Delivery;
+use crate::derive::derive_first;
 use crate::error::Error;
 use crate::settle::{Failure, Settle, Settled};
 use crate::step::{self, Found, Ledger};
@@ -28,7 +30,7 @@ pub struct Context {
 /// Something a handler wants settled on the way.
 #[derive(Debug)]
 pub(super) struct Ask {
-    pub(super) fence: u64,
+    pub(super) number: Number,
     pub(super) settle: Settle,
     pub(super) reply: oneshot::Sender<Result<Settled, Error>>,
 }
@@ -36,14 +38,15 @@ pub(super) struct Ask {
 /// The message that a handler works on, and what it has saved.
 #[derive(Debug)]
 pub(super) struct InHand {
+    number: Number,
     delivery: Delivery,
     ledger: Mutex<Ledger>,
 }
 
 impl InHand {
-    pub(super) fn new(delivery: Delivery) -> Self {
+    pub(super) fn new(number: Number, delivery: Delivery) -> Self {
         let ledger = Mutex::new(Ledger::new(delivery.recovery_points()));
-        Self { delivery, ledger }
+        Self { number, delivery, ledger }
     }
 
     /// Sound after a panic: every change of it is one call.
@@ -56,8 +59,8 @@ impl Context {
     /// Does something elsewhere once per message, under a key of its own: charges a card, sends an
     /// email, calls whatever takes an idempotency key.
     ///
-    /// `call` is given that key, [`derive`](crate::derive)d from the message's key, its generation
-    /// and `name`: the same in every attempt. Before the call it is saved that the step was begun,
+    /// `call` is given that key, [`derive`](crate::derive)d from the message's and `name`: the same
+    /// in every attempt. Before the call it is saved that the step was begun,
     /// and after it the outcome, both as the recovery point `step:NAME`. A later attempt gets the
     /// saved outcome without a call, and so goes on after the last step that was finished.
     ///
@@ -101,25 +104,34 @@ impl Context {
         F: Future<Output = Result<T, E>>,
     {
         self.message.ledger().take(name)?;
-        if let Some(point) = self.message.delivery.recovery_point(&step::point_name(name))
-            && let Found::Done(outcome) = step::found(name, point)?
-        {
-            return Ok(outcome);
+        let delivery = &self.message.delivery;
+        let mut key = delivery.derive(name);
+        if let Some(point) = delivery.recovery_point(&step::point_name(name)) {
+            let first = derive_first(delivery.key(), delivery.generation(), name);
+            match step::found(name, point, |saved| saved == key || saved == first)? {
+                Found::Done(outcome) => return Ok(outcome),
+                Found::Open(saved) => key = saved,
+            }
         }
         tokio::select! {
             biased;
             () = self.lost() => Err(lost_during(name)),
-            outcome = self.call(name, call) => outcome,
+            outcome = self.call(name, key, call) => outcome,
         }
     }
 
-    async fn call<T, E, F>(&self, name: &str, call: impl FnOnce(String) -> F) -> Result<T, Failure>
+    async fn call<T, E, F>(
+        &self,
+        name: &str,
+        key: String,
+        call: impl FnOnce(String) -> F,
+    ) -> Result<T, Failure>
     where
         T: Serialize,
         E: Into<Failure>,
         F: Future<Output = Result<T, E>>,
     {
-        let (key, point) = (self.message.delivery.derive(name), step::point_name(name));
+        let point = step::point_name(name);
         self.message.ledger().reserve(name)?;
         // Also proves that the lease was still ours a moment before the call.
         self.save_surely(&point, step::intent(&key)).await?;
@@ -159,7 +171,8 @@ impl Context {
 
     /// Marks durably that a non-repeatable effect starts now. In a queue that parks, the message
     /// is not delivered again if the lease is lost from here on, until somebody resolves it; so
-    /// too where the handler panics, or returns a [`Failure::in_doubt`].
+    /// too where the handler panics, is dropped, or returns a [`Failure::in_doubt`], and where its
+    /// result is refused.
     pub async fn begin(&self) -> Result<(), Error> {
         self.keep(Settle::Begin).await
     }
@@ -173,10 +186,16 @@ impl Context {
         Ok(())
     }
 
-    /// Keeps the message for so long from now on, or for its lease. It is done by itself as long
-    /// as the handler runs.
+    /// Keeps the message for at least so long from now on, or for its lease. It is done by itself
+    /// as long as the handler runs; this is for one that is about to block, or to be stopped, for
+    /// longer than the lease.
     pub async fn extend(&self, lease: Option<Duration>) -> Result<(), Error> {
         self.keep(Settle::Extend(lease)).await
+    }
+
+    /// The message: also its tenant, its queue and the length of its lease.
+    pub fn delivery(&self) -> &Delivery {
+        &self.message.delivery
     }
 
     /// Whether somebody else may have the message now.
@@ -184,7 +203,8 @@ impl Context {
         *self.lost.borrow()
     }
 
-    /// Ends when the lease is lost. The handler should stop then; what it returns is not stored.
+    /// Ends when the lease is lost. The handler should stop then. An error that it returns is not
+    /// told to anybody; a result is, and counts if nobody else took the message meanwhile.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
         when(self.lost.clone())
     }
@@ -196,7 +216,7 @@ impl Context {
 
     async fn keep(&self, settle: Settle) -> Result<(), Error> {
         let (reply, receiver) = oneshot::channel();
-        let ask = Ask { fence: self.message.delivery.fence(), settle, reply };
+        let ask = Ask { number: self.message.number, settle, reply };
         // Where the worker is gone, so is the lease.
         let _ = self.asks.send(ask);
         match receiver.await {

@@ -11,7 +11,8 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::context::{Ask, Context, InHand};
-use super::leases::{Due, Leases};
+use super::event::{Event, Observer};
+use super::leases::{Due, Leases, Number};
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::settle::{Done, Failure, Settle, Settled};
@@ -21,44 +22,55 @@ use crate::work::{Answered, Batch, Work};
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 /// A settle that the broker could not take now is said again after this long.
 const AGAIN: Duration = Duration::from_millis(500);
-/// The recovery point that tells why a message is in doubt, and how much of it.
-const DOUBT: &str = "in-doubt";
-const DOUBT_BYTES: usize = 1_024;
-/// The shortest lease there is.
-const LEASE_MIN: Duration = Duration::from_millis(100);
 
 type Ended = Result<Done, Failure>;
+
+/// What a worker was told about how much it may do.
+pub(super) struct Limits {
+    pub(super) concurrency: usize,
+    pub(super) prefetch: usize,
+    pub(super) drain: Duration,
+}
 
 pub(super) struct Driver<R> {
     work: Work,
     run: R,
-    concurrency: usize,
-    prefetch: usize,
-    drain: Duration,
+    limits: Limits,
+    observer: Observer,
     leases: Leases,
     /// Deliveries that no handler has begun with.
-    waiting: VecDeque<Delivery>,
+    waiting: VecDeque<(Number, Delivery)>,
     tasks: JoinSet<Ended>,
-    fences: HashMap<Id, u64>,
-    /// Those whose effect has begun.
-    begun: HashSet<u64>,
+    numbers: HashMap<Id, Number>,
+    /// Those whose handler said that an effect begins.
+    begun: HashSet<Number>,
     asks: (mpsc::UnboundedSender<Ask>, mpsc::UnboundedReceiver<Ask>),
     /// What the settles without an answer were, by their tags.
     settles: HashMap<u64, Settling>,
     next_tag: u64,
     /// Settles to be said again, in the order of their time.
-    again: VecDeque<(Instant, u64, Settle)>,
+    again: VecDeque<(Instant, Number, Settle)>,
     stopping: watch::Sender<bool>,
+    /// There is no connection, and that was reported.
+    is_away: bool,
 }
 
 /// A settle that waits for its answer.
 enum Settling {
-    Extend(u64),
-    /// The end of a lease, with what was said if it may have to be said again.
-    End(u64, Option<Settle>),
-    Ask(u64, bool, oneshot::Sender<Result<Settled, Error>>),
-    /// Said of a message that was let go: nothing depends on the answer.
-    LastWords,
+    /// The lease is ours until then if the answer is yes.
+    Extend(Number, Instant),
+    /// The end of a lease, and what was said: it may have to be said again.
+    End(Number, Settle),
+    Ask(Number, Asked, oneshot::Sender<Result<Settled, Error>>),
+}
+
+/// What a handler asked for.
+#[derive(Clone, Copy)]
+enum Asked {
+    Begin,
+    /// To keep the lease until then.
+    Extend(Instant),
+    Save,
 }
 
 /// How far a stop has come.
@@ -75,29 +87,23 @@ where
     R: Fn(Delivery, Context) -> F,
     F: Future<Output = Ended> + Send + 'static,
 {
-    pub(super) fn new(
-        work: Work,
-        run: R,
-        concurrency: usize,
-        prefetch: usize,
-        drain: Duration,
-    ) -> Self {
+    pub(super) fn new(work: Work, run: R, limits: Limits, observer: Observer) -> Self {
         Self {
             work,
             run,
-            concurrency,
-            prefetch,
-            drain,
+            limits,
+            observer,
             leases: Leases::new(),
             waiting: VecDeque::new(),
             tasks: JoinSet::new(),
-            fences: HashMap::new(),
+            numbers: HashMap::new(),
             begun: HashSet::new(),
             asks: mpsc::unbounded_channel(),
             settles: HashMap::new(),
             next_tag: 0,
             again: VecDeque::new(),
             stopping: watch::Sender::new(false),
+            is_away: false,
         }
     }
 
@@ -116,18 +122,19 @@ where
             }
             let wake = self.wake_at(&phase);
             tokio::select! {
-                came = self.work.next(&mut batch) => match came {
-                    Ok(()) => self.take(&mut batch, working),
-                    Err(error) if error.is_retryable() => {
-                        tracing::warn!(%error, "the broker is away; going on when it is back");
+                came = self.work.try_next(&mut batch) => match came {
+                    Ok(()) => {
+                        self.back();
+                        self.take(&mut batch, working);
                     }
+                    Err(error) if error.is_retryable() => self.away(&error),
                     Err(error) => return Err(error),
                 },
                 Some(ended) = self.tasks.join_next_with_id() => self.ended(ended),
                 Some(ask) = self.asks.1.recv() => self.ask(ask),
                 () = tokio::time::sleep_until(wake) => self.tick(&mut phase),
                 () = &mut stop, if working => {
-                    phase = Phase::Draining(Instant::now() + self.drain);
+                    phase = Phase::Draining(Instant::now() + self.limits.drain);
                     self.stop();
                 }
             }
@@ -138,27 +145,40 @@ where
         }
     }
 
+    fn away(&mut self, error: &Error) {
+        if !std::mem::replace(&mut self.is_away, true) {
+            tracing::warn!(%error, "the broker is away; going on when it is back");
+            self.observer.tell(Event::Away(error));
+        }
+    }
+
+    fn back(&mut self) {
+        if std::mem::replace(&mut self.is_away, false) {
+            tracing::info!("the broker is back");
+            self.observer.tell(Event::Back);
+        }
+    }
+
     /// Handlers for those who wait, while there are any free.
     fn start(&mut self) {
-        while self.tasks.len() < self.concurrency
-            && let Some(delivery) = self.waiting.pop_front()
+        while self.tasks.len() < self.limits.concurrency
+            && let Some((number, delivery)) = self.waiting.pop_front()
         {
-            let fence = delivery.fence();
-            let Some(lost) = self.leases.watch(fence) else { continue };
+            let Some(lost) = self.leases.watch(number) else { continue };
             let context = Context {
-                message: Arc::new(InHand::new(delivery.clone())),
+                message: Arc::new(InHand::new(number, delivery.clone())),
                 asks: self.asks.0.clone(),
                 lost,
                 stopping: self.stopping.subscribe(),
             };
             let task = self.tasks.spawn((self.run)(delivery, context));
-            self.fences.insert(task.id(), fence);
+            self.numbers.insert(task.id(), number);
         }
     }
 
     /// Asks for as many messages as there is room for, not one by one.
     fn give_credit(&mut self) {
-        let most = self.concurrency + self.prefetch;
+        let most = self.limits.concurrency + self.limits.prefetch;
         let credits = self.work.credits() as usize;
         let room = most.saturating_sub(self.leases.len() + credits);
         if room > 0 && (room * 4 >= most || credits == 0) {
@@ -172,122 +192,155 @@ where
         }
         let now = Instant::now();
         for delivery in batch.deliveries.drain(..) {
-            let fence = delivery.fence();
-            self.leases.take(fence, delivery.lease(), now);
+            let number = self.leases.take(delivery.fence(), delivery.lease(), now);
             if working {
-                self.waiting.push_back(delivery);
+                self.waiting.push_back((number, delivery));
             } else {
-                self.end(fence, Settle::Release);
+                self.end(number, Settle::Release);
             }
         }
         for Answered { tag, answer } in batch.settled.drain(..) {
             self.answered(tag, answer);
         }
-        for fence in batch.lost.drain(..) {
-            self.lost(fence);
+        if !batch.lost.is_empty() {
+            self.leases.doubt(&batch.lost, now);
+            batch.lost.clear();
         }
         batch.is_closing = false;
     }
 
-    fn lost(&mut self, fence: u64) {
-        if !self.leases.lose(fence) {
+    fn lost(&mut self, number: Number) {
+        if !self.leases.lose(number) {
             return;
         }
         let before = self.waiting.len();
-        self.waiting.retain(|delivery| delivery.fence() != fence);
+        self.waiting.retain(|(waiting, _)| *waiting != number);
         if self.waiting.len() < before {
             // Nobody has begun with it, and nobody will.
-            self.leases.drop(fence);
+            self.leases.drop(number);
         }
     }
 
     fn answered(&mut self, tag: u64, answer: Result<Settled, Error>) {
-        let is_lost = matches!(answer, Ok(Settled::LeaseLost { .. }));
         match self.settles.remove(&tag) {
-            Some(Settling::Extend(fence)) => match answer {
-                Ok(Settled::Ok { .. }) => self.leases.extended(fence),
-                Ok(Settled::LeaseLost { .. }) => self.lost(fence),
-                Err(_) => self.leases.not_extended(fence),
+            Some(Settling::Extend(number, until)) => match answer {
+                Ok(Settled::Ok { .. }) => self.leases.extended(number, until),
+                Ok(Settled::LeaseLost { .. }) => self.lost(number),
+                Err(_) => self.leases.not_extended(number),
             },
-            Some(Settling::Ask(fence, begins, reply)) => {
-                if is_lost {
-                    self.lost(fence);
-                } else if begins && answer.is_ok() {
-                    self.begun.insert(fence);
-                }
+            Some(Settling::Ask(number, asked, reply)) => {
+                self.ask_answered(number, asked, &answer);
                 let _ = reply.send(answer);
             }
-            Some(Settling::End(fence, settle)) => self.end_answered(fence, settle, answer),
-            Some(Settling::LastWords) | None => {}
+            Some(Settling::End(number, settle)) => self.end_answered(number, settle, answer),
+            None => {}
         }
     }
 
-    fn end_answered(&mut self, fence: u64, settle: Option<Settle>, answer: Result<Settled, Error>) {
-        match (answer, settle) {
-            (Err(error), Some(settle)) if error.is_retryable() => {
-                self.again.push_back((Instant::now() + AGAIN, fence, settle));
+    fn ask_answered(&mut self, number: Number, asked: Asked, answer: &Result<Settled, Error>) {
+        match (asked, answer) {
+            (_, Ok(Settled::LeaseLost { .. })) => self.lost(number),
+            (Asked::Extend(until), Ok(Settled::Ok { .. })) => {
+                self.leases.granted(number, Some(until));
             }
-            (Err(error), Some(Settle::Done(_))) => {
+            (Asked::Extend(_), Err(_)) => self.leases.granted(number, None),
+            (Asked::Begin, Err(_)) => {
+                self.begun.remove(&number);
+            }
+            (Asked::Begin | Asked::Save, Ok(Settled::Ok { .. })) | (Asked::Save, Err(_)) => {}
+        }
+    }
+
+    fn end_answered(&mut self, number: Number, settle: Settle, answer: Result<Settled, Error>) {
+        match (&answer, &settle) {
+            (Err(error), _) if error.is_retryable() => {
+                self.again.push_back((Instant::now() + AGAIN, number, settle));
+                return;
+            }
+            (Err(error), Settle::Done(_)) => {
                 // The result or the follow-ups cannot be stored, now or later.
                 tracing::warn!(%error, "a result was refused");
-                self.end(fence, Settle::fail(format!("the result was refused: {error}")));
+                let refused = format!("the result was refused: {error}");
+                let settle = match self.begun.contains(&number) {
+                    true => Settle::park(refused),
+                    false => Settle::Fail(Failure::dead(format!(
+                        "{refused}; running it again would not help"
+                    ))),
+                };
+                self.end(number, settle);
+                return;
             }
-            (Err(error), _) => {
-                tracing::warn!(%error, "a settle was refused");
-                self.forget(fence);
-            }
-            (Ok(_), _) => self.forget(fence),
+            (Err(error), _) => tracing::warn!(%error, "a settle was refused"),
+            (Ok(_), _) => {}
         }
+        if let Some(lease) = self.leases.lease(number) {
+            let (lease, settle, answer) = (&lease, &settle, &answer);
+            self.observer.tell(Event::Settled { lease, settle, answer });
+        }
+        self.forget(number);
     }
 
-    fn forget(&mut self, fence: u64) {
-        self.leases.drop(fence);
-        self.begun.remove(&fence);
+    fn forget(&mut self, number: Number) {
+        self.leases.drop(number);
+        self.begun.remove(&number);
     }
 
     /// A handler is finished.
     fn ended(&mut self, ended: Result<(Id, Ended), JoinError>) {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        let Some(fence) = self.fences.remove(&id) else { return };
-        let begun = self.begun.contains(&fence);
-        match ended {
-            Ok((_, Ok(done))) => self.end(fence, Settle::Done(done)),
-            Ok((_, Err(failure))) if begun && failure.is_in_doubt() => {
-                self.let_go(fence, failure.error());
+        let Some(number) = self.numbers.remove(&id) else { return };
+        let settle = match ended {
+            Ok((_, Ok(done))) => Settle::Done(done),
+            Ok((_, Err(failure))) if failure.is_in_doubt() && self.may_park(number, &failure) => {
+                Settle::park(failure.error())
             }
-            Ok((_, Err(failure))) => self.end(fence, Settle::Fail(failure)),
+            Ok((_, Err(failure))) => Settle::Fail(failure),
             // A panic says nothing about an effect that had begun.
-            Err(error) if begun => self.let_go(fence, &panic_text(error)),
-            Err(error) => self.end(fence, Settle::fail(panic_text(error))),
-        }
+            Err(error) => Settle::park(panic_text(error)),
+        };
+        self.end(number, settle);
     }
 
-    /// Nobody knows whether an effect happened. To fail the message would be to say that it did
-    /// not: so its lease is left to run out, soon, and the queue says what becomes of it.
-    fn let_go(&mut self, fence: u64, error: &str) {
-        let data = error.get(..error.floor_char_boundary(DOUBT_BYTES)).unwrap_or_default();
-        let doubt = Settle::Save { name: DOUBT.to_owned(), data: data.to_owned().into() };
-        self.settle(fence, doubt, Settling::LastWords);
-        self.settle(fence, Settle::Extend(Some(LEASE_MIN)), Settling::LastWords);
-        self.forget(fence);
+    /// Whether a failure in doubt is said as one. The broker knows best whether an effect has
+    /// begun, also by another process; but a delay, and that a message is given up, are lost then.
+    fn may_park(&self, number: Number, failure: &Failure) -> bool {
+        failure.is_plain() || self.begun.contains(&number)
     }
 
     /// Settles a lease for good. It is held until the answer is there.
-    fn end(&mut self, fence: u64, settle: Settle) {
-        let again = match &settle {
-            Settle::Done(_) | Settle::Fail(_) => Some(settle.clone()),
-            _ => None,
+    fn end(&mut self, number: Number, settle: Settle) {
+        // Late news of success is worth telling. Of a failure it is not: somebody else has the
+        // message, or it is in doubt and must stay so.
+        let is_done = matches!(settle, Settle::Done(_));
+        if !is_done && self.leases.is_lost(number, Instant::now()) {
+            if let Some(lease) = self.leases.lease(number) {
+                self.observer.tell(Event::Lost { lease: &lease });
+            }
+            return self.forget(number);
+        }
+        self.settle(number, settle.clone(), Settling::End(number, settle));
+    }
+
+    fn ask(&mut self, mut ask: Ask) {
+        let now = Instant::now();
+        let asked = match &mut ask.settle {
+            Settle::Begin => {
+                self.begun.insert(ask.number);
+                Asked::Begin
+            }
+            Settle::Extend(length) => {
+                let wanted = length.unwrap_or(self.leases.length());
+                let wanted = self.leases.want(ask.number, wanted, now);
+                *length = Some(wanted);
+                Asked::Extend(now + wanted)
+            }
+            _ => Asked::Save,
         };
-        self.settle(fence, settle, Settling::End(fence, again));
+        self.settle(ask.number, ask.settle, Settling::Ask(ask.number, asked, ask.reply));
     }
 
-    fn ask(&mut self, ask: Ask) {
-        let begins = matches!(ask.settle, Settle::Begin);
-        self.settle(ask.fence, ask.settle, Settling::Ask(ask.fence, begins, ask.reply));
-    }
-
-    fn settle(&mut self, fence: u64, settle: Settle, settling: Settling) {
-        let Some(lease) = self.leases.lease(fence) else { return };
+    fn settle(&mut self, number: Number, settle: Settle, settling: Settling) {
+        let Some(lease) = self.leases.lease(number) else { return };
         let tag = self.next_tag;
         self.next_tag += 1;
         self.settles.insert(tag, settling);
@@ -298,8 +351,8 @@ where
     fn stop(&mut self) {
         self.stopping.send_replace(true);
         self.work.drain();
-        while let Some(delivery) = self.waiting.pop_front() {
-            self.end(delivery.fence(), Settle::Release);
+        while let Some((number, _)) = self.waiting.pop_front() {
+            self.end(number, Settle::Release);
         }
     }
 
@@ -318,20 +371,18 @@ where
         let now = Instant::now();
         for due in self.leases.due(now) {
             match due {
-                Due::Extend { fence, lease, length } => {
-                    let tag = self.next_tag;
-                    self.next_tag += 1;
-                    self.settles.insert(tag, Settling::Extend(fence));
-                    self.work.settle(lease, Settle::Extend(Some(length)), tag);
+                Due::Extend { number, length } => {
+                    let settling = Settling::Extend(number, now + length);
+                    self.settle(number, Settle::Extend(Some(length)), settling);
                 }
-                Due::Lost(fence) => self.lost(fence),
+                Due::Lost(number) => self.lost(number),
             }
         }
         while let Some((at, ..)) = self.again.front()
             && *at <= now
-            && let Some((_, fence, settle)) = self.again.pop_front()
+            && let Some((_, number, settle)) = self.again.pop_front()
         {
-            self.end(fence, settle);
+            self.end(number, settle);
         }
         if let Phase::Draining(until) = phase
             && *until <= now
@@ -341,18 +392,14 @@ where
         }
     }
 
-    /// The handlers had their time. Their messages go back, except where an effect has begun.
+    /// The handlers had their time. Their messages have failed, except where an effect has begun.
     fn give_up(&mut self) {
-        let left: Vec<u64> = self.fences.drain().map(|(_, fence)| fence).collect();
+        let left: Vec<Number> = self.numbers.drain().map(|(_, number)| number).collect();
         tracing::warn!(handlers = left.len(), "stopped before they were finished");
         self.tasks.abort_all();
         self.tasks.detach_all();
-        for fence in left {
-            if self.begun.contains(&fence) || self.leases.is_lost(fence) {
-                self.forget(fence);
-            } else {
-                self.end(fence, Settle::fail("the worker stopped before it was finished"));
-            }
+        for number in left {
+            self.end(number, Settle::park("the worker stopped before it was finished"));
         }
     }
 

@@ -91,51 +91,42 @@ fn start(
         total: Some(queue.stats.dead),
         missing: Vec::new(),
     };
-    let mut view = RedriveView {
-        id: redrive.id.clone(),
-        matched: 0,
-        moved: 0,
-        total: started.total,
-        by_keys: false,
-        missing: Vec::new(),
-        done: false,
-        cancelled: false,
-        dry_run: redrive.dry_run,
-    };
+    let mut digests = None;
     match &redrive.select {
-        Select::All => out.decisions.push(Decision::RedriveStarted(Box::new(started))),
+        Select::All => {}
         Select::Filter { error_contains, group, dead_before, dead_after } => {
             started.error_contains = error_contains.as_deref().map(Into::into);
             started.group = group.as_deref().map(Into::into);
             started.dead_before = dead_before.unwrap_or(started.dead_before);
             started.dead_after = *dead_after;
-            out.decisions.push(Decision::RedriveStarted(Box::new(started)));
         }
         Select::Keys(keys) => {
+            let (dead, missing) = dead_among(machine, queue, keys);
             started.by_keys = true;
-            let (mut digests, missing) = dead_among(machine, queue, keys);
-            started.total = Some(digests.len() as u64 + missing.len() as u64);
+            started.total = Some(dead.len() as u64 + missing.len() as u64);
             started.missing = missing.into_iter().collect();
-            view.by_keys = true;
-            (view.total, view.missing) = (started.total, started.missing.clone());
-            out.decisions.push(Decision::RedriveStarted(Box::new(started)));
-            view.matched = digests.len() as u64;
-            view.done = true;
-            if redrive.dry_run {
-                digests.clear();
-            }
-            view.moved = digests.len() as u64;
-            let (queue_id, matched) = (queue.id, view.matched);
-            out.decisions.push(Decision::Redriven {
-                queue: queue_id,
-                job: digest,
-                digests,
-                matched,
-                cursor: Seq::MAX,
-                done: true,
-            });
-            out.effects.push(wake(queue));
+            digests = Some(dead);
         }
+    }
+    let job = Job::new(stamp.at, started);
+    let mut view = job.view();
+    out.decisions.push(Decision::RedriveStarted(Box::new(job.started)));
+    // By keys it is over at once.
+    if let Some(mut digests) = digests {
+        let (matched, done) = (digests.len() as u64, true);
+        if redrive.dry_run {
+            digests.clear();
+        }
+        (view.matched, view.moved, view.done) = (matched, digests.len() as u64, done);
+        out.decisions.push(Decision::Redriven {
+            queue: queue.id,
+            job: digest,
+            digests,
+            matched,
+            cursor: Seq::MAX,
+            done,
+        });
+        out.effects.push(wake(queue));
     }
     Ok(view)
 }
@@ -171,6 +162,12 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
         return Err(Invalid::Redrive);
     }
     match &redrive.select {
+        Select::Filter { error_contains, group, .. }
+            if error_contains.as_ref().is_some_and(|text| text.len() > limits::ERROR_BYTES_MAX)
+                || group.as_ref().is_some_and(|text| text.len() > limits::GROUP_BYTES_MAX) =>
+        {
+            Err(Invalid::Redrive)
+        }
         Select::Keys(keys) if !(1..=limits::REDRIVE_KEYS_MAX).contains(&keys.len()) => {
             Err(Invalid::Redrive)
         }
@@ -189,15 +186,26 @@ fn job_digest(queue: &Queue, id: &str) -> Digest {
     Digest::of_key(&queue.name.tenant, &queue.name.queue, Some("redrive"), id)
 }
 
-/// One step of every redrive of the queue.
-pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
-    for (digest, job) in queue.redrives.iter().filter(|(_, job)| !job.done) {
-        let allowed = job.allowance(at).min(limits::JOB_STEP as u64) as usize;
+/// One step of every redrive of the queue among `jobs`, as far as the tick has anything `left`.
+/// Returns the first that had no turn.
+pub(crate) fn step(
+    machine: &Machine,
+    queue: &Queue,
+    jobs: impl std::ops::RangeBounds<Digest>,
+    at: Time,
+    left: &mut usize,
+    out: &mut Verdict,
+) -> Option<Digest> {
+    for (digest, job) in queue.redrives.range(jobs).filter(|(_, job)| !job.done) {
+        if *left == 0 {
+            return Some(*digest);
+        }
+        let allowed = job.allowance(at).min(machine.bounds.job_step as u64) as usize;
         let mut matched = Vec::new();
         let mut cursor = job.cursor;
         let mut seen = 0;
         for (seq, slot) in queue.dead.from(job.cursor) {
-            if seq > job.horizon || matched.len() >= allowed || seen >= limits::EXPIRE_STEP {
+            if seq > job.horizon || matched.len() >= allowed || seen >= machine.bounds.expire_step {
                 break;
             }
             seen += 1;
@@ -207,13 +215,14 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict
                 matched.push(message.digest);
             }
         }
-        let stopped = matched.len() >= allowed || seen >= limits::EXPIRE_STEP;
+        let stopped = matched.len() >= allowed || seen >= machine.bounds.expire_step;
         let mut done = false;
         if !stopped {
             // Everything in memory has been seen; what the rows hold beyond the horizon has not.
             done = job.horizon == Seq::MAX;
             cursor = cursor.max(job.horizon.saturating_add(1));
         }
+        *left = left.saturating_sub(matched.len().max(seen / SEEN_PER_MOVE).max(1));
         debug_assert!(matched.len() <= allowed, "the rate that was asked for is kept");
         debug_assert!(cursor >= job.cursor, "what was seen is not looked at again");
         if cursor == job.cursor && !done {
@@ -235,7 +244,11 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict
             done,
         });
     }
+    None
 }
+
+/// Looking at so many dead messages counts as much as moving one.
+const SEEN_PER_MOVE: usize = 8;
 
 fn matches(job: &RedriveStarted, message: &Message) -> bool {
     let State::Dead { at, .. } = message.state else { return false };
@@ -258,16 +271,7 @@ pub(crate) fn apply_started(machine: &mut Machine, at: Time, started: RedriveSta
         queue.redrives.remove(&oldest);
         machine.keys.delete_row(RowKey::redrive(queue.id, &oldest));
     }
-    let job = Job {
-        started_at: at,
-        matched: 0,
-        moved: 0,
-        cursor: 0,
-        done: false,
-        cancelled: false,
-        horizon: 0,
-        started,
-    };
+    let job = Job::new(at, started);
     queue.redrives.insert(job.started.job, job);
     machine.due(at);
 }

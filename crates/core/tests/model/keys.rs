@@ -90,13 +90,15 @@ impl Model {
     fn claimed_before(&self, scope: &Scope, claim: &Claim) -> Option<Answer> {
         let message = &self.messages[self.living(scope)?];
         let lease = message.lease()?;
+        let deadline = message.deadline().expect("it is leased");
         let is_same = claim.claim_id.is_some()
             && message.claim_id == claim.claim_id
             && message.fingerprint == claim.fingerprint;
         is_same.then(|| Answer::Fresh {
             id: message.id(),
             lease,
-            deadline: message.deadline().expect("it is leased"),
+            deadline,
+            lease_ms: deadline.since(self.at),
             recovery_points: message.points.clone(),
         })
     }
@@ -114,9 +116,9 @@ impl Model {
         if let Some(index) = self.living(scope) {
             let message = &mut self.messages[index];
             // On its way out with its key: whoever sends now sends something new.
-            if message.place() != Place::Leased
-                && queue.purge.is_some_and(|(below, keys)| keys && message.seq < below)
-            {
+            let is_going = message.place() != Place::Leased
+                && queue.purge.is_some_and(|below| message.seq < below);
+            if is_going && message.seq < queue.keys_from {
                 return Ok(Some(scope.clone()));
             }
             let (id, accepted_at, attempts) = (message.id(), message.accepted_at, message.attempts);
@@ -130,6 +132,8 @@ impl Model {
             let message = &mut self.messages[index];
             if message.place() == Place::Dead && queue.config.on_dead != OnDead::Pin {
                 let reruns = queue.config.on_dead == OnDead::Rerun && !claims && !message.claim;
+                // What is on its way out is not run again: a new message takes its key.
+                let reruns = reruns && !is_going;
                 if !reruns {
                     return Ok(Some(scope.clone()));
                 }
@@ -184,7 +188,8 @@ impl Model {
     fn release_key(&mut self, scope: &Scope) {
         let index = self.living(scope).expect("the dead message");
         let queue = self.queue(&scope.0).expect("its queue");
-        if queue.purge.is_some_and(|(below, keys)| keys && self.messages[index].seq < below) {
+        let seq = self.messages[index].seq;
+        if queue.purge.is_some_and(|below| seq < below) && seq < queue.keys_from {
             return self.purge_one(index, true);
         }
         let forgotten = Some(event(self.at, What::Forgotten, &"".into(), ""));

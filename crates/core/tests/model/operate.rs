@@ -59,7 +59,7 @@ impl Model {
             return Outcome::Refused(Refusal::NoSuchQueue);
         }
         let queue = self.queue_mut(&purge.queue.queue);
-        queue.purge = Some((below, purge.keys));
+        queue.purge = Some(below);
         if purge.keys {
             queue.keys_from = below;
         }
@@ -171,6 +171,9 @@ impl Model {
         let record = self.remembered(queue, &scope).ok_or(Refusal::NoSuchKey)?.clone();
         if record.end != End::Done {
             return Err(Refusal::Invalid(Invalid::State("discarded")));
+        }
+        if queue.purge.is_some_and(|below| record.seq < below) {
+            return Err(Refusal::Invalid(Invalid::State("in a queue that is being purged")));
         }
         let kept = record.content.clone().map(|content| (content, record.fingerprint));
         let Some((content, fingerprint)) = replay.content.clone().or(kept) else {
@@ -363,7 +366,7 @@ impl Model {
         Ok(view)
     }
 
-    fn redrive_one(&mut self, index: usize) {
+    pub(crate) fn redrive_one(&mut self, index: usize) {
         let at = self.at;
         let message = &mut self.messages[index];
         message.attempts = 0;
@@ -428,7 +431,8 @@ impl Model {
         let living = self.living(&scope);
         let is_purged = |message: &Message| {
             message.place() != Place::Leased
-                && queue.purge.is_some_and(|(below, keys)| keys && message.seq < below)
+                && queue.purge.is_some_and(|below| message.seq < below)
+                && message.seq < queue.keys_from
         };
         let purged = living.is_some_and(|index| is_purged(&self.messages[index]));
         if living.is_some() && !purged || self.remembered(&queue, &scope).is_some() {
@@ -484,29 +488,34 @@ impl Model {
             _ => false,
         };
         while let Some(index) = self.messages.iter().position(is_lost) {
-            let message = &self.messages[index];
-            let parks = self.queue(&message.queue).expect("its queue").config.on_lost;
-            let begun = matches!(message.state, State::Leased { begun: true, .. });
-            let next = if begun && parks == OnLost::Park {
-                Next::Parked
-            } else if message.claim {
-                Next::Freed
-            } else {
-                self.after_failure(index, None)
-            };
-            let message = &mut self.messages[index];
-            let (worker, name) = (message.holder(), message.queue.clone());
-            message.tell(at, What::Lost, &worker, "");
-            message.losses += 1;
-            message.worker = Some(worker);
-            let fence = message.fence().unwrap_or_default();
-            message.lost = Some(fence);
-            if next == Next::Dead {
-                message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
-            }
-            self.queue_mut(&name).totals.lease_lost_total += 1;
-            self.go(index, fence, next);
+            self.lose(index);
         }
+    }
+
+    pub(crate) fn lose(&mut self, index: usize) {
+        let at = self.at;
+        let message = &self.messages[index];
+        let parks = self.queue(&message.queue).expect("its queue").config.on_lost;
+        let begun = matches!(message.state, State::Leased { begun: true, .. });
+        let next = if begun && parks == OnLost::Park {
+            Next::Parked
+        } else if message.claim {
+            Next::Freed
+        } else {
+            self.after_failure(index, None)
+        };
+        let message = &mut self.messages[index];
+        let (worker, name) = (message.holder(), message.queue.clone());
+        message.tell(at, What::Lost, &worker, "");
+        message.losses += 1;
+        message.worker = Some(worker);
+        let fence = message.fence().unwrap_or_default();
+        message.lost = Some(fence);
+        if next == Next::Dead {
+            message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
+        }
+        self.queue_mut(&name).totals.lease_lost_total += 1;
+        self.go(index, fence, next);
     }
 
     fn end_lives(&mut self) {
@@ -524,13 +533,11 @@ impl Model {
     fn go_on_with_purges(&mut self) {
         for number in 0..self.queues.len() {
             let queue = &mut self.queues[number];
-            let Some((below, keys)) = queue.purge.take() else { continue };
-            let name = queue.name.queue.clone();
-            let is_victim = |message: &Message| {
-                message.queue == *name && message.seq < below && message.place() != Place::Leased
-            };
+            let Some(below) = queue.purge.take() else { continue };
+            let (name, keys_from) = (queue.name.queue.clone(), queue.keys_from);
+            let is_victim = |message: &Message| message.is_purged(&name, below);
             while let Some(index) = self.messages.iter().position(is_victim) {
-                self.purge_one(index, keys);
+                self.purge_one(index, self.messages[index].seq < keys_from);
             }
         }
     }
@@ -568,14 +575,7 @@ impl Model {
             job.cursor = seq + 1;
             let mut all = self.messages.iter();
             let index = all.position(|message| message.seq == seq).expect("just found");
-            let message = &self.messages[index];
-            let State::Dead { at, .. } = message.state else { return };
-            let error = message.last_error();
-            let matches = at < job.dead_before
-                && job.dead_after.is_none_or(|after| at > after)
-                && job.error_contains.as_ref().is_none_or(|text| error.contains(text))
-                && job.group.as_deref().is_none_or(|group| message.content.group() == Some(group));
-            if matches {
+            if job.matches(&self.messages[index]) {
                 job.view.matched += 1;
                 if !job.view.dry_run {
                     job.view.moved += 1;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hapax_core::{
-    Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
+    Bounds, Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -87,8 +87,12 @@ pub(crate) enum Op {
     StoreFull(bool),
     /// Time passes; everything that is due happens.
     Wait(u64),
-    /// No time passes, but what is under way goes on.
+    /// No time passes, but what is under way goes on, to its end.
     Expire,
+    /// The same for one step.
+    Tick,
+    /// Several in one batch.
+    Batch(Vec<Op>),
     Crash,
     Checkpoint,
     Freeze,
@@ -206,25 +210,45 @@ pub(crate) const QUEUES: u8 = 3;
 pub(crate) const KEYS: u8 = 5;
 pub(crate) const GROUPS: u8 = 2;
 
-/// A case: the queues it starts with, the size of a page of rows, and the steps.
+/// A case: how much is done at once, and the steps, which begin with the queues.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
-    pub(crate) page: usize,
+    pub(crate) bounds: Bounds,
     pub(crate) ops: Vec<Op>,
 }
 
 pub(crate) fn case() -> impl Strategy<Value = Case> {
     let queues = [config(), config(), config()];
     let ops = prop::collection::vec(op(), 1..120);
-    (select(vec![2usize, 5, usize::MAX]), queues, ops).prop_map(|(page, queues, mut ops)| {
+    (bounds(), queues, ops).prop_map(|(bounds, queues, mut ops)| {
         let first = queues.into_iter().zip(0..).map(|(config, queue)| Op::Configure {
             queue,
             config: Laws(Box::new(config)),
             if_version: None,
         });
         ops.splice(0..0, first);
-        Case { page, ops }
+        Case { bounds, ops }
     })
+}
+
+/// Few at once, so that a handful of messages meets what comes after the first step.
+pub(crate) fn bounds() -> impl Strategy<Value = Bounds> {
+    let few = || prop_oneof![3 => 1usize..4, 1 => Just(1_000)];
+    let bytes = prop_oneof![1 => 1usize..40, 3 => Just(100_000)];
+    (few(), few(), few(), few(), few(), few(), bytes).prop_map(
+        |(expire_step, job_step, tick_step, refill, groups_at_once, browse, receive_bytes)| {
+            Bounds {
+                expire_step,
+                job_step,
+                tick_step,
+                refill,
+                receive_bytes,
+                groups_at_once,
+                browse,
+                ..Bounds::default()
+            }
+        },
+    )
 }
 
 fn queue() -> impl Strategy<Value = u8> {
@@ -410,7 +434,7 @@ fn operate() -> impl Strategy<Value = Op> {
         2 => (0u8..4).prop_map(|which| Op::DeadLetter { which }),
         1 => queue().prop_map(|queue| Op::Pause { queue }),
         2 => queue().prop_map(|queue| Op::Resume { queue }),
-        1 => (queue(), any::<bool>()).prop_map(|(queue, keys)| Op::Purge { queue, keys }),
+        3 => (queue(), any::<bool>()).prop_map(|(queue, keys)| Op::Purge { queue, keys }),
         1 => (0..=QUEUES, config(), prop::option::weighted(0.3, 0u64..4)).prop_map(
             |(queue, config, if_version)| Op::Configure {
                 queue,
@@ -419,6 +443,33 @@ fn operate() -> impl Strategy<Value = Op> {
             }
         ),
     ]
+}
+
+/// A few commands that are decided in one batch: a queue may be made, changed or go in its middle.
+fn batch() -> impl Strategy<Value = Op> {
+    let configure = |queue| {
+        config().prop_map(move |config| Op::Configure {
+            queue,
+            config: Laws(Box::new(config)),
+            if_version: None,
+        })
+    };
+    queue().prop_flat_map(move |queue| {
+        let here = move |sent: Sent| Sent { queue, ..sent };
+        let claim = (sent(), lease_ms(), 0u8..2);
+        let op = prop_oneof![
+            8 => sent().prop_map(move |sent| Op::Send(here(sent))),
+            2 => claim.prop_map(move |(sent, lease_ms, worker)| {
+                Op::Claim { sent: here(sent), lease_ms, worker, id: None }
+            }),
+            3 => configure(queue),
+            2 => Just(Op::Delete { queue }),
+            4 => (lease_pick(), verb()).prop_map(|(lease, verb)| Op::Settle { lease, verb }),
+            2 => named().prop_map(Op::Look),
+            1 => named().prop_map(Op::Forget),
+        ];
+        prop::collection::vec(op, 2..7).prop_map(Op::Batch)
+    })
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -438,7 +489,9 @@ fn op() -> impl Strategy<Value = Op> {
         30 => prop_oneof![3 => 1u64..400, 3 => 400u64..2_000, 1 => 2_000u64..310_000]
             .prop_map(Op::Wait),
         4 => Just(Op::Expire),
-        2 => queue().prop_map(|queue| Op::Delete { queue }),
+        20 => Just(Op::Tick),
+        12 => batch(),
+        4 => queue().prop_map(|queue| Op::Delete { queue }),
         1 => any::<bool>().prop_map(Op::StoreFull),
         12 => Just(Op::Crash),
         10 => Just(Op::Checkpoint),

@@ -17,6 +17,7 @@ pub(crate) type Scope = (String, Option<String>, String);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
+    pub(crate) bounds: Bounds,
     pub(crate) at: Time,
     pub(crate) random: u64,
     /// From now on soft counts may be lower than the model's.
@@ -31,6 +32,8 @@ pub(crate) struct Model {
     pub(crate) records: BTreeMap<Scope, KeyRecord>,
     pub(crate) receives: BTreeMap<(String, String), (Time, Vec<LeaseName>)>,
     pub(crate) relays: BTreeMap<u64, Relay>,
+    /// Messages whose leases ended in the step at hand.
+    pub(crate) lost: Vec<Digest>,
     /// Every lease that was ever handed out.
     pub(crate) leases: Vec<LeaseName>,
 }
@@ -44,8 +47,8 @@ pub(crate) struct Queue {
     pub(crate) paused: bool,
     pub(crate) keys_from: Seq,
     pub(crate) dated_from: Time,
-    /// Messages below this are on their way out, and their keys with them or not.
-    pub(crate) purge: Option<(Seq, bool)>,
+    /// Messages below this are on their way out, those below `keys_from` with their keys.
+    pub(crate) purge: Option<Seq>,
     pub(crate) jobs: BTreeMap<String, Job>,
     /// Only the totals; the rest is counted.
     pub(crate) totals: Stats,
@@ -113,6 +116,16 @@ pub(crate) enum State {
     Dead { at: Time, holds: bool },
 }
 
+impl State {
+    /// When its delay is over, where it has one.
+    pub(crate) fn due(&self) -> Option<Time> {
+        match self {
+            Self::Delayed { due, .. } => Some(*due),
+            _ => None,
+        }
+    }
+}
+
 /// How a message ended, where it did.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ending {
@@ -121,6 +134,17 @@ pub(crate) struct Ending {
     pub(crate) result: Option<Blob>,
     pub(crate) error: Option<Arc<str>>,
     pub(crate) event: Option<Event>,
+}
+
+impl Job {
+    pub(crate) fn matches(&self, message: &Message) -> bool {
+        let State::Dead { at, .. } = message.state else { return false };
+        let error = message.last_error();
+        at < self.dead_before
+            && self.dead_after.is_none_or(|after| at > after)
+            && self.error_contains.as_ref().is_none_or(|text| error.contains(text))
+            && self.group.as_deref().is_none_or(|group| message.content.group() == Some(group))
+    }
 }
 
 impl Message {
@@ -175,6 +199,11 @@ impl Message {
 
     pub(crate) fn holds(&self) -> bool {
         matches!(self.state, State::Dead { holds: true, .. })
+    }
+
+    /// Whether a purge of a queue below a number takes it away.
+    pub(crate) fn is_purged(&self, queue: &str, below: Seq) -> bool {
+        self.queue == queue && self.seq < below && self.place() != Place::Leased
     }
 
     pub(crate) fn is_over(&self, at: Time) -> bool {
@@ -254,8 +283,8 @@ pub(crate) fn digest(scope: &Scope) -> Digest {
 }
 
 impl Model {
-    pub(crate) fn new(at: Time) -> Self {
-        Self { at, epoch: 1, next_seq: 1, ..Self::default() }
+    pub(crate) fn new(at: Time, bounds: Bounds) -> Self {
+        Self { at, bounds, epoch: 1, next_seq: 1, ..Self::default() }
     }
 
     /// The process died: what was leased stays leased, what was soft may be gone.

@@ -29,7 +29,10 @@ impl Model {
                 let held = self.messages.iter().find(|held| held.lease() == Some(*lease))?;
                 Some(delivery(held, self.at))
             });
-            return Outcome::Received(held.collect());
+            let held: Vec<Delivery> = held.collect();
+            if !held.is_empty() {
+                return Outcome::Received(held);
+            }
         }
         if queue.paused {
             return Outcome::Received(Vec::new());
@@ -46,12 +49,12 @@ impl Model {
 
     /// The oldest that may be handed out. Those whose time to live is over die instead.
     fn take(&mut self, queue: &Queue, receive: &Receive) -> Vec<usize> {
-        let purged_below = queue.purge.map_or(0, |(below, _)| below);
+        let purged_below = queue.purge.unwrap_or(0);
         let parks = queue.config.on_group_dead == OnGroupDead::Park;
         let max = receive.max as usize;
-        let mut taken = Vec::new();
+        let (mut taken, mut bytes) = (Vec::new(), 0);
         for list in self.deliverable(&queue.name.queue) {
-            if taken.len() >= max {
+            if taken.len() >= max || bytes >= self.bounds.receive_bytes {
                 break;
             }
             let most = if receive.several_per_group { max } else { taken.len() + 1 };
@@ -63,8 +66,9 @@ impl Model {
                     }
                 } else if self.messages[index].seq >= purged_below {
                     taken.push(index);
+                    bytes += self.messages[index].content.size();
                 }
-                if taken.len() >= most {
+                if taken.len() >= most || bytes >= self.bounds.receive_bytes {
                     break;
                 }
             }

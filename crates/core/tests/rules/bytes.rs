@@ -243,7 +243,9 @@ const LOOKS: &str = "
 
 fn every_row() -> World {
     let mut world = after(&format!("{EVERY_ROW}{NEW_ROWS}"));
-    let id = world.machine.relays().last().expect("an emit waits").id;
+    let Some(id) = world.machine.relays().last().map(|relay| relay.id) else {
+        panic!("an emit waits");
+    };
     world.run(Command::Relayed { id, arrival: Arrival::Refused("never".into()) });
     world.checkpoint();
     world

@@ -44,9 +44,11 @@ pub(crate) enum Mode {
     Abandoned,
     /// Everything is written to the rows and read from them alone.
     Cold,
+    /// The same, and few things are done at once.
+    Few,
 }
 
-pub(crate) const MODES: [Mode; 8] = [
+pub(crate) const MODES: [Mode; 9] = [
     Mode::Plain,
     Mode::Crash,
     Mode::Twice,
@@ -55,6 +57,7 @@ pub(crate) const MODES: [Mode; 8] = [
     Mode::Frozen,
     Mode::Abandoned,
     Mode::Cold,
+    Mode::Few,
 ];
 
 /// Modes in which the process lives on: for counts that are kept in memory alone.
@@ -103,8 +106,16 @@ struct Run {
 
 impl Run {
     fn new(mode: Mode) -> Self {
+        let few = Bounds {
+            expire_step: 2,
+            job_step: 2,
+            refill: 2,
+            groups_at_once: 1,
+            ..Bounds::default()
+        };
+        let bounds = if mode == Mode::Few { few } else { Bounds::default() };
         Self {
-            world: World::new(),
+            world: World::with_bounds(bounds),
             mode,
             queue: "orders".into(),
             scoped: BTreeSet::new(),
@@ -160,7 +171,7 @@ impl Run {
             (Mode::Frozen | Mode::Abandoned, true) => world.freeze(),
             (Mode::Frozen, false) => world.thaw(),
             (Mode::Abandoned, false) => world.crash(),
-            (Mode::Cold, _) => {
+            (Mode::Cold | Mode::Few, _) => {
                 world.checkpoint();
                 world.evict_keeping(1);
                 world.crash();

@@ -75,8 +75,8 @@ pub(crate) fn duration(text: &str) -> u64 {
 }
 
 /// Puts in `derive(key,generation,name)` of a parent in the queue orders or, with a fourth part in
-/// front, in the queue or queue/group that it names; and `uuid(8d)` or `ulid(8d)`: keys that were made so
-/// long before the script began, or after it with `ahead-` in front.
+/// front, in the queue or queue/group that it names; and `uuid(8d)` or `ulid(8d)`: keys that were
+/// made so long before the script began, or after it with `ahead-` in front.
 pub(crate) fn expand(line: &str) -> String {
     let mut text = line.to_owned();
     while let Some((function, from, to)) = call(&text) {

@@ -4,6 +4,7 @@
 //! command and tells from its end what became of the message.
 
 mod process;
+mod report;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,24 +13,25 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use hapax_client::{Context, Delivery, Done, Failure as Failed, Worker};
 use hapax_server::log;
-use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::moment;
-use crate::screen::{Colour, Output, Screen, brief, clean, say};
+use crate::screen::{Output, say};
 use crate::session::{Connection, Session, worker_name};
 use process::{Ended, Process};
+use report::Report;
 
 pub(crate) const HELP: &str = "The command gets the body on its standard input, and HAPAX_KEY, \
 HAPAX_QUEUE, HAPAX_ID, HAPAX_ATTEMPT, HAPAX_GENERATION, HAPAX_FENCE, HAPAX_LEASE, HAPAX_GROUP, \
-HAPAX_CONTENT_TYPE, HAPAX_HEADER_name and HAPAX_POINT_name in its environment. Exit 0 is done, \
-with the standard output as the result; 75 is not now; anything else has failed, with the last \
-words of the standard error. When the lease is lost the whole process group is stopped. Ctrl-C \
-finishes what runs and gives back the rest.
+HAPAX_CONTENT_TYPE, HAPAX_TENANT, HAPAX_LEASE_MS, HAPAX_HEADER_name and HAPAX_POINT_name in its \
+environment. Exit 0 is done, with the standard output as the result; 75 is not now; 76 is in \
+doubt, and so is a command that a signal, --timeout or a hurried stop ended: where it has begun \
+(`hapax settle begin`) and the queue parks, the message is parked, otherwise it has failed. Any \
+other exit code has failed, with the last words of the standard error. When the lease is lost the \
+whole process group is stopped. Ctrl-C finishes what runs and gives back the rest.
 
 Examples:
   hapax work orders --exec 'tr a-z A-Z'
@@ -47,7 +49,7 @@ pub(crate) struct Work {
     /// So many commands at once.
     #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
     concurrency: usize,
-    /// A command that takes longer has failed, and is stopped.
+    /// A command that takes longer is stopped, and has failed, or is in doubt if it has begun.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     timeout: Option<Duration>,
     /// Leases of this length; without it as long as the queue says. They are extended meanwhile.
@@ -84,7 +86,9 @@ pub(crate) async fn run(work: &Work) -> Result<Exit, Failure> {
 async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
     // A broker that is not there, or a queue, is told at once; later the worker waits for them.
     session.client.queue(&work.queue).await?;
-    let _log = log::start(log::Format::Text, &"warn".parse().map_err(anyhow::Error::from)?, None);
+    // What the worker warns of is reported here, in other words.
+    let filter = "warn,hapax_client=error".parse().map_err(anyhow::Error::from)?;
+    let _log = log::start(log::Format::Text, &filter, None);
     let job = Arc::new(Job::new(work));
     let stop = stop(Arc::clone(&job));
     let queue = session.client.client().queue(&work.queue);
@@ -93,6 +97,10 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
         // What waits behind a slow command could be done elsewhere.
         .prefetch(0)
         .name(&work.worker)
+        .observe({
+            let job = Arc::clone(&job);
+            move |event| job.report.hear(event)
+        })
         .drain_timeout(work.drain + 2 * process::PATIENCE);
     if let Some(lease) = work.lease {
         worker = worker.lease(lease);
@@ -101,10 +109,13 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
         let job = Arc::clone(&job);
         move |delivery, context| handle(Arc::clone(&job), delivery, context)
     };
-    worker.run_until(stop, handler).await?;
+    let ended = worker.run_until(stop, handler).await;
+    job.report.end();
+    ended?;
     let count = job.count.load(Ordering::Relaxed);
-    if !job.screen.is_json() {
-        say(format_args!("worked on {count} messages"));
+    if !work.output.screen().is_json() {
+        let messages = if count == 1 { "message" } else { "messages" };
+        say(format_args!("worked on {count} {messages}"));
     }
     Ok(Exit::Ok)
 }
@@ -112,7 +123,7 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
 /// What all messages share.
 struct Job {
     work: Work,
-    screen: Screen,
+    report: Report,
     running: AtomicUsize,
     count: AtomicU64,
     /// When there was something to do last.
@@ -124,7 +135,7 @@ struct Job {
 impl Job {
     fn new(work: &Work) -> Self {
         Self {
-            screen: work.output.screen(),
+            report: Report::new(work.output.screen(), work.quiet),
             work: work.clone(),
             running: AtomicUsize::new(0),
             count: AtomicU64::new(0),
@@ -148,7 +159,8 @@ async fn stop(job: Arc<Job>) {
     }
     let running = job.running.load(Ordering::Relaxed);
     if running > 0 {
-        say(format_args!("finishing {running} commands; once more to stop them"));
+        let commands = if running == 1 { "command" } else { "commands" };
+        say(format_args!("finishing {running} {commands}; once more to stop them"));
     }
     tokio::spawn(async move {
         tokio::select! {
@@ -182,9 +194,7 @@ async fn handle(job: Arc<Job>, delivery: Delivery, context: Context) -> Result<D
     job.running.fetch_sub(1, Ordering::Relaxed);
     job.count.fetch_add(1, Ordering::Relaxed);
     job.active.send_replace(Instant::now());
-    if !job.work.quiet {
-        tell(&job, &delivery, &ended, start.elapsed());
-    }
+    job.report.ended(&delivery, &ended, start.elapsed());
     match ended {
         Ended::Done(output) if output.is_empty() => Ok(Done::new()),
         Ended::Done(output) => {
@@ -194,11 +204,11 @@ async fn handle(job: Arc<Job>, delivery: Delivery, context: Context) -> Result<D
                 None => result,
             }))
         }
-        Ended::RetryLater(error) | Ended::Failed(error) | Ended::Stopped(error) => {
-            Err(Failed::new(error))
-        }
+        Ended::RetryLater(error) | Ended::Failed(error) => Err(Failed::new(error)),
+        // The command may have said `begin` by itself: the broker knows.
+        Ended::InDoubt(error) => Err(Failed::in_doubt(error)),
         Ended::TooMuch(error) => Err(Failed::dead(error)),
-        // Nobody hears it: the lease is somebody else's.
+        // Nobody is told: the lease is somebody else's.
         Ended::Lost => Err(Failed::new("the lease was lost")),
     }
 }
@@ -216,46 +226,14 @@ async fn execute(job: &Job, delivery: &Delivery, context: &Context) -> Ended {
         tokio::select! {
             () = context.lost() => Ended::Lost,
             _ = hurry.wait_for(|is_set| *is_set) => {
-                Ended::Stopped("stopped by its worker before it was finished".to_owned())
+                Ended::InDoubt("stopped by its worker before it was finished".to_owned())
             }
             () = timeout => {
                 let most = job.work.timeout.unwrap_or_default();
                 let most = duration::short(duration::milliseconds(most));
-                Ended::Stopped(format!("took longer than {most}, and was stopped"))
+                Ended::InDoubt(format!("took longer than {most}, and was stopped"))
             }
         }
     };
     command.run(delivery.body().clone(), job.work.max_result, stop).await
-}
-
-/// One line per message. Whoever closed the output does not stop the work.
-fn tell(job: &Job, delivery: &Delivery, ended: &Ended, took: Duration) {
-    let (name, colour, detail) = match ended {
-        Ended::Done(output) => ("done", Colour::Green, crate::screen::body(output, 60)),
-        Ended::RetryLater(error) => ("not now", Colour::Yellow, brief(error, 200)),
-        Ended::Failed(error) | Ended::Stopped(error) => ("failed", Colour::Red, brief(error, 200)),
-        Ended::TooMuch(error) => ("dead", Colour::Red, brief(error, 200)),
-        Ended::Lost => ("lost", Colour::Yellow, "somebody else has it now".to_owned()),
-    };
-    let took_ms = duration::milliseconds(took);
-    let screen = job.screen;
-    let _ = match screen.is_json() {
-        true => screen.json_line(&json!({
-            "at": moment::rfc3339(moment::now_ms()),
-            "key": delivery.key(),
-            "id": delivery.id().to_string(),
-            "attempt": delivery.attempt(),
-            "ended": name.replace(' ', "_"),
-            "detail": detail,
-            "took_ms": took_ms,
-        })),
-        false => screen.line(format_args!(
-            "{}  {}  {}  attempt {}, {}  {detail}",
-            screen.paint(Colour::Dim, moment::of_day(moment::now_ms())),
-            screen.paint(colour, format_args!("{name:<7}")),
-            clean(delivery.key()),
-            delivery.attempt(),
-            duration::short(took_ms),
-        )),
-    };
 }

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax_client::{Batch, Message, Settle, Worker};
 
-use crate::house::{House, LONG, Wire, in_time};
+use crate::house::{House, LONG, Wire, in_time, on_each};
 
-#[tokio::test]
-async fn a_sender_over_a_breaking_wire_sends_everything_once() {
+on_each!(a_sender_over_a_breaking_wire_sends_everything_once);
+async fn a_sender_over_a_breaking_wire_sends_everything_once(partitions: u16) {
     const COUNT: u64 = 20_000;
-    let house = House::open("{}").await;
+    let house = House::open(partitions, "{}").await;
     let wire = Wire::to(&house).await;
     let mut sender = wire.client.queue("orders").sender().window(1_000);
     let (mut next, mut answered, mut cuts) = (0, 0, 0);
@@ -36,31 +36,31 @@ async fn a_sender_over_a_breaking_wire_sends_everything_once() {
     assert_eq!(stats.ready, COUNT);
 }
 
-#[tokio::test]
-async fn work_over_a_breaking_wire_is_done_once() {
+on_each!(work_over_a_breaking_wire_is_done_once);
+async fn work_over_a_breaking_wire_is_done_once(partitions: u16) {
     const COUNT: usize = 5_000;
-    let house = House::open(r#"{"lease_ms":2000}"#).await;
+    let house = House::open(partitions, r#"{"lease_ms":2000}"#).await;
     let messages = (0..COUNT).map(|n| Message::new("body").key(format!("k{n}")));
     house.orders().send_all(messages).await.unwrap();
     let wire = Wire::to(&house).await;
     let mut work = wire.client.queue("orders").work().worker("w").open();
     let mut batch = Batch::default();
     let (mut done, mut cuts) = (HashSet::new(), 0);
-    let mut keys = std::collections::HashMap::new();
+    let mut keys = Vec::new();
     work.credit(200);
     while done.len() < COUNT {
         in_time(work.next(&mut batch)).await.unwrap();
         let mut more = 0;
         for delivery in batch.deliveries.drain(..) {
-            keys.insert(delivery.fence(), delivery.key().to_owned());
-            work.settle(delivery.lease(), Settle::done(), delivery.fence());
+            work.settle(delivery.lease(), Settle::done(), keys.len() as u64);
+            keys.push(delivery.key().to_owned());
             more += 1;
         }
         work.credit(more);
         work.flush();
         for answered in batch.settled.drain(..) {
             if answered.answer.unwrap().is_ok() {
-                done.insert(keys.remove(&answered.tag).unwrap());
+                done.insert(keys[answered.tag as usize].clone());
             }
         }
         if done.len() >= (cuts + 1) * 700 && wire.cut() {
@@ -71,10 +71,10 @@ async fn work_over_a_breaking_wire_is_done_once() {
     assert_eq!(house.stats().await.done_total, COUNT as u64);
 }
 
-#[tokio::test]
-async fn a_worker_over_a_breaking_wire_goes_on() {
+on_each!(a_worker_over_a_breaking_wire_goes_on);
+async fn a_worker_over_a_breaking_wire_goes_on(partitions: u16) {
     const COUNT: u64 = 2_000;
-    let house = House::open(r#"{"lease_ms":2000}"#).await;
+    let house = House::open(partitions, r#"{"lease_ms":2000}"#).await;
     let messages = (0..COUNT).map(|n| Message::new("body").key(format!("k{n}")));
     house.orders().send_all(messages).await.unwrap();
     let wire = Wire::to(&house).await;
@@ -105,9 +105,9 @@ async fn a_worker_over_a_breaking_wire_goes_on() {
     assert_eq!((stats.done_total, stats.leased, stats.ready), (COUNT, 0, 0));
 }
 
-#[tokio::test]
-async fn a_broker_that_restarts_is_waited_for_by_senders_and_workers() {
-    let mut house = House::open("{}").await;
+on_each!(a_broker_that_restarts_is_waited_for_by_senders_and_workers);
+async fn a_broker_that_restarts_is_waited_for_by_senders_and_workers(partitions: u16) {
+    let mut house = House::open(partitions, "{}").await;
     let orders = house.orders();
     let worker = Worker::new(orders.clone())
         .run(|message, _| async move { Ok::<_, hapax_client::Failure>(message.body().clone()) });

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use hapax_server::Broker;
 use hapax_server::settings::{Auth, Settings};
 use hapax_wire::proto;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -17,24 +19,43 @@ use tokio::task::{AbortHandle, JoinHandle};
 /// Longer than anything takes here.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
+/// Runs a test on a broker of one partition, and on one of four.
+macro_rules! on_each {
+    ($test:ident) => {
+        mod $test {
+            #[tokio::test]
+            async fn on_one_partition() {
+                super::$test(1).await;
+            }
+
+            #[tokio::test]
+            async fn on_four_partitions() {
+                super::$test(4).await;
+            }
+        }
+    };
+}
+pub(crate) use on_each;
+
 pub(crate) struct House {
     pub(crate) client: Client,
     pub(crate) admin: Admin,
     pub(crate) address: SocketAddr,
     directory: TempDir,
+    partitions: u16,
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl House {
-    /// A broker with the queue `orders` of these rules.
-    pub(crate) async fn open(config_json: &str) -> Self {
+    /// A broker of so many partitions, with the queue `orders` of these rules.
+    pub(crate) async fn open(partitions: u16, config_json: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = "127.0.0.1:0".parse().unwrap();
-        let (address, running) = start(directory.path().join("data"), port).await;
+        let (address, running) = start(directory.path().join("data"), port, partitions).await;
         let client = Client::connect(&format!("http://{address}")).unwrap();
         let admin = Admin::new(client.clone());
         admin.put_queue("orders", config_json, None).await.unwrap();
-        Self { client, admin, address, directory, running: Some(running) }
+        Self { client, admin, address, directory, partitions, running: Some(running) }
     }
 
     pub(crate) fn orders(&self) -> Queue {
@@ -50,7 +71,8 @@ impl House {
 
     /// Starts it again, on the same port and data.
     pub(crate) async fn start_again(&mut self) {
-        let (_, running) = start(self.directory.path().join("data"), self.address).await;
+        let data = self.directory.path().join("data");
+        let (_, running) = start(data, self.address, self.partitions).await;
         self.running = Some(running);
     }
 
@@ -83,10 +105,12 @@ impl House {
 async fn start(
     data: PathBuf,
     listen: SocketAddr,
+    partitions: u16,
 ) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
     let mut settings = Settings::default();
     settings.listen = listen;
     settings.data = data;
+    settings.partitions = partitions;
     settings.auth = Auth::Off;
     run(&settings).await
 }
@@ -115,27 +139,43 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
 pub(crate) struct Wire {
     pub(crate) client: Client,
     connections: Arc<Mutex<Vec<AbortHandle>>>,
+    is_held: Arc<AtomicBool>,
+    is_mute: Arc<AtomicBool>,
     accepting: AbortHandle,
 }
 
 impl Wire {
     pub(crate) async fn to(house: &House) -> Self {
+        Self::to_with(house, LONG).await
+    }
+
+    /// For a client that waits for no longer than this.
+    pub(crate) async fn to_with(house: &House, timeout: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(Mutex::new(Vec::new()));
-        let (target, accepted) = (house.address, Arc::clone(&connections));
+        let is_held = Arc::new(AtomicBool::new(false));
+        let is_mute = Arc::new(AtomicBool::new(false));
+        let (target, accepted, held) =
+            (house.address, Arc::clone(&connections), Arc::clone(&is_held));
+        let mute = Arc::clone(&is_mute);
         let accepting = tokio::spawn(async move {
             loop {
-                let Ok((mut near, _)) = listener.accept().await else { return };
+                let Ok((near, _)) = listener.accept().await else { return };
+                if held.load(Ordering::SeqCst) {
+                    continue;
+                }
+                let mute = Arc::clone(&mute);
                 let passing = tokio::spawn(async move {
-                    let Ok(mut far) = TcpStream::connect(target).await else { return };
-                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                    let Ok(far) = TcpStream::connect(target).await else { return };
+                    let _ = pass(near, far, &mute).await;
                 });
                 accepted.lock().unwrap().push(passing.abort_handle());
             }
         });
-        let client = Client::builder(&format!("http://{address}")).timeout(LONG).connect().unwrap();
-        Self { client, connections, accepting: accepting.abort_handle() }
+        let client =
+            Client::builder(&format!("http://{address}")).timeout(timeout).connect().unwrap();
+        Self { client, connections, is_held, is_mute, accepting: accepting.abort_handle() }
     }
 
     /// Breaks every connection; new ones can be made. Tells whether there was any.
@@ -146,10 +186,48 @@ impl Wire {
         was_any
     }
 
+    /// Breaks every connection, and no new ones last until it is let go.
+    pub(crate) fn hold(&self) {
+        self.is_held.store(true, Ordering::SeqCst);
+        self.cut();
+    }
+
+    /// What the broker says is lost from now on, until it is let go and the connection cut.
+    pub(crate) fn mute(&self) {
+        self.is_mute.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn let_go(&self) {
+        self.is_held.store(false, Ordering::SeqCst);
+        self.is_mute.store(false, Ordering::SeqCst);
+    }
+
     /// Breaks every connection, and no new ones can be made.
     pub(crate) fn close(&self) {
         self.accepting.abort();
         self.cut();
+    }
+}
+
+async fn pass(near: TcpStream, far: TcpStream, mute: &AtomicBool) -> std::io::Result<()> {
+    let (mut from_near, mut to_near) = near.into_split();
+    let (mut from_far, mut to_far) = far.into_split();
+    let up = tokio::io::copy(&mut from_near, &mut to_far);
+    let down = async {
+        let mut buffer = vec![0; 64 * 1_024];
+        loop {
+            let count = from_far.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            if !mute.load(Ordering::SeqCst) {
+                to_near.write_all(&buffer[..count]).await?;
+            }
+        }
+    };
+    tokio::select! {
+        up = up => up.map(drop),
+        down = down => down,
     }
 }
 

@@ -54,7 +54,7 @@ async fn a_broker_with_tls_is_reached_with_its_authority_and_not_without() {
 
 #[tokio::test]
 async fn a_client_says_so_where_the_other_side_is_no_broker() {
-    let house = House::open("{}").await;
+    let house = House::open(1, "{}").await;
     let https = Client::builder(&format!("https://{}", house.address))
         .timeout(std::time::Duration::from_secs(1))
         .connect()

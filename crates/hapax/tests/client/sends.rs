@@ -1,14 +1,15 @@
 //! Sending.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_client::{Client, Code, Error, Message, Outcome, State, Worker};
 
-use crate::house::{House, LONG, in_time};
+use crate::house::{House, LONG, Wire, in_time, on_each};
 
-#[tokio::test]
-async fn a_send_its_duplicate_and_its_conflict() {
-    let house = House::open("{}").await;
+on_each!(a_send_its_duplicate_and_its_conflict);
+async fn a_send_its_duplicate_and_its_conflict(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let orders = house.orders();
     let lemons = || Message::new("three lemons").key("order-42").content_type("text/plain");
     let first = orders.send(lemons()).await.unwrap();
@@ -26,9 +27,9 @@ async fn a_send_its_duplicate_and_its_conflict() {
     assert_eq!((conflict.id, conflict.accepted_at), (first.id, first.accepted_at));
 }
 
-#[tokio::test]
-async fn sends_of_many_tasks_share_a_stream() {
-    let house = House::open("{}").await;
+on_each!(sends_of_many_tasks_share_a_stream);
+async fn sends_of_many_tasks_share_a_stream(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..50 {
         let orders = house.orders();
@@ -43,9 +44,9 @@ async fn sends_of_many_tasks_share_a_stream() {
     assert_eq!(house.stats().await.ready, 1_000);
 }
 
-#[tokio::test]
-async fn many_are_answered_in_order_and_one_that_is_refused_harms_no_other() {
-    let house = House::open(r#"{"max_body_bytes":10}"#).await;
+on_each!(many_are_answered_in_order_and_one_that_is_refused_harms_no_other);
+async fn many_are_answered_in_order_and_one_that_is_refused_harms_no_other(partitions: u16) {
+    let house = House::open(partitions, r#"{"max_body_bytes":10}"#).await;
     let orders = house.orders();
     let bodies = (0..3_000).map(|n| if n % 1_000 == 7 { "far too long a body" } else { "short" });
     let messages = bodies.zip(0..).map(|(body, n)| Message::new(body).key(format!("k{n}")));
@@ -61,17 +62,17 @@ async fn many_are_answered_in_order_and_one_that_is_refused_harms_no_other() {
     assert_eq!(house.stats().await.ready, 2_997);
 }
 
-#[tokio::test]
-async fn a_message_without_a_key_is_given_one() {
-    let house = House::open("{}").await;
+on_each!(a_message_without_a_key_is_given_one);
+async fn a_message_without_a_key_is_given_one(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let first = house.orders().send("body").await.unwrap();
     let second = house.orders().send("body").await.unwrap();
     assert!(first.is_new() && second.is_new() && first.id != second.id);
 }
 
-#[tokio::test]
-async fn whoever_waits_gets_the_result() {
-    let house = House::open("{}").await;
+on_each!(whoever_waits_gets_the_result);
+async fn whoever_waits_gets_the_result(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let worker = Worker::new(house.orders()).run(|message, _| async move {
         Ok::<_, hapax_client::Failure>(format!("did {}", message.text().unwrap_or_default()))
     });
@@ -84,26 +85,26 @@ async fn whoever_waits_gets_the_result() {
     worker.abort();
 }
 
-#[tokio::test]
-async fn whoever_waits_in_vain_is_told_how_far_it_is() {
-    let house = House::open("{}").await;
+on_each!(whoever_waits_in_vain_is_told_how_far_it_is);
+async fn whoever_waits_in_vain_is_told_how_far_it_is(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let wait = Duration::from_millis(200);
     let answer = house.orders().send_and_wait(Message::new("x").key("k"), wait).await.unwrap();
     assert!(!answer.has_ended() && answer.state == State::Ready, "{answer:?}");
 }
 
-#[tokio::test]
-async fn a_queue_that_is_not_there_is_named_at_once() {
-    let house = House::open("{}").await;
+on_each!(a_queue_that_is_not_there_is_named_at_once);
+async fn a_queue_that_is_not_there_is_named_at_once(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let started = Instant::now();
     let error = house.client.queue("absent").send("body").await.unwrap_err();
     assert_eq!(error.code(), Code::NoSuchQueue);
     assert!(started.elapsed() < Duration::from_secs(20), "it was not retried");
 }
 
-#[tokio::test]
-async fn what_is_too_much_for_now_is_sent_again_until_it_is_not() {
-    let house = House::open(r#"{"sends_per_s":20}"#).await;
+on_each!(what_is_too_much_for_now_is_sent_again_until_it_is_not);
+async fn what_is_too_much_for_now_is_sent_again_until_it_is_not(partitions: u16) {
+    let house = House::open(partitions, r#"{"sends_per_s":20}"#).await;
     let orders = house.orders();
     let messages = (0..40).map(|n| Message::new("body").key(format!("k{n}")));
     let answers = in_time(orders.send_all(messages)).await.unwrap();
@@ -115,14 +116,83 @@ async fn what_is_too_much_for_now_is_sent_again_until_it_is_not() {
 async fn a_broker_that_is_away_is_named_when_the_time_is_over() {
     let client =
         Client::builder("http://127.0.0.1:1").timeout(Duration::from_millis(500)).connect();
-    let error = client.unwrap().queue("orders").send("body").await.unwrap_err();
+    let orders = client.unwrap().queue("orders");
+    let error = orders.send(Message::new("body").key("k")).await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert!(error.is_retryable() && error.to_string().contains("127.0.0.1:1"), "{error}");
+    assert_eq!(error.key(), None, "the caller knows it");
+    let all = orders.send_all(["a", "b"]).await.unwrap_err();
+    assert!(matches!(all, Error::Unreachable { .. }), "nothing was answered: {all:?}");
 }
 
-#[tokio::test]
-async fn a_pipelined_sender_keeps_its_window_and_gives_tags_back() {
-    let house = House::open("{}").await;
+on_each!(a_message_without_a_key_can_be_sent_again_under_the_one_it_was_given);
+async fn a_message_without_a_key_can_be_sent_again_under_the_one_it_was_given(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let wire = Wire::to_with(&house, Duration::from_millis(500)).await;
+    wire.hold();
+    let orders = wire.client.queue("orders");
+    let error = orders.send("body").await.unwrap_err();
+    let key = error.key().unwrap().to_owned();
+    assert!(error.is_retryable() && error.to_string().contains(&key), "{error}");
+    let waited = orders.send_and_wait("body", Duration::from_millis(100)).await.unwrap_err();
+    assert!(waited.key().is_some_and(|other| other != key), "{waited}");
+    wire.let_go();
+    assert!(house.orders().send(Message::new("body").key(&key)).await.unwrap().is_new());
+    assert!(!house.orders().send(Message::new("body").key(&key)).await.unwrap().is_new());
+}
+
+on_each!(a_message_that_no_frame_takes_harms_no_other);
+async fn a_message_that_no_frame_takes_harms_no_other(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let huge = bytes::Bytes::from(vec![b'x'; 17 << 20]);
+    let body = |n: u64| if n == 7 { huge.clone() } else { "short".into() };
+    let messages = (0..41).map(|n| Message::new(body(n)).key(format!("k{n}")));
+    let answers = in_time(house.orders().send_all(messages)).await.unwrap();
+    for (n, answer) in answers.iter().enumerate() {
+        match answer {
+            Ok(answer) => assert!(answer.is_new() && n != 7),
+            Err(error) => assert_eq!((error.code(), n), (Code::TooLarge, 7)),
+        }
+    }
+    let mut sender = house.orders().sender();
+    for n in 0..10 {
+        sender.push(Message::new(body(n)).key(format!("s{n}")), n);
+    }
+    let mut answers = Vec::new();
+    while sender.unanswered() > 0 {
+        in_time(sender.answers(&mut answers)).await.unwrap();
+    }
+    answers.sort_by_key(|answered| answered.tag);
+    let refused: Vec<u64> =
+        answers.iter().filter(|one| one.answer.is_err()).map(|one| one.tag).collect();
+    assert_eq!((answers.len(), refused), (10, vec![7]));
+    assert_eq!(house.stats().await.ready, 40 + 9);
+}
+
+on_each!(what_was_answered_before_the_broker_went_away_is_told);
+async fn what_was_answered_before_the_broker_went_away_is_told(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let wire = Arc::new(Wire::to_with(&house, Duration::from_millis(500)).await);
+    let orders = wire.client.queue("orders");
+    // The list is sent in parts, and the wire breaks when the second one is asked for.
+    let cutter = Arc::clone(&wire);
+    let messages = (0..3_000).map(move |n| {
+        if n == 1_500 {
+            cutter.hold();
+        }
+        Message::new("body").key(format!("k{n}"))
+    });
+    let answers = in_time(orders.send_all(messages)).await.unwrap();
+    assert_eq!(answers.len(), 3_000);
+    let accepted = answers.iter().filter(|answer| answer.is_ok()).count();
+    assert_eq!(accepted, 1_024, "the first part");
+    assert!(answers.iter().take(accepted).all(Result::is_ok));
+    assert_eq!(house.stats().await.ready, accepted as u64);
+}
+
+on_each!(a_pipelined_sender_keeps_its_window_and_gives_tags_back);
+async fn a_pipelined_sender_keeps_its_window_and_gives_tags_back(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let mut sender = house.orders().sender().window(100);
     let mut answers = Vec::new();
     let (mut next, mut tags) = (0, Vec::new());

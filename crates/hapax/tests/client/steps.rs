@@ -7,7 +7,7 @@ use hapax_wire::proto::{self, State};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::house::{House, Wire, in_time, named};
+use crate::house::{House, Wire, in_time, named, on_each};
 use crate::workers::Running;
 
 /// Failures are tried again at once.
@@ -49,9 +49,9 @@ where
     key
 }
 
-#[tokio::test]
-async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last() {
-    let house = House::open(RULES).await;
+on_each!(a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last);
+async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
     let (charges, mails) = (Service::default(), Service::default());
     let (charge, mail) = (charges.clone(), mails.clone());
@@ -77,13 +77,17 @@ async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last() {
     .await;
     assert_eq!(done.state(), State::Done, "{}", done.error);
     assert_eq!(done.result.unwrap().body, r#"("receipt", 1)"#, "the first attempt's outcome");
-    assert_eq!(charges.calls(), [derive("k0", 0, "charge")], "called once");
-    assert_eq!(mails.calls(), vec![derive("k0", 0, "mail"); 3], "always under the same key");
+    assert_eq!(charges.calls(), [derive("orders", "", "k0", 0, "charge")], "called once");
+    assert_eq!(
+        mails.calls(),
+        vec![derive("orders", "", "k0", 0, "mail"); 3],
+        "always under the same key"
+    );
 }
 
-#[tokio::test]
-async fn what_was_begun_and_what_was_done_can_be_seen_from_outside() {
-    let house = House::open(RULES).await;
+on_each!(what_was_begun_and_what_was_done_can_be_seen_from_outside);
+async fn what_was_begun_and_what_was_done_can_be_seen_from_outside(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
     let (called, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (is_called, may_go) = (Arc::clone(&called), Arc::clone(&go));
@@ -106,19 +110,19 @@ async fn what_was_begun_and_what_was_done_can_be_seen_from_outside() {
     let worker = Running::start(Worker::new(house.orders()), handler);
     in_time(called.notified()).await;
     let key = house.key("k0").await;
-    let charge = derive("k0", 0, "charge");
+    let charge = derive("orders", "", "k0", 0, "charge");
     let expected = json!({ "step": "done", "key": charge, "outcome": { "receipt": 7 } });
     assert_eq!(point(&key, "step:charge"), expected);
-    let expected = json!({ "step": "begun", "key": derive("k0", 0, "ship") });
+    let expected = json!({ "step": "begun", "key": derive("orders", "", "k0", 0, "ship") });
     assert_eq!(point(&key, "step:ship"), expected, "saved before the call");
     go.notify_one();
     assert_eq!(house.ended("k0").await.state(), State::Done);
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn the_same_name_twice_in_one_attempt_is_an_error() {
-    let house = House::open(RULES).await;
+on_each!(the_same_name_twice_in_one_attempt_is_an_error);
+async fn the_same_name_twice_in_one_attempt_is_an_error(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
     let service = Service::default();
     let calls = service.clone();
@@ -138,9 +142,11 @@ async fn the_same_name_twice_in_one_attempt_is_an_error() {
     assert_eq!(service.calls().len(), 1);
 }
 
-#[tokio::test]
-async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_returns_less() {
-    let house = House::open(RULES).await;
+on_each!(an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_returns_less);
+async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_returns_less(
+    partitions: u16,
+) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
     let service = Service::default();
     let handler = |bytes: usize| {
@@ -159,7 +165,7 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
     };
     let dead = work(&house, handler(70_000)).await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 1), "each attempt would call again");
-    let key = derive("k0", 0, "charge");
+    let key = derive("orders", "", "k0", 0, "charge");
     assert!(dead.error.contains(&key) && dead.error.contains("return less"), "{}", dead.error);
     let left = point(&dead, "step:charge");
     assert_eq!((&left["step"], &left["key"]), (&json!("too_large"), &json!(key)));
@@ -177,9 +183,9 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
     assert_eq!(service.calls(), [key.clone(), key], "again, under the same key");
 }
 
-#[tokio::test]
-async fn a_step_is_not_begun_where_there_is_no_room_for_its_outcome() {
-    let house = House::open(RULES).await;
+on_each!(a_step_is_not_begun_where_there_is_no_room_for_its_outcome);
+async fn a_step_is_not_begun_where_there_is_no_room_for_its_outcome(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
     let service = Service::default();
     let calls = service.clone();
@@ -207,9 +213,10 @@ impl Drop for Dropped {
     }
 }
 
-#[tokio::test]
-async fn a_lost_lease_ends_the_step_and_saves_nothing() {
-    let house = House::open(r#"{"lease_ms":1000,"backoff_min_ms":0,"backoff_max_ms":0}"#).await;
+on_each!(a_lost_lease_ends_the_step_and_saves_nothing);
+async fn a_lost_lease_ends_the_step_and_saves_nothing(partitions: u16) {
+    let house =
+        House::open(partitions, r#"{"lease_ms":1000,"backoff_min_ms":0,"backoff_max_ms":0}"#).await;
     send(&house).await;
     let wire = Wire::to(&house).await;
     let service = Service::default();
@@ -249,7 +256,7 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing() {
         }
     })
     .await;
-    let key = derive("k0", 0, "charge");
+    let key = derive("orders", "", "k0", 0, "charge");
     let before: Value = serde_json::from_slice(&done.result.unwrap().body).unwrap();
     assert_eq!(before, json!({ "step": "begun", "key": key }), "no outcome");
     assert_eq!(service.calls(), [key.clone(), key], "again, under the same key");
@@ -258,9 +265,9 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing() {
     cut_off.stop().await;
 }
 
-#[tokio::test]
-async fn an_outcome_is_saved_when_the_broker_is_back() {
-    let mut house = House::open(RULES).await;
+on_each!(an_outcome_is_saved_when_the_broker_is_back);
+async fn an_outcome_is_saved_when_the_broker_is_back(partitions: u16) {
+    let mut house = House::open(partitions, RULES).await;
     send(&house).await;
     let (called, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (is_called, may_go) = (Arc::clone(&called), Arc::clone(&go));
@@ -284,9 +291,9 @@ async fn an_outcome_is_saved_when_the_broker_is_back() {
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn a_replay_calls_under_keys_of_its_own() {
-    let house = House::open(RULES).await;
+on_each!(a_replay_calls_under_keys_of_its_own);
+async fn a_replay_calls_under_keys_of_its_own(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
     let service = Service::default();
     let calls = service.clone();
@@ -302,12 +309,17 @@ async fn a_replay_calls_under_keys_of_its_own() {
     let message = proto::Message { key: "k0".to_owned(), body, ..Default::default() };
     house.admin.replay_key(named("k0"), Some(message)).await.unwrap();
     work(&house, handler).await;
-    assert_eq!(service.calls(), [derive("k0", 0, "charge"), derive("k0", 1, "charge")]);
+    assert_eq!(
+        service.calls(),
+        [derive("orders", "", "k0", 0, "charge"), derive("orders", "", "k0", 1, "charge")]
+    );
 }
 
-#[tokio::test]
-async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated() {
-    let house = House::open(r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#).await;
+on_each!(an_outcome_of_another_shape_is_told_and_the_call_not_repeated);
+async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated(partitions: u16) {
+    let house =
+        House::open(partitions, r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#)
+            .await;
     send(&house).await;
     let service = Service::default();
     let calls = service.clone();
@@ -332,43 +344,56 @@ async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated() {
     assert_eq!(service.calls().len(), 1);
 }
 
-const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"max_attempts":2}"#;
-
-/// How the one message ends whose handler begins an effect, and then does this.
-async fn after_begin(end: fn() -> Result<Done, Failure>) -> proto::Key {
-    let house = House::open(PARKS).await;
+on_each!(a_step_goes_on_under_the_key_it_has_saved);
+async fn a_step_goes_on_under_the_key_it_has_saved(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
-    work(&house, move |_, context| async move {
-        context.begin().await?;
-        end()
+    let service = Service::default();
+    let calls = service.clone();
+    let first = "0b6a9a5bb0bb4ddb7c8f6d1a6a3bd0a1";
+    let done = work(&house, move |message, context| {
+        let service = calls.clone();
+        async move {
+            if message.attempt() == 1 {
+                // As an older release began it, under the key that it derived.
+                let intent = json!({ "step": "begun", "key": first });
+                context.save("step:charge", serde_json::to_vec(&intent)?).await?;
+                return Err(Failure::new("and then a new release came"));
+            }
+            context.step("charge", |key| async { service.call(key) }).await?;
+            Ok(Done::new())
+        }
     })
-    .await
+    .await;
+    assert_eq!((done.state(), done.attempts), (State::Done, 2), "{}", done.error);
+    assert_eq!(service.calls(), [first], "a call may have been made under it");
 }
 
-#[tokio::test]
-async fn an_effect_in_doubt_is_parked_and_tells_why() {
-    let parked = after_begin(|| Err(Failure::in_doubt("the printer does not answer"))).await;
-    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1));
-    assert_eq!(parked.recovery_points["in-doubt"], "the printer does not answer");
-}
-
-#[tokio::test]
-async fn a_panic_after_an_effect_has_begun_parks_it() {
-    let parked = after_begin(|| panic!("nobody expected that")).await;
-    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1));
-    assert_eq!(parked.recovery_points["in-doubt"], "the handler panicked: nobody expected that");
-}
-
-#[tokio::test]
-async fn who_says_that_an_effect_failed_gets_the_message_again() {
-    let dead = after_begin(|| Err(Failure::new("out of paper"))).await;
-    assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "delivered again, as it was sure");
-}
-
-#[tokio::test]
-async fn nothing_is_in_doubt_before_it_has_begun() {
-    let house = House::open(PARKS).await;
+on_each!(an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s);
+async fn an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s(partitions: u16) {
+    let rules = r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#;
+    let house = House::open(partitions, rules).await;
     send(&house).await;
-    let dead = work(&house, |_, _| async { Err(Failure::in_doubt("no such printer")) }).await;
-    assert_eq!((dead.state(), dead.error.as_str()), (State::Dead, "no such printer"));
+    let service = Service::default();
+    let calls = service.clone();
+    let dead = work(&house, move |message, context| {
+        let service = calls.clone();
+        async move {
+            if message.attempt() == 1 {
+                let foreign = json!({ "step": "done", "key": "k9", "outcome": "charged" });
+                context.save("step:charge", serde_json::to_vec(&foreign)?).await?;
+                return Err(Failure::new("tried again"));
+            }
+            let call = |key| async {
+                service.call(key)?;
+                Ok::<_, Failure>("charged".to_owned())
+            };
+            context.step("charge", call).await?;
+            Ok(Done::new())
+        }
+    })
+    .await;
+    assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "{dead:?}");
+    assert!(dead.error.contains("under the key k9"), "{}", dead.error);
+    assert_eq!(service.calls(), Vec::<String>::new());
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax_client::{Client, Code, Done, Emit, Failure, Message, State, Worker};
+use hapax_client::{Client, Code, Done, Emit, Failure, Message, Outcome, State, Worker};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::house::{House, Wire, in_time};
+use crate::house::{House, Wire, in_time, on_each};
 
 /// A worker that can be told to stop.
 pub(crate) struct Running {
@@ -38,9 +38,9 @@ async fn send(house: &House, count: usize) {
     assert!(house.orders().send_all(messages).await.unwrap().iter().all(Result::is_ok));
 }
 
-#[tokio::test]
-async fn results_are_stored_and_no_more_run_at_once_than_allowed() {
-    let house = House::open("{}").await;
+on_each!(results_are_stored_and_no_more_run_at_once_than_allowed);
+async fn results_are_stored_and_no_more_run_at_once_than_allowed(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     send(&house, 200).await;
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let seen = Arc::clone(&most);
@@ -62,9 +62,11 @@ async fn results_are_stored_and_no_more_run_at_once_than_allowed() {
     assert!((2..=5).contains(&most), "{most} at once");
 }
 
-#[tokio::test]
-async fn errors_fail_the_attempt_and_panics_do_too() {
-    let house = House::open(r#"{"max_attempts":2,"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
+on_each!(errors_fail_the_attempt_and_panics_do_too);
+async fn errors_fail_the_attempt_and_panics_do_too(partitions: u16) {
+    let house =
+        House::open(partitions, r#"{"max_attempts":2,"backoff_min_ms":1,"backoff_max_ms":1}"#)
+            .await;
     for key in ["error", "panic", "dead", "good"] {
         house.orders().send(Message::new("body").key(key)).await.unwrap();
     }
@@ -89,9 +91,9 @@ async fn errors_fail_the_attempt_and_panics_do_too() {
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn leases_are_extended_from_receipt_on_also_of_what_waits() {
-    let house = House::open(r#"{"lease_ms":2000}"#).await;
+on_each!(leases_are_extended_from_receipt_on_also_of_what_waits);
+async fn leases_are_extended_from_receipt_on_also_of_what_waits(partitions: u16) {
+    let house = House::open(partitions, r#"{"lease_ms":2000}"#).await;
     send(&house, 2).await;
     let go = Arc::new(Semaphore::new(0));
     let gate = Arc::clone(&go);
@@ -114,9 +116,9 @@ async fn leases_are_extended_from_receipt_on_also_of_what_waits() {
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost() {
-    let house = House::open(r#"{"lease_ms":1000}"#).await;
+on_each!(a_handler_that_is_cut_off_is_told_that_its_lease_is_lost);
+async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost(partitions: u16) {
+    let house = House::open(partitions, r#"{"lease_ms":1000}"#).await;
     send(&house, 1).await;
     let wire = Wire::to(&house).await;
     let (started, lost) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -142,9 +144,9 @@ async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost() {
     other.stop().await;
 }
 
-#[tokio::test]
-async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was() {
-    let house = House::open("{}").await;
+on_each!(a_stop_gives_back_what_was_not_begun_and_finishes_what_was);
+async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     send(&house, 10).await;
     let (started, go) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
     let (begin, gate) = (Arc::clone(&started), Arc::clone(&go));
@@ -171,9 +173,9 @@ async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was() {
     assert_eq!(house.key("k1").await.attempts, 0, "given back uncounted");
 }
 
-#[tokio::test]
-async fn a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed() {
-    let house = House::open("{}").await;
+on_each!(a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed);
+async fn a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     send(&house, 1).await;
     let started = Arc::new(Notify::new());
     let begin = Arc::clone(&started);
@@ -189,9 +191,9 @@ async fn a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed()
     assert!(key.error.contains("stopped"), "{}", key.error);
 }
 
-#[tokio::test]
-async fn the_next_attempt_goes_on_from_what_was_saved() {
-    let house = House::open(r#"{"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
+on_each!(the_next_attempt_goes_on_from_what_was_saved);
+async fn the_next_attempt_goes_on_from_what_was_saved(partitions: u16) {
+    let house = House::open(partitions, r#"{"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
     send(&house, 1).await;
     let worker = Running::start(Worker::new(house.orders()), |message, context| async move {
         match message.recovery_point("charged") {
@@ -207,9 +209,9 @@ async fn the_next_attempt_goes_on_from_what_was_saved() {
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn a_follow_up_is_sent_under_a_derived_key() {
-    let house = House::open("{}").await;
+on_each!(a_follow_up_is_sent_under_a_derived_key);
+async fn a_follow_up_is_sent_under_a_derived_key(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     house.admin.put_queue("emails", "{}", None).await.unwrap();
     send(&house, 1).await;
     let orders = Running::start(Worker::new(house.orders()), |message, _| async move {
@@ -224,7 +226,7 @@ async fn a_follow_up_is_sent_under_a_derived_key() {
         async { Ok(Done::new()) }
     });
     let key = house.ended("k0").await.result.unwrap().body;
-    let expected = hapax_client::derive("k0", 0, "receipt");
+    let expected = hapax_client::derive("orders", "", "k0", 0, "receipt");
     assert_eq!(key, expected);
     let named = hapax_wire::proto::KeyRequest {
         queue: "emails".to_owned(),
@@ -241,41 +243,52 @@ async fn a_follow_up_is_sent_under_a_derived_key() {
     emails.stop().await;
 }
 
-#[tokio::test]
-async fn a_result_that_is_refused_fails_the_message_instead_of_hanging_on_it() {
-    let house = House::open(r#"{"max_attempts":1}"#).await;
+on_each!(a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message);
+async fn a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    house.admin.put_queue("emails", "{}", None).await.unwrap();
     send(&house, 1).await;
     let worker = Running::start(Worker::new(house.orders()), |_, _| async {
-        Ok(Done::new().emit(Emit::new("absent", "n", Message::new("body"))))
+        let short = Message::new("x").key("short").ttl(Duration::from_millis(1));
+        let noisy = Message::new("at 11:55").key("noisy").fingerprint("it");
+        let done = Done::new().emit(Emit::new("emails", "a", short));
+        Ok(done.emit(Emit::new("emails", "b", noisy)))
     });
-    let key = house.ended("k0").await;
-    assert!(key.error.contains("no_such_queue"), "{}", key.error);
+    house.ended("k0").await;
+    let named = |key: &str| hapax_wire::proto::KeyRequest {
+        queue: "emails".to_owned(),
+        key: key.to_owned(),
+        group: String::new(),
+    };
+    for key in ["short", "noisy"] {
+        let arrived = async { while house.admin.key(named(key), Duration::ZERO).await.is_err() {} };
+        in_time(arrived).await;
+    }
+    let dead = house.admin.key(named("short"), crate::house::LONG).await.unwrap();
+    assert_eq!(dead.state(), hapax_wire::proto::State::Dead, "{dead:?}");
+    let again = Message::new("at 11:56").key("noisy").fingerprint("it");
+    let again = house.client.queue("emails").send(again).await.unwrap();
+    assert!(!again.is_new(), "the same operation, as its fingerprint says");
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn an_effect_that_has_begun_is_parked_when_its_worker_is_lost() {
-    let house = House::open(r#"{"on_lost":"park","lease_ms":200}"#).await;
+on_each!(a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated);
+async fn a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated(partitions: u16) {
+    let house = House::open(partitions, r#"{"max_body_bytes":1000}"#).await;
     send(&house, 1).await;
-    let started = Arc::new(Notify::new());
-    let begin = Arc::clone(&started);
-    let worker = tokio::spawn(Worker::new(house.orders()).run(move |_, context| {
-        let begin = Arc::clone(&begin);
-        async move {
-            context.begin().await?;
-            begin.notify_one();
-            std::future::pending::<Result<(), Failure>>().await
-        }
-    }));
-    in_time(started.notified()).await;
-    worker.abort();
+    let worker = Running::start(Worker::new(house.orders()), |_, _| async {
+        Ok(Done::new().result(vec![b'x'; 2_000]))
+    });
     let key = house.ended("k0").await;
-    assert_eq!(key.state(), hapax_wire::proto::State::Parked);
+    assert_eq!((key.state(), key.attempts), (hapax_wire::proto::State::Dead, 1));
+    let words = ["too_large", "running it again would not help"];
+    assert!(words.iter().all(|word| key.error.contains(word)), "{}", key.error);
+    worker.stop().await;
 }
 
-#[tokio::test]
-async fn a_queue_that_is_not_there_ends_the_worker() {
-    let house = House::open("{}").await;
+on_each!(a_queue_that_is_not_there_ends_the_worker);
+async fn a_queue_that_is_not_there_ends_the_worker(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let worker = Worker::new(house.client.queue("absent"));
     let ended = worker.run(|_, _| async { Ok::<_, Failure>(()) });
     assert_eq!(in_time(ended).await.unwrap_err().code(), Code::NoSuchQueue);
@@ -289,9 +302,9 @@ async fn a_worker_that_is_stopped_while_the_broker_is_away_ends() {
     worker.stop().await;
 }
 
-#[tokio::test]
-async fn answers_tell_the_state_of_what_a_worker_did() {
-    let house = House::open("{}").await;
+on_each!(answers_tell_the_state_of_what_a_worker_did);
+async fn answers_tell_the_state_of_what_a_worker_did(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let orders = house.orders();
     let worker = Running::start(Worker::new(orders.clone()), |_, _| async {
         Err(Failure::dead("broken for good"))
@@ -302,4 +315,24 @@ async fn answers_tell_the_state_of_what_a_worker_did() {
     let again = orders.send(Message::new("x").key("k")).await.unwrap();
     assert_eq!(again.outcome, answer.outcome);
     worker.stop().await;
+}
+
+on_each!(a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again);
+async fn a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let orders = house.orders();
+    send(&house, 1).await;
+    let message = || Message::new("body 0").key("k0");
+    let waiting = {
+        let orders = orders.clone();
+        tokio::spawn(async move { orders.send_and_wait(message(), crate::house::LONG).await })
+    };
+    house.admin.discard_key(crate::house::named("k0")).await.unwrap();
+    let waited = in_time(waiting).await.unwrap().unwrap();
+    let sent = orders.send(message()).await.unwrap();
+    for answer in [waited, sent] {
+        assert!(answer.is_discarded() && answer.has_ended(), "{answer:?}");
+        assert!(matches!(answer.outcome, Outcome::Dead { attempts: 0, .. }), "{answer:?}");
+        assert_eq!(answer.result(), None);
+    }
 }

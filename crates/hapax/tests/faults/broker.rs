@@ -79,6 +79,7 @@ pub(crate) struct Setup {
     log: PathBuf,
     port_file: PathBuf,
     pub(crate) address: SocketAddr,
+    partitions: u16,
     wrapper: Vec<String>,
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
@@ -92,6 +93,7 @@ impl Setup {
             log: directory.join("log"),
             port_file: directory.join("port"),
             address: free_address(),
+            partitions: 1,
             wrapper: Vec::new(),
             arguments: vec!["--auth".into(), "off".into()],
             variables: Vec::new(),
@@ -100,6 +102,12 @@ impl Setup {
 
     pub(crate) fn data(mut self, data: &Path) -> Self {
         self.data = data.to_owned();
+        self
+    }
+
+    /// For data that is created by the first start.
+    pub(crate) fn partitions(mut self, partitions: u16) -> Self {
+        self.partitions = partitions;
         self
     }
 
@@ -179,7 +187,8 @@ impl Setup {
         clean(&mut command);
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         command
-            .args(["serve", "--partitions", "1", "--log-format", "text"])
+            .args(["serve", "--log-format", "text"])
+            .args(["--partitions", &self.partitions.to_string()])
             .args(["--listen", &self.address.to_string()])
             .arg("--data")
             .arg(&self.data)

@@ -20,6 +20,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const WORDS_BYTES: usize = 4_000;
 /// "Try again later", in sysexits.
 const RETRY_LATER: i32 = 75;
+/// Nobody knows whether the effect happened: the next one of sysexits.
+const IN_DOUBT: i32 = 76;
+/// What a shell exits with when a signal ended its last command: 128 and the signal's number.
+const BY_SIGNAL: std::ops::RangeInclusive<i32> = 129..=192;
 
 /// How a run ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,8 +34,8 @@ pub(super) enum Ended {
     Failed(String),
     /// Done, but its output is more than a result may be: running it again would not help.
     TooMuch(String),
-    /// By us.
-    Stopped(String),
+    /// By a signal, by us, or as it said: nobody knows how far it was.
+    InDoubt(String),
     /// By us, since somebody else may have the message.
     Lost,
 }
@@ -54,6 +58,8 @@ impl Process {
             .env("HAPAX_ATTEMPT", delivery.attempt().to_string())
             .env("HAPAX_GENERATION", delivery.generation().to_string())
             .env("HAPAX_FENCE", delivery.fence().to_string())
+            .env("HAPAX_TENANT", delivery.tenant())
+            .env("HAPAX_LEASE_MS", delivery.lease_length().as_millis().to_string())
             .env("HAPAX_LEASE", shapes::lease(delivery.lease().as_ref()))
             .env("HAPAX_GROUP", delivery.group().unwrap_or_default())
             .env("HAPAX_CONTENT_TYPE", delivery.content_type().unwrap_or_default());
@@ -107,7 +113,7 @@ impl Process {
 fn told(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
     let status = match status {
         Ok(status) => status,
-        Err(error) => return Ended::Failed(format!("the command was lost: {error}")),
+        Err(error) => return Ended::InDoubt(format!("the command was lost: {error}")),
     };
     let with_words = |what: String| match words.trim() {
         "" => what,
@@ -119,8 +125,12 @@ fn told(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
             "the command succeeded, but wrote more than {most} bytes to its standard output"
         )),
         (Some(RETRY_LATER), _) => Ended::RetryLater(with_words("not now".to_owned())),
+        (Some(IN_DOUBT), _) => Ended::InDoubt(with_words("in doubt".to_owned())),
+        (Some(code), _) if BY_SIGNAL.contains(&code) => {
+            Ended::InDoubt(with_words(format!("exit code {code}, by signal {}", code - 128)))
+        }
         (Some(code), _) => Ended::Failed(with_words(format!("exit code {code}"))),
-        (None, _) => Ended::Failed(with_words(status.to_string())),
+        (None, _) => Ended::InDoubt(with_words(status.to_string())),
     }
 }
 
@@ -235,7 +245,10 @@ mod tests {
         check(75 << 8, none(), "busy\n", Ended::RetryLater("not now: busy".to_owned()));
         check(3 << 8, none(), "  no\n", Ended::Failed("exit code 3: no".to_owned()));
         check(1 << 8, none(), "", Ended::Failed("exit code 1".to_owned()));
-        check(9, none(), "", Ended::Failed("signal: 9 (SIGKILL)".to_owned()));
+        check(255 << 8, none(), "", Ended::Failed("exit code 255".to_owned()));
+        check(9, none(), "", Ended::InDoubt("signal: 9 (SIGKILL)".to_owned()));
+        check(137 << 8, none(), "", Ended::InDoubt("exit code 137, by signal 9".to_owned()));
+        check(76 << 8, none(), "no answer\n", Ended::InDoubt("in doubt: no answer".to_owned()));
         let told = told(Ok(ExitStatus::from_raw(0)), Output::TooMuch(4), "");
         assert!(matches!(told, Ended::TooMuch(why) if why.contains("more than 4 bytes")));
     }

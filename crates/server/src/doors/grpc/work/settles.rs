@@ -46,7 +46,7 @@ impl Part {
             match &mut self.answers {
                 Ok(answers) => match answers.next() {
                     Some(answer) => convert::put_settled(frame, number, answer),
-                    None => put_refusal(frame, number, &Problem::unanswered()),
+                    None => unreachable!("every settle has an answer"),
                 },
                 Err(problem) => put_refusal(frame, number, problem),
             }

@@ -1,0 +1,48 @@
+//! What a worker reports while it works.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::delivery::Lease;
+use crate::error::Error;
+use crate::settle::{Settle, Settled};
+
+/// Something that a worker learned: see [`Worker::observe`](crate::Worker::observe).
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// The broker has answered what was said of a message last. What became of the message is in
+    /// the answer; before it is there nothing is sure.
+    Settled { lease: &'a Lease, settle: &'a Settle, answer: &'a Result<Settled, Error> },
+    /// The lease was lost before there was anything to say but a failure, so nothing was said.
+    Lost { lease: &'a Lease },
+    /// There is no connection to the broker. The worker goes on with what it has, and tries to
+    /// connect.
+    Away(&'a Error),
+    /// There is a connection again.
+    Back,
+}
+
+/// Who is told.
+#[derive(Clone, Default)]
+pub(super) struct Observer(Option<Arc<Callback>>);
+
+type Callback = dyn Fn(Event<'_>) + Send + Sync;
+
+impl Observer {
+    pub(super) fn new(observer: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(observer)))
+    }
+
+    pub(super) fn tell(&self, event: Event<'_>) {
+        if let Some(observer) = &self.0 {
+            observer(event);
+        }
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Observer" } else { "nobody" })
+    }
+}
