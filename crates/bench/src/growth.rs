@@ -148,12 +148,18 @@ fn look_up(
     rig.partition.submit(stamp, commands)?;
     let micros = start.elapsed().as_secs_f64() * 1e6 / count;
     let blocks = rig.partition.store().archive().stats().blocks_read - before;
-    let outcomes = loop {
+    let mut outcomes = Vec::new();
+    loop {
         match rig.partition.poll()? {
-            Some(answered) => break answered.outcomes,
+            Some(answered) => {
+                outcomes.extend(answered.outcomes);
+                if !answered.more {
+                    break;
+                }
+            }
             None => std::thread::park_timeout(std::time::Duration::from_millis(10)),
         }
-    };
+    }
     let known = outcomes.iter().all(|outcome| match outcome {
         Outcome::Sent(Answer::Done(_)) => old,
         Outcome::Sent(Answer::Accepted { .. }) => !old,

@@ -98,9 +98,15 @@ impl Rig {
     pub(crate) fn call(&mut self, commands: Vec<Command>) -> Result<Vec<Outcome>> {
         let stamp = self.stamp();
         let ticket = self.partition.submit(stamp, commands)?;
+        let mut outcomes = Vec::new();
         loop {
             match self.partition.poll()? {
-                Some(answered) if answered.ticket == ticket => return Ok(answered.outcomes),
+                Some(answered) if answered.ticket == ticket => {
+                    outcomes.extend(answered.outcomes);
+                    if !answered.more {
+                        return Ok(outcomes);
+                    }
+                }
                 Some(_) => {}
                 None => thread::park_timeout(Duration::from_millis(50)),
             }
@@ -241,7 +247,7 @@ impl<'a> Run<'a> {
 
     fn drain(&mut self) -> Result<()> {
         while let Some(answered) = self.rig.partition.poll()? {
-            if let Some((ticket, at)) = self.submitted.pop_front() {
+            if let Some((ticket, at)) = self.submitted.pop_front_if(|_| !answered.more) {
                 ensure!(ticket == answered.ticket, "answers come in order");
                 self.measured.longest_confirm = self.measured.longest_confirm.max(at.elapsed());
             }

@@ -195,6 +195,16 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.get_redrive(request).await }).await
     }
 
+    /// Stops a redrive where it is; what it moved stays moved.
+    pub async fn cancel_redrive(
+        &self,
+        queue: &str,
+        id: &str,
+    ) -> Result<proto::RedriveProgress, Error> {
+        let request = proto::GetRedriveRequest { queue: queue.to_owned(), id: id.to_owned() };
+        self.0.call(|mut rpc| async move { rpc.cancel_redrive(request).await }).await
+    }
+
     /// Lets the broker copy its data to a directory on its own machine, while it goes on.
     pub async fn backup(&self, directory: &str) -> Result<Backup, Error> {
         let request = proto::BackupRequest { directory: directory.to_owned() };

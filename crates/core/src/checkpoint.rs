@@ -11,19 +11,16 @@ use std::sync::Arc;
 
 use crate::codec::{BadBytes, Reader, Write};
 use crate::cold::{Need, RangeOf};
-use crate::command::LeaseName;
-use crate::decision::QueueId;
+use crate::command::{LeaseName, QueueName};
 use crate::decision::bytes_of::decode_digest;
-use crate::ids::{Seq, Time};
+use crate::ids::Time;
 use crate::key::Digest;
-use crate::limits;
-use crate::machine::{Machine, Remembered};
-use crate::message::{Message, Slot};
-use crate::outcome::Place;
+use crate::machine::Machine;
+use crate::message::Message;
 use crate::places::groups::Group;
 use crate::places::keys::Generation;
-use crate::places::ready::Gap;
 use crate::queue::{Queue, decode_job, encode_job};
+use crate::receives::Remembered;
 use crate::record::{decode_fence, encode_fence};
 use crate::row::{File, RowKey, RowSink, encode_message, point, table};
 
@@ -231,105 +228,6 @@ impl Machine {
         self.keys.is_frozen()
     }
 
-    /// Leaves messages to the rows until those in memory take at most `target` bytes, or `most`
-    /// messages have left. What changed since the last snapshot stays. Returns how many left.
-    pub fn evict(&mut self, target: usize, most: usize) -> usize {
-        self.evict_keeping(limits::REFILL, target, most)
-    }
-
-    /// The same with a shorter head, so that a test with few messages meets the gap behind it.
-    #[doc(hidden)]
-    pub fn evict_keeping(&mut self, keep: usize, target: usize, most: usize) -> usize {
-        if self.is_frozen() {
-            return 0;
-        }
-        let mut left = 0;
-        let ids: Vec<_> = self.queues.iter().map(|queue| queue.id).collect();
-        for id in ids {
-            if self.messages.bytes() <= target || left >= most {
-                break;
-            }
-            left += self.evict_from(id, keep, target, most - left);
-        }
-        left
-    }
-
-    fn evict_from(&mut self, id: QueueId, keep: usize, target: usize, most: usize) -> usize {
-        let Some(queue) = self.queues.get_mut(id) else { return 0 };
-        let messages = &self.messages;
-        let mut chosen: Vec<Slot> = Vec::new();
-        let mut bytes = messages.bytes();
-        // Keeps its place in the rows, and no trace in memory.
-        let mut evict = |place: Place, seq: Seq, slot: Slot| {
-            if chosen.len() >= most || bytes <= target {
-                return false;
-            }
-            let Some(message) = messages.same(seq, slot).filter(|message| message.place() == place)
-            else {
-                return true; // A stale entry.
-            };
-            if message.dirty || message.row.is_none() {
-                return false;
-            }
-            bytes -= message.footprint();
-            chosen.push(slot);
-            true
-        };
-        queue.dead.evict(|seq, slot| evict(Place::Dead, seq, slot));
-        queue.parked.evict(|seq, slot| evict(Place::Parked, seq, slot));
-        queue.redrives.values_mut().for_each(|job| job.horizon = 0);
-        queue.ready.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
-        queue.delayed.evict(keep, |seq, slot| evict(Place::Delayed, seq, slot));
-        for digest in &queue.groups {
-            if let Some(group) = self.groups.get_mut(digest) {
-                group.members.evict(1, |seq, slot| evict(Place::Ready, seq, slot));
-            }
-        }
-        for slot in &chosen {
-            let message = self.unhouse(*slot);
-            if message.ttl_at != Time::NEVER
-                && let Some(queue) = self.queues.get_mut(id)
-            {
-                queue.mortal.remove(&(message.ttl_at, message.seq));
-            }
-        }
-        debug_assert_eq!(self.messages.bytes(), bytes, "what left was reckoned with, once");
-        chosen.len() + self.evict_groups(id, keep, target)
-    }
-
-    /// Leaves whole groups to the rows: those that wait for delivery, the youngest first.
-    fn evict_groups(&mut self, id: QueueId, keep: usize, target: usize) -> usize {
-        let mut left = 0;
-        while self.messages.bytes() > target
-            && let Some(queue) = self.queues.get(id)
-            && queue.open.len() > keep
-            && let Some((lead, digest)) = queue.open.last().copied()
-            && let Some(group) = self.groups.get(&digest)
-        {
-            let messages = &self.messages;
-            let is_here = |seq, slot| messages.is_ready(seq, slot);
-            let members: Vec<Slot> = group.members.waiting(is_here).map(|(_, slot)| slot).collect();
-            let is_clean = |slot: &Slot| {
-                let message = self.messages.at(*slot);
-                !message.dirty && message.row.is_some() && message.ttl_at == Time::NEVER
-            };
-            let is_whole = group.resident as usize == members.len() && !group.dirty;
-            if !is_whole || group.lead_row != Some(lead) || !members.iter().all(is_clean) {
-                break;
-            }
-            left += members.len();
-            for slot in members {
-                self.unhouse(slot);
-            }
-            self.remove_group(&digest);
-            if let Some(queue) = self.queues.get_mut(id) {
-                queue.open.remove(&(lead, digest));
-                Gap::cover(&mut queue.leads, lead);
-            }
-        }
-        left
-    }
-
     /// The ranges a new owner reads whole, in this order, before it replays the journal: the
     /// machine, its queues, and then, as [`Machine::leased`] needs, what is in workers' hands.
     pub fn boot_ranges() -> Vec<(RowKey, RowKey)> {
@@ -339,11 +237,27 @@ impl Machine {
 
     /// See [`Machine::boot_ranges`].
     pub fn leased(&self, needs: &mut Vec<Need>) {
-        let leased = self.queues.iter().filter(|queue| queue.stats.leased > 0);
-        needs.extend(leased.map(|queue| {
-            let from = RowKey::file(queue.id, File::Leased);
-            Need::Range { from, to: from.after_prefix(), limit: usize::MAX, of: RangeOf::One }
-        }));
+        for queue in self.queues.iter() {
+            if let Some(from) = queue.leased_from {
+                let to = RowKey::file(queue.id, File::Leased).after_prefix();
+                let of = RangeOf::Leased(queue.id);
+                needs.push(Need::Range { from, to, limit: self.bounds.refill, of });
+            }
+        }
+    }
+
+    /// Whether everything is in memory that [`Machine::leased`] asks for.
+    pub fn is_read(&self) -> bool {
+        self.queues.iter().all(|queue| queue.leased_from.is_none())
+    }
+
+    /// A queue whose leases are not all in memory, with how many are counted and how many are
+    /// there. One that is not would never end, and hold its group for ever.
+    pub fn missing_leases(&self) -> Option<(&QueueName, u64, u64)> {
+        self.queues.iter().find_map(|queue| {
+            let (counted, here) = (queue.stats.leased, queue.leased.iter(&self.messages).count());
+            (counted != here as u64).then_some((&queue.name, counted, here as u64))
+        })
     }
 
     /// Takes in a row of a boot range.
@@ -392,9 +306,8 @@ impl Machine {
             leases.push(LeaseName { digest, seq, fence: decode_fence(&mut reader)? });
         }
         reader.end()?;
-        self.receives.by_end.insert((until, id), ());
         let remembered = Remembered { until, leases, dirty: false, stored: true };
-        self.receives.by_id.insert(id, remembered);
+        self.receives.insert(id, remembered);
         Ok(())
     }
 }

@@ -13,13 +13,12 @@ use crate::content::Content;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::machine::Machine;
 use crate::message::{Message, Slot};
+use crate::moves::purge;
 use crate::moves::send::group_of;
 use crate::outcome::Place;
-use crate::places::groups::Group;
-use crate::places::ready::Gap;
+use crate::places::groups::{Group, Leads};
 use crate::queue::Queue;
 use crate::record;
 use crate::row::{File, RowKey, decode_message, point, table};
@@ -29,7 +28,8 @@ use crate::row::{File, RowKey, decode_message, point, table};
 pub enum Need {
     /// A key.
     Point(Digest),
-    /// A group, which is a point too; where there is none, [`Machine::absent`] wants to know.
+    /// A group, which is a point too. Where there is no such point, [`Machine::absent`] wants to
+    /// know of either.
     Group(QueueId, Digest),
     Range {
         from: RowKey,
@@ -42,7 +42,10 @@ pub enum Need {
 /// What a range is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeOf {
+    /// One row, by its name.
     One,
+    /// What is in workers' hands, for a new owner.
+    Leased(QueueId),
     Ready(QueueId),
     Leads(QueueId),
     Members(QueueId, Digest),
@@ -50,6 +53,21 @@ pub enum RangeOf {
     Purge(QueueId),
     Browse,
     Redrive(QueueId, Digest),
+}
+
+impl Command {
+    /// Whether what the command needs depends on the commands before it in its batch: it is asked
+    /// for when its turn has come, not ahead.
+    pub fn is_asked_late(&self) -> bool {
+        matches!(self, Self::Receive(_) | Self::Expire | Self::Browse(_) | Self::Show(_))
+    }
+
+    /// Whether the commands after it in its batch need something else because of it: those are all
+    /// asked for when their turn has come. A queue that is made or goes decides under which digest
+    /// a key is looked for, and whether it is at all.
+    pub fn changes_needs(&self) -> bool {
+        matches!(self, Self::Configure(_) | Self::Follow(_) | Self::Delete(_))
+    }
 }
 
 impl Machine {
@@ -98,6 +116,7 @@ impl Machine {
                 }
             }
             Command::Configure(_)
+            | Command::Follow(_)
             | Command::Delete(_)
             | Command::Pause(_)
             | Command::Resume(_)
@@ -182,16 +201,21 @@ impl Machine {
         Ok(())
     }
 
-    /// The range has been read: `rows` of it, the last one named `last`.
-    pub fn warmed(&mut self, need: &Need, rows: usize, last: Option<&[u8]>) {
-        let Need::Range { limit, of, from, to } = need else { return };
-        debug_assert!(rows <= *limit, "no more is read than was asked for");
-        debug_assert_eq!(rows == 0, last.is_none(), "the last row is named where there is one");
-        let all = rows < *limit;
+    /// The range has been read as far as the row named `last`. Where it was `left_off` there may
+    /// be more: whatever it was read for remembers where to go on.
+    pub fn warmed(&mut self, need: &Need, last: Option<&[u8]>, left_off: bool) {
+        let Need::Range { of, from, to, .. } = need else { return };
+        assert!(last.is_some() || !left_off, "a range is left off behind a row");
+        let all = !left_off;
         let last = last.and_then(|last| RowKey::try_from(last).ok());
         let last_seq = last.map_or(0, |last| seq_of(&last));
         match of {
             RangeOf::One => {}
+            RangeOf::Leased(queue) => {
+                if let Some(queue) = self.queues.get_mut(*queue) {
+                    queue.leased_from = last.filter(|_| left_off).map(RowKey::next);
+                }
+            }
             RangeOf::Browse if all => {}
             RangeOf::Browse => self.browsed.push((*from, last_seq)),
             RangeOf::Ready(queue) => {
@@ -210,15 +234,9 @@ impl Machine {
                 self.regroup(digest);
             }
             RangeOf::Leads(queue) => {
-                if let Some(queue) = self.queues.get_mut(*queue)
-                    && let Some(gap) = &mut queue.leads
-                {
-                    // Two leads may bear one number: the last one is read again.
-                    let read = last.map_or(gap.to, |last| lead_seq(&last));
-                    gap.from = read.max(gap.from + 1);
-                    if all || gap.from >= gap.to {
-                        queue.leads = None;
-                    }
+                if let Some(queue) = self.queues.get_mut(*queue) {
+                    let last = last.filter(|_| left_off).and_then(|last| lead_of(&last));
+                    Leads::advance(&mut queue.leads, last);
                 }
             }
             RangeOf::Delayed(queue) => {
@@ -246,13 +264,15 @@ impl Machine {
         }
     }
 
-    /// A group that was needed is not in the rows: it has nothing unfinished.
+    /// What was needed is not in the rows. A group that is not has nothing unfinished.
     pub fn absent(&mut self, need: &Need) {
-        if let Need::Group(queue, digest) = need
-            && self.groups.get(digest).is_none()
-        {
-            self.add_group(Group::new(*digest, *queue));
-            self.asked.push(*digest);
+        match need {
+            Need::Point(digest) => self.keys.note_absent(digest),
+            Need::Group(queue, digest) if self.groups.get(digest).is_none() => {
+                self.add_group(Group::new(*digest, *queue));
+                self.asked.push(*digest);
+            }
+            Need::Group(..) | Need::Range { .. } => {}
         }
     }
 
@@ -391,37 +411,39 @@ impl Machine {
         let messages = &self.messages;
         let is_here = |seq, slot| messages.is_ready(seq, slot);
         let size = |slot| messages.at(slot).content.size();
+        let most = self.bounds.receive_bytes;
         if let Some(gap) = queue.ready.gap()
-            && !queue.ready.has_in_front(max, is_here, size)
+            && !queue.ready.has_in_front(max, is_here, size, most)
         {
-            needs.push(range(
+            needs.push(self.range(
                 RowKey::filed(queue.id, File::Ready, gap.from),
                 RowKey::filed(queue.id, File::Ready, gap.to),
                 RangeOf::Ready(queue.id),
             ));
         }
         // Groups that only the rows know come before younger ones that memory knows.
-        if let Some(Gap { from, to }) = queue.leads
-            && queue.open.range(..(from, Digest([0; 16]))).take(max).count() < max
+        if let Some(Leads { from, to }) = queue.leads
+            && queue.open.range(..from).take(max).count() < max
         {
-            needs.push(range(
-                RowKey::leads(queue.id, from),
+            needs.push(self.range(
+                RowKey::lead(queue.id, from.0, &from.1),
                 RowKey::leads(queue.id, to),
                 RangeOf::Leads(queue.id),
             ));
         }
         let (mut absent, mut bytes) = (0, 0);
         for (lead, digest) in queue.open.iter().take(max) {
-            if absent >= LEADS_AT_ONCE || bytes >= limits::RECEIVE_BYTES_MAX {
+            if absent >= self.bounds.groups_at_once || bytes >= most {
                 break;
             }
             let Some(group) = self.groups.get(digest) else { continue };
             bytes += group.members.oldest(is_here).next().map_or(0, |(_, slot)| size(slot));
             if let Some(gap) = group.members.gap()
-                && (*lead >= gap.from || several && !group.members.has_in_front(max, is_here, size))
+                && (*lead >= gap.from
+                    || several && !group.members.has_in_front(max, is_here, size, most))
             {
                 absent += 1;
-                needs.push(range(
+                needs.push(self.range(
                     RowKey::member(queue.id, digest, gap.from),
                     RowKey::member(queue.id, digest, gap.to),
                     RangeOf::Members(queue.id, *digest),
@@ -434,22 +456,26 @@ impl Machine {
         if self.next_due > self.now {
             return;
         }
-        for queue in self.queues.iter() {
+        for queue in self.queues.iter_from(self.tick.queue) {
             if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
-                needs.push(range(
+                needs.push(self.range(
                     RowKey::delayed(queue.id, due, seq),
                     RowKey::file(queue.id, File::Delayed).after_prefix(),
                     RangeOf::Delayed(queue.id),
                 ));
             }
             if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
+                // No more than the next step takes away, or it would be evicted meanwhile.
+                let limit = self.bounds.job_step - purge::victims(self, queue).len();
                 let to = RowKey::message_prefix(queue.id).after_prefix();
                 let of = RangeOf::Purge(queue.id);
-                needs.push(Need::Range { from, to, limit: limits::JOB_STEP, of });
+                if limit > 0 {
+                    needs.push(Need::Range { from, to, limit, of });
+                }
             }
             for (digest, job) in &queue.redrives {
                 if !job.done && job.horizon <= job.cursor {
-                    needs.push(range(
+                    needs.push(self.range(
                         RowKey::filed(queue.id, File::Dead, job.cursor),
                         RowKey::file(queue.id, File::Dead).after_prefix(),
                         RangeOf::Redrive(queue.id, *digest),
@@ -462,7 +488,7 @@ impl Machine {
     fn need_browse(&self, browse: &Browse, needs: &mut Vec<Need>) {
         let Some(queue) = self.queues.named(&browse.queue) else { return };
         if let Some((from, to)) = self.browsed_rows(queue, browse) {
-            let limit = browse.limit.clamp(1, limits::BROWSE_MAX) + 1;
+            let limit = browse.limit.clamp(1, self.bounds.browse) + 1;
             needs.push(Need::Range { from, to, limit, of: RangeOf::Browse });
         }
     }
@@ -478,6 +504,11 @@ impl Machine {
         let from = browse.cursor.map_or(0, |cursor| cursor.saturating_add(1));
         let to = RowKey::file(queue.id, file).after_prefix();
         Some((RowKey::filed(queue.id, file, from), to))
+    }
+
+    fn range(&self, from: RowKey, to: RowKey, of: RangeOf) -> Need {
+        debug_assert!(from <= to, "a range ends after it begins");
+        Need::Range { from, to, limit: self.bounds.refill, of }
     }
 
     /// The digest under which the queue knows the key.
@@ -522,22 +553,16 @@ impl Machine {
     }
 }
 
-/// So many groups are brought into memory before a receive is looked at again.
-const LEADS_AT_ONCE: usize = 16;
-
-fn range(from: RowKey, to: RowKey, of: RangeOf) -> Need {
-    debug_assert!(from <= to, "a range ends after it begins");
-    Need::Range { from, to, limit: limits::REFILL, of }
-}
-
 /// The number at the end of a message row's name.
 fn seq_of(key: &RowKey) -> Seq {
     key.as_slice().last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-fn lead_seq(key: &RowKey) -> Seq {
-    let bytes = key.as_slice().get(5..).and_then(<[u8]>::first_chunk);
-    bytes.map_or(0, |bytes| u64::from_be_bytes(*bytes))
+/// The number and the group that a lead row is named for.
+fn lead_of(key: &RowKey) -> Option<(Seq, Digest)> {
+    let bytes = key.as_slice();
+    let (seq, group) = (bytes.get(5..)?.first_chunk()?, bytes.get(13..)?.first_chunk()?);
+    Some((u64::from_be_bytes(*seq), Digest(*group)))
 }
 
 fn delayed_of(key: &RowKey) -> Option<(Time, Seq)> {

@@ -14,6 +14,8 @@ use crate::limits;
 #[derive(Clone, Debug)]
 pub enum Command {
     Configure(Configure),
+    /// Takes over what another partition decided about a queue.
+    Follow(Follow),
     /// Drops the queue with its messages and keys.
     Delete(QueueName),
     Pause(QueueName),
@@ -129,6 +131,15 @@ pub struct Configure {
     pub config: Config,
     /// Refused where the queue's version is another.
     pub if_version: Option<u64>,
+}
+
+/// A queue as the leading partition decided it.
+#[derive(Clone, Debug)]
+pub struct Follow {
+    pub queue: QueueName,
+    pub config: Config,
+    /// The version to take over. Refused where a newer one is known.
+    pub version: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -249,6 +260,15 @@ pub enum Verb {
 pub struct Blob {
     pub content_type: Option<Arc<str>>,
     pub body: Bytes,
+}
+
+impl Blob {
+    /// Checks what does not depend on a queue.
+    pub(crate) fn check(&self) -> Result<(), Invalid> {
+        let bytes = self.content_type.as_ref().map_or(0, |text| text.len());
+        let is_long = bytes > limits::CONTENT_TYPE_BYTES_MAX;
+        if is_long { Err(Invalid::ContentTypeLength(bytes)) } else { Ok(()) }
+    }
 }
 
 /// A follow-up message. Its key is derived from the parent's unless given.

@@ -124,7 +124,10 @@ pub enum Invalid {
     Id,
     #[error("a lease lasts 100 ms to 12 h, not {0} ms")]
     LeaseLength(u64),
-    #[error("at most 64 messages of 8 MiB together can be emitted, each with a name or a key")]
+    #[error(
+        "at most 64 messages of 8 MiB together can be emitted, each with a key or a name of at \
+         most 255 bytes"
+    )]
     Emits,
     #[error("the name of an emit has at most 255 bytes, this one has {0}")]
     EmitName(usize),
@@ -146,6 +149,8 @@ pub enum Invalid {
     BodyGone,
     #[error("the message that was sent along has another key")]
     OtherKey,
+    #[error("the operation takes {bytes} bytes of the journal, which takes {max} at once")]
+    TooLarge { bytes: usize, max: usize },
 }
 
 /// Collects the parts of a [`Content`].

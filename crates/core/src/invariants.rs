@@ -21,6 +21,12 @@ impl Machine {
         }
         let bytes: usize = self.messages.iter().map(|(_, message)| message.footprint()).sum();
         assert_eq!(bytes, self.messages.bytes(), "bytes in memory are counted");
+        let is_counted = |(_, message): (Slot, &Message)| message.is_counted();
+        assert!(self.messages.iter().all(is_counted), "histories and points are counted");
+        let groups = self.queues.iter().flat_map(|queue| &queue.groups);
+        let groups = groups.filter_map(|digest| self.groups.get(digest));
+        let bytes: usize = groups.map(crate::places::groups::footprint).sum();
+        assert_eq!(bytes, self.groups.bytes(), "groups are counted");
         for queue in self.queues.iter() {
             self.check_places(queue);
             self.check_stats(queue);

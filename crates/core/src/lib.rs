@@ -16,6 +16,7 @@ mod command;
 mod config;
 mod content;
 mod decision;
+mod evict;
 mod ids;
 mod invariants;
 mod key;
@@ -27,6 +28,7 @@ mod moves;
 mod outcome;
 mod places;
 mod queue;
+mod receives;
 mod record;
 mod row;
 mod state;
@@ -35,8 +37,8 @@ pub use checkpoint::Snapshot;
 pub use codec::BadBytes;
 pub use cold::{Need, RangeOf};
 pub use command::{
-    Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, KeyName, LeaseName, Purge,
-    QueueName, Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+    Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, Follow, KeyName, LeaseName,
+    Purge, QueueName, Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
 };
 pub use config::{
     Config, DedupScope, Guarantee, InvalidConfig, OnDead, OnGroupDead, OnLost, Order, UndatedKeys,
@@ -47,6 +49,7 @@ pub use decision::{
 };
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
 pub use key::{Differs, Digest, Fingerprint, Parent, date, derive};
+pub use limits::Bounds;
 pub use machine::{Batch, Machine, Usage, read_batch};
 pub use outcome::{
     Answer, Delivery, Effect, Finished, InFlight, KeyView, Outcome, Place, QueueView, Quota,

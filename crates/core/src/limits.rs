@@ -29,6 +29,7 @@ pub const EMITS_MAX: usize = 64;
 pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
 pub const RELAY_MAX: usize = 100_000;
+pub const RELAY_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 pub const RELAY_BACKOFF_MIN_MS: u64 = 100;
 pub const RELAY_BACKOFF_MAX_MS: u64 = 30_000;
 
@@ -36,6 +37,8 @@ pub const RECOVERY_POINTS_MAX: usize = 64;
 pub const RECOVERY_POINTS_BYTES_MAX: usize = 64 * 1_024;
 pub const RECOVERY_POINT_NAME_BYTES_MAX: usize = 128;
 pub const HISTORY_MAX: usize = 64;
+/// An event of the history keeps so much of an error; the last error is kept whole.
+pub const DETAIL_BYTES_MAX: usize = 256;
 
 pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 12 * 60 * 60 * 1_000;
@@ -65,11 +68,76 @@ pub const BROWSE_MAX: usize = 1_000;
 /// How much one tick of time may do before other commands get their turn.
 pub const EXPIRE_STEP: usize = 1_024;
 pub const JOB_STEP: usize = 256;
+/// Messages that one tick moves over all queues and jobs: about a mebibyte of decisions.
+pub const TICK_STEP: usize = 16 * 1_024;
 /// Rows fetched at once to refill a queue's head.
 pub const REFILL: usize = 1_024;
 
+/// Groups brought into memory before a receive is looked at again.
+pub const GROUPS_AT_ONCE: usize = 16;
+
 pub const PARTITIONS_MAX: u16 = 4_096;
 pub const QUEUES_MAX: usize = 100_000;
+
+/// The bounds of one machine that are no part of its contract: how much it does at once. They
+/// change when something happens, never what, so that a test, a model or a simulator draws them
+/// small and meets with ten messages what otherwise takes ten thousand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Leases, lives and delays of one queue that end in one tick; dead messages that one step of
+    /// a redrive looks at; relays that are retried.
+    pub expire_step: usize,
+    /// Messages that one step of a purge or a redrive moves.
+    pub job_step: usize,
+    /// Messages that one tick moves over all queues and jobs; a tick goes on where the one before
+    /// it ended.
+    pub tick_step: usize,
+    /// Rows fetched at once to refill a queue's head, and messages that eviction leaves in it.
+    pub refill: usize,
+    /// A receive takes no further message after so many bytes.
+    pub receive_bytes: usize,
+    /// Groups brought into memory before a receive is looked at again.
+    pub groups_at_once: usize,
+    /// Messages on a page of a place.
+    pub browse: usize,
+    /// Emits that wait to be handed to their queues, of all tenants, and how much memory they take.
+    /// One tenant has at most half of either.
+    pub relays: usize,
+    pub relay_bytes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            expire_step: EXPIRE_STEP,
+            job_step: JOB_STEP,
+            tick_step: TICK_STEP,
+            refill: REFILL,
+            receive_bytes: RECEIVE_BYTES_MAX,
+            groups_at_once: GROUPS_AT_ONCE,
+            browse: BROWSE_MAX,
+            relays: RELAY_MAX,
+            relay_bytes: RELAY_BYTES_MAX,
+        }
+    }
+}
+
+impl Bounds {
+    /// Panics where a bound is zero: nothing would ever go on.
+    pub(crate) fn check(&self) {
+        let Self { expire_step, job_step, tick_step, refill, .. } = *self;
+        let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, .. } = *self;
+        for bound in [expire_step, job_step, tick_step, refill].into_iter().chain([
+            receive_bytes,
+            groups_at_once,
+            browse,
+            relays,
+            relay_bytes,
+        ]) {
+            assert!(bound > 0, "every bound allows one: {self:?}");
+        }
+    }
+}
 
 // What the bounds must be to each other.
 const _: () = assert!(LEASE_MS_MIN > 0 && LEASE_MS_MIN < LEASE_MS_MAX);

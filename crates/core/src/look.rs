@@ -59,7 +59,7 @@ impl Machine {
         let Some(queue) = self.queues.named(&browse.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
-        let limit = browse.limit.clamp(1, limits::BROWSE_MAX);
+        let limit = browse.limit.clamp(1, self.bounds.browse);
         let mut slots = self.in_place(queue, browse.place, browse.cursor, limit + 1);
         // Rows may be outdated: what was read can be less than a page, and more may follow it.
         let read = self.browsed_rows(queue, browse).map(|(from, _)| from);

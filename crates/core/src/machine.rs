@@ -6,13 +6,13 @@
 //! - time never runs backwards;
 //! - a decision applied twice is applied once.
 
-use std::collections::BTreeMap;
-
 use crate::codec::{BadBytes, Reader, Write};
-use crate::command::{Command, LeaseName, QueueName};
+use crate::command::{Command, QueueName};
+use crate::content::Invalid;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
+use crate::limits::Bounds;
 use crate::message::{Messages, Slot};
 use crate::moves;
 use crate::outcome::{Effect, Outcome};
@@ -20,11 +20,13 @@ use crate::places::groups::Groups;
 use crate::places::keys::Keys;
 use crate::places::relay::Relays;
 use crate::queue::Queues;
+use crate::receives::Receives;
 use crate::row::RowKey;
 
 /// The state of one partition.
 #[derive(Debug)]
 pub struct Machine {
+    pub(crate) bounds: Bounds,
     pub(crate) partition: u16,
     /// How many partitions the broker has: fences count up in steps of it.
     pub(crate) partitions: u16,
@@ -51,6 +53,8 @@ pub struct Machine {
     pub(crate) keys_expired: bool,
     /// The store has room for settles only.
     store_full: bool,
+    /// Where the next tick begins.
+    pub(crate) tick: Tick,
     scratch: Verdict,
     /// See [`Verdict::unknown`]; set while a decision of that verdict is applied.
     pub(crate) unknown: Option<Digest>,
@@ -63,60 +67,126 @@ pub(crate) struct Verdict {
     pub(crate) effects: Vec<Effect>,
     /// A key that was looked for and is nowhere: applying need not look again.
     pub(crate) unknown: Option<Digest>,
+    /// Where the next tick begins.
+    pub(crate) tick: Option<Tick>,
 }
 
-/// Receives that may be repeated, by the digest of their id.
-#[derive(Debug, Default)]
-pub(crate) struct Receives {
-    pub(crate) by_id: BTreeMap<Digest, Remembered>,
-    pub(crate) by_end: BTreeMap<(Time, Digest), ()>,
-    pub(crate) gone: Vec<Digest>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Remembered {
-    pub(crate) until: Time,
-    pub(crate) leases: Vec<LeaseName>,
-    pub(crate) dirty: bool,
-    pub(crate) stored: bool,
+/// Where a tick of time begins: it does a bounded amount of work, and the next one goes on with
+/// those that had no turn. Not durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tick {
+    pub(crate) queue: QueueId,
+    /// The redrive of that queue that comes first.
+    pub(crate) job: Option<Digest>,
 }
 
 /// Decisions on their way to the journal, and effects that wait until they are durable.
-#[derive(Debug, Default)]
+///
+/// Invariant: neither `bytes` nor what is in `full` is larger than the journal takes.
+#[derive(Debug)]
 pub struct Batch {
+    at: Time,
     bytes: Vec<u8>,
     decisions: usize,
+    /// The most bytes the journal takes at once.
+    bytes_max: usize,
+    /// What comes before `bytes` and had no room for the last command.
+    full: Vec<Vec<u8>>,
     pub effects: Vec<Effect>,
 }
 
-/// How much memory the state takes, and how much of it a checkpoint would free.
+impl Default for Batch {
+    fn default() -> Self {
+        Self::with_max(usize::MAX)
+    }
+}
+
+/// How much memory the state takes, by kind, and how much of it a checkpoint would free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Messages in memory.
+    /// Messages in memory, with their histories, errors and recovery points.
     pub messages: usize,
     pub message_bytes: usize,
+    /// Groups in memory, without their messages.
+    pub groups: usize,
+    pub group_bytes: usize,
+    /// Emits that wait to be handed to their queues.
+    pub relays: usize,
+    pub relay_bytes: usize,
+    /// Receives that may be repeated.
+    pub receives: usize,
+    pub receive_bytes: usize,
     /// Records, deletes and changed messages that wait for a checkpoint.
     pub unwritten_bytes: usize,
-    pub changed_messages: usize,
-    pub groups: usize,
+    /// Records that the checkpoint under way writes.
+    pub frozen_bytes: usize,
+    /// Messages and groups that cannot leave memory before a checkpoint has written them.
+    pub changed: usize,
     /// A checkpoint would free the disk of keys whose time is over.
     pub keys_expired: bool,
+}
+
+impl Usage {
+    /// What can leave memory for the rows, but for what is leased or changed.
+    pub fn head_bytes(&self) -> usize {
+        self.message_bytes + self.group_bytes
+    }
 }
 
 const BATCH_VERSION: u8 = 1;
 
 impl Batch {
+    /// A batch for a journal that takes at most `bytes_max` at once.
+    pub fn with_max(bytes_max: usize) -> Self {
+        let (at, bytes, full, effects) = (Time(0), Vec::new(), Vec::new(), Vec::new());
+        Self { at, bytes, decisions: 0, bytes_max, full, effects }
+    }
+
     /// Starts a batch at a time.
     pub fn begin(&mut self, at: Time) {
+        assert!(self.full.is_empty(), "what is full is journaled before the next begins");
+        self.at = at;
         self.bytes.clear();
-        self.bytes.u8(BATCH_VERSION);
-        self.bytes.number(at.0);
+        head(at, &mut self.bytes);
         self.decisions = 0;
         self.effects.clear();
     }
 
     pub fn is_empty(&self) -> bool {
-        self.decisions == 0
+        self.decisions == 0 && self.full.is_empty()
+    }
+
+    /// Whether there are batches that go into the journal before `bytes`.
+    pub fn has_full(&self) -> bool {
+        !self.full.is_empty()
+    }
+
+    /// Batches that go into the journal before `bytes`, oldest first.
+    pub fn take_full(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.full)
+    }
+
+    /// Takes in what one command decided. Where the batch becomes too large by it, what was there
+    /// before is a batch of its own; where it is too large by itself nothing is taken in, and its
+    /// size is the error.
+    fn push_all(&mut self, decisions: &[Decision]) -> Result<(), usize> {
+        let (before, count) = (self.bytes.len(), self.decisions);
+        decisions.iter().for_each(|decision| self.push(decision));
+        if self.bytes.len() <= self.bytes_max {
+            return Ok(());
+        }
+        let own = self.bytes.split_off(before);
+        let mut next = Vec::with_capacity(own.len() + 16);
+        head(self.at, &mut next);
+        next.extend_from_slice(&own);
+        if next.len() > self.bytes_max {
+            self.decisions = count;
+            return Err(next.len());
+        }
+        assert!(count > 0, "a batch with nothing else in it has the command's size");
+        self.full.push(std::mem::replace(&mut self.bytes, next));
+        self.decisions -= count;
+        Ok(())
     }
 
     /// What goes into the journal.
@@ -133,6 +203,11 @@ impl Batch {
             self.decisions += 1;
         }
     }
+}
+
+fn head(at: Time, out: &mut Vec<u8>) {
+    out.u8(BATCH_VERSION);
+    out.number(at.0);
 }
 
 /// Reads a batch back.
@@ -154,9 +229,22 @@ impl Machine {
     /// An empty partition, one of `partitions`. `seed` spreads the tables, so that nobody outside
     /// can aim at them.
     pub fn new(partition: u16, partitions: u16, epoch: u32, seed: u64) -> Self {
+        Self::with_bounds(partition, partitions, epoch, seed, Bounds::default())
+    }
+
+    /// The same with bounds of one's own.
+    pub fn with_bounds(
+        partition: u16,
+        partitions: u16,
+        epoch: u32,
+        seed: u64,
+        bounds: Bounds,
+    ) -> Self {
         assert!(partitions <= crate::limits::PARTITIONS_MAX && partition < partitions);
         assert!(epoch < Fence::EPOCHS, "an epoch is refused when its partition is opened");
+        bounds.check();
         Self {
+            bounds,
             partition,
             partitions,
             epoch,
@@ -176,6 +264,7 @@ impl Machine {
             next_due: Time::NEVER,
             keys_expired: false,
             store_full: false,
+            tick: Tick::default(),
             scratch: Verdict::default(),
             unknown: None,
         }
@@ -216,20 +305,30 @@ impl Machine {
     }
 
     /// Decides a command, applies what was decided, and appends it to the batch. What the command
-    /// `needs` must have been warmed.
+    /// `needs` must have been warmed. A command that decides more than the journal takes at once
+    /// is refused, and changes nothing.
     pub fn execute(&mut self, stamp: Stamp, command: Command, batch: &mut Batch) -> Outcome {
         debug_assert_eq!(stamp.at, self.now, "advance comes first");
         debug_assert!(self.unknown.is_none(), "what one command looked for is not another's");
         let mut verdict = std::mem::take(&mut self.scratch);
         debug_assert!(verdict.decisions.is_empty(), "every decision before was applied");
         debug_assert!(verdict.effects.is_empty(), "every effect before was handed on");
-        let outcome = self.decide(stamp, command, &mut verdict);
+        let is_tick = matches!(command, Command::Expire);
+        let mut outcome = self.decide(stamp, command, &mut verdict);
         self.unknown = verdict.unknown.take();
+        if let Err(bytes) = batch.push_all(&verdict.decisions) {
+            assert!(!is_tick, "a tick of time is smaller than a batch: {bytes} bytes");
+            verdict.decisions.clear();
+            verdict.effects.clear();
+            outcome = outcome.refused(Invalid::TooLarge { bytes, max: batch.bytes_max });
+        }
         for decision in verdict.decisions.drain(..) {
-            batch.push(&decision);
             self.apply(stamp.at, decision);
         }
         self.unknown = None;
+        if is_tick {
+            self.tick = verdict.tick.take().unwrap_or_default();
+        }
         for effect in verdict.effects.drain(..) {
             // Waking a queue twice in a row says nothing new.
             if !matches!(effect, Effect::Wake(_)) || batch.effects.last() != Some(&effect) {
@@ -248,6 +347,7 @@ impl Machine {
             Command::Claim(claim) => moves::claim::decide(self, stamp, claim, out),
             Command::Expire => moves::expire::decide(self, stamp, out),
             Command::Configure(configure) => moves::configure::decide(self, configure, out),
+            Command::Follow(follow) => moves::configure::follow(self, follow, out),
             Command::Delete(queue) => moves::purge::delete(self, &queue, out),
             Command::Pause(queue) => moves::configure::pause(self, &queue, true, out),
             Command::Resume(queue) => moves::configure::pause(self, &queue, false, out),
@@ -267,7 +367,8 @@ impl Machine {
         }
     }
 
-    /// Applies one decision of the batch whose time `advance` was given last.
+    /// Applies one decision of the batch whose time `advance` was given last. One match, so that
+    /// the compiler notices a decision that nothing applies.
     pub fn apply(&mut self, at: Time, decision: Decision) {
         debug_assert_eq!(at, self.now);
         match decision {
@@ -303,12 +404,6 @@ impl Machine {
             Decision::Counted { digest, queue } => {
                 moves::send::apply_counted(self, at, &digest, queue);
             }
-            other => self.apply_administrative(at, other),
-        }
-    }
-
-    fn apply_administrative(&mut self, at: Time, decision: Decision) {
-        match decision {
             Decision::Configured(configured) => moves::configure::apply(self, at, *configured),
             Decision::Paused { queue, paused } => {
                 moves::configure::apply_paused(self, queue, paused);
@@ -346,7 +441,6 @@ impl Machine {
             Decision::RelayRefused { id, error, key } => {
                 moves::relay::apply_refused(self, id, error, key.as_deref());
             }
-            _ => debug_assert!(false, "every decision is applied by one of the two"),
         }
     }
 
@@ -354,9 +448,15 @@ impl Machine {
         Usage {
             messages: self.messages.len(),
             message_bytes: self.messages.bytes(),
-            unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
-            changed_messages: self.dirty.len(),
             groups: self.groups.len(),
+            group_bytes: self.groups.bytes(),
+            relays: self.relays.len(),
+            relay_bytes: self.relays.bytes(),
+            receives: self.receives.len(),
+            receive_bytes: self.receives.bytes(),
+            unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
+            frozen_bytes: self.keys.frozen_footprint(),
+            changed: self.dirty.len() + self.dirty_groups.len(),
             keys_expired: self.keys_expired,
         }
     }

@@ -86,6 +86,20 @@ pub(crate) struct Extra {
     pub(crate) claim_id: Option<Digest>,
     /// See [`Accepted`](crate::Accepted).
     pub(crate) dated_ahead: Option<Time>,
+    /// What it takes of memory, as it was counted last.
+    pub(crate) counted: usize,
+}
+
+impl Extra {
+    /// About how much memory it takes.
+    fn footprint(&self) -> usize {
+        let event = |event: &Event| size_of::<Event>() + 64 + event.detail.len();
+        let point = |(name, data): (&String, &Bytes)| 128 + name.len() + data.len();
+        size_of::<Self>()
+            + self.history.iter().map(event).sum::<usize>()
+            + self.points.iter().map(point).sum::<usize>()
+            + self.error.as_ref().map_or(0, |error| error.len() + 16)
+    }
 }
 
 /// How a lease was settled, to give the same answer again.
@@ -190,9 +204,22 @@ impl Message {
         !self.content.has_key()
     }
 
-    /// About how much memory it takes.
+    /// About how much memory it takes, as it was counted last.
     pub(crate) fn footprint(&self) -> usize {
-        size_of::<Self>() + self.content.size() + 64
+        let extra = self.extra.as_ref().map_or(0, |extra| extra.counted);
+        size_of::<Self>() + self.content.size() + 64 + extra
+    }
+
+    /// Counts what became of it.
+    fn count(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.counted = extra.footprint();
+        }
+    }
+
+    /// Whether everything that it takes is counted.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.extra.as_ref().is_none_or(|extra| extra.counted == extra.footprint())
     }
 }
 
@@ -209,7 +236,8 @@ pub(crate) struct Messages {
 const PIECE: usize = 1_024;
 
 impl Messages {
-    pub(crate) fn insert(&mut self, message: Message) -> Slot {
+    pub(crate) fn insert(&mut self, mut message: Message) -> Slot {
+        message.count();
         self.bytes += message.footprint();
         if let Some(slot) = self.free.pop() {
             let place = self.slot_mut(slot);
@@ -280,6 +308,19 @@ impl Messages {
     #[inline]
     pub(crate) fn is_ready(&self, seq: Seq, slot: Slot) -> bool {
         self.same(seq, slot).is_some_and(|message| matches!(message.state, State::Ready))
+    }
+
+    /// The message changed, and with it what it takes of memory.
+    pub(crate) fn recount(&mut self, slot: Slot) {
+        let message = self.at_mut(slot);
+        if message.extra.is_none() {
+            return;
+        }
+        let before = message.footprint();
+        message.count();
+        let after = message.footprint();
+        debug_assert!(self.bytes >= before, "what changes was counted");
+        self.bytes = self.bytes - before + after;
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -36,6 +36,50 @@ pub enum Outcome {
     Refused(Refusal),
 }
 
+impl Outcome {
+    /// About how many bytes it holds that belong to messages, results and errors.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Sent(answer) | Self::Claimed(answer) => answer.size(),
+            Self::Received(deliveries) => deliveries.iter().map(Delivery::size).sum(),
+            Self::Settled(Settled::LeaseLost { result, .. }) => size_of_result(result.as_ref()),
+            Self::Key(view) => view.size(),
+            Self::Messages { messages, .. } => messages.iter().map(KeyView::size).sum(),
+            Self::Settled(_)
+            | Self::Configured { .. }
+            | Self::Queue(_)
+            | Self::Redrive(_)
+            | Self::Ok
+            | Self::Refused(_) => 0,
+        }
+    }
+
+    /// The refusal of a command that would have got this outcome.
+    pub(crate) fn refused(self, invalid: Invalid) -> Self {
+        match self {
+            Self::Sent(_) => Self::Sent(Answer::Invalid(invalid)),
+            Self::Claimed(_) => Self::Claimed(Answer::Invalid(invalid)),
+            Self::Settled(_) => Self::Settled(Settled::Invalid(invalid)),
+            Self::Configured { .. }
+            | Self::Queue(_)
+            | Self::Received(_)
+            | Self::Key(_)
+            | Self::Messages { .. }
+            | Self::Redrive(_)
+            | Self::Ok
+            | Self::Refused(_) => Self::Refused(Refusal::Invalid(invalid)),
+        }
+    }
+}
+
+fn size_of_result(result: Option<&Blob>) -> usize {
+    result.map_or(0, |result| result.body.len())
+}
+
+fn size_of_points(points: &BTreeMap<String, Bytes>) -> usize {
+    points.iter().map(|(name, data)| name.len() + data.len()).sum()
+}
+
 /// Why a command other than a send, a claim or a settle was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
@@ -101,6 +145,8 @@ pub enum Answer {
         id: MessageId,
         lease: LeaseName,
         deadline: Time,
+        /// How long the lease lasts from the answer on, for those whose clock says something else.
+        lease_ms: u64,
         /// What an earlier claim of the key saved before it was released or lost.
         recovery_points: BTreeMap<String, Bytes>,
     },
@@ -110,6 +156,15 @@ impl Answer {
     /// Whether the key was known, so that nothing new happened.
     pub fn is_replay(&self) -> bool {
         matches!(self, Self::Done(_) | Self::Dead { .. } | Self::Parked { .. } | Self::InFlight(_))
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Done(finished) => size_of_result(finished.result.as_ref()),
+            Self::Dead { error, .. } => error.len(),
+            Self::Fresh { recovery_points, .. } => size_of_points(recovery_points),
+            _ => 0,
+        }
     }
 }
 
@@ -193,6 +248,10 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    fn size(&self) -> usize {
+        self.content.size() + size_of_points(&self.recovery_points)
+    }
+
     /// The key, or the id where the message came without one.
     pub fn key(&self) -> String {
         match self.content.key() {
@@ -238,6 +297,16 @@ pub struct KeyView {
     pub recovery_points: BTreeMap<String, Bytes>,
     /// The newest 64 events, in order, the uneventful ones told from the record.
     pub history: Vec<Event>,
+}
+
+impl KeyView {
+    fn size(&self) -> usize {
+        let details = self.history.iter().map(|event| event.detail.len()).sum::<usize>();
+        self.content.as_ref().map_or(0, |content| content.size())
+            + size_of_result(self.record.result.as_ref())
+            + size_of_points(&self.recovery_points)
+            + details
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -361,8 +430,8 @@ impl Arrival {
         match answer {
             Answer::NoSuchQueue | Answer::OverQuota { .. } | Answer::StoreFull => Self::Later,
             Answer::Invalid(invalid) => refused(format!("its queue refused it: {invalid}")),
-            Answer::Conflict { id, .. } => {
-                refused(format!("its queue refused it: message {id} has its key and differs"))
+            Answer::Conflict { .. } => {
+                refused("its queue refused it: another message has its key".to_owned())
             }
             Answer::TooOld { .. } => refused(
                 "its queue refused it: it is older than the retention, so that it may have been \

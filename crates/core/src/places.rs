@@ -10,3 +10,17 @@ pub(crate) mod leased;
 pub(crate) mod ready;
 pub(crate) mod relay;
 pub(crate) mod shelf;
+
+/// What becomes of an entry of a place that might leave memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Leaves,
+    /// Names nothing that is here any more.
+    Stale,
+    /// Changed since the last snapshot.
+    Stays,
+    /// Came since the last snapshot; so did what is younger.
+    New,
+    /// Enough has left.
+    Enough,
+}

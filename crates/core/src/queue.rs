@@ -13,14 +13,15 @@ use crate::decision::bytes_of::{
 use crate::decision::{QueueId, RedriveStarted};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::message::Slot;
+use crate::message::{Message, Slot};
 use crate::outcome::{RedriveView, Stats};
 use crate::places::delayed::Delayed;
+use crate::places::groups::Leads;
 use crate::places::leased::Leased;
-use crate::places::ready::{Gap, Ready};
+use crate::places::ready::Ready;
 use crate::places::shelf::Shelf;
 use crate::record::{decode_error, encode_error};
-use crate::row::RowKey;
+use crate::row::{File, RowKey};
 
 #[derive(Debug)]
 pub(crate) struct Queue {
@@ -46,9 +47,11 @@ pub(crate) struct Queue {
     /// Groups of the queue that are in memory.
     pub(crate) groups: BTreeSet<Digest>,
     /// Deliverable groups that only the rows know.
-    pub(crate) leads: Option<Gap>,
+    pub(crate) leads: Option<Leads>,
     pub(crate) delayed: Delayed,
     pub(crate) leased: Leased,
+    /// Where a new owner goes on reading the rows of leases; `None` where all are in memory.
+    pub(crate) leased_from: Option<RowKey>,
     pub(crate) parked: Shelf,
     pub(crate) dead: Shelf,
     /// When messages in memory outlive their time.
@@ -61,7 +64,6 @@ pub(crate) struct Queue {
 #[derive(Clone, Debug)]
 pub(crate) struct Purge {
     pub(crate) below: Seq,
-    pub(crate) keys: bool,
     pub(crate) delete: bool,
     /// Where the rows have been read up to; `None` where all of them have. Not durable.
     pub(crate) cursor: Option<RowKey>,
@@ -164,6 +166,7 @@ impl Queue {
             leads: None,
             delayed: Delayed::default(),
             leased: Leased::default(),
+            leased_from: None,
             parked: Shelf::default(),
             dead: Shelf::default(),
             mortal: BTreeMap::new(),
@@ -174,6 +177,15 @@ impl Queue {
 
     pub(crate) fn is_deleted(&self) -> bool {
         self.purge.as_ref().is_some_and(|purge| purge.delete)
+    }
+
+    /// A message left memory: a purge under way that has read past its row goes back to it.
+    pub(crate) fn purge_again(&mut self, message: &Message) {
+        if let (Some(purge), Some(row)) = (&mut self.purge, message.row)
+            && message.seq < purge.below
+        {
+            purge.cursor = Some(purge.cursor.map_or(row, |cursor| cursor.min(row)));
+        }
     }
 
     /// A key's record came (1) or went (-1).
@@ -215,8 +227,10 @@ impl Queue {
         out.number(self.keys_from);
         out.number(self.dated_from.0);
         let purge = self.purge.as_ref();
+        // Whether keys go as well is told by `keys_from`, and here for those who look.
+        let keys = purge.is_some_and(|purge| purge.below <= self.keys_from);
         let purge_flags =
-            purge.map_or(0, |purge| 1 | u8::from(purge.keys) << 1 | u8::from(purge.delete) << 2);
+            purge.map_or(0, |purge| 1 | u8::from(keys) << 1 | u8::from(purge.delete) << 2);
         out.u8(purge_flags);
         out.number(purge.map_or(0, |purge| purge.below));
         for count in [
@@ -259,7 +273,6 @@ impl Queue {
         let below = reader.number("purge")?;
         queue.purge = (flags & 1 != 0).then(|| Purge {
             below,
-            keys: flags & 2 != 0,
             delete: flags & 4 != 0,
             cursor: Some(RowKey::message_prefix(id)),
         });
@@ -287,7 +300,10 @@ impl Queue {
         reader.end()?;
         if queue.stats.ready > 0 {
             queue.ready = Ready::cold(0, next_seq);
-            queue.leads = Some(Gap { from: 0, to: next_seq });
+            queue.leads = Some(Leads::all(next_seq));
+        }
+        if queue.stats.leased > 0 {
+            queue.leased_from = Some(RowKey::file(id, File::Leased));
         }
         if queue.stats.delayed > 0 {
             queue.delayed = Delayed::cold();
@@ -433,6 +449,13 @@ impl Queues {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Queue> {
         self.by_id.iter().filter_map(Option::as_deref)
+    }
+
+    /// All of them, from a number on and then those before it.
+    pub(crate) fn iter_from(&self, id: QueueId) -> impl Iterator<Item = &Queue> {
+        let at = (id as usize).min(self.by_id.len());
+        let (before, from) = self.by_id.split_at_checked(at).unwrap_or_default();
+        from.iter().chain(before).filter_map(Option::as_deref)
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Queue> {

@@ -137,14 +137,25 @@ what! {
 /// Adds an event; the oldest goes where there are too many. Duplicates in a row are one event
 /// with a count, so that a retry storm does not push everything else out.
 pub(crate) fn remember(history: &mut Vec<Event>, event: Event) {
-    if event.what == What::Duplicate
-        && let Some(last) = history.last_mut().filter(|last| last.what == What::Duplicate)
-    {
-        let count = last.detail.parse::<u64>().unwrap_or(1) + 1;
-        last.at = event.at;
+    if event.what == What::Duplicate {
+        return remember_duplicates(history, event.at, 1);
+    }
+    push(history, event);
+}
+
+/// Adds `count` duplicates, the last of which came at `at`.
+pub(crate) fn remember_duplicates(history: &mut Vec<Event>, at: Time, count: u64) {
+    if let Some(last) = history.last_mut().filter(|last| last.what == What::Duplicate) {
+        let count = last.detail.parse::<u64>().unwrap_or(1).saturating_add(count);
+        last.at = at;
         last.detail = count.to_string().into();
         return;
     }
+    let (worker, detail) = (crate::row::nobody(), count.to_string().into());
+    push(history, Event { at, what: What::Duplicate, worker, detail });
+}
+
+fn push(history: &mut Vec<Event>, event: Event) {
     if history.len() >= limits::HISTORY_MAX {
         history.remove(0);
     }
@@ -165,6 +176,11 @@ const _: () = assert!(End::Forgotten as u8 <= END_MASK, "how it ended fits the f
 
 /// Appends a record. About 50 bytes for a life without incident and an empty result.
 pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
+    encode_apart(record, false, out);
+}
+
+/// The same; where `apart`, the body of the result is kept elsewhere and an empty one written.
+pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
     // Written as differences, which would read back as others where these did not hold.
     debug_assert!(record.leased_at >= record.accepted_at);
     debug_assert!(record.finished_at >= record.accepted_at);
@@ -208,8 +224,13 @@ pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
     if has_parts {
         encode_parts(fingerprint, out);
     }
-    if let Some(result) = &record.result {
-        encode_blob(result, out);
+    match &record.result {
+        Some(result) if apart => {
+            out.text(result.content_type.as_deref().unwrap_or_default());
+            out.bytes(&[]);
+        }
+        Some(result) => encode_blob(result, out),
+        None => {}
     }
     if has_more {
         out.number(record.duplicates);

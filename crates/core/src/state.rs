@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::command::Blob;
 use crate::ids::{Fence, Seq, Time};
 use crate::key::{self, Digest};
+use crate::limits;
 use crate::machine::Machine;
 use crate::message::{Message, Slot, State};
 use crate::outcome::Place;
@@ -32,7 +33,10 @@ impl Ending {
 }
 
 pub(crate) fn event(at: Time, what: What, worker: &Arc<str>, detail: &str) -> Event {
-    Event { at, what, worker: Arc::clone(worker), detail: detail.into() }
+    // The last error is kept whole beside the history.
+    let end = detail.floor_char_boundary(limits::DETAIL_BYTES_MAX);
+    let detail = detail.get(..end).unwrap_or(detail).into();
+    Event { at, what, worker: Arc::clone(worker), detail }
 }
 
 impl Machine {
@@ -138,6 +142,7 @@ impl Machine {
 
     /// Notes that the next checkpoint must write the message.
     pub(crate) fn touch(&mut self, slot: Slot) {
+        self.messages.recount(slot);
         let message = self.messages.at_mut(slot);
         if !message.dirty {
             message.dirty = true;
@@ -170,16 +175,20 @@ impl Machine {
             if blocks {
                 step(&mut group.out);
             }
+            let mut held = 0;
             if holds && came {
                 group.holds.insert(seq);
+                held = 1;
             } else if holds {
-                let held = group.holds.remove(&seq);
-                debug_assert!(held, "who lets its group go held it");
+                let was_held = group.holds.remove(&seq);
+                debug_assert!(was_held, "who lets its group go held it");
+                held = -isize::from(was_held);
             }
             if place == Place::Ready {
                 debug_assert!(came || group.ready > 0, "who leaves the ready was among them");
                 group.ready = if came { group.ready + 1 } else { group.ready.saturating_sub(1) };
             }
+            self.groups.holds = self.groups.holds.saturating_add_signed(held);
         }
         self.regroup_later(&digest);
     }
@@ -338,7 +347,7 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
     }
     let expires_at = match (ending.end, queue.config.retention_ms) {
         // Longer where it saved something for the next claim.
-        (End::Freed, _) if extra.points.is_empty() => at.plus(crate::limits::FREED_MS),
+        (End::Freed, _) if extra.points.is_empty() => at.plus(limits::FREED_MS),
         (_, None) => Time::NEVER,
         // A retry is refused as too old by the date of its operation: until then it must be known.
         (_, Some(retention)) => {

@@ -16,6 +16,7 @@
 mod support;
 
 mod model {
+    pub(crate) mod follow;
     pub(crate) mod found;
     pub(crate) mod keys;
     pub(crate) mod operate;
@@ -27,6 +28,7 @@ mod model {
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use hapax_core::Bounds;
 use model::ops::{Case, case};
 use model::run::{Dying, Runner};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
@@ -46,8 +48,9 @@ fn a_decision_applied_twice_is_applied_once() {
 #[test]
 fn what_random_cases_found_stays_fixed() {
     for (name, ops) in model::found::cases() {
-        for (page, dying) in [(2, Dying::Once), (usize::MAX, Dying::Twice)] {
-            let case = Case { page, ops: ops.clone() };
+        let few = Bounds { job_step: 2, refill: 2, ..Bounds::default() };
+        for (bounds, dying) in [(few, Dying::Once), (Bounds::default(), Dying::Twice)] {
+            let case = Case { bounds, ops: ops.clone() };
             if let Err((trace, reason)) = run(&case, dying) {
                 panic!("{name}, {dying:?}:\n{trace}{reason}\n");
             }
@@ -74,7 +77,7 @@ fn check(dying: Dying, stream: u8) {
         Err(TestError::Fail(_, mut case)) => {
             leave_out(&mut case, dying);
             let (trace, reason) = run(&case, dying).expect_err("it failed before");
-            panic!("seed {seed}, page {}:\n{trace}{reason}\n", case.page);
+            panic!("seed {seed}, {:?}:\n{trace}{reason}\n", case.bounds);
         }
         Err(TestError::Abort(reason)) => panic!("{reason}"),
     }
@@ -94,7 +97,7 @@ fn leave_out(case: &mut Case, dying: Dying) {
 
 /// The trace up to the first difference, and the difference.
 fn run(case: &Case, dying: Dying) -> Result<(), (String, String)> {
-    let mut runner = Runner::new(case.page, dying);
+    let mut runner = Runner::new(case.bounds, dying);
     for number in 0..=case.ops.len() {
         let step = catch_unwind(AssertUnwindSafe(|| match case.ops.get(number) {
             Some(op) => runner.step(number, op),

@@ -9,6 +9,7 @@ mod support;
 
 mod rules {
     mod bad_input;
+    mod bounds;
     mod bytes;
     mod claims;
     mod groups;
@@ -16,6 +17,7 @@ mod rules {
     mod keys;
     mod leases;
     mod lookalikes;
+    mod memory;
     mod operators;
     mod precedence;
     mod redrives;

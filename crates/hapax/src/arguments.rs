@@ -96,8 +96,10 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:
   hapax forget orders order-42")]
     Forget(keys::Forget),
-    /// Do a finished message again, as its next generation. Its body comes along, the same.
+    /// Do a finished message again, as its next generation. Unless its queue keeps bodies, give its
+    /// body again, the same as it was.
     #[command(after_help = "Examples:
+  hapax replay orders order-42
   hapax replay orders order-42 'three lemons'
   hapax replay orders order-43 --file order.json --content-type application/json")]
     Replay(keys::Replay),

@@ -7,7 +7,6 @@ mod duration;
 mod exit;
 mod failure;
 mod moment;
-mod nearest;
 mod partition;
 #[cfg(test)]
 mod reference;

@@ -47,7 +47,13 @@ impl Local {
 
     pub(crate) fn call(&mut self, commands: Vec<Command>) -> Result<Vec<Outcome>> {
         self.submit(commands)?;
-        Ok(self.answers()?.outcomes)
+        let mut answered = self.answers()?;
+        while answered.more {
+            let next = self.answers()?;
+            answered.outcomes.extend(next.outcomes);
+            answered.more = next.more;
+        }
+        Ok(answered.outcomes)
     }
 
     pub(crate) fn close(self) -> Result<()> {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_client::{Admin, Client, Error};
+use hapax_wire::nearest::closest;
 use hapax_wire::{Code, proto};
 use tokio::time::Instant;
 
 use crate::content::Envelope;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::nearest::nearest;
 use crate::screen::clean;
 
 /// The longest that the broker waits in one call.
@@ -127,7 +127,7 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
 async fn missing(session: &Session, queue: &str, failure: Failure) -> Failure {
     let known = session.client.queues().await.unwrap_or_default();
     let known: Vec<&str> = known.iter().map(|known| known.queue.as_str()).collect();
-    let next = match nearest(queue, known.iter().copied()) {
+    let next = match closest(queue, known.iter().copied()) {
         Some(near) => format!("did you mean {near}? Or create it: hapax queue create {queue}"),
         None => format!("create it with: hapax queue create {queue}"),
     };

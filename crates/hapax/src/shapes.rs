@@ -120,7 +120,10 @@ impl Key {
 #[derive(Debug, Serialize)]
 pub(crate) struct Delivery {
     lease: String,
-    fence: u64,
+    /// As digits: it outgrows the integers that programs read from JSON without loss.
+    fence: String,
+    tenant: String,
+    queue: String,
     key: String,
     id: String,
     attempt: u32,
@@ -130,6 +133,7 @@ pub(crate) struct Delivery {
     body: Body,
     headers: BTreeMap<String, String>,
     accepted_at: At,
+    lease_ms: u64,
     deadline: At,
     recovery_points: BTreeMap<String, Body>,
 }
@@ -138,7 +142,9 @@ impl Delivery {
     pub(crate) fn of(delivery: &proto::Delivery) -> Self {
         Self {
             lease: lease(&delivery.lease),
-            fence: delivery.fence,
+            fence: delivery.fence.to_string(),
+            tenant: delivery.tenant.clone(),
+            queue: delivery.queue.clone(),
             key: delivery.key.clone(),
             id: id(&delivery.id),
             attempt: delivery.attempt,
@@ -147,10 +153,25 @@ impl Delivery {
             body: Body::of(&delivery.body, &delivery.content_type),
             headers: headers(&delivery.headers),
             accepted_at: At(delivery.accepted_at_ms),
+            lease_ms: delivery.lease_ms,
             deadline: At(delivery.deadline_ms),
             recovery_points: points(&delivery.recovery_points),
         }
     }
+}
+
+/// How far a redrive has come.
+pub(crate) fn redrive(progress: &proto::RedriveProgress) -> Value {
+    json!({
+        "id": progress.id,
+        "matched": progress.matched,
+        "moved": progress.moved,
+        "total": progress.total,
+        "missing": progress.missing,
+        "done": progress.done,
+        "cancelled": progress.cancelled,
+        "dry_run": progress.dry_run,
+    })
 }
 
 /// A queue: its rules are what the broker wrote.

@@ -26,8 +26,6 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a response is tried to be stored, behind the back of the one who waited for it.
 pub(crate) const SETTLE_PATIENCE: Duration = Duration::from_secs(600);
-/// How long a claim that nobody waits for any more may take to be given, to be given back then.
-pub(crate) const LATE_CLAIM: Duration = Duration::from_secs(10);
 /// Requests under keys at a time.
 pub(crate) const OPERATIONS_MAX: usize = 1_024;
 /// When to come again to a key that is in progress.

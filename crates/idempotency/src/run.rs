@@ -1,14 +1,19 @@
 //! One protected request, from its claim to its answer.
 //!
 //! ```text
-//!   claim ── fresh ──▶ handler ──▶ keep ────▶ complete ──▶ the handler's response
-//!     │                    │        release ─▶ release ──▶ the handler's response
-//!     │                    │        in doubt ▶ let go ───▶ the handler's response
-//!     │                    └ panic ───────────▶ release ──▶ 500
+//!   claim ── fresh ──▶ begin ──▶ handler ──▶ keep ────▶ complete ──▶ the handler's response
+//!     │                  │           │        release ─▶ release ──▶ the handler's response
+//!     │                  │           │        in doubt ▶ let go ───▶ the handler's response
+//!     │                  │           └ panic ───────────▶ release ──▶ 500
+//!     │                  └ lost ──▶ 409      away ──▶ release, 503
 //!     ├ done ────────────▶ the stored response, marked
 //!     ├ in flight ───────▶ 409        conflict ─▶ 422        parked ─▶ 409
 //!     └ broker away ─────▶ 503, or the handler without a claim
 //! ```
+//!
+//! A claim that was not begun is freed when its lease is over, also in a queue that parks: nothing
+//! was done under it. So the key of a caller that went away, or of one who never heard the answer
+//! to its claim, is in nobody's doubt.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,23 +23,23 @@ use std::task::Poll;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hapax_client::{Blob, Claim, Code, Error, Held};
+use hapax_client::{Blob, Claim, Code, Error, Held, Settle};
 use http::response::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::body::{Gathered, ResponseBody, gather};
 use crate::builder::{OnUnavailable, Rules};
 use crate::event::{Event, Outcome};
 use crate::key;
-use crate::limits::LATE_CLAIM;
+use crate::limits::SETTLE_PATIENCE;
 use crate::operation::Operation;
 use crate::policy::{REPLAYED, Remember};
 use crate::prefer::PREFERENCE_APPLIED;
 use crate::problem::Problem;
-use crate::settle::{Ended, Settling};
+use crate::settle::{Ended, PAUSE, Settling};
 use crate::stored::{CONTENT_TYPE, Stored};
 
 /// What a request asks for.
@@ -64,7 +69,11 @@ where
     R::Error: std::fmt::Display,
 {
     let _running = Running::begin(&rules);
-    match take(&rules, &asked).await {
+    let taken = match take(&rules, &asked).await {
+        Taken::Fresh(held) => begin(&rules, held).await,
+        other => other,
+    };
+    match taken {
         Taken::Fresh(held) => work(&rules, asked, held, handler).await,
         Taken::Unprotected => {
             let response = handler(None).await?.map(ResponseBody::passed);
@@ -106,7 +115,7 @@ async fn take(rules: &Arc<Rules>, asked: &Asked) -> Taken {
         // can be told. Otherwise the next request would have to wait until its lease is over.
         let running = Running::begin(rules);
         tokio::spawn(async move {
-            if let Ok(Ok(Claim::Fresh(held))) = timeout(LATE_CLAIM, taking).await {
+            if let Ok(Claim::Fresh(held)) = taking.await {
                 let _ = held.release().await;
             }
             drop(running);
@@ -127,6 +136,36 @@ async fn take(rules: &Arc<Rules>, asked: &Asked) -> Taken {
         }
         Err(error) => refused(rules, asked, &error),
     }
+}
+
+/// Says that the handler starts: from here on a lost lease leaves the operation in doubt, where the
+/// queue parks. Where that cannot be said in time nothing is done, and the key is given back.
+async fn begin(rules: &Arc<Rules>, held: Held) -> Taken {
+    let begun = timeout(rules.broker_timeout, held.begin()).await;
+    match begun {
+        Ok(Ok(())) => return Taken::Fresh(held),
+        Ok(Err(error)) if error.code() == Code::LeaseLost => {
+            return Taken::problem(Outcome::InProgress, Problem::in_progress(rules.retry_after));
+        }
+        Ok(Err(error)) => {
+            rules.tell(Event::BrokerFailed(error.code()));
+            tracing::warn!(%error, "a key was claimed, and nothing was begun under it");
+        }
+        Err(_) => rules.tell(Event::BrokerFailed(Code::Unavailable)),
+    }
+    // It may have been heard all the same. While this is tried the lease is extended.
+    let running = Running::begin(rules);
+    tokio::spawn(async move {
+        let until = Instant::now() + SETTLE_PATIENCE;
+        while let Err(error) = held.settle(Settle::Release).await
+            && error.is_retryable()
+            && Instant::now() < until
+        {
+            sleep(PAUSE).await;
+        }
+        drop(running);
+    });
+    unavailable(rules)
 }
 
 /// One claim of the key, as this request makes it.

@@ -19,7 +19,7 @@ use crate::run::{Asked, Running, claim};
 use crate::stored::{CONTENT_TYPE, Stored};
 
 /// Between two tries, each of which has tried for the client's timeout.
-const PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 
 /// A claim whose handler has ended.
 pub(crate) struct Settling<'a> {

@@ -7,6 +7,10 @@
 
 use hapax_core::Time;
 
+/// Answers may tell a time that is this much later than the journal's last one; who is told more
+/// finds it journaled. A new owner starts that much later where the last one crashed, so that time
+/// never runs backwards.
+pub(crate) const TOLD_AHEAD_MS: u64 = 1_000;
 /// How much faster or slower than the monotonic clock the time may run.
 const SLEW_PER: i64 = 1_000;
 /// A larger difference to the wall clock is told.
@@ -20,6 +24,9 @@ pub struct Clock {
     monotonic: i64,
     /// Wall clock minus time, when last asked.
     behind: i64,
+    /// What is left of the time that passed after the steps towards the wall clock were taken:
+    /// asked often, the clock would else never take one.
+    passed: i64,
 }
 
 impl Clock {
@@ -28,7 +35,15 @@ impl Clock {
     pub fn start(journal: Time, wall: Time, monotonic_us: u64) -> Self {
         let wall = micros(wall);
         let time = wall.max(micros(journal));
-        Self { time, monotonic: monotonic_us as i64, behind: wall - time }
+        Self { time, monotonic: monotonic_us as i64, behind: wall - time, passed: 0 }
+    }
+
+    /// How long to wait before the clock is started at `journal`, which an owner that crashed may
+    /// have told to somebody: until the wall clock is there, or for as much as it may have been
+    /// told ahead. Started at once, time would be that much further ahead of the wall clock after
+    /// every crash, and leases and keys would end early.
+    pub fn wait_ms(journal: Time, wall: Time) -> u64 {
+        journal.since(wall).min(TOLD_AHEAD_MS)
     }
 
     /// The time now. `monotonic_us` is any clock that only ever advances.
@@ -36,7 +51,9 @@ impl Clock {
         let elapsed = (monotonic_us as i64 - self.monotonic).max(0);
         self.monotonic = self.monotonic.max(monotonic_us as i64);
         let expected = self.time + elapsed;
-        let most = elapsed / SLEW_PER;
+        let passed = self.passed + elapsed;
+        let most = passed / SLEW_PER;
+        self.passed = passed % SLEW_PER;
         self.time = expected + (micros(wall) - expected).clamp(-most, most);
         self.behind = micros(wall) - self.time;
         debug_assert!(self.time >= expected - most, "time never runs backwards");
@@ -84,6 +101,20 @@ mod tests {
             let now = clock.now(wall, 7 + step * 999);
             assert!(now >= last);
             last = now;
+        }
+    }
+
+    #[test]
+    fn small_corrections_are_followed_however_often_the_clock_is_asked() {
+        for every_us in [200, 900, 1_000, 2_000, 7_777] {
+            let mut clock = Clock::start(Time(0), Time(1_000_000), 0);
+            let mut now = Time(0);
+            let steps = 600 * SECOND / every_us;
+            for step in 1..=steps {
+                let us = step * every_us;
+                now = clock.now(Time(1_000_000 + us / 1_000 + 300), us);
+            }
+            assert_eq!(now, Time(1_000_000 + steps * every_us / 1_000 + 300), "{every_us} us");
         }
     }
 

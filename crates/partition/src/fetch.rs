@@ -15,16 +15,50 @@ pub(crate) struct Fetch {
     origin: Vec<usize>,
     /// Ranges that were read for the question at hand: reading them again would tell nothing new.
     read: Vec<Need>,
+    /// A range is left off after so many bytes, and no job reads another one in the same tick.
+    range_bytes: usize,
+    /// What the jobs of this tick have read.
+    job_bytes: usize,
+    /// What was read since `start`, and how much may be.
+    bytes: usize,
+    bytes_max: usize,
 }
 
-/// A range is left off after so many bytes: what is in it comes into memory, and a thousand rows
-/// may be a thousand times the largest body.
-const RANGE_BYTES_MAX: usize = 8 << 20;
+/// A range that has no rows is not free: with many jobs, no tick reads all of theirs.
+const RANGE_BYTES_MIN: usize = 4_096;
 
 /// A need leads to at most a few more; a chain longer than this is a bug.
 const ROUNDS_MAX: usize = 10_000;
 
 impl Fetch {
+    pub(crate) fn new(range_bytes: usize) -> Self {
+        Self { range_bytes, bytes_max: usize::MAX, ..Self::default() }
+    }
+
+    /// Begins to count what is read.
+    pub(crate) fn start(&mut self) {
+        self.bytes = 0;
+    }
+
+    /// How much was read since `start`.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The same as `fetch`, but for what is beyond `most` bytes. Returns whether that was all.
+    pub(crate) fn fetch_up_to(
+        &mut self,
+        most: usize,
+        machine: &mut Machine,
+        store: &mut impl Store,
+        ask: impl Fn(&Machine, &mut Vec<Need>),
+    ) -> Result<bool, Error> {
+        self.bytes_max = most;
+        let fetched = self.fetch(machine, store, ask);
+        self.bytes_max = usize::MAX;
+        fetched.map(|()| self.bytes <= most)
+    }
+
     /// Asks until nothing more is needed.
     pub(crate) fn fetch(
         &mut self,
@@ -34,28 +68,36 @@ impl Fetch {
     ) -> Result<(), Error> {
         self.needs.clear();
         self.read.clear();
+        self.job_bytes = 0;
         ask(machine, &mut self.needs);
         for _ in 0..ROUNDS_MAX {
-            if self.needs.is_empty() {
+            if self.needs.is_empty() || self.bytes > self.bytes_max {
                 return Ok(());
             }
             self.more.clear();
             let found = self.fetch_points(machine, store)?;
             let ranges = self.fetch_ranges(machine, store)?;
             if self.more.is_empty() && (found || ranges) {
-                // New knowledge may call for the next range; keys were all asked for before.
+                // New knowledge may call for the next range, or for the group of a body that a
+                // record kept; keys were all asked for before.
                 ask(machine, &mut self.more);
                 let read = &self.read;
+                let is_over = self.job_bytes >= self.range_bytes;
                 self.more.retain(|need| match need {
+                    Need::Range { of, .. } if is_over && is_job(of) => false,
                     // A job goes on with the next batch: all at once, it would bring a whole
-                    // queue into memory.
-                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
+                    // queue into memory. Recovery goes on by itself.
+                    Need::Range {
+                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
+                        ..
+                    } => {
                         let is_same =
                             |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
                         !read.iter().any(is_same)
                     }
                     Need::Range { .. } => !read.contains(need),
-                    _ => false,
+                    Need::Group(..) => true,
+                    Need::Point(_) => false,
                 });
             }
             std::mem::swap(&mut self.needs, &mut self.more);
@@ -80,12 +122,17 @@ impl Fetch {
             return Ok(false);
         }
         let (needs, more, origin) = (&self.needs, &mut self.more, &self.origin);
+        let (bytes, bytes_max) = (&mut self.bytes, self.bytes_max);
         let mut failed = None;
         let mut found_any = false;
         store.get_many(&self.keys, &mut |place, value| {
             let need = origin.get(place).and_then(|place| needs.get(*place));
             if let Some(Need::Point(digest) | Need::Group(_, digest)) = need {
                 found_any = true;
+                *bytes += value.len();
+                if *bytes > bytes_max {
+                    return;
+                }
                 if let Err(error) = machine.warm_point(digest, value, more) {
                     failed.get_or_insert(error);
                 }
@@ -94,7 +141,10 @@ impl Fetch {
         if let Some(error) = failed {
             return Err(Error::Bytes(error));
         }
-        for need in self.needs.iter().filter(|need| matches!(need, Need::Group(..))) {
+        if self.bytes > self.bytes_max {
+            return Ok(true);
+        }
+        for need in &self.needs {
             machine.absent(need); // Where the store had it, it is there by now.
         }
         Ok(found_any)
@@ -107,12 +157,16 @@ impl Fetch {
     ) -> Result<bool, Error> {
         let mut any = false;
         for need in &self.needs {
-            let Need::Range { from, to, limit, .. } = need else { continue };
+            let Need::Range { from, to, limit, of } = need else { continue };
+            let is_over = is_job(of) && self.job_bytes >= self.range_bytes;
+            if is_over || self.bytes > self.bytes_max {
+                continue;
+            }
             any = true;
             let more = &mut self.more;
             let mut failed = None;
-            let mut rows = 0;
-            let mut bytes = 0;
+            let (mut rows, mut bytes) = (0, 0);
+            let mut left_off = false;
             let mut last = Vec::new();
             if from < to {
                 store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
@@ -124,18 +178,25 @@ impl Fetch {
                     bytes += value.len();
                     last.clear();
                     last.extend_from_slice(key);
-                    rows < *limit && bytes < RANGE_BYTES_MAX
+                    left_off = rows >= *limit || bytes >= self.range_bytes;
+                    !left_off
                 })?;
-            }
-            if bytes >= RANGE_BYTES_MAX {
-                rows = *limit; // Left off: there may be more, as where the limit was reached.
             }
             if let Some(error) = failed {
                 return Err(Error::Bytes(error));
             }
-            machine.warmed(need, rows, (rows > 0).then_some(&*last));
+            self.bytes += bytes;
+            if is_job(of) {
+                self.job_bytes += bytes.max(RANGE_BYTES_MIN);
+            }
+            machine.warmed(need, (rows > 0).then_some(&*last), left_off);
             self.read.push(*need);
         }
         Ok(any)
     }
+}
+
+/// Whether the range is read for something that goes on with every tick.
+fn is_job(of: &RangeOf) -> bool {
+    matches!(of, RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Redrive(..))
 }

@@ -17,6 +17,10 @@
 //!   disk;
 //! - memory is bounded: changes wait for a checkpoint up to a limit, and then so do callers.
 //!
+//! Several partitions make a broker: [`route`] tells which one a message belongs to, [`change`] is
+//! a change of a queue over all of them, [`relay`] hands emits from one to another. All three are
+//! plain data, driven by the broker's engine and by the simulator alike.
+//!
 //! It refuses to know threads, sockets and the clock; time comes from a [`Clock`] that is told
 //! what the clocks say.
 //!
@@ -65,10 +69,13 @@
 //! # Ok(()) }
 //! ```
 
+pub mod change;
 mod clock;
 mod fetch;
 mod partition;
 mod recover;
+pub mod relay;
+pub mod route;
 
 pub use clock::Clock;
 pub use partition::{Answered, Error, Options, Partition, Ticket};

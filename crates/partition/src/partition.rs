@@ -1,13 +1,18 @@
 //! The partition itself: submit, poll, checkpoint.
 
+mod memory;
+
 use std::collections::VecDeque;
 
-use hapax_core::{BadBytes, Batch, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink};
-use hapax_core::{Stamp, Time, Usage};
+use hapax_core::{
+    BadBytes, Batch, Bounds, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink,
+};
+use hapax_core::{Stamp, Time};
 use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
 
+use crate::clock::TOLD_AHEAD_MS;
 use crate::fetch::Fetch;
-use crate::recover::recover;
+use crate::recover::{Recovered, recover};
 
 /// What may be chosen about a partition.
 #[derive(Clone, Copy, Debug)]
@@ -25,6 +30,24 @@ pub struct Options {
     pub batches_in_flight: usize,
     /// Spreads tables; draw it at random.
     pub seed: u64,
+    /// How much the machine does at once.
+    pub bounds: Bounds,
+    /// A batch that has grown beyond this is journaled before the next command is decided.
+    pub batch_bytes: usize,
+    /// No more than this is on its way to the disk at once, plus a batch: whoever comes next
+    /// waits for it to be written.
+    pub in_flight_bytes: usize,
+    /// A range of rows is left off after so many bytes, and gone on with when it is asked for
+    /// again: what is in it comes into memory, and a thousand rows may be a thousand times the
+    /// largest body.
+    pub range_bytes: usize,
+    /// Bytes of the journal that are decoded at once by recovery.
+    pub gather_bytes: usize,
+    /// Messages that leave memory at once, so that nobody waits long for it.
+    pub evict_step: usize,
+    /// Outcomes that wait to be polled, and rows that were read for them, take no more than this,
+    /// plus one command: the commands behind it are decided when they have left.
+    pub answer_bytes: usize,
 }
 
 impl Default for Options {
@@ -36,6 +59,13 @@ impl Default for Options {
             journal_bytes: 256 * 1_024 * 1_024,
             batches_in_flight: 8,
             seed: 0,
+            bounds: Bounds::default(),
+            batch_bytes: 4 * 1_024 * 1_024,
+            in_flight_bytes: 4 * 1_024 * 1_024,
+            range_bytes: 8 * 1_024 * 1_024,
+            gather_bytes: 8 * 1_024 * 1_024,
+            evict_step: 4_096,
+            answer_bytes: 16 * 1_024 * 1_024,
         }
     }
 }
@@ -50,6 +80,11 @@ pub enum Error {
     Bytes(BadBytes),
     #[error("batch {sequence} of the journal cannot be read: {error}")]
     Batch { sequence: Sequence, error: BadBytes },
+    #[error(
+        "queue {queue} counts {counted} leases and {found} are there; the directory is damaged in \
+         a way its checksums miss"
+    )]
+    Leases { queue: String, counted: u64, found: u64 },
     #[error("the rows lead in a circle; the directory is damaged in a way its checksums miss")]
     Endless,
     #[error(
@@ -66,12 +101,14 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A batch that is durable: its outcomes in the order of its commands, and what should happen.
+/// Commands that are durable: their outcomes in order, and what should happen.
 #[derive(Debug)]
 pub struct Answered {
     pub ticket: Ticket,
     pub outcomes: Vec<Outcome>,
     pub effects: Vec<Effect>,
+    /// Outcomes of the same ticket follow: all of them at once would have been too much.
+    pub more: bool,
 }
 
 /// One partition, owned by one thread.
@@ -84,14 +121,20 @@ pub struct Partition<S> {
     /// The last batch that was appended.
     appended: Sequence,
     next_ticket: u64,
+    /// What was submitted and is not decided yet, oldest first.
+    left: VecDeque<Left>,
     waiting: VecDeque<Waiting>,
+    /// Of the journal, and of answers.
     waiting_bytes: usize,
+    waiting_answer_bytes: usize,
     /// Appended since the last batch was told to wait.
     appended_bytes: usize,
     batch: Batch,
     fetch: Fetch,
     /// Journal written since the last checkpoint was cut.
     journal_bytes: usize,
+    /// Messages in memory could not leave; they are left alone until there are so many bytes.
+    stuck_bytes: usize,
     /// What the checkpoint under way goes through.
     cutting: Option<Sequence>,
     /// When the last checkpoint was cut.
@@ -104,34 +147,38 @@ pub struct Partition<S> {
     stopped: Option<String>,
 }
 
+/// The rest of a submitted list.
+#[derive(Debug)]
+struct Left {
+    ticket: Ticket,
+    stamp: Stamp,
+    commands: std::vec::IntoIter<Command>,
+    /// What its commands need is too much to be read ahead: each reads its own.
+    is_read_late: bool,
+}
+
 #[derive(Debug)]
 struct Waiting {
     after: Sequence,
     /// What of the journal it waits for, by itself.
     bytes: usize,
+    answer_bytes: usize,
     answered: Answered,
 }
 
-/// A batch is appended when it has grown to this, whatever commands are left.
-const BATCH_BYTES: usize = 4 * 1_024 * 1_024;
-/// No more than this is on its way to the disk at once, plus a batch: whoever comes next waits for
-/// it to be written.
-const IN_FLIGHT_BYTES: usize = 4 * 1_024 * 1_024;
-/// Answers may tell a time that is this much later than the journal's last one; who is told more
-/// finds it journaled. A new owner starts that much later, so that time never runs backwards.
-const TOLD_AHEAD_MS: u64 = 1_000;
-/// Expired keys leave the disk with a checkpoint; an idle partition cuts one for them this often.
-const EXPIRED_MS: u64 = 60_000;
-/// How many messages leave memory at once, so that nobody waits long for it.
-const EVICT_STEP: usize = 4_096;
+/// Commands whose needs are read together.
+const TOGETHER_MAX: usize = 16 * 1_024;
 
 impl<S: Store> Partition<S> {
     /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
     /// told again by the first batch that is polled.
-    pub fn open(mut store: S, options: Options) -> Result<Self, Error> {
-        let mut fetch = Fetch::default();
-        let (mut machine, claim) = recover(&mut store, &mut fetch, &options)?;
-        machine.expect_records(options.memory_bytes / 4);
+    pub fn open(mut store: S, mut options: Options) -> Result<Self, Error> {
+        let relay_bytes = options.bounds.relay_bytes.min(options.memory_bytes / 8).max(1);
+        options.bounds.relay_bytes = relay_bytes;
+        let mut fetch = Fetch::new(options.range_bytes);
+        let Recovered { mut machine, claim, journal_bytes } =
+            recover(&mut store, &mut fetch, &options)?;
+        machine.expect_records(memory::share(&options));
         let journaled_at = machine.now();
         let mut partition = Self {
             machine,
@@ -140,23 +187,30 @@ impl<S: Store> Partition<S> {
             epoch: claim.epoch,
             appended: claim.last,
             next_ticket: 0,
+            left: VecDeque::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
+            waiting_answer_bytes: 0,
             appended_bytes: 0,
-            batch: Batch::default(),
+            batch: Batch::with_max(claim.batch_bytes_max),
             fetch,
-            journal_bytes: 0,
+            journal_bytes,
+            stuck_bytes: 0,
             cutting: None,
             cut_at: Time(0),
             journaled_at,
-            not_before: journaled_at.plus(TOLD_AHEAD_MS),
+            not_before: match claim.closed {
+                true => journaled_at,
+                false => journaled_at.plus(TOLD_AHEAD_MS),
+            },
             stopped: None,
         };
         let relays = partition.machine.relays();
         let effects: Vec<Effect> =
             relays.map(|relay| Effect::Relay(Box::new(relay.clone()))).collect();
         if !effects.is_empty() {
-            partition.wait_for(Vec::new(), effects);
+            let ticket = partition.ticket();
+            partition.wait_for(ticket, Vec::new(), effects, 0, false);
         }
         Ok(partition)
     }
@@ -164,47 +218,109 @@ impl<S: Store> Partition<S> {
     /// Decides the commands, in order, at the stamp's time, and starts to make them durable.
     /// Their outcomes come from `poll`. What the time brings (lost leases, jobs) is done as well.
     pub fn submit(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
-        self.unless_stopped(|partition| partition.decide(stamp, commands))
+        self.unless_stopped(|partition| {
+            let ticket = partition.ticket();
+            let is_next = partition.left.is_empty();
+            let commands = commands.into_iter();
+            partition.left.push_back(Left { ticket, stamp, commands, is_read_late: false });
+            if is_next {
+                partition.decide()?;
+                partition.go_on()?;
+            }
+            Ok(ticket)
+        })
     }
 
-    fn decide(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
-        let at = stamp.at.max(self.now());
-        let stamp = Stamp { at, ..stamp };
+    fn ticket(&mut self) -> Ticket {
+        let ticket = Ticket(self.next_ticket);
+        self.next_ticket += 1;
+        ticket
+    }
+
+    /// Decides what was submitted, as long as there is room for its answers.
+    fn go_on(&mut self) -> Result<(), Error> {
+        while !self.left.is_empty() && !self.is_full() {
+            self.decide()?;
+        }
+        Ok(())
+    }
+
+    /// Decides the next of the commands that were submitted, up to the bounds of one batch.
+    fn decide(&mut self) -> Result<(), Error> {
+        let Some(mut left) = self.left.pop_front() else { return Ok(()) };
+        let at = left.stamp.at.max(self.now());
+        let stamp = Stamp { at, ..left.stamp };
         self.machine.set_store_full(self.store.room() == Room::Low);
         let mut effects = Vec::new();
         self.batch.begin(at);
         self.machine.advance(at, &mut effects);
-        let ask = |machine: &Machine, needs: &mut Vec<_>| {
-            let ahead = commands.iter().filter(|command| !is_asked_late(command));
-            ahead.for_each(|command| machine.needs(command, needs));
-        };
-        self.fetch.fetch(&mut self.machine, &mut self.store, ask)?;
-        let mut outcomes = Vec::with_capacity(commands.len());
-        for command in commands {
-            outcomes.push(self.execute(stamp, command, &mut effects)?);
+        let together = together(left.commands.as_slice(), self.options.batch_bytes);
+        self.fetch.start();
+        if !left.is_read_late {
+            let ahead = left.commands.as_slice().get(..together).unwrap_or_default();
+            left.is_read_late = !self.read_ahead(ahead)?;
         }
+        let mut outcomes = Vec::with_capacity(together);
+        let mut answer_bytes = 0;
+        let mut is_late = left.is_read_late;
+        for command in left.commands.by_ref().take(together) {
+            is_late |= command.changes_needs();
+            let outcome = self.execute(stamp, command, is_late, &mut effects)?;
+            answer_bytes += outcome.size();
+            outcomes.push(outcome);
+            if answer_bytes + self.fetch.bytes() > self.options.answer_bytes
+                || self.appended_bytes > 0
+            {
+                break;
+            }
+        }
+        let more = left.commands.len() > 0;
         // After the commands: a lease that is settled in time by this very batch is not lost.
-        if self.machine.next_deadline().is_some_and(|deadline| deadline <= at) {
-            self.execute(stamp, Command::Expire, &mut effects)?;
+        if !more && self.machine.next_deadline().is_some_and(|deadline| deadline <= at) {
+            self.execute(stamp, Command::Expire, true, &mut effects)?;
         }
         self.append(&mut effects)?;
         self.machine.cool();
-        let ticket = self.wait_for(outcomes, effects);
-        self.maintain()?;
-        Ok(ticket)
+        self.wait_for(left.ticket, outcomes, effects, answer_bytes, more);
+        if more {
+            self.left.push_front(left);
+        }
+        self.maintain()
     }
 
-    /// The next batch whose outcomes may leave, in order. Nothing leaves after a failure.
+    /// Reads what the commands need, all at once. Returns whether that was not too much.
+    fn read_ahead(&mut self, commands: &[Command]) -> Result<bool, Error> {
+        let ask = |machine: &Machine, needs: &mut Vec<_>| {
+            let ahead = commands.iter().take_while(|command| !command.changes_needs());
+            let ahead = ahead.filter(|command| !command.is_asked_late());
+            ahead.for_each(|command| machine.needs(command, needs));
+        };
+        let most = self.options.answer_bytes;
+        let is_all = self.fetch.fetch_up_to(most, &mut self.machine, &mut self.store, ask)?;
+        if !is_all {
+            self.machine.cool();
+            self.fetch.start();
+        }
+        Ok(is_all)
+    }
+
+    /// The next outcomes that may leave, in order. Nothing leaves after a failure.
     pub fn poll(&mut self) -> Result<Option<Answered>, Error> {
         self.unless_stopped(|partition| {
-            let durable = partition.store.durable()?;
-            assert!(durable <= partition.appended, "only what was appended becomes durable");
             partition.maintain()?;
-            let may_leave = partition.waiting.front().is_some_and(|front| front.after <= durable);
-            let front = if may_leave { partition.waiting.pop_front() } else { None };
-            partition.waiting_bytes -= front.as_ref().map_or(0, |front| front.bytes);
-            Ok(front.map(|front| front.answered))
+            let front = partition.next_durable()?;
+            partition.go_on()?;
+            if front.is_some() { Ok(front) } else { partition.next_durable() }
         })
+    }
+
+    fn next_durable(&mut self) -> Result<Option<Answered>, Error> {
+        let durable = self.store.durable()?;
+        assert!(durable <= self.appended, "only what was appended becomes durable");
+        let front = self.waiting.pop_front_if(|front| front.after <= durable);
+        self.waiting_bytes -= front.as_ref().map_or(0, |front| front.bytes);
+        self.waiting_answer_bytes -= front.as_ref().map_or(0, |front| front.answer_bytes);
+        Ok(front.map(|front| front.answered))
     }
 
     /// After any error memory may know what the disk does not: nothing may leave any more.
@@ -218,8 +334,9 @@ impl<S: Store> Partition<S> {
         let result = go_on(self);
         if let Err(error) = &result {
             self.stopped = Some(error.to_string());
+            self.left.clear();
             self.waiting.clear();
-            self.waiting_bytes = 0;
+            (self.waiting_bytes, self.waiting_answer_bytes) = (0, 0);
         }
         result
     }
@@ -227,17 +344,19 @@ impl<S: Store> Partition<S> {
     /// Whether callers should wait for `poll` before they submit more: too much is on its way to
     /// the disk, or memory is full of what the last checkpoint has not written yet.
     pub fn is_busy(&self) -> bool {
-        let usage = self.machine.usage();
-        self.waiting.len() >= self.options.batches_in_flight
-            || self.waiting_bytes > IN_FLIGHT_BYTES
-            || self.machine.is_frozen()
-                && (usage.unwritten_bytes > self.records_max() * 3 / 2
-                    || usage.message_bytes > self.heads_max() * 3)
+        !self.left.is_empty() || self.is_full()
     }
 
-    /// Whether submitted batches wait for the disk.
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= self.options.batches_in_flight
+            || self.waiting_bytes > self.options.in_flight_bytes
+            || self.waiting_answer_bytes > self.options.answer_bytes
+            || self.machine.is_frozen() && self.is_memory_full(&self.machine.usage())
+    }
+
+    /// Whether submitted commands wait for the disk.
     pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || !self.left.is_empty()
     }
 
     /// When to submit a batch although nobody asked for anything.
@@ -311,6 +430,11 @@ impl<S: Store> Partition<S> {
     /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;
     /// their effects on the state are not.
     pub fn close(mut self) -> Result<S, Error> {
+        // The next owner goes on from the very time that was told last.
+        if self.stopped.is_none() && self.machine.now() > self.journaled_at {
+            self.batch.begin(self.machine.now());
+            self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
+        }
         self.store.close()?;
         Ok(self.store)
     }
@@ -324,15 +448,19 @@ impl<S: Store> Partition<S> {
         &mut self,
         stamp: Stamp,
         command: Command,
+        is_late: bool,
         effects: &mut Vec<Effect>,
     ) -> Result<Outcome, Error> {
-        if is_asked_late(&command) {
+        if is_late || command.is_asked_late() {
             self.fetch.fetch(&mut self.machine, &mut self.store, |machine, needs| {
                 machine.needs(&command, needs);
             })?;
         }
         let outcome = self.machine.execute(stamp, command, &mut self.batch);
-        if self.batch.bytes().len() > BATCH_BYTES {
+        if is_late {
+            self.machine.cool();
+        }
+        if self.batch.bytes().len() > self.options.batch_bytes || self.batch.has_full() {
             self.append(effects)?;
             self.batch.begin(stamp.at);
         }
@@ -341,11 +469,20 @@ impl<S: Store> Partition<S> {
 
     fn append(&mut self, effects: &mut Vec<Effect>) -> Result<(), Error> {
         effects.append(&mut self.batch.effects);
+        for bytes in self.batch.take_full() {
+            self.journal(&bytes)?;
+        }
         let is_told = self.machine.now().since(self.journaled_at) < TOLD_AHEAD_MS;
         if self.batch.is_empty() && is_told {
             return Ok(());
         }
-        let bytes = self.batch.bytes();
+        let batch = std::mem::take(&mut self.batch);
+        let journaled = self.journal(batch.bytes());
+        self.batch = batch;
+        journaled
+    }
+
+    fn journal(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.store.append(self.epoch, self.appended + 1, bytes)?;
         self.appended += 1;
         self.journaled_at = self.machine.now();
@@ -354,15 +491,20 @@ impl<S: Store> Partition<S> {
         Ok(())
     }
 
-    fn wait_for(&mut self, outcomes: Vec<Outcome>, effects: Vec<Effect>) -> Ticket {
-        let ticket = Ticket(self.next_ticket);
-        self.next_ticket += 1;
-        let answered = Answered { ticket, outcomes, effects };
+    fn wait_for(
+        &mut self,
+        ticket: Ticket,
+        outcomes: Vec<Outcome>,
+        effects: Vec<Effect>,
+        answer_bytes: usize,
+        more: bool,
+    ) {
+        let answered = Answered { ticket, outcomes, effects, more };
         // Also a batch without decisions saw what the batches before it decided.
         let bytes = std::mem::take(&mut self.appended_bytes);
         self.waiting_bytes += bytes;
-        self.waiting.push_back(Waiting { after: self.appended, bytes, answered });
-        ticket
+        self.waiting_answer_bytes += answer_bytes;
+        self.waiting.push_back(Waiting { after: self.appended, bytes, answer_bytes, answered });
     }
 
     /// Finishes the checkpoint under way, starts the next one when it is time, and leaves
@@ -373,11 +515,12 @@ impl<S: Store> Partition<S> {
         {
             self.machine.thaw();
             self.cutting = None;
+            self.stuck_bytes = 0;
         }
         if self.cutting.is_none() {
             let usage = self.machine.usage();
-            if usage.message_bytes > self.heads_max() {
-                self.machine.evict(self.heads_max(), EVICT_STEP);
+            if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {
+                self.evict(self.options.evict_step);
             }
             if self.is_due(usage) {
                 self.cut()?;
@@ -385,29 +528,19 @@ impl<S: Store> Partition<S> {
         }
         Ok(())
     }
-
-    fn is_due(&self, usage: Usage) -> bool {
-        let is_crowded = usage.message_bytes > self.heads_max() * 2 && usage.changed_messages > 0;
-        usage.unwritten_bytes > self.records_max()
-            || self.journal_bytes > self.options.journal_bytes
-            || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
-            || is_crowded && self.journal_bytes > self.heads_max() / 8
-    }
-
-    /// A quarter for records that wait for a checkpoint, as much for those being written, a
-    /// quarter for the heads of queues, and as much for messages that came since.
-    fn records_max(&self) -> usize {
-        self.options.memory_bytes / 4
-    }
-
-    fn heads_max(&self) -> usize {
-        self.options.memory_bytes / 4
-    }
 }
 
-/// What a receive or a step of time needs depends on the commands before it in the batch.
-fn is_asked_late(command: &Command) -> bool {
-    matches!(command, Command::Receive(_) | Command::Expire | Command::Browse(_))
+/// How many of the commands are decided together: as many as a batch has room for, and one more.
+fn together(commands: &[Command], batch_bytes: usize) -> usize {
+    let mut bytes = 0;
+    let fit = commands.iter().take(TOGETHER_MAX).take_while(|command| {
+        let is_next = bytes <= batch_bytes;
+        if let Command::Send(send) = command {
+            bytes += send.content.size();
+        }
+        is_next
+    });
+    fit.count()
 }
 
 /// Hands the machine's rows to the store's row set.

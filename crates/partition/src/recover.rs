@@ -1,10 +1,17 @@
 //! Opening: own the partition, load what must be in memory, apply the journal's tail.
 
-use hapax_core::{Decision, Fence, Machine, Time, read_batch};
+use hapax_core::{Bounds, Decision, Fence, Machine, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
 use crate::partition::{Error, Options};
+
+/// A machine that is as its journal says, and how much of the journal that took.
+pub(crate) struct Recovered {
+    pub(crate) machine: Machine,
+    pub(crate) claim: Claim,
+    pub(crate) journal_bytes: usize,
+}
 
 /// Claims the partition and rebuilds its machine. The rules are not asked again: what the journal
 /// holds was decided and answered.
@@ -12,34 +19,69 @@ pub(crate) fn recover(
     store: &mut impl Store,
     fetch: &mut Fetch,
     options: &Options,
-) -> Result<(Machine, Claim), Error> {
+) -> Result<Recovered, Error> {
     let claim = store.claim()?;
     assert!(claim.through <= claim.last, "rows never run ahead of the journal");
     if claim.epoch >= Fence::EPOCHS {
         return Err(Error::Epochs(claim.epoch));
     }
+    let bounds = fitting(options.bounds, claim.batch_bytes_max);
     let Options { partition, partitions, seed, .. } = *options;
-    let mut machine = Machine::new(partition, partitions, claim.epoch, seed);
+    let mut machine = Machine::with_bounds(partition, partitions, claim.epoch, seed, bounds);
     load(store, &mut machine)?;
-    fetch.fetch(&mut machine, store, Machine::leased)?;
+    // However many there are: a page at a time.
+    while !machine.is_read() {
+        fetch.fetch(&mut machine, store, Machine::leased)?;
+    }
+    check_leases(&machine)?;
 
     // A store cannot read rows while it reads its journal, so batches are gathered in between.
     let mut from = claim.through + 1;
+    let mut journal_bytes = 0;
     while from <= claim.last {
-        let batches = gather(store, from)?;
+        let (batches, bytes) = gather(store, from, options.gather_bytes)?;
+        journal_bytes += bytes;
         assert!(!batches.is_empty(), "a store reads every batch up to the last");
         from += batches.len() as u64;
         for (at, decisions) in batches {
             replay(store, &mut machine, fetch, at, decisions)?;
         }
     }
-    Ok((machine, claim))
+    check_leases(&machine)?;
+    Ok(Recovered { machine, claim, journal_bytes })
 }
 
-/// How many bytes of the journal are decoded before they are applied.
-const GATHER_BYTES: usize = 8 * 1_024 * 1_024;
+/// Bounds under which one tick of time fits into a batch of the journal.
+fn fitting(bounds: Bounds, batch_bytes_max: usize) -> Bounds {
+    let most = (batch_bytes_max / MOVED_BYTES).max(1);
+    Bounds {
+        tick_step: bounds.tick_step.min(most),
+        expire_step: bounds.expire_step.min(most),
+        job_step: bounds.job_step.min(most),
+        ..bounds
+    }
+}
 
-fn gather(store: &mut impl Store, from: u64) -> Result<Vec<(Time, Vec<Decision>)>, Error> {
+/// What a tick writes for one message that it moves, and more.
+const MOVED_BYTES: usize = 128;
+
+/// A lease that is counted and not in memory would never end.
+fn check_leases(machine: &Machine) -> Result<(), Error> {
+    match machine.missing_leases() {
+        Some((queue, counted, found)) => Err(Error::Leases {
+            queue: format!("{}/{}", queue.tenant, queue.queue),
+            counted,
+            found,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Batches of the journal, decoded, and how many bytes they had.
+type Gathered = (Vec<(Time, Vec<Decision>)>, usize);
+
+/// Decodes batches until they have `most` bytes.
+fn gather(store: &mut impl Store, from: u64, most: usize) -> Result<Gathered, Error> {
     let mut batches = Vec::new();
     let mut bytes_read = 0;
     let mut failed = None;
@@ -50,9 +92,9 @@ fn gather(store: &mut impl Store, from: u64) -> Result<Vec<(Time, Vec<Decision>)
             Err(error) => failed = Some(Error::Batch { sequence, error }),
         }
         bytes_read += bytes.len();
-        Ok(failed.is_none() && bytes_read < GATHER_BYTES)
+        Ok(failed.is_none() && bytes_read < most)
     })?;
-    failed.map_or(Ok(batches), Err)
+    failed.map_or(Ok((batches, bytes_read)), Err)
 }
 
 fn load(store: &mut impl Store, machine: &mut Machine) -> Result<(), Error> {

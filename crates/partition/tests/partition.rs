@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hapax_core::{
     Answer, Command, Config, Configure, Content, Delivery, Emit, LeaseName, Order, Outcome, Place,
-    QueueName, Receive, Send, Settle, Settled, Stamp, Time, Verb,
+    QueueName, Receive, Refusal, Send, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Error, Options, Partition};
 use hapax_store::disk::{self, DiskStore, Workers};
@@ -154,11 +154,9 @@ fn k2_a_settle_too_large_for_a_batch_is_refused_before_anything_changes() {
     let outcomes =
         call(&mut partition, 0, vec![configure(Config::default()), send("k", None), receive(1)]);
     let lease = deliveries(&outcomes)[0].lease;
-    let emits = (0..40).map(|number| Emit {
-        queue: queue(),
-        name: format!("e{number}"),
-        content: Content::builder("").build(&vec![0; 1_000_000]).unwrap(),
-        delay_ms: None,
+    let emits = (0..40).map(|number| {
+        let content = Content::builder("").build(&vec![0; 1_000_000]).unwrap();
+        Emit::new(queue(), &format!("e{number}"), content)
     });
     let verb = Verb::Done { result: None, emits: emits.collect() };
     let settle = Command::Settle(Settle { lease, verb });
@@ -359,6 +357,114 @@ fn k7_expired_keys_leave_the_disk_although_nothing_else_happens() {
         at += 10_000;
         assert!(at < 600_000, "an idle partition cleans up: {:?}", rows(&disk));
         disk.call(at, vec![]);
+    }
+}
+
+#[test]
+fn leases_end_after_a_restart_whatever_their_bytes() {
+    let store = MemoryStore::default();
+    let options = Options { seed: 3, range_bytes: 500, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    let sends = (0..20).map(|number| send(&number.to_string(), None));
+    let commands = [configure(Config { lease_ms: 30_000, ..Config::default() })];
+    call(&mut partition, 0, commands.into_iter().chain(sends).collect());
+    assert_eq!(deliveries(&call(&mut partition, 1, vec![receive(100)])).len(), 20);
+    partition.checkpoint().unwrap();
+    drop(partition);
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    assert_eq!(partition.machine().missing_leases(), None);
+    let mut came = BTreeSet::new();
+    for minute in 1..60 {
+        for delivery in deliveries(&call(&mut partition, minute * 60_000, vec![receive(100)])) {
+            came.insert(delivery.content.key().to_owned());
+        }
+    }
+    assert_eq!(came.len(), 20, "every lease ends: {came:?}");
+}
+
+#[test]
+fn every_part_of_a_large_batch_is_journaled() {
+    let store = MemoryStore::default();
+    let options = Options { seed: 3, batch_bytes: 500, gather_bytes: 300, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    let sends = || (0..50).map(|number| send(&number.to_string(), None));
+    call(&mut partition, 0, [configure(Config::default())].into_iter().chain(sends()).collect());
+    let mut partition = Partition::open(store.crash(), options).unwrap();
+    for outcome in call(&mut partition, 1, sends().collect()) {
+        assert!(matches!(outcome, Outcome::Sent(Answer::InFlight(_))), "{outcome:?}");
+    }
+    assert_eq!(deliveries(&call(&mut partition, 2, vec![receive(100)])).len(), 50);
+}
+
+#[test]
+fn a_replayed_journal_counts_until_it_is_checkpointed() {
+    let store = MemoryStore::default();
+    let options = Options { seed: 3, journal_bytes: 20_000, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    let mut lives = 0;
+    while partition.store_mut().checkpointed().unwrap() == 0 {
+        lives += 1;
+        assert!(lives < 20, "recovery gets longer with every crash");
+        partition = Partition::open(store.another(), options).unwrap();
+        let sends = (0..30).map(|number| send(&format!("{lives}-{number}"), None));
+        call(&mut partition, lives, sends.collect());
+    }
+    assert!(lives > 1, "no single life wrote enough for it");
+}
+
+#[test]
+fn a_deleted_queue_stays_deleted_after_a_crash_and_a_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = OnDisk::open(directory.path());
+    disk.call(0, vec![configure(Config::default())]);
+    disk.live(1, "k");
+    disk.partition.checkpoint().unwrap();
+    disk.call(2, vec![]);
+    disk.call(3, vec![Command::Delete(queue())]);
+    disk.call(4, vec![]);
+    drop(disk);
+    let mut disk = OnDisk::open(directory.path());
+    disk.partition.checkpoint().unwrap();
+    disk.call(5, vec![]);
+    drop(disk);
+    let mut disk = OnDisk::open(directory.path());
+    let outcomes = disk.call(6, vec![Command::Show(queue())]);
+    assert_eq!(outcomes, [Outcome::Refused(Refusal::NoSuchQueue)]);
+    disk.call(7, vec![configure(Config::default())]);
+    let outcomes = disk.call(8, vec![send("k", None)]);
+    assert!(matches!(outcomes[0], Outcome::Sent(Answer::Accepted { .. })), "{outcomes:?}");
+}
+
+#[test]
+fn k2_a_message_sent_in_the_batch_that_makes_its_queue_is_found_on_the_disk() {
+    let hours = |hours: u64| Config { retention_ms: Some(hours * 3_600_000), ..Config::default() };
+    let forever = Config { retention_ms: None, ..Config::default() };
+    for config in [hours(48), hours(100), forever] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut disk = OnDisk::open(directory.path());
+        disk.call(0, vec![configure(hours(48))]);
+        disk.live(1, "k");
+        disk.partition.checkpoint().unwrap();
+        disk.call(2, vec![Command::Delete(queue())]);
+        disk.call(3, vec![]);
+        let outcomes = disk.call(4, vec![configure(config), send("k", None)]);
+        assert!(matches!(outcomes[1], Outcome::Sent(Answer::Accepted { .. })), "{outcomes:?}");
+        for at in [10, 20] {
+            disk.partition.checkpoint().unwrap();
+            disk.call(at, vec![]);
+            drop(disk);
+            disk = OnDisk::open(directory.path());
+            let again = disk.call(at + 1, vec![send("k", None)]);
+            let is_right = match at {
+                10 => matches!(again[0], Outcome::Sent(Answer::InFlight(_))),
+                _ => matches!(again[0], Outcome::Sent(Answer::Done(_))),
+            };
+            assert!(is_right, "at {at}: {again:?}");
+            let received = deliveries(&disk.call(at + 2, vec![receive(10)]));
+            assert_eq!(received.len(), if at == 10 { 1 } else { 0 });
+            disk.call(at + 3, received.iter().map(|delivery| done(delivery.lease)).collect());
+        }
     }
 }
 

@@ -24,6 +24,13 @@ use crate::{doors, log};
 /// Of the time for a stop, what connections get; the rest is for the writers.
 const DRAIN_SHARE: f64 = 0.6;
 
+/// Open files that are not for connections: runtime, log, settings, a backup.
+const FILES_RESERVED: usize = 64;
+/// Open files of one partition: segments, and runs that are read, written and merged.
+const FILES_PER_PARTITION: usize = 96;
+/// With fewer files than the reserves want, some connections all the same.
+const CONNECTIONS_MIN: usize = 8;
+
 /// A broker that is ready, with nobody served yet.
 #[derive(Debug)]
 pub struct Broker {
@@ -91,7 +98,11 @@ impl Broker {
         let service = Service::new(engine, options);
         service.metrics().watch_port(listener.stats());
         let limits = Limits {
-            connections_max: settings.max_connections as usize,
+            connections_max: connections_max(
+                settings.max_connections as usize,
+                open_files_max(),
+                service.engine().partitions(),
+            ),
             drain: settings.stop_timeout.mul_f64(DRAIN_SHARE),
             ..Limits::default()
         };
@@ -144,6 +155,28 @@ impl Broker {
             }
         }
     }
+}
+
+/// As many connections as there are open files for, with a reserve: a partition that cannot open
+/// its files takes no more messages.
+fn connections_max(wanted: usize, files: usize, partitions: usize) -> usize {
+    let reserve = FILES_RESERVED + partitions.saturating_mul(FILES_PER_PARTITION);
+    let most = files.saturating_sub(reserve).max(CONNECTIONS_MIN);
+    if most < wanted {
+        tracing::warn!(
+            files,
+            connections = most,
+            "the limit of open files allows fewer connections than max_connections; raise it \
+             (ulimit -n, LimitNOFILE)"
+        );
+    }
+    wanted.min(most)
+}
+
+/// How many files the process may have open.
+fn open_files_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 async fn open(settings: &Settings, metrics: &Metrics) -> Result<Engine, Error> {
@@ -220,5 +253,19 @@ async fn housekeep(service: Service) {
 fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "the service manager cannot be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_leave_the_store_its_files() {
+        assert_eq!(connections_max(4_096, 20_000, 1), 4_096);
+        assert_eq!(connections_max(4_096, usize::MAX, 16), 4_096);
+        assert_eq!(connections_max(4_096, 1_024, 1), 864);
+        assert_eq!(connections_max(4_096, 1_024, 4), 576);
+        assert_eq!(connections_max(4_096, 100, 4), CONNECTIONS_MIN);
     }
 }

@@ -13,18 +13,17 @@ mod shares;
 mod wait;
 mod writer;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hapax_core::{
-    Answer, Command, Config, DedupScope, Digest, Fence, KeyName, MessageId, Order, Outcome,
-    QueueName, Send, Settle, Settled,
-};
-use hapax_partition::Partition;
+use hapax_core::{Answer, Command, Fence, KeyName, Outcome, QueueName, Send, Settle, Settled};
+use hapax_partition::change::LeaderBehind;
+use hapax_partition::relay::Confirmations;
+use hapax_partition::route::{self, Part, Routes};
+use hapax_partition::{Clock, Partition};
 use hapax_store::disk::{self, DiskStore};
 use tokio::sync::{broadcast, oneshot, watch};
 
@@ -37,6 +36,8 @@ use writer::Writer;
 const STOP_MAX: Duration = Duration::from_secs(20);
 /// Lost leases that a slow listener may be behind.
 const LOST_MAX: usize = 1_024;
+/// Changes of queues that may go on at once.
+const CHANGE_LOCKS: usize = 64;
 
 /// What may be chosen about the engine.
 #[derive(Clone, Copy, Debug)]
@@ -75,10 +76,33 @@ pub enum Error {
     Newer { path: PathBuf, format: u64, known: u32 },
     #[error("{} holds no data of a broker", .0.display())]
     NoData(PathBuf),
+    #[error(
+        "{} is missing: a file system that is not mounted, or a copy that was broken off? Nothing \
+         was changed. Bring it back, or restore a backup into an empty directory", .0.display()
+    )]
+    Missing(PathBuf),
+    #[error(
+        "{} is missing, although {} is there: data that lost its head, or a copy that was broken \
+         off. Nothing was changed. Bring it back, restore a backup into an empty directory, or \
+         choose another directory", head.display(), beside.display()
+    )]
+    HeadMissing { head: PathBuf, beside: PathBuf },
+    #[error(
+        "{} holds one partition of a broker, not its data: name the directory above it. Nothing \
+         was changed", .0.display()
+    )]
+    OnePartition(PathBuf),
+    #[error(
+        "{} lies in the data that is to be copied, {}: choose a directory outside of it",
+        target.display(), data.display()
+    )]
+    Inside { target: PathBuf, data: PathBuf },
     #[error("{}: {error}", path.display())]
     Partition { path: PathBuf, error: hapax_partition::Error },
     #[error(transparent)]
     Stopped(Stopped),
+    #[error("{}: {error}", path.display())]
+    LeaderBehind { path: PathBuf, error: LeaderBehind },
     #[error("{}: {error}", path.display())]
     Store { path: PathBuf, error: hapax_store::Error },
 }
@@ -116,8 +140,11 @@ pub struct Engine {
 
 pub(crate) struct Shared {
     inboxes: Vec<Arc<Inbox>>,
-    /// How the queues spread their messages; needed where there are several partitions.
-    spread: RwLock<HashMap<QueueName, Spread>>,
+    /// Which partition a message goes to. Read-locked until what was routed is handed over, so
+    /// that no message arrives by routes that changed meanwhile.
+    routes: RwLock<Routes>,
+    /// One change of a queue at a time; queues share these locks by their names.
+    changes: [tokio::sync::Mutex<()>; CHANGE_LOCKS],
     /// Turns, so that no partition is asked first every time.
     next: AtomicUsize,
     lost: broadcast::Sender<(QueueName, Fence)>,
@@ -128,34 +155,15 @@ pub(crate) struct Shared {
     draining: watch::Sender<bool>,
     data: Data,
     sources: Vec<disk::Source>,
-    relayed: relay::Relayed,
+    confirmations: Mutex<Confirmations>,
     /// One at a time.
     backups: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// By what a queue's messages are spread over the partitions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spread {
-    Key,
-    Group,
-    /// All in one: order over all keys, and one place that knows them.
-    Queue,
-}
-
-impl Spread {
-    fn of(config: &Config) -> Self {
-        match (config.order, config.dedup_scope) {
-            (_, DedupScope::Group) => Self::Group,
-            (Order::Group, DedupScope::Queue) => Self::Queue,
-            (Order::None, DedupScope::Queue) => Self::Key,
-        }
-    }
-}
-
 impl Engine {
     /// Opens every partition, recovers, and starts the writers. Blocks until all are ready.
-    pub fn open(data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
+    pub fn open(mut data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
         let count = usize::from(data.partitions());
         let inboxes: Vec<_> = (0..count).map(|_| Arc::new(Inbox::new())).collect();
         let mut partitions = Vec::with_capacity(count);
@@ -163,10 +171,13 @@ impl Engine {
             let memory_bytes = options.memory_bytes / count.max(1);
             partitions.push(open_partition(&data, number, memory_bytes, inbox)?);
         }
+        data.complete()?;
+        wait_for_the_wall_clock(&partitions);
         let (lost, _) = broadcast::channel(LOST_MAX);
         let shared = Arc::new(Shared {
             inboxes,
-            spread: RwLock::new(spreads(&partitions)),
+            routes: RwLock::new(routes(&partitions)),
+            changes: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             next: AtomicUsize::new(0),
             lost,
             on_beat,
@@ -174,7 +185,7 @@ impl Engine {
             failed: watch::Sender::new(None),
             draining: watch::Sender::new(false),
             sources: partitions.iter().map(|partition| partition.store().source()).collect(),
-            relayed: relay::Relayed::default(),
+            confirmations: Mutex::default(),
             backups: Mutex::new(()),
             data,
             threads: Mutex::new(Vec::new()),
@@ -183,7 +194,10 @@ impl Engine {
             shared.start(number, partition)?;
         }
         let engine = Self { shared };
-        engine.reconcile().map_err(Error::Stopped)?;
+        if let Err(error) = engine.reconcile() {
+            engine.stop();
+            return Err(error);
+        }
         Ok(engine)
     }
 
@@ -252,11 +266,6 @@ impl Engine {
         self.shared.lost.subscribe()
     }
 
-    /// The partition of a message.
-    pub fn route(&self, send: &Send) -> usize {
-        self.shared.route(send)
-    }
-
     /// Hands commands to a partition. `reply` is called once, on the writer's thread, when they
     /// are durable or cannot be: it must not block.
     pub fn submit(
@@ -270,18 +279,42 @@ impl Engine {
 
     /// Sends messages, each to its partition; the answers are in their order.
     pub async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped> {
-        let items = sends.into_iter().map(|send| (self.route(&send), Command::Send(send)));
-        let outcomes = self.call_each(items).await?;
-        outcomes.into_iter().map(sent).collect()
+        let outcomes = self.call_each(sends, |routes, send| {
+            let partition = routes.of_send(&send, || self.shared.turn());
+            (partition, Command::Send(send))
+        });
+        outcomes.await?.into_iter().map(sent).collect()
+    }
+
+    /// Sends messages, each to its partition. `reply` is called once for each part of them, with
+    /// what the caller knows them by, as in [`Engine::submit`].
+    pub fn submit_sends<T: std::marker::Send + 'static>(
+        &self,
+        sends: Vec<(T, Send)>,
+        reply: impl Fn(Vec<T>, Result<Vec<Outcome>, Stopped>) + Clone + std::marker::Send + 'static,
+    ) {
+        self.shared.submit_routed(|routes| {
+            let items = sends.into_iter().map(|(tag, send)| {
+                let partition = routes.of_send(&send, || self.shared.turn());
+                (partition, tag, Command::Send(send))
+            });
+            route::split(routes.partitions(), items)
+                .into_iter()
+                .map(|Part { partition, tags, commands }| {
+                    let reply = reply.clone();
+                    let reply: Reply = Box::new(move |outcomes| reply(tags, outcomes));
+                    (partition, commands, reply)
+                })
+                .collect()
+        });
     }
 
     /// Settles leases, each in its partition; the answers are in their order.
     pub async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped> {
-        let items = settles
-            .into_iter()
-            .map(|(partition, settle)| (usize::from(partition), Command::Settle(settle)));
-        let outcomes = self.call_each(items).await?;
-        outcomes.into_iter().map(settled).collect()
+        let outcomes = self.call_each(settles, |_, (partition, settle)| {
+            (usize::from(partition), Command::Settle(settle))
+        });
+        outcomes.await?.into_iter().map(settled).collect()
     }
 
     /// One command to one partition.
@@ -297,7 +330,8 @@ impl Engine {
         command: impl Fn() -> Command,
     ) -> Result<Outcome, Stopped> {
         // Without its group a key of a queue that is spread by groups may be anywhere.
-        for partition in self.shared.route_key(key) {
+        let partitions = self.shared.routes().of_key(key);
+        for partition in partitions {
             let outcome = self.call(partition, command()).await?;
             let elsewhere = matches!(&outcome, Outcome::Refused(hapax_core::Refusal::NoSuchKey));
             if !elsewhere {
@@ -340,29 +374,30 @@ impl Engine {
     }
 
     /// Commands to several partitions at once; the outcomes are in the order of the commands.
-    async fn call_each(
+    async fn call_each<T>(
         &self,
-        items: impl Iterator<Item = (usize, Command)>,
+        items: Vec<T>,
+        route: impl Fn(&Routes, T) -> (usize, Command),
     ) -> Result<Vec<Outcome>, Stopped> {
-        if self.partitions() == 1 {
-            return self.call_many(0, items.map(|(_, command)| command).collect()).await;
-        }
-        let mut parts: HashMap<usize, (Vec<usize>, Vec<Command>)> = HashMap::new();
-        let mut count = 0;
-        for (place, (partition, command)) in items.enumerate() {
-            let (places, commands) = parts.entry(partition).or_default();
-            places.push(place);
-            commands.push(command);
-            count += 1;
-        }
-        let replies: Vec<_> = parts
-            .into_iter()
-            .map(|(partition, (places, commands))| (places, self.start_call(partition, commands)))
-            .collect();
+        let count = items.len();
+        let mut replies = Vec::with_capacity(self.partitions());
+        self.shared.submit_routed(|routes| {
+            let items = items.into_iter().enumerate().map(|(place, item)| {
+                let (partition, command) = route(routes, item);
+                (partition, place, command)
+            });
+            let start = |part: Part<usize>| {
+                let (sender, receiver) = oneshot::channel();
+                replies.push((part.tags, receiver));
+                let reply: Reply = Box::new(move |outcomes| drop(sender.send(outcomes)));
+                (part.partition, part.commands, reply)
+            };
+            route::split(routes.partitions(), items).into_iter().map(start).collect()
+        });
         let mut outcomes: Vec<Option<Outcome>> = Vec::new();
         outcomes.resize_with(count, || None);
         for (places, reply) in replies {
-            let part = reply.await.map_err(|_| Stopped::silent())??;
+            let part: Vec<Outcome> = reply.await.map_err(|_| Stopped::silent())??;
             for (place, outcome) in places.into_iter().zip(part) {
                 if let Some(slot) = outcomes.get_mut(place) {
                     *slot = Some(outcome);
@@ -408,66 +443,39 @@ impl Shared {
         self.push(partition, Ask::Commands(commands, reply));
     }
 
+    /// Routes commands and hands them over before the routes can change.
+    fn submit_routed(&self, route: impl FnOnce(&Routes) -> Vec<(usize, Vec<Command>, Reply)>) {
+        let routes = self.routes();
+        let parts = route(&routes).into_iter();
+        let refused: Vec<Ask> = parts
+            .filter_map(|(partition, commands, reply)| {
+                self.offer(partition, Ask::Commands(commands, reply)).err()
+            })
+            .collect();
+        drop(routes);
+        // Replies run here: they may want the routes themselves.
+        refused.into_iter().for_each(refuse_stopped);
+    }
+
     fn push(&self, partition: usize, ask: Ask) {
-        let refused = match self.inboxes.get(partition) {
+        if let Err(ask) = self.offer(partition, ask) {
+            refuse_stopped(ask);
+        }
+    }
+
+    fn offer(&self, partition: usize, ask: Ask) -> Result<(), Ask> {
+        match self.inboxes.get(partition) {
             Some(inbox) => inbox.push(ask),
             None => Err(ask),
-        };
-        if let Err(ask) = refused {
-            writer::refuse(ask, &Stopped("the partition is stopped".into()));
         }
     }
 
-    fn route(&self, send: &Send) -> usize {
-        if self.partitions() == 1 {
-            return 0;
-        }
-        let (key, group) = (send.content.key(), send.content.group());
-        self.place(&send.queue, key, group).unwrap_or(0)
+    fn routes(&self) -> RwLockReadGuard<'_, Routes> {
+        self.routes.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The partitions that a key may live in: one, except where its group is needed and not given.
-    /// What looks like an id may be that of a keyless message, and tells its partition itself.
-    fn route_key(&self, key: &KeyName) -> impl Iterator<Item = usize> + use<> {
-        let all = self.partitions();
-        if all == 1 {
-            return (0..1).chain(None);
-        }
-        let id = MessageId::parse(&key.key).map(|id| usize::from(id.partition()));
-        match self.place(&key.queue, &key.key, key.group.as_deref()) {
-            Some(place) => {
-                (place..place + 1).chain(id.filter(|other| *other < all && *other != place))
-            }
-            None => (0..all).chain(None),
-        }
-    }
-
-    fn place(&self, queue: &QueueName, key: &str, group: Option<&str>) -> Option<usize> {
-        let spread = self.spread.read().unwrap_or_else(PoisonError::into_inner);
-        let spread = spread.get(queue).copied().unwrap_or(Spread::Key);
-        let digest = match (spread, group) {
-            (Spread::Queue, _) => Digest::of_key(&queue.tenant, &queue.queue, None, ""),
-            (Spread::Group, Some(group)) => {
-                Digest::of_key(&queue.tenant, &queue.queue, Some(group), "")
-            }
-            (Spread::Group, None) => return None,
-            (Spread::Key, _) if key.is_empty() => return Some(self.turn()),
-            (Spread::Key, _) => Digest::of_key(&queue.tenant, &queue.queue, None, key),
-        };
-        let [first, second, ..] = digest.0;
-        Some(usize::from(u16::from_le_bytes([first, second])) % self.partitions())
-    }
-
-    /// The only partition of a queue that is in one.
-    fn only(&self, queue: &QueueName) -> Option<usize> {
-        if self.partitions() == 1 {
-            return Some(0);
-        }
-        let is_one = {
-            let spread = self.spread.read().unwrap_or_else(PoisonError::into_inner);
-            spread.get(queue) == Some(&Spread::Queue)
-        };
-        if is_one { self.place(queue, "", None) } else { None }
+    fn routes_mut(&self) -> RwLockWriteGuard<'_, Routes> {
+        self.routes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn turn(&self) -> usize {
@@ -512,7 +520,7 @@ fn open_partition(
     let path = data.partition(number);
     let inbox = Arc::clone(inbox);
     let wake = Arc::new(move || inbox.wake());
-    let store = DiskStore::open_threaded(&path, disk::Options::default(), wake)
+    let store = DiskStore::open_threaded(&path, data.store_options(), wake)
         .map_err(|error| Error::Store { path: path.clone(), error })?;
     let options = hapax_partition::Options {
         partition: number,
@@ -524,9 +532,24 @@ fn open_partition(
     Partition::open(store, options).map_err(|error| Error::Partition { path, error })
 }
 
-fn spreads(partitions: &[Partition<DiskStore>]) -> HashMap<QueueName, Spread> {
-    let queues = partitions.iter().flat_map(|partition| partition.machine().queues());
-    queues.map(|(name, view)| (name.clone(), Spread::of(&view.config))).collect()
+/// Waits until the wall clock has reached what the partitions may have said before a crash, at most
+/// a second: a time that is ahead of the wall clock at every start would run away from it.
+fn wait_for_the_wall_clock(partitions: &[Partition<DiskStore>]) {
+    let starts = partitions.iter().map(Partition::now);
+    let wait = starts.map(|start| Clock::wait_ms(start, writer::wall())).max().unwrap_or(0);
+    std::thread::sleep(Duration::from_millis(wait));
+}
+
+fn routes(partitions: &[Partition<DiskStore>]) -> Routes {
+    let mut routes = Routes::new(partitions.len());
+    for (name, view) in partitions.iter().flat_map(|partition| partition.machine().queues()) {
+        routes.enter(name, &view.config);
+    }
+    routes
+}
+
+fn refuse_stopped(ask: Ask) {
+    writer::refuse(ask, &Stopped("the partition is stopped".into()));
 }
 
 fn sent(outcome: Outcome) -> Result<Answer, Stopped> {

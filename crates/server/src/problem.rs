@@ -36,6 +36,12 @@ impl Problem {
         Self::new(Code::Invalid, detail)
     }
 
+    /// What was asked got no answer, which is a fault of the broker. Whether it was done is not
+    /// known; a retry under the same key is safe.
+    pub fn unanswered() -> Self {
+        Self::new(Code::Internal, "the broker gave no answer")
+    }
+
     /// A queue that is absent, or that the caller may not see: both look the same.
     pub fn no_such_queue(queue: &str) -> Self {
         let detail = format!("there is no queue {queue:?}; create it first");
@@ -89,7 +95,7 @@ impl From<Invalid> for Problem {
         let code = match invalid {
             Invalid::MissingKey => Code::MissingKey,
             Invalid::KeyLength(_) | Invalid::KeyCharacter(_) => Code::MalformedKey,
-            Invalid::BodyTooLarge { .. } => Code::TooLarge,
+            Invalid::BodyTooLarge { .. } | Invalid::TooLarge { .. } => Code::TooLarge,
             _ => Code::Invalid,
         };
         Self::new(code, invalid.to_string())

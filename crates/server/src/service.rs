@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
 use hapax_core::{Refusal, Settle, Settled, Verb};
+use hapax_partition::route;
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
@@ -206,26 +207,14 @@ impl Service {
         if let Err(problem) = self.check_rate(permit, sends.len()) {
             return Err((sends.into_iter().map(|(number, _)| number).collect(), problem));
         }
-        let engine = self.engine();
-        let mut parts = parts(sends.len(), engine.partitions());
-        for (number, send) in sends {
-            let Some((numbers, commands)) = parts.get_mut(engine.route(&send)) else { continue };
-            numbers.push(number);
-            commands.push(Command::Send(send));
-        }
-        for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
-            if commands.is_empty() {
-                continue;
+        let (service, queue) = (self.clone(), permit.queue.clone());
+        self.engine().submit_sends(sends, move |numbers, outcomes| {
+            let answers = outcomes.map_err(stopped).map(answers);
+            if let Ok(answers) = &answers {
+                service.0.metrics.answered(&queue, answers);
             }
-            let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
-            engine.submit(partition, commands, move |outcomes| {
-                let answers = outcomes.map_err(stopped).map(answers);
-                if let Ok(answers) = &answers {
-                    service.0.metrics.answered(&queue, answers);
-                }
-                reply(numbers, answers);
-            });
-        }
+            reply(numbers, answers);
+        });
         Ok(())
     }
 
@@ -249,8 +238,10 @@ impl Service {
     /// A settle of a lease as it came in.
     pub fn open(&self, permit: &Permit, lease: &[u8], verb: Verb) -> Opened {
         match self.0.seal.open(&permit.queue, lease) {
-            Some((partition, lease)) => Opened::Settle(partition, Settle { lease, verb }),
-            None => Opened::Lost,
+            Some((partition, lease)) if usize::from(partition) < self.engine().partitions() => {
+                Opened::Settle(partition, Settle { lease, verb })
+            }
+            _ => Opened::Lost,
         }
     }
 
@@ -274,8 +265,8 @@ impl Service {
             Opened::Settle(partition, settle) => Some((partition, settle)),
             Opened::Lost => None,
         });
-        let mut settled =
-            self.engine().settle(settles.collect()).await.map_err(stopped)?.into_iter();
+        let settled = self.engine().settle(settles.collect()).await.map_err(stopped)?;
+        let mut settled = settled.into_iter();
         let answers: Vec<Settled> = is_open
             .into_iter()
             .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or(LOST))
@@ -291,22 +282,13 @@ impl Service {
         items: Vec<(u64, Opened)>,
         reply: impl Fn(Vec<u64>, Result<Vec<Settled>, Problem>) + Clone + Sendable,
     ) {
-        let engine = self.engine();
-        let mut parts = parts(items.len(), engine.partitions());
-        let mut lost = Vec::new();
+        let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
         for (number, item) in items {
-            let part = match item {
-                Opened::Settle(partition, settle) => parts
-                    .get_mut(usize::from(partition))
-                    .map(|(numbers, commands)| (numbers, commands, settle)),
-                Opened::Lost => None,
-            };
-            match part {
-                Some((numbers, commands, settle)) => {
-                    numbers.push(number);
-                    commands.push(Command::Settle(settle));
+            match item {
+                Opened::Settle(partition, settle) => {
+                    settles.push((usize::from(partition), number, Command::Settle(settle)));
                 }
-                None => lost.push(number),
+                Opened::Lost => lost.push(number),
             }
         }
         if !lost.is_empty() {
@@ -314,17 +296,15 @@ impl Service {
             self.0.metrics.settled(permit.queue(), &answers);
             reply(lost, Ok(answers));
         }
-        for (partition, (numbers, commands)) in parts.into_iter().enumerate() {
-            if commands.is_empty() {
-                continue;
-            }
+        let engine = self.engine();
+        for part in route::split(engine.partitions(), settles.into_iter()) {
             let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
-            engine.submit(partition, commands, move |outcomes| {
+            engine.submit(part.partition, part.commands, move |outcomes| {
                 let answers = outcomes.map_err(stopped).map(settled);
                 if let Ok(answers) = &answers {
                     service.0.metrics.settled(&queue, answers);
                 }
-                reply(numbers, answers);
+                reply(part.tags, answers);
             });
         }
     }
@@ -373,11 +353,10 @@ impl Service {
     }
 }
 
-/// A list for each partition, with room for its share of the commands.
-fn parts(commands: usize, partitions: usize) -> Vec<(Vec<u64>, Vec<Command>)> {
-    let share = commands.div_ceil(partitions.max(1));
-    let part = || (Vec::with_capacity(share), Vec::with_capacity(share));
-    std::iter::repeat_with(part).take(partitions).collect()
+/// Whether the queue of these messages is absent. Where it was made or deleted meanwhile, some
+/// partitions may know it and others not: then each message is answered for itself.
+pub fn is_no_such_queue(answers: &[Answer]) -> bool {
+    !answers.is_empty() && answers.iter().all(|answer| *answer == Answer::NoSuchQueue)
 }
 
 /// What may go to a writer's thread. The name `Send` is taken by the message here.
@@ -402,18 +381,30 @@ pub(crate) fn stopped(stopped: Stopped) -> Problem {
     Problem::new(Code::Unavailable, stopped.to_string())
 }
 
+/// What was asked is answered, or a caller would wait for ever.
 fn answers(outcomes: Vec<Outcome>) -> Vec<Answer> {
-    let answers = outcomes.into_iter().filter_map(|outcome| match outcome {
-        Outcome::Sent(answer) => Some(answer),
-        _ => None,
+    let answers = outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Sent(answer) => answer,
+        other => unreachable!("a send is not answered by {other:?}"),
     });
     answers.collect()
 }
 
 fn settled(outcomes: Vec<Outcome>) -> Vec<Settled> {
-    let settled = outcomes.into_iter().filter_map(|outcome| match outcome {
-        Outcome::Settled(settled) => Some(settled),
-        _ => None,
+    let settled = outcomes.into_iter().map(|outcome| match outcome {
+        Outcome::Settled(settled) => settled,
+        other => unreachable!("a settle is not answered by {other:?}"),
     });
     settled.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_is_absent_where_no_partition_knows_it() {
+        assert!(is_no_such_queue(&[Answer::NoSuchQueue]) && !is_no_such_queue(&[]));
+        assert!(!is_no_such_queue(&[Answer::NoSuchQueue, Answer::StoreFull]));
+    }
 }

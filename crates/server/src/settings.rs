@@ -18,7 +18,6 @@ mod load;
 mod origin;
 mod reference;
 mod show;
-mod suggest;
 mod values;
 
 use std::collections::BTreeMap;

@@ -2,6 +2,13 @@
 //! copying.
 #![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
 
+mod engine {
+    mod changes;
+    mod data;
+    mod panics;
+    mod waiting;
+}
+
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,7 +16,9 @@ use hapax_core::{
     Answer, Blob, Browse, Command, Config, Configure, Content, Delivery, Emit, KeyName, Order,
     Place, QueueName, Receive, Redrive, Select, Send, Settle, Settled, Verb,
 };
+use hapax_partition::Partition;
 use hapax_server::engine::{Data, Engine, Options};
+use hapax_store::disk::DiskStore;
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -146,12 +155,7 @@ fn l3_emits_reach_their_queues_once_also_in_other_partitions() {
             let messages = engine.receive(receive("orders", 40), LONG).await.unwrap().unwrap();
             for message in &messages {
                 let content = Content::builder("").build(message.key().as_bytes()).unwrap();
-                let emit = Emit {
-                    queue: queue("emails"),
-                    name: "receipt".to_owned(),
-                    content,
-                    delay_ms: None,
-                };
+                let emit = Emit::new(queue("emails"), "receipt", content);
                 let settled = done(&engine, message, vec![emit.clone()]).await;
                 assert!(matches!(settled, Settled::Ok { .. }));
                 assert_eq!(done(&engine, message, vec![emit]).await, settled, "settled again");
@@ -321,4 +325,102 @@ fn a20_data_of_a_newer_release_is_refused_and_left_alone() {
     std::fs::remove_file(&head).unwrap();
     let refused = Data::open(directory.path(), 1).unwrap_err().to_string();
     assert!(refused.contains("missing"), "never an empty broker: {refused}");
+}
+
+#[test]
+fn l3_an_emit_that_its_queue_refuses_for_good_is_dead_there() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        create(&engine, "emails", Config::default()).await;
+        engine.send(vec![message("emails", "taken", "first")]).await.unwrap();
+        engine
+            .send((0..8).map(|n| message("orders", &format!("k{n}"), "b")).collect())
+            .await
+            .unwrap();
+        let mut left = 8;
+        while left > 0 {
+            for message in engine.receive(receive("orders", 8), LONG).await.unwrap().unwrap() {
+                let body = format!("of {}", message.key());
+                let content = Content::builder("taken").build(body.as_bytes()).unwrap();
+                let emit = Emit::new(queue("emails"), "receipt", content);
+                assert!(matches!(done(&engine, &message, vec![emit]).await, Settled::Ok { .. }));
+                left -= 1;
+            }
+        }
+        let mut dead = Vec::new();
+        while dead.len() < 8 {
+            let place = Place::Dead;
+            let browse = Browse { queue: queue("emails"), place, cursor: None, limit: 100 };
+            dead = engine.browse(browse, None).await.unwrap().unwrap().messages;
+        }
+        let mut bodies: Vec<&[u8]> =
+            dead.iter().filter_map(|view| Some(view.content.as_ref()?.body())).collect();
+        bodies.sort_unstable();
+        bodies.dedup();
+        assert_eq!(bodies.len(), 8, "each of them is there");
+        for view in &dead {
+            let why = view.record.error.as_deref().unwrap_or_default();
+            assert!(why.contains("another message has its key"), "{why}");
+            let name =
+                KeyName { queue: queue("emails"), key: view.key.clone().unwrap(), group: None };
+            let found = engine.look(name, Duration::ZERO).await.unwrap().unwrap();
+            assert_eq!(found.place, Place::Dead, "found by its key, wherever it is");
+        }
+        for partition in 0..engine.partitions() {
+            let waiting = |it: &Partition<DiskStore>| it.machine().relays().count();
+            while engine.inspect(partition, waiting).await.unwrap() > 0 {}
+        }
+        let stats = engine.show(&queue("emails")).await.unwrap().unwrap().stats;
+        assert_eq!((stats.ready, stats.dead, stats.sent_total), (1, 8, 9), "and once");
+    });
+}
+
+#[test]
+fn l1_no_two_leases_of_a_broker_have_the_same_fence() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        let sends = (0..200).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        engine.send(sends).await.unwrap();
+        let mut fences = std::collections::BTreeSet::new();
+        let mut left = 200;
+        while left > 0 {
+            let messages = engine.receive(receive("orders", 37), LONG).await.unwrap().unwrap();
+            left -= messages.len();
+            for message in messages {
+                assert!(fences.insert(message.lease.fence), "{:?}", message.lease);
+            }
+        }
+    });
+}
+
+#[test]
+fn l5_a_redrive_by_keys_names_the_keys_that_no_partition_has_among_its_dead() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config { max_attempts: 1, ..Config::default() }).await;
+        let sends = (0..10).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        engine.send(sends).await.unwrap();
+        let mut left = 10;
+        while left > 0 {
+            let messages = engine.receive(receive("orders", 10), LONG).await.unwrap().unwrap();
+            left -= messages.len();
+            let fail = |message: Delivery| {
+                let verb = Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: true };
+                (message.id.partition(), Settle { lease: message.lease, verb })
+            };
+            engine.settle(messages.into_iter().map(fail).collect()).await.unwrap();
+        }
+        let keys: Vec<_> = (5..15).map(|n| format!("k{n}").into()).collect();
+        let redrive = Redrive {
+            queue: queue("orders"),
+            id: "r1".into(),
+            select: Select::Keys(keys),
+            dry_run: false,
+            per_s: None,
+        };
+        let mut view = engine.redrive(redrive).await.unwrap().unwrap();
+        view.missing.sort();
+        let missing: Vec<&str> = view.missing.iter().map(|key| &**key).collect();
+        assert_eq!(missing, ["k10", "k11", "k12", "k13", "k14"]);
+        assert_eq!((view.matched, view.moved, view.total), (5, 5, Some(10)));
+    });
 }

@@ -13,6 +13,7 @@ mod http {
     mod operators;
     mod queues;
     mod sending;
+    mod strict;
     mod waiting;
     mod walk;
     mod working;

@@ -21,14 +21,18 @@ mod lease;
 mod life;
 mod lost;
 mod operate;
+mod queue;
 mod send;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hapax_core::{Blob, Config, Content, DedupScope, Fence, MessageId, Outcome, Time};
+use hapax_core::{
+    Answer, Blob, Config, Content, DedupScope, Fence, MessageId, Outcome, Refusal, Time,
+};
 
 pub(crate) use lease::Lease;
 pub(crate) use life::{Begun, Life, Places};
+use queue::QueueState;
 
 use crate::op::Op;
 use crate::scene::{Item, ItemId, QueueSpec};
@@ -53,18 +57,26 @@ pub(crate) fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
 const OTHER_GROUP: u8 = 1 << 3;
 
 /// Everything that was seen.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Checker {
-    queues: Vec<QueueSpec>,
+    /// Every queue in every partition.
+    queues: Vec<Vec<QueueState>>,
+    /// The partition whose answer is judged.
+    here: usize,
     items: Vec<Item>,
     lives: Vec<Life>,
     by_name: BTreeMap<(usize, String, String), ItemId>,
     by_number: BTreeMap<u64, ItemId>,
     ids: BTreeMap<MessageId, ItemId>,
-    leases: BTreeMap<Fence, Lease>,
-    fence_max: Fence,
+    /// Leases by partition and fence.
+    leases: BTreeMap<(usize, Fence), Lease>,
+    fence_max: Vec<Fence>,
+    /// Queues whose creation was confirmed, and whose deletion nobody asked for since.
+    kept: Vec<bool>,
     /// Receive ids that were used, and whether some answer under them was lost.
     receives: BTreeMap<u64, bool>,
+    /// A receive takes no further message after so many bytes.
+    pub receive_bytes: usize,
     /// The disk is or was full, so that sends may be refused.
     pub may_be_full: bool,
     /// Bytes were damaged in a way that nobody can notice: only payloads are checked.
@@ -72,20 +84,35 @@ pub struct Checker {
 }
 
 impl Checker {
-    pub fn new(queues: Vec<QueueSpec>) -> Self {
+    pub fn new(queues: &[QueueSpec], partitions: usize) -> Self {
+        let states = queues.iter().map(|spec| QueueState::new(spec.config.clone()));
         Self {
-            queues,
+            queues: vec![states.collect(); partitions],
+            here: 0,
             items: Vec::new(),
             lives: Vec::new(),
             by_name: BTreeMap::new(),
             by_number: BTreeMap::new(),
             ids: BTreeMap::new(),
             leases: BTreeMap::new(),
-            fence_max: Fence(0),
+            fence_max: vec![Fence(0); partitions],
+            kept: vec![false; queues.len()],
             receives: BTreeMap::new(),
+            receive_bytes: usize::MAX,
             may_be_full: false,
             damaged: false,
         }
+    }
+
+    /// The broker was set back to a copy of what it was `then`. What clients have heard since may
+    /// be undone; fences go on from where they were, and what is sent is the same.
+    pub fn set_back(&mut self, then: &Self) {
+        self.lives.clone_from(&then.lives);
+        self.lives.resize_with(self.items.len(), Life::unknown);
+        self.ids.clone_from(&then.ids);
+        self.leases.clone_from(&then.leases);
+        self.queues.clone_from(&then.queues);
+        self.receives.values_mut().for_each(|lost| *lost = true);
     }
 
     /// Makes an item known before it is sent. A derived key may be known already.
@@ -116,11 +143,13 @@ impl Checker {
     }
 
     /// An answer came.
-    pub fn answered(&mut self, at: Time, op: &Op, outcome: &Outcome) -> Checked {
+    pub fn answered(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) -> Checked {
+        self.here = partition;
         if self.damaged {
             return self.check_payloads(op, outcome);
         }
-        let checked = match (op, outcome) {
+        let checked = self.check_queue(op, outcome).and_then(|()| match (op, outcome) {
+            _ if is_no_such_queue(outcome) => Ok(()),
             (Op::Send { item, variant }, Outcome::Sent(answer)) => {
                 self.sent(at, *item, *variant, answer)
             }
@@ -134,14 +163,28 @@ impl Checker {
                 self.settled(at, held, how, settled)
             }
             _ => self.operated(at, op, outcome),
-        };
+        });
         checked
             .map_err(|Violation(text)| Violation(format!("{text}\n  {op:?}\n  {}", brief(outcome))))
     }
 
+    /// Whether the answer can be that of a queue that exists, or does not.
+    fn check_queue(&mut self, op: &Op, outcome: &Outcome) -> Checked {
+        let Some(queue) = op.queue(&self.items) else { return Ok(()) };
+        match op {
+            Op::Configure { .. } | Op::Follow { .. } | Op::Settle { .. } => Ok(()),
+            _ if is_no_such_queue(outcome) => self.no_such_queue(queue),
+            Op::Delete { .. } | Op::Show { .. } => Ok(()),
+            _ => self.exists_here(queue),
+        }
+    }
+
     /// Whether anything is known to be unfinished: where, and how much of it.
-    pub fn unfinished(&mut self, at: Time) -> Option<String> {
+    pub fn unfinished(&mut self, now: &[Time]) -> Option<String> {
         for item in 0..self.items.len() {
+            let home = self.lives.get(item).and_then(|life| life.home).unwrap_or(0);
+            let Some(at) = now.get(home).copied() else { continue };
+            self.here = home;
             let (life, spec, _) = self.passed(at, item);
             if !life.places.may_be(Places::ENDED.or(Places::ABSENT)) {
                 return Some(format!("{} is {}", spec.key, life.places));
@@ -161,7 +204,10 @@ impl Checker {
     }
 
     /// Whether the message may be waiting for an operator.
-    pub fn may_be_parked(&mut self, at: Time, item: ItemId) -> bool {
+    pub fn may_be_parked(&mut self, now: &[Time], item: ItemId) -> bool {
+        let home = self.lives.get(item).and_then(|life| life.home).unwrap_or(0);
+        let Some(at) = now.get(home).copied() else { return false };
+        self.here = home;
         self.passed(at, item).0.places.may_be(Places::PARKED)
     }
 
@@ -170,7 +216,10 @@ impl Checker {
         let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
             unreachable!("items are added before they are named")
         };
-        let Some(queue) = self.queues.get(spec.queue) else { unreachable!("queues are fixed") };
+        let queues = self.queues.get(self.here);
+        let Some(queue) = queues.and_then(|queues| queues.get(spec.queue)) else {
+            unreachable!("names are fixed")
+        };
         life.pass(at, spec, &queue.config);
         (life, spec, &queue.config)
     }
@@ -181,13 +230,7 @@ impl Checker {
     }
 
     fn config(&self, queue: usize) -> &Config {
-        let Some(queue) = self.queues.get(queue) else { unreachable!("queues are fixed") };
-        &queue.config
-    }
-
-    fn of_queue(&self, queue: usize) -> Vec<ItemId> {
-        let items = self.items.iter().enumerate();
-        items.filter(|(_, item)| item.queue == queue).map(|(id, _)| id).collect()
+        &self.state(queue).config
     }
 
     fn scope(&self, item: &Item) -> String {
@@ -296,13 +339,13 @@ impl Checker {
         if config.order != Order::Group || group.is_none() {
             return Ok(());
         }
-        let holds = config.on_group_dead == OnGroupDead::Park;
+        let holds = config.on_group_dead == OnGroupDead::Park && self.state(queue).always_held();
         let Some(life) = self.lives.get(item) else { return Ok(()) };
         if life.variants & OTHER_GROUP != 0 {
             return Ok(());
         }
         let id = life.id;
-        for other in self.of_queue(queue) {
+        for other in self.homed(queue) {
             if other == item || together.contains(&other) || self.item(other).group != group {
                 continue;
             }
@@ -311,7 +354,7 @@ impl Checker {
                 continue; // It may have gone to another group.
             }
             let mut free = Places::ENDED.or(Places::ABSENT);
-            if life.sender_delays {
+            if life.sender_delays && at < life.due_from {
                 free.add(Places::DELAYED);
             }
             let is_older = life.id.is_some_and(|other| Some(other) < id) && !life.may_be_new;
@@ -330,6 +373,16 @@ impl Checker {
         }
         Ok(())
     }
+}
+
+/// Whether the queue of the request is said not to exist.
+fn is_no_such_queue(outcome: &Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Sent(Answer::NoSuchQueue)
+            | Outcome::Claimed(Answer::NoSuchQueue)
+            | Outcome::Refused(Refusal::NoSuchQueue)
+    )
 }
 
 /// An outcome without its payloads.

@@ -8,8 +8,10 @@
 //!
 //! Nothing here has a thread, a clock or a source of chance other than [`Random`], so a seed that
 //! fails once fails every time. The disk is [`SimDisk`]; what a store sees of it is [`SimVolume`].
-//! One seed is one [`run`](run::run).
+//! One seed is one [`run`](run::run): one partition on its disk. The partitions of a whole broker,
+//! with what the engine does between them, are a [`broker`].
 
+pub mod broker;
 pub mod checker;
 pub mod faults;
 pub mod op;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
+use hapax_sim::broker;
 use hapax_sim::faults::{Choice, Tally};
 use hapax_sim::run::{Report, Settings, run};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -30,6 +31,12 @@ struct Arguments {
     /// all, power, io, full, rot, clock, takeover or none.
     #[arg(long, default_value = "all", value_parser = parse_faults)]
     faults: Choice,
+    /// Run whole brokers: several partitions with the engine's routing, changes and relays.
+    #[arg(long)]
+    broker: bool,
+    /// Go on after a seed that fails, and list all that do.
+    #[arg(long)]
+    keep_going: bool,
     /// Print everything that happened (with --seed).
     #[arg(long)]
     trace: bool,
@@ -59,7 +66,7 @@ fn main() -> ExitCode {
 }
 
 fn run_one(seed: u64, settings: &Settings, arguments: &Arguments) -> ExitCode {
-    let report = run(seed, settings);
+    let report = run_seed(seed, settings, arguments);
     for line in &report.trace {
         println!("{line}");
     }
@@ -72,6 +79,21 @@ fn run_one(seed: u64, settings: &Settings, arguments: &Arguments) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+fn run_seed(seed: u64, settings: &Settings, arguments: &Arguments) -> Report {
+    if !arguments.broker {
+        return run(seed, settings);
+    }
+    let crashes = arguments.faults != Choice::These(Vec::new());
+    let default = broker::Settings::default();
+    let settings = broker::Settings {
+        steps: settings.steps,
+        crash_every: if crashes { default.crash_every } else { 0 },
+        trace: settings.trace,
+        ..default
+    };
+    broker::run(seed, &settings)
+}
+
 fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
     let bar = ProgressBar::new(arguments.seeds);
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} seeds, {per_sec}, {eta}")
@@ -79,7 +101,7 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
         bar.set_style(style);
     }
     let (next, failed) = (AtomicU64::new(0), AtomicBool::new(false));
-    let total = Mutex::new((Tally::default(), None::<Report>, 0));
+    let total = Mutex::new((Tally::default(), Vec::<Report>::new(), 0));
     let begun = Instant::now();
     let work = || {
         while !failed.load(Ordering::Relaxed) {
@@ -87,14 +109,14 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
             if place >= arguments.seeds {
                 return;
             }
-            let report = run(arguments.start + place, settings);
+            let report = run_seed(arguments.start + place, settings, arguments);
             bar.inc(1);
             let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
             total.0.merge(&report.tally);
             total.2 += 1;
             if report.violation.is_some() {
-                failed.store(true, Ordering::Relaxed);
-                total.1.get_or_insert(report);
+                failed.store(!arguments.keep_going, Ordering::Relaxed);
+                total.1.push(report);
             }
         }
     };
@@ -105,26 +127,29 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
         }
     });
     bar.finish_and_clear();
-    let (tally, failure, done) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (tally, mut failures, done) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     print_tally(&tally);
     let per_second = done as f64 / begun.elapsed().as_secs_f64();
     println!("{done} seeds, {per_second:.0} seeds per second");
-    match failure.and_then(|report| told(&report, arguments)) {
-        Some(failure) => {
-            eprintln!("{failure}");
-            ExitCode::FAILURE
-        }
-        None => {
-            println!("nothing lost, nothing doubled");
-            ExitCode::SUCCESS
-        }
+    failures.sort_by_key(|report| report.seed);
+    for failure in failures.iter().filter_map(|report| told(report, arguments)) {
+        eprintln!("{failure}");
     }
+    if !failures.is_empty() {
+        eprintln!("\n{} of {done} seeds failed", failures.len());
+        return ExitCode::FAILURE;
+    }
+    println!("nothing lost, nothing doubled");
+    ExitCode::SUCCESS
 }
 
 /// What went wrong, and the one command that shows how.
 fn told(report: &Report, arguments: &Arguments) -> Option<String> {
     let violation = report.violation.as_ref()?;
     let mut command = format!("cargo run --release -p hapax-sim -- --seed {} --trace", report.seed);
+    if arguments.broker {
+        command += " --broker";
+    }
     if arguments.steps != Settings::default().steps {
         command += &format!(" --steps {}", arguments.steps);
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Arrival, Claim, Command, Content, Emit, Fence, KeyName, LeaseName, MessageId, Purge, Receive,
-    Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+    Arrival, Claim, Command, Config, Configure, Content, Emit, Fence, KeyName, LeaseName,
+    MessageId, Purge, Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
 };
 
 use crate::scene::{Item, ItemId, Scene, Variant, point_of, result_of};
@@ -33,6 +33,19 @@ impl std::fmt::Debug for Held {
 /// One request of a client.
 #[derive(Clone, Debug)]
 pub enum Op {
+    /// Creates the queue, or changes its rules.
+    Configure {
+        queue: usize,
+        config: Box<Config>,
+    },
+    /// Takes over what the leading partition decided: a step of a change, never a request.
+    Follow {
+        queue: usize,
+        config: Box<Config>,
+    },
+    Delete {
+        queue: usize,
+    },
     Send {
         item: ItemId,
         variant: Variant,
@@ -48,6 +61,7 @@ pub enum Op {
         lease_ms: Option<u64>,
         id: Option<u64>,
         several: bool,
+        patience: Patience,
     },
     Settle {
         held: Held,
@@ -93,6 +107,17 @@ pub enum Op {
     },
 }
 
+/// What the caller of a receive does where there is nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Goes away.
+    None,
+    /// Waits until it is called.
+    Waits,
+    /// Waited, and was called.
+    Called,
+}
+
 /// How a lease is settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum How {
@@ -114,12 +139,43 @@ pub enum How {
 pub const POINTS: [&str; 3] = ["charged", "mailed", "stored"];
 
 impl Op {
+    /// The queue that it concerns.
+    pub fn queue(&self, items: &[Item]) -> Option<usize> {
+        let of = |item: &ItemId| items.get(*item).map(|item| item.queue);
+        match self {
+            Self::Configure { queue, .. }
+            | Self::Follow { queue, .. }
+            | Self::Delete { queue }
+            | Self::Receive { queue, .. }
+            | Self::Redrive { queue, .. }
+            | Self::Purge { queue, .. }
+            | Self::Pause { queue, .. }
+            | Self::Show { queue } => Some(*queue),
+            Self::Send { item, .. }
+            | Self::Claim { item, .. }
+            | Self::Look { item }
+            | Self::Forget { item }
+            | Self::Replay { item, .. }
+            | Self::Discard { item }
+            | Self::Resolve { item, .. } => of(item),
+            Self::Settle { held, .. } => of(&held.item),
+            Self::Relayed { .. } => None,
+        }
+    }
+
     pub fn command(&self, scene: &Scene, items: &[Item]) -> Command {
         let maker = Maker { scene, items };
         match self {
+            Self::Configure { queue, config } => Command::Configure(Configure {
+                queue: maker.queue(*queue),
+                config: (**config).clone(),
+                if_version: None,
+            }),
+            Self::Follow { .. } => unreachable!("followers are told by the change itself"),
+            Self::Delete { queue } => Command::Delete(maker.queue(*queue)),
             Self::Send { item, variant } => maker.send(*item, *variant),
             Self::Claim { item, variant, lease_ms } => maker.claim(*item, *variant, *lease_ms),
-            Self::Receive { queue, max, lease_ms, id, several } => Command::Receive(Receive {
+            Self::Receive { queue, max, lease_ms, id, several, .. } => Command::Receive(Receive {
                 queue: maker.queue(*queue),
                 max: *max,
                 lease_ms: *lease_ms,

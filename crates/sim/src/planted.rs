@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hapax_core::{Decision, Digest, MessageId, Time, read_batch};
-use hapax_store::disk::DiskStore;
+use hapax_store::disk::{self, DiskStore};
 use hapax_store::memory::MemoryStore;
 use hapax_store::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
 
@@ -21,6 +21,12 @@ pub enum Bug {
     KeyBeforeAppend,
     /// Nobody looks at the epoch: an owner that was replaced goes on appending.
     NoEpochCheck,
+    /// How a new queue is spread is known only after every partition has it.
+    SpreadLate,
+    /// A change is over when the leader has decided; the others are not told.
+    FollowerNotTold,
+    /// An emit counts as arrived when it is handed over, durable or not.
+    RelayConfirmedEarly,
 }
 
 /// The bytes of one partition: on the simulated disk, or in memory where owners race.
@@ -71,6 +77,14 @@ impl SimStore {
     /// The message that a buggy door takes for known.
     pub fn staged(&self, digest: &Digest) -> Option<(MessageId, Time)> {
         lock(&self.shared).staged.get(digest).map(|(_, id, at)| (*id, *at))
+    }
+
+    /// What a copy is taken from, where the store is on a disk.
+    pub fn source(&self) -> Option<disk::Source> {
+        match &self.inner {
+            Inner::Disk(store) => Some(store.source()),
+            Inner::Memory(_) => None,
+        }
     }
 
     fn store(&mut self) -> &mut dyn Store {

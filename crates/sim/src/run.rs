@@ -3,8 +3,10 @@
 //! A run has three parts: steps under faults, a drain without any in which everything must come
 //! to its end, and an audit in which a new process is asked for all of it again.
 
+mod backup;
 mod drain;
 mod strike;
+mod wait;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +17,7 @@ use hapax_partition::Error;
 use crate::Random;
 use crate::checker::{Checker, Violation, brief};
 use crate::faults::{Choice, Kind, Tally};
-use crate::op::Op;
+use crate::op::{Held, How, Op};
 use crate::planted::Bug;
 use crate::scene::Scene;
 use crate::volume::{Counters, Flip};
@@ -77,11 +79,7 @@ pub fn run(seed: u64, settings: &Settings) -> Report {
     let violation = match ended {
         Ok(Ok(()) | Err(Ended::Refused)) => None,
         Ok(Err(Ended::Violation(violation))) => Some(violation),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Some(Violation(format!("panicked: {}", text.unwrap_or("without a word"))))
-        }
+        Err(panic) => Some(Violation(panic_text(&*panic))),
     };
     run.tally.add_disk(&run.world.disk.counters());
     if let Some(violation) = &violation {
@@ -90,6 +88,13 @@ pub fn run(seed: u64, settings: &Settings) -> Report {
     let mut trace = run.trace;
     trace.extend(run.world.disk.trace().lines);
     Report { seed, kinds: run.kinds, tally: run.tally, violation, trace }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", text.unwrap_or("without a word"))
 }
 
 struct Run {
@@ -121,6 +126,11 @@ struct Run {
     last_stamp: Option<(u64, Time)>,
     last_at: Time,
     shown: BTreeMap<usize, Stats>,
+    waiters: wait::Waiters,
+    /// A copy that may be restored.
+    copy: Option<backup::Copy>,
+    /// What was asked since a copy was begun, while it is taken.
+    asked: Option<Vec<(Time, Op)>>,
 }
 
 /// How many lines a trace keeps.
@@ -141,7 +151,8 @@ impl Run {
         if settings.trace {
             world.disk.record(TRACE_LINES_MAX);
         }
-        let checker = Checker::new(scene.queues.clone());
+        let mut checker = Checker::new(&scene.queues, 1);
+        checker.receive_bytes = scene.partition.bounds.receive_bytes;
         Self {
             settings: settings.clone(),
             kinds,
@@ -164,6 +175,9 @@ impl Run {
             last_stamp: None,
             last_at: Time(0),
             shown: BTreeMap::new(),
+            waiters: wait::Waiters::default(),
+            copy: None,
+            asked: None,
         }
     }
 
@@ -172,6 +186,12 @@ impl Run {
         let scene = self.scene.clone();
         self.note(|| format!("{scene:?}"));
         self.reopen()?;
+        let created = self.scene.queues.iter().enumerate();
+        let created = created
+            .map(|(queue, spec)| Op::Configure { queue, config: Box::new(spec.config.clone()) });
+        self.urgent.extend(created.collect::<Vec<_>>());
+        let created = std::mem::take(&mut self.urgent);
+        self.submit_all(created)?;
         while self.step < self.settings.steps {
             self.step += 1;
             self.one_step()?;
@@ -190,6 +210,15 @@ impl Run {
         if self.freed_at.is_some_and(|freed| freed <= self.step) {
             self.free();
         }
+        match self.random.below(2 * self.settings.steps) {
+            0 => self.back_up()?,
+            1 if self.random.one_in(2) => self.restore()?,
+            _ => {}
+        }
+        self.ordinary_step()
+    }
+
+    fn ordinary_step(&mut self) -> Going<()> {
         match self.random.weighted(&[20, 14, 16, 5, 10, 5, 8, 1, 2]) {
             0 => self.submit_some(),
             1 => self.poll(),
@@ -223,7 +252,7 @@ impl Run {
         let mut ops = std::mem::take(&mut self.urgent);
         let now = self.world.now();
         for _ in 0..self.random.between(u64::from(ops.is_empty()), 6) {
-            ops.push(self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now));
+            ops.extend(self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now));
         }
         self.submit(ops)
     }
@@ -231,16 +260,24 @@ impl Run {
     fn submit(&mut self, ops: Vec<Op>) -> Going<()> {
         self.note(|| format!("submit {ops:?}"));
         let items = self.checker.items();
+        if let Some(asked) = &mut self.asked {
+            let at = self.world.now();
+            asked.extend(ops.iter().map(|op| (at, op.clone())));
+        }
         let submitted = self.world.submit(&mut self.random, ops, items, false);
         if submitted.is_ok() {
             self.check_time()?;
+            if self.random.one_in(8) {
+                let evicts = self.random.one_in(2);
+                self.world.check_invariants(evicts);
+            }
         }
         self.excuse(submitted).map(drop)
     }
 
     /// Time never runs backwards, and within a process it follows the monotonic clock.
     fn check_time(&mut self) -> Going<()> {
-        let (monotonic, at) = (self.world.clocks().monotonic_us, self.world.now());
+        let (monotonic, at) = (self.world.clocks().monotonic_us, self.world.stamped());
         if at < self.last_at {
             return wrong("the partition's time ran backwards");
         }
@@ -281,7 +318,7 @@ impl Run {
         for (op, outcome) in &told.answers {
             self.note(|| format!("at {} {op:?} -> {}", told.at.0, brief(outcome)));
             self.count(op, outcome);
-            self.checker.answered(told.at, op, outcome)?;
+            self.checker.answered(0, told.at, op, outcome)?;
             let keyed = match op {
                 Op::Send { item, .. } => {
                     self.checker.items().get(*item).is_some_and(|item| !item.is_keyless())
@@ -292,12 +329,18 @@ impl Run {
             self.urgent.extend(self.workload.relayed(op, outcome));
             match (op, outcome) {
                 (Op::Receive { queue, .. }, Outcome::Received(deliveries)) => {
-                    let spec = self.scene.queues.get(*queue);
-                    if spec.is_some_and(|spec| spec.config.guarantee == Guarantee::AtMostOnce) {
+                    if self.checker.rules(0, *queue).guarantee == Guarantee::AtMostOnce {
                         continue; // There is no lease to settle.
                     }
+                    let is_gone = !self.draining && self.clients.one_in(12);
                     for delivery in deliveries {
                         let item = self.checker.whose(&delivery.content)?;
+                        if is_gone {
+                            // Who asked went away: the engine gives the messages back.
+                            self.tally.count("messages given back");
+                            self.urgent.push(give_back(item, delivery));
+                            continue;
+                        }
                         match self.draining {
                             true => self.workload.delivered_to(false, item, delivery),
                             false => self.workload.delivered(&mut self.clients, item, delivery),
@@ -307,13 +350,16 @@ impl Run {
                 (Op::Show { queue }, Outcome::Queue(view)) => {
                     self.shown.insert(*queue, view.stats);
                 }
+                (Op::Show { queue }, _) => {
+                    self.shown.remove(queue);
+                }
                 _ => {}
             }
         }
         for effect in &told.effects {
             self.workload.relay(effect, &self.scene, &mut self.checker);
         }
-        Ok(())
+        self.wait_and_wake(&told)
     }
 
     fn count(&mut self, op: &Op, outcome: &Outcome) {
@@ -345,6 +391,13 @@ impl Run {
             },
             Outcome::Settled(Settled::LeaseLost { .. }) => "leases lost",
             Outcome::Redrive(_) => "redrives",
+            Outcome::Configured { created: true, .. } => "queues created",
+            Outcome::Configured { created: false, .. } => "queues changed",
+            Outcome::Ok => match op {
+                Op::Delete { .. } => "queues deleted",
+                Op::Purge { .. } => "purges",
+                _ => return,
+            },
             _ => return,
         };
         self.tally.count(what);
@@ -357,7 +410,7 @@ impl Run {
                 self.heal();
             }
             self.at_open = self.world.disk.counters();
-            let opened = self.world.open(&mut self.random, self.last_at);
+            let opened = self.world.open(self.last_at);
             self.note(|| format!("open {:?}", opened.as_ref().err().map(Error::to_string)));
             match opened {
                 Ok(()) => {
@@ -372,13 +425,16 @@ impl Run {
         wrong("the partition does not open any more")
     }
 
+    /// The queues first: what is known of them decides how the rest is judged.
     fn ask_witnesses(&mut self) -> Going<()> {
-        let mut looks = Vec::new();
+        let mut looks: Vec<Op> =
+            (0..self.scene.queues.len()).map(|queue| Op::Show { queue }).collect();
         for _ in 0..WITNESSES {
             looks.extend(any_key(&mut self.clients, &self.checker).map(|item| Op::Look { item }));
         }
         self.urgent.retain(|op| !matches!(op, Op::Relayed { .. }));
-        self.urgent.extend(looks);
+        looks.append(&mut self.urgent);
+        self.urgent = looks;
         Ok(())
     }
 
@@ -418,6 +474,12 @@ impl Run {
             self.free();
             return Ok(());
         }
+        if self.freed_at.is_some() && self.checker.damaged && is_full(error) {
+            // The zeros that a spare segment was filled with landed elsewhere, so that it has no
+            // room of its own: two faults explain what one does not.
+            self.tally.count("segments without their room");
+            return Ok(());
+        }
         if self.rotten.is_some() || self.checker.damaged {
             return self.refused(error);
         }
@@ -430,6 +492,7 @@ impl Run {
         self.tally.count("restarts");
         self.lose(&lost);
         self.workload.crashed();
+        self.forget_waiters();
     }
 
     fn lose(&mut self, lost: &[Submitted]) {
@@ -437,7 +500,7 @@ impl Run {
             for op in &sent.ops {
                 self.note(|| format!("lost {op:?}"));
                 self.tally.count("answers lost");
-                self.checker.lost(sent.at, op);
+                self.checker.lost(0, sent.at, op);
                 self.workload.lost(op, &self.checker);
             }
         }
@@ -448,6 +511,12 @@ impl Run {
             self.trace.push(format!("{} {}", self.step, line()));
         }
     }
+}
+
+/// The release of a message that nobody took.
+fn give_back(item: usize, delivery: &hapax_core::Delivery) -> Op {
+    let (name, id, generation) = (delivery.lease, delivery.id, delivery.generation);
+    Op::Settle { held: Held { item, name, id, generation }, how: How::Release }
 }
 
 fn is_full(error: &Error) -> bool {

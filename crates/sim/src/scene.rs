@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Blob, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead, OnGroupDead,
-    OnLost, Order, QueueName, Time,
+    Blob, Bounds, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead,
+    OnGroupDead, OnLost, Order, QueueName, Time,
 };
 use hapax_partition::Options;
 use hapax_store::disk;
@@ -20,11 +20,13 @@ use crate::Random;
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub queues: Vec<QueueSpec>,
+    /// Queues are changed, deleted and created again during the run.
+    pub changes_queues: bool,
     pub partition: Options,
     pub store: disk::Options,
 }
 
-/// One queue and its rules, which do not change during a run.
+/// One queue, and the rules it is created with at first. Its scope of keys stays what it is.
 #[derive(Clone, Debug)]
 pub struct QueueSpec {
     pub name: QueueName,
@@ -58,14 +60,9 @@ pub struct Item {
 
 impl Scene {
     pub fn draw(random: &mut Random) -> Self {
-        let count = if random.one_in(3) { 2 } else { 1 };
-        let mut queues = Vec::new();
-        for name in ["alpha", "beta"].into_iter().take(count) {
-            let Ok(name) = QueueName::new("sim", name) else { unreachable!("a plain name") };
-            let config = draw_config(random);
-            debug_assert_eq!(config.check(), Ok(()));
-            queues.push(QueueSpec { name, config });
-        }
+        let count = random.between(1, 3) as usize;
+        let queues = draw_queues(random, count);
+        let changes_queues = random.share(2, 3);
         let partition = Options {
             partition: 3,
             partitions: 5,
@@ -73,6 +70,7 @@ impl Scene {
             journal_bytes: 1_024 << random.between(2, 6),
             batches_in_flight: random.between(2, 8) as usize,
             seed: random.bits(),
+            ..draw_steps(random)
         };
         let mut store = disk::Options { identity: random.bits(), ..disk::Options::default() };
         store.journal.segment_bytes = 16_384 << random.below(3);
@@ -82,11 +80,67 @@ impl Scene {
         if random.one_in(4) {
             store.archive.filter_bytes_max = 0;
         }
-        Self { queues, partition, store }
+        Self { queues, changes_queues, partition, store }
     }
 }
 
-fn draw_config(random: &mut Random) -> Config {
+/// How much is done at once: little, so that what takes thousands of messages in the field takes
+/// a handful here.
+pub(crate) fn draw_steps(random: &mut Random) -> Options {
+    let mut small = |most: usize| match random.one_in(3) {
+        true => 1_000,
+        false => random.between(1, most as u64) as usize,
+    };
+    let bounds = Bounds {
+        expire_step: small(6),
+        tick_step: small(12),
+        job_step: small(6),
+        refill: small(8),
+        groups_at_once: small(4),
+        browse: small(4),
+        // A tenant has half of them, and there is only one.
+        relays: 2 * small(6),
+        relay_bytes: small(6) * 16_384,
+        receive_bytes: small(6) * 100,
+    };
+    let (batch, range, evict) = (small(8), small(8), small(8));
+    Options {
+        bounds,
+        batch_bytes: batch * 128,
+        range_bytes: range * 256,
+        evict_step: evict,
+        ..Options::default()
+    }
+}
+
+pub(crate) fn draw_queues(random: &mut Random, count: usize) -> Vec<QueueSpec> {
+    let mut queues = Vec::new();
+    for name in ["alpha", "beta", "gamma"].into_iter().take(count) {
+        let Ok(name) = QueueName::new("sim", name) else { unreachable!("a plain name") };
+        let dedup_scope = if random.one_in(5) { DedupScope::Group } else { DedupScope::Queue };
+        queues.push(QueueSpec { name, config: draw_config(random, dedup_scope) });
+    }
+    queues
+}
+
+/// Other rules for the same queue, such as it may change to without being created anew.
+pub(crate) fn draw_change(random: &mut Random, before: &Config) -> Config {
+    let drawn = draw_config(random, before.dedup_scope);
+    let config = Config {
+        order: before.order,
+        on_group_dead: match before.order {
+            Order::Group => drawn.on_group_dead,
+            Order::None => OnGroupDead::Continue,
+        },
+        // Messages without a key may be there, and nobody could name them once they are parked.
+        on_lost: if before.on_lost == OnLost::Park { drawn.on_lost } else { OnLost::Redeliver },
+        ..drawn
+    };
+    debug_assert_eq!(config.check(), Ok(()));
+    config
+}
+
+pub(crate) fn draw_config(random: &mut Random, dedup_scope: DedupScope) -> Config {
     let guarantee = match random.below(10) {
         0 => Guarantee::AtMostOnce,
         1 | 2 => Guarantee::AtLeastOnce,
@@ -100,10 +154,10 @@ fn draw_config(random: &mut Random) -> Config {
         _ => None,
     };
     let backoff_min_ms = random.below(200);
-    Config {
+    let config = Config {
         guarantee,
         order,
-        dedup_scope: if random.one_in(5) { DedupScope::Group } else { DedupScope::Queue },
+        dedup_scope,
         retention_ms,
         retry_horizon_ms: retention_ms.map_or(1_000, |retention| retention / 2),
         lease_ms: random.between(100, 4_000),
@@ -125,13 +179,20 @@ fn draw_config(random: &mut Random) -> Config {
         },
         max_messages: random.one_in(10).then(|| random.between(5, 40)),
         ..Config::default()
-    }
+    };
+    debug_assert_eq!(config.check(), Ok(()));
+    config
 }
 
 impl QueueSpec {
     /// A new item of this queue. A claim goes under a key of its own kind.
-    pub fn item(&self, random: &mut Random, queue: usize, number: u64, now: Time) -> Item {
-        let config = &self.config;
+    pub fn item(
+        config: &Config,
+        random: &mut Random,
+        queue: usize,
+        number: u64,
+        now: Time,
+    ) -> Item {
         let claim = random.one_in(12) && config.guarantee != Guarantee::AtMostOnce;
         let keyless = config.guarantee == Guarantee::AtLeastOnce && !claim && random.one_in(3);
         let needs_group = config.dedup_scope == DedupScope::Group;

@@ -7,8 +7,8 @@ use hapax_core::{Answer, DedupScope, Delivery, Effect, Outcome, Parent, Settled,
 
 use crate::Random;
 use crate::checker::Checker;
-use crate::op::{EMIT, Held, How, Op, POINTS};
-use crate::scene::{Item, ItemId, Scene, VARIANTS, Variant};
+use crate::op::{EMIT, Held, How, Op, POINTS, Patience};
+use crate::scene::{Item, ItemId, QueueSpec, Scene, VARIANTS, Variant, draw_change, draw_config};
 
 /// What the clients remember.
 #[derive(Debug, Default)]
@@ -32,14 +32,70 @@ pub struct Workload {
 const REMEMBERED_MAX: usize = 24;
 
 impl Workload {
-    /// The next request.
+    /// The next requests: most often one, and some that belong into one batch.
     pub fn next(
         &mut self,
         random: &mut Random,
         scene: &Scene,
         checker: &mut Checker,
         now: Time,
-    ) -> Op {
+    ) -> Vec<Op> {
+        if scene.changes_queues && random.one_in(60) {
+            return self.change_queue(random, scene, checker);
+        }
+        let op = self.one(random, scene, checker, now);
+        match op.queue(checker.items()) {
+            // Somebody misses the queue and creates it, or not.
+            Some(queue) if !checker.exists(0, queue) && random.one_in(2) => {
+                let mut ops = vec![create(random, checker, queue)];
+                ops.extend(self.old_keys(random, checker, queue));
+                ops.push(op);
+                ops
+            }
+            _ => vec![op],
+        }
+    }
+
+    /// Rules change, or a queue goes, or goes and comes back under other rules; what is sent to it
+    /// then, old keys above all, is in the same batch as often as not.
+    fn change_queue(&self, random: &mut Random, scene: &Scene, checker: &Checker) -> Vec<Op> {
+        let queue = random.index(scene.queues.len());
+        let before = checker.rules(0, queue);
+        let mut ops = Vec::new();
+        match random.below(6) {
+            0 | 1 => {
+                let config = Box::new(draw_change(random, &before));
+                ops.push(Op::Configure { queue, config });
+            }
+            2 => {
+                let config = Box::new(draw_config(random, before.dedup_scope));
+                ops.push(Op::Configure { queue, config });
+            }
+            3 => ops.push(Op::Delete { queue }),
+            _ => {
+                ops.push(Op::Delete { queue });
+                ops.push(create(random, checker, queue));
+            }
+        }
+        if random.one_in(2) {
+            ops.extend(self.old_keys(random, checker, queue));
+        }
+        ops
+    }
+
+    /// Retries of keys that the queue may have known in an earlier life.
+    fn old_keys(&self, random: &mut Random, checker: &Checker, queue: usize) -> Vec<Op> {
+        let items = checker.items().iter().enumerate();
+        let known: Vec<ItemId> = items
+            .filter(|(_, item)| item.queue == queue && !item.is_keyless() && !item.claim)
+            .map(|(id, _)| id)
+            .collect();
+        let count = random.below(5);
+        let picked = (0..count).filter_map(|_| random.pick(&known).copied());
+        picked.map(|item| Op::Send { item, variant: 0 }).collect()
+    }
+
+    fn one(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker, now: Time) -> Op {
         if let Some((id, item)) = self.relays.pop_front() {
             self.relays.push_back((id, item));
             if random.one_in(2) {
@@ -80,6 +136,9 @@ impl Workload {
                     self.drop_lease(held);
                 }
             }
+            // Its queue may be created, and the list of emits may be shorter, another time.
+            (Op::Settle { .. }, Outcome::Settled(Settled::NoSuchQueue { .. })) => {}
+            (Op::Settle { .. }, Outcome::Settled(Settled::RelayFull)) => {}
             (Op::Settle { held, .. }, Outcome::Settled(_)) => self.drop_lease(held),
             _ => {}
         }
@@ -142,7 +201,9 @@ impl Workload {
         let (Op::Send { item, .. }, Outcome::Sent(answer)) = (op, outcome) else {
             return Vec::new();
         };
-        let reached = !matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull);
+        let later =
+            matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull | Answer::NoSuchQueue);
+        let reached = !later;
         let mut said = Vec::new();
         self.relays.retain(|(id, waiting)| {
             let over = waiting == item;
@@ -169,6 +230,13 @@ impl Workload {
     pub fn redrive(&mut self, queue: usize) -> Op {
         self.next_redrive += 1;
         Op::Redrive { queue, id: self.next_redrive, items: Vec::new() }
+    }
+
+    /// Leases that the broker does not know any more, since it was set back, are thrown away.
+    pub fn forget_unknown(&mut self, checker: &Checker) {
+        self.held.retain(|held| checker.knows_lease(0, held.fence()));
+        self.stale.retain(|held| checker.knows_lease(0, held.fence()));
+        self.relays.clear();
     }
 
     /// The process is gone, and what it told its clients to relay with it.
@@ -222,11 +290,11 @@ impl Workload {
         claim: bool,
     ) -> ItemId {
         let queue = random.index(scene.queues.len());
-        let Some(spec) = scene.queues.get(queue) else { unreachable!("drawn below their number") };
+        let config = checker.rules(0, queue);
         self.next_number += 1;
         loop {
-            let item = spec.item(random, queue, self.next_number, now);
-            let cannot_claim = spec.config.guarantee == hapax_core::Guarantee::AtMostOnce;
+            let item = QueueSpec::item(&config, random, queue, self.next_number, now);
+            let cannot_claim = config.guarantee == hapax_core::Guarantee::AtMostOnce;
             if item.claim == claim || cannot_claim {
                 return checker.add(item);
             }
@@ -266,6 +334,7 @@ impl Workload {
             lease_ms: random.one_in(4).then(|| random.between(100, 5_000)),
             id,
             several: random.one_in(5),
+            patience: if random.one_in(3) { Patience::Waits } else { Patience::None },
         }
     }
 
@@ -314,9 +383,10 @@ impl Workload {
             generation: held.generation,
         };
         let queue = fixed.index(scene.queues.len());
+        // By its first rules, whatever they are now: every attempt must draw the same.
         let Some(spec) = scene.queues.get(queue) else { return Vec::new() };
         self.next_number += 1;
-        let drawn = spec.item(&mut fixed, queue, self.next_number, Time(0));
+        let drawn = QueueSpec::item(&spec.config, &mut fixed, queue, self.next_number, Time(0));
         vec![checker.add(Item {
             key: derive(&origin, EMIT).into(),
             claim: false,
@@ -345,6 +415,12 @@ impl Workload {
             _ => Op::Show { queue },
         }
     }
+}
+
+/// Creates a queue that is not there, with rules of its own.
+pub(crate) fn create(random: &mut Random, checker: &Checker, queue: usize) -> Op {
+    let dedup_scope = checker.rules(0, queue).dedup_scope;
+    Op::Configure { queue, config: Box::new(draw_config(random, dedup_scope)) }
 }
 
 fn draw_variant(random: &mut Random) -> Variant {

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use hapax_core::{Answer, Command, Configure, Effect, InFlight, Outcome, Place, Stamp, Time};
+use hapax_core::{Answer, Command, Effect, InFlight, Outcome, Place, Stamp, Time};
 use hapax_partition::{Clock, Error, Partition, Ticket};
 use hapax_store::Store;
-use hapax_store::disk::{DiskStore, Workers};
+use hapax_store::disk::{self, DiskStore, Workers};
 use hapax_store::memory::{self, MemoryStore};
 
 use crate::op::Op;
@@ -32,6 +32,11 @@ pub struct World {
     /// The last process came as far as to claim its store.
     claimed: bool,
     clocks: Clocks,
+    submitted: u64,
+    /// The disk is a copy that nobody has opened yet.
+    is_copy: bool,
+    /// The time that the last batch was submitted at.
+    stamped: Time,
 }
 
 #[derive(Debug)]
@@ -56,6 +61,8 @@ struct Owner {
 pub struct Submitted {
     pub at: Time,
     pub ops: Vec<Op>,
+    /// How many batches were submitted before it.
+    serial: u64,
     /// It was told to the checker as lost.
     lost: bool,
 }
@@ -64,6 +71,8 @@ pub struct Submitted {
 #[derive(Debug)]
 pub struct Told {
     pub at: Time,
+    /// How many batches were submitted before it.
+    pub serial: u64,
     pub answers: Vec<(Op, Outcome)>,
     pub effects: Vec<Effect>,
 }
@@ -100,21 +109,24 @@ impl World {
             left: Vec::new(),
             claimed: false,
             clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
+            submitted: 0,
+            is_copy: false,
+            stamped: Time(0),
         }
     }
 
-    /// Starts a process and lets it recover. Queues are configured again: that changes nothing
-    /// where they are as they should be.
+    /// Starts a process and lets it recover.
     ///
     /// Batches without decisions leave no time in the journal. So the clock is not believed where
     /// it was set back behind a time that was `seen` in such a batch alone: nobody could know.
-    pub fn open(&mut self, random: &mut Random, seen: Time) -> Result<(), Error> {
+    pub fn open(&mut self, seen: Time) -> Result<(), Error> {
         self.claimed = false;
         let options = self.scene.partition;
         let (store, workers) = match &self.ground {
             Ground::Disk => {
                 let volume = self.disk.mount();
-                let options = self.scene.store.clone();
+                let mut options = self.scene.store.clone();
+                options.lineage = self.is_copy.then_some(0);
                 let (store, workers) = DiskStore::open(volume, options, Arc::new(|| {}))?;
                 (SimStore::disk(store, self.scene.partition.partition, self.bug), Some(workers))
             }
@@ -126,6 +138,7 @@ impl World {
         };
         self.claimed = true;
         let partition = Partition::open(store, options)?;
+        self.is_copy = false;
         let journal = partition.now();
         if journal < seen {
             self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);
@@ -134,22 +147,7 @@ impl World {
         let clock = Clock::start(journal, wall, self.clocks.monotonic_us);
         let (pending, early) = (BTreeMap::new(), VecDeque::new());
         self.owner = Some(Owner { partition, workers, clock, pending, early });
-        self.configure(random)
-    }
-
-    fn configure(&mut self, random: &mut Random) -> Result<(), Error> {
-        let configured = self.scene.queues.iter().map(|spec| {
-            Command::Configure(Configure {
-                queue: spec.name.clone(),
-                config: spec.config.clone(),
-                if_version: None,
-            })
-        });
-        let commands = configured.collect();
-        let clocks = self.clocks;
-        let Some(owner) = &mut self.owner else { return Ok(()) };
-        let stamp = owner.stamp(clocks, random);
-        owner.partition.submit(stamp, commands).map(drop)
+        Ok(())
     }
 
     pub fn is_open(&self) -> bool {
@@ -182,9 +180,54 @@ impl World {
         self.owner.as_ref()?.partition.next_deadline()
     }
 
+    /// The queue that an effect speaks of, by its place in the scene, and how much of it is ready.
+    pub fn woken(&self, id: hapax_core::QueueId) -> Option<(usize, u64)> {
+        let machine = self.owner.as_ref()?.partition.machine();
+        let name = machine.queue_name(id)?;
+        let queue = self.scene.queues.iter().position(|spec| spec.name == *name)?;
+        Some((queue, machine.ready(id)))
+    }
+
+    /// Asserts what the parts of the state promise each other, and that memory is bounded.
+    pub fn check_invariants(&mut self, evicts: bool) {
+        if let Some(owner) = &mut self.owner {
+            owner.partition.machine().check_invariants();
+            if evicts {
+                owner.partition.check_memory();
+            }
+        }
+    }
+
+    /// What a copy is taken from; none where the store is not on the disk.
+    pub fn source(&self) -> Option<disk::Source> {
+        self.owner.as_ref()?.partition.store().source()
+    }
+
+    /// The disk is another one from here on. The process on the old one is gone.
+    pub fn replace_disk(&mut self, disk: SimDisk) {
+        assert!(self.owner.is_none(), "the process ends first");
+        self.disk = disk;
+        self.is_copy = true;
+    }
+
+    /// Requests under way.
+    pub fn pending(&self) -> Vec<Submitted> {
+        self.owner.iter().flat_map(|owner| owner.pending.values().cloned()).collect()
+    }
+
     /// Emits that have not reached their queues.
     pub fn relays(&self) -> usize {
         self.owner.as_ref().map_or(0, |owner| owner.partition.machine().relays().count())
+    }
+
+    /// The time that the last batch was submitted at. It may be decided later, but at that time.
+    pub fn stamped(&self) -> Time {
+        self.stamped
+    }
+
+    /// How many batches were submitted.
+    pub fn submitted(&self) -> u64 {
+        self.submitted
     }
 
     pub fn clocks(&self) -> Clocks {
@@ -219,12 +262,16 @@ impl World {
         let Some(owner) = owner else { return Ok(()) };
         let stamp = owner.stamp(clocks, random);
         let at = stamp.at.max(owner.partition.now());
+        if !zombie {
+            self.stamped = at;
+        }
         let ops = match bug {
             Some(Bug::KeyBeforeAppend) => owner.answer_early(at, ops, &self.scene, items),
             _ => ops,
         };
         let commands = ops.iter().map(|op| op.command(&self.scene, items)).collect();
-        let sent = Submitted { at, ops, lost: false };
+        let sent = Submitted { at, ops, serial: self.submitted, lost: false };
+        self.submitted += 1;
         match owner.partition.submit(stamp, commands) {
             Ok(ticket) => {
                 owner.pending.insert(ticket, sent);
@@ -243,13 +290,25 @@ impl World {
         let owner = if zombie { &mut self.zombie } else { &mut self.owner };
         let Some(owner) = owner else { return Ok(None) };
         if let Some((at, op, outcome)) = owner.early.pop_front() {
-            return Ok(Some(Told { at, answers: vec![(op, outcome)], effects: Vec::new() }));
+            let (serial, answers) = (0, vec![(op, outcome)]);
+            return Ok(Some(Told { at, serial, answers, effects: Vec::new() }));
         }
         let Some(answered) = owner.partition.poll()? else { return Ok(None) };
-        let submitted = owner.pending.remove(&answered.ticket);
-        let (at, ops) = submitted.map_or((Time(0), Vec::new()), |sent| (sent.at, sent.ops));
+        // The first batch of all tells of relays that were under way, and nobody asked for it.
+        let mut submitted = owner.pending.remove(&answered.ticket);
+        let (at, serial, ops) = match &mut submitted {
+            Some(sent) => {
+                let count = answered.outcomes.len();
+                (sent.at, sent.serial, sent.ops.drain(..count).collect())
+            }
+            None => (Time(0), 0, Vec::new()),
+        };
+        if let Some(rest) = submitted.filter(|_| answered.more) {
+            owner.pending.insert(answered.ticket, rest);
+        }
+        let ops: Vec<Op> = ops;
         let answers = ops.into_iter().zip(answered.outcomes).collect();
-        Ok(Some(Told { at, answers, effects: answered.effects }))
+        Ok(Some(Told { at, serial, answers, effects: answered.effects }))
     }
 
     /// One step of a worker; whether it did anything.
@@ -321,7 +380,7 @@ impl World {
 
     /// Another process takes over while the first one goes on. What the first had not answered
     /// comes back: whether it was done is decided now.
-    pub fn take_over(&mut self, random: &mut Random, seen: Time) -> Result<Vec<Submitted>, Error> {
+    pub fn take_over(&mut self, seen: Time) -> Result<Vec<Submitted>, Error> {
         let mut lost = self.bury();
         if let Some(mut owner) = self.owner.take() {
             for sent in owner.pending.values_mut() {
@@ -331,7 +390,7 @@ impl World {
             owner.early.clear();
             self.zombie = Some(owner);
         }
-        self.open(random, seen)?;
+        self.open(seen)?;
         Ok(lost)
     }
 }

@@ -48,7 +48,7 @@ impl Run {
         self.epoch += 1;
         let bounds = Bounds { epoch: self.epoch, through: self.through };
         let journal = open(&self.disk, bounds)?;
-        let last = journal.begin(self.epoch)?;
+        let (last, _) = journal.begin(self.epoch)?;
         assert!(
             (self.acknowledged..=self.batches.len() as u64).contains(&last),
             "recovered to {last}, acknowledged {}, appended {}",
@@ -211,8 +211,8 @@ fn a_tail_cut_at_every_byte_leaves_whole_batches_or_is_refused() {
                 disk.cut(SEGMENT, cut).unwrap();
             }
             match open(&disk, bounds).and_then(|journal| journal.begin(2)) {
-                Ok(last) if cut == end => assert_eq!(last, 3),
-                Ok(last) => assert!(last == 2 && cut >= safe, "cut at {cut}: {last} batches"),
+                Ok((last, _)) if cut == end => assert_eq!(last, 3),
+                Ok((last, _)) => assert!(last == 2 && cut >= safe, "cut at {cut}: {last} batches"),
                 Err(Error::Corrupt(damage)) => {
                     assert!(cut < safe, "cut at {cut}: {damage}");
                     assert!(damage.file.ends_with(SEGMENT) && damage.offset == second);

@@ -65,6 +65,14 @@ fn all_faults_at_once_lose_and_double_nothing() {
     );
 }
 
+/// A spare segment whose zeros landed elsewhere, on a disk that is full when it is used: the
+/// error is the full disk's, and names no damage.
+#[test]
+fn seed_50113828_a_misdirected_fill_on_a_full_disk_is_explained() {
+    let tally = green(50_113_828..50_113_829, &Settings::default());
+    at_least(&tally, &[("answers after a fault", 1)]);
+}
+
 #[test]
 fn without_faults_everything_drains() {
     let tally = green(0..100, &settings(&[]));

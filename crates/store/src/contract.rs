@@ -31,6 +31,10 @@ pub struct Claim {
     pub through: Sequence,
     /// The last batch of the journal; the next append is `last + 1`.
     pub last: Sequence,
+    /// Whether the owner before closed the store: it told nobody anything after the last batch.
+    pub closed: bool,
+    /// The most bytes a batch may have: an append of more is refused as [`Error::TooLarge`].
+    pub batch_bytes_max: usize,
 }
 
 /// Whether there is room for more.
@@ -103,7 +107,9 @@ pub trait Store: Send {
     /// The `through` of the last checkpoint whose rows are visible.
     fn checkpointed(&mut self) -> Result<Sequence, Error>;
 
-    /// Looks up points. Calls `found(index, value)` for each key that has a row. MUST NOT return
+    /// Looks up points. Calls `found(index, value)` for each key that has a row. A caller leaves a
+    /// key in one bucket only; where one did not, the row in the bucket that is dropped last MUST
+    /// be found, so that all stores agree. MUST NOT return
     /// bytes that fail their checksum, nor rows of a later owner's checkpoint: an owner that was
     /// replaced gets [`Error::Fenced`], here and in `scan`.
     fn get_many(

@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use backup::{Source, backup};
 pub use check::{Summary, check};
+pub use marker::NAME as MARKER_NAME;
 pub use threads::Threads;
 pub use workers::{Checkpointer, Merger, Workers};
 
@@ -57,6 +58,11 @@ pub struct Options {
     /// Given to a new store for good. It is part of every record's checksum, so that no bytes a
     /// user stores pass for a record; draw it at random. [`DiskStore::open_threaded`] does.
     pub identity: u64,
+    /// Refuse a directory that holds no store, instead of creating one there.
+    pub must_exist: bool,
+    /// For the first open of a copy: the least epoch of its owner, so that it is above all epochs
+    /// of the original, whose owners went on after the copy was made.
+    pub lineage: Option<Epoch>,
 }
 
 /// A partition in a directory. Dropping it without [`close`](crate::Store::close) is a crash.
@@ -77,6 +83,9 @@ impl DiskStore {
         options: Options,
         wake: Wake,
     ) -> Result<(Self, Workers), Error> {
+        if options.must_exist && marker::read(&*volume)?.is_none() {
+            return Err(marker::absent(&*volume));
+        }
         let lock = volume.lock(LOCK_NAME).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => Error::Locked { file: volume.describe(LOCK_NAME) },
             _ => Error::io("lock", &volume.describe(LOCK_NAME), error),
@@ -119,6 +128,7 @@ impl DiskStore {
             signals,
             lock: Mutex::new(Some(lock)),
             ownership: Mutex::new(()),
+            lineage: Mutex::new(options.lineage),
             slot: Mutex::new(None),
             checkpoint: Mutex::new(None),
             merge: Mutex::new(None),
@@ -134,8 +144,12 @@ impl DiskStore {
     /// Opens or creates the store in the directory `path`, with its workers on threads that end
     /// with it.
     pub fn open_threaded(path: &Path, mut options: Options, wake: Wake) -> Result<Self, Error> {
-        let volume = OsVolume::create(path)
-            .map_err(|error| Error::io("open", &path.display().to_string(), error))?;
+        let opened = match options.must_exist {
+            true => OsVolume::open(path),
+            false => OsVolume::create(path),
+        };
+        let volume =
+            opened.map_err(|error| Error::io("open", &path.display().to_string(), error))?;
         if options.identity == 0 {
             // The standard library's only randomness; enough to tell stores apart.
             options.identity = RandomState::new().build_hasher().finish();
@@ -205,6 +219,8 @@ struct Shared {
     /// Claims and backups exclude each other, so that a backup's manifest knows the epochs of its
     /// records.
     ownership: Mutex<()>,
+    /// The least epoch of the next owner, where this is a copy that nobody owned yet.
+    lineage: Mutex<Option<Epoch>>,
     /// A checkpoint that was handed in and not begun.
     slot: Mutex<Option<Checkpoint>>,
     checkpoint: Mutex<Option<(CheckpointJob, Sequence)>>,

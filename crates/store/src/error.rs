@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rustix::io::Errno;
+
 use crate::{Epoch, Sequence};
 
 /// A place where the bytes on disk are not what was written.
@@ -47,10 +49,28 @@ impl Error {
         Self::Io { operation, file: file.to_owned(), source }
     }
 
-    /// Whether the device had no room. Only checkpoints and new segments meet this; both are
-    /// tried again.
+    /// Whether the device had no room, or the process or the system no more open files. Only
+    /// checkpoints, merges and new segments meet this; all are tried again.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Io { source, .. }
-            if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+        let Self::Io { source, .. } = self else { return false };
+        let is_out_of_files = [Errno::MFILE, Errno::NFILE]
+            .iter()
+            .any(|errno| source.raw_os_error() == Some(errno.raw_os_error()));
+        let full =
+            matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        full || is_out_of_files
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_waited_out_like_a_full_disk() {
+        for (code, is_full) in [(24, true), (23, true), (28, true), (5, false)] {
+            let error = Error::io("open", "f", io::Error::from_raw_os_error(code));
+            assert_eq!(error.is_full(), is_full, "{error}");
+        }
     }
 }

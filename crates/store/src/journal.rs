@@ -91,6 +91,8 @@ struct Core {
     no_spare: AtomicBool,
     /// Free space is below the watermark.
     below_watermark: AtomicBool,
+    /// The last owner closed the journal, and nobody began since.
+    closed: AtomicBool,
 }
 
 impl std::fmt::Debug for Core {
@@ -183,16 +185,19 @@ impl Journal {
             through: AtomicU64::new(bounds.through),
             no_spare: AtomicBool::new(false),
             below_watermark: AtomicBool::new(false),
+            closed: AtomicBool::new(tail.closed),
         };
         Ok(Self { core: Arc::new(core) })
     }
 
     /// Starts an owner's records: cuts what the last owner left torn, and seals what is valid.
-    /// Batches under way become durable first. Returns the last batch.
-    pub fn begin(&self, epoch: Epoch) -> Result<Sequence, Error> {
+    /// Batches under way become durable first. Returns the last batch, and whether the last owner
+    /// closed the journal after it.
+    pub fn begin(&self, epoch: Epoch) -> Result<(Sequence, bool), Error> {
+        let closed = self.core.closed.swap(false, Ordering::AcqRel);
         self.core.drain()?;
         self.core.seal(epoch)?;
-        self.durable()
+        Ok((self.durable()?, closed))
     }
 
     /// Takes a copy of the batch, for the flusher to write. The caller keeps epochs and sequences

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::journal::Wake;
+use crate::journal::limits;
 use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, RowSet, Sequence, Store};
 
 /// What goes wrong, and when.
@@ -26,6 +27,8 @@ pub struct Faults {
     pub failing_sync: Option<u64>,
     /// There is [`Room::Low`], and checkpoints wait.
     pub full: bool,
+    /// The most bytes a batch may have, where it is not what a journal takes.
+    pub batch_bytes_max: Option<usize>,
 }
 
 impl Faults {
@@ -66,6 +69,8 @@ struct State {
     stopped: Option<String>,
     /// How often everything crashed.
     life: u64,
+    /// The last owner closed it.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -154,6 +159,10 @@ impl MemoryStore {
 }
 
 impl State {
+    fn batch_bytes_max(&self) -> usize {
+        self.faults.batch_bytes_max.unwrap_or(limits::BATCH_BYTES_MAX_DEFAULT as usize)
+    }
+
     fn check(&self) -> Result<(), Error> {
         assert!(self.through <= self.durable && self.durable <= self.last);
         assert_eq!(self.journal.len() as u64, self.last - self.through);
@@ -230,7 +239,9 @@ impl Store for MemoryStore {
         let mut state = self.live()?;
         state.lose();
         state.epoch += 1;
-        let claim = Claim { epoch: state.epoch, through: state.through, last: state.last };
+        let (epoch, through, last) = (state.epoch, state.through, state.last);
+        let (closed, batch_bytes_max) = (std::mem::take(&mut state.closed), state.batch_bytes_max());
+        let claim = Claim { epoch, through, last, closed, batch_bytes_max };
         drop(state);
         self.held = Some(claim.epoch);
         Ok(claim)
@@ -257,6 +268,10 @@ impl Store for MemoryStore {
         state.refuse_other_epochs(epoch)?;
         if sequence != state.last + 1 {
             return Err(Error::OutOfOrder { got: sequence, last: state.last });
+        }
+        let max = state.batch_bytes_max();
+        if batch.len() > max {
+            return Err(Error::TooLarge { bytes: batch.len() as u64, max: max as u64 });
         }
         if strikes(&mut state.faults.failing_append) {
             state.stopped = Some("an append that failed, as asked for".to_owned());
@@ -339,6 +354,7 @@ impl Store for MemoryStore {
         state.sync()?;
         state.finish_checkpoint();
         state.checkpoint = None;
+        state.closed = true;
         drop(state);
         self.closed = true;
         Ok(())

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::io::Errno;
 
 use crate::{File, Lock, Volume};
 
@@ -15,13 +16,36 @@ use crate::{File, Lock, Volume};
 pub struct OsVolume {
     path: PathBuf,
     directory: fs::File,
+    read_only: bool,
 }
 
 impl OsVolume {
     /// Opens `path`, which must exist.
     pub fn open(path: &Path) -> io::Result<Self> {
         let directory = fs::File::open(path)?;
-        Ok(Self { path: path.to_owned(), directory })
+        Ok(Self { path: path.to_owned(), directory, read_only: false })
+    }
+
+    /// Opens `path`, which must exist, to be read. Nothing in it is changed: writes are refused,
+    /// and what would be removed as left over stays.
+    pub fn read_only(path: &Path) -> io::Result<Self> {
+        Ok(Self { read_only: true, ..Self::open(path)? })
+    }
+
+    /// Locks the directory itself, until the guard is dropped; `WouldBlock` where somebody has
+    /// it. A lock file can be removed and made anew while its owner runs, a directory cannot.
+    pub fn lock_directory(&self) -> io::Result<Box<dyn Lock>> {
+        // Opened anew: a lock belongs to an open file, and this one is to be closed by itself.
+        let directory = fs::File::open(&self.path)?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(io::ErrorKind::WouldBlock.into()),
+            // Some network file systems lock files alone.
+            Ok(()) | Err(_) => Ok(Box::new(OsLock { _file: directory })),
+        }
+    }
+
+    fn refuse_changes(&self) -> io::Result<()> {
+        if self.read_only { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
     }
 
     /// Creates `path` with its parents where missing, and makes the creation durable.
@@ -36,11 +60,13 @@ impl OsVolume {
 
 impl Volume for OsVolume {
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        let file = fs::OpenOptions::new().read(true).write(true).open(self.path.join(name))?;
+        let writes = !self.read_only;
+        let file = fs::OpenOptions::new().read(true).write(writes).open(self.path.join(name))?;
         Ok(Arc::new(OsFile(file)))
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.refuse_changes()?;
         let file = fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -50,10 +76,14 @@ impl Volume for OsVolume {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.refuse_changes()?;
         fs::rename(self.path.join(from), self.path.join(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
         fs::remove_file(self.path.join(name))
     }
 
@@ -76,14 +106,19 @@ impl Volume for OsVolume {
     }
 
     fn lock(&self, name: &str) -> io::Result<Box<dyn Lock>> {
-        let file = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(self.path.join(name))?;
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(!self.read_only).create(!self.read_only).truncate(false);
+        let opened = options.open(self.path.join(name));
+        let directory = self.lock_directory()?;
+        let file = match opened {
+            Err(error) if self.read_only && error.kind() == io::ErrorKind::NotFound => {
+                return Ok(directory);
+            }
+            opened => opened?,
+        };
+        // Also for those who know the file alone: release 0.1.
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Box::new(OsLock(file)))
+        Ok(Box::new(OsLocks { _directory: directory, _file: file }))
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
@@ -123,6 +158,17 @@ impl File for OsFile {
 
 /// The kernel releases the lock when the descriptor is closed, also when the process is killed.
 #[derive(Debug)]
-struct OsLock(#[expect(dead_code, reason = "held for its lifetime")] fs::File);
+struct OsLock {
+    _file: fs::File,
+}
 
 impl Lock for OsLock {}
+
+/// A lock file and the directory it is in.
+#[derive(Debug)]
+struct OsLocks {
+    _directory: Box<dyn Lock>,
+    _file: fs::File,
+}
+
+impl Lock for OsLocks {}

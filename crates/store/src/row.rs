@@ -39,9 +39,14 @@ pub(crate) struct Ordered {
 /// A range of the arena. Deleted rows have [`Span::DELETED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
+    /// In units of [`UNIT`] bytes.
     start: u32,
     len: u32,
 }
+
+/// What the arena is addressed in: 32 bits of it are 32 GiB, more than a partition lets change
+/// between two checkpoints.
+const UNIT: usize = 8;
 
 impl Span {
     pub(crate) const DELETED: Self = Self { start: u32::MAX, len: u32::MAX };
@@ -95,15 +100,18 @@ impl RowSet {
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Span {
-        let start = self.bytes.len();
-        assert!(start + bytes.len() < u32::MAX as usize, "a checkpoint holds less than 4 GiB");
+        self.bytes.resize(self.bytes.len().next_multiple_of(UNIT), 0);
+        let start = self.bytes.len() / UNIT;
+        assert!(start < u32::MAX as usize, "a checkpoint holds less than 32 GiB");
+        assert!(bytes.len() < u32::MAX as usize, "a row holds less than 4 GiB");
         self.bytes.extend_from_slice(bytes);
         Span { start: start as u32, len: bytes.len() as u32 }
     }
 }
 
 fn slice(bytes: &[u8], span: Span) -> &[u8] {
-    let end = span.start as usize + span.len as usize;
+    let start = span.start as usize * UNIT;
+    let end = start + span.len as usize;
     debug_assert!(end <= bytes.len(), "a span lies within its arena");
-    bytes.get(span.start as usize..end).unwrap_or_default()
+    bytes.get(start..end).unwrap_or_default()
 }

@@ -11,19 +11,13 @@ pub enum Error {
     Database { what: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(transparent)]
     Broker(#[from] hapax_client::Error),
-    /// The inbox would forget a message while the queue may still deliver it.
+    /// The inbox would forget a message before its queue does.
     #[error(
-        "the inbox {consumer} forgets after {}, but the queue {queue} may deliver a message again \
-         for {}: {why}. Keep the rows at least that long, or say nothing about the retention to \
-         follow the queue", human(*.kept), .needed.map_or("ever".to_owned(), human)
+        "the inbox {consumer} forgets after {}, but the queue {queue} remembers its keys {}. Keep \
+         the rows at least that long, or say nothing about the retention to follow the queue",
+        human(*.kept), .needed.map_or("for ever".to_owned(), |needed| format!("for {}", human(needed)))
     )]
-    ForgetsTooEarly {
-        consumer: String,
-        queue: String,
-        kept: Duration,
-        needed: Option<Duration>,
-        why: String,
-    },
+    ForgetsTooEarly { consumer: String, queue: String, kept: Duration, needed: Option<Duration> },
     /// The caller gave something that cannot be used.
     #[error("{0}")]
     Invalid(String),

@@ -4,11 +4,14 @@
 //! the row, and commits. So a row that can be seen belongs to an effect that is there; there is no
 //! row of half an effect, and no state "begun" that somebody would have to clean up. Two deliveries
 //! at once meet at the unique key: the second waits for the first and then finds its row, or, if
-//! the first rolled back, takes its place. A delivery whose fence is below that of the row comes
-//! from a worker that slept through the loss of its lease: it is told so, and must write nothing.
+//! the first rolled back, takes its place. Whoever finds the row is answered with its result,
+//! whatever the fences are: after a restore of the broker they may be below that of the row, and a
+//! worker that slept through the loss of its lease is told so by the broker when it settles.
 
-mod retention;
+mod rules;
+mod sweep;
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,15 +20,16 @@ use hapax_client::{Blob, Delivery};
 use crate::error::Error;
 use crate::transaction::{BlockingTransaction, Transaction};
 
-pub(crate) use retention::retention_for;
+pub(crate) use rules::Rules;
+pub use sweep::{Names, Old, Page, Rows};
 
 /// How often a row may vanish between two statements before that is an error: only a sweep of what
 /// is being delivered does that.
 const TRIES: usize = 3;
 /// What a name may be long, so that all of a key fits an index.
 const NAME_BYTES_MAX: usize = 80;
-/// Rows of one DELETE of a sweep.
-pub(crate) const SWEEP_BATCH: i64 = 1_000;
+/// Whose rows they are where neither the consumer nor the delivery says.
+const DEFAULT_TENANT: &str = "default";
 
 /// Who carries messages out: the part of a program whose effects are counted as one.
 ///
@@ -35,14 +39,14 @@ pub(crate) const SWEEP_BATCH: i64 = 1_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Consumer {
     name: String,
-    tenant: String,
+    tenant: Option<String>,
     retention: Retention,
 }
 
-/// How long rows are kept.
+/// How long rows are kept at least. Those of messages that have not ended are kept in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retention {
-    /// As long as the queue may deliver a message again.
+    /// As long as the queue remembers its keys.
     OfQueue,
     Of(Duration),
     Forever,
@@ -50,18 +54,20 @@ pub(crate) enum Retention {
 
 impl Consumer {
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), tenant: "default".to_owned(), retention: Retention::OfQueue }
+        Self { name: name.into(), tenant: None, retention: Retention::OfQueue }
     }
 
-    /// The tenant whose token the client has: `default` where nothing is said. Nothing is compared
-    /// across tenants.
+    /// The tenant whose messages these are. Where nothing is said it is that of the deliveries, so
+    /// this is a check: deliveries of another tenant are refused. Nothing is compared across
+    /// tenants.
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
-        self.tenant = tenant.into();
+        self.tenant = Some(tenant.into());
         self
     }
 
-    /// How long rows are kept: as long as the queue may deliver a message again where nothing is
-    /// said. Shorter than that is refused when the worker starts.
+    /// How long rows are kept at least: as long as the queue remembers its keys where nothing is
+    /// said. Shorter than that is refused when the worker starts. The row of a message that has not
+    /// ended stays however old it is.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = Retention::Of(retention);
         self
@@ -76,8 +82,9 @@ impl Consumer {
     /// The inbox of this consumer for a queue.
     pub fn inbox(&self, queue: impl Into<String>) -> Result<Inbox, Error> {
         let queue = queue.into();
-        for (what, name) in [("consumer", &self.name), ("tenant", &self.tenant), ("queue", &queue)]
-        {
+        let names = [("consumer", Some(&self.name)), ("tenant", self.tenant.as_ref())];
+        for (what, name) in names.into_iter().chain([("queue", Some(&queue))]) {
+            let Some(name) = name else { continue };
             if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
                 return Err(Error::invalid(format!(
                     "the name of a {what} has 1 to {NAME_BYTES_MAX} bytes, {name:?} has {}",
@@ -85,7 +92,7 @@ impl Consumer {
                 )));
             }
         }
-        Ok(Inbox { consumer: self.clone(), queue })
+        Ok(Inbox { consumer: self.clone(), queue, learnt: Arc::default() })
     }
 }
 
@@ -120,7 +127,6 @@ impl From<String> for Consumer {
 ///         // Settle done with "charged".
 ///     }
 ///     Entered::Done(result) => { /* Settle done with the result. */ }
-///     Entered::Stale { .. } => { /* Somebody newer was here: settle nothing. */ }
 /// }
 /// # Ok(())
 /// # }
@@ -129,6 +135,8 @@ impl From<String> for Consumer {
 pub struct Inbox {
     consumer: Consumer,
     queue: String,
+    /// The tenant of the first delivery, where the consumer did not say. Shared by clones.
+    learnt: Arc<OnceLock<String>>,
 }
 
 /// What a delivery found.
@@ -138,16 +146,13 @@ pub enum Entered {
     First,
     /// It is done, with this result: do nothing, and settle done with it.
     Done(Option<Blob>),
-    /// It was done under a newer lease than this one: do nothing, and settle nothing.
-    Stale {
-        /// The fence of the row.
-        fence: u64,
-    },
 }
 
 /// A delivery, as the inbox names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming<'a> {
+    /// Whose message it is. Empty where the broker did not say.
+    pub tenant: &'a str,
     pub key: std::borrow::Cow<'a, str>,
     /// Empty where there is none.
     pub group: &'a str,
@@ -164,6 +169,7 @@ impl<'a> From<&'a Delivery> for Incoming<'a> {
             key => key.into(),
         };
         Self {
+            tenant: delivery.tenant(),
             key,
             group: delivery.group().unwrap_or_default(),
             generation: delivery.generation(),
@@ -219,8 +225,9 @@ impl Inbox {
         &self.consumer.name
     }
 
-    pub fn tenant(&self) -> &str {
-        &self.consumer.tenant
+    /// The tenant, where the consumer said it or a delivery has told it.
+    pub fn known_tenant(&self) -> Option<&str> {
+        self.consumer.tenant.as_deref().or_else(|| self.learnt.get().map(String::as_str))
     }
 
     pub fn queue(&self) -> &str {
@@ -247,7 +254,7 @@ impl Inbox {
                 return Ok(Entered::First);
             }
             if let Some(found) = transaction.find(&row).await? {
-                return Ok(found.for_fence(row.fence));
+                return Ok(Entered::Done(found.result));
             }
         }
         Err(vanishing(&incoming))
@@ -266,23 +273,24 @@ impl Inbox {
                 return Ok(Entered::First);
             }
             if let Some(found) = transaction.find(&row)? {
-                return Ok(found.for_fence(row.fence));
+                return Ok(Entered::Done(found.result));
             }
         }
         Err(vanishing(&incoming))
     }
 
-    /// The last call before the commit: stores the result for deliveries to come. Without one the
-    /// call can be left out.
+    /// The last call before the commit: stores the result, or that there is none, for deliveries to
+    /// come. Not optional: a transaction in which a statement failed is rolled back by the `COMMIT`
+    /// of PostgreSQL, which reports no error. Where the transaction is lost, this call fails.
     pub async fn finish<'a, T: Transaction + ?Sized>(
         &self,
         transaction: &mut T,
         delivery: impl Into<Incoming<'a>>,
         result: impl Into<Finished>,
     ) -> Result<(), Error> {
-        let Finished(Some(result)) = result.into() else { return Ok(()) };
+        let Finished(result) = result.into();
         let incoming = delivery.into();
-        let is_there = transaction.store(&self.row(&incoming)?, &result).await?;
+        let is_there = transaction.store(&self.row(&incoming)?, result.as_ref()).await?;
         if is_there { Ok(()) } else { Err(not_entered(&incoming)) }
     }
 
@@ -293,10 +301,34 @@ impl Inbox {
         delivery: impl Into<Incoming<'a>>,
         result: impl Into<Finished>,
     ) -> Result<(), Error> {
-        let Finished(Some(result)) = result.into() else { return Ok(()) };
+        let Finished(result) = result.into();
         let incoming = delivery.into();
-        let is_there = transaction.store(&self.row(&incoming)?, &result)?;
+        let is_there = transaction.store(&self.row(&incoming)?, result.as_ref())?;
         if is_there { Ok(()) } else { Err(not_entered(&incoming)) }
+    }
+
+    /// The tenant of a delivery. One inbox has one: rows of two tenants must not meet.
+    fn tenant_of<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<&'a str, Error> {
+        let told = Some(incoming.tenant).filter(|tenant| !tenant.is_empty());
+        if let Some(told) = told
+            && self.consumer.tenant.is_none()
+        {
+            self.learnt.get_or_init(|| told.to_owned());
+        }
+        match (self.known_tenant(), told) {
+            (Some(known), Some(told)) if known != told => Err(Error::invalid(format!(
+                "the inbox {} is that of the tenant {known:?}, and {} was delivered to the tenant \
+                 {told:?}: make an inbox for each tenant",
+                self.consumer.name, incoming.key
+            ))),
+            (Some(known), _) => Ok(known),
+            (None, _) => Ok(DEFAULT_TENANT),
+        }
+    }
+
+    /// Whether deliveries like this one are of the inbox's tenant.
+    pub(crate) fn check_tenant(&self, delivery: &Delivery) -> Result<(), Error> {
+        self.tenant_of(&delivery.into()).map(drop)
     }
 
     fn row<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<Row<'a>, Error> {
@@ -305,7 +337,7 @@ impl Inbox {
         }
         Ok(Row {
             consumer: &self.consumer.name,
-            tenant: &self.consumer.tenant,
+            tenant: self.tenant_of(incoming)?,
             queue: &self.queue,
             key: &incoming.key,
             group: incoming.group,
@@ -331,22 +363,12 @@ pub struct Row<'a> {
 /// A row that was there.
 #[derive(Clone, Debug)]
 pub struct Found {
-    pub fence: i64,
     pub result: Option<Blob>,
 }
 
 impl Found {
-    pub fn new(fence: i64, body: Option<Vec<u8>>, content_type: Option<String>) -> Self {
-        Self { fence, result: body.map(|body| Blob { body: body.into(), content_type }) }
-    }
-
-    /// An equal fence is this very lease: its commit was done and the answer to it lost.
-    fn for_fence(self, fence: i64) -> Entered {
-        if self.fence > fence {
-            Entered::Stale { fence: self.fence.unsigned_abs() }
-        } else {
-            Entered::Done(self.result)
-        }
+    pub fn new(body: Option<Vec<u8>>, content_type: Option<String>) -> Self {
+        Self { result: body.map(|body| Blob { body: body.into(), content_type }) }
     }
 }
 
@@ -357,7 +379,7 @@ fn signed(fence: u64) -> i64 {
 
 fn vanishing(incoming: &Incoming<'_>) -> Error {
     Error::invalid(format!(
-        "the inbox row of {} comes and goes: is it swept earlier than messages are delivered?",
+        "the inbox row of {} comes and goes: is it deleted while its message is delivered?",
         incoming.key
     ))
 }
@@ -371,11 +393,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lower_fence_than_the_rows_is_stale_and_an_equal_one_is_done() {
-        let found = |fence| Found::new(fence, Some(b"17".to_vec()), None);
-        assert_eq!(found(7).for_fence(6), Entered::Stale { fence: 7 });
-        assert_eq!(found(7).for_fence(7), Entered::Done(Some(Blob::new("17"))));
-        assert_eq!(found(7).for_fence(8), Entered::Done(Some(Blob::new("17"))));
+    fn an_inbox_takes_its_tenant_from_the_deliveries_and_refuses_a_second_one() {
+        let of = |tenant| Incoming { tenant, key: "k".into(), group: "", generation: 0, fence: 1 };
+        let inbox = Inbox::new("billing", "orders").unwrap();
+        assert_eq!(inbox.known_tenant(), None);
+        assert_eq!(inbox.row(&of("")).unwrap().tenant, "default");
+        assert_eq!(inbox.known_tenant(), None, "a broker that says nothing teaches nothing");
+        assert_eq!(inbox.clone().row(&of("acme")).unwrap().tenant, "acme");
+        assert_eq!(inbox.known_tenant(), Some("acme"));
+        let error = inbox.row(&of("globex")).unwrap_err().to_string();
+        assert!(error.contains("acme") && error.contains("globex"), "{error}");
+
+        let said = Consumer::new("billing").tenant("acme").inbox("orders").unwrap();
+        assert_eq!(said.row(&of("")).unwrap().tenant, "acme");
+        assert!(said.row(&of("globex")).is_err());
     }
 
     #[test]

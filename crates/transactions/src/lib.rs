@@ -31,7 +31,7 @@ mod transaction;
 mod worker;
 
 pub use error::Error;
-pub use inbox::{Consumer, Entered, Finished, Inbox, Incoming};
+pub use inbox::{Consumer, Entered, Finished, Inbox, Incoming, Names, Old, Page, Rows};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use relay::Relay;
 pub use sql::Dialect;

@@ -7,7 +7,7 @@ use hapax_client::Blob;
 use sqlx::Row as _;
 
 use crate::error::Error;
-use crate::inbox::{Found, Inbox, Row};
+use crate::inbox::{Found, Names, Old, Page, Row};
 use crate::outbox::Entry;
 use crate::transaction::Transaction;
 use crate::worker::Pool;
@@ -16,7 +16,7 @@ macro_rules! driver {
     (
         database: $database:ty, connection: $connection:ty, pool: $pool:ty,
         arguments: $arguments:ty, statements: $sql:path,
-        begin: |$from:ident| $begin:expr,
+        begin: |$from:ident| $begin:expr, before_rollback: $before_rollback:expr,
     ) => {
         use $sql as sql;
 
@@ -32,19 +32,13 @@ macro_rules! driver {
                 transaction.commit().await.map_err(Error::database("the transaction cannot end"))
             }
 
-            async fn rollback(transaction: Self::Transaction) -> Result<(), Error> {
+            async fn rollback(mut transaction: Self::Transaction) -> Result<(), Error> {
+                let before: Option<&'static str> = $before_rollback;
+                if let Some(before) = before {
+                    // Refused where all is well.
+                    let _ = sqlx::query(before).execute(&mut *transaction).await;
+                }
                 transaction.rollback().await.map_err(Error::database("the transaction cannot end"))
-            }
-
-            async fn sweep(&self, inbox: &Inbox, older_ms: i64, most: i64) -> Result<u64, Error> {
-                let statement = sqlx::query(sql::SWEEP)
-                    .bind(inbox.consumer().to_owned())
-                    .bind(inbox.tenant().to_owned())
-                    .bind(inbox.queue().to_owned())
-                    .bind(older_ms)
-                    .bind(most);
-                let swept = statement.execute(self).await;
-                Ok(swept.map_err(Error::database("the inbox cannot be swept"))?.rows_affected())
             }
         }
 
@@ -57,8 +51,16 @@ macro_rules! driver {
                 <$connection as Transaction>::find(self, row).await
             }
 
-            async fn store(&mut self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+            async fn store(&mut self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
                 <$connection as Transaction>::store(self, row, result).await
+            }
+
+            async fn old(&mut self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
+                <$connection as Transaction>::old(self, names, page).await
+            }
+
+            async fn delete(&mut self, row: &Row<'_>) -> Result<bool, Error> {
+                <$connection as Transaction>::delete(self, row).await
             }
 
             async fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
@@ -77,20 +79,51 @@ macro_rules! driver {
                 let what = "the inbox cannot be read";
                 let found = names(sql::FOUND, row).fetch_optional(self).await;
                 let Some(found) = found.map_err(Error::database(what))? else { return Ok(None) };
-                let fence = found.try_get(0).map_err(Error::database(what))?;
                 let body = found.try_get(1).map_err(Error::database(what))?;
                 let content_type = found.try_get(2).map_err(Error::database(what))?;
-                Ok(Some(Found::new(fence, body, content_type)))
+                Ok(Some(Found::new(body, content_type)))
             }
 
-            async fn store(&mut self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+            async fn store(&mut self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
                 let statement = names(sql::FINISH, row)
                     .bind(row.fence)
-                    .bind(result.body.to_vec())
-                    .bind(result.content_type.clone());
+                    .bind(result.map(|result| result.body.to_vec()))
+                    .bind(result.and_then(|result| result.content_type.clone()));
                 let stored = statement.execute(self).await;
                 let stored = stored.map_err(Error::database("the result cannot be stored"))?;
                 Ok(stored.rows_affected() == 1)
+            }
+
+            async fn old(&mut self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
+                let what = "the inbox cannot be swept";
+                let statement = sqlx::query(sql::OLD)
+                    .bind(names.consumer.clone())
+                    .bind(names.tenant.clone())
+                    .bind(names.queue.clone())
+                    .bind(page.older_ms)
+                    .bind(page.after.entered)
+                    .bind(page.after.key.clone())
+                    .bind(page.after.group.clone())
+                    .bind(page.after.generation)
+                    .bind(page.most);
+                let found = statement.fetch_all(self).await.map_err(Error::database(what))?;
+                let old = found.iter().map(|row| {
+                    Ok(Old::new(
+                        row.try_get(0)?,
+                        row.try_get(1)?,
+                        row.try_get(2)?,
+                        row.try_get(3)?,
+                        row.try_get(4)?,
+                    ))
+                });
+                let old: Result<Vec<Old>, sqlx::Error> = old.collect();
+                old.map_err(Error::database(what))
+            }
+
+            async fn delete(&mut self, row: &Row<'_>) -> Result<bool, Error> {
+                let deleted = names(sql::SWEEP, row).bind(row.fence).execute(self).await;
+                let deleted = deleted.map_err(Error::database("the inbox cannot be swept"))?;
+                Ok(deleted.rows_affected() == 1)
             }
 
             async fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {
@@ -133,7 +166,7 @@ mod postgres {
     driver! {
         database: sqlx::Postgres, connection: sqlx::PgConnection, pool: sqlx::PgPool,
         arguments: sqlx::postgres::PgArguments, statements: crate::sql::postgres,
-        begin: |pool| sqlx::PgPool::begin(pool),
+        begin: |pool| sqlx::PgPool::begin(pool), before_rollback: None,
     }
 }
 
@@ -141,9 +174,12 @@ mod postgres {
 mod sqlite {
     use super::*;
 
+    // A statement that rolled the transaction back (`OR ROLLBACK`) leaves sqlx believing in it: its
+    // own rollback fails then, and every later use of the connection. With a transaction begun for
+    // it the two agree again.
     driver! {
         database: sqlx::Sqlite, connection: sqlx::SqliteConnection, pool: sqlx::SqlitePool,
         arguments: sqlx::sqlite::SqliteArguments, statements: crate::sql::sqlite,
-        begin: |pool| pool.begin_with("BEGIN IMMEDIATE"),
+        begin: |pool| pool.begin_with("BEGIN IMMEDIATE"), before_rollback: Some("BEGIN"),
     }
 }

@@ -9,7 +9,7 @@ use tokio_postgres::GenericClient;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::error::Error;
-use crate::inbox::{Found, Inbox, Row};
+use crate::inbox::{Found, Names, Old, Page, Row};
 use crate::outbox::Entry;
 use crate::sql::postgres as sql;
 use crate::transaction::Transaction as Statements;
@@ -68,33 +68,6 @@ impl Pool for deadpool_postgres::Pool {
     async fn rollback(transaction: Transaction) -> Result<(), Error> {
         transaction.end("ROLLBACK").await
     }
-
-    async fn sweep(&self, inbox: &Inbox, older_ms: i64, most: i64) -> Result<u64, Error> {
-        let what = "the inbox cannot be swept";
-        let connection = self.get().await.map_err(Error::database(what))?;
-        sweep(&**connection, inbox, older_ms, most).await
-    }
-}
-
-/// Deletes rows of the inbox that are older than so many milliseconds, at most so many. Tells how
-/// many there were.
-pub async fn sweep(
-    client: &(impl GenericClient + Sync),
-    inbox: &Inbox,
-    older_ms: i64,
-    most: i64,
-) -> Result<u64, Error> {
-    let names = [inbox.consumer(), inbox.tenant(), inbox.queue()];
-    let [consumer, tenant, queue] = &names;
-    let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
-        (consumer, Type::TEXT),
-        (tenant, Type::TEXT),
-        (queue, Type::TEXT),
-        (&older_ms, Type::INT8),
-        (&most, Type::INT8),
-    ];
-    let swept = client.execute_typed(sql::SWEEP, &parameters).await;
-    swept.map_err(Error::database("the inbox cannot be swept"))
 }
 
 /// The names of a row as the first seven parameters.
@@ -122,21 +95,57 @@ async fn find(client: &(impl GenericClient + Sync), row: &Row<'_>) -> Result<Opt
     let found = client.query_typed(sql::FOUND, &parameters).await;
     let found = found.map_err(Error::database(what))?;
     let Some(found) = found.first() else { return Ok(None) };
-    let fence = found.try_get(0).map_err(Error::database(what))?;
     let body = found.try_get(1).map_err(Error::database(what))?;
     let content_type = found.try_get(2).map_err(Error::database(what))?;
-    Ok(Some(Found::new(fence, body, content_type)))
+    Ok(Some(Found::new(body, content_type)))
+}
+
+async fn old(
+    client: &(impl GenericClient + Sync),
+    names: &Names,
+    page: &Page,
+) -> Result<Vec<Old>, Error> {
+    let what = "the inbox cannot be swept";
+    let parameters: [(&(dyn ToSql + Sync), Type); 9] = [
+        (&names.consumer, Type::TEXT),
+        (&names.tenant, Type::TEXT),
+        (&names.queue, Type::TEXT),
+        (&page.older_ms, Type::INT8),
+        (&page.after.entered, Type::INT8),
+        (&page.after.key, Type::TEXT),
+        (&page.after.group, Type::TEXT),
+        (&page.after.generation, Type::INT4),
+        (&page.most, Type::INT8),
+    ];
+    let found = client.query_typed(sql::OLD, &parameters).await.map_err(Error::database(what))?;
+    let old = |row: &tokio_postgres::Row| {
+        Ok(Old::new(
+            row.try_get(0)?,
+            row.try_get(1)?,
+            row.try_get(2)?,
+            row.try_get(3)?,
+            row.try_get(4)?,
+        ))
+    };
+    let old: Result<Vec<Old>, tokio_postgres::Error> = found.iter().map(old).collect();
+    old.map_err(Error::database(what))
+}
+
+async fn delete(client: &(impl GenericClient + Sync), row: &Row<'_>) -> Result<bool, Error> {
+    let deleted = client.execute_typed(sql::SWEEP, &names(row)).await;
+    Ok(deleted.map_err(Error::database("the inbox cannot be swept"))? == 1)
 }
 
 async fn store(
     client: &(impl GenericClient + Sync),
     row: &Row<'_>,
-    result: &Blob,
+    result: Option<&Blob>,
 ) -> Result<bool, Error> {
-    let body = &result.body[..];
+    let body = result.map(|result| &result.body[..]);
+    let content_type = result.and_then(|result| result.content_type.as_deref());
     let mut parameters = names(row);
     parameters.push((&body, Type::BYTEA));
-    parameters.push((&result.content_type, Type::TEXT));
+    parameters.push((&content_type, Type::TEXT));
     let stored = client.execute_typed(sql::FINISH, &parameters).await;
     Ok(stored.map_err(Error::database("the result cannot be stored"))? == 1)
 }
@@ -172,9 +181,23 @@ macro_rules! statements {
                 find($lead, row).await
             }
 
-            async fn store(&mut self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+            async fn store(
+                &mut self,
+                row: &Row<'_>,
+                result: Option<&Blob>,
+            ) -> Result<bool, Error> {
                 let $client = self;
                 store($lead, row, result).await
+            }
+
+            async fn old(&mut self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
+                let $client = self;
+                old($lead, names, page).await
+            }
+
+            async fn delete(&mut self, row: &Row<'_>) -> Result<bool, Error> {
+                let $client = self;
+                delete($lead, row).await
             }
 
             async fn append(&mut self, entry: &Entry<'_>) -> Result<(), Error> {

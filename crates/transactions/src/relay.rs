@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use crate::error::Error;
 use batch::Senders;
 pub use metrics::Metrics;
-use source::{Open, Refused, Source, Table};
+use source::{Open, Read, Refused, Source, Table};
 
 /// How often a refused row is tried before it is parked, where nothing else is said.
 const TRIES: u32 = 5;
@@ -190,7 +190,7 @@ impl Relay {
                 match ended {
                     Ok(()) => return Ok(()),
                     Err(error @ Error::Database { .. }) => {
-                        tracing::warn!(%error, "the database is away; going on when it is back");
+                        tracing::warn!(%error, "the outbox cannot be worked on now; trying again");
                     }
                     Err(error) => return Err(error),
                 }
@@ -208,7 +208,9 @@ impl Relay {
                             source = opened;
                             break;
                         }
-                        Err(error) => tracing::warn!(%error, "the database is still away"),
+                        Err(error) => {
+                            tracing::warn!(%error, "the outbox still cannot be worked on")
+                        }
                     }
                 }
             }
@@ -235,7 +237,16 @@ impl Relay {
         let mut senders = Senders::new(self.client.clone());
         let mut held = Held::default();
         while !stop.is_heard() {
-            let rows = source.read(BATCH_ROWS, BATCH_BYTES, &held.queues()).await?;
+            let Read { rows, unreadable } =
+                source.read(BATCH_ROWS, BATCH_BYTES, &held.queues()).await?;
+            if !unreadable.is_empty() {
+                self.metrics.count_refused(&unreadable);
+                source.settle(&[], &unreadable).await?;
+                // What they held up may be read now.
+                if rows.is_empty() {
+                    continue;
+                }
+            }
             if rows.is_empty() {
                 tokio::select! {
                     () = stop.heard() => break,

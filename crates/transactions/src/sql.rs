@@ -50,9 +50,13 @@ impl Dialect {
     /// The migration of the inbox, with its statements as comments.
     pub fn inbox_page(self) -> String {
         let statements = match self {
-            Self::Postgres => [postgres::ENTER, postgres::FOUND, postgres::FINISH, postgres::SWEEP],
-            Self::Sqlite => [sqlite::ENTER, sqlite::FOUND, sqlite::FINISH, sqlite::SWEEP],
-            Self::Mysql => [mysql::ENTER, mysql::FOUND, mysql::FINISH, mysql::SWEEP],
+            Self::Postgres => {
+                [postgres::ENTER, postgres::FOUND, postgres::FINISH, postgres::OLD, postgres::SWEEP]
+            }
+            Self::Sqlite => {
+                [sqlite::ENTER, sqlite::FOUND, sqlite::FINISH, sqlite::OLD, sqlite::SWEEP]
+            }
+            Self::Mysql => [mysql::ENTER, mysql::FOUND, mysql::FINISH, mysql::OLD, mysql::SWEEP],
         };
         let names = match self {
             Self::Mysql => IN_ORDER,
@@ -77,7 +81,8 @@ const IN_ORDER: &str = "-- The parameters stand in the order of the columns they
 const PARAMETERS: &str = "\
 -- The first seven parameters are consumer (a name of your choice), tenant, queue, key, group (''
 -- where there is none), generation and fence, as the delivery has them; the eighth and ninth of the
--- finish are the result and its content type; the fourth and fifth of the sweep are its own.";
+-- finish are the result and its content type; the fourth and the following ones of \"old\" are its
+-- own. A message without a key, as at-least-once queues allow, has its id for a key here.";
 
 /// Statements are comments, so that the page can be run as it is.
 fn page(migration: &str, parameters: &str, statements: &[&str]) -> String {
@@ -109,21 +114,24 @@ macro_rules! texts {
 
 pub(crate) mod postgres {
     texts!("postgres":
-        INBOX = "inbox", ENTER = "enter", FOUND = "found", FINISH = "finish", SWEEP = "sweep",
+        INBOX = "inbox", ENTER = "enter", FOUND = "found", FINISH = "finish",
+        OLD = "old", SWEEP = "sweep",
         OUTBOX = "outbox", SEND = "send", UNPARK = "unpark", RESULTS = "results",
     );
 }
 
 pub(crate) mod sqlite {
     texts!("sqlite":
-        INBOX = "inbox", ENTER = "enter", FOUND = "found", FINISH = "finish", SWEEP = "sweep",
+        INBOX = "inbox", ENTER = "enter", FOUND = "found", FINISH = "finish",
+        OLD = "old", SWEEP = "sweep",
         OUTBOX = "outbox", SEND = "send", UNPARK = "unpark", RESULTS = "results",
     );
 }
 
 pub(crate) mod mysql {
     texts!("mysql":
-        INBOX = "inbox", ENTER = "enter", FOUND = "found", FINISH = "finish", SWEEP = "sweep",
+        INBOX = "inbox", ENTER = "enter", FOUND = "found", FINISH = "finish",
+        OLD = "old", SWEEP = "sweep",
         OUTBOX = "outbox", SEND = "send", UNPARK = "unpark", RESULTS = "results", RELAY = "relay",
     );
 }

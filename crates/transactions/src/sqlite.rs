@@ -8,7 +8,7 @@ use hapax_client::Blob;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
 use crate::error::Error;
-use crate::inbox::{Found, Inbox, Row};
+use crate::inbox::{Found, Names, Old, Page, Row, Rows};
 use crate::outbox::Entry;
 use crate::sql::sqlite as sql;
 use crate::transaction::BlockingTransaction;
@@ -19,6 +19,9 @@ const BUSY: Duration = Duration::from_secs(30);
 const IDLE_MAX: usize = 8;
 const OURS: &str =
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
+/// What a handler is told whose transaction ended before it did.
+const ROLLED_BACK: &str = "a statement has rolled the transaction back; nothing is committed";
+const SWEEP: &str = "the inbox cannot be swept";
 const OF_OTHERS: &str = "PRAGMA synchronous = FULL;";
 
 /// A database file and connections to it. Cheap to clone; clones share their connections.
@@ -87,6 +90,10 @@ impl Database {
     }
 
     /// Runs something in a transaction, which is committed unless it fails.
+    ///
+    /// All of it or nothing: where a statement rolls the transaction back by itself (`OR ROLLBACK`,
+    /// `RAISE(ROLLBACK)`, a full disk) and that is ignored, the statements after it would each be
+    /// committed on their own. They are refused, and the whole fails.
     pub fn transaction<T, E: From<Error>>(
         &self,
         work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, E>,
@@ -96,9 +103,15 @@ impl Database {
         let outcome = self.with(|connection| {
             let begun = connection.transaction_with_behavior(TransactionBehavior::Immediate);
             let transaction = begun.map_err(Error::database("no transaction in the database"))?;
+            // Every commit before the work is over is turned into a rollback.
+            transaction.commit_hook(Some(|| true));
             let worked = work(&transaction);
-            let ended = match worked {
+            transaction.commit_hook(None::<fn() -> bool>);
+            let is_gone = transaction.is_autocommit();
+            let ended = match &worked {
+                Ok(_) if is_gone => return Err(Error::invalid(ROLLED_BACK)),
                 Ok(_) => transaction.commit(),
+                Err(_) if is_gone => Ok(()),
                 Err(_) => transaction.rollback(),
             };
             ended.map_err(Error::database("the transaction cannot end"))?;
@@ -129,23 +142,33 @@ impl Database {
     }
 }
 
-/// Deletes rows of the inbox that are older than so many milliseconds, at most so many. Tells how
-/// many there were.
-pub fn sweep(
-    connection: &Connection,
-    inbox: &Inbox,
-    older_ms: i64,
-    most: i64,
-) -> Result<u64, Error> {
-    let names = (inbox.consumer(), inbox.tenant(), inbox.queue(), older_ms, most);
-    let swept = connection.execute(sql::SWEEP, names);
-    Ok(swept.map_err(Error::database("the inbox cannot be swept"))? as u64)
+impl Rows for Database {
+    async fn old(&self, names: &Names, page: Page) -> Result<Vec<Old>, Error> {
+        let (database, names) = (self.clone(), names.clone());
+        let read = move || database.with(|connection| connection.old(&names, &page));
+        tokio::task::spawn_blocking(read).await.map_err(Error::database(SWEEP))?
+    }
+
+    async fn delete(&self, names: &Names, rows: Vec<Old>) -> Result<u64, Error> {
+        let (database, names) = (self.clone(), names.clone());
+        let delete = move || {
+            database.transaction(|transaction| {
+                rows.iter().try_fold(0, |count, old| {
+                    Ok(count + u64::from(transaction.delete(&names.row(old))?))
+                })
+            })
+        };
+        tokio::task::spawn_blocking(delete).await.map_err(Error::database(SWEEP))?
+    }
 }
 
 /// For a transaction that was begun by hand.
 impl BlockingTransaction for Connection {
     fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
         let what = "the inbox cannot be entered";
+        if self.is_autocommit() {
+            return Err(Error::invalid("the inbox is entered outside of a transaction"));
+        }
         let mut statement = self.prepare_cached(sql::ENTER).map_err(Error::database(what))?;
         let inserted = statement.execute(params![
             row.consumer,
@@ -164,14 +187,16 @@ impl BlockingTransaction for Connection {
         let mut statement = self.prepare_cached(sql::FOUND).map_err(Error::database(what))?;
         let names =
             params![row.consumer, row.tenant, row.queue, row.key, row.group, row.generation];
-        let found = statement
-            .query_row(names, |row| Ok(Found::new(row.get(0)?, row.get(1)?, row.get(2)?)))
-            .optional();
+        let found =
+            statement.query_row(names, |row| Ok(Found::new(row.get(1)?, row.get(2)?))).optional();
         found.map_err(Error::database(what))
     }
 
-    fn store(&self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+    fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
         let what = "the result cannot be stored";
+        if self.is_autocommit() {
+            return Err(Error::invalid(ROLLED_BACK));
+        }
         let mut statement = self.prepare_cached(sql::FINISH).map_err(Error::database(what))?;
         let stored = statement.execute(params![
             row.consumer,
@@ -181,10 +206,44 @@ impl BlockingTransaction for Connection {
             row.group,
             row.generation,
             row.fence,
-            &result.body[..],
-            result.content_type
+            result.map(|result| &result.body[..]),
+            result.and_then(|result| result.content_type.as_deref())
         ]);
         Ok(stored.map_err(Error::database(what))? == 1)
+    }
+
+    fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
+        let mut statement = self.prepare_cached(sql::OLD).map_err(Error::database(SWEEP))?;
+        let values = params![
+            names.consumer,
+            names.tenant,
+            names.queue,
+            page.older_ms,
+            page.after.entered,
+            page.after.key,
+            page.after.group,
+            page.after.generation,
+            page.most
+        ];
+        let found = statement.query_map(values, |row| {
+            Ok(Old::new(row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+        });
+        let found = found.map_err(Error::database(SWEEP))?;
+        found.map(|old| old.map_err(Error::database(SWEEP))).collect()
+    }
+
+    fn delete(&self, row: &Row<'_>) -> Result<bool, Error> {
+        let mut statement = self.prepare_cached(sql::SWEEP).map_err(Error::database(SWEEP))?;
+        let deleted = statement.execute(params![
+            row.consumer,
+            row.tenant,
+            row.queue,
+            row.key,
+            row.group,
+            row.generation,
+            row.fence
+        ]);
+        Ok(deleted.map_err(Error::database(SWEEP))? == 1)
     }
 
     fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {
@@ -215,8 +274,16 @@ impl BlockingTransaction for rusqlite::Transaction<'_> {
         Connection::find(self, row)
     }
 
-    fn store(&self, row: &Row<'_>, result: &Blob) -> Result<bool, Error> {
+    fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
         Connection::store(self, row, result)
+    }
+
+    fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
+        Connection::old(self, names, page)
+    }
+
+    fn delete(&self, row: &Row<'_>) -> Result<bool, Error> {
+        Connection::delete(self, row)
     }
 
     fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {

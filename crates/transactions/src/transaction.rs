@@ -8,7 +8,7 @@ use std::future::Future;
 use hapax_client::Blob;
 
 use crate::error::Error;
-use crate::inbox::{Found, Row};
+use crate::inbox::{Found, Names, Old, Page, Row};
 use crate::outbox::Entry;
 
 /// An open transaction of an asynchronous driver: those of tokio-postgres, deadpool-postgres and
@@ -23,12 +23,24 @@ pub trait Transaction: Send {
     /// The row that is there, if it still is.
     fn find(&mut self, row: &Row<'_>) -> impl Future<Output = Result<Option<Found>, Error>> + Send;
 
-    /// Stores the result in the row of this fence. `false` where there is no such row.
+    /// Stores the result, or that there is none, in the row of this fence. `false` where there is
+    /// no such row. Runs its statement in either case: a transaction that the database has given
+    /// up refuses it.
     fn store(
         &mut self,
         row: &Row<'_>,
-        result: &Blob,
+        result: Option<&Blob>,
     ) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// A page of old rows.
+    fn old(
+        &mut self,
+        names: &Names,
+        page: &Page,
+    ) -> impl Future<Output = Result<Vec<Old>, Error>> + Send;
+
+    /// Deletes the row of this fence. `false` where there is no such row.
+    fn delete(&mut self, row: &Row<'_>) -> impl Future<Output = Result<bool, Error>> + Send;
 
     /// Puts a message into the outbox.
     fn append(&mut self, entry: &Entry<'_>) -> impl Future<Output = Result<(), Error>> + Send;
@@ -44,7 +56,13 @@ pub trait BlockingTransaction {
     fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error>;
 
     /// See [`Transaction::store`].
-    fn store(&self, row: &Row<'_>, result: &Blob) -> Result<bool, Error>;
+    fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error>;
+
+    /// See [`Transaction::old`].
+    fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error>;
+
+    /// See [`Transaction::delete`].
+    fn delete(&self, row: &Row<'_>) -> Result<bool, Error>;
 
     /// See [`Transaction::append`].
     fn append(&self, entry: &Entry<'_>) -> Result<(), Error>;

@@ -3,7 +3,8 @@
 //! Around every handler stand the same steps: begin, enter, run, store the result, commit, settle.
 //! A handler that fails rolls everything back, its row included, and fails the attempt. A message
 //! that was carried out before is settled with the stored result, and its handler is not called.
-//! One that somebody newer has carried out is left alone.
+//! A result that the queue would not take is noticed before the commit: nothing is written then, and
+//! the message is dead until its handler is mended and it is redriven.
 
 #[cfg(feature = "sqlite")]
 mod blocking;
@@ -11,23 +12,22 @@ mod blocking;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use hapax_client::{Delivery, Done, Failure, Worker};
+use hapax_client::{Blob, Delivery, Done, Failure, Queue, Worker};
+use tokio::sync::watch;
 
 use crate::error::Error;
-use crate::inbox::{Consumer, Entered, Finished, Inbox, SWEEP_BATCH, retention_for};
+use crate::inbox::{Consumer, Entered, Finished, Inbox, Names, Old, Page, Rows, Rules};
 use crate::transaction::Transaction;
 #[cfg(feature = "sqlite")]
 pub use blocking::RunInBlockingTransaction;
 
-/// How often the rows are swept that are past their time.
+/// How often old rows are swept.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
-/// Between two batches of a sweep: others want to write too.
-const SWEEP_PAUSE: Duration = Duration::from_millis(50);
-/// Older than any row: some hundred years, which every database can subtract from now.
-const OLDEST_MS: i64 = 100 * 366 * 24 * 60 * 60 * 1_000;
-
+/// The same, until the first delivery has told whose rows they are.
+const LEARN_EVERY: Duration = Duration::from_secs(10);
 /// What `Box::pin(async move { … })` makes.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -42,15 +42,25 @@ pub trait Pool: Clone + Send + Sync + 'static {
     fn commit(transaction: Self::Transaction) -> impl Future<Output = Result<(), Error>> + Send;
 
     fn rollback(transaction: Self::Transaction) -> impl Future<Output = Result<(), Error>> + Send;
+}
 
-    /// Deletes rows of the inbox that are older than so many milliseconds, at most so many. Tells
-    /// how many there were.
-    fn sweep(
-        &self,
-        inbox: &Inbox,
-        older_ms: i64,
-        most: i64,
-    ) -> impl Future<Output = Result<u64, Error>> + Send;
+impl<P: Pool> Rows for P {
+    async fn old(&self, names: &Names, page: Page) -> Result<Vec<Old>, Error> {
+        let mut transaction = self.begin().await?;
+        let old = transaction.old(names, &page).await?;
+        P::rollback(transaction).await?;
+        Ok(old)
+    }
+
+    async fn delete(&self, names: &Names, rows: Vec<Old>) -> Result<u64, Error> {
+        let mut transaction = self.begin().await?;
+        let mut count = 0;
+        for old in &rows {
+            count += u64::from(transaction.delete(&names.row(old)).await?);
+        }
+        P::commit(transaction).await?;
+        Ok(count)
+    }
 }
 
 /// Runs handlers in transactions, with an inbox.
@@ -151,31 +161,151 @@ impl RunInTransaction for Worker {
         R: Into<Finished> + Send + 'static,
         E: Into<Failure> + Send + 'static,
     {
-        let inbox = consumer.into().inbox(self.queue().name())?;
-        let retention = retention_for(&inbox, self.queue()).await?;
-        // A table that is not there is told now, and not with every message.
-        pool.sweep(&inbox, OLDEST_MS, 0).await?;
-        let shared = Arc::new((pool, inbox, handler));
+        let guard = Arc::new(Guard::open(&pool, consumer.into(), self.queue()).await?);
+        let shared = Arc::new((pool, Arc::clone(&guard), handler));
         let kept = Arc::clone(&shared);
-        let (pool, inbox, _) = &*kept;
-        let sweeping = sweep_on(retention, |older_ms, most| pool.sweep(inbox, older_ms, most));
+        let sweeping = guard.sweep_on(&kept.0);
+        let stop = guard.or_refused(stop);
         let worker = self.run_until(stop, move |delivery, _context| {
             let shared = Arc::clone(&shared);
             async move {
-                let (pool, inbox, handler) = &*shared;
-                carry_out(pool, inbox, handler, delivery).await
+                let (pool, guard, handler) = &*shared;
+                carry_out(pool, guard, handler, delivery).await
             }
         });
         tokio::select! {
-            ended = worker => Ok(ended?),
+            ended = worker => guard.ended(ended),
             () = sweeping => Ok(()),
         }
     }
 }
 
+/// What stands around the handlers of one worker: its inbox, and the rules of its queue.
+pub(crate) struct Guard {
+    inbox: Inbox,
+    queue: Queue,
+    /// The largest result that the queue takes, when it was last asked.
+    result_bytes_max: AtomicU64,
+    /// Why the worker must not go on, once that is known.
+    refusal: watch::Sender<Option<String>>,
+}
+
+impl Guard {
+    /// A table that is not there, and a retention that is too short, are told now, and not with
+    /// every message.
+    pub(crate) async fn open(
+        rows: &impl Rows,
+        consumer: Consumer,
+        queue: &Queue,
+    ) -> Result<Self, Error> {
+        let inbox = consumer.inbox(queue.name())?;
+        let rules = Rules::of(&inbox, queue).await?;
+        inbox.check_table(rows).await?;
+        let result_bytes_max = AtomicU64::new(rules.result_bytes_max);
+        Ok(Self {
+            inbox,
+            queue: queue.clone(),
+            result_bytes_max,
+            refusal: watch::Sender::new(None),
+        })
+    }
+
+    /// Checks that a delivery is of the inbox's tenant. A worker with the token of another one stops
+    /// at its first message: the rest would fail just the same, until it is dead.
+    fn admit(&self, delivery: &Delivery) -> Result<(), Failure> {
+        let Err(error) = self.inbox.check_tenant(delivery) else { return Ok(()) };
+        self.refusal.send_replace(Some(error.to_string()));
+        Err(error.into())
+    }
+
+    /// Ready when the worker is told to stop, or must.
+    async fn or_refused(&self, stop: impl Future<Output = ()>) {
+        let mut refusal = self.refusal.subscribe();
+        tokio::select! {
+            () = stop => {}
+            _ = refusal.wait_for(Option::is_some) => {}
+        }
+    }
+
+    /// How a worker ended.
+    fn ended(&self, ended: Result<(), hapax_client::Error>) -> Result<(), Error> {
+        ended?;
+        match &*self.refusal.borrow() {
+            Some(refusal) => Err(Error::invalid(refusal.clone())),
+            None => Ok(()),
+        }
+    }
+
+    async fn rules(&self) -> Result<Rules, Error> {
+        let rules = Rules::of(&self.inbox, &self.queue).await?;
+        self.result_bytes_max.store(rules.result_bytes_max, Ordering::Relaxed);
+        Ok(rules)
+    }
+
+    /// Sweeps now and then, for ever, by the rules of the moment. What goes wrong is tried again
+    /// the next time.
+    pub(crate) async fn sweep_on(&self, rows: &impl Rows) {
+        loop {
+            let swept = async {
+                let rules = self.rules().await?;
+                self.inbox.sweep_by(&rules, rows, &self.queue).await
+            };
+            if let Err(error) = swept.await {
+                tracing::warn!(%error, "the inbox is swept later");
+            }
+            // Who does not know whose rows they are has not had a message yet.
+            let is_known = self.inbox.known_tenant().is_some();
+            tokio::time::sleep(if is_known { SWEEP_EVERY } else { LEARN_EVERY }).await;
+        }
+    }
+
+    /// Refuses a result that the queue would not take, while the effect can still be rolled back.
+    fn check(&self, finished: &Finished) -> Result<(), TooLarge> {
+        let bytes = finished.0.as_ref().map_or(0, |result| result.body.len() as u64);
+        let max = self.result_bytes_max.load(Ordering::Relaxed);
+        if bytes <= max { Ok(()) } else { Err(TooLarge { bytes, max }) }
+    }
+
+    /// As [`Guard::check`], where the rules that are known may be old: they are asked for again
+    /// before anything is refused.
+    async fn check_again(&self, finished: &Finished) -> Result<(), Failure> {
+        if self.check(finished).is_ok() {
+            return Ok(());
+        }
+        self.rules().await?;
+        // The same handler would return the same again.
+        self.check(finished).map_err(|error| Failure::dead(error.to_string()))
+    }
+
+    /// What to settle with where the effect is there. A result that the queue does not take any
+    /// more is left out: refused, it would keep a message from being done that is done.
+    async fn done(&self, result: Option<Blob>) -> Done {
+        let finished = Finished(result);
+        if finished.0.is_some()
+            && let Err(error) = self.rules().await
+        {
+            tracing::debug!(%error, "the rules of the queue are not known anew");
+        }
+        match self.check(&finished) {
+            Ok(()) => finished.0.into(),
+            Err(too_large) => {
+                tracing::warn!(error = %too_large, "a message is done without its stored result");
+                Done::new()
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the result has {bytes} bytes, and its queue takes {max}; nothing was written")]
+struct TooLarge {
+    bytes: u64,
+    max: u64,
+}
+
 async fn carry_out<P, H, R, E>(
     pool: &P,
-    inbox: &Inbox,
+    guard: &Guard,
     handler: &H,
     delivery: Delivery,
 ) -> Result<Done, Failure>
@@ -185,17 +315,15 @@ where
     R: Into<Finished>,
     E: Into<Failure>,
 {
+    guard.admit(&delivery)?;
+    let inbox = &guard.inbox;
     let mut transaction = pool.begin().await?;
     match inbox.enter(&mut transaction, &delivery).await? {
         Entered::First => {}
         Entered::Done(result) => {
             // It is done whether or not the empty transaction can be ended.
             let _ = P::rollback(transaction).await;
-            return Ok(result.into());
-        }
-        Entered::Stale { fence } => {
-            let _ = P::rollback(transaction).await;
-            return Err(stale(&delivery, fence));
+            return Ok(guard.done(result).await);
         }
     }
     let finished: Finished = match handler(&mut transaction, delivery.clone()).await {
@@ -208,7 +336,14 @@ where
             return Err(failure);
         }
     };
-    inbox.finish(&mut transaction, &delivery, finished.clone()).await?;
+    if let Err(failure) = guard.check_again(&finished).await {
+        let _ = P::rollback(transaction).await;
+        return Err(failure);
+    }
+    if let Err(error) = inbox.finish(&mut transaction, &delivery, finished.clone()).await {
+        let _ = P::rollback(transaction).await;
+        return Err(error.into());
+    }
     let Err(error) = P::commit(transaction).await else { return Ok(finished.0.into()) };
     look_up(pool, inbox, &delivery, error).await
 }
@@ -226,38 +361,6 @@ async fn look_up<P: Pool>(
     let _ = P::rollback(transaction).await;
     match entered {
         Entered::Done(result) => Ok(result.into()),
-        Entered::First | Entered::Stale { .. } => Err(error.into()),
-    }
-}
-
-/// Somebody newer has carried it out, so this lease is lost: nothing is written, and the broker
-/// refuses whatever is settled under it.
-fn stale(delivery: &Delivery, fence: u64) -> Failure {
-    tracing::warn!(
-        ours = delivery.fence(),
-        newer = fence,
-        "woke up too late: a newer delivery has carried the message out; nothing was written"
-    );
-    Failure::new("a newer delivery has carried it out; nothing was written")
-}
-
-/// Sweeps now and then, for ever; or never, where rows are kept for ever. A sweep is told how old
-/// rows must be, and how many it may delete.
-async fn sweep_on<F>(retention: Option<Duration>, sweep: impl Fn(i64, i64) -> F)
-where
-    F: Future<Output = Result<u64, Error>>,
-{
-    let Some(retention) = retention else { return std::future::pending().await };
-    let older_ms = i64::try_from(retention.as_millis()).unwrap_or(OLDEST_MS);
-    loop {
-        let pause = match sweep(older_ms, SWEEP_BATCH).await {
-            Ok(swept) if swept >= SWEEP_BATCH as u64 => SWEEP_PAUSE,
-            Ok(_) => SWEEP_EVERY,
-            Err(error) => {
-                tracing::warn!(%error, "the inbox is swept later");
-                SWEEP_EVERY
-            }
-        };
-        tokio::time::sleep(pause).await;
+        Entered::First => Err(error.into()),
     }
 }

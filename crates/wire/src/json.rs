@@ -4,8 +4,8 @@
 //! request or from the message they describe ([`Text`]), so that a batch costs no copies; the
 //! OpenAPI document is made from the same types.
 //!
-//! Unknown fields are ignored, with one exception: a queue's configuration, which the broker reads
-//! field by field.
+//! Requests are read strictly, all of them by [`read`]: a field that is unknown or there twice, and
+//! an array in place of an object, are refused.
 
 mod answer;
 mod key;
@@ -14,6 +14,7 @@ mod page;
 mod problem;
 mod queue;
 mod read;
+mod strict;
 mod text;
 mod work;
 
@@ -23,11 +24,11 @@ pub use message::{BATCH_MAX, BadBody, Batch, Blob, Headers, Message, body_bytes,
 pub use page::{ErrorPage, ErrorPages, Limits};
 pub use problem::{Differs, Problem};
 pub use queue::{
-    DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Purge, Queue, QueueConfig, Queues,
-    Stats, UndatedKeys,
+    DedupScope, Guarantee, Nothing, OnDead, OnGroupDead, OnLost, Order, Purge, Queue, QueueConfig,
+    Queues, Stats, UndatedKeys,
 };
 pub use read::{BadJson, List, Tolerant, read};
-pub use text::{Id, State, Text, Timestamp};
+pub use text::{Fence, Id, State, Text, Timestamp};
 pub use work::{
     Delivery, EMIT_MAX, Emit, Points, Receive, Received, SETTLE_MAX, Settle, SettleItem, Settled,
     Settles,

@@ -7,6 +7,7 @@ mod code;
 pub mod json;
 pub mod key;
 pub mod lean;
+pub mod nearest;
 pub mod proto;
 
 pub use code::Code;

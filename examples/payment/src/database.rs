@@ -63,8 +63,6 @@ pub(crate) enum Paid {
     Now,
     /// By an earlier delivery, with this result.
     Before(Option<Blob>),
-    /// By a newer one.
-    Elsewhere,
 }
 
 /// How far a run is.
@@ -140,7 +138,6 @@ impl Database {
             match inbox.enter(&mut transaction, delivery).await? {
                 Entered::First => {}
                 Entered::Done(result) => return Ok(Paid::Before(result)),
-                Entered::Stale { .. } => return Ok(Paid::Elsewhere),
             }
             for statement in [update, insert] {
                 let changed = sqlx::query(statement)

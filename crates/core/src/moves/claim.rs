@@ -11,7 +11,6 @@ use crate::machine::{Machine, Verdict};
 use crate::moves::send::{self, Asked};
 use crate::outcome::{Answer, Outcome};
 use crate::queue::Queue;
-use crate::record::KeyRecord;
 
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, claim: Claim, out: &mut Verdict) -> Outcome {
     Outcome::Claimed(answer(machine, stamp, claim, out).unwrap_or_else(|answer| answer))
@@ -58,6 +57,9 @@ fn answer(
     let seq = machine.next_seq;
     let (fence, deadline) = (machine.next_fence(), stamp.at.plus(lease_ms));
     let lease = ClaimLease { fence, deadline, worker: claim.worker, begun: false, id };
+    if released.is_some() {
+        out.effects.push(send::wake(queue)); // It may have held others of its group.
+    }
     out.decisions.extend(released);
     out.decisions.push(Decision::Accepted(Box::new(Accepted {
         seq,
@@ -72,11 +74,10 @@ fn answer(
     })));
     let id = MessageId::new(stamp.at, machine.partition, seq);
     let lease = crate::command::LeaseName { digest, seq, fence };
-    let is_known =
-        |record: &KeyRecord| record.expires_at > stamp.at && record.seq >= queue.keys_from;
-    let before = machine.keys.record(&digest).filter(is_known);
+    let before = machine.keys.record(&digest);
+    let before = before.filter(|record| send::hands_on(record, queue, stamp.at));
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
-    Ok(Answer::Fresh { id, lease, deadline, recovery_points })
+    Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
 }
 
 /// The lease that the claim of this id holds, to be answered again.
@@ -99,6 +100,7 @@ fn again(
         id: message.id(machine.partition),
         lease: message.lease_name(lease.fence),
         deadline: lease.deadline,
+        lease_ms: lease.deadline.since(machine.now),
         recovery_points: extra.points.clone(),
     })
 }

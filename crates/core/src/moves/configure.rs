@@ -1,6 +1,6 @@
 //! A queue is created, changed, paused.
 
-use crate::command::{Configure, QueueName};
+use crate::command::{Configure, Follow, QueueName};
 use crate::decision::{Configured, Decision, QueueId};
 use crate::ids::Time;
 use crate::limits;
@@ -40,6 +40,30 @@ fn configured(machine: &Machine, configure: Configure) -> Result<Configured, Ref
         None => machine.queues.next_id(),
     };
     Ok(Configured { queue, name, config, version: version + 1 })
+}
+
+/// Takes over a queue from the leading partition. The number of queues is not checked: it was
+/// checked where the queue was decided, and a queue that some partitions refuse would be half one.
+pub(crate) fn follow(machine: &Machine, follow: Follow, out: &mut Verdict) -> Outcome {
+    let Follow { queue: name, config, version } = follow;
+    let (queue, created) = match machine.queues.named(&name) {
+        Some(known) if known.version > version => {
+            return Outcome::Refused(Refusal::VersionChanged(known.version));
+        }
+        Some(known) => {
+            if let Err(invalid) = known.config.check_change(&config) {
+                return Outcome::Refused(Refusal::InvalidConfig(invalid));
+            }
+            if known.version == version && known.config == config {
+                return Outcome::Configured { version, created: false };
+            }
+            (known.id, false)
+        }
+        None => (machine.queues.next_id(), true),
+    };
+    let configured = Configured { queue, name, config, version };
+    out.decisions.push(Decision::Configured(Box::new(configured)));
+    Outcome::Configured { version, created }
 }
 
 pub(crate) fn pause(

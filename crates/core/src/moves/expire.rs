@@ -1,13 +1,14 @@
 //! Time goes on: what is due becomes ready, leases are lost, lives end, jobs go on.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::config::{OnGroupDead, OnLost};
 use crate::decision::{Decision, Next};
 use crate::ids::{Fence, Stamp, Time};
 use crate::key::Digest;
-use crate::limits;
-use crate::machine::{Machine, Verdict};
+use crate::limits::Bounds;
+use crate::machine::{Machine, Tick, Verdict};
 use crate::message::{Message, Slot, State};
 use crate::moves::send::wake;
 use crate::moves::settle::{go, held};
@@ -24,18 +25,25 @@ const LOST: &str = "its lease was lost";
 /// What follows from the time alone and is therefore not journaled: delays end, receives and
 /// key counts expire.
 pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>) {
-    for relay in machine.relays.take_due(at, limits::EXPIRE_STEP) {
+    for relay in machine.relays.take_due(at, machine.bounds.expire_step) {
         effects.push(Effect::Relay(Box::new(relay)));
     }
     if machine.next_due > at {
         return;
     }
     forget_receives(machine, at);
-    let mut due = Vec::new();
     for queue in machine.queues.iter_mut() {
         machine.keys_expired |= queue.expire_keys(at);
+    }
+    let Bounds { expire_step, tick_step, .. } = machine.bounds;
+    let mut due = Vec::new();
+    for queue in machine.queues.iter_from(machine.tick.queue) {
+        if due.len() >= tick_step {
+            machine.tick = Tick { queue: queue.id, job: None };
+            break;
+        }
         let before = due.len();
-        due.extend(queue.delayed.due_by(at).take(limits::EXPIRE_STEP));
+        due.extend(queue.delayed.due_by(at).take(expire_step.min(tick_step - before)));
         if due.len() > before {
             effects.push(wake(queue));
         }
@@ -68,26 +76,69 @@ fn forget_receives(machine: &mut Machine, at: Time) {
         && *until <= at
     {
         let id = *id;
-        receives.by_end.pop_first();
-        if receives.by_id.remove(&id).is_some_and(|remembered| remembered.stored) {
-            receives.gone.push(id);
-        }
+        receives.remove(&id);
     }
-    debug_assert_eq!(receives.by_id.len(), receives.by_end.len(), "found by id and by end");
 }
 
+/// One tick: what is due, as far as the bound of a tick allows. All queues and all redrives have
+/// their turn, whatever is due at once: the next tick begins with those that had none.
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
-    for queue in machine.queues.iter() {
-        lose_leases(machine, queue, stamp, out);
-        end_lives(machine, queue, stamp.at, out);
-        purge::step(machine, queue, out);
-        redrive::step(machine, queue, stamp.at, out);
+    let Tick { queue: first, job } = machine.tick;
+    let mut left = machine.bounds.tick_step;
+    let mut next = None;
+    if let (Some(queue), Some(job)) = (machine.queues.get(first), job) {
+        let stopped = redrive::step(machine, queue, job.., stamp.at, &mut left, out);
+        next = stopped.map(|job| Tick { queue: first, job: Some(job) });
     }
+    let mut turn = None;
+    for queue in machine.queues.iter_from(first) {
+        if next.is_some() {
+            break;
+        }
+        if left == 0 {
+            next = Some(Tick { queue: queue.id, job: None });
+            break;
+        }
+        let before = left;
+        if queue.is_deleted() {
+            purge::step(machine, queue, &mut left, out); // Everything in it goes with it.
+            turn = turn.or(Some(Tick { queue: queue.id.saturating_add(1), job: None }));
+            continue;
+        }
+        lose_leases(machine, queue, stamp, &mut left, out);
+        end_lives(machine, queue, stamp.at, &mut left, out);
+        purge::step(machine, queue, &mut left, out);
+        let jobs = match job.filter(|_| queue.id == first) {
+            Some(job) => (Bound::Unbounded, Bound::Excluded(job)), // The others had their turn.
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        let stopped = redrive::step(machine, queue, jobs, stamp.at, &mut left, out);
+        next = stopped.map(|job| Tick { queue: queue.id, job: Some(job) });
+        if left < before || reads_rows(queue, stamp.at) {
+            // Whoever was first is last in the next tick.
+            turn = turn.or(Some(Tick { queue: queue.id.saturating_add(1), job: None }));
+        }
+    }
+    out.tick = next.or(turn);
     Outcome::Ok
 }
 
-fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict) {
-    for slot in queue.leased.expired(&machine.messages, stamp.at).take(limits::EXPIRE_STEP) {
+/// Whether time goes on in the queue only as rows are read.
+fn reads_rows(queue: &Queue, at: Time) -> bool {
+    let redrives = || queue.redrives.values().any(|job| !job.done);
+    queue.delayed.cold_due(at).is_some() || queue.purge.is_some() || redrives()
+}
+
+fn lose_leases(
+    machine: &Machine,
+    queue: &Queue,
+    stamp: Stamp,
+    left: &mut usize,
+    out: &mut Verdict,
+) {
+    let most = machine.bounds.expire_step.min(*left);
+    for slot in queue.leased.expired(&machine.messages, stamp.at).take(most) {
+        *left -= 1;
         let message = machine.messages.at(slot);
         let Some(lease) = message.lease() else { continue };
         debug_assert!(lease.deadline <= stamp.at, "a lease holds until its deadline");
@@ -109,9 +160,11 @@ fn lose_leases(machine: &Machine, queue: &Queue, stamp: Stamp, out: &mut Verdict
     }
 }
 
-fn end_lives(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
-    let over = queue.mortal.range(..=(at, u64::MAX)).take(limits::EXPIRE_STEP);
+fn end_lives(machine: &Machine, queue: &Queue, at: Time, left: &mut usize, out: &mut Verdict) {
+    let most = machine.bounds.expire_step.min(*left);
+    let over = queue.mortal.range(..=(at, u64::MAX)).take(most);
     for slot in over.map(|(_, slot)| *slot) {
+        *left -= 1;
         let message = machine.messages.at(slot);
         debug_assert!(matches!(message.place(), Place::Ready | Place::Delayed), "who waits ages");
         out.decisions.push(Decision::Died { digest: message.digest, error: OVER.into() });

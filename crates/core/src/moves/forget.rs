@@ -43,6 +43,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, digest: &Digest, queue: Que
         Some(Known::Record(mut record)) if !record.is_ghost() => {
             record.end = End::Forgotten;
             record.result = None;
+            record.content = None;
             remember(&mut record.history, forgotten);
             machine.keys.remember(digest, &record);
             if let Some(queue) = machine.queues.get_mut(queue) {

@@ -4,21 +4,20 @@
 //! do not wait for it; until it is gone it is not handed out any more. What a worker holds is
 //! left to the worker, unless the queue itself goes.
 
-use crate::command::{Purge, QueueName};
+use crate::command::{self, QueueName};
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::limits;
 use crate::machine::{Machine, Verdict};
-use crate::message::Slot;
+use crate::message::{Message, Slot};
 use crate::moves::send::wake;
-use crate::outcome::{Effect, Outcome, Refusal};
-use crate::queue::{self, Queue};
+use crate::outcome::{Effect, Outcome, Place, Refusal};
+use crate::queue::{Purge, Queue};
 use crate::record::{End, What};
 use crate::row::{RowKey, nobody};
 use crate::state::{Ending, event};
 
-pub(crate) fn decide(machine: &Machine, purge: &Purge, out: &mut Verdict) -> Outcome {
+pub(crate) fn decide(machine: &Machine, purge: &command::Purge, out: &mut Verdict) -> Outcome {
     start(machine, &purge.queue, purge.keys, false, out)
 }
 
@@ -42,10 +41,14 @@ fn start(
 }
 
 /// One step of a purge under way.
-pub(crate) fn step(machine: &Machine, queue: &Queue, out: &mut Verdict) {
+pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut Verdict) {
     let Some(purge) = &queue.purge else { return };
-    let victims = victims(machine, queue, purge.below, purge.delete);
-    let finished = victims.len() < limits::JOB_STEP && purge.cursor.is_none();
+    if *left == 0 {
+        return;
+    }
+    let victims = victims(machine, queue);
+    *left = left.saturating_sub(victims.len().max(1));
+    let finished = victims.len() < machine.bounds.job_step && purge.cursor.is_none();
     if victims.is_empty() && !finished {
         return;
     }
@@ -58,7 +61,9 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, out: &mut Verdict) {
     }
 }
 
-fn victims(machine: &Machine, queue: &Queue, below: Seq, delete: bool) -> Vec<Slot> {
+/// What the next step takes away of what is in memory.
+pub(crate) fn victims(machine: &Machine, queue: &Queue) -> Vec<Slot> {
+    let Some(Purge { below, delete, .. }) = queue.purge else { return Vec::new() };
     let messages = &machine.messages;
     let is_here = |seq, slot| messages.is_ready(seq, slot);
     let single = queue.ready.waiting(is_here).map(|(_, slot)| slot);
@@ -72,8 +77,17 @@ fn victims(machine: &Machine, queue: &Queue, below: Seq, delete: bool) -> Vec<Sl
         .chain(shelves)
         .chain(leased)
         .filter(|slot| messages.at(*slot).seq < below)
-        .take(limits::JOB_STEP)
+        .take(machine.bounds.job_step)
         .collect()
+}
+
+/// Whether the message is on its way out: whatever its owner is told, it does not stay.
+pub(crate) fn takes(machine: &Machine, message: &Message) -> bool {
+    let queue = machine.queues.get(message.queue);
+    let purge = queue.and_then(|queue| queue.purge.as_ref());
+    purge.is_some_and(|purge| {
+        message.seq < purge.below && (purge.delete || message.place() != Place::Leased)
+    })
 }
 
 pub(crate) fn apply_started(
@@ -92,7 +106,7 @@ pub(crate) fn apply_started(
         }
         let cursor = Some(RowKey::message_prefix(queue.id));
         let delete = delete || queue.is_deleted();
-        queue.purge = Some(queue::Purge { below, keys, delete, cursor });
+        queue.purge = Some(Purge { below, delete, cursor });
         queue.dirty = true;
     }
     machine.due(now);
@@ -105,14 +119,12 @@ pub(crate) fn apply(
     digests: &[Digest],
     finished: bool,
 ) {
-    let keys = machine
-        .queues
-        .get(queue)
-        .and_then(|queue| queue.purge.as_ref())
-        .is_some_and(|purge| purge.keys);
+    // Keys below this were taken away, by this purge or by one before it.
+    let keys_from = machine.queues.get(queue).map_or(0, |queue| queue.keys_from);
     for digest in digests {
         let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };
-        let end = if keys { End::Forgotten } else { End::Discarded };
+        let is_forgotten = machine.messages.at(slot).seq < keys_from;
+        let end = if is_forgotten { End::Forgotten } else { End::Discarded };
         let purged = Some(event(at, What::Discarded, &nobody(), "purged"));
         let error = Some("purged".into());
         machine.end(at, slot, Ending { error, event: purged, ..Ending::new(end) });

@@ -7,11 +7,12 @@ use crate::decision::{Decision, Leased};
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
 use crate::limits;
-use crate::machine::{Machine, Remembered, Verdict};
+use crate::machine::{Machine, Verdict};
 use crate::message::{Lease, Message, Slot, State};
 use crate::moves::send::wake;
 use crate::outcome::{Delivery, Effect, Outcome, Place, Refusal};
 use crate::queue::Queue;
+use crate::receives::Remembered;
 use crate::record::End;
 use crate::state::Ending;
 
@@ -44,7 +45,10 @@ fn deliveries(
     if let Some(remembered) = id.and_then(|id| machine.receives.by_id.get(&id))
         && remembered.until > stamp.at
     {
-        return Ok(again(machine, remembered));
+        let again = again(machine, remembered);
+        if !again.is_empty() {
+            return Ok(again);
+        }
     }
     if queue.paused {
         return Ok(Vec::new());
@@ -104,7 +108,8 @@ fn check(receive: &Receive) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The same messages under the same leases, as far as they still hold.
+/// The same messages under the same leases, as far as they still hold. Where none does, whoever
+/// asks has nothing of it any more, and the receive is a new one.
 fn again(machine: &Machine, remembered: &Remembered) -> Vec<Delivery> {
     let held = remembered.leases.iter().filter_map(|name| {
         let slot = machine.keys.living(&machine.messages, &name.digest)?;
@@ -141,7 +146,7 @@ fn take(
             taken.push(slot);
             bytes += message.content.size();
         }
-        bytes >= limits::RECEIVE_BYTES_MAX || taken.len() >= max
+        bytes >= machine.bounds.receive_bytes || taken.len() >= max
     };
     let mut is_full = false;
     while !is_full {
@@ -247,17 +252,17 @@ pub(crate) fn trim(machine: &mut Machine, queue: crate::decision::QueueId) {
 }
 
 fn remember(machine: &mut Machine, at: Time, id: Digest, leases: Vec<LeaseName>) {
-    let receives = &mut machine.receives;
-    if let Some(before) = receives.by_id.get(&id) {
-        if before.until > at {
-            return; // Applied before.
-        }
-        receives.by_end.remove(&(before.until, id));
+    if leases.is_empty() {
+        return; // Applied before.
     }
     let until = at.plus(limits::RECEIVE_ID_MS);
     let remembered = Remembered { until, leases, dirty: true, stored: false };
-    receives.by_id.insert(id, remembered);
-    receives.by_end.insert((until, id), ());
-    debug_assert_eq!(receives.by_id.len(), receives.by_end.len(), "found by id and by end");
+    machine.receives.insert(id, remembered);
+    let (keys, messages) = (&machine.keys, &machine.messages);
+    machine.receives.sweep(machine.bounds.refill, |name| {
+        let slot = keys.living(messages, &name.digest);
+        let lease = slot.and_then(|slot| messages.at(slot).lease());
+        lease.is_some_and(|lease| lease.fence == name.fence)
+    });
     machine.due(until);
 }

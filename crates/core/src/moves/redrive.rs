@@ -171,6 +171,12 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
         return Err(Invalid::Redrive);
     }
     match &redrive.select {
+        Select::Filter { error_contains, group, .. }
+            if error_contains.as_ref().is_some_and(|text| text.len() > limits::ERROR_BYTES_MAX)
+                || group.as_ref().is_some_and(|text| text.len() > limits::GROUP_BYTES_MAX) =>
+        {
+            Err(Invalid::Redrive)
+        }
         Select::Keys(keys) if !(1..=limits::REDRIVE_KEYS_MAX).contains(&keys.len()) => {
             Err(Invalid::Redrive)
         }
@@ -189,15 +195,26 @@ fn job_digest(queue: &Queue, id: &str) -> Digest {
     Digest::of_key(&queue.name.tenant, &queue.name.queue, Some("redrive"), id)
 }
 
-/// One step of every redrive of the queue.
-pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict) {
-    for (digest, job) in queue.redrives.iter().filter(|(_, job)| !job.done) {
-        let allowed = job.allowance(at).min(limits::JOB_STEP as u64) as usize;
+/// One step of every redrive of the queue among `jobs`, as far as the tick has anything `left`.
+/// Returns the first that had no turn.
+pub(crate) fn step(
+    machine: &Machine,
+    queue: &Queue,
+    jobs: impl std::ops::RangeBounds<Digest>,
+    at: Time,
+    left: &mut usize,
+    out: &mut Verdict,
+) -> Option<Digest> {
+    for (digest, job) in queue.redrives.range(jobs).filter(|(_, job)| !job.done) {
+        if *left == 0 {
+            return Some(*digest);
+        }
+        let allowed = job.allowance(at).min(machine.bounds.job_step as u64) as usize;
         let mut matched = Vec::new();
         let mut cursor = job.cursor;
         let mut seen = 0;
         for (seq, slot) in queue.dead.from(job.cursor) {
-            if seq > job.horizon || matched.len() >= allowed || seen >= limits::EXPIRE_STEP {
+            if seq > job.horizon || matched.len() >= allowed || seen >= machine.bounds.expire_step {
                 break;
             }
             seen += 1;
@@ -207,13 +224,14 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict
                 matched.push(message.digest);
             }
         }
-        let stopped = matched.len() >= allowed || seen >= limits::EXPIRE_STEP;
+        let stopped = matched.len() >= allowed || seen >= machine.bounds.expire_step;
         let mut done = false;
         if !stopped {
             // Everything in memory has been seen; what the rows hold beyond the horizon has not.
             done = job.horizon == Seq::MAX;
             cursor = cursor.max(job.horizon.saturating_add(1));
         }
+        *left = left.saturating_sub(matched.len().max(seen / SEEN_PER_MOVE).max(1));
         debug_assert!(matched.len() <= allowed, "the rate that was asked for is kept");
         debug_assert!(cursor >= job.cursor, "what was seen is not looked at again");
         if cursor == job.cursor && !done {
@@ -235,7 +253,11 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, at: Time, out: &mut Verdict
             done,
         });
     }
+    None
 }
+
+/// Looking at so many dead messages counts as much as moving one.
+const SEEN_PER_MOVE: usize = 8;
 
 fn matches(job: &RedriveStarted, message: &Message) -> bool {
     let State::Dead { at, .. } = message.state else { return false };

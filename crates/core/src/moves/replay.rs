@@ -48,6 +48,10 @@ fn replayed(
     if record.end != End::Done {
         return Err(Refusal::Invalid(Invalid::State("discarded")));
     }
+    // It would come back under its old number, and be purged with the others.
+    if queue.purge.as_ref().is_some_and(|purge| record.seq < purge.below) {
+        return Err(Refusal::Invalid(Invalid::State("in a queue that is being purged")));
+    }
     let kept = record.content.clone().map(|content| (content, record.fingerprint));
     let given = replay.content.or(kept);
     let (content, fingerprint) = given.ok_or(Refusal::Invalid(Invalid::BodyGone))?;

@@ -4,15 +4,16 @@ use crate::command::Send;
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
 use crate::content::{Content, Invalid};
 use crate::decision::{Accepted, Decision, QueueId};
-use crate::ids::{MessageId, Seq, Stamp, Time};
+use crate::ids::{MessageId, Stamp, Time};
 use crate::key::{self, Digest, Fingerprint};
 use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Extra, Lease, Links, Message, Slot, State};
+use crate::moves::purge;
 use crate::outcome::{Answer, Effect, Finished, InFlight, Outcome, Place, Quota};
 use crate::places::keys::Known;
 use crate::queue::Queue;
-use crate::record::{End, KeyRecord, What, remember};
+use crate::record::{End, KeyRecord, What, remember_duplicates};
 use crate::row::nobody;
 use crate::state::event;
 
@@ -45,7 +46,8 @@ fn answer(
     let delay = send.delay_ms.unwrap_or(queue.config.delay_ms);
     let due = (delay > 0).then(|| stamp.at.plus(delay));
     let ttl = send.ttl_ms.or(queue.config.ttl_ms);
-    if due.is_none() {
+    // A dead message that is released may have held others of its group.
+    if due.is_none() || released.is_some() {
         out.effects.push(wake(queue));
     }
     out.decisions.extend(released);
@@ -201,6 +203,7 @@ pub(crate) fn known(
         }
         Some(Known::Record(_)) => Ok(None),
         None => {
+            debug_assert!(machine.keys.is_known_absent(&asked.digest), "the rows were asked");
             out.unknown = Some(asked.digest);
             Ok(None)
         }
@@ -211,12 +214,10 @@ pub(crate) fn known(
 /// the same name: whoever sends now sends something new.
 pub(crate) fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) -> Option<Decision> {
     let queue = machine.queues.get(message.queue)?;
-    let purge = queue.purge.as_ref().filter(|purge| purge.keys)?;
-    let goes = purge.delete || message.place() != Place::Leased;
-    if message.seq >= purge.below || !goes {
+    if !purge::takes(machine, message) || message.seq >= queue.keys_from {
         return None;
     }
-    debug_assert!(queue.id == asked.queue.id || purge.delete);
+    debug_assert!(queue.id == asked.queue.id || queue.is_deleted());
     let digests = vec![message.digest];
     Some(Decision::Purged { queue: queue.id, digests, finished: false })
 }
@@ -248,7 +249,8 @@ fn dead_again(
     let cannot_rerun = message.claim || asked.claim;
     match asked.queue.config.on_dead {
         OnDead::Pin => Ok(None),
-        OnDead::Rerun if !cannot_rerun => {
+        // What is being purged would go with its old number: its key starts anew instead.
+        OnDead::Rerun if !cannot_rerun && !purge::takes(machine, message) => {
             out.decisions.push(Decision::Rerun { digest: message.digest });
             out.effects.push(wake(asked.queue));
             let id = message.id(machine.partition);
@@ -321,8 +323,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         queue.rate.take(per_s, at);
     }
     let group = group_of(queue, &accepted.content);
-    let keys_from = queue.keys_from;
-    let mut extra = before.as_ref().and_then(|record| inherited(record, at, keys_from));
+    let mut extra = before.as_ref().and_then(|record| inherited(record, queue, at));
     if let Some(dated) = accepted.dated_ahead {
         extra.get_or_insert_default().dated_ahead = Some(dated);
     }
@@ -379,12 +380,17 @@ pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
 }
 
 /// A ghost hands its history on to the next life of its key, and a freed claim its recovery
-/// points; not to the keys of a queue that was created again, or whose keys were purged.
-fn inherited(record: &KeyRecord, at: Time, keys_from: Seq) -> Option<Box<Extra>> {
-    let is_known = record.expires_at > at && record.seq >= keys_from;
-    let hands_on = record.is_ghost() && is_known && !record.history.is_empty();
+/// points.
+fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> {
+    let hands_on = hands_on(record, queue, at) && !record.history.is_empty();
     let (history, points) = (record.history.clone(), record.points.clone());
     hands_on.then(|| Box::new(Extra { history, points, ..Extra::default() }))
+}
+
+/// Whether the next life of the key goes on where this one ended. Not with what belonged to an
+/// older queue of that name, or was purged together with its key.
+pub(crate) fn hands_on(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
+    record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
 /// A dead message gets another chance because somebody sent it again.
@@ -406,19 +412,13 @@ pub(crate) fn apply_counted(machine: &mut Machine, at: Time, digest: &Digest, qu
         queue.stats.duplicate_total += 1;
         queue.dirty = true;
     }
-    let duplicate = event(at, What::Duplicate, &nobody(), "1");
-    match machine.keys.find(&machine.messages, digest) {
-        Some(Known::Living(slot)) => {
+    match machine.keys.living(&machine.messages, digest) {
+        Some(slot) => {
             let extra = machine.messages.at_mut(slot).extra();
             extra.duplicates += 1;
-            remember(&mut extra.history, duplicate);
+            remember_duplicates(&mut extra.history, at, 1);
             machine.touch(slot);
         }
-        Some(Known::Record(mut record)) => {
-            record.duplicates += 1;
-            remember(&mut record.history, duplicate);
-            machine.keys.remember(digest, &record);
-        }
-        None => {}
+        None => machine.keys.count(digest, at),
     }
 }

@@ -149,7 +149,8 @@ impl Holder<'_> {
         if emits.len() > limits::EMITS_MAX || bytes > limits::EMITS_BYTES_MAX {
             return Err(Settled::Invalid(Invalid::Emits));
         }
-        if self.machine.relays.len() + emits.len() > limits::RELAY_MAX {
+        let bounds = &self.machine.bounds;
+        if !self.machine.relays.has_room(&emits, bounds.relays, bounds.relay_bytes) {
             return Err(Settled::RelayFull);
         }
         for (place, emit) in emits.iter_mut().enumerate() {
@@ -322,11 +323,7 @@ pub(crate) fn check_result(queue: &Queue, result: Option<&Blob>) -> Result<(), I
     if bytes > max {
         return Err(Invalid::BodyTooLarge { bytes, max });
     }
-    let length = result.content_type.as_ref().map_or(0, |content_type| content_type.len());
-    if length > limits::CONTENT_TYPE_BYTES_MAX {
-        return Err(Invalid::ContentTypeLength(length));
-    }
-    Ok(())
+    result.check()
 }
 
 /// Two emits that go to one queue under one key.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Seq, Time};
 use crate::message::Slot;
+use crate::places::Fate;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Delayed {
@@ -57,15 +58,20 @@ impl Delayed {
         self.due.range(from..).map(|(_, slot)| *slot)
     }
 
-    /// Leaves messages to the rows, the latest first, as long as `evict` takes them.
-    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> bool) {
-        while self.due.len() > keep
-            && let Some(((due, seq), slot)) = self.due.last_key_value()
-            && evict(*seq, *slot)
-        {
-            let (due, seq) = (*due, *seq);
-            self.due.remove(&(due, seq));
-            let evicted = (due, seq);
+    /// Leaves messages to the rows, the latest first. Keeps the first `keep`.
+    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> Fate) {
+        let mut gone = Vec::new();
+        let most = self.due.len().saturating_sub(keep);
+        for ((due, seq), slot) in self.due.iter().rev().take(most) {
+            match evict(*seq, *slot) {
+                Fate::Leaves => gone.push((*due, *seq)),
+                Fate::Stays | Fate::New => {}
+                Fate::Stale => debug_assert!(false, "who waits no longer is not listed"),
+                Fate::Enough => break,
+            }
+        }
+        for evicted in gone {
+            self.due.remove(&evicted);
             self.cold_from = Some(self.cold_from.map_or(evicted, |from| from.min(evicted)));
         }
     }

@@ -69,6 +69,11 @@ impl Group {
         self.out == 0 && self.holds.is_empty() && self.ready == 0
     }
 
+    /// Whether nothing of it is in memory that its rows do not have.
+    pub(crate) fn is_evictable(&self) -> bool {
+        self.resident == 0 && self.stored && !self.dirty
+    }
+
     /// What its row says, without the members.
     pub(crate) fn clone_row(&self) -> Self {
         let mut row = Self::new(self.digest, self.queue);
@@ -117,16 +122,60 @@ impl Group {
     }
 }
 
+/// Lead rows `from <= (number, group)` with `number < to` may name groups that are not in memory.
+/// Many groups may have one number: those that were blocked when they were written have 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Leads {
+    pub(crate) from: (Seq, Digest),
+    pub(crate) to: Seq,
+}
+
+impl Leads {
+    /// Everything is in the rows so far.
+    pub(crate) fn all(to: Seq) -> Self {
+        Self { from: (0, Digest([0; 16])), to }
+    }
+
+    /// Widens them so that they cover a group that leaves memory.
+    pub(crate) fn cover(leads: &mut Option<Self>, lead: (Seq, Digest)) {
+        let leads = leads.get_or_insert(Self { from: lead, to: lead.0 + 1 });
+        leads.from = leads.from.min(lead);
+        leads.to = leads.to.max(lead.0 + 1);
+    }
+
+    /// They were read up to `last`; `None` where they were read to the end.
+    pub(crate) fn advance(leads: &mut Option<Self>, last: Option<(Seq, Digest)>) {
+        *leads = leads.zip(last).and_then(|(leads, (seq, group))| {
+            debug_assert!(leads.from <= (seq, group), "rows are read in their order");
+            let from = match u128::from_be_bytes(group.0).checked_add(1) {
+                Some(group) => (seq, Digest(group.to_be_bytes())),
+                None => (seq + 1, Digest([0; 16])),
+            };
+            (from.0 < leads.to).then_some(Self { from, ..leads })
+        });
+    }
+}
+
 /// Groups in memory, by digest.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     table: HashTable<Group>,
     seed: u64,
+    /// Dead members that hold others, in all groups.
+    pub(crate) holds: usize,
 }
+
+/// About how much memory a group takes, with its entries in its queue.
+pub(crate) fn footprint(group: &Group) -> usize {
+    GROUP_BYTES + group.holds.len() * HOLD_BYTES
+}
+
+const GROUP_BYTES: usize = size_of::<Group>() + 128;
+const HOLD_BYTES: usize = 16;
 
 impl Groups {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { table: HashTable::new(), seed }
+        Self { table: HashTable::new(), seed, holds: 0 }
     }
 
     pub(crate) fn get(&self, digest: &Digest) -> Option<&Group> {
@@ -139,6 +188,7 @@ impl Groups {
 
     pub(crate) fn insert(&mut self, group: Group) {
         debug_assert!(self.get(&group.digest).is_none());
+        self.holds += group.holds.len();
         let seed = self.seed;
         let hash = group.digest.spread(seed);
         self.table.insert_unique(hash, group, |group| group.digest.spread(seed));
@@ -147,7 +197,14 @@ impl Groups {
     pub(crate) fn remove(&mut self, digest: &Digest) -> Option<Group> {
         let hash = digest.spread(self.seed);
         let found = self.table.find_entry(hash, |group| group.digest == *digest).ok()?;
-        Some(found.remove().0)
+        let group = found.remove().0;
+        self.holds -= group.holds.len();
+        Some(group)
+    }
+
+    /// About how much memory they take, without their messages.
+    pub(crate) fn bytes(&self) -> usize {
+        self.table.len() * GROUP_BYTES + self.holds * HOLD_BYTES
     }
 
     pub(crate) fn len(&self) -> usize {

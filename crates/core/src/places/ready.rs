@@ -18,8 +18,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::Seq;
-use crate::limits;
 use crate::message::Slot;
+use crate::places::Fate;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ready {
@@ -59,10 +59,11 @@ impl Ready {
     }
 
     pub(crate) fn push(&mut self, seq: Seq, slot: Slot) {
-        let back = if self.gap.is_some() { &mut self.tail } else { &mut self.head };
-        let is_newest = back.back().is_none_or(|last| last.seq < seq)
-            && self.gap.is_none_or(|gap| gap.to <= seq);
+        let is_last = |entries: &VecDeque<Entry>| entries.back().is_none_or(|last| last.seq < seq);
+        let is_newest =
+            is_last(&self.head) && is_last(&self.tail) && self.gap.is_none_or(|gap| gap.to <= seq);
         if is_newest {
+            let back = if self.gap.is_some() { &mut self.tail } else { &mut self.head };
             back.push_back(Entry { seq, slot });
         } else {
             self.returned.insert(seq, slot);
@@ -140,12 +141,13 @@ impl Ready {
         count: usize,
         is_here: impl Fn(Seq, Slot) -> bool,
         size: impl Fn(Slot) -> usize,
+        bytes_max: usize,
     ) -> bool {
         let (mut found, mut bytes) = (0, 0);
         self.oldest(is_here).any(|(_, slot)| {
             found += 1;
             bytes += size(slot);
-            found >= count || bytes >= limits::RECEIVE_BYTES_MAX
+            found >= count || bytes >= bytes_max
         })
     }
 
@@ -174,32 +176,75 @@ impl Ready {
         debug_assert!(self.is_in_order());
     }
 
-    /// Leaves messages to the rows, youngest of the head and oldest of the tail first, as long as
-    /// `evict` takes them. Keeps `keep` in front.
-    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> bool) {
-        if self.gap.is_some() {
-            while let Some(entry) = self.tail.front().copied() {
-                if !evict(entry.seq, entry.slot) {
-                    break;
-                }
-                self.tail.pop_front();
-                self.forget(entry);
-                Gap::cover(&mut self.gap, entry.seq);
-            }
-        }
-        while self.head.len() > keep
-            && let Some(entry) = self.head.back().copied()
-        {
-            // Behind a gap the tail must not be overtaken; without one the newest are dirty and
-            // stop this loop until the next checkpoint.
-            if !evict(entry.seq, entry.slot) {
-                break;
-            }
-            self.head.pop_back();
-            self.forget(entry);
-            Gap::cover(&mut self.gap, entry.seq);
+    /// Leaves messages to the rows: the oldest behind the gap, and then the youngest in front of
+    /// it, but for the first `keep`.
+    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> Fate) {
+        self.evict_tail(&mut evict);
+        self.evict_front(keep, &mut evict);
+        if self.gap.is_none() {
+            self.head.append(&mut self.tail); // Nothing left in front of them.
         }
         debug_assert!(self.is_in_order());
+    }
+
+    fn evict_tail(&mut self, evict: &mut impl FnMut(Seq, Slot) -> Fate) {
+        while self.gap.is_some()
+            && let Some(entry) = self.tail.front().copied()
+        {
+            match evict(entry.seq, entry.slot) {
+                Fate::Leaves => {
+                    self.forget(entry);
+                    Gap::cover(&mut self.gap, entry.seq);
+                }
+                Fate::Stale => {}
+                Fate::Stays => {
+                    self.returned.insert(entry.seq, entry.slot);
+                }
+                Fate::New | Fate::Enough => break,
+            }
+            self.tail.pop_front();
+        }
+    }
+
+    fn evict_front(&mut self, keep: usize, evict: &mut impl FnMut(Seq, Slot) -> Fate) {
+        let mut below = Seq::MAX;
+        while self.head.len() + self.returned.len() > keep {
+            let head = self.head.back().copied();
+            let returned = self.returned.range(..below).next_back();
+            let returned = returned.map(|(seq, slot)| Entry { seq: *seq, slot: *slot });
+            let is_head =
+                head.is_some_and(|head| returned.is_none_or(|other| head.seq >= other.seq));
+            let Some(entry) = (if is_head { head } else { returned }) else { break };
+            match evict(entry.seq, entry.slot) {
+                Fate::Leaves => {
+                    self.take_out(entry, is_head);
+                    self.forget(entry);
+                    Gap::cover(&mut self.gap, entry.seq);
+                }
+                Fate::Stale => self.take_out(entry, is_head),
+                // Behind the gap that what is older may leave: nothing is between them.
+                Fate::New if is_head && self.gap.is_none() => {
+                    self.head.pop_back();
+                    self.tail.push_front(entry);
+                }
+                Fate::New | Fate::Stays => {
+                    if is_head {
+                        self.head.pop_back();
+                        self.returned.insert(entry.seq, entry.slot);
+                    }
+                    below = entry.seq;
+                }
+                Fate::Enough => break,
+            }
+        }
+    }
+
+    fn take_out(&mut self, entry: Entry, is_head: bool) {
+        if is_head {
+            self.head.pop_back();
+        } else {
+            self.returned.remove(&entry.seq);
+        }
     }
 
     /// What was evicted may have another entry, from when it came back.

@@ -19,6 +19,32 @@ pub(crate) struct Relays {
     next_id: u64,
     /// Rows of emits that were confirmed since the last checkpoint.
     gone: Vec<u64>,
+    /// What each tenant has waiting, and all of them together.
+    tenants: BTreeMap<Box<str>, Share>,
+    all: Share,
+}
+
+/// How many emits wait, and how much memory they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Share {
+    count: usize,
+    bytes: usize,
+}
+
+impl Share {
+    fn plus(self, other: Self) -> Self {
+        Self { count: self.count + other.count, bytes: self.bytes + other.bytes }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        debug_assert!(self.count >= other.count && self.bytes >= other.bytes, "what goes came");
+        Self { count: self.count - other.count, bytes: self.bytes - other.bytes }
+    }
+
+    fn of(emit: &Emit) -> Self {
+        let bytes = size_of::<Waiting>() + 96 + emit.name.len() + emit.content.size();
+        Self { count: 1, bytes }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -42,7 +68,40 @@ impl Relays {
         self.waiting.len()
     }
 
+    /// About how much memory they take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.all.bytes + self.gone.len() * 8
+    }
+
+    /// Whether there is room for the emits. A tenant may have as much waiting as is still free for
+    /// everybody, so that whoever fills its share leaves as much to the others; and one settle of a
+    /// tenant that has nothing waiting is never too much by itself.
+    pub(crate) fn has_room(&self, emits: &[Emit], count_max: usize, bytes_max: usize) -> bool {
+        let Some(tenant) = emits.first().map(|emit| &*emit.queue.tenant) else { return true };
+        let all = emits.iter().map(Share::of).fold(self.all, Share::plus);
+        let share = self.tenants.get(tenant).copied().unwrap_or_default();
+        if share.count == 0 {
+            return self.all.count <= count_max && self.all.bytes <= bytes_max;
+        }
+        let share = emits.iter().map(Share::of).fold(share, Share::plus);
+        share.count <= count_max.saturating_sub(all.count - share.count) / 2
+            && share.bytes <= bytes_max.saturating_sub(all.bytes - share.bytes) / 2
+    }
+
+    fn count(&mut self, emit: &Emit, came: bool) {
+        let share = Share::of(emit);
+        let step = |before: Share| if came { before.plus(share) } else { before.minus(share) };
+        self.all = step(self.all);
+        let tenant = &*emit.queue.tenant;
+        let before = self.tenants.get(tenant).copied().unwrap_or_default();
+        match step(before) {
+            Share { count: 0, .. } => drop(self.tenants.remove(tenant)),
+            after => drop(self.tenants.insert(tenant.into(), after)),
+        }
+    }
+
     pub(crate) fn push(&mut self, emit: Emit, issued_at: Time) {
+        self.count(&emit, true);
         let id = self.next_id;
         self.next_id += 1;
         let relay = Relay { id, emit, issued_at, attempts: 0, refused: None };
@@ -58,6 +117,7 @@ impl Relays {
     /// Confirmed: its queue has it under its key.
     pub(crate) fn remove(&mut self, id: u64) {
         let Some(waiting) = self.waiting.remove(&id) else { return };
+        self.count(&waiting.relay.emit, false);
         if let Some(at) = waiting.next_at {
             let was_listed = self.retries.remove(&(at, id));
             debug_assert!(was_listed, "who waits for a time is listed under it");
@@ -71,8 +131,10 @@ impl Relays {
     pub(crate) fn refuse(&mut self, id: u64, relay: Relay) {
         let Some(waiting) = self.waiting.get_mut(&id) else { return };
         debug_assert!(relay.id == id && relay.refused.is_some());
-        waiting.relay = relay;
         waiting.dirty = true;
+        let before = std::mem::replace(&mut waiting.relay, relay.clone());
+        self.count(&before.emit, false);
+        self.count(&relay.emit, true);
     }
 
     pub(crate) fn retry(&mut self, id: u64, attempts: u32, next_at: Time) {
@@ -143,8 +205,11 @@ impl Relays {
             refused = decode_error(&mut reader)?;
         }
         reader.end()?;
+        self.count(&emit, true);
         let relay = Relay { id, emit, issued_at, attempts, refused };
-        self.waiting.insert(id, Waiting { relay, next_at: None, dirty: false, stored: true });
+        let waiting = Waiting { relay, next_at: None, dirty: false, stored: true };
+        let before = self.waiting.insert(id, waiting);
+        assert!(before.is_none(), "a row is loaded once");
         self.set_next_id(id + 1);
         Ok(())
     }

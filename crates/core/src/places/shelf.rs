@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::Seq;
 use crate::message::Slot;
+use crate::places::Fate;
 
 /// What is in memory of a shelf. The rest is in the rows and read when somebody asks for it.
 #[derive(Clone, Debug, Default)]
@@ -26,12 +27,19 @@ impl Shelf {
         self.resident.range(seq..).map(|(seq, slot)| (*seq, *slot))
     }
 
-    /// Leaves messages to the rows, the youngest first, as long as `evict` takes them.
-    pub(crate) fn evict(&mut self, mut evict: impl FnMut(Seq, Slot) -> bool) {
-        while let Some((seq, slot)) = self.resident.last_key_value()
-            && evict(*seq, *slot)
-        {
-            self.resident.pop_last();
+    /// Leaves messages to the rows, the youngest first.
+    pub(crate) fn evict(&mut self, mut evict: impl FnMut(Seq, Slot) -> Fate) {
+        let mut gone = Vec::new();
+        for (seq, slot) in self.resident.iter().rev() {
+            match evict(*seq, *slot) {
+                Fate::Leaves => gone.push(*seq),
+                Fate::Stays | Fate::New => {}
+                Fate::Stale => debug_assert!(false, "what leaves a shelf is taken off it"),
+                Fate::Enough => break,
+            }
+        }
+        for seq in gone {
+            self.resident.remove(&seq);
         }
     }
 }

@@ -35,7 +35,7 @@ fn send(key: u8, group: Option<u8>) -> Op {
 }
 
 fn claim(key: u8) -> Op {
-    Op::Claim { sent: sent(Some(key), None), lease_ms: None, worker: 0 }
+    Op::Claim { sent: sent(Some(key), None), lease_ms: None, worker: 0, id: None }
 }
 
 fn receive(max: u32) -> Op {

@@ -24,10 +24,10 @@ impl Model {
         check_for(&queue, &send.content)?;
         let (key, group) = (send.content.key(), send.content.group());
         let scope = (!key.is_empty()).then(|| Self::scope(&queue, key, group));
-        let mut released = None;
+        let (mut released, mut dated_ahead) = (None, None);
         if let Some(scope) = &scope {
             released = self.known(&queue, scope, &send.fingerprint, false)?;
-            self.check_date(&queue, key, send.issued_at)?;
+            dated_ahead = self.check_date(&queue, key, send.issued_at)?;
         }
         self.check_room(&queue, send.content.size() as u64, seen)?;
         if let Some(scope) = released {
@@ -42,6 +42,7 @@ impl Model {
         let ttl_at = ttl.map_or(Time::NEVER, |ttl| self.at.plus(ttl));
         let what = (send.content.clone(), send.fingerprint);
         let index = self.accept(&queue, scope, what, state, ttl_at, false);
+        self.messages[index].dated_ahead = dated_ahead;
         let message = &self.messages[index];
         Ok(Answer::Accepted { id: message.id(), place: message.place(), at: self.at })
     }
@@ -61,28 +62,50 @@ impl Model {
             return Err(Answer::Invalid(Invalid::LeaseLength(lease_ms)));
         }
         let scope = Self::scope(&queue, key, claim.content.group());
+        if let Some(answer) = self.claimed_before(&scope, claim) {
+            return Ok(answer);
+        }
         let released = self.known(&queue, &scope, &claim.fingerprint, true)?;
-        self.check_date(&queue, key, claim.issued_at)?;
+        let dated_ahead = self.check_date(&queue, key, claim.issued_at)?;
         self.check_room(&queue, claim.content.size() as u64, seen)?;
         if let Some(scope) = released {
             self.release_key(&scope);
         }
         let (fence, deadline) = (self.take_fence(), self.at.plus(lease_ms));
-        let begun = queue.config.on_lost == OnLost::Park;
-        let state = State::Leased { fence, deadline, worker: claim.worker.clone(), begun };
+        let worker = claim.worker.clone();
+        let state = State::Leased { fence, deadline, worker, begun: false };
         let what = (claim.content.clone(), claim.fingerprint);
         let index = self.accept(&queue, Some(scope), what, state, Time::NEVER, true);
         let message = &mut self.messages[index];
         message.attempts = 1;
+        message.claim_id.clone_from(&claim.claim_id);
+        message.dated_ahead = dated_ahead;
         let lease = message.lease().expect("a claim is leased");
         let (id, recovery_points) = (message.id(), message.points.clone());
         self.leases.push(lease);
-        Ok(Answer::Fresh { id, lease, deadline, recovery_points })
+        Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
+    }
+
+    /// The same claim again, while it is held.
+    fn claimed_before(&self, scope: &Scope, claim: &Claim) -> Option<Answer> {
+        let message = &self.messages[self.living(scope)?];
+        let lease = message.lease()?;
+        let deadline = message.deadline().expect("it is leased");
+        let is_same = claim.claim_id.is_some()
+            && message.claim_id == claim.claim_id
+            && message.fingerprint == claim.fingerprint;
+        is_same.then(|| Answer::Fresh {
+            id: message.id(),
+            lease,
+            deadline,
+            lease_ms: deadline.since(self.at),
+            recovery_points: message.points.clone(),
+        })
     }
 
     /// The answer for a known key, as an error. Where a dead message's key is to be released
     /// first, its scope.
-    fn known(
+    pub(crate) fn known(
         &mut self,
         queue: &Queue,
         scope: &Scope,
@@ -93,9 +116,9 @@ impl Model {
         if let Some(index) = self.living(scope) {
             let message = &mut self.messages[index];
             // On its way out with its key: whoever sends now sends something new.
-            if message.place() != Place::Leased
-                && queue.purge.is_some_and(|(below, keys)| keys && message.seq < below)
-            {
+            let is_going = message.place() != Place::Leased
+                && queue.purge.is_some_and(|below| message.seq < below);
+            if is_going && message.seq < queue.keys_from {
                 return Ok(Some(scope.clone()));
             }
             let (id, accepted_at, attempts) = (message.id(), message.accepted_at, message.attempts);
@@ -109,6 +132,8 @@ impl Model {
             let message = &mut self.messages[index];
             if message.place() == Place::Dead && queue.config.on_dead != OnDead::Pin {
                 let reruns = queue.config.on_dead == OnDead::Rerun && !claims && !message.claim;
+                // What is on its way out is not run again: a new message takes its key.
+                let reruns = reruns && !is_going;
                 if !reruns {
                     return Ok(Some(scope.clone()));
                 }
@@ -121,7 +146,8 @@ impl Model {
             message.duplicates += 1;
             let answer = match message.place() {
                 Place::Dead => {
-                    Answer::Dead { id, accepted_at, attempts, error: message.last_error() }
+                    let error = message.last_error();
+                    Answer::Dead { id, accepted_at, attempts, error, discarded: false }
                 }
                 Place::Parked => Answer::Parked { id, accepted_at, attempts },
                 place => {
@@ -147,7 +173,7 @@ impl Model {
         }
         if record.end == End::Discarded {
             let error = record.error.unwrap_or_else(|| "discarded".into());
-            return Err(Answer::Dead { id, accepted_at, attempts, error });
+            return Err(Answer::Dead { id, accepted_at, attempts, error, discarded: true });
         }
         Err(Answer::Done(Box::new(Finished {
             id,
@@ -162,29 +188,44 @@ impl Model {
     fn release_key(&mut self, scope: &Scope) {
         let index = self.living(scope).expect("the dead message");
         let queue = self.queue(&scope.0).expect("its queue");
-        if queue.purge.is_some_and(|(below, keys)| keys && self.messages[index].seq < below) {
+        let seq = self.messages[index].seq;
+        if queue.purge.is_some_and(|below| seq < below) && seq < queue.keys_from {
             return self.purge_one(index, true);
         }
         let forgotten = Some(event(self.at, What::Forgotten, &"".into(), ""));
         self.end(index, End::Forgotten, Ending { event: forgotten, ..Ending::default() });
     }
 
-    fn check_date(&self, queue: &Queue, key: &str, issued_at: Option<Time>) -> Result<(), Answer> {
+    fn check_date(
+        &self,
+        queue: &Queue,
+        key: &str,
+        issued_at: Option<Time>,
+    ) -> Result<Option<Time>, Answer> {
         let Some(dated) = issued_at.or_else(|| date(key, self.at)) else {
             return match queue.config.undated_keys {
-                UndatedKeys::Accept => Ok(()),
+                UndatedKeys::Accept => Ok(None),
                 UndatedKeys::Refuse => Err(Answer::UndatedKey),
             };
         };
+        let ahead_ms = dated.since(self.at);
+        if ahead_ms > limits::DATED_AHEAD_MS {
+            return Err(Answer::Invalid(Invalid::DatedAhead { ahead_ms }));
+        }
         let retention = queue.config.retention_ms;
         let shorter = queue.dated_from > Time(0) && dated <= queue.dated_from;
         if shorter || retention.is_some_and(|ms| dated.plus(ms) <= self.at) {
             return Err(Answer::TooOld { dated });
         }
-        Ok(())
+        Ok(issued_at.filter(|issued_at| *issued_at > self.at))
     }
 
-    fn check_room(&self, queue: &Queue, bytes: u64, seen: &Outcome) -> Result<(), Answer> {
+    pub(crate) fn check_room(
+        &self,
+        queue: &Queue,
+        bytes: u64,
+        seen: &Outcome,
+    ) -> Result<(), Answer> {
         let (config, stats) = (&queue.config, self.stats(queue));
         let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
         if config.max_messages.is_some_and(|max| stats.messages() >= max) {
@@ -222,7 +263,7 @@ impl Model {
         used.saturating_sub(self.at.since(at).saturating_mul(per_s.into()))
     }
 
-    fn accept(
+    pub(crate) fn accept(
         &mut self,
         queue: &Queue,
         scope: Option<Scope>,
@@ -241,7 +282,9 @@ impl Model {
         }
         let id = MessageId::new(at, 0, seq);
         let before = scope.as_ref().and_then(|scope| self.records.remove(scope));
-        let ghost = before.filter(|record| record.is_ghost() && record.expires_at > at);
+        let ghost = before.filter(|record| {
+            record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+        });
         let ordered = content.group().filter(|_| queue.config.order == Order::Group);
         self.messages.push(Message {
             queue: queue.name.queue.to_string(),
@@ -264,6 +307,8 @@ impl Model {
             settled: None,
             lost: None,
             worker: None,
+            claim_id: None,
+            dated_ahead: None,
             points: ghost.as_ref().map(|record| record.points.clone()).unwrap_or_default(),
             history: ghost.map(|record| record.history).unwrap_or_default(),
         });

@@ -59,7 +59,7 @@ impl Model {
             return Outcome::Refused(Refusal::NoSuchQueue);
         }
         let queue = self.queue_mut(&purge.queue.queue);
-        queue.purge = Some((below, purge.keys));
+        queue.purge = Some(below);
         if purge.keys {
             queue.keys_from = below;
         }
@@ -105,7 +105,7 @@ impl Model {
             place: if record.end == End::Done { Place::Done } else { Place::Discarded },
             id: record.id(0),
             deadline: None,
-            content: None,
+            content: record.content.clone(),
             recovery_points: Default::default(),
             history: told(record, false, true),
             record: record.clone(),
@@ -148,6 +148,7 @@ impl Model {
         let record = self.records.get_mut(&scope).expect("it is remembered");
         record.end = End::Forgotten;
         record.result = None;
+        record.content = None;
         record.history.push(forgotten);
         Outcome::Ok
     }
@@ -171,7 +172,11 @@ impl Model {
         if record.end != End::Done {
             return Err(Refusal::Invalid(Invalid::State("discarded")));
         }
-        let Some((content, fingerprint)) = replay.content.clone() else {
+        if queue.purge.is_some_and(|below| record.seq < below) {
+            return Err(Refusal::Invalid(Invalid::State("in a queue that is being purged")));
+        }
+        let kept = record.content.clone().map(|content| (content, record.fingerprint));
+        let Some((content, fingerprint)) = replay.content.clone().or(kept) else {
             return Err(Refusal::Invalid(Invalid::BodyGone));
         };
         let differs = record.fingerprint.differs(&fingerprint);
@@ -208,6 +213,8 @@ impl Model {
             settled: None,
             lost: None,
             worker: None,
+            claim_id: None,
+            dated_ahead: None,
             history,
         });
         Ok(())
@@ -218,7 +225,7 @@ impl Model {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
         let Some(index) = self.named(queue, name) else {
-            return Outcome::Refused(Refusal::NoSuchKey);
+            return self.not_living(queue, name);
         };
         let message = &self.messages[index];
         if message.place() == Place::Leased {
@@ -232,13 +239,23 @@ impl Model {
         Outcome::Ok
     }
 
+    /// What is refused where there is no message: what the key is instead.
+    fn not_living(&self, queue: &Queue, name: &KeyName) -> Outcome {
+        let scope = Self::scope(queue, &name.key, name.group.as_deref());
+        let Some(record) = self.remembered(queue, &scope) else {
+            return Outcome::Refused(Refusal::NoSuchKey);
+        };
+        let place = if record.end == End::Done { Place::Done } else { Place::Discarded };
+        Outcome::Refused(Refusal::Invalid(Invalid::State(place.as_str())))
+    }
+
     pub(crate) fn resolve(&mut self, resolve: &Resolve) -> Outcome {
         let Some(queue) = self.queue(&resolve.key.queue.queue) else {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
         let max = queue.config.max_body_bytes;
         let Some(index) = self.named(queue, &resolve.key) else {
-            return Outcome::Refused(Refusal::NoSuchKey);
+            return self.not_living(queue, &resolve.key);
         };
         let at = self.at;
         let message = &mut self.messages[index];
@@ -278,7 +295,10 @@ impl Model {
 
     fn redriven(&mut self, redrive: &Redrive) -> Result<RedriveView, Refusal> {
         let (id, name) = (redrive.id.to_string(), &redrive.queue.queue);
-        if redrive.per_s == Some(0) || redrive.select == Select::Keys(Vec::new()) {
+        let (error_contains, group, dead_before, dead_after) = (None, None, None, None);
+        let empty = Select::Filter { error_contains, group, dead_before, dead_after };
+        let is_empty = redrive.select == Select::Keys(Vec::new()) || redrive.select == empty;
+        if redrive.per_s == Some(0) || is_empty {
             return Err(Refusal::Invalid(Invalid::Redrive));
         }
         let queue = self.queue(name).ok_or(Refusal::NoSuchQueue)?;
@@ -294,22 +314,28 @@ impl Model {
                 id: redrive.id.clone(),
                 matched,
                 moved,
+                total: Some(self.stats(queue).dead),
+                by_keys: false,
+                missing: Vec::new(),
                 done,
+                cancelled: false,
                 dry_run: redrive.dry_run,
             },
             error_contains: None,
             group: None,
             dead_before: self.at.plus(1),
+            dead_after: None,
             per_s: redrive.per_s,
             started_at: self.at,
             cursor: 0,
         };
         match &redrive.select {
             Select::All => {}
-            Select::Filter { error_contains, group, dead_before } => {
+            Select::Filter { error_contains, group, dead_before, dead_after } => {
                 job.error_contains.clone_from(error_contains);
                 job.group.clone_from(group);
                 job.dead_before = dead_before.unwrap_or(job.dead_before);
+                job.dead_after = *dead_after;
             }
             Select::Keys(keys) => {
                 done = true;
@@ -317,14 +343,19 @@ impl Model {
                     keys.iter().map(|key| Self::scope(queue, key, None)).collect();
                 scopes.sort();
                 scopes.dedup();
+                job.view.by_keys = true;
+                job.view.total = Some(scopes.len() as u64);
                 for scope in scopes {
-                    let Some(index) = self.living(&scope) else { continue };
-                    if self.messages[index].place() == Place::Dead {
-                        matched += 1;
-                        if !redrive.dry_run {
-                            moved += 1;
-                            self.redrive_one(index);
-                        }
+                    let living = self.living(&scope);
+                    let dead = living.filter(|it| self.messages[*it].place() == Place::Dead);
+                    let Some(index) = dead else {
+                        job.view.missing.push(scope.2.as_str().into());
+                        continue;
+                    };
+                    matched += 1;
+                    if !redrive.dry_run {
+                        moved += 1;
+                        self.redrive_one(index);
                     }
                 }
             }
@@ -335,7 +366,7 @@ impl Model {
         Ok(view)
     }
 
-    fn redrive_one(&mut self, index: usize) {
+    pub(crate) fn redrive_one(&mut self, index: usize) {
         let at = self.at;
         let message = &mut self.messages[index];
         message.attempts = 0;
@@ -356,13 +387,80 @@ impl Model {
         }
     }
 
-    pub(crate) fn relayed(&mut self, id: u64, reached: bool) -> Outcome {
-        if reached {
-            self.relays.remove(&id);
-        } else if let Some((_, attempts)) = self.relays.get_mut(&id) {
-            *attempts += 1;
+    pub(crate) fn cancel(&mut self, name: &QueueName, id: &str) -> Outcome {
+        if self.queue(&name.queue).is_none() {
+            return Outcome::Refused(Refusal::NoSuchQueue);
+        }
+        let Some(job) = self.queue_mut(&name.queue).jobs.get_mut(id) else {
+            return Outcome::Refused(Refusal::NoSuchKey);
+        };
+        if !job.view.done {
+            (job.view.done, job.view.cancelled) = (true, true);
+        }
+        Outcome::Redrive(job.view.clone())
+    }
+
+    /// `seen` tells the key that an emit goes on under whose own is taken.
+    pub(crate) fn relayed(&mut self, id: u64, arrival: &Arrival, seen: Option<&Relay>) -> Outcome {
+        let Some(relay) = self.relays.get_mut(&id) else { return Outcome::Ok };
+        match arrival {
+            Arrival::Arrived => _ = self.relays.remove(&id),
+            Arrival::Later => relay.attempts += 1,
+            Arrival::Refused(error) => {
+                let was_refused = relay.refused.is_some();
+                relay.refused.get_or_insert_with(|| error.clone());
+                if was_refused {
+                    let (own, seen) = (&relay.emit.content, &seen.expect("it waits").emit.content);
+                    assert_ne!(own.key(), seen.key(), "another key");
+                    assert_eq!((own.body(), own.group()), (seen.body(), seen.group()));
+                    relay.emit.content = seen.clone();
+                }
+            }
         }
         Outcome::Ok
+    }
+
+    pub(crate) fn dead_letter(&mut self, letter: &DeadLetter, seen: &Outcome) -> Outcome {
+        Outcome::Sent(self.filed(letter, seen).unwrap_or_else(|answer| answer))
+    }
+
+    fn filed(&mut self, letter: &DeadLetter, seen: &Outcome) -> Result<Answer, Answer> {
+        let send = &letter.send;
+        let queue = self.queue(&send.queue.queue).ok_or(Answer::NoSuchQueue)?.clone();
+        let scope = Self::scope(&queue, send.content.key(), send.content.group());
+        let living = self.living(&scope);
+        let is_purged = |message: &Message| {
+            message.place() != Place::Leased
+                && queue.purge.is_some_and(|below| message.seq < below)
+                && message.seq < queue.keys_from
+        };
+        let purged = living.is_some_and(|index| is_purged(&self.messages[index]));
+        if living.is_some() && !purged || self.remembered(&queue, &scope).is_some() {
+            return Err(self.there(&queue, &scope, &send.fingerprint));
+        }
+        self.check_room(&queue, send.content.size() as u64, seen)?;
+        if let Some(index) = living {
+            self.purge_one(index, true);
+        }
+        let what = (send.content.clone(), send.fingerprint);
+        let index = self.accept(&queue, Some(scope), what, State::Ready, Time::NEVER, false);
+        self.messages[index].error = Some(letter.error.clone());
+        self.go(index, Fence::default(), Next::Dead);
+        let (id, error) = (self.messages[index].id(), letter.error.clone());
+        Ok(Answer::Dead { id, accepted_at: self.at, attempts: 0, error, discarded: false })
+    }
+
+    /// What a dead letter finds under its key; nothing changes there.
+    fn there(&self, queue: &Queue, scope: &Scope, fingerprint: &Fingerprint) -> Answer {
+        // A pinned queue answers a send as a dead letter is answered, but for the count.
+        let mut copy = self.clone();
+        let at = copy.queues.iter().position(|it| it.name == queue.name).expect("it exists");
+        copy.queues[at].config.on_dead = OnDead::Pin;
+        for message in &mut copy.messages {
+            message.ttl_at = Time::NEVER;
+        }
+        let queue = copy.queues[at].clone();
+        copy.known(&queue, scope, fingerprint, false).expect_err("the key is known")
     }
 
     /// Everything that is due happens.
@@ -390,29 +488,34 @@ impl Model {
             _ => false,
         };
         while let Some(index) = self.messages.iter().position(is_lost) {
-            let message = &self.messages[index];
-            let parks = self.queue(&message.queue).expect("its queue").config.on_lost;
-            let begun = matches!(message.state, State::Leased { begun: true, .. });
-            let next = if begun && parks == OnLost::Park {
-                Next::Parked
-            } else if message.claim {
-                Next::Freed
-            } else {
-                self.after_failure(index, None)
-            };
-            let message = &mut self.messages[index];
-            let (worker, name) = (message.holder(), message.queue.clone());
-            message.tell(at, What::Lost, &worker, "");
-            message.losses += 1;
-            message.worker = Some(worker);
-            let fence = message.fence().unwrap_or_default();
-            message.lost = Some(fence);
-            if next == Next::Dead {
-                message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
-            }
-            self.queue_mut(&name).totals.lease_lost_total += 1;
-            self.go(index, fence, next);
+            self.lose(index);
         }
+    }
+
+    pub(crate) fn lose(&mut self, index: usize) {
+        let at = self.at;
+        let message = &self.messages[index];
+        let parks = self.queue(&message.queue).expect("its queue").config.on_lost;
+        let begun = matches!(message.state, State::Leased { begun: true, .. });
+        let next = if begun && parks == OnLost::Park {
+            Next::Parked
+        } else if message.claim {
+            Next::Freed
+        } else {
+            self.after_failure(index, None)
+        };
+        let message = &mut self.messages[index];
+        let (worker, name) = (message.holder(), message.queue.clone());
+        message.tell(at, What::Lost, &worker, "");
+        message.losses += 1;
+        message.worker = Some(worker);
+        let fence = message.fence().unwrap_or_default();
+        message.lost = Some(fence);
+        if next == Next::Dead {
+            message.error = Some(if message.ttl_at <= at { OVER } else { LOST }.into());
+        }
+        self.queue_mut(&name).totals.lease_lost_total += 1;
+        self.go(index, fence, next);
     }
 
     fn end_lives(&mut self) {
@@ -430,13 +533,11 @@ impl Model {
     fn go_on_with_purges(&mut self) {
         for number in 0..self.queues.len() {
             let queue = &mut self.queues[number];
-            let Some((below, keys)) = queue.purge.take() else { continue };
-            let name = queue.name.queue.clone();
-            let is_victim = |message: &Message| {
-                message.queue == *name && message.seq < below && message.place() != Place::Leased
-            };
+            let Some(below) = queue.purge.take() else { continue };
+            let (name, keys_from) = (queue.name.queue.clone(), queue.keys_from);
+            let is_victim = |message: &Message| message.is_purged(&name, below);
             while let Some(index) = self.messages.iter().position(is_victim) {
-                self.purge_one(index, keys);
+                self.purge_one(index, self.messages[index].seq < keys_from);
             }
         }
     }
@@ -474,13 +575,7 @@ impl Model {
             job.cursor = seq + 1;
             let mut all = self.messages.iter();
             let index = all.position(|message| message.seq == seq).expect("just found");
-            let message = &self.messages[index];
-            let State::Dead { at, .. } = message.state else { return };
-            let error = message.last_error();
-            let matches = at < job.dead_before
-                && job.error_contains.as_ref().is_none_or(|text| error.contains(text))
-                && job.group.as_deref().is_none_or(|group| message.content.group() == Some(group));
-            if matches {
+            if job.matches(&self.messages[index]) {
                 job.view.matched += 1;
                 if !job.view.dry_run {
                     job.view.moved += 1;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hapax_core::{
-    Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
+    Bounds, Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -34,6 +34,7 @@ pub(crate) enum Op {
         sent: Sent,
         lease_ms: Option<u64>,
         worker: u8,
+        id: Option<u8>,
     },
     Receive(Take),
     Settle {
@@ -71,15 +72,27 @@ pub(crate) enum Op {
         queue: u8,
         id: u8,
     },
+    Cancel {
+        queue: u8,
+        id: u8,
+    },
     Relayed {
         which: u8,
-        reached: bool,
+        how: Reached,
+    },
+    /// An emit that was refused is filed in its queue.
+    DeadLetter {
+        which: u8,
     },
     StoreFull(bool),
     /// Time passes; everything that is due happens.
     Wait(u64),
-    /// No time passes, but what is under way goes on.
+    /// No time passes, but what is under way goes on, to its end.
     Expire,
+    /// The same for one step.
+    Tick,
+    /// Several in one batch.
+    Batch(Vec<Op>),
     Crash,
     Checkpoint,
     Freeze,
@@ -128,8 +141,8 @@ pub(crate) struct Sent {
     pub(crate) own: Option<u8>,
     pub(crate) delay_ms: Option<u64>,
     pub(crate) ttl_ms: Option<u64>,
-    /// How long ago the operation was born.
-    pub(crate) issued_ago_ms: Option<u64>,
+    /// How long ago the operation was born; below zero where its clock is ahead.
+    pub(crate) issued_ago_ms: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -158,6 +171,7 @@ pub(crate) enum Do {
     Done { result: Option<u8>, emits: Vec<Emitted> },
     Fail { error: u8, delay_ms: Option<u64>, dead: bool },
     Release,
+    Park { error: u8 },
     Extend { lease_ms: Option<u64> },
     Begin,
     Save { name: u8, data: u8 },
@@ -169,38 +183,70 @@ pub(crate) struct Emitted {
     pub(crate) name: u8,
     pub(crate) key: Option<u8>,
     pub(crate) body: u8,
+    pub(crate) own: Option<u8>,
+    pub(crate) ttl_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Which {
     Keys(Vec<u8>),
-    Filter { error: Option<u8>, group: Option<u8>, dead_ago_ms: Option<u64> },
+    Filter {
+        error: Option<u8>,
+        group: Option<u8>,
+        dead_ago_ms: Option<u64>,
+        dead_within_ms: Option<u64>,
+    },
     All,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Reached {
+    Arrived,
+    Later,
+    Refused,
 }
 
 pub(crate) const QUEUES: u8 = 3;
 pub(crate) const KEYS: u8 = 5;
 pub(crate) const GROUPS: u8 = 2;
 
-/// A case: the queues it starts with, the size of a page of rows, and the steps.
+/// A case: how much is done at once, and the steps, which begin with the queues.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
-    pub(crate) page: usize,
+    pub(crate) bounds: Bounds,
     pub(crate) ops: Vec<Op>,
 }
 
 pub(crate) fn case() -> impl Strategy<Value = Case> {
     let queues = [config(), config(), config()];
     let ops = prop::collection::vec(op(), 1..120);
-    (select(vec![2usize, 5, usize::MAX]), queues, ops).prop_map(|(page, queues, mut ops)| {
+    (bounds(), queues, ops).prop_map(|(bounds, queues, mut ops)| {
         let first = queues.into_iter().zip(0..).map(|(config, queue)| Op::Configure {
             queue,
             config: Laws(Box::new(config)),
             if_version: None,
         });
         ops.splice(0..0, first);
-        Case { page, ops }
+        Case { bounds, ops }
     })
+}
+
+/// Few at once, so that a handful of messages meets what comes after the first step.
+pub(crate) fn bounds() -> impl Strategy<Value = Bounds> {
+    let few = || prop_oneof![3 => 1usize..4, 1 => Just(1_000)];
+    let bytes = prop_oneof![1 => 1usize..40, 3 => Just(100_000)];
+    (few(), few(), few(), few(), few(), few(), bytes).prop_map(
+        |(expire_step, job_step, tick_step, refill, groups_at_once, browse, receive_bytes)| Bounds {
+            expire_step,
+            job_step,
+            tick_step,
+            refill,
+            receive_bytes,
+            groups_at_once,
+            browse,
+            ..Bounds::default()
+        },
+    )
 }
 
 fn queue() -> impl Strategy<Value = u8> {
@@ -244,12 +290,13 @@ fn config() -> impl Strategy<Value = Config> {
         prop_oneof![5 => Just(None), 1 => (1u64..5).prop_map(Some)],
         prop_oneof![5 => Just(None), 1 => (15u64..80).prop_map(Some)],
         prop_oneof![6 => Just(None), 1 => (1u32..4).prop_map(Some)],
+        prop::bool::weighted(0.3),
     );
     (laws, times, quotas).prop_map(|(laws, times, quotas)| {
         let (guarantee, order, dedup_scope, on_dead, on_group_dead, on_lost, undated_keys) = laws;
         let (retention_ms, retry_horizon_ms, lease_ms, max_attempts, backoff, delay_ms, ttl_ms) =
             times;
-        let (max_body_bytes, max_messages, max_bytes, sends_per_s) = quotas;
+        let (max_body_bytes, max_messages, max_bytes, sends_per_s, keep_bodies) = quotas;
         // Most random combinations are made to be allowed; the refused ones need a few only.
         let parks = order == Order::Group || lease_ms % 16 == 0;
         let loses = guarantee != Guarantee::AtMostOnce || lease_ms % 16 == 1;
@@ -273,6 +320,7 @@ fn config() -> impl Strategy<Value = Config> {
             max_messages,
             max_bytes,
             sends_per_s,
+            keep_bodies,
         }
     })
 }
@@ -287,7 +335,8 @@ fn sent() -> impl Strategy<Value = Sent> {
     let when = (
         prop_oneof![6 => Just(None), 2 => (1u64..1_500).prop_map(Some), 1 => Just(Some(0))],
         prop_oneof![8 => Just(None), 2 => (1u64..2_000).prop_map(Some), 1 => Just(Some(0))],
-        prop_oneof![9 => Just(None), 1 => (0u64..8_000).prop_map(Some)],
+        prop_oneof![18 => Just(None), 2 => (-8_000i64..8_000).prop_map(Some),
+            1 => Just(Some(-90_000_000))],
     );
     (name, what, when).prop_map(|((queue, key, group), (body, content_type, own), when)| {
         let (delay_ms, ttl_ms, issued_ago_ms) = when;
@@ -309,8 +358,19 @@ fn lease_pick() -> impl Strategy<Value = LeasePick> {
 }
 
 fn verb() -> impl Strategy<Value = Do> {
-    let emitted = (0..=QUEUES, 0u8..3, prop::option::of(key()), 0u8..3);
-    let emitted = emitted.prop_map(|(queue, name, key, body)| Emitted { queue, name, key, body });
+    let more = (
+        prop::option::weighted(0.2, 0u8..2),
+        prop_oneof![6 => Just(None), 1 => (0u64..900).prop_map(Some)],
+    );
+    let emitted = (0..=QUEUES, 0u8..3, prop::option::of(key()), 0u8..3, more);
+    let emitted = emitted.prop_map(|(queue, name, key, body, (own, ttl_ms))| Emitted {
+        queue,
+        name,
+        key,
+        body,
+        own,
+        ttl_ms,
+    });
     let emits = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(emitted, 1..3)];
     let result = prop::option::of(0u8..3);
     let delay = prop_oneof![3 => Just(None), 1 => (0u64..500).prop_map(Some)];
@@ -319,8 +379,9 @@ fn verb() -> impl Strategy<Value = Do> {
         5 => (0u8..3, delay, prop::bool::weighted(0.3))
             .prop_map(|(error, delay_ms, dead)| Do::Fail { error, delay_ms, dead }),
         2 => Just(Do::Release),
+        2 => (0u8..3).prop_map(|error| Do::Park { error }),
         2 => lease_ms().prop_map(|lease_ms| Do::Extend { lease_ms }),
-        2 => Just(Do::Begin),
+        3 => Just(Do::Begin),
         2 => (0u8..4, 0u8..3).prop_map(|(name, data)| Do::Save { name, data }),
     ]
 }
@@ -332,8 +393,14 @@ fn redrive() -> impl Strategy<Value = Op> {
             prop::option::of(0u8..3),
             prop::option::weighted(0.3, 0..GROUPS),
             prop::option::weighted(0.3, 0u64..2_000),
+            prop::option::weighted(0.3, 0u64..2_000),
         )
-            .prop_map(|(error, group, dead_ago_ms)| Which::Filter { error, group, dead_ago_ms }),
+            .prop_map(|(error, group, dead_ago_ms, dead_within_ms)| Which::Filter {
+                error,
+                group,
+                dead_ago_ms,
+                dead_within_ms,
+            }),
         3 => Just(Which::All),
     ];
     let per_s = prop_oneof![3 => Just(None), 2 => (0u32..4).prop_map(Some)];
@@ -345,7 +412,7 @@ fn redrive() -> impl Strategy<Value = Op> {
 fn operate() -> impl Strategy<Value = Op> {
     let place = select(Place::ALL.to_vec());
     let cursor = prop::option::weighted(0.4, 0u64..12);
-    let content = prop::option::weighted(0.9, (0u8..2, prop::bool::weighted(0.1)));
+    let content = prop::option::weighted(0.7, (0u8..2, prop::bool::weighted(0.1)));
     prop_oneof![
         4 => named().prop_map(Op::Look),
         3 => (queue(), place, cursor, 0usize..6).prop_map(|(queue, place, cursor, limit)| {
@@ -359,10 +426,13 @@ fn operate() -> impl Strategy<Value = Op> {
             .prop_map(|(named, done)| Op::Resolve { named, done }),
         5 => redrive(),
         1 => (queue(), 0u8..8).prop_map(|(queue, id)| Op::Progress { queue, id }),
-        1 => (0u8..4, any::<bool>()).prop_map(|(which, reached)| Op::Relayed { which, reached }),
+        1 => (queue(), 0u8..8).prop_map(|(queue, id)| Op::Cancel { queue, id }),
+        2 => (0u8..4, select(vec![Reached::Arrived, Reached::Later, Reached::Refused]))
+            .prop_map(|(which, how)| Op::Relayed { which, how }),
+        2 => (0u8..4).prop_map(|which| Op::DeadLetter { which }),
         1 => queue().prop_map(|queue| Op::Pause { queue }),
         2 => queue().prop_map(|queue| Op::Resume { queue }),
-        1 => (queue(), any::<bool>()).prop_map(|(queue, keys)| Op::Purge { queue, keys }),
+        3 => (queue(), any::<bool>()).prop_map(|(queue, keys)| Op::Purge { queue, keys }),
         1 => (0..=QUEUES, config(), prop::option::weighted(0.3, 0u64..4)).prop_map(
             |(queue, config, if_version)| Op::Configure {
                 queue,
@@ -373,22 +443,53 @@ fn operate() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// A few commands that are decided in one batch: a queue may be made, changed or go in its middle.
+fn batch() -> impl Strategy<Value = Op> {
+    let configure = |queue| {
+        config().prop_map(move |config| Op::Configure {
+            queue,
+            config: Laws(Box::new(config)),
+            if_version: None,
+        })
+    };
+    queue().prop_flat_map(move |queue| {
+        let here = move |sent: Sent| Sent { queue, ..sent };
+        let claim = (sent(), lease_ms(), 0u8..2);
+        let op = prop_oneof![
+            8 => sent().prop_map(move |sent| Op::Send(here(sent))),
+            2 => claim.prop_map(move |(sent, lease_ms, worker)| {
+                Op::Claim { sent: here(sent), lease_ms, worker, id: None }
+            }),
+            3 => configure(queue),
+            2 => Just(Op::Delete { queue }),
+            4 => (lease_pick(), verb()).prop_map(|(lease, verb)| Op::Settle { lease, verb }),
+            2 => named().prop_map(Op::Look),
+            1 => named().prop_map(Op::Forget),
+        ];
+        prop::collection::vec(op, 2..7).prop_map(Op::Batch)
+    })
+}
+
 fn op() -> impl Strategy<Value = Op> {
     let take = (queue(), 1u32..5, lease_ms(), 0u8..2, prop::option::weighted(0.3, 0u8..3));
     let take = (take, any::<bool>()).prop_map(|((queue, max, lease_ms, worker, id), several)| {
         Take { queue, max, lease_ms, worker, receive_id: id, several }
     });
-    let claim = (sent(), lease_ms(), 0u8..2);
+    let claim = (sent(), lease_ms(), 0u8..2, prop::option::weighted(0.6, 0u8..2));
     prop_oneof![
         60 => sent().prop_map(Op::Send),
-        8 => claim.prop_map(|(sent, lease_ms, worker)| Op::Claim { sent, lease_ms, worker }),
+        12 => claim.prop_map(|(sent, lease_ms, worker, id)| {
+            Op::Claim { sent, lease_ms, worker, id }
+        }),
         35 => take.prop_map(Op::Receive),
         50 => (lease_pick(), verb()).prop_map(|(lease, verb)| Op::Settle { lease, verb }),
         55 => operate(),
         30 => prop_oneof![3 => 1u64..400, 3 => 400u64..2_000, 1 => 2_000u64..310_000]
             .prop_map(Op::Wait),
         4 => Just(Op::Expire),
-        2 => queue().prop_map(|queue| Op::Delete { queue }),
+        20 => Just(Op::Tick),
+        12 => batch(),
+        4 => queue().prop_map(|queue| Op::Delete { queue }),
         1 => any::<bool>().prop_map(Op::StoreFull),
         12 => Just(Op::Crash),
         10 => Just(Op::Checkpoint),

@@ -1,5 +1,6 @@
 //! Runs a case on the machine and on the model, and compares after every step.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -31,10 +32,9 @@ pub(crate) struct Runner {
 pub(crate) type Differs = String;
 
 impl Runner {
-    pub(crate) fn new(page: usize, dying: Dying) -> Self {
-        let mut world = World::new();
-        world.page = page;
-        let (model, trace) = (Model::new(Time(START)), String::new());
+    pub(crate) fn new(bounds: Bounds, dying: Dying) -> Self {
+        let world = World::with_bounds(bounds);
+        let (model, trace) = (Model::new(Time(START), bounds), String::new());
         Self { world, model, dying, is_cold: false, trace }
     }
 
@@ -44,12 +44,12 @@ impl Runner {
         let _ = writeln!(self.trace, "{:>8} {op:?}", self.model.at.0 - START);
         match op {
             Op::Wait(ms) => {
-                self.quiet();
                 self.model.at = self.model.at.plus(*ms);
                 self.world.at = self.model.at;
                 self.quiet();
             }
             Op::Expire => self.quiet(),
+            Op::Tick => self.tick(),
             Op::Crash => {
                 match self.dying {
                     Dying::Once => self.world.crash(),
@@ -58,19 +58,23 @@ impl Runner {
                 assert_eq!(self.world.at, self.model.at, "time does not run back");
                 self.model.crash();
                 self.is_cold = true;
-                self.quiet();
+                self.tick(); // What is counted by time is counted with the first batch.
+                self.end_delays();
             }
             Op::Checkpoint => self.world.checkpoint(),
             Op::Freeze => self.world.freeze(),
             Op::Thaw => self.world.thaw(),
             Op::Evict { keep } => {
-                self.quiet();
                 self.is_cold |= self.world.evict_keeping(*keep) > 0;
+                let left = self.world.machine.evictable_bytes();
+                let may_stay = *keep > 0 || self.world.machine.is_frozen();
+                assert!(may_stay || left == 0, "{left} bytes could have left memory");
             }
             Op::StoreFull(full) => {
                 self.world.machine.set_store_full(*full);
                 self.model.store_full = *full;
             }
+            Op::Batch(ops) => self.ask_all(ops)?,
             _ => self.ask(op)?,
         }
         self.compare_state()
@@ -83,7 +87,11 @@ impl Runner {
         self.world.thaw();
         self.world.checkpoint();
         self.step(usize::MAX - 1, &Op::Crash)?;
-        self.look_at_all()
+        self.look_at_all()?;
+        self.world.checkpoint();
+        let mut stray = self.world.rows().queues().into_iter();
+        let stray = stray.find(|id| self.world.machine.queue_name(*id).is_none());
+        stray.map_or(Ok(()), |id| Err(format!("rows of queue {id}, which is gone")))
     }
 
     fn look_at_all(&mut self) -> Result<(), Differs> {
@@ -104,7 +112,6 @@ impl Runner {
     fn ask(&mut self, op: &Op) -> Result<(), Differs> {
         self.prepare(op);
         let Some(command) = self.command(op) else { return Ok(()) };
-        self.model.end_delays();
         let said = match &command {
             Command::Browse(browse) => self.browse(browse.clone()),
             _ => self.world.run(command.clone()),
@@ -113,6 +120,19 @@ impl Runner {
         let expected = self.predict(&command, &said);
         let partial = self.is_cold && is_partial(&command, &self.model);
         compare(&expected, &said, self.model.crashed, partial)
+    }
+
+    /// Several commands in one batch.
+    fn ask_all(&mut self, ops: &[Op]) -> Result<(), Differs> {
+        ops.iter().for_each(|op| self.prepare(op));
+        let commands: Vec<Command> = ops.iter().filter_map(|op| self.command(op)).collect();
+        let said = self.world.run_all(commands.clone());
+        for (command, said) in commands.iter().zip(said) {
+            let _ = writeln!(self.trace, "         → {said:?}");
+            let expected = self.predict(command, &said);
+            compare(&expected, &said, self.model.crashed, false)?;
+        }
+        Ok(())
     }
 
     /// Pages may be short where rows are outdated; they are read on until there are enough.
@@ -135,31 +155,64 @@ impl Runner {
         Outcome::Messages { messages: all, next }
     }
 
-    /// Two jobs over the same messages at once have no order that the rules would name.
     fn prepare(&mut self, op: &Op) {
-        match op {
-            Op::Purge { .. } | Op::Redrive { .. } => self.quiet(),
-            // Or what dies in this millisecond may be redriven in it, or not.
-            Op::Settle { .. } | Op::Resolve { .. } if self.is_redriving() => self.quiet(),
-            // What is in front may be on its way out, and what is behind it in the rows alone.
-            Op::Receive(_) if self.is_cold => {
-                self.finish_purges();
-                if self.model.messages.iter().any(|message| message.is_over(self.model.at)) {
-                    self.quiet();
-                }
+        self.end_delays();
+        // What is in front may be on its way out, and what is behind it in the rows alone.
+        if matches!(op, Op::Receive(_) | Op::Show { .. }) && self.is_cold {
+            let is_purging = self.model.queues.iter().any(|queue| queue.purge.is_some());
+            let at = self.model.at;
+            if is_purging || self.model.messages.iter().any(|message| message.is_over(at)) {
+                self.quiet();
             }
-            _ => {}
         }
     }
 
-    fn is_redriving(&self) -> bool {
-        let mut jobs = self.model.queues.iter().flat_map(|queue| queue.jobs.values());
-        jobs.any(|job| !job.view.done)
+    /// A delay ends without a decision, with the time of a batch, a few at once, and what is in
+    /// the rows alone is read first. Here all of them end before anything else happens.
+    fn end_delays(&mut self) {
+        for round in 0.. {
+            assert!(round < 1_000, "delays come to an end");
+            let at = self.model.at;
+            let mut messages = self.model.messages.iter();
+            let is_due =
+                |message: &super::state::Message| message.state.due().is_some_and(|due| due <= at);
+            let waiting = |queue: &QueueName| {
+                let mine = self.model.messages.iter().filter(|held| *held.queue == *queue.queue);
+                let waiting = mine.filter(|held| held.state.due().is_some() && !is_due(held));
+                waiting.count() as u64
+            };
+            let mut queues = self.world.machine.queues();
+            let all_ended = queues.all(|(name, view)| view.stats.delayed == waiting(name));
+            if all_ended && (round > 0 || !messages.any(is_due)) {
+                break;
+            }
+            drop(queues);
+            self.tick();
+        }
+        self.model.end_delays();
     }
 
-    fn finish_purges(&mut self) {
-        if self.model.queues.iter().any(|queue| queue.purge.is_some()) {
-            self.quiet();
+    /// Gives the machine time for one step, and follows it.
+    fn tick(&mut self) {
+        let batches = self.world.batches();
+        let name_of = |id| Some((id, self.world.machine.queue_name(id)?.queue.to_string()));
+        let names: BTreeMap<QueueId, String> = (0..1_000).filter_map(name_of).collect();
+        self.world.run(Command::Expire);
+        self.model.lost.clear();
+        for decision in self.world.decided_since(batches) {
+            let queue = match &decision {
+                Decision::Purged { queue, .. } | Decision::Redriven { queue, .. } => Some(queue),
+                _ => None,
+            };
+            // Of those with one name, the newest; all others were deleted.
+            let queue = queue.and_then(|id| {
+                let name = names.get(id)?;
+                let newest = names.iter().filter(|(_, other)| *other == name).map(|(id, _)| id);
+                let is_there = self.model.queue(name).is_some() && newest.max() == Some(id);
+                is_there.then_some(name.as_str())
+            });
+            let _ = writeln!(self.trace, "         · {decision:?}");
+            self.model.follow(&decision, queue);
         }
     }
 
@@ -167,6 +220,7 @@ impl Runner {
         let model = &mut self.model;
         match command {
             Command::Configure(configure) => model.configure(configure),
+            Command::Follow(_) => unreachable!("the model has one partition, which leads"),
             Command::Delete(queue) => model.delete(queue),
             Command::Pause(queue) => model.pause(queue, true),
             Command::Resume(queue) => model.pause(queue, false),
@@ -183,7 +237,12 @@ impl Runner {
             Command::Resolve(resolve) => model.resolve(resolve),
             Command::Redrive(redrive) => model.redrive(redrive),
             Command::RedriveProgress { queue, id } => model.progress(queue, id),
-            Command::Relayed { id, reached } => model.relayed(*id, *reached),
+            Command::CancelRedrive { queue, id } => model.cancel(queue, id),
+            Command::Relayed { id, arrival } => {
+                let seen = self.world.machine.relays().find(|relay| relay.id == *id);
+                model.relayed(*id, arrival, seen)
+            }
+            Command::DeadLetter(letter) => model.dead_letter(letter, said),
             Command::Show(name) => match model.queue(&name.queue) {
                 Some(queue) => Outcome::Queue(Box::new(model.show(queue))),
                 None => Outcome::Refused(Refusal::NoSuchQueue),
@@ -203,13 +262,13 @@ impl Runner {
             self.world.run(Command::Look(name));
         }
         for round in 0.. {
-            assert!(round < 100, "time comes to an end");
-            self.world.run(Command::Expire);
+            assert!(round < 1_000, "time comes to an end");
+            self.tick();
             if self.world.machine.next_deadline().is_none_or(|next| next > at) {
                 break;
             }
         }
-        self.model.expire();
+        self.model.expire(); // Which finds nothing left to do, or the next comparison fails.
     }
 
     fn compare_state(&mut self) -> Result<(), Differs> {
@@ -234,10 +293,8 @@ impl Runner {
             }
         }
         let relays = self.world.machine.relays();
-        let relays: Vec<_> = relays.map(|relay| (relay.id, &relay.emit, relay.attempts)).collect();
-        let expected = self.model.relays.iter();
-        let expected: Vec<_> =
-            expected.map(|(id, (emit, attempts))| (*id, emit, *attempts)).collect();
+        let relays: Vec<&Relay> = relays.collect();
+        let expected: Vec<&Relay> = self.model.relays.values().collect();
         if relays != expected {
             return Err(format!("relays {relays:?}\n   model {expected:?}"));
         }
@@ -259,7 +316,11 @@ impl Runner {
                 Command::Purge(Purge { queue: queue_name(*queue), keys: *keys })
             }
             Op::Send(sent) => Command::Send(self.send(sent)),
-            Op::Claim { sent, lease_ms, worker } => self.claim(sent, *lease_ms, *worker),
+            Op::Claim { sent, lease_ms, worker, id } => {
+                let mut claim = self.claim(sent, *lease_ms, *worker);
+                claim.claim_id = id.map(|id| text("c", id));
+                Command::Claim(claim)
+            }
             Op::Receive(take) => Command::Receive(Receive {
                 queue: queue_name(take.queue),
                 max: take.max,
@@ -295,10 +356,24 @@ impl Runner {
             Op::Progress { queue, id } => {
                 Command::RedriveProgress { queue: queue_name(*queue), id: text("j", *id) }
             }
-            Op::Relayed { which, reached } => {
+            Op::Cancel { queue, id } => {
+                Command::CancelRedrive { queue: queue_name(*queue), id: text("j", *id) }
+            }
+            Op::Relayed { which, how } => {
                 let id = self.model.relays.keys().nth((*which).into());
                 let id = id.copied().unwrap_or((*which).into());
-                Command::Relayed { id, reached: *reached }
+                let arrival = match how {
+                    Reached::Arrived => Arrival::Arrived,
+                    Reached::Later => Arrival::Later,
+                    Reached::Refused => Arrival::Refused(text("refused", *which)),
+                };
+                Command::Relayed { id, arrival }
+            }
+            Op::DeadLetter { which } => {
+                let mut refused = self.model.relays.values().filter(|it| it.refused.is_some());
+                let relay = refused.nth((*which).into())?.clone();
+                let error = relay.refused.clone()?;
+                Command::DeadLetter(DeadLetter { send: relay.into_send(), error })
             }
             _ => return None,
         })
@@ -312,18 +387,22 @@ impl Runner {
         }
         send.delay_ms = sent.delay_ms;
         send.ttl_ms = sent.ttl_ms;
-        send.issued_at = sent.issued_ago_ms.map(|ago| Time(self.model.at.0 - ago));
+        send.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
         send
     }
 
-    fn claim(&self, sent: &Sent, lease_ms: Option<u64>, worker: u8) -> Command {
+    fn ago(&self, ms: i64) -> Time {
+        Time(self.model.at.0.saturating_add_signed(-ms))
+    }
+
+    fn claim(&self, sent: &Sent, lease_ms: Option<u64>, worker: u8) -> Claim {
         let content = content(sent, b"");
-        let of = Fingerprint::of(&bytes(sent.body), content.content_type(), content.group());
+        let of = Fingerprint::of(&bytes(sent.body), content.group());
         let mut claim = Claim::new(queue_name(sent.queue), content, of);
         claim.lease_ms = lease_ms;
         claim.worker = text("w", worker);
-        claim.issued_at = sent.issued_ago_ms.map(|ago| Time(self.model.at.0 - ago));
-        Command::Claim(claim)
+        claim.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
+        claim
     }
 
     fn replay(&self, named: &Named, body: Option<(u8, bool)>) -> Option<Command> {
@@ -331,7 +410,7 @@ impl Runner {
         let body = body.map(|(body, own)| {
             let content = Content::builder(&key.key).group(key.group.as_deref());
             let content = content.build(&bytes(body)).expect("within bounds");
-            let fingerprint = Fingerprint::of(content.body(), None, content.group());
+            let fingerprint = Fingerprint::of(content.body(), content.group());
             let own = own.then(|| Fingerprint::own("own0"));
             (content, own.unwrap_or(fingerprint))
         });
@@ -349,10 +428,11 @@ impl Runner {
         let (name, id) = (queue_name(queue), text("j", id));
         let select = match which {
             Which::Keys(keys) => Select::Keys(keys.iter().map(|key| key_name(*key)).collect()),
-            Which::Filter { error, group, dead_ago_ms } => Select::Filter {
+            Which::Filter { error, group, dead_ago_ms, dead_within_ms } => Select::Filter {
                 error_contains: error.map(|error| text("error", error).to_string()),
                 group: group.map(|group| text("g", group).to_string()),
                 dead_before: dead_ago_ms.map(|ago| Time(self.model.at.0 - ago)),
+                dead_after: dead_within_ms.map(|ago| Time(self.model.at.0 - ago)),
             },
             Which::All => Select::All,
         };
@@ -467,11 +547,12 @@ fn verb_of(verb: &Do) -> Verb {
             let emits = emits.iter().map(|emit| {
                 let key = emit.key.map_or_else(|| "".into(), key_name);
                 let body = bytes(emit.body);
+                let content = Content::builder(&key).build(&body).expect("within bounds");
+                let name = text("emit", emit.name);
                 Emit {
-                    queue: queue_name(emit.queue),
-                    name: text("emit", emit.name).to_string(),
-                    content: Content::builder(&key).build(&body).expect("within bounds"),
-                    delay_ms: None,
+                    ttl_ms: emit.ttl_ms.filter(|ttl| *ttl > 0),
+                    fingerprint: emit.own.map(|own| Fingerprint::own(&text("own", own))),
+                    ..Emit::new(queue_name(emit.queue), &name, content)
                 }
             });
             Verb::Done { result: result.map(blob), emits: emits.collect() }
@@ -482,6 +563,7 @@ fn verb_of(verb: &Do) -> Verb {
             dead: *dead,
         },
         Do::Release => Verb::Release,
+        Do::Park { error } => Verb::Park { error: text("error", *error).to_string() },
         Do::Extend { lease_ms } => Verb::Extend { lease_ms: *lease_ms },
         Do::Begin => Verb::Begin,
         Do::Save { name, data } => {

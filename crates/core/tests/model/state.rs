@@ -7,6 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::*;
 
+use crate::support::PARTITIONS;
+
 pub(crate) const TENANT: &str = "default";
 
 /// What a key is compared by: the queue's name, the group where the queue deduplicates per
@@ -15,6 +17,7 @@ pub(crate) type Scope = (String, Option<String>, String);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
+    pub(crate) bounds: Bounds,
     pub(crate) at: Time,
     pub(crate) random: u64,
     /// From now on soft counts may be lower than the model's.
@@ -28,7 +31,9 @@ pub(crate) struct Model {
     pub(crate) messages: Vec<Message>,
     pub(crate) records: BTreeMap<Scope, KeyRecord>,
     pub(crate) receives: BTreeMap<(String, String), (Time, Vec<LeaseName>)>,
-    pub(crate) relays: BTreeMap<u64, (Emit, u32)>,
+    pub(crate) relays: BTreeMap<u64, Relay>,
+    /// Messages whose leases ended in the step at hand.
+    pub(crate) lost: Vec<Digest>,
     /// Every lease that was ever handed out.
     pub(crate) leases: Vec<LeaseName>,
 }
@@ -42,8 +47,8 @@ pub(crate) struct Queue {
     pub(crate) paused: bool,
     pub(crate) keys_from: Seq,
     pub(crate) dated_from: Time,
-    /// Messages below this are on their way out, and their keys with them or not.
-    pub(crate) purge: Option<(Seq, bool)>,
+    /// Messages below this are on their way out, those below `keys_from` with their keys.
+    pub(crate) purge: Option<Seq>,
     pub(crate) jobs: BTreeMap<String, Job>,
     /// Only the totals; the rest is counted.
     pub(crate) totals: Stats,
@@ -56,6 +61,7 @@ pub(crate) struct Job {
     pub(crate) error_contains: Option<String>,
     pub(crate) group: Option<String>,
     pub(crate) dead_before: Time,
+    pub(crate) dead_after: Option<Time>,
     pub(crate) per_s: Option<u32>,
     pub(crate) started_at: Time,
     pub(crate) cursor: Seq,
@@ -83,12 +89,22 @@ pub(crate) struct Message {
     pub(crate) points: BTreeMap<String, Bytes>,
     pub(crate) duplicates: u64,
     pub(crate) losses: u32,
-    pub(crate) settled: Option<(Fence, bool, Place, Option<Time>)>,
+    pub(crate) settled: Option<(Fence, How, Place, Option<Time>)>,
     /// The last lease, where it ran out and nobody had another one since.
     pub(crate) lost: Option<Fence>,
     pub(crate) worker: Option<Arc<str>>,
+    pub(crate) claim_id: Option<Arc<str>>,
+    pub(crate) dated_ahead: Option<Time>,
     /// Without the duplicates, which are soft.
     pub(crate) history: Vec<Event>,
+}
+
+/// What the holder of a lease said that did not finish its message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum How {
+    Released,
+    Failed,
+    Parked,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -100,6 +116,16 @@ pub(crate) enum State {
     Dead { at: Time, holds: bool },
 }
 
+impl State {
+    /// When its delay is over, where it has one.
+    pub(crate) fn due(&self) -> Option<Time> {
+        match self {
+            Self::Delayed { due, .. } => Some(*due),
+            _ => None,
+        }
+    }
+}
+
 /// How a message ended, where it did.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ending {
@@ -108,6 +134,17 @@ pub(crate) struct Ending {
     pub(crate) result: Option<Blob>,
     pub(crate) error: Option<Arc<str>>,
     pub(crate) event: Option<Event>,
+}
+
+impl Job {
+    pub(crate) fn matches(&self, message: &Message) -> bool {
+        let State::Dead { at, .. } = message.state else { return false };
+        let error = message.last_error();
+        at < self.dead_before
+            && self.dead_after.is_none_or(|after| at > after)
+            && self.error_contains.as_ref().is_none_or(|text| error.contains(text))
+            && self.group.as_deref().is_none_or(|group| message.content.group() == Some(group))
+    }
 }
 
 impl Message {
@@ -164,6 +201,11 @@ impl Message {
         matches!(self.state, State::Dead { holds: true, .. })
     }
 
+    /// Whether a purge of a queue below a number takes it away.
+    pub(crate) fn is_purged(&self, queue: &str, below: Seq) -> bool {
+        self.queue == queue && self.seq < below && self.place() != Place::Leased
+    }
+
     pub(crate) fn is_over(&self, at: Time) -> bool {
         matches!(self.place(), Place::Ready | Place::Delayed) && self.ttl_at <= at
     }
@@ -198,6 +240,7 @@ impl Message {
             result: None,
             history: self.history.clone(),
             points: Default::default(),
+            content: None,
         };
         KeyView {
             key: self.scope.as_ref().map(|scope| scope.2.as_str().into()),
@@ -240,8 +283,8 @@ pub(crate) fn digest(scope: &Scope) -> Digest {
 }
 
 impl Model {
-    pub(crate) fn new(at: Time) -> Self {
-        Self { at, epoch: 1, next_seq: 1, ..Self::default() }
+    pub(crate) fn new(at: Time, bounds: Bounds) -> Self {
+        Self { at, bounds, epoch: 1, next_seq: 1, ..Self::default() }
     }
 
     /// The process died: what was leased stays leased, what was soft may be gone.
@@ -290,19 +333,24 @@ impl Model {
     }
 
     pub(crate) fn take_fence(&mut self) -> Fence {
+        let counter = self.next_fence * u64::from(PARTITIONS);
         self.next_fence += 1;
-        Fence::new(self.epoch, self.next_fence - 1)
+        Fence::new(self.epoch, counter)
     }
 
     /// Takes a message away, and remembers its key.
     pub(crate) fn end(&mut self, index: usize, end: End, ending: Ending) {
         let message = self.messages.remove(index);
         let Some(scope) = message.scope else { return };
-        let retention = self.queue(&message.queue).expect("its queue").config.retention_ms;
+        let config = &self.queue(&message.queue).expect("its queue").config;
+        // By the date of its operation a retry is refused: until then its key is remembered.
+        let dated = date(message.content.key(), self.at).max(message.dated_ahead);
+        let from = dated.map_or(self.at, |dated| dated.max(self.at));
         let expires_at = match end {
             End::Freed if message.points.is_empty() => self.at.plus(limits::FREED_MS),
-            _ => retention.map_or(Time::NEVER, |retention| self.at.plus(retention)),
+            _ => config.retention_ms.map_or(Time::NEVER, |retention| from.plus(retention)),
         };
+        let keeps = config.keep_bodies && end == End::Done && !message.claim;
         let mut history = message.history;
         history.extend(ending.event);
         let record = KeyRecord {
@@ -323,6 +371,7 @@ impl Model {
             result: ending.result,
             history,
             points: if end == End::Freed { message.points } else { Default::default() },
+            content: keeps.then_some(message.content),
         };
         self.records.insert(scope, record);
     }

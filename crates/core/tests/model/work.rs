@@ -29,7 +29,10 @@ impl Model {
                 let held = self.messages.iter().find(|held| held.lease() == Some(*lease))?;
                 Some(delivery(held, self.at))
             });
-            return Outcome::Received(held.collect());
+            let held: Vec<Delivery> = held.collect();
+            if !held.is_empty() {
+                return Outcome::Received(held);
+            }
         }
         if queue.paused {
             return Outcome::Received(Vec::new());
@@ -46,12 +49,12 @@ impl Model {
 
     /// The oldest that may be handed out. Those whose time to live is over die instead.
     fn take(&mut self, queue: &Queue, receive: &Receive) -> Vec<usize> {
-        let purged_below = queue.purge.map_or(0, |(below, _)| below);
+        let purged_below = queue.purge.unwrap_or(0);
         let parks = queue.config.on_group_dead == OnGroupDead::Park;
         let max = receive.max as usize;
-        let mut taken = Vec::new();
+        let (mut taken, mut bytes) = (Vec::new(), 0);
         for list in self.deliverable(&queue.name.queue) {
-            if taken.len() >= max {
+            if taken.len() >= max || bytes >= self.bounds.receive_bytes {
                 break;
             }
             let most = if receive.several_per_group { max } else { taken.len() + 1 };
@@ -63,8 +66,9 @@ impl Model {
                     }
                 } else if self.messages[index].seq >= purged_below {
                     taken.push(index);
+                    bytes += self.messages[index].content.size();
                 }
-                if taken.len() >= most {
+                if taken.len() >= most || bytes >= self.bounds.receive_bytes {
                     break;
                 }
             }
@@ -125,7 +129,7 @@ impl Model {
             let is_same = record.fence == name.fence && record.seq == name.seq;
             return match (record.end, &settle.verb) {
                 (End::Done, Verb::Done { .. }) if is_same => ok(Place::Done, None),
-                (End::Freed, Verb::Release | Verb::Fail { .. }) if is_same => {
+                (End::Freed, Verb::Release | Verb::Fail { .. } | Verb::Park { .. }) if is_same => {
                     ok(Place::Discarded, None)
                 }
                 (End::Done, _) => lost(Some(Place::Done), record.result.clone()),
@@ -134,19 +138,21 @@ impl Model {
             };
         };
         let message = &self.messages[index];
-        let ends = matches!(settle.verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release);
+        let how = match settle.verb {
+            Verb::Fail { .. } => Some(How::Failed),
+            Verb::Release => Some(How::Released),
+            Verb::Park { .. } => Some(How::Parked),
+            _ => None,
+        };
+        // Only `done` ends the doubt about what is parked.
+        let is_done = matches!(settle.verb, Verb::Done { .. });
+        let ends = is_done || how.is_some() && message.place() != Place::Parked;
         let late = message.lost == Some(name.fence)
             && message.seq == name.seq
             && matches!(message.place(), Place::Ready | Place::Delayed | Place::Parked);
         if message.lease() != Some(name) && !(ends && late) {
             let again = message.settled.filter(|settled| {
-                settled.0 == name.fence
-                    && message.seq == name.seq
-                    && match settle.verb {
-                        Verb::Fail { .. } => settled.1,
-                        Verb::Release => !settled.1,
-                        _ => false,
-                    }
+                settled.0 == name.fence && message.seq == name.seq && how == Some(settled.1)
             });
             return match again {
                 Some((_, _, place, deadline)) => ok(place, deadline),
@@ -159,6 +165,7 @@ impl Model {
                 self.fail(index, name.fence, error, *delay_ms, *dead)
             }
             Verb::Release => self.release(index, name.fence),
+            Verb::Park { error } => self.park(index, name.fence, error),
             Verb::Extend { lease_ms } => self.extend(index, *lease_ms),
             Verb::Begin => self.begin(index),
             Verb::Save { name, data } => self.save(index, name, data),
@@ -173,7 +180,9 @@ impl Model {
         emits: &[Emit],
     ) -> Settled {
         let message = self.messages[index].clone();
-        let max = self.queue(&message.queue).expect("its queue").config.max_body_bytes;
+        let queue = self.queue(&message.queue).expect("its queue");
+        let max = queue.config.max_body_bytes;
+        let per_group = queue.config.dedup_scope == DedupScope::Group;
         let bytes = result.as_ref().map_or(0, |result| result.body.len() as u64);
         if bytes > max {
             return Settled::Invalid(Invalid::BodyTooLarge { bytes, max });
@@ -186,8 +195,13 @@ impl Model {
             let mut emit = emit.clone();
             if emit.content.key().is_empty() {
                 let id = message.id().to_string();
-                let parent = message.scope.as_ref().map_or(id, |scope| scope.2.clone());
-                let key = derive(&parent, message.generation, &emit.name);
+                let parent = Parent {
+                    queue: &message.queue,
+                    group: message.content.group().filter(|_| per_group),
+                    key: message.scope.as_ref().map_or(&id, |scope| &scope.2),
+                    generation: message.generation,
+                };
+                let key = derive(&parent, &emit.name);
                 let content = Content::builder(&key).build(emit.content.body());
                 emit.content = content.expect("a derived key is a key");
             }
@@ -196,8 +210,18 @@ impl Model {
             }
             keyed.push(emit);
         }
+        for second in 0..keyed.len() {
+            let same = |first: &usize| {
+                keyed[*first].queue == keyed[second].queue
+                    && keyed[*first].content.key() == keyed[second].content.key()
+            };
+            if let Some(first) = (0..second).find(same) {
+                return Settled::Invalid(Invalid::SameEmits(first, second));
+            }
+        }
         for emit in keyed {
-            self.relays.insert(self.next_relay, (emit, 0));
+            let (id, issued_at) = (self.next_relay, self.at);
+            self.relays.insert(id, Relay { id, emit, issued_at, attempts: 0, refused: None });
             self.next_relay += 1;
         }
         self.queue_mut(&message.queue).totals.done_total += 1;
@@ -229,17 +253,42 @@ impl Model {
         message.error = Some(error.into());
         message.worker = Some(worker);
         self.queue_mut(&name).totals.failed_total += 1;
-        self.leave_lease(index, fence, true, next)
+        self.leave_lease(index, fence, How::Failed, next)
+    }
+
+    fn park(&mut self, index: usize, fence: Fence, error: &str) -> Settled {
+        let at = self.at;
+        let message = &self.messages[index];
+        let begun = matches!(message.state, State::Leased { begun: true, .. });
+        let parks = self.queue(&message.queue).expect("its queue").config.on_lost == OnLost::Park;
+        let next = match (begun && parks, message.claim) {
+            (true, _) => Next::Parked,
+            (false, true) => Next::Freed,
+            (false, false) => self.after_failure(index, None),
+        };
+        let message = &mut self.messages[index];
+        let (worker, name) = (message.holder(), message.queue.clone());
+        message.error = Some(error.into());
+        message.worker = Some(worker.clone());
+        if next != Next::Parked {
+            message.tell(at, What::Failed, &worker, error);
+            self.queue_mut(&name).totals.failed_total += 1;
+        }
+        let settled = self.leave_lease(index, fence, How::Parked, next);
+        if next == Next::Parked {
+            self.messages[index].lost = Some(fence);
+        }
+        settled
     }
 
     fn release(&mut self, index: usize, fence: Fence) -> Settled {
         let message = &mut self.messages[index];
         message.attempts -= 1;
         let next = if message.claim { Next::Freed } else { Next::Ready };
-        self.leave_lease(index, fence, false, next)
+        self.leave_lease(index, fence, How::Released, next)
     }
 
-    fn leave_lease(&mut self, index: usize, fence: Fence, failed: bool, next: Next) -> Settled {
+    fn leave_lease(&mut self, index: usize, fence: Fence, how: How, next: Next) -> Settled {
         let (place, deadline) = match next {
             Next::Ready => (Place::Ready, None),
             Next::Delayed(due) => (Place::Delayed, Some(due)),
@@ -248,7 +297,7 @@ impl Model {
             Next::Freed => (Place::Discarded, None),
         };
         let message = &mut self.messages[index];
-        message.settled = Some((fence, failed, place, deadline));
+        message.settled = Some((fence, how, place, deadline));
         message.lost = None;
         self.go(index, fence, next);
         Settled::Ok { place, deadline }

@@ -1,9 +1,9 @@
 //! The bytes of decisions and rows: every kind reads back, nothing else is taken for one, and
 //! what an older release wrote stays readable.
 //!
-//! The golden file holds one batch with every kind of decision and the rows of a partition with
+//! A golden file holds one batch with every kind of decision and the rows of a partition with
 //! every kind of row. Where the format changes, it gets a new version and a golden file of its
-//! own, and this one stays.
+//! own, and the older ones stay. The second version added kinds and fields to the first.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use hapax_core::*;
 use super::script::{after, blob, name, say_to};
 use crate::support::{Rows, START, World, entries, to_lines};
 
-const GOLDEN: &str = include_str!("../golden/decisions-v1.hex");
+const FIRST: &str = include_str!("../golden/decisions-v1.hex");
+const GOLDEN: &str = include_str!("../golden/decisions-v2.hex");
 
 const AT: Time = Time(START);
 
@@ -51,7 +52,7 @@ fn no_decision_is_read_from_a_part_of_one() {
 #[test]
 fn an_unknown_kind_or_version_is_refused() {
     let header = batch(&[]).len();
-    for tag in [0, 24, 99, 255] {
+    for tag in [0, 31, 99, 255] {
         let mut bytes = batch(&every_decision()[..1]);
         bytes[header] = tag;
         assert_eq!(read_batch(&bytes), Err(BadBytes::Tag("decision", tag)));
@@ -83,12 +84,31 @@ fn counting_a_duplicate_is_not_journaled() {
 #[test]
 fn the_first_version_stays_readable() {
     let (_, bytes) =
+        entries(FIRST).into_iter().find(|(title, _)| title == "batch").expect("a batch");
+    assert_eq!(read_batch(&bytes), Ok((AT, first_decisions())));
+
+    let mut now = World::reopened(every_row().rows().clone());
+    let mut then = World::reopened(Rows::from_text(FIRST));
+    for line in LOOKS.lines().filter(|line| !line.trim().is_empty()) {
+        assert_eq!(say_to(&mut then, line), say_to(&mut now, line), "{line}");
+    }
+    // An emit keeps the key that the older release derived: its queue may know it already.
+    assert_eq!(
+        say_to(&mut then, "relays"),
+        "emails 55530d2e759d6e8b519ad6dcbf6d2c35 hi tries=1 ; \
+         emails 7c3b8681d0a8ee7facbdaef90714767b ho tries=0"
+    );
+}
+
+#[test]
+fn the_second_version_stays_readable() {
+    let (_, bytes) =
         entries(GOLDEN).into_iter().find(|(title, _)| title == "batch").expect("a batch");
     assert_eq!(read_batch(&bytes), Ok((AT, every_decision())));
 
     let mut now = World::reopened(every_row().rows().clone());
     let mut then = World::reopened(Rows::from_text(GOLDEN));
-    for line in LOOKS.lines().filter(|line| !line.trim().is_empty()) {
+    for line in format!("{LOOKS}{NEW_LOOKS}").lines().filter(|line| !line.trim().is_empty()) {
         assert_eq!(say_to(&mut then, line), say_to(&mut now, line), "{line}");
     }
 }
@@ -113,13 +133,13 @@ fn every_kind_of_row_is_among_them() {
 }
 
 #[test]
-fn what_is_written_is_the_first_version() {
+fn what_is_written_is_the_second_version() {
     let bytes = to_lines(&batch(&every_decision()));
     let written = format!("batch\n{bytes}{}", every_row().rows().to_text());
     assert!(
         written == GOLDEN,
-        "the format changed: give it a new version and keep reading this one. Before the first \
-         release, write this to tests/golden/decisions-v1.hex instead:\n{written}"
+        "the format changed: give it a new version and keep reading this one. Before the \
+         release of this one, write this to tests/golden/decisions-v2.hex instead:\n{written}"
     );
 }
 
@@ -159,6 +179,40 @@ const EVERY_ROW: &str = "
     pause  @emails
 ";
 
+/// What the first version had no rows for: a claim under an id, a key dated ahead, a kept body, a
+/// message that its holder parked, redrives with all they know, emits with all they carry.
+const NEW_ROWS: &str = "
+    queue  charges on_lost=park keep_bodies retention=48h
+    claim  @charges c3 f by=w9 lease=1h id=claim-1
+    send   @charges d1 a issued=+1h
+    send   @charges p1 a
+    send   @charges e4 a
+    receive @charges w 9 lease=1h
+    settle p1 begin
+    settle p1 park error=half
+    settle e4 done result=x emit=emails:a:hi::1m:1h:own emit=emails:b:ho
+    settle d1 fail dead
+    redrive @charges r4 keys=c3,k9
+    redrive @charges r5 after=-1h rate=1 dry
+    redrive @orders r6 all rate=1 dry
+    cancel @orders r6
+";
+
+const NEW_LOOKS: &str = "
+    look   @charges c3 history worker
+    claim  @charges c3 f id=claim-1
+    look   @charges d1 history error
+    look   @charges p1 history error
+    look   @charges e4 body result
+    redriven @charges r4 total missing
+    redriven @charges r5 total missing
+    redriven @orders r6 total
+    relays
+    resolve @charges p1 done y
+    replay @charges e4
+    receive @charges w 9
+";
+
 const LOOKS: &str = "
     look   @orders g1 history points attempts losses worker error
     look   @orders g2 history attempts
@@ -176,7 +230,6 @@ const LOOKS: &str = "
     browse @orders dead
     redriven @orders r2
     redriven @orders r3
-    relays
     send   @orders n2 b fp=own
     send   @orders n2 b
     claim  @emails c1 f
@@ -189,7 +242,9 @@ const LOOKS: &str = "
 ";
 
 fn every_row() -> World {
-    let mut world = after(EVERY_ROW);
+    let mut world = after(&format!("{EVERY_ROW}{NEW_ROWS}"));
+    let id = world.machine.relays().last().expect("an emit waits").id;
+    world.run(Command::Relayed { id, arrival: Arrival::Refused("never".into()) });
     world.checkpoint();
     world
 }
@@ -200,6 +255,82 @@ fn content(key: &str, group: Option<&str>) -> Arc<Content> {
 }
 
 fn every_decision() -> Vec<Decision> {
+    let mut decisions = first_decisions();
+    decisions.extend(later_decisions());
+    decisions
+}
+
+/// What came with the second version.
+fn later_decisions() -> Vec<Decision> {
+    let (digest, fence) = (Digest([7; 16]), Fence::new(3, 1_234_567));
+    let kept = Config { keep_bodies: true, guarantee: Guarantee::AtMostOnce, ..Config::default() };
+    let configured = Configured { queue: 3, name: name("acme/orders"), config: kept, version: 2 };
+    let emit = Emit {
+        delay_ms: Some(7),
+        ttl_ms: Some(9),
+        fingerprint: Some(Fingerprint::own("mine")),
+        ..Emit::new(name("emails"), "receipt", content("k9", None))
+    };
+    let plain = Emit::new(name("emails"), "", content("k8", Some("g")));
+    let started = RedriveStarted {
+        queue: 3,
+        job: digest,
+        id: "r1".into(),
+        error_contains: None,
+        group: None,
+        dead_before: Time::NEVER,
+        dead_after: Some(AT),
+        dry_run: false,
+        per_s: None,
+        by_keys: true,
+        total: Some(3),
+        missing: vec!["k1".into(), "k2".into()],
+    };
+    let all = RedriveStarted { dead_after: None, missing: Vec::new(), ..started.clone() };
+    let digests = vec![Digest([1; 16]), Digest([2; 16])];
+    let leased = Leased {
+        queue: 3,
+        fence,
+        deadline: AT.plus(30_000),
+        worker: "w1".into(),
+        receive: Some(Digest([9; 16])),
+        finish: false,
+        digests,
+        step: 4_096,
+    };
+    let claim = |id: Option<Digest>, dated_ahead| {
+        let worker = "w1".into();
+        let lease = ClaimLease { fence, deadline: AT.plus(9), worker, begun: false, id };
+        let Some(Decision::Accepted(plain)) = accepted(digest, fence).into_iter().next() else {
+            panic!("an accepted one comes first");
+        };
+        let claim = id.is_some().then_some(lease);
+        Decision::Accepted(Box::new(Accepted { claim, dated_ahead, ..*plain }))
+    };
+    let mut decisions = vec![
+        Decision::Configured(Box::new(configured)),
+        claim(Some(Digest([4; 16])), None),
+        claim(Some(Digest([4; 16])), Some(AT.plus(77))),
+        claim(None, Some(AT.plus(77))),
+        Decision::Leased(Box::new(leased)),
+        Decision::Done { digest, fence, result: None, emits: vec![emit, plain] },
+        Decision::RedriveStarted(Box::new(started)),
+        Decision::RedriveStarted(Box::new(all)),
+        Decision::RedriveCancelled { queue: 3, job: digest },
+        Decision::RelayRefused { id: 300, error: "no".into(), key: None },
+        Decision::RelayRefused { id: 300, error: "no".into(), key: Some("k1~1".into()) },
+    ];
+    decisions.extend([Next::Parked, Next::Dead, Next::Delayed(AT)].map(|next| Decision::Parked {
+        digest,
+        fence,
+        error: "doubt".into(),
+        next,
+    }));
+    decisions
+}
+
+/// What the first version had.
+fn first_decisions() -> Vec<Decision> {
     let (digest, fence) = (Digest([7; 16]), Fence::new(3, 1_234_567));
     let digests = vec![Digest([1; 16]), Digest([2; 16])];
     let later = AT.plus(30_000);
@@ -209,14 +340,13 @@ fn every_decision() -> Vec<Decision> {
         let (worker, digests) = ("w1".into(), digests.clone());
         let finish = receive.is_none();
         let deadline = later;
-        let leased = Leased { queue: 3, fence, deadline, worker, receive, finish, digests };
+        let (queue, step) = (3, 1);
+        let leased = Leased { queue, fence, deadline, worker, receive, finish, digests, step };
         Decision::Leased(Box::new(leased))
     }));
     let emit = |key: &str, delay_ms| Emit {
-        queue: name("emails"),
-        name: "receipt".into(),
-        content: content(key, None),
         delay_ms,
+        ..Emit::new(name("emails"), "receipt", content(key, None))
     };
     let emits = vec![emit("k9", None), emit("", Some(5_000))];
     let result = Blob { content_type: Some("a/b".into()), body: Bytes::from_static(b"\0r") };
@@ -234,7 +364,7 @@ fn every_decision() -> Vec<Decision> {
             digest,
             queue: 3,
             content: content("k1", Some("g")),
-            fingerprint: Fingerprint::of(b"a", Some("t"), Some("g")),
+            fingerprint: Fingerprint::of(b"a", Some("g")),
         },
         Decision::Resolved { digest, done: true, result: Some(blob("x")), next: Next::Ready },
         Decision::Resolved { digest, done: false, result: None, next: Next::Freed },
@@ -276,9 +406,12 @@ fn administrative(digest: Digest, digests: &[Digest]) -> Vec<Decision> {
         error_contains: Some("boom".into()),
         group: Some("g".into()),
         dead_before: AT,
+        dead_after: None,
         dry_run: true,
         per_s: Some(9),
         by_keys: false,
+        total: None,
+        missing: Vec::new(),
     };
     let all = RedriveStarted {
         error_contains: None,
@@ -319,21 +452,23 @@ fn accepted(digest: Digest, fence: Fence) -> Vec<Decision> {
         seq: 1_000_000,
         queue: 3,
         digest,
-        fingerprint: Fingerprint::of(b"a", None, None),
+        fingerprint: Fingerprint::of(b"a", None),
         content: Content::builder("k1").build(b"a").unwrap(),
         due: None,
         ttl_at: Time::NEVER,
         claim: None,
+        dated_ahead: None,
     };
     let rich = Accepted {
-        fingerprint: Fingerprint::of(b"a", Some("t"), Some("g")),
+        fingerprint: Fingerprint::of(b"a", Some("g")),
         content: content("k1", Some("g")),
         due: Some(AT.plus(1)),
         ttl_at: AT.plus(2),
         ..plain.clone()
     };
     let claim = |begun| {
-        let lease = ClaimLease { fence, deadline: AT.plus(9), worker: "w1".into(), begun };
+        let (worker, id) = ("w1".into(), None);
+        let lease = ClaimLease { fence, deadline: AT.plus(9), worker, begun, id };
         Accepted { fingerprint: Fingerprint::own("f"), claim: Some(lease), ..plain.clone() }
     };
     let all = [plain.clone(), rich, claim(false), claim(true)];

@@ -52,7 +52,7 @@ fn claim_failed_frees_the_key_unless_it_is_final() {
         claim  k1 f                  => dead two
         show   dead                  => dead=1
         discard k1                   => ok
-        claim  k1 f                  => dead two
+        claim  k1 f                  => discarded two
         forget k1                    => ok
         claim  k1 f                  => fresh
         ",
@@ -92,18 +92,106 @@ fn claim_after_a_lost_one_gets_what_that_one_saved() {
 }
 
 #[test]
-fn claim_lost_in_a_queue_that_parks_is_parked() {
+fn l8_a_begun_claim_lost_in_a_queue_that_parks_is_parked() {
     check(
         "
         queue  orders on_lost=park lease=10s
         claim  k1 f                  => fresh
         claim  k2 f                  => fresh
+        settle k1 begin              => ok leased
+        settle k2 begin              => ok leased
         wait   10s
         claim  k1 f                  => parked attempts=1
         resolve k1 done x            => ok
         resolve k2 retry             => ok
         claim  k1 f                  => done x
         claim  k2 f                  => fresh
+        ",
+    );
+}
+
+#[test]
+fn l8_a_claim_that_never_began_is_freed_also_where_the_queue_parks() {
+    check(
+        "
+        queue  orders on_lost=park lease=10s
+        claim  k1 f by=w1            => fresh
+        claim  k2 f by=w1            => fresh
+        settle k2 save charged yes   => ok leased
+        wait   10s
+        show   parked leased         => parked=0 leased=0
+        claim  k1 f by=w2            => fresh
+        claim  k2 f by=w2            => fresh {charged=yes}
+        settle k1@ begin             => ok leased
+        settle k1@ park error=half   => ok parked
+        claim  k1 f                  => parked attempts=1
+        settle k2@ park error=half   => ok discarded
+        settle k2@ park error=half   => ok discarded
+        claim  k2 f                  => fresh {charged=yes}
+        ",
+    );
+}
+
+#[test]
+fn a_claim_asked_for_again_under_its_id_gets_the_same_lease_while_it_is_held() {
+    check(
+        "
+        queue  orders lease=10s
+        claim  k1 f by=w1 id=c1      => fresh in=10s
+        wait   4s
+        claim  k1 f by=w1 id=c1      => fresh in=6s again
+        claim  k1 f by=w2 id=c2      => in_flight leased attempts=1
+        claim  k1 f by=w2            => in_flight leased attempts=1
+        claim  k1 g by=w1 id=c1      => conflict fingerprint
+        claim  k1 f by=w1 id=-*0     => invalid Id
+        claim  k1 f by=w1 id=x*129   => invalid Id
+        settle k1 save charged yes   => ok leased
+        claim  k1 f by=w1 id=c1      => fresh {charged=yes} again
+        settle k1 begin              => ok leased
+        claim  k1 f by=w1 id=c1      => fresh {charged=yes} again
+        show   leased sent           => leased=1 sent=1
+        settle k1 done result=x      => ok done
+        claim  k1 f by=w1 id=c1      => done x
+        ",
+    );
+}
+
+#[test]
+fn a_claim_id_names_nothing_once_its_claim_is_over() {
+    check(
+        "
+        queue  orders lease=10s
+        claim  k1 f by=w1 id=c1      => fresh
+        settle k1 release            => ok discarded
+        claim  k1 f by=w1 id=c1      => fresh
+        wait   10s
+        claim  k1 f by=w2 id=c2      => fresh
+        claim  k1 f by=w1 id=c1      => in_flight leased attempts=1
+        claim  k2 f by=w1 id=c1      => fresh
+        ",
+    );
+}
+
+#[test]
+fn k1_claims_of_a_queue_that_was_created_again_get_nothing_that_the_old_one_saved() {
+    check(
+        "
+        queue  orders lease=10s
+        claim  k1 f                  => fresh
+        claim  k2 f                  => fresh
+        settle k1 save charged yes   => ok leased
+        settle k2 save charged yes   => ok leased
+        settle k1 release            => ok discarded
+        settle k2 release            => ok discarded
+        purge  keys                  => ok
+        wait   1s
+        claim  k1 f                  => fresh
+        settle k1 release            => ok discarded
+        delete                       => ok
+        wait   1s
+        queue  orders lease=10s
+        claim  k2 f                  => fresh
+        look   k2 history points     => history=claimed points={}
         ",
     );
 }

@@ -180,7 +180,7 @@ fn l6_park_lets_go_when_the_head_is_discarded() {
         receive w 10                 => none
         discard a1                   => ok
         receive w 10                 => a2#1
-        send   a1 x group=a          => dead boom
+        send   a1 x group=a          => discarded boom
         ",
     );
 }

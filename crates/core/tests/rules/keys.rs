@@ -68,14 +68,73 @@ fn k3_a_conflict_names_everything_that_differs() {
         queue  orders
         send   k1 a type=text/plain group=g  => accepted ready
         send   k1 b type=text/plain group=g  => conflict body
-        send   k1 a type=text/html group=g   => conflict type
         send   k1 a type=text/plain group=h  => conflict group
-        send   k1 b                          => conflict body,type,group
+        send   k1 b                          => conflict body,group
         send   k1 a type=text/plain group=g  => in_flight ready attempts=0
         receive w 1                          => k1#1
         settle k1 done
         send   k1 b type=text/plain group=g  => conflict body
         send   k1 a type=text/plain          => conflict group
+        ",
+    );
+}
+
+#[test]
+fn k3_the_content_type_makes_no_other_operation() {
+    check(
+        "
+        queue  orders
+        send   k1 a type=text/plain          => accepted ready
+        send   k1 a type=application/json    => in_flight ready attempts=0
+        send   k1 a                          => in_flight ready attempts=0
+        receive w 1                          => k1#1
+        settle k1 done result=x              => ok done
+        send   k1 a type=text/html           => done x
+        send   k1 b type=text/plain          => conflict body
+        ",
+    );
+}
+
+#[test]
+fn k8_a_key_dated_ahead_is_remembered_from_its_date_on() {
+    check(
+        "
+        queue  orders retention=2h
+        wait   1s
+        send   ahead-uuid(12h) a             => accepted ready
+        send   ahead-ulid(12h) a             => accepted ready
+        send   k1 a issued=+12h              => accepted ready
+        claim  k2 f issued=+12h              => fresh
+        receive w 9                          => ahead-uuid(12h)#1 ahead-ulid(12h)#1 k1#1
+        settle ahead-uuid(12h) done result=x => ok done
+        settle ahead-ulid(12h) done result=x => ok done
+        settle k1 done result=x              => ok done
+        settle k2 done result=x              => ok done
+        wait   13h
+        send   ahead-uuid(12h) a             => done x
+        send   ahead-ulid(12h) a             => done x
+        send   k1 a issued=-1h               => done x
+        claim  k2 f issued=-1h               => done x
+        wait   1h
+        send   ahead-uuid(12h) a             => too_old
+        send   ahead-ulid(12h) a             => too_old
+        send   k1 a issued=-2h               => too_old
+        claim  k2 f issued=-2h               => too_old
+        ",
+    );
+}
+
+#[test]
+fn k8_what_is_dated_more_than_a_day_ahead_is_refused() {
+    check(
+        "
+        queue  orders retention=2h
+        send   k1 a issued=+24h              => accepted ready
+        send   k2 a issued=+25h              => invalid DatedAhead { ahead_ms: 90000000 }
+        claim  k2 f issued=+25h              => invalid DatedAhead { ahead_ms: 90000000 }
+        send   ahead-uuid(25h) a             => invalid DatedAhead { ahead_ms: 90000000 }
+        send   ahead-ulid(25h) a             => accepted ready
+        send   k1 a issued=+25h              => in_flight ready attempts=0
         ",
     );
 }
@@ -457,7 +516,7 @@ fn k9_a_discarded_key_is_dead_under_pin_and_new_otherwise() {
         send   @lenient k1 a         => accepted ready
         discard @orders  k1          => ok
         discard @lenient k1          => ok
-        send   @orders  k1 a         => dead discarded
+        send   @orders  k1 a         => discarded discarded
         send   @lenient k1 a         => accepted ready
         send   @orders  k1 b         => conflict body
         ",
@@ -509,6 +568,56 @@ fn k10_a_replay_is_the_next_generation_under_the_same_id() {
         send   @orders k1 a          => done y
         look   @orders k1 generation history  => generation=1 history=sent,replayed,leased@w,done@w
         replay @orders k2 a          => no_such_key
+        ",
+    );
+}
+
+#[test]
+fn k10_a_queue_that_keeps_bodies_replays_without_one() {
+    check(
+        "
+        queue  orders keep_bodies retention=48h order=group
+        send   k1 a group=g
+        send   k2 b group=g
+        receive w 1                  => k1#1
+        settle k1 done result=x      => ok done
+        look   k1 body result        => body=a result=x
+        replay k1                    => ok
+        receive w 9                  => k1#1g1
+        settle k1 done result=y      => ok done
+        send   k1 a group=g          => done y
+        replay k1 c                  => refused conflict body,group
+        replay k1                    => ok
+        look   k1 body generation    => body=a generation=2
+        receive w 9                  => k1#1g2
+        settle k1 done               => ok done
+        forget k1                    => ok
+        replay k1                    => no_such_key
+        receive w 9                  => k2#1
+        settle k2 done               => ok done
+        queue  orders retention=48h order=group
+        replay k2                    => ok
+        receive w 9                  => k2#1g1
+        settle k2 done               => ok done
+        replay k2                    => invalid BodyGone
+        wait   48h
+        replay k2                    => no_such_key
+        ",
+    );
+}
+
+#[test]
+fn k10_only_what_is_done_keeps_its_body_and_a_claim_has_none() {
+    check(
+        "
+        queue  orders keep_bodies
+        claim  k1 f                  => fresh
+        settle k1 done result=x      => ok done
+        replay k1                    => invalid BodyGone
+        send   k2 a
+        discard k2                   => ok
+        look   k2 body               => body=
+        replay k2                    => invalid State(\"discarded\")
         ",
     );
 }

@@ -1,6 +1,9 @@
 //! L1, L4, L7 to L11: who holds a message, for how long, and what becomes of it.
 
-use super::script::check;
+use hapax_core::*;
+
+use super::script::{check, name};
+use crate::support::{PARTITIONS, START};
 
 #[test]
 fn l1_a_stale_lease_is_lost_and_harmless() {
@@ -89,6 +92,142 @@ fn l1_l8_a_worker_that_comes_back_resolves_its_parked_message_itself() {
         settle k2@w done             => lease_lost ready
         ",
     );
+}
+
+#[test]
+fn l8_no_failure_of_a_lease_that_ended_takes_a_message_out_of_parked() {
+    check(
+        "
+        queue  orders lease=30s on_lost=park
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 begin              => ok leased
+        wait   31s
+        settle k1 fail error=slow    => lease_lost parked
+        settle k1 fail error=slow dead  => lease_lost parked
+        settle k1 release            => lease_lost parked
+        settle k1 park error=slow    => lease_lost parked
+        settle k1 extend             => lease_lost parked
+        settle k1 begin              => lease_lost parked
+        settle k1 save a b           => lease_lost parked
+        show   parked failed         => parked=1 failed=0
+        receive w2 1                 => none
+        settle k1 done result=x      => ok done
+        send   k1 a                  => done x
+        ",
+    );
+}
+
+#[test]
+fn l8_park_says_that_it_is_in_doubt_and_the_message_waits_for_somebody_who_knows() {
+    check(
+        "
+        queue  orders lease=30s on_lost=park
+        send   k1 a
+        send   k2 a
+        send   k3 a
+        receive w 3                  => k1#1 k2#1 k3#1
+        settle k1 begin              => ok leased
+        settle k2 begin              => ok leased
+        settle k3 begin              => ok leased
+        settle k1 park error=killed  => ok parked
+        settle k2 park error=killed  => ok parked
+        settle k3 park error=killed  => ok parked
+        settle k1 park error=killed  => ok parked
+        settle k1 fail               => lease_lost parked
+        settle k1 release            => lease_lost parked
+        settle k1 extend             => lease_lost parked
+        send   k1 a                  => parked attempts=1
+        show   parked failed lost    => parked=3 failed=0 lost=0
+        look   k1 history error      => history=sent,leased@w,begun@w,parked:killed error=killed
+        wait   1h
+        receive w 9                  => none
+        settle k1 done result=x      => ok done
+        settle k1 done result=x      => ok done
+        send   k1 a                  => done x
+        resolve k2 done y            => ok
+        resolve k3 retry             => ok
+        settle k3 done               => lease_lost ready
+        receive w 9                  => k3#2
+        ",
+    );
+}
+
+#[test]
+fn l8_park_is_a_failure_of_what_was_not_begun_or_where_the_queue_does_not_park() {
+    check(
+        "
+        queue  careful on_lost=park backoff=1s max_attempts=2
+        queue  orders backoff=1s max_attempts=2
+        send   @careful k1 a
+        send   @orders k2 a
+        receive @careful w 1         => k1#1
+        receive @orders w 1          => k2#1
+        settle k2 begin              => ok leased
+        settle k1 park error=one     => ok delayed in=1s
+        settle k1 park error=one     => ok delayed in=1s
+        settle k1 fail error=one     => lease_lost delayed
+        settle k2 park error=two     => ok delayed
+        look   @careful k1 history   => history=sent,leased@w,failed:one@w
+        show   @careful failed parked  => failed=1 parked=0
+        wait   2s
+        receive @careful w 1         => k1#2
+        settle k1 park error=one     => ok dead
+        settle k1 park error=one     => ok dead
+        send   @careful k1 a         => dead one
+        ",
+    );
+}
+
+#[test]
+fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
+    let mut seen = std::collections::BTreeSet::new();
+    for partition in 0..PARTITIONS {
+        let mut machine = Machine::new(partition, PARTITIONS, 4, 7);
+        let mut batch = Batch::default();
+        let stamp = Stamp { at: Time(START), random: 1 };
+        machine.advance(stamp.at, &mut Vec::new());
+        batch.begin(stamp.at);
+        let queue = name("orders");
+        let configure =
+            Configure { queue: queue.clone(), config: Config::default(), if_version: None };
+        machine.execute(stamp, Command::Configure(configure), &mut batch);
+        for number in 0..30 {
+            let content = Content::builder(&format!("k{number}")).build(b"").unwrap();
+            let send = Send::new(queue.clone(), content);
+            machine.absent(&Need::Point(send.digest));
+            machine.execute(stamp, Command::Send(send), &mut batch);
+        }
+        let mut last = Fence(0);
+        let mut note = |fence: Fence| {
+            assert!(fence > last, "fences of a partition grow");
+            assert_eq!(fence.epoch(), 4);
+            assert!(seen.insert(fence), "{fence:?} is another partition's");
+            last = fence;
+        };
+        for max in [1, 7, 3] {
+            let receive = Receive {
+                queue: queue.clone(),
+                max,
+                lease_ms: None,
+                worker: "w".into(),
+                receive_id: None,
+                several_per_group: false,
+            };
+            let outcome = machine.execute(stamp, Command::Receive(receive), &mut batch);
+            let Outcome::Received(deliveries) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(deliveries.len(), max as usize);
+            deliveries.iter().for_each(|delivery| note(delivery.lease.fence));
+            let content = Content::builder(&format!("c{max}")).build(b"").unwrap();
+            let claim = Claim::new(queue.clone(), content, Fingerprint::own("f"));
+            machine.absent(&Need::Point(claim.digest));
+            let outcome = machine.execute(stamp, Command::Claim(claim), &mut batch);
+            let Outcome::Claimed(Answer::Fresh { lease, .. }) = outcome else {
+                panic!("{outcome:?}")
+            };
+            note(lease.fence);
+        }
+    }
 }
 
 #[test]
@@ -303,7 +442,8 @@ fn l8_a_begun_message_whose_lease_is_lost_is_parked_until_somebody_resolves_it()
         resolve k1 done x            => ok
         resolve k2 retry             => ok
         resolve k3 retry             => invalid State(\"leased\")
-        resolve k1 retry             => no_such_key
+        resolve k1 retry             => invalid State(\"done\")
+        resolve k9 retry             => no_such_key
         send   k1 a                  => done x
         receive w 10                 => k2#2
         settle k2 done               => ok done
@@ -406,9 +546,9 @@ fn l10_a_repeated_receive_gets_no_lease_that_was_lost() {
         send   k1 a
         receive w 1 id=r1            => k1#1
         wait   40s
-        receive w 1 id=r1            => none
-        receive w 1                  => k1#2
-        receive w 1 id=r1            => none
+        receive w 1 id=r1            => k1#2
+        receive w 1                  => none
+        receive w 1 id=r1            => k1#2=
         ",
     );
 }

@@ -37,9 +37,9 @@ fn purge_drops_what_waits_and_keeps_its_keys() {
         purge                        => ok
         receive w 10                 => none
         show   ready delayed dead leased  => ready=0 delayed=0 dead=0 leased=1
-        send   k2 a                  => dead purged
-        send   k3 a                  => dead purged
-        send   k4 a                  => dead purged
+        send   k2 a                  => discarded purged
+        send   k3 a                  => discarded purged
+        send   k4 a                  => discarded purged
         send   k3 b                  => conflict body
         settle k1 done result=x      => ok done
         send   k1 a                  => done x
@@ -117,7 +117,7 @@ fn purge_of_a_long_queue_goes_in_steps() {
         & receive w 10               => none
         wait   1s
         show   ready                 => ready=0
-        send   k599 a                => dead purged
+        send   k599 a                => discarded purged
         "
     ));
 }
@@ -264,11 +264,12 @@ fn discard_gives_up_what_waits_and_keeps_its_key() {
         discard k1                   => invalid State(\"leased\")
         settle k1 fail error=boom    => ok dead
         discard k1                   => ok
-        discard k1                   => no_such_key
+        discard k1                   => invalid State(\"discarded\")
+        resolve k1 retry             => invalid State(\"discarded\")
         discard k2                   => ok
         discard k3                   => ok
-        send   k1 a                  => dead boom
-        send   k2 a                  => dead discarded
+        send   k1 a                  => discarded boom
+        send   k2 a                  => discarded discarded
         look   k1                    => discarded attempts=1
         receive w 10                 => none
         wait   1h

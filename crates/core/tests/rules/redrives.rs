@@ -56,6 +56,72 @@ fn l5_redrive_by_key_moves_the_dead_among_them() {
 }
 
 #[test]
+fn l5_a_redrive_tells_how_many_there_are_and_which_keys_were_not_dead() {
+    check_with_the_dead(
+        "
+        redrive r1 keys=k1,k5,k9,k1,k9 total missing
+            => matched=1 moved=1 done total=3 missing=k5,k9
+        redriven r1 total missing    => matched=1 moved=1 done total=3 missing=k5,k9
+        redrive r2 all dry total     => matched=0 moved=0 dry total=3
+        redriven r2 total missing    => matched=3 moved=0 done dry total=3 missing=
+        ",
+    );
+}
+
+#[test]
+fn l5_a_cancelled_redrive_stays_where_it_is() {
+    check_with_the_dead(
+        "
+        redrive r1 all rate=1
+        & cancel r1                  => matched=0 moved=0 done cancelled
+        wait   1h
+        redriven r1                  => matched=0 moved=0 done cancelled
+        redrive r1 all               => matched=0 moved=0 done cancelled
+        show   dead                  => dead=4
+        redrive r2 all rate=1
+        redriven r2                  => matched=1 moved=1
+        wait   1s
+        cancel r2                    => matched=2 moved=2 done cancelled
+        cancel r2                    => matched=2 moved=2 done cancelled
+        wait   1h
+        redriven r2                  => matched=2 moved=2 done cancelled
+        show   dead                  => dead=2
+        redrive r3 all
+        redriven r3                  => matched=2 moved=2 done
+        cancel r3                    => matched=2 moved=2 done
+        cancel r9                    => no_such_key
+        cancel @absent r1            => no_such_queue
+        ",
+    );
+}
+
+#[test]
+fn l5_redrive_by_when_they_died() {
+    check_with_the_dead(
+        "
+        redrive r1 after=-30m dry
+        redriven r1                  => matched=2 moved=0 done dry
+        redrive r2 after=-1h dry
+        redriven r2                  => matched=2 moved=0 done dry
+        redrive r3 after=-2h before=-30m
+        redriven r3                  => matched=2 moved=2 done
+        browse dead                  => k3 k4
+        ",
+    );
+}
+
+#[test]
+fn l5_a_filter_that_asks_for_nothing_is_refused() {
+    check_with_the_dead(
+        "
+        redrive r1                   => invalid Redrive
+        redriven r1                  => no_such_key
+        show   dead                  => dead=4
+        ",
+    );
+}
+
+#[test]
 fn l5_redrive_of_all_moves_all_and_repeated_moves_nothing_twice() {
     check_with_the_dead(
         "

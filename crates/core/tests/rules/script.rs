@@ -44,9 +44,11 @@ pub(crate) enum Mode {
     Abandoned,
     /// Everything is written to the rows and read from them alone.
     Cold,
+    /// The same, and few things are done at once.
+    Few,
 }
 
-pub(crate) const MODES: [Mode; 8] = [
+pub(crate) const MODES: [Mode; 9] = [
     Mode::Plain,
     Mode::Crash,
     Mode::Twice,
@@ -55,6 +57,7 @@ pub(crate) const MODES: [Mode; 8] = [
     Mode::Frozen,
     Mode::Abandoned,
     Mode::Cold,
+    Mode::Few,
 ];
 
 /// Modes in which the process lives on: for counts that are kept in memory alone.
@@ -103,8 +106,16 @@ struct Run {
 
 impl Run {
     fn new(mode: Mode) -> Self {
+        let few = Bounds {
+            expire_step: 2,
+            job_step: 2,
+            refill: 2,
+            groups_at_once: 1,
+            ..Bounds::default()
+        };
+        let bounds = if mode == Mode::Few { few } else { Bounds::default() };
         Self {
-            world: World::new(),
+            world: World::with_bounds(bounds),
             mode,
             queue: "orders".into(),
             scoped: BTreeSet::new(),
@@ -160,7 +171,7 @@ impl Run {
             (Mode::Frozen | Mode::Abandoned, true) => world.freeze(),
             (Mode::Frozen, false) => world.thaw(),
             (Mode::Abandoned, false) => world.crash(),
-            (Mode::Cold, _) => {
+            (Mode::Cold | Mode::Few, _) => {
                 world.checkpoint();
                 world.evict_keeping(1);
                 world.crash();
@@ -287,7 +298,7 @@ impl Run {
                     let content = Content::builder(&key).group(group.as_deref());
                     let content = content.build(body.as_bytes()).unwrap();
                     let fingerprint = own.as_deref().map_or_else(
-                        || Fingerprint::of(content.body(), None, content.group()),
+                        || Fingerprint::of(content.body(), content.group()),
                         Fingerprint::own,
                     );
                     (content, fingerprint)
@@ -309,6 +320,10 @@ impl Run {
                 let id = words.next().as_str().into();
                 Command::RedriveProgress { queue: self.name(), id }
             }
+            "cancel" => {
+                let id = words.next().as_str().into();
+                Command::CancelRedrive { queue: self.name(), id }
+            }
             other => panic!("no such command: {other}"),
         }
     }
@@ -328,6 +343,7 @@ impl Run {
                 error_contains: words.option("error"),
                 group: words.option("group"),
                 dead_before: words.option("before").map(|ago| self.time(&ago)),
+                dead_after: words.option("after").map(|ago| self.time(&ago)),
             },
         };
         Redrive { queue: self.name(), id, select, dry_run, per_s }
@@ -389,6 +405,7 @@ impl Run {
         claim.worker = words.option("by").unwrap_or_default().as_str().into();
         claim.lease_ms = words.option("lease").map(|lease| duration(&lease));
         claim.issued_at = words.option("issued").map(|issued| self.time(&issued));
+        claim.claim_id = words.option("id").map(|id| id.as_str().into());
         claim
     }
 
@@ -481,6 +498,7 @@ impl Run {
                 dead: words.flag("dead"),
             },
             "release" => Verb::Release,
+            "park" => Verb::Park { error: words.option("error").unwrap_or_else(|| "doubt".into()) },
             "extend" => Verb::Extend { lease_ms },
             "begin" => Verb::Begin,
             "save" => {
@@ -493,13 +511,18 @@ impl Run {
         Settle { lease, verb }
     }
 
-    /// `queue:name:body`, or `queue:name:body:key`, or `queue:name:body:key:delay`.
+    /// `queue:name:body:key:delay:ttl:fingerprint`, or as many of them from the front.
     fn emit(&self, text: &str) -> Emit {
         let parts: Vec<&str> = text.split(':').collect();
         let key = parts.get(3).copied().unwrap_or_default();
         let content = Content::builder(key).build(parts[2].as_bytes()).unwrap();
-        let delay_ms = parts.get(4).map(|delay| duration(delay));
-        Emit { queue: name(parts[0]), name: parts[1].into(), content, delay_ms }
+        let given = |place: usize| parts.get(place).filter(|part| !part.is_empty());
+        Emit {
+            delay_ms: given(4).map(|delay| duration(delay)),
+            ttl_ms: given(5).map(|ttl| duration(ttl)),
+            fingerprint: given(6).map(|own| Fingerprint::own(own)),
+            ..Emit::new(name(parts[0]), parts[1], content)
+        }
     }
 
     /// Emits that wait for their queues.
@@ -508,26 +531,32 @@ impl Run {
             let content = &relay.emit.content;
             let body = String::from_utf8_lossy(content.body());
             let tries = relay.attempts;
-            format!("{} {} {body} tries={tries}", relay.emit.queue.queue, content.key())
+            let refused = relay.refused.as_ref().map_or("", |_| " refused");
+            let queue = &relay.emit.queue.queue;
+            format!("{queue} {} {body} tries={tries}{refused}", content.key())
         });
         let told = told.collect::<Vec<_>>().join(" ; ");
         if told.is_empty() { "none".into() } else { told }
     }
 
-    /// The first emit that waits reaches its queue, with or without a confirmation, or does not.
+    /// The first emit that waits is handed to its queue, with or without a confirmation, or is not.
     fn relay(&mut self, words: &mut Words) -> String {
         let relay = self.world.machine.relays().next().cloned().unwrap();
         let how = words.next();
         let mut answer = "ok".to_owned();
+        let mut arrival = Arrival::Later;
         if how != "failed" {
-            let mut send = Send::new(relay.emit.queue.clone(), Arc::clone(&relay.emit.content));
-            send.delay_ms = relay.emit.delay_ms;
-            let outcome = self.world.run(Command::Send(send));
+            let send = relay.clone().into_send();
+            let outcome = self.world.run(match relay.refused {
+                Some(error) => Command::DeadLetter(DeadLetter { send, error }),
+                None => Command::Send(send),
+            });
             let Outcome::Sent(sent) = outcome else { panic!("a send gets an answer") };
             answer = speak::answer(&sent, self.world.at, false);
+            arrival = Arrival::of(&sent);
         }
         if how != "unconfirmed" {
-            self.world.run(Command::Relayed { id: relay.id, reached: how != "failed" });
+            self.world.run(Command::Relayed { id: relay.id, arrival });
         }
         answer
     }

@@ -165,6 +165,208 @@ fn l3_a_done_whose_emits_cannot_be_taken_changes_nothing() {
 }
 
 #[test]
+fn l3_two_emits_of_one_done_under_one_key_are_refused() {
+    check(
+        "
+        queue  emails
+        queue  bills
+        queue  orders
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hi emit=emails:m:hi emit=emails:n:ho
+            => invalid SameEmits(0, 2)
+        settle k1 done emit=emails:n:hi:k9 emit=emails:m:hi:k9
+            => invalid SameEmits(0, 1)
+        relays                       => none
+        settle k1 done emit=emails:n:hi:k9 emit=bills:n:hi:k9 emit=emails:n:hi
+            => ok done
+        ",
+    );
+}
+
+#[test]
+fn l3_the_name_of_an_emit_is_bounded() {
+    let mut world = World::new();
+    let lease = leased(&mut world);
+    let emit = |length: usize| {
+        let content = Content::builder("").build(b"hi").unwrap();
+        vec![Emit::new(name("orders"), &"n".repeat(length), content)]
+    };
+    let settle = |length| {
+        let verb = Verb::Done { result: None, emits: emit(length) };
+        Command::Settle(Settle { lease, verb })
+    };
+    let refused = world.run(settle(256));
+    assert_eq!(refused, Outcome::Settled(Settled::Invalid(Invalid::EmitName(256))));
+    let taken = world.run(settle(255));
+    assert!(matches!(taken, Outcome::Settled(Settled::Ok { .. })), "{taken:?}");
+}
+
+#[test]
+fn l3_a_result_whose_content_type_is_too_long_is_refused() {
+    let mut world = World::new();
+    let lease = leased(&mut world);
+    let content_type = Some("x".repeat(256).into());
+    let result = Some(Blob { content_type, body: bytes::Bytes::new() });
+    let verb = Verb::Done { result, emits: Vec::new() };
+    let refused = world.run(Command::Settle(Settle { lease, verb }));
+    assert_eq!(refused, Outcome::Settled(Settled::Invalid(Invalid::ContentTypeLength(256))));
+}
+
+#[test]
+fn k1_emits_of_parents_in_two_queues_or_groups_do_not_take_each_others_keys() {
+    check(
+        "
+        queue  emails
+        queue  payments
+        queue  shipping
+        queue  grouped scope=group
+        send   @payments k1 a
+        send   @shipping k1 a
+        send   @grouped k1 a group=g
+        send   @grouped k1 a group=h
+        receive @payments w1 1       => k1#1
+        settle k1@w1 done emit=emails:mail:payments  => ok done
+        receive @shipping w2 1       => k1#1
+        settle k1@w2 done emit=emails:mail:shipping  => ok done
+        receive @grouped w3 1        => k1#1
+        settle k1@w3 done emit=emails:mail:g  => ok done
+        receive @grouped w4 1        => k1#1
+        settle k1@w4 done emit=emails:mail:h  => ok done
+        relays => emails derive(payments,k1,0,mail) payments tries=0
+            ; emails derive(shipping,k1,0,mail) shipping tries=0
+            ; emails derive(grouped/g,k1,0,mail) g tries=0
+            ; emails derive(grouped/h,k1,0,mail) h tries=0
+        relay  reached               => accepted ready
+        relay  reached               => accepted ready
+        relay  reached               => accepted ready
+        relay  reached               => accepted ready
+        show   @emails ready         => ready=4
+        ",
+    );
+}
+
+#[test]
+fn l3_an_emit_keeps_its_time_to_live_and_its_own_fingerprint() {
+    check(
+        "
+        queue  emails
+        queue  orders
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hi:k9::1h:mine  => ok done
+        relay  unconfirmed           => accepted ready
+        send   @emails k9 other fp=mine
+            => in_flight ready attempts=0 under an id nobody was given
+        send   @emails k9 hi         => conflict fingerprint
+        relay  reached               => in_flight ready attempts=0
+        wait   1h
+        send   @emails k9 other fp=mine  => dead its time to live was over
+        ",
+    );
+}
+
+#[test]
+fn l3_an_emit_that_its_queue_refuses_for_good_is_dead_there() {
+    check(
+        "
+        queue  emails max_body=9
+        queue  orders max_attempts=1
+        send   k1 a
+        send   k2 a
+        receive w 2                  => k1#1 k2#1
+        settle k1 done emit=emails:n:too-long-a:k9  => invalid BodyTooLarge { bytes: 10, max: 9 }
+        settle k1 done emit=emails:n:hello:k9  => ok done
+        queue  emails max_body=3
+        relay  reached               => invalid BodyTooLarge { bytes: 5, max: 3 }
+        relays                       => emails k9 hello tries=0 refused
+        queue  emails max_body=9
+        relay  unconfirmed
+            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+        relays                       => emails k9 hello tries=0 refused
+        relay  reached
+            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+        relays                       => none
+        browse @emails dead          => k9
+        show   @emails ready dead sent  => ready=0 dead=1 sent=1
+        redrive @emails r1 keys=k9   => matched=1 moved=1 done
+        receive @emails v 1          => k9#1
+        ",
+    );
+}
+
+#[test]
+fn l3_an_emit_whose_key_is_another_messages_is_dead_under_a_key_of_its_own() {
+    check(
+        "
+        queue  emails on_dead=rerun
+        queue  orders
+        send   @emails k9 other      => accepted ready
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hello:k9  => ok done
+        relay  reached               => conflict body
+        relay  reached               => conflict body
+        relay  unconfirmed => dead its queue refused it: another message has its key
+        relay  unconfirmed => dead its queue refused it: another message has its key
+        relay  reached     => dead its queue refused it: another message has its key
+        relays                       => none
+        show   @emails ready dead sent  => ready=1 dead=1 sent=2
+        receive @emails v 9          => k9#1
+        redrive @emails r1 all
+        show   @emails ready dead    => ready=1 dead=0
+        settle k9 done               => ok done
+        send   @emails k9 other      => done
+        ",
+    );
+}
+
+#[test]
+fn l3_a_refused_emit_waits_while_its_queue_is_gone_or_full() {
+    check(
+        "
+        queue  emails max_body=9
+        queue  orders
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hello:k9  => ok done
+        queue  emails max_body=3 max_messages=1
+        relay  reached               => invalid BodyTooLarge { bytes: 5, max: 3 }
+        send   @emails k2 a          => accepted ready
+        relay  reached               => over_quota messages
+        relays                       => emails k9 hello tries=1 refused
+        delete @emails
+        wait   1s
+        relay  reached               => no_such_queue
+        relays                       => emails k9 hello tries=2 refused
+        queue  emails
+        relay  reached
+            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+        relays                       => none
+        ",
+    );
+}
+
+/// The lease of one message.
+fn leased(world: &mut World) -> LeaseName {
+    let queue = name("orders");
+    let config = Config::default();
+    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    let content = Content::builder("k1").build(b"a").unwrap();
+    world.run(Command::Send(Send::new(queue.clone(), content)));
+    let received = world.run(Command::Receive(Receive {
+        queue,
+        max: 1,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    }));
+    let Outcome::Received(deliveries) = received else { panic!("{received:?}") };
+    deliveries[0].lease
+}
+
+#[test]
 fn l3_a_keyless_parent_derives_from_its_id() {
     check(
         "
@@ -197,7 +399,7 @@ fn l3_emits_are_tried_again_with_growing_pauses() {
         panic!("a receive is answered by deliveries");
     };
     let content = Content::builder("").build(b"hi").unwrap();
-    let emit = Emit { queue: name("orders"), name: "next".into(), content, delay_ms: None };
+    let emit = Emit::new(name("orders"), "next", content);
     let verb = Verb::Done { result: None, emits: vec![emit] };
     let id = world.machine.relays().count() as u64;
     world.run(Command::Settle(Settle { lease: deliveries[0].lease, verb }));
@@ -207,14 +409,14 @@ fn l3_emits_are_tried_again_with_growing_pauses() {
     };
     assert_eq!(told(&mut world), 1, "an emit is told as soon as it is durable");
     for pause in [100, 200, 400, 800, 1_600, 3_200, 6_400, 12_800, 25_600, 30_000, 30_000] {
-        world.run(Command::Relayed { id, reached: false });
+        world.run(Command::Relayed { id, arrival: Arrival::Later });
         world.wait(pause - 1);
         assert_eq!(told(&mut world), 0, "not before {pause} ms");
         world.wait(1);
         assert_eq!(told(&mut world), 1, "after {pause} ms");
     }
-    world.run(Command::Relayed { id, reached: true });
-    world.run(Command::Relayed { id, reached: false });
+    world.run(Command::Relayed { id, arrival: Arrival::Arrived });
+    world.run(Command::Relayed { id, arrival: Arrival::Later });
     world.wait(60_000);
     assert_eq!((told(&mut world), world.machine.relays().count()), (0, 0));
 }

@@ -24,7 +24,16 @@ pub(crate) fn outcome(outcome: &Outcome, fields: &[String], now: Time, in_detail
         Outcome::Redrive(view) => {
             let done = if view.done { " done" } else { "" };
             let dry = if view.dry_run { " dry" } else { "" };
-            format!("matched={} moved={}{done}{dry}", view.matched, view.moved)
+            let cancelled = if view.cancelled { " cancelled" } else { "" };
+            let mut told =
+                format!("matched={} moved={}{done}{cancelled}{dry}", view.matched, view.moved);
+            if fields.iter().any(|field| field == "total") {
+                told += &format!(" total={}", view.total.unwrap_or_default());
+            }
+            if fields.iter().any(|field| field == "missing") {
+                told += &format!(" missing={}", view.missing.join(","));
+            }
+            told
         }
         Outcome::Ok => "ok".into(),
         Outcome::Refused(refusal) => self::refusal(refusal),
@@ -54,6 +63,7 @@ pub(crate) fn answer(answer: &Answer, now: Time, in_detail: bool) -> String {
                 if in_detail { until(Some(finished.remembered_until), now) } else { "".into() };
             format!("done{}{remembered}", result(finished.result.as_ref()))
         }
+        Answer::Dead { error, discarded: true, .. } => format!("discarded {error}"),
         Answer::Dead { error, .. } => format!("dead {error}"),
         Answer::Parked { attempts, .. } => format!("parked attempts={attempts}"),
         Answer::InFlight(flight) => {
@@ -112,7 +122,6 @@ fn settled(settled: &Settled, now: Time, in_detail: bool) -> String {
 fn parts(differs: &[Differs]) -> String {
     let parts = differs.iter().map(|part| match part {
         Differs::Body => "body",
-        Differs::ContentType => "type",
         Differs::Group => "group",
         Differs::Fingerprint => "fingerprint",
     });
@@ -160,9 +169,13 @@ fn points(points: &std::collections::BTreeMap<String, bytes::Bytes>) -> String {
 }
 
 fn message(view: &KeyView) -> String {
-    let body = view.content.as_ref().map(|content| String::from_utf8_lossy(content.body()));
     let key = view.key.as_deref().map(ToOwned::to_owned);
-    key.unwrap_or_else(|| format!("-{}", body.unwrap_or_default()))
+    key.unwrap_or_else(|| format!("-{}", body(view)))
+}
+
+fn body(view: &KeyView) -> String {
+    let content = view.content.as_ref();
+    content.map(|it| String::from_utf8_lossy(it.body()).into_owned()).unwrap_or_default()
 }
 
 /// The fields that the line asks for; where the key is, if it asks for none.
@@ -188,6 +201,7 @@ fn key(view: &KeyView, fields: &[String], now: Time) -> String {
         "attempts" => format!("attempts={}", record.attempts),
         "worker" => format!("worker={}", record.worker),
         "error" => format!("error={}", record.error.as_deref().unwrap_or("-")),
+        "body" => format!("body={}", body(view)),
         "result" => format!("result={}", result(record.result.as_ref()).trim()),
         "points" => format!("points={}", points(&view.recovery_points)),
         "age" => format!("age={}", length(now.since(record.accepted_at))),

@@ -157,7 +157,7 @@ fn d3_a_reopened_partition_goes_on_from_the_time_it_wrote_last() {
 #[test]
 #[should_panic(expected = "time never runs backwards")]
 fn d3_time_that_runs_backwards_is_not_taken() {
-    let mut machine = Machine::new(0, 1, 7);
+    let mut machine = Machine::new(0, 1, 1, 7);
     machine.advance(Time(START), &mut Vec::new());
     machine.advance(Time(START - 1), &mut Vec::new());
 }

@@ -74,15 +74,18 @@ pub(crate) fn duration(text: &str) -> u64 {
     number.parse::<u64>().unwrap() * unit
 }
 
-/// Puts in `derive(parent,generation,name)`, and `uuid(8d)` or `ulid(8d)`: keys that were made so
-/// long before the script began.
+/// Puts in `derive(key,generation,name)` of a parent in the queue orders or, with a fourth part in
+/// front, in the queue or queue/group that it names; and `uuid(8d)` or `ulid(8d)`: keys that were made so
+/// long before the script began, or after it with `ahead-` in front.
 pub(crate) fn expand(line: &str) -> String {
     let mut text = line.to_owned();
     while let Some((function, from, to)) = call(&text) {
         let inside = text[from + function.len() + 1..to].to_owned();
         let parts: Vec<&str> = inside.split(',').collect();
         let value = match function {
-            "derive" => derive(parts[0], parts[1].parse().unwrap(), parts[2]),
+            "derive" => derived(&parts),
+            "ahead-uuid" => MessageId::new(Time(START + duration(parts[0])), 0, 9).to_string(),
+            "ahead-ulid" => ulid(START + duration(parts[0])),
             "uuid" => MessageId::new(Time(START - duration(parts[0])), 0, 9).to_string(),
             _ => ulid(START - duration(parts[0])),
         };
@@ -91,8 +94,21 @@ pub(crate) fn expand(line: &str) -> String {
     text
 }
 
+fn derived(parts: &[&str]) -> String {
+    let (queue, rest) = match parts {
+        [queue, rest @ ..] if rest.len() == 3 => (*queue, rest),
+        rest => ("orders", rest),
+    };
+    let [key, generation, name] = rest else { panic!("derive({parts:?})") };
+    let (queue, group) = match queue.split_once('/') {
+        Some((queue, group)) => (queue, Some(group)),
+        None => (queue, None),
+    };
+    derive(&Parent { queue, group, key, generation: generation.parse().unwrap() }, name)
+}
+
 fn call(text: &str) -> Option<(&'static str, usize, usize)> {
-    ["derive", "uuid", "ulid"].into_iter().find_map(|function| {
+    ["derive", "ahead-uuid", "ahead-ulid", "uuid", "ulid"].into_iter().find_map(|function| {
         let from = text.find(&format!("{function}("))?;
         Some((function, from, from + text[from..].find(')')?))
     })
@@ -131,6 +147,7 @@ pub(crate) fn config(words: &mut Words) -> (Config, Option<u64>) {
     config.max_messages = number(words, "max_messages");
     config.max_bytes = number(words, "max_bytes");
     config.sends_per_s = number(words, "sends_per_s");
+    config.keep_bodies = words.flag("keep_bodies");
     config.guarantee = choice(words, "guarantee", Guarantee::ALL, Guarantee::as_str);
     config.order = choice(words, "order", Order::ALL, Order::as_str);
     config.dedup_scope = choice(words, "scope", DedupScope::ALL, DedupScope::as_str);

@@ -10,14 +10,17 @@
 )]
 #![expect(dead_code, reason = "every test binary uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::{
-    Batch, Command, Digest, Effect, Machine, Need, Outcome, RowKey, RowSink, Stamp, Time, limits,
-    read_batch,
+    Batch, Bounds, Command, Decision, Digest, Effect, Machine, Need, Outcome, RangeOf, RowKey,
+    RowSink, Stamp, Time, read_batch,
 };
 
 /// 2023-11-14: a time that dated keys are believed at.
+/// The machine is the first of so many: fences count up in steps of it.
+pub(crate) const PARTITIONS: u16 = 3;
+
 pub(crate) const START: u64 = 1_700_000_000_000;
 
 /// With more messages in memory, looking at all of them after each command takes too long.
@@ -33,8 +36,7 @@ pub(crate) struct World {
     /// What was frozen and is not in the rows yet.
     under_way: Option<(Rows, usize, Time)>,
     pub(crate) effects: Vec<Effect>,
-    /// The most rows read at once to refill a head or to go on with a job.
-    pub(crate) page: usize,
+    bounds: Bounds,
 }
 
 /// The rows of a store, obviously right.
@@ -68,8 +70,13 @@ impl RowSink for Rows {
 
 impl World {
     pub(crate) fn new() -> Self {
+        Self::with_bounds(Bounds::default())
+    }
+
+    /// A world that does so much at once, and no more.
+    pub(crate) fn with_bounds(bounds: Bounds) -> Self {
         Self {
-            machine: Machine::new(0, 1, 7),
+            machine: Machine::with_bounds(0, PARTITIONS, 1, 7, bounds),
             at: Time(START),
             random: 1,
             epoch: 1,
@@ -77,37 +84,36 @@ impl World {
             rows: Rows::default(),
             under_way: None,
             effects: Vec::new(),
-            page: usize::MAX,
+            bounds,
         }
     }
 
     /// Runs one command in a batch of its own.
     pub(crate) fn run(&mut self, command: Command) -> Outcome {
-        self.machine.advance(self.at, &mut self.effects);
-        self.fetch(|machine, needs| machine.needs(&command, needs));
-        let mut batch = Batch::default();
-        batch.begin(self.at);
-        let stamp = Stamp { at: self.at, random: self.random };
-        let outcome = self.machine.execute(stamp, command, &mut batch);
-        self.cool();
-        self.effects.append(&mut batch.effects);
-        if !batch.is_empty() {
-            self.journal.push(batch.bytes().to_vec());
-        }
-        outcome
+        self.run_all(vec![command]).remove(0)
     }
 
-    /// Runs several commands in one batch.
+    /// Runs several commands in one batch. As in earnest, what they need is asked for before the
+    /// first is decided, where that can be known by then.
     pub(crate) fn run_all(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
         self.machine.advance(self.at, &mut self.effects);
-        for command in &commands {
-            self.fetch(|machine, needs| machine.needs(command, needs));
-        }
+        self.fetch(|machine, needs| {
+            let ahead = commands.iter().take_while(|command| !command.changes_needs());
+            let ahead = ahead.filter(|command| !command.is_asked_late());
+            ahead.for_each(|command| machine.needs(command, needs));
+        });
         let mut batch = Batch::default();
         batch.begin(self.at);
         let stamp = Stamp { at: self.at, random: self.random };
-        let decide = |command| self.machine.execute(stamp, command, &mut batch);
-        let outcomes = commands.into_iter().map(decide).collect();
+        let mut outcomes = Vec::new();
+        let mut is_late = false;
+        for command in commands {
+            is_late |= command.changes_needs();
+            if is_late || command.is_asked_late() {
+                self.fetch(|machine, needs| machine.needs(&command, needs));
+            }
+            outcomes.push(self.machine.execute(stamp, command, &mut batch));
+        }
         self.cool();
         self.effects.append(&mut batch.effects);
         if !batch.is_empty() {
@@ -116,16 +122,28 @@ impl World {
         outcomes
     }
 
+    /// What was decided behind the first `batches` of the journal.
+    pub(crate) fn decided_since(&self, batches: usize) -> Vec<Decision> {
+        let decided = self.journal.iter().skip(batches);
+        decided.flat_map(|bytes| read_batch(bytes).expect("batches read back").1).collect()
+    }
+
+    /// How many batches the journal holds.
+    pub(crate) fn batches(&self) -> usize {
+        self.journal.len()
+    }
+
     /// Lets time pass, and everything happen that was due meanwhile.
     pub(crate) fn wait(&mut self, ms: u64) {
         let until = self.at.plus(ms);
+        let mut idle = 0;
         while let Some(next) = self.machine.next_deadline().filter(|next| *next <= until) {
             let before = (self.at, self.journal.len());
             self.at = self.at.max(next);
             self.run(Command::Expire);
-            if before == (self.at, self.journal.len()) {
-                break; // Nothing left to do at this time.
-            }
+            // A step that only reads leaves no record.
+            idle = if before == (self.at, self.journal.len()) { idle + 1 } else { 0 };
+            assert!(idle < 10_000, "whatever is due comes to an end");
         }
         self.at = until;
         self.run(Command::Expire);
@@ -199,13 +217,17 @@ impl World {
     fn reopen(&mut self, times: usize) {
         self.under_way = None;
         self.epoch += 1;
-        self.machine = Machine::new(0, self.epoch, u64::from(self.epoch) * 77);
+        let seed = u64::from(self.epoch) * 77;
+        self.machine = Machine::with_bounds(0, PARTITIONS, self.epoch, seed, self.bounds);
         for (from, to) in Machine::boot_ranges() {
             for (key, value) in self.rows.range(&from, &to, usize::MAX) {
                 self.machine.boot(&key, &value).expect("rows read back");
             }
         }
-        self.fetch(Machine::leased);
+        while !self.machine.is_read() {
+            self.fetch(Machine::leased);
+        }
+        assert_eq!(self.machine.missing_leases(), None, "every lease is in memory");
         for bytes in self.journal.clone() {
             let (at, decisions) = read_batch(&bytes).expect("batches read back");
             self.machine.advance(at, &mut Vec::new());
@@ -217,6 +239,8 @@ impl World {
             }
             self.machine.cool();
         }
+        assert_eq!(self.machine.missing_leases(), None, "every lease is in memory");
+        self.machine.expect_records(4_096);
         self.at = self.at.max(self.machine.now());
     }
 
@@ -228,19 +252,9 @@ impl World {
         }
     }
 
-    /// A store may be asked for fewer rows at once; the machine then asks again.
-    fn paged(&self, mut need: Need) -> Need {
-        if let Need::Range { limit, .. } = &mut need
-            && [limits::REFILL, limits::JOB_STEP].contains(limit)
-        {
-            *limit = self.page.min(*limit);
-        }
-        need
-    }
-
     /// Fetches what is needed until nothing more is.
     fn fetch(&mut self, ask: impl Fn(&Machine, &mut Vec<Need>)) {
-        let mut needs = Vec::new();
+        let (mut needs, mut read) = (Vec::new(), Vec::new());
         ask(&self.machine, &mut needs);
         let mut rounds = 0;
         while !needs.is_empty() {
@@ -257,7 +271,6 @@ impl World {
                         None => self.machine.absent(need),
                     },
                     Need::Range { .. } => {
-                        let need = &self.paged(*need);
                         let Need::Range { from, to, limit, .. } = need else { continue };
                         let rows = self.rows.range(from, to, *limit);
                         for (key, value) in &rows {
@@ -265,13 +278,27 @@ impl World {
                             warmed.expect("rows read back");
                         }
                         let last = rows.last().map(|(key, _)| key.as_slice());
-                        self.machine.warmed(need, rows.len(), last);
+                        self.machine.warmed(need, last, rows.len() >= *limit);
                     }
                 }
             }
+            read.append(&mut needs);
             if more.is_empty() {
                 ask(&self.machine, &mut more);
-                more.retain(|need| matches!(need, Need::Range { .. }) && !needs.contains(need));
+                more.retain(|need| match need {
+                    // A job goes on with the next batch, recovery by itself.
+                    Need::Range {
+                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
+                        ..
+                    } => {
+                        let is_same =
+                            |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
+                        !read.iter().any(is_same)
+                    }
+                    Need::Range { .. } => !read.contains(need),
+                    Need::Group(..) => true,
+                    Need::Point(_) => false,
+                });
             }
             needs = more;
         }
@@ -309,6 +336,13 @@ impl Rows {
         let range = self.ordered.range(from.as_slice().to_vec()..to.as_slice().to_vec());
         let rows = range.filter_map(|(key, value)| Some((key.clone(), value.clone()?)));
         rows.take(limit).collect()
+    }
+
+    /// The numbers of the queues whose rows there are: their own, redrives, leads, messages.
+    pub(crate) fn queues(&self) -> BTreeSet<u32> {
+        let ordered = self.ordered.iter().filter(|(_, value)| value.is_some());
+        let named = ordered.filter(|(key, _)| [2, 5, 6, 16].contains(&key[0]));
+        named.map(|(key, _)| u32::from_be_bytes([key[1], key[2], key[3], key[4]])).collect()
     }
 
     pub(crate) fn len(&self) -> (usize, usize) {

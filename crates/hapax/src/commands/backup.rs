@@ -1,16 +1,16 @@
 //! `hapax backup` and `hapax restore`: verified copies of a data directory, of a broker that is
 //! stopped or of one that goes on.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use hapax_server::engine::Data;
+use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
-use hapax_store::{OsVolume, Store};
 
 use super::check::partitions;
 use crate::exit::Exit;
@@ -19,10 +19,6 @@ use crate::screen::{Screen, progress};
 use crate::session::{Connection, Session};
 
 const BAR: &str = "{bar:40} {bytes}/{total_bytes}, {eta} left";
-
-/// What a broker keeps beside its partitions, and who may read it. The head comes last: what has
-/// none was never a whole copy.
-const BESIDE: &[(&str, u32)] = &[("secret", 0o600), ("tokens.json", 0o600), ("broker.json", 0o644)];
 
 #[derive(Debug, Args)]
 pub(crate) struct Backup {
@@ -93,24 +89,21 @@ async fn online(session: &Session, target: &Path) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// A restored directory is one more copy: what makes a backup consistent makes it usable.
+/// A restored directory is one more copy: what makes a backup consistent makes it usable. The
+/// source is only read.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    // Opening alone would create what is not there.
-    OsVolume::open(from).with_context(|| format!("{} cannot be read", from.display()))?;
     let parts = partitions(from).map_err(|failure| anyhow::anyhow!(failure.what))?;
+    Data::refuse_target_inside(from, to)?;
+    ensure!(is_empty(to)?, "{} is not empty", to.display());
     if parts == [from] {
         return copy_partition(from, to);
     }
-    ensure!(is_empty(to)?, "{} is not empty", to.display());
     fs::create_dir_all(to)?;
     for part in &parts {
         let name = part.file_name().context("a partition has a name")?;
         copy_partition(part, &to.join(name))?;
     }
-    for (name, mode) in BESIDE {
-        copy_file(&from.join(name), &to.join(name), *mode)?;
-    }
-    File::open(to)?.sync_all()?;
+    Data::copy_head(from, to)?;
     Screen::plain().line(format_args!(
         "{} holds all {} partitions, with the broker's secret and tokens: keep it as safe as the \
          data",
@@ -129,7 +122,11 @@ fn is_empty(directory: &Path) -> io::Result<bool> {
 }
 
 fn copy_partition(from: &Path, to: &Path) -> Result<()> {
-    let mut store = DiskStore::open_threaded(from, disk::Options::default(), Arc::new(|| {}))?;
+    let volume =
+        OsVolume::read_only(from).with_context(|| format!("{} cannot be read", from.display()))?;
+    let options = disk::Options { must_exist: true, ..disk::Options::default() };
+    // The workers would write: they are never started.
+    let (store, _workers) = DiskStore::open(Arc::new(volume), options, Arc::new(|| {}))?;
     let target = OsVolume::create(to)?;
     let bar = progress(0, BAR);
     let summary = disk::backup(&store.source(), &target, &mut |done, total| {
@@ -137,26 +134,17 @@ fn copy_partition(from: &Path, to: &Path) -> Result<()> {
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    store.close()?;
-    Screen::plain().line(format_args!(
-        "{} holds everything up to batch {}: {} rows and {} batches, verified",
-        to.display(),
-        summary.last,
-        summary.archive.rows,
-        summary.batches
-    ))?;
-    Ok(())
-}
-
-/// Copies a small file durably; one that is not there is left out.
-fn copy_file(from: &Path, to: &Path, mode: u32) -> Result<()> {
-    let bytes = match fs::read(from) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).with_context(|| format!("{} is lost", from.display())),
-    };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(to)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
+    let screen = Screen::plain();
+    if summary.last == 0 {
+        screen.line(format_args!("{} is empty: nothing was ever written to it", to.display()))?;
+    } else {
+        screen.line(format_args!(
+            "{} holds everything up to batch {}: {} rows and {} batches, verified",
+            to.display(),
+            summary.last,
+            summary.archive.rows,
+            summary.batches
+        ))?;
+    }
     Ok(())
 }

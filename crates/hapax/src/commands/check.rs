@@ -1,14 +1,13 @@
 //! `hapax check`: verifies a data directory from end to end and says what it found.
 
-use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
-use hapax_server::engine::Data;
+use hapax_server::engine::{self, Data};
 use hapax_store::archive::Severity;
-use hapax_store::{OsVolume, disk};
+use hapax_store::{Lock, OsVolume, Volume, disk};
 use serde_json::{Value, json};
 
 use crate::exit::Exit;
@@ -57,18 +56,27 @@ pub(crate) fn run(check: &Check) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// The partitions of a broker's data; a directory without a head is a partition by itself.
+/// The partitions of a broker's data that is whole. A directory with the marker of a store is a
+/// partition by itself. Nothing is changed, and nothing is taken for data that is none.
 pub(super) fn partitions(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
-    match directory.join("broker.json").exists() {
-        true => Ok(Data::partition_paths(directory).map_err(anyhow::Error::from)?),
-        false => Ok(vec![directory.to_owned()]),
+    let has = |name| directory.join(name).exists();
+    if !has("broker.json") && has(disk::MARKER_NAME) {
+        return Ok(vec![directory.to_owned()]);
     }
+    Data::partition_paths(directory).map_err(|error| match error {
+        engine::Error::NoData(path) => {
+            let what = format!("{} is not a data directory of a broker", path.display());
+            let next = "name the directory that the broker was started with (--data)";
+            Failure::new(Exit::Failure, what).next(next)
+        }
+        other => Failure::new(Exit::Failure, other.to_string()),
+    })
 }
 
 fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {
-    let volume = OsVolume::open(directory)
+    let volume = OsVolume::read_only(directory)
         .with_context(|| format!("{} cannot be read", directory.display()))?;
-    let _lock = lock(directory)?;
+    let _lock = lock(directory, &volume)?;
     let mut findings = Vec::new();
     let mut told = Ok(());
     let summary = disk::check(&volume, &mut |finding| {
@@ -91,21 +99,15 @@ fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {
 }
 
 /// Held while the files are read: half of what a running broker writes would look like damage.
-fn lock(directory: &Path) -> Result<Option<File>, Failure> {
-    let file = match File::open(directory.join("LOCK")) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => {
+fn lock(directory: &Path, volume: &OsVolume) -> Result<Box<dyn Lock>, Failure> {
+    volume.lock("LOCK").map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => {
             let what = format!("{} is in use by a running process", directory.display());
             let next = "stop the broker, or check a copy of it: hapax backup --online TARGET";
-            Err(Failure::new(Exit::Failure, what).next(next))
+            Failure::new(Exit::Failure, what).next(next)
         }
-        Err(TryLockError::Error(error)) => Err(error.into()),
-    }
+        _ => error.into(),
+    })
 }
 
 fn tell(screen: Screen, found: &Found, has_name: bool) -> Result<(), Failure> {

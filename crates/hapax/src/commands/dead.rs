@@ -27,7 +27,9 @@ pub(crate) enum Command {
   hapax dead redrive orders --all --rate 50 --yes
   hapax dead redrive orders --error-contains timeout --before 2h --yes
   hapax dead redrive orders --key order-42 --key order-43 --yes
-  hapax dead redrive orders --all --id after-the-outage --yes")]
+  hapax dead redrive orders --all --id after-the-outage --yes
+  hapax dead redrive orders --status after-the-outage
+  hapax dead redrive orders --cancel after-the-outage")]
     Redrive(redrive::Redrive),
     /// Give dead messages up for good; their keys stay remembered. Only lists, unless --yes.
     #[command(after_help = "Examples:
@@ -65,6 +67,9 @@ struct Filter {
     /// They died before this time, given as a date or an age.
     #[arg(long, value_name = "TIME", value_parser = moment::parse)]
     before: Option<u64>,
+    /// They died at this time or later, given as a date or an age.
+    #[arg(long, value_name = "TIME", value_parser = moment::parse)]
+    after: Option<u64>,
 }
 
 /// Which dead messages are to be changed.
@@ -74,7 +79,7 @@ struct Selection {
     #[arg(long = "key", value_name = "KEY")]
     keys: Vec<String>,
     /// All of them.
-    #[arg(long, conflicts_with_all = ["keys", "error_contains", "group", "before"])]
+    #[arg(long, conflicts_with_all = ["keys", "error_contains", "group", "before", "after"])]
     all: bool,
     /// Do it.
     #[arg(long, short)]
@@ -85,14 +90,17 @@ struct Selection {
 
 impl Filter {
     fn is_empty(&self) -> bool {
-        self.error_contains.is_none() && self.group.is_none() && self.before.is_none()
+        let has_time = self.before.is_some() || self.after.is_some();
+        self.error_contains.is_none() && self.group.is_none() && !has_time
     }
 
     fn fits(&self, message: &proto::Key) -> bool {
         let has_error =
             self.error_contains.as_ref().is_none_or(|text| message.error.contains(text.as_str()));
         let has_group = self.group.as_ref().is_none_or(|group| *group == message.group);
-        has_error && has_group && self.before.is_none_or(|before| died_at(message) < before)
+        let died_at = died_at(message);
+        let is_early = self.before.is_none_or(|before| died_at < before);
+        has_error && has_group && is_early && self.after.is_none_or(|after| died_at >= after)
     }
 }
 
@@ -108,7 +116,8 @@ impl Selection {
     fn check(&self) -> Result<(), Failure> {
         let has_filter = !self.filter.is_empty();
         if self.yes && !self.all && self.keys.is_empty() && !has_filter {
-            let next = "--key KEY, --error-contains TEXT, --group GROUP, --before TIME or --all";
+            let next = "--key KEY, --error-contains TEXT, --group GROUP, --before TIME, \
+                        --after TIME or --all";
             return Err(Failure::usage("say which messages are meant").next(next));
         }
         if !self.keys.is_empty() && has_filter {
@@ -164,13 +173,15 @@ mod tests {
             }],
             ..proto::Key::default()
         };
-        let none = Filter { error_contains: None, group: None, before: None };
+        let none = Filter { error_contains: None, group: None, before: None, after: None };
         assert!(none.is_empty() && none.fits(&message));
         let fits = |filter: Filter| filter.fits(&message);
         assert!(fits(Filter { error_contains: Some("timeout".to_owned()), ..none.clone() }));
         assert!(!fits(Filter { error_contains: Some("Timeout".to_owned()), ..none.clone() }));
         assert!(!fits(Filter { group: Some("us".to_owned()), ..none.clone() }));
         assert!(fits(Filter { before: Some(5_001), ..none.clone() }));
+        assert!(fits(Filter { after: Some(5_000), ..none.clone() }));
+        assert!(!fits(Filter { after: Some(5_001), ..none.clone() }));
         assert!(!fits(Filter { before: Some(5_000), ..none }), "it died then, it was sent before");
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn man(man: &Man, mut tree: Command) -> Result<Exit, Failure> {
     for name in &man.command {
         command = command.find_subcommand(name).ok_or_else(|| {
             let names = command.get_subcommands().map(Command::get_name);
-            let near = crate::nearest::nearest(name, names);
+            let near = hapax_wire::nearest::closest(name, names);
             let next = near.map(|near| format!("did you mean {near}?"));
             let next = next.unwrap_or_else(|| "hapax help lists the commands".to_owned());
             Failure::usage(format!("there is no command {name}")).next(next)

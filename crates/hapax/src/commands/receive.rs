@@ -79,6 +79,17 @@ enum Verdict {
         #[arg(long)]
         dead: bool,
     },
+    /// In doubt: its effect may have happened. A begun message of a queue with on-lost = park is
+    /// parked until somebody resolves it; anywhere else this is a failure.
+    #[command(after_help = "Examples:
+  hapax settle park charges LEASE --error 'killed in the middle'")]
+    Park {
+        #[command(flatten)]
+        lease: Lease,
+        /// What is known, for whoever resolves it.
+        #[arg(long, default_value = "in doubt")]
+        error: String,
+    },
     /// Give it back uncounted, as if it had not been taken.
     #[command(after_help = "Examples:
   hapax settle release orders LEASE")]
@@ -93,17 +104,6 @@ enum Verdict {
     Begin {
         #[command(flatten)]
         lease: Lease,
-    },
-    /// Nobody knows whether it worked: parked where an effect has begun and the queue parks, failed
-    /// otherwise.
-    #[command(after_help = "Examples:
-  hapax settle park charges LEASE --error 'the bank does not answer'")]
-    Park {
-        #[command(flatten)]
-        lease: Lease,
-        /// What is known, for whoever finds out.
-        #[arg(long, default_value = "in doubt")]
-        error: String,
     },
     /// Store a recovery point: the next attempt receives it.
     #[command(after_help = "Examples:
@@ -227,9 +227,9 @@ pub(crate) async fn settle(settle: &Settle) -> Result<Exit, Failure> {
             let delay_ms = delay.map(milliseconds);
             (lease, Verb::Fail(proto::Fail { error: error.clone(), delay_ms, dead: *dead }))
         }
+        Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
         Verdict::Release { lease } => (lease, Verb::Release(proto::Release {})),
         Verdict::Begin { lease } => (lease, Verb::Begin(proto::Begin {})),
-        Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
         Verdict::Save { lease, name, data } => {
             let (name, body) = (name.clone(), data.read()?);
             (lease, Verb::Save(proto::Save { name, body }))

@@ -79,3 +79,34 @@ fn a_discard_lists_first_and_keeps_the_key() {
     let error = broker.fails(4, &["dead", "discard", "orders", "--key", "b", "--yes"]);
     assert!(error.contains("not dead but discarded"), "{error}");
 }
+
+#[test]
+fn a_key_that_is_not_dead_is_told_and_is_no_success() {
+    let broker = broker_with_dead();
+    let keys = ["dead", "redrive", "orders", "--key", "a", "--key", "none", "--yes"];
+    let told = broker.run(&keys);
+    assert_eq!(told.code, Some(3), "{told:?}");
+    assert!(told.out.contains("redrove 1 dead messages"), "{told:?}");
+    assert!(told.err.contains("none is not dead"), "{told:?}");
+    let told = broker.run(&["dead", "redrive", "orders", "--key", "a", "--yes", "-o", "json"]);
+    assert_eq!(told.code, Some(3), "{told:?}");
+    let told: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!((&told["moved"], &told["missing"][0]), (&0.into(), &"a".into()));
+}
+
+#[test]
+fn a_redrive_is_watched_and_cancelled_by_its_id() {
+    let broker = broker_with_dead();
+    let slow = ["--all", "--rate", "1", "--id", "slow", "--no-wait", "--yes"];
+    let started = broker.json(&[&["dead", "redrive", "orders"], &slow[..]].concat());
+    assert_eq!((&started["total"], &started["done"]), (&3.into(), &false.into()));
+    let status = broker.json(&["dead", "redrive", "orders", "--status", "slow"]);
+    assert_eq!((&status["id"], &status["total"]), (&"slow".into(), &3.into()));
+    let told = broker.ok(&["dead", "redrive", "orders", "--cancel", "slow"]);
+    assert!(told.contains("redrive slow is cancelled") && told.contains("of 3 moved"), "{told}");
+    assert!(dead(&broker) > 0);
+    broker.fails(3, &["dead", "redrive", "orders", "--cancel", "none"]);
+    broker.fails(3, &["dead", "redrive", "orders", "--status", "none"]);
+    let late = ["dead", "redrive", "orders", "--after", "2100-01-01T00:00:00Z", "--yes"];
+    assert_eq!(broker.json(&late)["moved"], 0);
+}

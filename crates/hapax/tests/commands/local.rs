@@ -88,6 +88,20 @@ fn a_directory_that_is_not_there_or_not_ours_is_refused() {
     assert!(fails(path, &["check", "nowhere"]).contains("nowhere"));
     assert!(fails(path, &["backup", "nowhere", "copy"]).contains("nowhere"));
     assert!(!path.join("nowhere").exists(), "asking creates nothing");
+    std::fs::create_dir(path.join("empty")).unwrap();
+    std::fs::create_dir(path.join("other")).unwrap();
+    std::fs::write(path.join("other/passwd"), "x").unwrap();
+    for folder in ["empty", "other"] {
+        for arguments in [&["check", folder][..], &["backup", folder, "copy"]] {
+            let error = fails(path, arguments);
+            assert!(error.contains("is not a data directory"), "{arguments:?}: {error}");
+            assert!(!error.contains("DAMAGE") && !path.join("copy").exists(), "{error}");
+        }
+        let error = fails(path, &["restore", folder, "copy"]);
+        assert!(error.contains("is not a data directory"), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(path.join("empty")).unwrap().count(), 0, "nothing was made");
+    assert_eq!(std::fs::read_dir(path.join("other")).unwrap().count(), 1, "nothing was made");
 }
 
 /// A broker that has done something, stopped.
@@ -113,10 +127,12 @@ fn a20_the_data_of_a_broker_is_backed_up_whole_and_restored_with_its_secret_and_
     succeeds(&path, &["backup", "data", "copies/monday"]);
     assert!(fails(&path, &["backup", "data", "copies/monday"]).contains("not empty"));
     succeeds(&path, &["restore", "copies/monday", "back"]);
-    for name in ["secret", "tokens.json", "broker.json"] {
+    for name in ["secret", "tokens.json"] {
         let read = |folder: &str| std::fs::read(path.join(folder).join(name)).unwrap();
         assert_eq!(read("data"), read("back"), "{name}");
     }
+    let head = std::fs::read_to_string(path.join("back/broker.json")).unwrap();
+    assert!(head.contains("copy"), "until it is opened it is a copy: {head}");
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(path.join("back/secret")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "the secret stays one");

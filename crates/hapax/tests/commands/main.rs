@@ -9,6 +9,7 @@
 mod benches;
 mod broker;
 mod dead;
+mod doors;
 mod help;
 mod keys;
 mod local;

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use crate::broker::{Setup, hapax, until, words};
+use crate::exits::contents;
 use crate::history::{Event, Operation, Sent, Settled};
 use crate::http::Request;
 use crate::load::{Load, QUEUE, body_of};
@@ -187,13 +188,52 @@ fn a20_a_restored_broker_takes_no_key_for_a_new_one() {
     assert_eq!((&known["id"], &known["result"]["body"]), (&done, &json!("r")));
     let known = door.ask(&Request::send("orders", "open", "x")).is(200);
     assert_eq!(known["id"], open);
-    // The lease that was given before is honoured: the secret came along.
+    // The original may have gone on: a lease that was given before settles nothing here.
     let item = json!({ "lease": lease, "do": "done", "result": { "body": "r" } });
     let told = door.ask(&Request::post("/v1/queues/orders/settle", &json!({ "items": [item] })));
-    assert_eq!(told.is(200)["answers"][0]["answer"], "ok", "{}", told.text());
+    assert_eq!(told.is(200)["answers"][0]["answer"], "lease_lost", "{}", told.text());
     until("its message", || {
         let told = door.ask(&Request::post("/v1/queues/orders/receive", &json!({}))).is(200);
         (told["messages"][0]["key"] == "open").then_some(())
     });
     broker.has_not_panicked();
+}
+
+/// What a copy that was broken off looks like: it is refused, stays as it is, and nothing is made.
+#[test]
+fn a20_an_incomplete_copy_is_not_restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = Setup::new(directory.path());
+    let broker = setup.start();
+    let mut door = broker.connection();
+    door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
+    door.ask(&Request::send("orders", "k", "x")).is(201);
+    let inside = setup.data.join("copies");
+    let told = broker.command(&["backup", "--online"]).arg(&inside).output().unwrap();
+    assert!(!told.status.success() && !inside.exists(), "{}", words(&told));
+    broker.stop();
+    let before = contents(&setup.data);
+    let backup = directory.path().join("backup");
+    ran(hapax(&["backup"]).arg(&setup.data).arg(&backup));
+    assert!(before == contents(&setup.data), "a backup only reads");
+    let told = hapax(&["backup"]).arg(&setup.data).arg(&inside).output().unwrap();
+    assert!(!told.status.success() && !inside.exists(), "{}", words(&told));
+    for missing in ["broker.json", "secret", "partition-0000/format", "partition-0000"] {
+        let (path, aside) = (backup.join(missing), directory.path().join("aside"));
+        std::fs::rename(&path, &aside).unwrap();
+        let before = contents(&backup);
+        let restored = directory.path().join("restored");
+        let told = hapax(&["restore"]).arg(&backup).arg(&restored).output().unwrap();
+        let said = words(&told);
+        assert!(!told.status.success() && said.contains("missing"), "without {missing}: {said}");
+        let told = hapax(&["check"]).arg(&backup).output().unwrap();
+        assert!(!told.status.success(), "without {missing}: {}", words(&told));
+        let (code, said) = Setup::new(directory.path()).data(&backup).refuses();
+        assert!(code != 0 && said.contains(missing), "without {missing}: {said}");
+        assert!(before == contents(&backup), "without {missing} something was changed");
+        assert!(!restored.exists(), "without {missing} something was made");
+        std::fs::rename(&aside, &path).unwrap();
+    }
+    let restored = directory.path().join("restored");
+    ran(hapax(&["restore"]).arg(&backup).arg(&restored));
 }

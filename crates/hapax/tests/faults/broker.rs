@@ -79,6 +79,7 @@ pub(crate) struct Setup {
     log: PathBuf,
     port_file: PathBuf,
     pub(crate) address: SocketAddr,
+    partitions: u16,
     wrapper: Vec<String>,
     partitions: u16,
     arguments: Vec<String>,
@@ -93,6 +94,7 @@ impl Setup {
             log: directory.join("log"),
             port_file: directory.join("port"),
             address: free_address(),
+            partitions: 1,
             wrapper: Vec::new(),
             partitions: 1,
             arguments: vec!["--auth".into(), "off".into()],
@@ -102,6 +104,12 @@ impl Setup {
 
     pub(crate) fn data(mut self, data: &Path) -> Self {
         self.data = data.to_owned();
+        self
+    }
+
+    /// For data that is created by the first start.
+    pub(crate) fn partitions(mut self, partitions: u16) -> Self {
+        self.partitions = partitions;
         self
     }
 

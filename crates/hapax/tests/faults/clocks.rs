@@ -70,6 +70,35 @@ fn a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm() {
     say("A14: the clock jumped by 2 hours four times; no key and no lease ended, each was told");
 }
 
+#[test]
+fn a14_restarts_do_not_push_the_brokers_time_ahead_of_the_wall_clock() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = Setup::new(directory.path());
+    let mut broker = setup.start();
+    let mut door = broker.connection();
+    let queue = Request::new("PUT", "/v1/queues/orders").header("content-type", "application/json");
+    door.ask(&queue.body(RULES)).is(201);
+    let mut last = 0;
+    for round in 0..8 {
+        let told = broker.connection().ask(&Request::send("orders", &format!("k{round}"), "x"));
+        // The first 48 bits of an id are the broker's time in milliseconds.
+        let id = told.is(201)["id"].as_str().unwrap().replace('-', "");
+        let time = u64::from_str_radix(&id[..12], 16).unwrap();
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let wall = since.as_millis() as u64;
+        assert!(time <= wall, "{} ms ahead after {round} restarts", time - wall);
+        assert!(time >= last, "time ran backwards");
+        last = time;
+        if round % 2 == 0 {
+            broker.kill();
+        } else {
+            broker.stop();
+        }
+        broker = setup.start();
+    }
+    broker.has_not_panicked();
+}
+
 /// The wall clock of the broker: its difference to the real one, in a file.
 struct Clock {
     file: PathBuf,

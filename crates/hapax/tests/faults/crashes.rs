@@ -17,10 +17,11 @@ const KILLS: usize = 50;
 /// What each door gets done in every life: sends answered, and messages done.
 const PER_LIFE: usize = 5;
 
-#[test]
-fn a1_fifty_kills_under_load_lose_nothing_and_double_nothing() {
+on_one_and_on_four!(a1_fifty_kills_under_load_lose_nothing_and_double_nothing);
+
+fn a1_fifty_kills_under_load_lose_nothing_and_double_nothing(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let load = Load::start(&setup);
     let mut cut_off = [0; 2];
@@ -65,10 +66,11 @@ const PIPELINED: usize = 10;
 const SPLIT_ROUNDS: usize = 4;
 const ROUNDS_MAX: usize = 40;
 
-#[test]
-fn a11_one_key_sent_a_thousand_times_at_once_is_one_message_over_a_crash() {
+on_one_and_on_four!(a11_one_key_sent_a_thousand_times_at_once_is_one_message_over_a_crash);
+
+fn a11_one_key_sent_a_thousand_times_at_once_is_one_message_over_a_crash(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let queue = Request::new("PUT", "/v1/queues/one").json(&json!({}));
     broker.connection().ask(&queue).is(201);

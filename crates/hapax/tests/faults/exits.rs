@@ -112,6 +112,41 @@ fn a20_an_old_binary_refuses_newer_data_and_leaves_it_as_it_is() {
     broker.has_not_panicked();
 }
 
+#[test]
+fn a_second_broker_is_kept_out_also_where_the_lock_file_was_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = Setup::new(directory.path());
+    let mut broker = setup.start();
+    let second = tempfile::tempdir().unwrap();
+    fs::remove_file(setup.data.join("partition-0000/LOCK")).unwrap();
+    let (code, said) = Setup::new(second.path()).data(&setup.data).refuses();
+    assert!(code != 0 && said.contains("another process holds"), "{said}");
+    let check = hapax(&["check"]).arg(&setup.data).output().unwrap();
+    assert!(words(&check).contains("in use"), "{}", words(&check));
+    broker.is_alive();
+    broker.stop();
+}
+
+#[test]
+fn more_connections_than_files_do_not_end_the_broker() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup =
+        Setup::new(directory.path()).under(&["sh", "-c", "ulimit -n 200 && exec \"$0\" \"$@\""]);
+    let mut broker = setup.start();
+    let mut door = broker.connection();
+    door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
+    let idle: Vec<std::net::TcpStream> =
+        (0..400).filter_map(|_| std::net::TcpStream::connect(setup.address).ok()).collect();
+    assert!(idle.len() > 200, "{} connections", idle.len());
+    for number in 0..50 {
+        door.ask(&Request::send("orders", &format!("k{number}"), "x".repeat(200_000))).is(201);
+    }
+    broker.is_alive();
+    drop(idle);
+    broker.stop();
+    assert!(!setup.log().contains("Too many open files"), "{}", setup.log());
+}
+
 /// Every file, with its length and a digest of its bytes.
 pub(crate) fn contents(directory: &Path) -> BTreeMap<PathBuf, (u64, u64)> {
     let mut found = BTreeMap::new();

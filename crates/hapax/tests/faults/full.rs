@@ -13,18 +13,21 @@ use crate::http::{Connection, Request, Response};
 use crate::machine::{Mount, say, skip};
 
 const ROW: &str = "A6, a full disk";
-/// Two segments of the journal, and the free space below which the broker takes no more.
-const DISK_MEBIBYTES: u32 = 512;
+/// The free space below which the broker takes no more, and two segments for every journal.
+const FREE_MEBIBYTES: u32 = 384;
+const SEGMENTS_MEBIBYTES: u32 = 128;
 const MESSAGES: usize = 40;
 
-#[test]
-fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself() {
+on_one_and_on_four!(a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself);
+
+fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let disk = match Mount::memory(&directory.path().join("disk"), DISK_MEBIBYTES) {
+    let mebibytes = FREE_MEBIBYTES + SEGMENTS_MEBIBYTES * u32::from(partitions);
+    let disk = match Mount::memory(&directory.path().join("disk"), mebibytes) {
         Ok(disk) => disk,
         Err(why) => return skip(ROW, &why),
     };
-    let setup = Setup::new(directory.path()).data(&disk.path().join("data"));
+    let setup = Setup::new(directory.path()).partitions(partitions).data(&disk.path().join("data"));
     let mut broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);

@@ -10,7 +10,7 @@
 //! | finished once | two leases of one key that were both told `ok`, or two results |
 //! | results kept | a result nobody stored, another one than the one confirmed, or none later on |
 //! | no second effect | a delivery that was asked for after its message was confirmed as done |
-//! | fences | one fence for two deliveries, or a smaller one for a delivery that began later |
+//! | fences | one fence for two deliveries, or in a partition a smaller one for a later delivery |
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -277,13 +277,13 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Fences are unique, and grow with time as far as time can be told.
+/// Fences are unique in a broker, and in a partition they grow with time as far as time can be told.
 fn fences(operations: &[Operation]) -> Vec<String> {
     let mut violations = Vec::new();
     let mut seen: HashMap<u64, &str> = HashMap::new();
-    let mut deliveries = Vec::new();
+    let mut partitions: HashMap<&str, Vec<(Tick, Tick, u64)>> = HashMap::new();
     for operation in operations {
-        let Event::Deliver { key, fence, .. } = &operation.event else { continue };
+        let Event::Deliver { key, id, fence } = &operation.event else { continue };
         match seen.entry(*fence) {
             Entry::Occupied(before) => {
                 let before = before.get();
@@ -293,11 +293,20 @@ fn fences(operations: &[Operation]) -> Vec<String> {
                 place.insert(key);
             }
         }
+        // The partition that made an id stands in it.
+        let partition = id.get(15..18).unwrap_or_default();
+        let deliveries = partitions.entry(partition).or_default();
         deliveries.push((operation.began, operation.ended, *fence));
     }
+    violations.extend(partitions.into_values().flat_map(growth));
+    violations
+}
+
+fn growth(mut deliveries: Vec<(Tick, Tick, u64)>) -> Vec<String> {
     let mut by_end = deliveries.clone();
     by_end.sort_unstable_by_key(|(_, ended, _)| *ended);
     deliveries.sort_unstable();
+    let mut violations = Vec::new();
     let mut ended = by_end.into_iter().peekable();
     let mut largest = 0;
     for (began, _, fence) in deliveries {

@@ -28,10 +28,11 @@ fn settle(door: &mut Connection, queue: &str, lease: &Value, result: &str) {
     assert_eq!(told["answers"][0]["answer"], "ok", "{told}");
 }
 
-#[test]
-fn a12_another_body_a_key_in_use_and_a_malformed_key_are_told_apart() {
+on_one_and_on_four!(a12_another_body_a_key_in_use_and_a_malformed_key_are_told_apart);
+
+fn a12_another_body_a_key_in_use_and_a_malformed_key_are_told_apart(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, "orders", &json!({}));
@@ -112,10 +113,11 @@ fn claims(door: &mut Connection, mut another: Connection) {
     assert_eq!(waited.header("idempotency-replayed"), Some("true"));
 }
 
-#[test]
-fn a13_a_retry_is_a_duplicate_over_restarts_and_purges() {
+on_one_and_on_four!(a13_a_retry_is_a_duplicate_over_restarts_and_purges);
+
+fn a13_a_retry_is_a_duplicate_over_restarts_and_purges(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, "orders", &json!({}));
@@ -156,10 +158,11 @@ fn a13_a_retry_is_a_duplicate_over_restarts_and_purges() {
     broker.has_not_panicked();
 }
 
-#[test]
-fn a13_at_the_edge_of_its_time_a_key_is_judged_by_the_journal_alone() {
+on_one_and_on_four!(a13_at_the_edge_of_its_time_a_key_is_judged_by_the_journal_alone);
+
+fn a13_at_the_edge_of_its_time_a_key_is_judged_by_the_journal_alone(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, "orders", &json!({ "retention_ms": 2_500, "retry_horizon_ms": 1_000 }));

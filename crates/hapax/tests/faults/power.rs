@@ -10,22 +10,25 @@ use crate::machine::{Mount, say, skip, tool};
 const ROW: &str = "A2, a power cut";
 const CUTS: usize = 6;
 const PER_LIFE: usize = 10;
-/// Two segments of the journal, and the free space below which the broker takes no more.
-const DISK_MEBIBYTES: u64 = 1_024;
+/// The free space below which the broker takes no more, and some segments for every journal.
+const FREE_MEBIBYTES: u64 = 768;
+const SEGMENTS_MEBIBYTES: u64 = 256;
 const UNSYNCED_BYTES: usize = 256 * 1_024;
 
-#[test]
-fn a2_a_power_cut_takes_what_was_not_synced_and_nothing_that_was_confirmed() {
+on_one_and_on_four!(a2_a_power_cut_takes_what_was_not_synced_and_nothing_that_was_confirmed);
+
+fn a2_a_power_cut_takes_what_was_not_synced_and_nothing_that_was_confirmed(partitions: u16) {
     if tool("perl").is_none() {
         return skip(ROW, "perl is not installed, to ask the file system to shut down");
     }
     let directory = tempfile::tempdir().unwrap();
-    let mut disk = match Mount::disk(&directory.path().join("disk"), DISK_MEBIBYTES) {
+    let mebibytes = FREE_MEBIBYTES + SEGMENTS_MEBIBYTES * u64::from(partitions);
+    let mut disk = match Mount::disk(&directory.path().join("disk"), mebibytes) {
         Ok(disk) => disk,
         Err(why) => return skip(ROW, &why),
     };
     let witness = disk.path().join("witness");
-    let setup = Setup::new(directory.path()).data(&disk.path().join("data"));
+    let setup = Setup::new(directory.path()).partitions(partitions).data(&disk.path().join("data"));
     let mut broker = setup.start();
     let load = Load::start(&setup);
     let mut cut_off = 0;

@@ -176,6 +176,25 @@ async fn a_service_that_dies_is_not_called_again_where_the_queue_parks() {
     assert_eq!(shop.calls(), 0);
 }
 
+/// A process that dies between its claim and its handler has done nothing.
+#[tokio::test]
+async fn a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_the_queue_parks() {
+    let house = House::open(r#"{"on_lost":"park"}"#).await;
+    let shop = house.shop();
+    // Its key is released; now it is known.
+    assert_eq!(shop.ask(request("/status/500", "k")).await.status, 500);
+    let claim_key = shop.claim_key();
+    let http = house.client.queue("http");
+    let claim = http.claim(&claim_key).lease(Duration::from_millis(500)).take().await.unwrap();
+    assert!(matches!(claim, hapax_client::Claim::Fresh(_)), "{claim:?}");
+    drop(claim);
+    let ended = house.admin.key(named(&claim_key), LONG).await.map(|key| key.state());
+    assert_ne!(ended.ok(), Some(State::Parked));
+    assert_eq!(house.stats().await.parked, 0);
+    let told = shop.ask(request("/status/500", "k")).await;
+    assert_eq!((told.status, shop.calls()), (500, 2), "it is a first request");
+}
+
 #[tokio::test]
 async fn a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored() {
     let house = House::open("{}").await;

@@ -70,6 +70,55 @@ async fn a_claim_that_comes_too_late_is_given_back() {
     assert_eq!(upstream.calls(), 1);
 }
 
+/// Nobody gives the claims back: the proxy has given them up before the broker moves again.
+#[tokio::test]
+async fn a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_done() {
+    const KEYS: [&str; 3] = ["a", "b", "c"];
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let more = ["--broker-timeout", "300ms", "--lease", "1s"];
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+    assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
+    broker.pause().await;
+    for key in KEYS {
+        let told = proxy.ask(request("/charges", key)).await;
+        assert_eq!(told.problem(), (503, "unavailable".to_owned()));
+    }
+    until("the proxy to give up on its claims", async || {
+        (proxy.metric("hapax_proxy_operations").await == 0).then_some(())
+    })
+    .await;
+    assert_eq!(upstream.calls(), 1);
+    broker.resume();
+    for key in KEYS {
+        assert!(insist(&proxy.address, key).await.is_some(), "{key} is in doubt");
+    }
+    let calls = upstream.calls_by_key();
+    assert!(KEYS.iter().all(|key| calls[*key] == 1), "{calls:?}");
+}
+
+/// The answer to a claim is lost with its connection: the proxy asks again, and is known.
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again() {
+    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let wire = Wire::to(&broker.address).await;
+    let more = ["--broker-timeout", "60s", "--lease", "60s"];
+    let proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
+    wire.swallow_answers();
+    let asking = proxy.asking(request("/charges", "k"));
+    until("the broker to give the key away", async || {
+        let queue = broker.ok(&["queue", "show", "http", "-o", "json"]).await;
+        let queue: serde_json::Value = serde_json::from_str(&queue).unwrap();
+        (queue["stats"]["leased"] == 1).then_some(())
+    })
+    .await;
+    assert_eq!(upstream.calls(), 1);
+    wire.cut();
+    let told = asking.await.unwrap();
+    assert_eq!((told.status, told.is_replayed()), (201, false), "{told:?}");
+    assert_eq!(upstream.calls_by_key()["k"], 1);
+}
+
 #[tokio::test]
 async fn a_client_that_hangs_up_finds_its_answer_when_it_comes_again() {
     let (broker, upstream) = (Broker::start().await, Upstream::start().await);
@@ -147,8 +196,8 @@ async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_a
     let calls = upstream.calls_by_key();
     assert!(calls.values().all(|count| *count == 1), "{calls:?}");
     for (key, answers) in &answers {
-        // A claim whose answer was lost with the broker is parked, as nobody knows that nothing
-        // was done under it.
+        // A key that was begun when the broker died is parked if its lease is over before the
+        // broker is back: nobody knows that nothing was done under it.
         let known: Vec<_> = answers.iter().flatten().collect();
         assert!(known.windows(2).all(|two| two[0] == two[1]), "{key}: {answers:?}");
         assert_eq!(calls.contains_key(key), !known.is_empty(), "{key}: {answers:?}");

@@ -1,7 +1,7 @@
-//! A way to the broker that can be made to swallow everything.
+//! A way to the broker that can be made to swallow what is said, in either direction, and be cut.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -9,6 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) struct Wire {
     pub(crate) url: String,
     is_deaf: Arc<AtomicBool>,
+    is_mute: Arc<AtomicBool>,
+    passing: Arc<Mutex<Vec<tokio::task::AbortHandle>>>,
     accepting: tokio::task::JoinHandle<()>,
 }
 
@@ -17,18 +19,33 @@ impl Wire {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let is_deaf = Arc::new(AtomicBool::new(false));
-        let (deaf, target) = (Arc::clone(&is_deaf), target.to_owned());
+        let is_mute = Arc::new(AtomicBool::new(false));
+        let passing: Arc<Mutex<Vec<tokio::task::AbortHandle>>> = Arc::default();
+        let (deaf, mute) = (Arc::clone(&is_deaf), Arc::clone(&is_mute));
+        let (kept, target) = (Arc::clone(&passing), target.to_owned());
         let accepting = tokio::spawn(async move {
             loop {
                 let Ok((near, _)) = listener.accept().await else { return };
                 let Ok(far) = TcpStream::connect(&target).await else { continue };
                 let (near_read, near_write) = near.into_split();
                 let (far_read, far_write) = far.into_split();
-                tokio::spawn(pass(near_read, far_write, Arc::clone(&deaf)));
-                tokio::spawn(pass(far_read, near_write, Arc::default()));
+                let there = tokio::spawn(pass(near_read, far_write, Arc::clone(&deaf)));
+                let back = tokio::spawn(pass(far_read, near_write, Arc::clone(&mute)));
+                kept.lock().unwrap().extend([there.abort_handle(), back.abort_handle()]);
             }
         });
-        Self { url, is_deaf, accepting }
+        Self { url, is_deaf, is_mute, passing, accepting }
+    }
+
+    /// From now on nothing that the broker says arrives.
+    pub(crate) fn swallow_answers(&self) {
+        self.is_mute.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends every connection there is; new ones pass everything on.
+    pub(crate) fn cut(&self) {
+        self.passing.lock().unwrap().drain(..).for_each(|passing| passing.abort());
+        self.is_mute.store(false, Ordering::SeqCst);
     }
 
     /// From now on nothing that is said reaches the broker.

@@ -68,11 +68,11 @@ pub fn show(config: &Config) -> json::QueueConfig {
             OnLost::Redeliver => json::OnLost::Redeliver,
             OnLost::Park => json::OnLost::Park,
         },
+        keep_bodies: config.keep_bodies,
         max_body_bytes: config.max_body_bytes,
         max_messages: config.max_messages,
         max_bytes: config.max_bytes,
         sends_per_s: config.sends_per_s,
-        keep_bodies: config.keep_bodies,
     }
 }
 

@@ -33,8 +33,8 @@ use send::SendStream;
 use status::status;
 use work::WorkStream;
 
-/// A frame up: the largest message, with its headers.
-const FRAME_BYTES_MAX: usize = 16 * 1_024 * 1_024 + 64 * 1_024;
+/// A frame up: what the largest request of HTTP holds, and its framing.
+const FRAME_BYTES_MAX: usize = 32 * 1_024 * 1_024 + 64 * 1_024;
 const SEND: &str = "/hapax.v1.Hapax/Send";
 const WORK: &str = "/hapax.v1.Hapax/Work";
 

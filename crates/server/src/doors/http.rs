@@ -95,6 +95,7 @@ routes! {
     post "/v1/queues/{queue}/claims" => claims::post,
     post "/v1/queues/{queue}/redrive" => redrives::post,
     get "/v1/queues/{queue}/redrive/{id}" => redrives::get,
+    delete "/v1/queues/{queue}/redrive/{id}" => redrives::cancel,
     get "/v1/queues/{queue}/keys/{key}" => keys::get,
     post "/v1/queues/{queue}/keys/{key}/forget" => keys::forget,
     post "/v1/queues/{queue}/keys/{key}/replay" => keys::replay,

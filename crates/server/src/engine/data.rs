@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   hapax-data/
-//!     broker.json       format and number of partitions, fixed when the data is created
-//!     secret            makes leases unguessable; made once, readable by the owner alone
+//!     broker.json       format and number of partitions, fixed when the data is created; whether
+//!                       it is being created, or is a copy that was not opened yet
+//!     secret            makes leases unguessable; readable by the owner alone; a copy gets another
 //!     tokens.json       hashed tokens, where there are any
 //!     partition-0000/   a partition: journal and rows (docs/disk-format.md)
 //! ```
@@ -12,6 +13,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hapax_store::disk;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -19,12 +21,14 @@ use crate::whole;
 
 const FORMAT: u32 = 1;
 
-/// An opened data directory.
+/// A data directory, found whole or about to be created. Its partitions are opened by the engine,
+/// which then completes it.
 #[derive(Clone, Debug)]
 pub struct Data {
     path: PathBuf,
     partitions: u16,
     secret: [u8; 32],
+    state: Option<State>,
 }
 
 /// One wrong number here, and keys would be looked for in the wrong partition.
@@ -33,26 +37,103 @@ pub struct Data {
 struct Head {
     format: u32,
     partitions: u16,
+    /// Absent where the directory is whole and in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    state: Option<State>,
     checksum: String,
+}
+
+/// Why a data directory is not yet that of a running broker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// Being created: nobody was served from it, and what is missing is made.
+    Creating,
+    /// A copy that no broker has opened yet. The original may have gone on: the first broker that
+    /// opens the copy raises its epochs above the original's and takes another secret, so that no
+    /// fence comes again and no lease from before settles anything.
+    Copy,
 }
 
 impl Data {
     /// Opens the directory, or creates it for so many partitions. An existing one keeps its
-    /// number.
+    /// number. What should be there and is not is refused, and nothing is changed.
     pub fn open(path: &Path, partitions: u16) -> Result<Self, Error> {
-        fs::create_dir_all(path).map_err(|error| Error::io("create", path, error))?;
         let head = match Head::read(path)? {
             Some(head) => head,
             None => Head::create(path, partitions)?,
         };
-        let secret = secret(path)?;
-        Ok(Self { path: path.to_owned(), partitions: head.partitions, secret })
+        let secret = match head.state {
+            Some(State::Creating) => new_secret(path)?,
+            Some(State::Copy) => {
+                refuse_incomplete(path, head.partitions)?;
+                new_secret(path)?
+            }
+            None => refuse_incomplete(path, head.partitions)?,
+        };
+        let (path, partitions, state) = (path.to_owned(), head.partitions, head.state);
+        Ok(Self { path, partitions, secret, state })
     }
 
-    /// The partitions of an existing data directory, without changing anything.
+    /// How the partitions are to be opened.
+    pub(super) fn store_options(&self) -> disk::Options {
+        disk::Options {
+            must_exist: self.state != Some(State::Creating),
+            lineage: (self.state == Some(State::Copy)).then(lineage),
+            ..disk::Options::default()
+        }
+    }
+
+    /// All partitions are open, so they are there and nobody else has them: from here on the
+    /// directory is whole.
+    pub(super) fn complete(&mut self) -> Result<(), Error> {
+        if self.state.take().is_some() {
+            write(&self.path.join("secret"), &sealed(&self.secret), 0o600)?;
+            Head::new(self.partitions, None).write(&self.path)?;
+        }
+        Ok(())
+    }
+
+    /// The partitions of an existing data directory that is whole, without changing anything.
     pub fn partition_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
-        let head = Head::read(path)?.ok_or_else(|| Error::NoData(path.to_owned()))?;
+        let Some(head) = Head::read(path)? else {
+            refuse_remains(path)?;
+            return Err(Error::NoData(path.to_owned()));
+        };
+        if head.state == Some(State::Creating) {
+            return Err(Error::NoData(path.to_owned()));
+        }
+        refuse_incomplete(path, head.partitions)?;
         Ok((0..head.partitions).map(|number| partition_path(path, number)).collect())
+    }
+
+    /// Writes what a copy of the directory needs besides its partitions, and marks it as a copy.
+    pub fn copy_head(path: &Path, target: &Path) -> Result<(), Error> {
+        let head = Head::read(path)?.ok_or_else(|| Error::NoData(path.to_owned()))?;
+        let secret = secret(path)?;
+        write(&target.join("secret"), &sealed(&secret), 0o600)?;
+        let tokens = path.join("tokens.json");
+        match fs::read(&tokens) {
+            Ok(bytes) => write(&target.join("tokens.json"), &bytes, 0o600)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io("read", &tokens, error)),
+        }
+        // Last: what has no head was never a whole copy.
+        Head::new(head.partitions, Some(State::Copy)).write(target)
+    }
+
+    /// Refuses a target for a copy that lies in the data itself.
+    pub fn refuse_target_inside(path: &Path, target: &Path) -> Result<(), Error> {
+        let real = |path: &Path| fs::canonicalize(path);
+        let data = real(path).map_err(|error| Error::io("read", path, error))?;
+        let absolute =
+            std::path::absolute(target).map_err(|error| Error::io("find", target, error))?;
+        // The target need not exist yet: what counts is where its first existing parent is.
+        let existing = absolute.ancestors().find_map(|ancestor| real(ancestor).ok());
+        match existing.is_some_and(|existing| existing.starts_with(&data)) {
+            true => Err(Error::Inside { target: target.to_owned(), data: path.to_owned() }),
+            false => Ok(()),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -70,25 +151,15 @@ impl Data {
     pub fn secret(&self) -> &[u8; 32] {
         &self.secret
     }
-
-    /// Writes what a copy of the directory needs besides its partitions.
-    pub(super) fn copy_head(&self, target: &Path) -> Result<(), Error> {
-        write(&target.join("secret"), &sealed(&self.secret), 0o600)?;
-        let tokens = self.path.join("tokens.json");
-        match fs::read(&tokens) {
-            Ok(bytes) => write(&target.join("tokens.json"), &bytes, 0o600)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Error::io("read", &tokens, error)),
-        }
-        // Last: what has no head was never a whole copy.
-        Head::new(self.partitions).write(target)
-    }
 }
 
 impl Head {
-    fn new(partitions: u16) -> Self {
-        let checksum = whole::checksum(format!("{FORMAT} {partitions}").as_bytes());
-        Self { format: FORMAT, partitions, checksum }
+    fn new(partitions: u16, state: Option<State>) -> Self {
+        let covered = match state {
+            None => format!("{FORMAT} {partitions}"),
+            Some(state) => format!("{FORMAT} {partitions} {state:?}"),
+        };
+        Self { format: FORMAT, partitions, state, checksum: whole::checksum(covered.as_bytes()) }
     }
 
     fn read(path: &Path) -> Result<Option<Self>, Error> {
@@ -111,7 +182,7 @@ impl Head {
         }
         let head: Self =
             serde_json::from_value(head).map_err(|error| damaged(error.to_string()))?;
-        let checksum = Self::new(head.partitions).checksum;
+        let checksum = Self::new(head.partitions, head.state).checksum;
         if head.format != FORMAT || head.checksum != checksum {
             return Err(damaged("its checksum does not match".to_owned()));
         }
@@ -119,13 +190,9 @@ impl Head {
     }
 
     fn create(path: &Path, partitions: u16) -> Result<Self, Error> {
-        // Partitions without a head are somebody's data that lost it: never an empty broker.
-        let first = partition_path(path, 0);
-        if first.exists() {
-            let why = "it is missing, although there are partitions beside it".to_owned();
-            return Err(Error::Damaged(path.join("broker.json"), why));
-        }
-        let head = Self::new(partitions);
+        refuse_remains(path)?;
+        create_directory(path).map_err(|error| Error::io("create", path, error))?;
+        let head = Self::new(partitions, Some(State::Creating));
         head.write(path)?;
         Ok(head)
     }
@@ -143,6 +210,7 @@ pub(super) fn partition_path(path: &Path, number: u16) -> PathBuf {
     path.join(format!("partition-{number:04}"))
 }
 
+/// The secret of a directory whose head says that it is whole.
 fn secret(path: &Path) -> Result<[u8; 32], Error> {
     let file = path.join("secret");
     match fs::read(&file) {
@@ -150,15 +218,77 @@ fn secret(path: &Path) -> Result<[u8; 32], Error> {
             Some(secret) if bytes == sealed(secret) => Ok(*secret),
             _ => Err(Error::Damaged(file, "its checksum does not match".to_owned())),
         },
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let mut secret = [0; 32];
-            getrandom::fill(&mut secret)
-                .map_err(|error| Error::io("make", &file, io::Error::other(error)))?;
-            write(&file, &sealed(&secret), 0o600)?;
-            Ok(secret)
-        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(file)),
         Err(error) => Err(Error::io("read", &file, error)),
     }
+}
+
+fn new_secret(path: &Path) -> Result<[u8; 32], Error> {
+    let mut secret = [0; 32];
+    getrandom::fill(&mut secret)
+        .map_err(|error| Error::io("make a secret for", path, io::Error::other(error)))?;
+    Ok(secret)
+}
+
+/// Refuses a directory that lacks its secret, or a partition, or what makes a partition one.
+/// Returns the secret.
+fn refuse_incomplete(path: &Path, partitions: u16) -> Result<[u8; 32], Error> {
+    let secret = secret(path)?;
+    for number in 0..partitions {
+        let partition = partition_path(path, number);
+        for file in [partition.clone(), partition.join(disk::MARKER_NAME)] {
+            if !file.try_exists().map_err(|error| Error::io("look for", &file, error))? {
+                return Err(Error::Missing(file));
+            }
+        }
+    }
+    Ok(secret)
+}
+
+/// Refuses a directory without a head that holds anything of a broker: somebody's data that lost
+/// its head, a copy that was broken off, or one partition of a broker. Never an empty broker.
+fn refuse_remains(path: &Path) -> Result<(), Error> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::io("read", path, error)),
+    };
+    for entry in entries {
+        let name = entry.map_err(|error| Error::io("read", path, error))?.file_name();
+        let name = name.to_string_lossy();
+        if name == disk::MARKER_NAME || name == "MANIFEST" || name.starts_with("journal-") {
+            return Err(Error::OnePartition(path.to_owned()));
+        }
+        if name == "secret" || name.starts_with("partition-") {
+            let beside = path.join(name.as_ref());
+            return Err(Error::HeadMissing { head: path.join("broker.json"), beside });
+        }
+    }
+    Ok(())
+}
+
+/// Creates a directory with its parents, and makes their names durable.
+fn create_directory(path: &Path) -> io::Result<()> {
+    let path = std::path::absolute(path)?;
+    let missing = path.ancestors().take_while(|ancestor| !ancestor.exists()).count();
+    fs::create_dir_all(&path)?;
+    // The parent of an existing directory may not have its name yet either: somebody made it just
+    // before us.
+    for parent in path.ancestors().skip(1).take(missing.max(1)) {
+        fs::File::open(parent)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// The least epoch of a copy that is opened now: it grows by one every two minutes, and nobody
+/// starts a broker that often for long.
+fn lineage() -> u32 {
+    const SINCE_S: u64 = 1_767_225_600; // 2026-01-01
+    const UNIT_S: u64 = 120;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let units = now.unwrap_or_default().as_secs().saturating_sub(SINCE_S) / UNIT_S;
+    // Epochs stay below 2^23: half of that leaves room for starts.
+    u32::try_from(units).unwrap_or(u32::MAX).min(1 << 22)
 }
 
 /// The secret and its checksum, as they are written.

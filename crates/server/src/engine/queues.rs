@@ -1,7 +1,8 @@
 //! What concerns a queue as a whole: every partition knows it, and the first one leads.
 //!
-//! A change is decided by partition 0 and then told to the others; a crash in between is put right
-//! at the next start, when the others are told again what they missed.
+//! How a change goes over all partitions, and how one that a crash broke off is completed at the
+//! next start, is [`hapax_partition::change`]'s to know. Here a change gets a task of its own, so
+//! that it ends whatever its caller does, and a lock, so that it is the only one of its queue.
 
 use std::fmt;
 use std::path::Path;
@@ -12,12 +13,13 @@ use hapax_core::{
     RedriveView, Refusal, Seq, Stats,
 };
 use hapax_partition::Partition;
+use hapax_partition::change::{Change, Changed, Known, Running, reconcile};
 use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
 use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Seen};
-use super::{Answer, Engine, Error, PoisonError, Spread, Stopped, sent};
+use super::{Answer, Data, Engine, Error, PoisonError, Stopped, sent};
 use crate::problem::Problem;
 
 /// What a partition refused, or what went wrong with it.
@@ -61,54 +63,58 @@ impl fmt::Display for Cursor {
 impl Engine {
     /// Creates or changes a queue: its new version, and whether it is new.
     pub async fn configure(&self, configure: Configure) -> Told<(u64, bool)> {
-        let (queue, spread) = (configure.queue.clone(), Spread::of(&configure.config));
-        let first = self.call(0, Command::Configure(configure.clone())).await?;
-        let (version, created) = match first {
-            Outcome::Configured { version, created } => (version, created),
-            Outcome::Refused(refusal) => return Ok(Err(refusal)),
-            _ => return Err(Stopped::silent()),
-        };
-        for partition in 1..self.partitions() {
-            let configure = Configure { if_version: None, ..configure.clone() };
-            self.call(partition, Command::Configure(configure)).await?;
+        match self.change(Change::Configure(configure)).await? {
+            Ok(Changed::Configured { version, created }) => Ok(Ok((version, created))),
+            Ok(Changed::Done) => unreachable!("a configuration is answered as one"),
+            Err(refusal) => Ok(Err(refusal)),
         }
-        self.shared.spread.write().unwrap_or_else(PoisonError::into_inner).insert(queue, spread);
-        Ok(Ok((version, created)))
     }
 
     /// Drops a queue with its messages and keys.
     pub async fn delete(&self, queue: &QueueName) -> Told<()> {
-        // The leader last: a delete that was broken off is not half done at the next start.
-        let mut told = Ok(());
-        for partition in (0..self.partitions()).rev() {
-            told = refused(self.call(partition, Command::Delete(queue.clone())).await?);
-        }
-        if told.is_ok() {
-            self.shared.spread.write().unwrap_or_else(PoisonError::into_inner).remove(queue);
-        }
-        Ok(told)
+        Ok(self.change(Change::Delete(queue.clone())).await?.map(drop))
     }
 
-    /// Pauses, resumes or purges: the same in every partition.
-    pub async fn change(&self, command: Command) -> Told<()> {
-        let outcomes = self.call_all(command).await?;
-        Ok(outcomes.into_iter().try_for_each(refused))
+    /// Changes a queue in every partition, to the end, also where the caller goes away.
+    pub async fn change(&self, change: Change) -> Told<Changed> {
+        let engine = self.clone();
+        let task = tokio::spawn(async move { engine.carry_out(change).await });
+        task.await.map_err(|_| Stopped::silent())?
+    }
+
+    async fn carry_out(&self, change: Change) -> Told<Changed> {
+        let _one = self.shared.change_lock(change.queue()).lock().await;
+        let mut running = Running::begin(change, &mut self.shared.routes_mut());
+        while let Some(steps) = running.next() {
+            let calls: Vec<_> = steps
+                .into_iter()
+                .map(|step| self.start_call(step.partition, step.commands))
+                .collect();
+            let mut outcomes = Vec::with_capacity(calls.len());
+            for call in calls {
+                outcomes.push(call.await.map_err(|_| Stopped::silent())??);
+            }
+            running.done(outcomes, &mut self.shared.routes_mut());
+        }
+        Ok(running.end())
     }
 
     /// A queue, its partitions put together.
     pub async fn show(&self, queue: &QueueName) -> Told<QueueView> {
-        let mut whole: Option<QueueView> = None;
-        for outcome in self.call_all(Command::Show(queue.clone())).await? {
+        let mut outcomes = self.call_all(Command::Show(queue.clone())).await?.into_iter();
+        let mut whole = match outcomes.next() {
+            Some(Outcome::Queue(view)) => *view,
+            Some(Outcome::Refused(refusal)) => return Ok(Err(refusal)),
+            other => unreachable!("the leader does not show a queue as {other:?}"),
+        };
+        for outcome in outcomes {
             match outcome {
-                Outcome::Queue(view) => match &mut whole {
-                    Some(whole) => add(whole, &view),
-                    None => whole = Some(*view),
-                },
-                Outcome::Refused(refusal) => return Ok(Err(refusal)),
-                _ => return Err(Stopped::silent()),
+                Outcome::Queue(view) => add(&mut whole, &view),
+                Outcome::Refused(_) => {} // Being created or deleted.
+                other => unreachable!("a queue is not shown as {other:?}"),
             }
         }
-        Ok(whole.ok_or(Refusal::NoSuchQueue))
+        Ok(Ok(whole))
     }
 
     /// Every queue, or those of a tenant, in the order of their names.
@@ -149,9 +155,12 @@ impl Engine {
 
     /// Takes a key for a caller who does the work itself.
     pub async fn claim(&self, claim: Claim) -> Result<Answer, Stopped> {
-        let (key, group) = (claim.content.key(), claim.content.group());
-        let partition = self.shared.place(&claim.queue, key, group).unwrap_or(0);
-        sent(self.call(partition, Command::Claim(claim)).await?)
+        let outcomes = self.call_each(vec![claim], |routes, claim| {
+            let (key, group) = (claim.content.key(), claim.content.group());
+            let partition = routes.of_new(&claim.queue, key, group, || self.shared.turn());
+            (partition, Command::Claim(claim))
+        });
+        sent(outcomes.await?.pop().ok_or_else(Stopped::silent)?)
     }
 
     /// A page of the messages in a place, one partition after the other.
@@ -219,6 +228,7 @@ impl Engine {
         // While it goes on no partition forgets an emit: the copy of the one that emitted has it
         // in its list, or the copy of the other has it as a message, or both, and its key makes
         // that one.
+        Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
         let _held = Held::new(&self.shared);
         let mut before = 0;
@@ -234,51 +244,49 @@ impl Engine {
             .map_err(|error| Error::Store { path: path.clone(), error })?;
             before += last;
         }
-        self.shared.data.copy_head(target)
+        Data::copy_head(self.shared.data.path(), target)
     }
 
-    /// Tells partitions what they missed when a change of a queue was broken off.
-    pub(super) fn reconcile(&self) -> Result<(), Stopped> {
+    /// Completes changes of queues that a crash broke off. Blocks.
+    pub(super) fn reconcile(&self) -> Result<(), Error> {
         if self.partitions() == 1 {
             return Ok(());
         }
-        let lead = self.inspect_now(0)?;
-        for partition in 1..self.partitions() {
-            let known = self.inspect_now(partition)?;
-            let (mut commands, mut left) = (Vec::new(), known.clone());
-            for (queue, view) in &lead {
-                left.retain(|(name, _)| name != queue);
-                let same = known.iter().find(|(name, _)| name == queue).map(|(_, view)| view);
-                if same.is_none_or(|same| same.config != view.config) {
-                    let (queue, config) = (queue.clone(), view.config.clone());
-                    commands.push(Command::Configure(Configure {
-                        queue,
-                        config,
-                        if_version: None,
-                    }));
-                }
-                if same.is_some_and(|same| same.paused) != view.paused {
-                    let name = queue.clone();
-                    let pause = Command::Pause(name.clone());
-                    commands.push(if view.paused { pause } else { Command::Resume(name) });
-                }
+        loop {
+            let known: Result<Vec<Known>, Stopped> =
+                (0..self.partitions()).map(|partition| self.known(partition)).collect();
+            let steps = reconcile(&known.map_err(Error::Stopped)?).map_err(|error| {
+                Error::LeaderBehind { path: self.shared.data.path().to_owned(), error }
+            })?;
+            if steps.is_empty() {
+                return Ok(());
             }
-            commands.extend(left.into_iter().map(|(name, _)| Command::Delete(name)));
-            let (sender, receiver) = std::sync::mpsc::channel();
-            self.submit(partition, commands, move |outcomes| drop(sender.send(outcomes)));
-            receiver.recv().map_err(|_| Stopped::silent())??;
+            for step in steps {
+                let (sender, receiver) = std::sync::mpsc::channel();
+                let reply = move |outcomes| drop(sender.send(outcomes));
+                self.submit(step.partition, step.commands, reply);
+                let outcomes = receiver.recv().map_err(|_| Stopped::silent());
+                outcomes.flatten().map_err(Error::Stopped)?;
+            }
         }
-        Ok(())
     }
 
-    fn inspect_now(&self, partition: usize) -> Result<Vec<(QueueName, QueueView)>, Stopped> {
+    fn known(&self, partition: usize) -> Result<Known, Stopped> {
         let (sender, receiver) = std::sync::mpsc::channel();
         let inspect = move |partition: &Partition<DiskStore>| -> Seen {
-            let seen = list(partition, None);
-            Box::new(move || drop(sender.send(seen)))
+            let known = Known::of(partition.machine());
+            Box::new(move || drop(sender.send(known)))
         };
         self.shared.push(partition, Ask::Inspect(Box::new(inspect)));
         receiver.recv().map_err(|_| Stopped::silent())
+    }
+}
+
+impl super::Shared {
+    fn change_lock(&self, queue: &QueueName) -> &tokio::sync::Mutex<()> {
+        let [first, ..] = queue.digest().0;
+        let lock = self.changes.get(usize::from(first) % self.changes.len());
+        lock.unwrap_or_else(|| unreachable!("there are as many locks as that"))
     }
 }
 
@@ -287,14 +295,15 @@ struct Held(Arc<super::Shared>);
 
 impl Held {
     fn new(shared: &Arc<super::Shared>) -> Self {
-        shared.relayed.hold();
+        shared.confirmations().hold();
         Self(Arc::clone(shared))
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for (partition, commands) in self.0.relayed.let_go() {
+        let held = self.0.confirmations().let_go();
+        for (partition, commands) in held {
             self.0.submit(partition, commands, Box::new(|_| {}));
         }
     }
@@ -304,13 +313,6 @@ fn list(partition: &Partition<DiskStore>, tenant: Option<String>) -> Vec<(QueueN
     let queues = partition.machine().queues();
     let wanted = queues.filter(|(name, _)| tenant.as_deref().is_none_or(|t| *name.tenant == *t));
     wanted.map(|(name, view)| (name.clone(), view)).collect()
-}
-
-fn refused(outcome: Outcome) -> Result<(), Refusal> {
-    match outcome {
-        Outcome::Refused(refusal) => Err(refusal),
-        _ => Ok(()),
-    }
 }
 
 fn add(whole: &mut QueueView, part: &QueueView) {

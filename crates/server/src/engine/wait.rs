@@ -1,14 +1,13 @@
 //! Waiting for messages, and for the end of a key.
 //!
-//! Whoever waits is woken, never polls. Who leaves while its messages are on their way gives them
-//! back uncharged.
+//! Whoever waits is woken, never polls. Who leaves while its messages are on their way, or while it
+//! asks the next partition for more, gives them back uncharged.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_core::{
-    Command, Delivery, Digest, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb,
-};
+use hapax_core::{Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb};
+use hapax_partition::route::{self, LEADER};
 use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Reply, Turn};
@@ -30,20 +29,12 @@ impl Engine {
         if self.is_draining() {
             return Ok(Ok(Vec::new()));
         }
-        match self.shared.only(&receive.queue).or_else(|| self.of_receive_id(&receive)) {
+        let only = self.shared.routes().of_receive(&receive);
+        match only {
             Some(partition) if wait.is_zero() => self.receive_now(partition, receive).await,
             Some(partition) => self.receive_at(partition..partition + 1, receive, wait).await,
             None => self.receive_anywhere(receive, wait).await,
         }
-    }
-
-    /// A receive that may be repeated is asked of one partition, the same every time.
-    fn of_receive_id(&self, receive: &Receive) -> Option<usize> {
-        let id = receive.receive_id.as_deref()?;
-        let digest =
-            Digest::of_key(&receive.queue.tenant, &receive.queue.queue, Some("receive"), id);
-        let [first, second, ..] = digest.0;
-        Some(usize::from(u16::from_le_bytes([first, second])) % self.partitions())
     }
 
     async fn receive_anywhere(
@@ -52,20 +43,22 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let (count, first) = (self.partitions(), self.shared.turn());
-        let mut messages: Vec<Delivery> = Vec::new();
+        let mut parcel = Parcel::new(&self.shared, Vec::new());
         for partition in (first..first + count).map(|partition| partition % count) {
-            let max = receive.max.saturating_sub(messages.len() as u32);
+            let max = receive.max.saturating_sub(parcel.messages.len() as u32);
             if max == 0 {
                 break;
             }
             match self.receive_now(partition, Receive { max, ..receive.clone() }).await? {
-                Ok(more) => messages.extend(more),
-                Err(refusal) if messages.is_empty() => return Ok(Err(refusal)),
-                Err(_) => break,
+                Ok(more) => parcel.messages.extend(more),
+                Err(refusal) if partition == LEADER && parcel.messages.is_empty() => {
+                    return Ok(Err(refusal));
+                }
+                Err(_) => {} // Being created or deleted: the leader knows.
             }
         }
-        if !messages.is_empty() || wait.is_zero() {
-            return Ok(Ok(messages));
+        if !parcel.messages.is_empty() || wait.is_zero() {
+            return Ok(Ok(parcel.open()));
         }
         self.receive_at(0..count, receive, wait).await
     }
@@ -75,9 +68,9 @@ impl Engine {
         partition: usize,
         receive: Receive,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
-        let (reply, receiver) = Hand::new(&self.shared, partition).reply();
+        let (reply, receiver) = Hand::new(&self.shared).reply();
         self.shared.submit(partition, vec![Command::Receive(receive)], reply);
-        received(receiver.await.map_err(|_| Stopped::silent())?)
+        Ok(receiver.await.map_err(|_| Stopped::silent())??.map(Parcel::open))
     }
 
     /// Waits at several partitions for the first that has something.
@@ -88,16 +81,16 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let turn = Turn::default();
-        let hand = Hand::new(&self.shared, partitions.start);
+        let hand = Hand::new(&self.shared);
         let (first, receiver) = hand.clone().reply();
         let mut first = Some(first);
         for partition in partitions {
-            let reply = first.take().unwrap_or_else(|| hand.again(partition));
+            let reply = first.take().unwrap_or_else(|| hand.again());
             let ask = Ask::Receive(Box::new(receive.clone()), turn.clone(), reply);
             self.shared.push(partition, ask);
         }
         match self.until(receiver, &turn, wait).await {
-            Some(outcomes) => received(outcomes?),
+            Some(received) => Ok(received??.map(Parcel::open)),
             None => Ok(Ok(Vec::new())),
         }
     }
@@ -109,7 +102,8 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<KeyView, Refusal>, Stopped> {
         let mut found = Err(Refusal::NoSuchKey);
-        for partition in self.shared.route_key(&key) {
+        let partitions = self.shared.routes().of_key(&key);
+        for partition in partitions {
             found = looked(self.call(partition, Command::Look(key.clone())).await?)?;
             match &found {
                 Ok(view) if !has_ended(view.place) && !wait.is_zero() => {
@@ -140,12 +134,12 @@ impl Engine {
     }
 
     /// The answer, or `None` where the time was over first.
-    async fn until(
+    async fn until<T>(
         &self,
-        mut receiver: oneshot::Receiver<Outcomes>,
+        mut receiver: oneshot::Receiver<T>,
         turn: &Turn,
         wait: Duration,
-    ) -> Option<Result<Outcomes, Stopped>> {
+    ) -> Option<Result<T, Stopped>> {
         let leaving = Leaving(turn);
         let mut left = wait;
         loop {
@@ -170,48 +164,70 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Takes messages over to whoever waits, or gives them back where nobody is there any more.
+/// Messages on their way to whoever waits. Those that nobody takes out are given back, uncharged:
+/// whoever asked for them went away.
+struct Parcel {
+    shared: Arc<Shared>,
+    messages: Vec<Delivery>,
+}
+
+impl Parcel {
+    fn new(shared: &Arc<Shared>, messages: Vec<Delivery>) -> Self {
+        Self { shared: Arc::clone(shared), messages }
+    }
+
+    fn open(mut self) -> Vec<Delivery> {
+        std::mem::take(&mut self.messages)
+    }
+}
+
+impl Drop for Parcel {
+    fn drop(&mut self) {
+        let messages = std::mem::take(&mut self.messages).into_iter();
+        let releases = messages.map(|message| {
+            let settle = Settle { lease: message.lease, verb: Verb::Release };
+            (usize::from(message.id.partition()), (), Command::Settle(settle))
+        });
+        if releases.len() > 0 {
+            for part in route::split(self.shared.partitions(), releases) {
+                self.shared.submit(part.partition, part.commands, Box::new(|_| {}));
+            }
+        }
+    }
+}
+
+type Received = Result<Result<Parcel, Refusal>, Stopped>;
+
+/// Takes messages over to whoever waits.
 #[derive(Clone)]
 struct Hand {
     shared: Arc<Shared>,
-    partition: usize,
-    sender: Arc<Mutex<Option<oneshot::Sender<Outcomes>>>>,
+    sender: Arc<Mutex<Option<oneshot::Sender<Received>>>>,
 }
 
 impl Hand {
-    fn new(shared: &Arc<Shared>, partition: usize) -> Self {
-        Self { shared: Arc::clone(shared), partition, sender: Arc::default() }
+    fn new(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), sender: Arc::default() }
     }
 
-    fn reply(self) -> (Reply, oneshot::Receiver<Outcomes>) {
+    fn reply(self) -> (Reply, oneshot::Receiver<Received>) {
         let (sender, receiver) = oneshot::channel();
         *self.sender.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-        (Box::new(move |outcomes| self.give(outcomes)), receiver)
+        (self.again(), receiver)
     }
 
     /// The same hand at another partition. Only who holds the turn uses it.
-    fn again(&self, partition: usize) -> Reply {
-        let hand = Self { partition, ..self.clone() };
+    fn again(&self) -> Reply {
+        let hand = self.clone();
         Box::new(move |outcomes| hand.give(outcomes))
     }
 
     fn give(self, outcomes: Outcomes) {
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let refused = match sender {
-            Some(sender) => sender.send(outcomes).err(),
-            None => Some(outcomes),
-        };
-        let Some(Ok(outcomes)) = refused else { return };
-        let messages = outcomes.into_iter().flat_map(|outcome| match outcome {
-            Outcome::Received(messages) => messages,
-            _ => Vec::new(),
-        });
-        let release = |message: Delivery| {
-            Command::Settle(Settle { lease: message.lease, verb: Verb::Release })
-        };
-        let commands: Vec<Command> = messages.map(release).collect();
-        if !commands.is_empty() {
-            self.shared.submit(self.partition, commands, Box::new(|_| {}));
+        let received =
+            received(outcomes).map(|told| told.map(|list| Parcel::new(&self.shared, list)));
+        if let Some(sender) = sender {
+            drop(sender.send(received)); // What does not arrive gives its messages back.
         }
     }
 }

@@ -13,6 +13,7 @@
 //! and news of a batch is told after the outcomes of that batch, so that nobody misses it.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -37,6 +38,11 @@ pub(super) struct Writer {
     clock: Clock,
     start: Instant,
     asks: Vec<Ask>,
+    /// What the batch that is being made is made of, and whose it is.
+    taken: VecDeque<Ask>,
+    parts: Vec<Part>,
+    /// Whose answers are being handed out.
+    answering: VecDeque<Part>,
     /// Who gets what of the batches on their way, oldest first.
     batches: VecDeque<Batch>,
     rooms: Rooms,
@@ -53,6 +59,8 @@ struct Batch {
     ticket: Ticket,
     submitted: Instant,
     parts: Vec<Part>,
+    /// Outcomes that came, of a part whose others are still to come.
+    outcomes: Vec<Outcome>,
 }
 
 /// The next outcomes of a batch, and whose they are.
@@ -79,6 +87,9 @@ impl Writer {
             clock,
             start,
             asks: Vec::new(),
+            taken: VecDeque::new(),
+            parts: Vec::new(),
+            answering: VecDeque::new(),
             batches: VecDeque::new(),
             rooms: Rooms::default(),
             called: Vec::new(),
@@ -89,23 +100,31 @@ impl Writer {
         }
     }
 
-    /// Runs until it is told to stop, or the partition cannot go on.
+    /// Runs until it is told to stop, or the partition cannot go on. Whatever ends it, a panic
+    /// too, everybody who waits is answered, and a broker that did not ask for it hears of it: a
+    /// partition that nobody serves would look like one that is slow.
     pub(super) fn run(mut self) {
-        let ended = self.work();
-        let why = match ended.and_then(|()| self.partition.close().map(drop)) {
-            Ok(()) => Stopped("the broker stops".into()),
-            Err(error) => {
-                tracing::error!(partition = self.number, %error, "the partition stopped");
+        let ended = catch_unwind(AssertUnwindSafe(|| self.work()));
+        let failure = match ended {
+            Ok(Ok(())) => self.partition.close().err().map(|error| error.to_string()),
+            Ok(Err(error)) => Some(error.to_string()),
+            // Memory may be half changed: what is on disk is left as a crash leaves it.
+            Err(panic) => Some(format!("the writer panicked: {}", words_of(&*panic))),
+        };
+        let why = match failure {
+            None => Stopped("the broker stops".into()),
+            Some(error) => {
+                tracing::error!(partition = self.number, error, "the partition stopped");
                 let why = Stopped(format!("partition {}: {error}", self.number).into());
                 self.shared.failed.send_replace(Some(why.clone()));
                 why
             }
         };
-        for batch in self.batches.drain(..) {
-            batch.parts.into_iter().for_each(|part| part.refuse(&why));
-        }
         let left = self.inbox.close().into_iter().chain(self.asks.drain(..));
-        left.for_each(|ask| refuse(ask, &why));
+        left.chain(self.taken.drain(..)).for_each(|ask| refuse(ask, &why));
+        let parts = self.batches.drain(..).flat_map(|batch| batch.parts);
+        let parts = self.answering.drain(..).chain(parts).chain(self.parts.drain(..));
+        parts.for_each(|part| part.refuse(&why));
         self.called.drain(..).chain(self.rooms.leave()).for_each(|guest| guest.refuse(&why));
     }
 
@@ -139,18 +158,18 @@ impl Writer {
             return Ok(false);
         }
         let mut commands = Vec::new();
-        let mut parts = Vec::new();
         // Those who waited longest come first.
         for guest in self.called.drain(..) {
             commands.push(guest.command());
-            parts.push(Part::Guest(guest));
+            self.parts.push(Part::Guest(guest));
         }
         let mut asks = std::mem::take(&mut self.asks);
         shares::share_out(&mut asks, &mut self.asks);
-        for ask in asks {
+        self.taken = asks.into();
+        while let Some(ask) = self.taken.pop_front() {
             match ask {
                 Ask::Commands(list, reply) => {
-                    parts.push(Part::Reply(list.len(), reply));
+                    self.parts.push(Part::Reply(list.len(), reply));
                     if commands.is_empty() {
                         commands = list;
                     } else {
@@ -159,17 +178,17 @@ impl Writer {
                 }
                 Ask::Receive(receive, turn, reply) => {
                     let guest = Guest::receive(*receive, turn, reply);
-                    admit(guest, &mut self.rooms, &mut commands, &mut parts);
+                    admit(guest, &mut self.rooms, &mut commands, &mut self.parts);
                 }
                 Ask::Look(key, turn, reply) => {
                     let guest = Guest::look(*key, turn, reply);
-                    admit(guest, &mut self.rooms, &mut commands, &mut parts);
+                    admit(guest, &mut self.rooms, &mut commands, &mut self.parts);
                 }
                 Ask::Call(queue) => {
                     let ready = self.partition.machine().ready_in(&queue);
                     self.rooms.call_receivers(&queue, ready, &mut self.called);
                 }
-                Ask::Inspect(look) => parts.push(Part::Seen(look(&self.partition))),
+                Ask::Inspect(look) => self.parts.push(Part::Seen(look(&self.partition))),
                 Ask::Drain => self.drain(),
                 Ask::Stop => {
                     self.drain();
@@ -177,20 +196,17 @@ impl Writer {
                 }
             }
         }
-        self.submit(now, commands, parts)?;
+        self.submit(now, commands)?;
         Ok(true)
     }
 
-    fn submit(
-        &mut self,
-        at: Time,
-        commands: Vec<Command>,
-        parts: Vec<Part>,
-    ) -> Result<(), hapax_partition::Error> {
+    fn submit(&mut self, at: Time, commands: Vec<Command>) -> Result<(), hapax_partition::Error> {
         let count = commands.len();
         let stamp = Stamp { at, random: fastrand::u64(..) };
         let ticket = self.partition.submit(stamp, commands)?;
-        self.batches.push_back(Batch { ticket, submitted: Instant::now(), parts });
+        let parts = std::mem::take(&mut self.parts);
+        let (submitted, outcomes) = (Instant::now(), Vec::new());
+        self.batches.push_back(Batch { ticket, submitted, parts, outcomes });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         Ok(())
     }
@@ -199,10 +215,21 @@ impl Writer {
     fn answer(&mut self, answered: Answered) {
         // The first batch of all tells of relays that were under way, and nobody asked for it.
         let asked = self.batches.front().is_some_and(|batch| batch.ticket == answered.ticket);
-        if let Some(batch) = self.batches.pop_front_if(|_| asked) {
+        if let Some(mut batch) = self.batches.pop_front_if(|_| asked) {
             let waited = batch.submitted.elapsed();
             self.shared.beat(self.number, Beat::Durable { waited });
-            self.hand_out(batch.parts, answered.outcomes);
+            if batch.outcomes.is_empty() {
+                batch.outcomes = answered.outcomes;
+            } else {
+                batch.outcomes.extend(answered.outcomes);
+            }
+            if answered.more {
+                let (parts, outcomes) = batch.whole_parts();
+                self.batches.push_front(batch);
+                self.hand_out(parts, outcomes);
+            } else {
+                self.hand_out(batch.parts, batch.outcomes);
+            }
         }
         self.tell(answered.effects);
     }
@@ -215,19 +242,27 @@ impl Writer {
             return reply(Ok(outcomes)); // The list as it is.
         }
         let mut outcomes = outcomes.drain(..);
-        for part in parts {
+        self.answering = parts.into();
+        while let Some(part) = self.answering.pop_front() {
             match part {
                 Part::Reply(count, reply) => reply(Ok(outcomes.by_ref().take(count).collect())),
                 Part::Guest(guest) => {
-                    let Some(outcome) = outcomes.next() else { continue };
+                    let Some(outcome) = outcomes.next() else {
+                        unreachable!("every command has an outcome");
+                    };
+                    let left = guest.left_some(&outcome);
                     if let Some(queue) = self.rooms.serve(guest, outcome, self.draining) {
                         self.shared.call_elsewhere(self.number, &queue);
+                    }
+                    if let Some(queue) = left {
+                        let ready = self.partition.machine().ready_in(&queue);
+                        self.rooms.call_receivers(&queue, ready, &mut self.called);
                     }
                 }
                 Part::Seen(seen) => seen(),
             }
         }
-        debug_assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
+        assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
     }
 
     fn tell(&mut self, effects: Vec<Effect>) {
@@ -251,7 +286,7 @@ impl Writer {
             }
         }
         if !relays.is_empty() {
-            super::relay::hand_over(&self.shared, self.number, relays);
+            self.shared.relay(self.number, relays);
         }
     }
 
@@ -328,6 +363,25 @@ fn admit(guest: Guest, rooms: &mut Rooms, commands: &mut Vec<Command>, parts: &m
     }
 }
 
+impl Batch {
+    /// Takes the parts out whose outcomes are all there, with their outcomes.
+    fn whole_parts(&mut self) -> (Vec<Part>, Vec<Outcome>) {
+        let (mut whole, mut taken) = (0, 0);
+        for part in &self.parts {
+            let count = match part {
+                Part::Reply(count, _) => *count,
+                Part::Guest(_) => 1,
+                Part::Seen(_) => 0,
+            };
+            if taken + count > self.outcomes.len() {
+                break;
+            }
+            (whole, taken) = (whole + 1, taken + count);
+        }
+        (self.parts.drain(..whole).collect(), self.outcomes.drain(..taken).collect())
+    }
+}
+
 impl Part {
     fn refuse(self, why: &Stopped) {
         match self {
@@ -351,7 +405,13 @@ pub(super) fn refuse(ask: Ask, why: &Stopped) {
     }
 }
 
-fn wall() -> Time {
+/// What a panic said.
+fn words_of(panic: &(dyn std::any::Any + Send)) -> &str {
+    let owned = || panic.downcast_ref::<String>().map(String::as_str);
+    panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("see the log")
+}
+
+pub(super) fn wall() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time(since.as_millis() as u64)
 }

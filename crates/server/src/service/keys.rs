@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Browse, Command, Content, Fingerprint, KeyName, KeyView, Outcome, Redrive};
-use hapax_core::{RedriveView, Replay, Resolution, Resolve};
+use hapax_core::{RedriveView, Refusal, Replay, Resolution, Resolve, Select};
+
+use hapax_wire::Code;
 
 use super::{Permit, Service, WAIT_MAX, refused, stopped};
 use crate::auth::Action;
@@ -87,8 +89,16 @@ impl Service {
     /// Puts dead messages back, or tells how far the redrive of that id has come.
     pub async fn redrive(&self, permit: &Permit, redrive: Redrive) -> Result<RedriveView, Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        check_select(&redrive.select)?;
         let view = self.engine().redrive(redrive).await.map_err(stopped)?;
         view.map_err(|refusal| refused(permit, refusal))
+    }
+
+    /// Stops a redrive where it is.
+    pub async fn cancel_redrive(&self, permit: &Permit, id: &str) -> Result<RedriveView, Problem> {
+        debug_assert!(permit.action == Action::Admin, "{permit:?}");
+        let view = self.engine().cancel_redrive(&permit.queue, id).await.map_err(stopped)?;
+        view.map_err(|refusal| refused_redrive(permit, refusal))
     }
 
     pub async fn redrive_progress(
@@ -97,6 +107,37 @@ impl Service {
         id: &str,
     ) -> Result<RedriveView, Problem> {
         let view = self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)?;
-        view.map_err(|refusal| refused(permit, refusal))
+        view.map_err(|refusal| refused_redrive(permit, refusal))
+    }
+}
+
+fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
+    match refusal {
+        Refusal::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
+        other => refused(permit, other),
+    }
+}
+
+/// A selection that selects nothing, or everything by an oversight, is refused: everything is `all`.
+fn check_select(select: &Select) -> Result<(), Problem> {
+    match select {
+        Select::Keys(keys) if keys.is_empty() => Err(Problem::invalid("keys: name at least one")),
+        Select::Filter { error_contains, group, dead_before, dead_after } => {
+            let texts = [("error_contains", error_contains), ("group", group)];
+            for (name, text) in texts {
+                if text.as_deref() == Some("") {
+                    let detail =
+                        format!("filter.{name} is empty: leave it out, or say what is meant");
+                    return Err(Problem::invalid(detail));
+                }
+            }
+            let has_time = dead_before.is_some() || dead_after.is_some();
+            if error_contains.is_none() && group.is_none() && !has_time {
+                let detail = "filter: it is empty, and so would mean every dead message; say `all`";
+                return Err(Problem::invalid(detail));
+            }
+            Ok(())
+        }
+        Select::Keys(_) | Select::All => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
 //! Queues: created, changed, shown, emptied.
 
-use hapax_core::{Command, Config, Configure, Purge, QueueName, QueueView};
+use hapax_core::{Config, Configure, Purge, QueueName, QueueView};
+use hapax_partition::change;
 use hapax_wire::Code;
 
 use super::{Permit, Service, refused, stopped};
@@ -92,13 +93,13 @@ impl Service {
     pub async fn change(&self, permit: &Permit, change: Change) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
         let queue = permit.queue.clone();
-        let command = match change {
-            Change::Pause => Command::Pause(queue),
-            Change::Resume => Command::Resume(queue),
-            Change::Purge { keys } => Command::Purge(Purge { queue, keys }),
+        let change = match change {
+            Change::Pause => change::Change::Pause(queue),
+            Change::Resume => change::Change::Resume(queue),
+            Change::Purge { keys } => change::Change::Purge(Purge { queue, keys }),
         };
-        let changed = self.engine().change(command).await.map_err(stopped)?;
-        changed.map_err(|refusal| refused(permit, refusal))
+        let changed = self.engine().change(change).await.map_err(stopped)?;
+        changed.map(drop).map_err(|refusal| refused(permit, refusal))
     }
 }
 

@@ -3,7 +3,7 @@
 use hapax_core::{Config, InvalidConfig, limits};
 
 use super::entry::{Entry, Plain, entries};
-use super::suggest::closest;
+use hapax_wire::nearest::closest;
 
 /// What `retention_ms` is in a settings file where it is `null` in JSON.
 pub const FOREVER: &str = "forever";

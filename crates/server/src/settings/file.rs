@@ -13,9 +13,9 @@ use super::entry::{Entry, Plain};
 use super::fields::{self, Dialect, FIELDS, FOREVER, FieldError};
 use super::finding::{Finding, Rule};
 use super::origin::Origin;
-use super::suggest::closest;
 use super::values::{Limits, Values};
 use super::{DEFAULT_TENANT, Settings};
+use hapax_wire::nearest::closest;
 
 /// The tables of a file, beside the settings themselves.
 const TABLES: &[&str] = &["queues", "tenants"];

@@ -357,7 +357,7 @@ macro_rules! choices {
                 let found = Self::ALL.iter().find(|choice| choice.as_str() == text);
                 found.copied().ok_or_else(|| {
                     let all = Self::ALL.iter().map(|choice| choice.as_str());
-                    let hint = super::suggest::closest(text, all)
+                    let hint = hapax_wire::nearest::closest(text, all)
                         .map(|choice| format!(": \"{choice}\" is meant, perhaps"));
                     format!("{text:?} is unknown{}", hint.unwrap_or_default())
                 })

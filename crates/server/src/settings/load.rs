@@ -9,9 +9,9 @@ use super::entry::Entry;
 use super::finding::{Finding, Mistakes, Rule};
 use super::kind::Auth;
 use super::origin::Origin;
-use super::suggest::closest;
 use super::values::Values;
 use super::{Settings, arguments, file};
+use hapax_wire::nearest::closest;
 
 /// The file that is read where none is named and this one is there.
 const FILE: &str = "hapax.toml";

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use hapax_wire::proto::settle::Verb;
 use hapax_wire::proto::{self, AnswerKind};
 use http::{Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::broker::{House, channel, code, in_time, message, opening};
+use crate::broker::{
+    House, channel, code, done, in_time, message, messages, opening, refusal, settle,
+};
 
 const MIB: usize = 1_024 * 1_024;
 
@@ -48,11 +51,59 @@ async fn a_worker_that_never_reads_holds_a_bounded_part_of_the_queue() {
 }
 
 #[tokio::test]
+async fn a_message_that_is_too_large_harms_itself_alone() {
+    let house = House::with_queue("orders", "{}").await;
+    let mut sends = house.sends().await;
+    let large = message(1, "large", vec![0; 20 * MIB]);
+    sends.say("orders", vec![message(0, "a", "x"), large, message(2, "b", "x")]).await;
+    let answers = sends.answers(3).await;
+    assert_eq!(answers[0].kind(), AnswerKind::Accepted);
+    assert_eq!(refusal(&answers[1]), "too_large");
+    assert_eq!(answers[2].kind(), AnswerKind::Accepted);
+    let next = sends.one("orders", message(3, "c", "x")).await;
+    assert_eq!(next.kind(), AnswerKind::Accepted, "the stream goes on");
+}
+
+#[tokio::test]
+async fn a_settle_that_is_too_large_harms_itself_alone() {
+    let house = House::with_queue("orders", "{}").await;
+    house.send("orders", messages("k", 4)).await;
+    let mut works = house.works("orders", 4).await;
+    let all = works.deliveries(4).await;
+    let emit = |number: usize| proto::Emit {
+        queue: "orders".to_owned(),
+        name: format!("e{number}"),
+        body: vec![7; MIB].into(),
+        ..Default::default()
+    };
+    let emits = proto::Done { result: None, emits: (0..20).map(emit).collect() };
+    let blob = |body: usize, content_type: usize| proto::Blob {
+        body: vec![7; body].into(),
+        content_type: "x".repeat(content_type),
+    };
+    let result = |blob| Verb::Done(proto::Done { result: Some(blob), emits: Vec::new() });
+    works
+        .settle(vec![
+            settle(0, &all[0].lease, Verb::Done(emits)),
+            settle(1, &all[1].lease, result(blob(2 * MIB, 0))),
+            settle(2, &all[2].lease, result(blob(0, 300))),
+            done(3, &all[3], "ok"),
+        ])
+        .await;
+    let settled = works.settled(4).await;
+    let kinds: Vec<_> = settled.iter().map(|answer| answer.kind()).collect();
+    use proto::SettleKind::{Ok, SettleError};
+    assert_eq!(kinds, [SettleError, SettleError, SettleError, Ok], "{settled:?}");
+    works.settle(vec![done(4, &all[0], "ok")]).await;
+    assert_eq!(works.settled(1).await[0].kind(), Ok, "the lease is as it was");
+}
+
+#[tokio::test]
 async fn a_frame_that_is_too_large_ends_its_stream_and_no_other() {
     let house = House::with_queue("orders", "{}").await;
     let mut other = house.sends().await;
     let sends = house.sends().await;
-    sends.say("orders", vec![message(1, "k", vec![0; 20 * MIB])]).await;
+    sends.say("orders", vec![message(1, "k", vec![0; 33 * MIB])]).await;
     let status = sends.finish().await.unwrap_err();
     assert_eq!((status.code(), code(&status)), (tonic::Code::OutOfRange, "too_large"));
     let answer = other.one("orders", message(1, "k", "body")).await;

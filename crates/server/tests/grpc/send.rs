@@ -43,7 +43,7 @@ async fn a_duplicate_gets_the_first_id_and_a_conflict_says_what_differs() {
     assert_eq!(conflict.kind(), AnswerKind::Error);
     let problem = conflict.problem.unwrap();
     assert_eq!(problem.code, "conflict");
-    assert_eq!(problem.differs, ["body", "content_type"]);
+    assert_eq!(problem.differs, ["body"]);
     assert_eq!((problem.id, problem.retryable), (first.id, false));
 }
 

@@ -153,7 +153,9 @@ async fn every_verb_is_answered_in_its_own_way() {
     let mut emails = house.works("emails", 1).await;
     let email = emails.deliveries(1).await.remove(0);
     assert_eq!(email.body, "thanks");
-    let expected = hapax_core::derive(&all[0].key, 0, "receipt");
+    let parent =
+        hapax_core::Parent { queue: "orders", group: None, key: &all[0].key, generation: 0 };
+    let expected = hapax_core::derive(&parent, "receipt");
     assert_eq!(email.key, expected, "as the documentation says");
 }
 

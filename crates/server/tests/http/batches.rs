@@ -37,8 +37,7 @@ async fn every_message_of_a_batch_is_answered_in_its_place() {
             "not a message",
             {"key": "a", "body": "x"},
             {"key": "z", "body_base64": "/w==", "content_type": "image/x", "group": "g",
-             "delay_ms": 0, "ttl_ms": 60000, "fingerprint": "f", "headers": {"n": "v"},
-             "unknown": true},
+             "delay_ms": 0, "ttl_ms": 60000, "fingerprint": "f", "headers": {"n": "v"}},
         ]),
     )
     .await;

@@ -14,7 +14,8 @@ async fn a_claim_is_fresh_then_in_flight_then_done() {
     let fresh = house.ask(claim("\"pay-1\"", "{\"amount\":5}")).await.is(201);
     assert_eq!(fresh["answer"], "fresh");
     assert_eq!((&fresh["queue"], &fresh["key"]), (&json!("orders"), &json!("pay-1")));
-    assert!(fresh["fence"].is_u64());
+    assert!(text(&fresh, "fence").parse::<u64>().unwrap() > 0);
+    assert_eq!((&fresh["tenant"], &fresh["lease_ms"]), (&json!("default"), &json!(30_000)));
     assert!(text(&fresh, "deadline").ends_with('Z'));
     assert_eq!(fresh["recovery_points"], json!({}));
 
@@ -74,4 +75,18 @@ async fn a_fingerprint_of_ones_own_counts_for_claims_too() {
     house.ask(own("a")).await.is(201);
     house.ask(own("b")).await.fails(409, "in_flight");
     house.ask(claim("k", "a")).await.fails(422, "conflict");
+}
+
+#[tokio::test]
+async fn a_claim_repeated_under_its_id_gets_the_same_lease() {
+    let house = House::with_queue("{}").await;
+    let with_id = |id: &str| claim("pay-1", "5").header("hapax-claim-id", id);
+    let first = house.ask(with_id("c-1")).await.is(201);
+    let again = house.ask(with_id("c-1")).await.is(201);
+    assert_eq!((&again["lease"], &again["fence"]), (&first["lease"], &first["fence"]));
+    assert!(again["lease_ms"].as_u64() <= first["lease_ms"].as_u64());
+    house.ask(with_id("c-2")).await.fails(409, "in_flight");
+    house.ask(claim("pay-1", "5")).await.fails(409, "in_flight");
+    house.ask(claim("pay-1", "6").header("hapax-claim-id", "c-1")).await.fails(422, "conflict");
+    house.ask(with_id("")).await.fails(400, "invalid");
 }

@@ -112,7 +112,7 @@ async fn a_parked_message_is_resolved() {
     let done = resolve("a", r#"{"do":"done","result":{"body":"by hand"}}"#).await.is(200);
     assert_eq!(done["state"], "done");
     assert_eq!(house.key("orders", "a").await["result"]["body"], "by hand");
-    resolve("a", r#"{"do":"retry"}"#).await.fails(404, "no_such_key");
+    resolve("a", r#"{"do":"retry"}"#).await.fails(400, "invalid");
     park(&house, "b").await;
     assert_eq!(resolve("b", r#"{"do":"retry"}"#).await.is(200)["state"], "ready");
     assert_eq!(house.receive_one("orders").await["key"], "b");
@@ -129,7 +129,10 @@ async fn dead_messages_are_redriven_by_keys_by_filter_and_all() {
         kill(&house, key, error).await;
     }
     let by_keys = redrive(&house, r#"{"id":"r1","keys":["a","none"]}"#).await;
-    let expected = json!({"id": "r1", "matched": 1, "moved": 1, "done": true, "dry_run": false});
+    let expected = json!({
+        "id": "r1", "matched": 1, "moved": 1, "total": 2, "missing": ["none"], "done": true,
+        "cancelled": false, "dry_run": false,
+    });
     assert_eq!(by_keys, expected);
     let again = redrive(&house, r#"{"id":"r1","all":true}"#).await;
     assert_eq!(again, expected, "repeated, it moves nothing twice");
@@ -182,4 +185,76 @@ async fn where_keys_belong_to_groups_a_dead_message_is_redriven_by_its_group() {
     let problem = told.fails(400, "invalid");
     assert!(text(&problem, "detail").contains("filter"), "{problem}");
     assert_eq!(redrive(&house, r#"{"filter":{"group":"g"}}"#).await["moved"], 1);
+}
+
+#[tokio::test]
+async fn a_redrive_tells_the_keys_that_are_not_dead() {
+    let house = House::with_queue("{}").await;
+    kill(&house, "dead", "bad").await;
+    house.send("orders", "waiting", "x").await;
+    let told = redrive(&house, r#"{"keys":["dead","waiting","none"]}"#).await;
+    assert_eq!((&told["moved"], &told["total"]), (&json!(1), &json!(3)));
+    assert_eq!(told["missing"], json!(["none", "waiting"]));
+}
+
+#[tokio::test]
+async fn a_redrive_by_time_takes_what_died_after_it() {
+    let house = House::with_queue("{}").await;
+    kill(&house, "k", "bad").await;
+    let late = redrive(&house, r#"{"filter":{"dead_after":"2100-01-01T00:00:00Z"}}"#).await;
+    assert_eq!(late["moved"], 0);
+    let since = redrive(&house, r#"{"filter":{"dead_after":"2020-01-01T00:00:00Z"}}"#).await;
+    assert_eq!(since["moved"], 1);
+}
+
+#[tokio::test]
+async fn a_redrive_is_cancelled_where_it_is() {
+    for partitions in [1, 4] {
+        let house = House::with(partitions, |_| hapax_server::service::Options::default());
+        house.put("orders", "{}").await;
+        for number in 0..40 {
+            kill(&house, &format!("k{number}"), "bad").await;
+        }
+        let started = redrive(&house, r#"{"id":"r","all":true,"per_s":1}"#).await;
+        assert_eq!((&started["done"], &started["total"]), (&json!(false), &json!(40)));
+        let path = "/v1/queues/orders/redrive/r";
+        let told = house.ask(ask("DELETE", path)).await.is(200);
+        assert_eq!((&told["cancelled"], &told["done"]), (&json!(true), &json!(true)));
+        let moved = told["moved"].as_u64().unwrap();
+        assert!(moved < 40, "{told}");
+        let again = house.ask(get(path)).await.is(200);
+        assert_eq!((&again["cancelled"], &again["moved"]), (&json!(true), &told["moved"]));
+        let dead = house.ask(get("/v1/queues/orders")).await.is(200)["stats"]["dead"].clone();
+        assert_eq!(dead, json!(40 - moved));
+        let none = "/v1/queues/orders/redrive/none";
+        let problem = house.ask(ask("DELETE", none)).await.fails(404, "no_such_key");
+        assert!(text(&problem, "detail").contains("no redrive"), "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_not_parked_cannot_be_resolved_and_is_told_what_it_is() {
+    let house = House::with_queue("{}").await;
+    finish(&house, "finished").await;
+    house.send("orders", "waiting", "x").await;
+    for (key, state) in [("finished", "done"), ("waiting", "ready")] {
+        let path = format!("/v1/queues/orders/keys/{key}/resolve");
+        let problem = house.ask(post(&path, r#"{"do":"retry"}"#)).await.fails(400, "invalid");
+        assert!(text(&problem, "detail").contains(state), "{problem}");
+    }
+    let none = post("/v1/queues/orders/keys/none/resolve", r#"{"do":"retry"}"#);
+    house.ask(none).await.fails(404, "no_such_key");
+}
+
+#[tokio::test]
+async fn a_replay_needs_no_body_where_the_queue_keeps_bodies() {
+    let house = House::with_queue(r#"{"keep_bodies":true}"#).await;
+    let sent = send("orders", "k", "three lemons").header("hapax-header-a", "b");
+    house.ask(sent).await.is(201);
+    let message = house.receive_one("orders").await;
+    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    assert_eq!(act(&house, "k", "replay").await.is(200)["generation"], 1);
+    let again = house.receive_one("orders").await;
+    assert_eq!((&again["body"], &again["generation"]), (&json!("three lemons"), &json!(1)));
+    assert_eq!(again["headers"], json!({"a": "b"}));
 }

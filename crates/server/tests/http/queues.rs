@@ -12,7 +12,7 @@ async fn a_configuration_is_shown_whole_and_replaced_whole() {
     assert_eq!(created["config"]["retention_ms"], json!(null));
     assert_eq!(created["config"]["max_attempts"], 3);
     assert_eq!(created["config"]["lease_ms"], 30_000);
-    assert_eq!(created["config"].as_object().unwrap().len(), 19);
+    assert_eq!(created["config"].as_object().unwrap().len(), 20);
     let changed = house.ask(put("/v1/queues/orders", r#"{"max_attempts":4}"#)).await.is(200);
     assert_eq!(changed["config"]["max_attempts"], 4);
     assert_eq!(changed["config"]["on_dead"], "pin", "what is left out has its default");

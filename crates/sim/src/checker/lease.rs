@@ -21,7 +21,7 @@ pub(crate) struct Lease {
 
 /// A settle that ends its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub(crate) enum End {
     Done,
     Fail,
     Release,
@@ -50,20 +50,28 @@ impl End {
 
 impl Checker {
     pub(super) fn grow_fence(&mut self, fence: Fence) -> Checked {
-        if fence <= self.fence_max {
-            return violation(format!("fence {} after {}", fence.0, self.fence_max.0));
+        let newest = self.fence_max.get(self.here).copied().unwrap_or(Fence(0));
+        if fence <= newest {
+            return violation(format!("fence {} after {}", fence.0, newest.0));
         }
-        self.fence_max = fence;
+        self.raise_fence(fence);
         Ok(())
     }
 
+    fn raise_fence(&mut self, fence: Fence) {
+        if let Some(newest) = self.fence_max.get_mut(self.here) {
+            *newest = fence.max(*newest);
+        }
+    }
+
     pub(super) fn received(&mut self, at: Time, op: &Op, deliveries: &[Delivery]) -> Checked {
-        let Op::Receive { queue, max, lease_ms, id, several } = op else {
+        let Op::Receive { queue, max, lease_ms, id, several, .. } = op else {
             return violation("deliveries for something else");
         };
         if deliveries.len() > *max as usize {
             return violation("more deliveries than were asked for");
         }
+        self.check_size(deliveries, id.is_some())?;
         let used_before = id.and_then(|id| self.receives.get(&id)).copied();
         if let Some(id) = id {
             let lost = used_before.unwrap_or(false);
@@ -77,7 +85,7 @@ impl Checker {
             if self.item(item).queue != *queue || self.item(item).claim {
                 return violation("delivered from another queue, or a claim");
             }
-            if used_before.is_some() && self.leases.contains_key(&delivery.lease.fence) {
+            if used_before.is_some() && self.knows_lease(self.here, delivery.lease.fence) {
                 self.delivered_again(at, item, delivery)?;
             } else {
                 // The first answer under this id may have been lost, and this be the second.
@@ -97,6 +105,21 @@ impl Checker {
         Ok(())
     }
 
+    /// Once a receive has so many bytes it takes no further message.
+    fn check_size(&self, deliveries: &[Delivery], may_repeat: bool) -> Checked {
+        let Some((_, before)) = deliveries.split_last() else { return Ok(()) };
+        let bytes: usize = before.iter().map(|delivery| delivery.content.size()).sum();
+        match bytes >= self.receive_bytes && !may_repeat {
+            true => violation(format!("a receive went on after {bytes} bytes")),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the lease was handed out, as far as the broker can know.
+    pub fn knows_lease(&self, partition: usize, fence: Fence) -> bool {
+        self.leases.contains_key(&(partition, fence))
+    }
+
     fn delivered(
         &mut self,
         at: Time,
@@ -106,14 +129,18 @@ impl Checker {
         second: bool,
     ) -> Checked {
         if second {
-            self.fence_max = self.fence_max.max(delivery.lease.fence);
+            self.raise_fence(delivery.lease.fence);
             self.narrow(at, item, Places::READY.or(Places::LEASED))?;
         } else {
             self.grow_fence(delivery.lease.fence)?;
             self.narrow(at, item, Places::READY)?;
         }
         self.check_id(item, delivery.id)?;
+        let attempts_max = self.state(self.item(item).queue).attempts_max();
         let (life, spec, config) = self.passed(at, item);
+        if life.purged {
+            return violation(format!("{} was purged, and is delivered", spec.key));
+        }
         let (least, most) = life.attempts;
         let least = if second { least } else { least + 1 };
         if !(least..=most + 1).contains(&delivery.attempt) {
@@ -122,7 +149,7 @@ impl Checker {
                 spec.key, delivery.attempt
             ));
         }
-        if delivery.attempt > config.max_attempts + life.extra_attempts {
+        if delivery.attempt > attempts_max + life.extra_attempts {
             return violation(format!("{} has more attempts than its queue allows", spec.key));
         }
         if delivery.generation < life.generation {
@@ -139,14 +166,14 @@ impl Checker {
             life.results = vec![None];
             life.result = None;
         }
-        self.leases.insert(delivery.lease.fence, Lease::new(item, delivery.id));
+        self.leases.insert((self.here, delivery.lease.fence), Lease::new(item, delivery.id));
         Ok(())
     }
 
     /// A receive with the same id gets the same leases.
     fn delivered_again(&mut self, at: Time, item: ItemId, delivery: &Delivery) -> Checked {
         let fence = delivery.lease.fence;
-        let known = self.leases.get(&fence).map(|lease| (lease.item, lease.id));
+        let known = self.leases.get(&(self.here, fence)).map(|lease| (lease.item, lease.id));
         if known != Some((item, delivery.id)) {
             return violation("a repeated receive brought another lease");
         }
@@ -197,12 +224,12 @@ impl Checker {
         settled: &Settled,
     ) -> Checked {
         let end = End::of(how);
-        let Some(lease) = self.leases.get(&held.fence()).cloned() else {
+        let Some(lease) = self.leases.get(&(self.here, held.fence())).cloned() else {
             return violation("a settle under a lease that nobody was given");
         };
         let (life, spec, _) = self.passed(at, held.item);
         let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
-        let may_hold = is_newest && !lease.ended && life.may_settle(end.is_some());
+        let may_hold = is_newest && !lease.ended && life.may_settle(end);
         let alone = lease.ends.is_empty() && !life.unseen_lease;
         let surely_holds = may_hold && life.places == Places::LEASED && alone;
         let (key, places) = (spec.key.clone(), life.places);
@@ -232,18 +259,33 @@ impl Checker {
                     return self.check_told_result(held.item, result);
                 }
             }
+            Settled::RelayFull if matches!(how, How::Done(emits) if !emits.is_empty()) => {}
+            Settled::NoSuchQueue { emit } => return self.emit_refused(how, *emit),
             _ => return violation("a settle got an answer that nothing called for"),
         }
         Ok(())
     }
 
+    /// An emit names a queue that does not exist.
+    fn emit_refused(&self, how: &How, emit: usize) -> Checked {
+        let How::Done(emits) = how else { return violation("only a done emits") };
+        let queue = emits.get(emit).map(|emit| self.item(*emit).queue);
+        match queue {
+            Some(queue) if self.state(queue).may_be_gone() => Ok(()),
+            _ => violation("an emit was refused though its queue exists"),
+        }
+    }
+
     /// The winner's result, as a loser hears it, may be one of an earlier life of the key.
     fn check_told_result(&mut self, item: ItemId, result: &hapax_core::Blob) -> Checked {
-        let Some(life) = self.lives.get(item) else { return Ok(()) };
+        let spec = self.item(item);
         let told = Some(result.clone());
-        let known = life.result.iter().chain(life.past.values().flatten());
-        let mut known = known.chain(&life.results);
-        match known.any(|known| *known == told) {
+        let gave = |((_, fence), lease): (&(usize, Fence), &Lease)| {
+            let ended = lease.item == item && lease.ends.contains(&End::Done);
+            ended && result_of(spec, *fence) == told
+        };
+        let resolved = result_of(spec, Fence(1)) == told;
+        match resolved || self.leases.iter().any(gave) {
             true => Ok(()),
             false => violation("a loser was told a result that nobody gave"),
         }
@@ -315,7 +357,7 @@ impl Checker {
     }
     /// The lease is over, and what it emits must come to be.
     fn note_end(&mut self, held: &Held, how: &How) {
-        if let Some(lease) = self.leases.get_mut(&held.fence())
+        if let Some(lease) = self.leases.get_mut(&(self.here, held.fence()))
             && let Some(end) = End::of(how)
         {
             lease.may_end(end);

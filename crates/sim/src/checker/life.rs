@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hapax_core::{Blob, Config, Fence, Guarantee, MessageId, OnDead, OnLost, Place, Time};
 
+use super::lease::End;
 use crate::scene::{Item, Variant};
 
 /// A set of places; "absent" is one of them: the key is unknown.
@@ -117,6 +118,14 @@ pub(crate) struct Life {
     pub(crate) promised: bool,
     /// It came later than its queue remembers, and was refused rather than doubled.
     pub(crate) too_old: bool,
+    /// The partition that its message is in, or may be.
+    pub(crate) home: Option<usize>,
+    /// The shortest time that its record may be remembered for, by the rules of its end.
+    pub(crate) kept_ms: u64,
+    /// A purge that was confirmed takes it: nobody may get it any more.
+    pub(crate) purged: bool,
+    /// Points that earlier claims of the key saved; the next one may get them.
+    pub(crate) past_points: BTreeSet<&'static str>,
     /// Every id of this key, with what is known to be stored under it.
     pub(crate) past: BTreeMap<MessageId, Option<Option<Blob>>>,
 }
@@ -156,6 +165,10 @@ impl Life {
             may_be_saved: BTreeSet::new(),
             promised: false,
             too_old: false,
+            home: None,
+            kept_ms: u64::MAX,
+            purged: false,
+            past_points: BTreeSet::new(),
             past: BTreeMap::new(),
         }
     }
@@ -166,10 +179,23 @@ impl Life {
         if let Some(old) = self.id {
             past.insert(old, self.result.clone());
         }
-        let mut fresh = Self { past, promised: self.promised, ..Self::unknown() };
+        let past_points = self.past_points.union(&self.may_be_saved).copied().collect();
+        let promised = self.promised;
+        let mut fresh = Self { past, past_points, promised, ..Self::unknown() };
         fresh.id = Some(id);
         fresh.variants = 1 << variant;
         fresh
+    }
+
+    /// Its queue is gone, and its message and key with it.
+    pub(crate) fn vanish(&mut self) {
+        let mut past = std::mem::take(&mut self.past);
+        if let Some(old) = self.id {
+            past.insert(old, self.result.take());
+        }
+        let (id, promised, fence) = (self.id, self.promised, self.fence);
+        let too_old = self.too_old;
+        *self = Self { id, past, promised, fence, too_old, ..Self::unknown() };
     }
 
     pub(crate) fn may_be_variant(&self, variant: Variant) -> bool {
@@ -178,6 +204,12 @@ impl Life {
 
     /// Adds what time alone may have done by `at`.
     pub(crate) fn pass(&mut self, at: Time, item: &Item, config: &Config) {
+        let kept_ms = config.retention_ms.unwrap_or(u64::MAX);
+        if !self.places.may_be(Places::ENDED) {
+            self.kept_ms = kept_ms;
+        } else if !self.places.without(Places::ENDED.or(Places::ABSENT)).is_empty() {
+            self.kept_ms = self.kept_ms.min(kept_ms);
+        }
         loop {
             let before = self.places;
             self.pass_once(at, item, config);
@@ -193,6 +225,9 @@ impl Life {
         }
         if self.places.may_be(Places::DELAYED) && at >= self.due_from {
             self.places.add(Places::READY);
+        }
+        if self.places.may_be(Places::READY) && at >= self.due_from {
+            self.places.add(Places::DELAYED); // As its row still has it.
         }
         if self.places.may_be(Places::READY.or(Places::DELAYED)) && at >= self.dies_from {
             self.places.add(Places::DEAD);
@@ -211,7 +246,10 @@ impl Life {
             self.attempts.0 = 0;
         }
         if self.places.may_be(Places::ENDED) {
-            let kept = config.retention_ms.map_or(Time::NEVER, |ms| self.ended_from.plus(ms));
+            let kept = match self.kept_ms {
+                u64::MAX => Time::NEVER,
+                ms => self.ended_from.plus(ms),
+            };
             if at >= kept || item.is_keyless() {
                 self.places.add(Places::ABSENT);
             }
@@ -284,6 +322,7 @@ impl Life {
 
     /// Somebody gave it another life: redriven, run again or replayed.
     pub(crate) fn revive(&mut self, certain: bool) {
+        self.purged = false;
         if certain {
             self.places = Places::READY;
             self.attempts = (0, 0);
@@ -308,9 +347,14 @@ impl Life {
     }
 
     /// Whether the newest lease may settle: it holds the message, or it ran out and can only end.
-    pub(crate) fn may_settle(&self, ends: bool) -> bool {
-        let waiting = Places::READY.or(Places::DELAYED).or(Places::PARKED);
-        self.places.may_be(Places::LEASED) || ends && self.lapsed && self.places.may_be(waiting)
+    /// Nothing but `done` takes a message out of doubt.
+    pub(crate) fn may_settle(&self, end: Option<End>) -> bool {
+        let waiting = match end {
+            Some(End::Done) => Places::READY.or(Places::DELAYED).or(Places::PARKED),
+            Some(End::Fail | End::Release) => Places::READY.or(Places::DELAYED),
+            None => Places::default(),
+        };
+        self.places.may_be(Places::LEASED) || self.lapsed && self.places.may_be(waiting)
     }
 
     /// Whether a send may be the first of a new message.

@@ -1,6 +1,6 @@
 //! Requests whose answers were lost: each may have been done, or not.
 
-use hapax_core::{Guarantee, OnDead, OnLost, Time};
+use hapax_core::{OnDead, Time};
 
 use super::lease::End;
 use super::{Begun, Checker, Places};
@@ -10,7 +10,26 @@ use crate::scene::{ItemId, Variant, result_of};
 impl Checker {
     /// Takes into account what a request may have done that was made at `at` and never answered.
     /// Called for all of them in the order in which they were made.
-    pub fn lost(&mut self, at: Time, op: &Op) {
+    pub fn lost(&mut self, partition: usize, at: Time, op: &Op) {
+        self.here = partition;
+        match op {
+            Op::Configure { queue, config } | Op::Follow { queue, config } => {
+                return self.lost_change(*queue, Some(config));
+            }
+            Op::Delete { queue } => return self.lost_change(*queue, None),
+            _ => {}
+        }
+        let Some(queue) = op.queue(&self.items) else { return };
+        // Under each of the rules that it may have been decided by.
+        let known = self.state(queue).config.clone();
+        for config in self.state(queue).candidates() {
+            self.state_mut(queue).config = config;
+            self.lost_by_the_rules(at, op);
+        }
+        self.state_mut(queue).config = known;
+    }
+
+    fn lost_by_the_rules(&mut self, at: Time, op: &Op) {
         match op {
             Op::Send { item, variant } => self.lost_send(at, *item, *variant),
             Op::Claim { item, variant, lease_ms } => {
@@ -21,7 +40,7 @@ impl Checker {
                 if let Some(id) = id {
                     self.receives.insert(*id, true);
                 }
-                for item in self.of_queue(*queue) {
+                for item in self.homed(*queue) {
                     let (life, spec, config) = self.passed(at, item);
                     if life.places.may_be(Places::READY) && !spec.claim {
                         life.may_be_taken(deadline, config, at);
@@ -34,11 +53,14 @@ impl Checker {
     }
 
     fn lost_send(&mut self, at: Time, item: ItemId, variant: Variant) {
+        let here = self.here;
         let (life, spec, config) = self.passed(at, item);
         if config.on_dead == OnDead::Rerun && life.places.may_be(Places::DEAD) && !spec.claim {
             life.revive(false);
         }
         if life.may_begin(config, false, spec) {
+            life.home = Some(here);
+            life.purged = false;
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts.0 = 0;
@@ -48,29 +70,28 @@ impl Checker {
     }
 
     fn lost_claim(&mut self, at: Time, item: ItemId, variant: Variant, lease_ms: u64) {
+        let here = self.here;
         let (life, spec, config) = self.passed(at, item);
         if life.may_begin(config, true, spec) {
+            life.home = Some(here);
+            life.purged = false;
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts = (0, life.attempts.1.max(1));
             life.places.add(Places::LEASED);
             life.unseen_lease = true;
             life.lost_from = life.lost_from.min(at.plus(lease_ms));
-            if config.on_lost == OnLost::Park {
-                life.begun = Begun::Perhaps;
-            }
         }
     }
 
     fn lost_settle(&mut self, at: Time, held: &Held, how: &How) {
-        let Some(lease) = self.leases.get_mut(&held.fence()) else { return };
+        let Some(lease) = self.leases.get_mut(&(self.here, held.fence())) else { return };
         if let Some(end) = End::of(how) {
             lease.may_end(end);
         }
         let (life, spec, config) = self.passed(at, held.item);
-        let ends = End::of(how).is_some();
-        let may_hold = life.fence == held.fence() && life.may_settle(ends);
-        if !may_hold || config.guarantee == Guarantee::AtMostOnce {
+        let may_hold = life.fence == held.fence() && life.may_settle(End::of(how));
+        if !may_hold {
             return;
         }
         match how {
@@ -140,14 +161,15 @@ impl Checker {
                 }
             }
             Op::Redrive { queue, items, .. } => {
-                let all = if items.is_empty() { self.of_queue(*queue) } else { items.clone() };
+                let mut all = self.homed(*queue);
+                all.retain(|item| items.is_empty() || items.contains(item));
                 for item in all {
                     let (life, ..) = self.passed(at, item);
                     life.redriven = Some(at);
                 }
             }
             Op::Purge { queue, keys } => {
-                for item in self.of_queue(*queue) {
+                for item in self.homed(*queue) {
                     let (life, ..) = self.passed(at, item);
                     if life.places.may_be(Places::KNOWN) {
                         let before = life.purge;

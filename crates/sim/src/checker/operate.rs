@@ -9,6 +9,12 @@ use crate::scene::{ItemId, result_of};
 impl Checker {
     pub(super) fn operated(&mut self, at: Time, op: &Op, outcome: &Outcome) -> Checked {
         match (op, outcome) {
+            (Op::Configure { queue, config }, outcome) => {
+                self.configured(at, *queue, config, outcome)
+            }
+            (Op::Follow { queue, config }, outcome) => self.followed(at, *queue, config, outcome),
+            (Op::Delete { queue }, Outcome::Ok) => self.deleted(*queue),
+            (Op::Show { queue }, Outcome::Queue(view)) => self.shown(at, *queue, view),
             (Op::Look { item }, Outcome::Key(view)) => self.looked(at, *item, view),
             (Op::Look { item }, Outcome::Refused(Refusal::NoSuchKey)) => {
                 self.narrow(at, *item, Places::ABSENT)
@@ -44,16 +50,29 @@ impl Checker {
             (Op::Discard { item } | Op::Resolve { item, .. }, Outcome::Refused(refusal)) => {
                 self.not_waiting(at, *item, refusal)
             }
-            (Op::Redrive { .. } | Op::Purge { .. }, Outcome::Ok | Outcome::Redrive(_)) => {
+            (Op::Redrive { .. }, Outcome::Redrive(_)) => {
                 self.lost_operation(at, op);
+                Ok(())
+            }
+            (Op::Purge { queue, .. }, Outcome::Ok) => {
+                self.lost_operation(at, op);
+                self.purge_confirmed(at, *queue);
                 Ok(())
             }
             (Op::Redrive { .. }, Outcome::Refused(Refusal::StoreFull)) if self.may_be_full => {
                 Ok(())
             }
             (Op::Pause { .. } | Op::Relayed { .. }, Outcome::Ok) => Ok(()),
-            (Op::Show { .. }, Outcome::Queue(_)) => Ok(()),
             _ => violation("an answer that does not belong to its request"),
+        }
+    }
+
+    /// What waited when a purge was confirmed is not handed out any more.
+    fn purge_confirmed(&mut self, at: Time, queue: usize) {
+        for item in self.homed(queue) {
+            let (life, ..) = self.passed(at, item);
+            let waits = !life.places.may_be(Places::LEASED);
+            life.purged |= waits && life.places.may_be(Places::WAITING);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Answers to sends and claims.
 
-use hapax_core::{Answer, Finished, InFlight, MessageId, OnDead, Place, Time};
+use hapax_core::{Answer, Finished, Guarantee, InFlight, MessageId, OnDead, Place, Time};
 
-use super::{Begun, Checked, Checker, Lease, Life, Places, violation};
-use crate::scene::{ItemId, Variant};
+use super::{Checked, Checker, Lease, Life, Places, violation};
+use crate::scene::{ItemId, Variant, point_of};
 
 impl Checker {
     pub(super) fn sent(
@@ -30,7 +30,7 @@ impl Checker {
         lease_ms: u64,
         answer: &Answer,
     ) -> Checked {
-        let Answer::Fresh { id, lease, deadline, .. } = answer else {
+        let Answer::Fresh { id, lease, deadline, recovery_points, .. } = answer else {
             if matches!(answer, Answer::Accepted { .. }) {
                 return violation("a claim was answered as a send");
             }
@@ -41,10 +41,10 @@ impl Checker {
             return violation("a claim's deadline is not its lease from now");
         }
         self.grow_fence(lease.fence)?;
+        self.check_inherited(item, recovery_points)?;
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
-        life.begun = Begun::No;
-        self.leases.insert(lease.fence, Lease::new(item, *id));
+        self.leases.insert((self.here, lease.fence), Lease::new(item, *id));
         Ok(())
     }
 
@@ -93,6 +93,7 @@ impl Checker {
         claim: bool,
         id: MessageId,
     ) -> Checked {
+        let here = self.here;
         let (life, spec, config) = self.passed(at, item);
         if !life.may_begin(config, claim, spec) {
             let (key, places) = (spec.key.clone(), life.places);
@@ -102,6 +103,7 @@ impl Checker {
             ));
         }
         *life = life.renewed(id, variant);
+        life.home = Some(here);
         match self.ids.insert(id, item) {
             None => Ok(()),
             Some(_) => violation(format!("the id {id} was used before")),
@@ -154,8 +156,11 @@ impl Checker {
                 self.check_attempts(at, item, *attempts)
             }
             Answer::TooOld { dated } => {
-                let (_, spec, config) = self.passed(at, item);
-                let kept = config.retention_ms.map_or(Time::NEVER, |ms| dated.plus(ms));
+                let queue = self.item(item).queue;
+                // Under a shorter retention of earlier days the key may be forgotten already.
+                let kept = self.state(queue).had().filter_map(|config| config.retention_ms);
+                let kept = kept.min().map_or(Time::NEVER, |ms| dated.plus(ms));
+                let (_, spec, _) = self.passed(at, item);
                 if spec.issued_at != Some(*dated) || kept > at {
                     return violation("a key was too old before its time");
                 }
@@ -171,6 +176,7 @@ impl Checker {
                 self.unknown(at, item, claim)
             }
             Answer::StoreFull if self.may_be_full => self.unknown(at, item, claim),
+            Answer::Invalid(_) if self.is_out_of_place(item) => Ok(()),
             _ => violation("an answer that nothing called for"),
         }
     }
@@ -208,7 +214,10 @@ impl Checker {
         self.check_id(item, finished.id)?;
         self.check_result(item, &finished.result)?;
         self.check_attempts(at, item, finished.attempts)?;
-        let (life, _, config) = self.passed(at, item);
+        let queue = self.item(item).queue;
+        let kept: Vec<u64> =
+            self.state(queue).had().map(|had| had.retention_ms.unwrap_or(u64::MAX)).collect();
+        let (life, ..) = self.passed(at, item);
         if life.ended_from > finished.finished_at || finished.finished_at > at {
             return violation(format!(
                 "finished at {}, which is before {}",
@@ -216,9 +225,44 @@ impl Checker {
             ));
         }
         life.ended_from = finished.finished_at;
-        let until = config.retention_ms.map_or(Time::NEVER, |ms| finished.finished_at.plus(ms));
-        if finished.remembered_until != until || until <= at {
+        let until = finished.remembered_until;
+        let is_kept = |ms: &u64| match *ms {
+            u64::MAX => until == Time::NEVER,
+            ms => until == finished.finished_at.plus(ms),
+        };
+        let Some(ms) = kept.into_iter().find(is_kept).filter(|_| until > at) else {
             return violation("remembered for another time than the queue's retention");
+        };
+        life.kept_ms = ms;
+        Ok(())
+    }
+
+    /// Whether the item is none that its queue takes, by the rules that it has now.
+    fn is_out_of_place(&self, item: ItemId) -> bool {
+        let item = self.item(item);
+        match self.config(item.queue).guarantee {
+            Guarantee::AtMostOnce => item.claim || item.is_keyless(),
+            Guarantee::ExactlyOnce => item.is_keyless(),
+            Guarantee::AtLeastOnce => false,
+        }
+    }
+
+    /// A claim gets what earlier claims of its key saved, in this life of the queue.
+    fn check_inherited(
+        &mut self,
+        item: ItemId,
+        points: &std::collections::BTreeMap<String, bytes::Bytes>,
+    ) -> Checked {
+        let spec = self.item(item).clone();
+        let Some(life) = self.lives.get_mut(item) else { return Ok(()) };
+        for (name, data) in points {
+            let known = life.past_points.iter().find(|known| **known == name.as_str());
+            match known {
+                Some(known) if *data == point_of(&spec, name) => {
+                    life.may_be_saved.insert(known);
+                }
+                _ => return violation(format!("the recovery point {name} is none of this key")),
+            }
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 use hapax_store::disk;
 
 use super::{Going, Run, wrong};
-use crate::op::Op;
+use crate::op::{Op, Patience};
+use crate::workload::create;
 use crate::world::Step;
 
 /// Rounds in which everything must have ended: delays, leases and backoffs are all shorter. The
@@ -41,11 +42,17 @@ impl Run {
         let now = self.world.now();
         let mut ops = std::mem::take(&mut self.urgent);
         for queue in 0..self.scene.queues.len() {
+            if !self.checker.exists(0, queue) {
+                // Emits may wait for it.
+                ops.push(create(&mut self.clients, &self.checker, queue));
+            }
             ops.push(Op::Pause { queue, paused: false });
             if round % 5 == 1 {
                 ops.push(self.workload.redrive(queue));
             }
-            ops.push(Op::Receive { queue, max: 30, lease_ms: None, id: None, several: false });
+            let (lease_ms, id, several) = (None, None, false);
+            let patience = Patience::None;
+            ops.push(Op::Receive { queue, max: 30, lease_ms, id, several, patience });
         }
         ops.extend(self.workload.relays().map(|item| Op::Send { item, variant: 0 }));
         if round == 0 {
@@ -54,7 +61,7 @@ impl Run {
             }
         }
         let parked = (0..self.checker.items().len())
-            .filter(|item| self.checker.may_be_parked(now, *item))
+            .filter(|item| self.checker.may_be_parked(&[now], *item))
             .map(|item| Op::Resolve { item, done: item % 2 == 0 });
         ops.extend(parked.collect::<Vec<_>>());
         let held = self.workload.held().to_vec();
@@ -70,7 +77,7 @@ impl Run {
     }
 
     /// Submits in batches and waits for every answer.
-    fn submit_all(&mut self, ops: Vec<Op>) -> Going<()> {
+    pub(super) fn submit_all(&mut self, ops: Vec<Op>) -> Going<()> {
         for batch in ops.chunks(BATCH) {
             self.submit(batch.to_vec())?;
             self.settle()?;
@@ -125,7 +132,7 @@ impl Run {
         let looks = items.filter(|(_, item)| !item.is_keyless());
         let looks = looks.map(|(item, _)| Op::Look { item }).collect();
         self.submit_all(looks)?;
-        if let Some(unfinished) = self.checker.unfinished(self.world.now()) {
+        if let Some(unfinished) = self.checker.unfinished(&[self.world.now()]) {
             return wrong(format!("drained, and yet {unfinished}"));
         }
         match self.checker.broken_promise() {

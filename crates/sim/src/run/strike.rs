@@ -162,7 +162,7 @@ impl Run {
         self.note(|| format!("flip {flip:?}"));
         let before = self.contents();
         self.at_open = self.world.disk.counters();
-        let opened = self.world.open(&mut self.random, self.last_at);
+        let opened = self.world.open(self.last_at);
         let Err(error) = opened else {
             self.tally.count("flips survived");
             self.rotten = Some(flip);
@@ -235,10 +235,11 @@ impl Run {
             return self.reopen();
         }
         self.tally.count("takeovers");
-        match self.world.take_over(&mut self.random, self.last_at) {
+        match self.world.take_over(self.last_at) {
             Ok(lost) => {
                 self.lose(&lost);
                 self.workload.crashed();
+                self.forget_waiters();
                 self.last_stamp = None;
                 self.ask_witnesses()
             }
@@ -253,7 +254,9 @@ impl Run {
         }
         let now = self.world.now();
         let ops = (0..self.random.between(1, 3))
-            .map(|_| self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now))
+            .flat_map(|_| {
+                self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now)
+            })
             .collect();
         self.note(|| format!("submit to the zombie {ops:?}"));
         let items = self.checker.items();

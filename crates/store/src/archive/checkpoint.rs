@@ -102,7 +102,9 @@ impl CheckpointJob {
     }
 
     fn write_points(&mut self) -> Result<Step, Error> {
-        let Phase::Points(buckets, current) = &mut self.phase else { return Ok(Step::More) };
+        let Phase::Points(buckets, current) = &mut self.phase else {
+            unreachable!("points are written in their phase");
+        };
         let shared = &self.shared;
         if self.writer.is_none() && (!buckets.is_empty() || !self.rows.ordered.is_empty()) {
             self.writer = Some(RunWriter::create(shared, shared.new_run())?);
@@ -146,9 +148,11 @@ impl CheckpointJob {
 
     fn write_ordered(&mut self) -> Result<Step, Error> {
         let Phase::Ordered { order, next, section } = &mut self.phase else {
-            return Ok(Step::More);
+            unreachable!("ordered rows are written in their phase");
         };
-        let Some(writer) = &mut self.writer else { return Ok(Step::More) };
+        let Some(writer) = &mut self.writer else {
+            unreachable!("a run that has rows has its writer");
+        };
         let keep_deleted = !self.shared.view().ordered.is_empty();
         while !writer.is_full() {
             let Some(row) = order.get(*next).and_then(|row| self.rows.ordered.get(*row as usize))
@@ -156,7 +160,7 @@ impl CheckpointJob {
                 let Phase::Ordered { section, .. } =
                     std::mem::replace(&mut self.phase, Phase::Finish)
                 else {
-                    break;
+                    unreachable!("it was that phase a moment ago");
                 };
                 section.finish(writer);
                 return Ok(Step::More);

@@ -46,7 +46,8 @@ impl Reader {
         let view = self.shared.view();
         self.marks.clear();
         self.marks.resize(keys.len(), Mark::Open);
-        for (bucket, row) in (0..).zip(view.bucket_rows()) {
+        // From the last bucket to be dropped to the first, as the contract has it.
+        for (bucket, row) in (0..).zip(view.bucket_rows().rev()) {
             for section in row {
                 self.gather_candidates(section, keys);
                 if !self.candidates.is_empty() {

@@ -67,7 +67,7 @@ impl View {
     }
 
     /// Each bucket's sections.
-    pub(super) fn bucket_rows(&self) -> impl Iterator<Item = &[Arc<Section>]> {
+    pub(super) fn bucket_rows(&self) -> impl DoubleEndedIterator<Item = &[Arc<Section>]> {
         self.points.chunk_by(|a, b| a.meta.kind == b.meta.kind)
     }
 

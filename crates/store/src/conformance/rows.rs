@@ -16,6 +16,7 @@ pub(super) const CASES: &[Case] = &[
     ("batches_before_the_rows_are_read_or_refused", batches_before_the_rows_are_read_or_refused),
     ("points_are_found_by_their_key_alone", points_are_found_by_their_key_alone),
     ("points_are_replaced_moved_and_deleted", points_are_replaced_moved_and_deleted),
+    ("a_key_in_two_buckets_is_found_in_the_later_one", a_key_in_two_buckets),
     ("points_are_not_dropped_before_their_time", points_are_not_dropped_before_their_time),
     ("a_scan_is_ordered_and_bounded", a_scan_is_ordered_and_bounded),
     ("ordered_rows_are_replaced_and_deleted", ordered_rows_are_replaced_and_deleted),
@@ -185,6 +186,27 @@ fn points_are_replaced_moved_and_deleted(harness: &mut dyn Harness) {
     assert_eq!(owner.get(&keys), expected);
     owner.write(harness, 0, |rows| rows.put_point(key(2), 10, b"again"));
     assert_eq!(owner.get(&[key(2)]), [Some(b"again".to_vec())]);
+}
+
+/// No caller should, and where one does, every store says the same.
+fn a_key_in_two_buckets(harness: &mut dyn Harness) {
+    let mut owner = Owner::open(harness);
+    for (early, late) in [(10, 20), (20, 10), (10, NEVER), (NEVER, 10)] {
+        let number = early ^ late.rotate_left(7);
+        for drop_at in [early, late] {
+            owner.write(harness, 0, move |rows| {
+                rows.put_point(key(number), drop_at, &drop_at.to_le_bytes());
+            });
+        }
+        let expected = early.max(late).to_le_bytes().to_vec();
+        assert_eq!(owner.get(&[key(number)]), [Some(expected.clone())], "{early}, then {late}");
+        owner.close();
+        owner = Owner::open(harness);
+        assert_eq!(owner.get(&[key(number)]), [Some(expected)], "{early}, then {late}");
+        owner.write(harness, 0, move |rows| rows.delete_point(key(number), early.max(late)));
+        let left = early.min(late).to_le_bytes().to_vec();
+        assert_eq!(owner.get(&[key(number)]), [Some(left)], "and what is left in the other one");
+    }
 }
 
 fn points_are_not_dropped_before_their_time(harness: &mut dyn Harness) {

@@ -4,7 +4,8 @@ use std::io::ErrorKind;
 
 use crate::{Corruption, Error, Volume};
 
-pub(super) const NAME: &str = "format";
+/// The name of the marker.
+pub const NAME: &str = "format";
 /// The archive's manifest.
 pub(super) const MANIFEST_NAME: &str = "MANIFEST";
 const NEW_NAME: &str = "format.tmp";
@@ -61,6 +62,11 @@ pub(super) fn write(volume: &dyn Volume, identity: u64) -> Result<(), Error> {
     volume.sync_names().map_err(failed)?;
     volume.rename(NEW_NAME, NAME).map_err(failed)?;
     volume.sync_names().map_err(failed)
+}
+
+/// A directory that should hold a store and has no marker.
+pub(super) fn absent(volume: &dyn Volume) -> Error {
+    damaged(volume, "the marker is missing: the store is gone, or its copy was not completed")
 }
 
 /// A directory without a marker that is not new.

@@ -5,6 +5,9 @@ use std::sync::atomic::Ordering;
 use super::{DiskStore, Shared, lock};
 use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
 
+/// How far the epochs of a copy are ahead of those it was copied with, at least.
+const LINEAGE_STEP: Epoch = 4_096;
+
 impl Store for DiskStore {
     fn claim(&mut self) -> Result<Claim, Error> {
         let shared = &self.shared;
@@ -12,16 +15,17 @@ impl Store for DiskStore {
         let _ownership = lock(&shared.ownership);
         // An older owner's checkpoint is refused like its appends.
         shared.abandon_checkpoint();
-        let epoch = shared.archive.head().epoch + 1;
+        let epoch = shared.next_epoch();
         shared.commit_epoch(epoch).map_err(|error| shared.fail(error))?;
-        let last = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
+        let (last, closed) = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
         let head = shared.archive.head();
         assert_eq!(head.epoch, epoch, "the manifest has the epoch before any record");
         assert!(head.through <= last, "the journal goes as far as the rows");
         assert!(self.epoch.is_none_or(|before| before < epoch), "every claim raises the epoch");
         self.epoch = Some(epoch);
         self.last = last;
-        Ok(Claim { epoch, through: head.through, last })
+        let batch_bytes_max = shared.journal.batch_bytes_max() as usize;
+        Ok(Claim { epoch, through: head.through, last, closed, batch_bytes_max })
     }
 
     fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
@@ -118,6 +122,16 @@ impl DiskStore {
 }
 
 impl Shared {
+    /// The epoch of the next owner. The first owner of a copy leaves room for all who owned the
+    /// original since the copy was made: their epochs must not be given again.
+    fn next_epoch(&self) -> Epoch {
+        let newest = self.archive.head().epoch;
+        match lock(&self.lineage).take() {
+            Some(least) => least.max(newest + LINEAGE_STEP),
+            None => newest + 1,
+        }
+    }
+
     /// Completes what the owner started, as far as there is room for it.
     fn finish(&self) -> Result<(), Error> {
         self.journal.drain()?;

@@ -160,6 +160,11 @@ pub(crate) struct Cursor {
     pub(crate) epoch: Epoch,
     /// What the records so far say was synced.
     pub(crate) synced: Position,
+    /// Whether an owner closed the journal here: its seal is not the first of its records. Where a
+    /// segment begins with the seal nobody can tell, and it counts as not closed.
+    pub(crate) closed: bool,
+    /// Nothing of the segment was read yet.
+    is_first: bool,
 }
 
 /// What a cursor found.
@@ -180,6 +185,8 @@ impl Cursor {
             previous: header.previous,
             epoch: header.epoch,
             synced: header.synced,
+            closed: false,
+            is_first: true,
         }
     }
 
@@ -231,6 +238,8 @@ impl Cursor {
         };
         self.at.offset = end;
         self.previous = header.checksum;
+        self.closed = header.kind == Kind::Seal && header.epoch == self.epoch && !self.is_first;
+        self.is_first = false;
         self.epoch = header.epoch;
         self.synced = header.synced.max(self.synced);
         debug_assert!(self.synced < self.at, "nothing vouches for itself");

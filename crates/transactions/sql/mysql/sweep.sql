@@ -1,6 +1,4 @@
--- Sweep: rows older than so many seconds, at most so many at once. Again while it deletes as many
--- as it may.
+-- Sweep: one row whose message has ended.
 DELETE FROM hapax_inbox
 WHERE consumer = ? AND tenant = ? AND queue = ?
-  AND entered_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND
-ORDER BY entered_at LIMIT ?
+  AND message_key = ? AND message_group = ? AND generation = ? AND fence = ?

@@ -17,8 +17,8 @@ CREATE TABLE IF NOT EXISTS hapax_outbox (
     ttl_ms bigint,
     fingerprint text,
     -- When the operation was born, where that was before this row: see the guide.
-    issued_at timestamptz,
-    created_at timestamptz NOT NULL DEFAULT now(),
+    issued_at timestamptz CHECK (isfinite(issued_at)),
+    created_at timestamptz NOT NULL DEFAULT now() CHECK (isfinite(created_at)),
     -- What follows is the relay's. A row it could not send is tried again at retry_at; one that was
     -- refused too often is parked, with the error, and left alone.
     tries integer NOT NULL DEFAULT 0,

@@ -1,8 +1,4 @@
--- Sweep: rows older than so many milliseconds ($4), at most so many at once ($5). Again while it
--- deletes as many as it may.
-DELETE FROM hapax_inbox WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM hapax_inbox
-    WHERE consumer = $1 AND tenant = $2 AND queue = $3
-      AND entered_at < now() - $4::bigint * interval '1 millisecond'
-    ORDER BY entered_at LIMIT $5
-    FOR UPDATE SKIP LOCKED))
+-- Sweep: one row whose message has ended.
+DELETE FROM hapax_inbox
+WHERE (consumer, tenant, queue, message_key, message_group, generation, fence)
+    = ($1, $2, $3, $4, $5, $6, $7)

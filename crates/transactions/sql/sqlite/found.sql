@@ -1,5 +1,5 @@
--- Found: a fence above yours means that you are late: roll back, and settle nothing. Otherwise
--- the effect is there: roll back, and settle done with this result.
+-- Found: the effect is there, whatever the fence: roll back, and settle done with this result. (A
+-- lease that was lost meanwhile gets lease_lost for that, which is fine.)
 SELECT fence, result, result_type FROM hapax_inbox
 WHERE consumer = ?1 AND tenant = ?2 AND queue = ?3
   AND message_key = ?4 AND message_group = ?5 AND generation = ?6

@@ -6,6 +6,7 @@
 --
 -- Begin transactions with BEGIN IMMEDIATE, set busy_timeout, and keep synchronous = FULL: with
 -- NORMAL in WAL mode a power cut may take back a commit whose message is settled already.
+-- The check of types: a key that is a blob is another than the same bytes as text.
 CREATE TABLE IF NOT EXISTS hapax_inbox (
     consumer TEXT NOT NULL,
     tenant TEXT NOT NULL,
@@ -18,7 +19,10 @@ CREATE TABLE IF NOT EXISTS hapax_inbox (
     result_type TEXT,
     entered_at_ms INTEGER NOT NULL
         DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)),
-    PRIMARY KEY (consumer, tenant, queue, message_key, message_group, generation)
+    PRIMARY KEY (consumer, tenant, queue, message_key, message_group, generation),
+    CHECK (typeof(consumer) = 'text' AND typeof(tenant) = 'text' AND typeof(queue) = 'text'
+        AND typeof(message_key) = 'text' AND typeof(message_group) = 'text'
+        AND typeof(generation) = 'integer' AND typeof(fence) = 'integer')
 ) WITHOUT ROWID;
 
 -- For the sweep.

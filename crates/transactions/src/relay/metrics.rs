@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::batch::Outcome;
-use super::source::Counts;
+use super::source::{Counts, Refused};
 
 /// The counters and gauges of one relay.
 #[derive(Debug, Default)]
@@ -49,8 +49,12 @@ impl Metrics {
     pub(super) fn count(&self, outcome: &Outcome) {
         self.moved.fetch_add(outcome.confirmed.len() as u64, Ordering::Relaxed);
         self.duplicates.fetch_add(outcome.duplicates, Ordering::Relaxed);
-        self.refused.fetch_add(outcome.refused.len() as u64, Ordering::Relaxed);
-        let parked = outcome.refused.iter().filter(|refused| refused.retry_in.is_none());
+        self.count_refused(&outcome.refused);
+    }
+
+    pub(super) fn count_refused(&self, refused: &[Refused]) {
+        self.refused.fetch_add(refused.len() as u64, Ordering::Relaxed);
+        let parked = refused.iter().filter(|refused| refused.retry_in.is_none());
         self.parked_total.fetch_add(parked.count() as u64, Ordering::Relaxed);
     }
 

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::metrics::Metrics;
 use super::now_ms;
-use super::source::{End, Name, Open, Source, Table};
+use super::source::{End, Name, Open, Source, Table, storable};
 use crate::error::Error;
 
 /// How often is counted.
@@ -39,7 +39,7 @@ pub(super) async fn observe<O: Open>(
     loop {
         match watch(&mut source, &admin, results.is_some(), metrics).await {
             Error::Database { what, source } => {
-                tracing::debug!(what, error = %source, "counting again later");
+                tracing::warn!(what, error = %source, "counting, and writing results, again later");
             }
             error => return Err(error),
         }
@@ -109,7 +109,7 @@ async fn look<S: Source>(
             (name, found)
         });
     }
-    let mut is_away = false;
+    let (mut is_away, mut is_written, mut failed) = (false, false, None);
     while let Some(looked) = looks.join_next().await {
         let Ok((name, found)) = looked else { continue };
         let end = match found {
@@ -123,15 +123,40 @@ async fn look<S: Source>(
                 }
             },
         };
-        if let Some(end) = end {
-            source.end(&name, &end).await?;
-            metrics.result_written();
+        let Some(end) = end else { continue };
+        match write(source, &name, &end).await {
+            Ok(()) => {
+                is_written = true;
+                metrics.result_written();
+            }
+            Err(error) => {
+                tracing::warn!(%error, queue = name.queue, key = name.key, "a result is not written");
+                failed = Some(error);
+            }
         }
+    }
+    // An error of one row is that row's; where nothing could be written the connection is to blame.
+    if let Some(error) = failed
+        && !is_written
+    {
+        return Err(error);
     }
     if is_away {
         tokio::time::sleep(AWAY).await;
     }
     Ok(!is_empty)
+}
+
+/// Writes how a message ended; without what it left behind where the database does not take that.
+async fn write<S: Source>(source: &mut S, name: &Name, end: &End) -> Result<(), Error> {
+    let Err(error) = source.end(name, end).await else { return Ok(()) };
+    let bare = End {
+        state: end.state,
+        error: Some(storable(&format!("how it ended cannot be stored: {error}"))),
+        finished_at_ms: end.finished_at_ms,
+        ..End::default()
+    };
+    source.end(name, &bare).await
 }
 
 /// How a message ended, if it has. One that is parked has not: somebody will resolve it.
@@ -146,11 +171,11 @@ fn ended(key: Key) -> Option<End> {
     let (result, result_type) = match key.result {
         Some(result) => (
             Some(result.body.to_vec()),
-            Some(result.content_type).filter(|content_type| !content_type.is_empty()),
+            Some(storable(&result.content_type)).filter(|content_type| !content_type.is_empty()),
         ),
         None => (None, None),
     };
-    let error = Some(key.error).filter(|error| !error.is_empty());
+    let error = Some(storable(&key.error)).filter(|error| !error.is_empty());
     let finished_at_ms = finished.unwrap_or_else(now_ms);
     Some(End { state, result, result_type, error, finished_at_ms })
 }

@@ -7,10 +7,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket};
 
-use super::source::{COUNT_MAX, Counts, End, Name, Open, Refused, Row, Source, Table};
+use super::source::{
+    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Open, Read, Refused, Row, Source, Table, headers,
+    storable, too_large,
+};
 use super::tls::Tls;
 use crate::error::Error;
 
@@ -36,9 +39,14 @@ WITH ready AS (
 ), page AS (
     SELECT id, sum(bytes) OVER (ORDER BY id) - bytes AS before FROM ready
 )
-SELECT id, queue, message_key, message_group, body, content_type, headers::text, delay_ms, ttl_ms,
-    fingerprint, (extract(epoch FROM coalesce(issued_at, created_at)) * 1000)::bigint,
-    (extract(epoch FROM now() - created_at) * 1000)::bigint, tries
+SELECT id, queue, message_key, message_group,
+    CASE WHEN octet_length(body) <= $4 THEN body END, content_type, headers::text, delay_ms, ttl_ms,
+    fingerprint,
+    CASE WHEN isfinite(coalesce(issued_at, created_at))
+        THEN (extract(epoch FROM coalesce(issued_at, created_at)) * 1000)::bigint END,
+    CASE WHEN isfinite(created_at)
+        THEN (extract(epoch FROM now() - created_at) * 1000)::bigint END,
+    tries, octet_length(body)::bigint
 FROM hapax_outbox JOIN page USING (id) WHERE before < $2 ORDER BY id";
 
 const DELETE: &str = "DELETE FROM hapax_outbox WHERE id = ANY ($1)";
@@ -53,7 +61,7 @@ const COUNT: &str = "
 SELECT (SELECT count(*) FROM (SELECT FROM hapax_outbox WHERE parked_at IS NULL LIMIT $1) pending),
     (SELECT count(*) FROM (SELECT FROM hapax_outbox WHERE parked_at IS NOT NULL LIMIT $1) parked),
     coalesce((SELECT (extract(epoch FROM now() - created_at) * 1000)::bigint FROM hapax_outbox
-        WHERE parked_at IS NULL ORDER BY id LIMIT 1), 0)";
+        WHERE parked_at IS NULL AND isfinite(created_at) ORDER BY id LIMIT 1), 0)";
 
 #[derive(Debug)]
 pub(super) struct Opener(Config, Option<Tls>);
@@ -165,13 +173,22 @@ impl Source for Postgres {
         row.and_then(|row| row.try_get(0)).map_err(Error::database("the lock cannot be taken"))
     }
 
-    async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Vec<Row>, Error> {
+    async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Read, Error> {
         let what = "the outbox cannot be read";
-        let parameters: [(&(dyn ToSql + Sync), Type); 3] =
-            [(&rows, Type::INT8), (&bytes, Type::INT8), (&held, Type::TEXT_ARRAY)];
+        let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+            (&rows, Type::INT8),
+            (&bytes, Type::INT8),
+            (&held, Type::TEXT_ARRAY),
+            (&BODY_BYTES_MAX, Type::INT8),
+        ];
         let found = self.client.query_typed(READ, &parameters).await;
         let found = found.map_err(Error::database(what))?;
-        found.iter().map(|row| row_of(row).map_err(Error::database(what))).collect()
+        let mut read = Read::default();
+        for row in &found {
+            let id = row.try_get(0).map_err(Error::database(what))?;
+            read.push(id, row_of(id, row));
+        }
+        Ok(read)
     }
 
     async fn settle(&mut self, confirmed: &[Row], refused: &[Refused]) -> Result<(), Error> {
@@ -204,10 +221,11 @@ impl Source for Postgres {
         for row in refused {
             let tries = i32::try_from(row.tries).unwrap_or(i32::MAX);
             let retry_ms = row.retry_in.map(|pause| pause.as_millis() as i64);
+            let error = storable(&row.error);
             let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
                 (&row.id, Type::INT8),
                 (&tries, Type::INT4),
-                (&row.error, Type::TEXT),
+                (&error, Type::TEXT),
                 (&retry_ms, Type::INT8),
             ];
             let updated = transaction.execute_typed(REFUSE, &parameters).await;
@@ -287,18 +305,41 @@ impl Source for Postgres {
     }
 }
 
-fn row_of(row: &tokio_postgres::Row) -> Result<Row, tokio_postgres::Error> {
+/// A column that cannot be read is the reason why the row is no message.
+fn row_of(id: i64, row: &tokio_postgres::Row) -> Result<Row, String> {
+    let bytes = column(row, 13, "body")?;
+    let Some(body) = column::<Option<Vec<u8>>>(row, 4, "body")? else {
+        return Err(too_large(bytes));
+    };
+    let time = |place, name| {
+        let time: Option<i64> = column(row, place, name)?;
+        time.ok_or_else(|| format!("{name} is infinite"))
+    };
+    // Before the date of the operation, which is that of the row where there is no other.
+    let age_ms = time(11, "created_at")?;
     Ok(Row {
-        id: row.try_get(0)?,
-        name: Name { queue: row.try_get(1)?, key: row.try_get(2)?, group: row.try_get(3)? },
-        body: row.try_get::<_, Vec<u8>>(4)?.into(),
-        content_type: row.try_get(5)?,
-        headers: row.try_get(6)?,
-        delay_ms: row.try_get(7)?,
-        ttl_ms: row.try_get(8)?,
-        fingerprint: row.try_get(9)?,
-        issued_at_ms: row.try_get(10)?,
-        age_ms: row.try_get(11)?,
-        tries: row.try_get::<_, i32>(12)?.unsigned_abs(),
+        id,
+        name: Name {
+            queue: column(row, 1, "queue")?,
+            key: column(row, 2, "message_key")?,
+            group: column(row, 3, "message_group")?,
+        },
+        body: body.into(),
+        content_type: column(row, 5, "content_type")?,
+        headers: headers(&column::<String>(row, 6, "headers")?)?,
+        delay_ms: column(row, 7, "delay_ms")?,
+        ttl_ms: column(row, 8, "ttl_ms")?,
+        fingerprint: column(row, 9, "fingerprint")?,
+        issued_at_ms: time(10, "issued_at")?,
+        age_ms,
+        tries: column::<i32>(row, 12, "tries")?.unsigned_abs(),
     })
+}
+
+fn column<'a, T: FromSql<'a>>(
+    row: &'a tokio_postgres::Row,
+    place: usize,
+    name: &str,
+) -> Result<T, String> {
+    row.try_get(place).map_err(|error| format!("{name}: {error}"))
 }

@@ -30,13 +30,13 @@ pub(super) trait Source: Send {
 
     /// Rows that may be sent now, oldest first, so many at most and about so many bytes. Left out:
     /// parked ones, those whose time has not come, whole groups whose first row waits for its time,
-    /// and these queues.
+    /// and these queues. A row that cannot be read is no error of the table.
     fn read(
         &mut self,
         rows: i64,
         bytes: i64,
         held: &[String],
-    ) -> impl Future<Output = Result<Vec<Row>, Error>> + Send;
+    ) -> impl Future<Output = Result<Read, Error>> + Send;
 
     /// In one transaction: deletes what was confirmed, by its id, and writes to the refused rows
     /// when they are tried again, or that they are parked.
@@ -62,6 +62,27 @@ pub(super) trait Source: Send {
     fn end(&mut self, name: &Name, end: &End) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
+/// What a read found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Read {
+    pub(super) rows: Vec<Row>,
+    /// Rows that are no message, whatever is tried: to be parked with their reason.
+    pub(super) unreadable: Vec<Refused>,
+}
+
+impl Read {
+    pub(super) fn push(&mut self, id: i64, row: Result<Row, String>) {
+        match row {
+            Ok(row) => self.rows.push(row),
+            Err(reason) => {
+                tracing::error!(id, reason, "a row of the outbox cannot be read, and is parked");
+                let error = format!("not a message: {reason}");
+                self.unreadable.push(Refused { id, tries: 1, error, retry_in: None });
+            }
+        }
+    }
+}
+
 /// A row of the outbox.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Row {
@@ -69,8 +90,7 @@ pub(super) struct Row {
     pub(super) name: Name,
     pub(super) body: Bytes,
     pub(super) content_type: String,
-    /// As JSON.
-    pub(super) headers: String,
+    pub(super) headers: Map<String, Value>,
     pub(super) delay_ms: Option<i64>,
     pub(super) ttl_ms: Option<i64>,
     pub(super) fingerprint: Option<String>,
@@ -120,6 +140,8 @@ pub(super) struct End {
     pub(super) finished_at_ms: i64,
 }
 
+/// The largest body that any queue takes.
+pub(super) const BODY_BYTES_MAX: i64 = 16 * 1_024 * 1_024;
 /// Rows are counted up to here: a larger number says no more, and would cost a scan.
 pub(super) const COUNT_MAX: i64 = 100_000;
 
@@ -133,19 +155,19 @@ impl Row {
         if !self.content_type.is_empty() {
             message = message.content_type(&self.content_type);
         }
-        let headers: Map<String, Value> = serde_json::from_str(&self.headers).unwrap_or_default();
-        for (name, value) in headers {
+        for (name, value) in &self.headers {
             let value = match value {
-                Value::String(value) => value,
+                Value::String(value) => value.clone(),
                 other => other.to_string(),
             };
-            message = message.header(name, value);
+            message = message.header(name.clone(), value);
         }
-        if let Some(delay) = self.delay_ms.map(|delay| delay - self.age_ms).and_then(positive) {
+        let left = |ms: i64| ms.saturating_sub(self.age_ms);
+        if let Some(delay) = self.delay_ms.map(left).and_then(positive) {
             message = message.delay(delay);
         }
         if let Some(ttl) = self.ttl_ms {
-            message = message.ttl(positive((ttl - self.age_ms).max(1)).unwrap_or_default());
+            message = message.ttl(positive(left(ttl).max(1)).unwrap_or_default());
         }
         if let Some(fingerprint) = &self.fingerprint {
             message = message.fingerprint(fingerprint);
@@ -153,6 +175,22 @@ impl Row {
         let issued = positive(self.issued_at_ms).unwrap_or_default();
         message.issued_at(std::time::UNIX_EPOCH + issued)
     }
+}
+
+/// The headers of a row.
+pub(super) fn headers(json: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(json)
+        .map_err(|error| format!("headers is not an object of texts: {error}"))
+}
+
+/// Why a row is too large to be read at all: its body did not come along.
+pub(super) fn too_large(bytes: i64) -> String {
+    format!("the body has {bytes} bytes, and no message has more than {BODY_BYTES_MAX}")
+}
+
+/// Text that every database stores: PostgreSQL takes no NUL.
+pub(super) fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 fn positive(ms: i64) -> Option<Duration> {
@@ -201,6 +239,15 @@ mod tests {
         assert_eq!(sent(row(Some(1_000), Some(5_000), 400)), (Some(600), Some(4_600), Some(7)));
         assert_eq!(sent(row(Some(1_000), Some(5_000), 9_000)), (None, Some(1), Some(7)));
         assert_eq!(sent(row(None, None, 9_000)), (None, None, Some(7)));
+    }
+
+    #[test]
+    fn no_time_of_a_row_is_too_large_to_count_with() {
+        let row =
+            Row { delay_ms: Some(i64::MIN), ttl_ms: Some(i64::MIN), age_ms: 1, ..Row::default() };
+        assert_eq!(row.message().view(0).ttl_ms, Some(1));
+        let row = Row { delay_ms: Some(i64::MAX), age_ms: -1, ..Row::default() };
+        assert_eq!(row.message().view(0).delay_ms, u64::try_from(i64::MAX).ok());
     }
 
     #[test]

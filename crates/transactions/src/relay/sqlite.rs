@@ -13,7 +13,10 @@ use rusqlite::{Connection, params};
 use tokio::time::Instant;
 
 use super::now_ms;
-use super::source::{COUNT_MAX, Counts, End, Name, Open, Refused, Row, Source, Table};
+use super::source::{
+    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Open, Read, Refused, Row, Source, Table, headers,
+    storable, too_large,
+};
 use crate::error::Error;
 use crate::sqlite::Database;
 
@@ -21,8 +24,10 @@ use crate::sqlite::Database;
 const LOOK: Duration = Duration::from_millis(20);
 
 const READ: &str = "
-SELECT id, queue, message_key, message_group, body, content_type, headers, delay_ms, ttl_ms,
-    fingerprint, coalesce(issued_at_ms, created_at_ms), ?2 - created_at_ms, tries
+SELECT id, queue, message_key, message_group,
+    CASE WHEN length(CAST(body AS BLOB)) <= ?4 THEN body END, content_type, headers, delay_ms,
+    ttl_ms, fingerprint, coalesce(issued_at_ms, created_at_ms), ?2 - created_at_ms, tries,
+    length(CAST(body AS BLOB))
 FROM hapax_outbox o
 WHERE parked_at_ms IS NULL AND (retry_at_ms IS NULL OR retry_at_ms <= ?2)
   AND (message_group = '' OR NOT EXISTS (
@@ -38,8 +43,8 @@ UPDATE hapax_outbox SET tries = ?2, error = ?3, retry_at_ms = ?4, parked_at_ms =
 const COUNT: &str = "
 SELECT (SELECT count(*) FROM (SELECT 1 FROM hapax_outbox WHERE parked_at_ms IS NULL LIMIT ?1)),
     (SELECT count(*) FROM (SELECT 1 FROM hapax_outbox WHERE parked_at_ms IS NOT NULL LIMIT ?1)),
-    coalesce((SELECT ?2 - created_at_ms FROM hapax_outbox WHERE parked_at_ms IS NULL
-        ORDER BY id LIMIT 1), 0)";
+    coalesce((SELECT CAST(?2 - created_at_ms AS INTEGER) FROM hapax_outbox
+        WHERE parked_at_ms IS NULL ORDER BY id LIMIT 1), 0)";
 
 #[derive(Debug)]
 pub(super) struct Opener(PathBuf);
@@ -147,7 +152,7 @@ impl Source for Sqlite {
         Ok(true)
     }
 
-    async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Vec<Row>, Error> {
+    async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Read, Error> {
         let what = "the outbox cannot be read";
         // Asked for before the read: what is written in between is news then.
         self.version = Some(self.version().await?);
@@ -155,18 +160,18 @@ impl Source for Sqlite {
         self.on(move |connection| {
             let statement = connection.prepare_cached(READ);
             let mut statement = statement.map_err(Error::database(what))?;
-            let found = statement.query_map(params![rows, now_ms(), held], row_of);
-            let found = found.map_err(Error::database(what))?;
-            let (mut rows, mut total) = (Vec::new(), 0);
-            for row in found {
-                let row = row.map_err(Error::database(what))?;
-                total += row.body.len() as i64;
-                rows.push(row);
-                if total >= bytes {
-                    break;
-                }
+            let values = params![rows, now_ms(), held, BODY_BYTES_MAX];
+            let mut found = statement.query(values).map_err(Error::database(what))?;
+            let (mut read, mut total) = (Read::default(), 0);
+            while total < bytes
+                && let Some(row) = found.next().map_err(Error::database(what))?
+            {
+                let id = row.get(0).map_err(Error::database(what))?;
+                let row = row_of(id, row);
+                total += row.as_ref().map_or(0, |row| row.body.len() as i64);
+                read.push(id, row);
             }
-            Ok(rows)
+            Ok(read)
         })
         .await
     }
@@ -201,7 +206,8 @@ impl Source for Sqlite {
                         let now = now_ms();
                         let retry_at = row.retry_in.map(|pause| now + pause.as_millis() as i64);
                         let parked_at = retry_at.is_none().then_some(now);
-                        let values = params![row.id, row.tries, row.error, retry_at, parked_at];
+                        let values =
+                            params![row.id, row.tries, storable(&row.error), retry_at, parked_at];
                         refuse.execute(values)?;
                     }
                     Ok(())
@@ -293,23 +299,73 @@ impl Source for Sqlite {
     }
 }
 
-fn row_of(row: &rusqlite::Row<'_>) -> Result<Row, rusqlite::Error> {
+/// SQLite keeps whatever was put into a column, whatever its type: what is not what it should be is
+/// the reason why the row is no message.
+fn row_of(id: i64, row: &rusqlite::Row<'_>) -> Result<Row, String> {
+    let columns = Columns(row);
+    if let Some(bytes) = columns.optional_integer(13, "body")?
+        && bytes > BODY_BYTES_MAX
+    {
+        return Err(too_large(bytes));
+    }
+    // Before the date of the operation, which is that of the row where there is no other.
+    let age_ms = columns.integer(11, "created_at_ms")?;
     Ok(Row {
-        id: row.get(0)?,
-        name: Name { queue: row.get(1)?, key: row.get(2)?, group: row.get(3)? },
-        body: bytes(row.get_ref(4)?).into(),
-        content_type: row.get(5)?,
-        headers: row.get(6)?,
-        delay_ms: row.get(7)?,
-        ttl_ms: row.get(8)?,
-        fingerprint: row.get(9)?,
-        issued_at_ms: row.get(10)?,
-        age_ms: row.get(11)?,
-        tries: row.get(12)?,
+        id,
+        name: Name {
+            queue: columns.text(1, "queue")?,
+            key: columns.text(2, "message_key")?,
+            group: columns.text(3, "message_group")?,
+        },
+        body: bytes(columns.value(4)?).into(),
+        content_type: columns.text(5, "content_type")?,
+        headers: headers(&columns.text(6, "headers")?)?,
+        delay_ms: columns.optional_integer(7, "delay_ms")?,
+        ttl_ms: columns.optional_integer(8, "ttl_ms")?,
+        fingerprint: columns.optional_text(9, "fingerprint")?,
+        issued_at_ms: columns.integer(10, "issued_at_ms")?,
+        age_ms,
+        tries: u32::try_from(columns.integer(12, "tries")?).unwrap_or(0),
     })
 }
 
-/// SQLite keeps whatever was put into a column, whatever its type.
+/// The columns of a row, with the reason where one is not of its type.
+struct Columns<'a, 'r>(&'a rusqlite::Row<'r>);
+
+impl Columns<'_, '_> {
+    fn value(&self, place: usize) -> Result<ValueRef<'_>, String> {
+        self.0.get_ref(place).map_err(|error| error.to_string())
+    }
+
+    fn optional_text(&self, place: usize, name: &str) -> Result<Option<String>, String> {
+        match self.value(place)? {
+            ValueRef::Null => Ok(None),
+            ValueRef::Text(bytes) => match std::str::from_utf8(bytes) {
+                Ok(text) => Ok(Some(text.to_owned())),
+                Err(_) => Err(format!("{name} is not UTF-8")),
+            },
+            other => Err(format!("{name} is of the type {}, not text", other.data_type())),
+        }
+    }
+
+    fn text(&self, place: usize, name: &str) -> Result<String, String> {
+        self.optional_text(place, name)?.ok_or_else(|| format!("{name} is missing"))
+    }
+
+    fn optional_integer(&self, place: usize, name: &str) -> Result<Option<i64>, String> {
+        match self.value(place)? {
+            ValueRef::Null => Ok(None),
+            ValueRef::Integer(number) => Ok(Some(number)),
+            other => Err(format!("{name} is of the type {}, not an integer", other.data_type())),
+        }
+    }
+
+    fn integer(&self, place: usize, name: &str) -> Result<i64, String> {
+        self.optional_integer(place, name)?.ok_or_else(|| format!("{name} is missing"))
+    }
+}
+
+/// A body may be of any type.
 fn bytes(value: ValueRef<'_>) -> Vec<u8> {
     match value {
         ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.to_vec(),

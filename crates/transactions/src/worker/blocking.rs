@@ -3,12 +3,12 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use hapax_client::{Delivery, Done, Failure, Worker};
+use hapax_client::{Blob, Delivery, Done, Failure, Worker};
 
-use super::{OLDEST_MS, stale, sweep_on};
+use super::Guard;
 use crate::error::Error;
-use crate::inbox::{Consumer, Entered, Finished, Inbox, retention_for};
-use crate::sqlite::{self, Database};
+use crate::inbox::{Consumer, Entered, Finished};
+use crate::sqlite::Database;
 
 /// Runs handlers in transactions of rusqlite, with an inbox.
 pub trait RunInBlockingTransaction {
@@ -83,24 +83,21 @@ impl RunInBlockingTransaction for Worker {
         R: Into<Finished> + Send + 'static,
         E: Into<Failure> + Send + 'static,
     {
-        let inbox = consumer.into().inbox(self.queue().name())?;
-        let retention = retention_for(&inbox, self.queue()).await?;
-        sweep(&database, &inbox, OLDEST_MS, 0).await?;
-        let shared = Arc::new((database, inbox, handler));
-        let kept = Arc::clone(&shared);
-        let (database, inbox, _) = &*kept;
-        let sweeping = sweep_on(retention, |older_ms, most| sweep(database, inbox, older_ms, most));
+        let guard = Arc::new(Guard::open(&database, consumer.into(), self.queue()).await?);
+        let shared = Arc::new((database.clone(), Arc::clone(&guard), handler));
+        let sweeping = guard.sweep_on(&database);
+        let stop = guard.or_refused(stop);
         let worker = self
             .run_until(stop, move |delivery, _context| carry_out(Arc::clone(&shared), delivery));
         tokio::select! {
-            ended = worker => Ok(ended?),
+            ended = worker => guard.ended(ended),
             () = sweeping => Ok(()),
         }
     }
 }
 
 async fn carry_out<H, R, E>(
-    shared: Arc<(Database, Inbox, H)>,
+    shared: Arc<(Database, Arc<Guard>, H)>,
     delivery: Delivery,
 ) -> Result<Done, Failure>
 where
@@ -108,33 +105,34 @@ where
     R: Into<Finished> + Send + 'static,
     E: Into<Failure> + Send + 'static,
 {
-    let handed = delivery.clone();
-    let worked = tokio::task::spawn_blocking(move || -> Result<Entered, Failure> {
-        let (database, inbox, handler) = &*shared;
+    let guard = Arc::clone(&shared.1);
+    guard.admit(&delivery)?;
+    let runtime = tokio::runtime::Handle::current();
+    let worked = tokio::task::spawn_blocking(move || -> Result<Worked, Failure> {
+        let (database, guard, handler) = &*shared;
         database.transaction(|transaction| {
-            match inbox.enter_blocking(transaction, &handed)? {
+            match guard.inbox.enter_blocking(transaction, &delivery)? {
                 Entered::First => {}
-                found => return Ok(found),
+                Entered::Done(result) => return Ok(Worked::Before(result)),
             }
-            let finished = handler(transaction, &handed).map_err(Into::into)?;
-            let Finished(result) = finished.into();
-            inbox.finish_blocking(transaction, &handed, result.clone())?;
-            Ok(Entered::Done(result))
+            let finished: Finished = handler(transaction, &delivery).map_err(Into::into)?.into();
+            runtime.block_on(guard.check_again(&finished))?;
+            guard.inbox.finish_blocking(transaction, &delivery, finished.clone())?;
+            Ok(Worked::Now(finished))
         })
     });
     match worked.await {
-        Ok(Ok(Entered::Stale { fence })) => Err(stale(&delivery, fence)),
-        Ok(Ok(Entered::Done(result))) => Ok(result.into()),
-        Ok(Ok(Entered::First)) => Err(Failure::new("the transaction ended without an end")),
+        Ok(Ok(Worked::Now(finished))) => Ok(finished.0.into()),
+        Ok(Ok(Worked::Before(result))) => Ok(guard.done(result).await),
         Ok(Err(failure)) => Err(failure),
         Err(error) => Err(Failure::new(format!("the handler did not return: {error}"))),
     }
 }
 
-async fn sweep(database: &Database, inbox: &Inbox, older_ms: i64, most: i64) -> Result<u64, Error> {
-    let (database, inbox) = (database.clone(), inbox.clone());
-    let swept = tokio::task::spawn_blocking(move || {
-        database.with(|connection| sqlite::sweep(connection, &inbox, older_ms, most))
-    });
-    swept.await.map_err(Error::database("the inbox cannot be swept"))?
+/// How a transaction ended.
+enum Worked {
+    /// With the effect of this delivery.
+    Now(Finished),
+    /// Without one: it was there, with this result.
+    Before(Option<Blob>),
 }

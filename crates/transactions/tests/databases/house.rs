@@ -21,6 +21,10 @@ pub(crate) const LONG: Duration = Duration::from_secs(120);
 pub(crate) const HASTY: &str =
     r#"{"lease_ms":1000,"max_attempts":1000,"backoff_min_ms":0,"backoff_max_ms":50}"#;
 
+/// Failed attempts come again at once; leases hold on a busy machine too.
+pub(crate) const AGAIN_AT_ONCE: &str =
+    r#"{"max_attempts":1000,"backoff_min_ms":0,"backoff_max_ms":50}"#;
+
 pub(crate) struct House {
     pub(crate) client: Client,
     pub(crate) admin: Admin,

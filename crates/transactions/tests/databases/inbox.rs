@@ -2,7 +2,7 @@
 
 use hapax_client::Blob;
 use hapax_transactions::sqlite::Database;
-use hapax_transactions::{Consumer, Entered, Inbox, Incoming, Pool, postgres, sqlite};
+use hapax_transactions::{Consumer, Entered, Inbox, Incoming, Names, Old, Page, Pool, Rows};
 
 use crate::house::in_time;
 use crate::stage::{self, incoming};
@@ -35,8 +35,8 @@ async fn keeps_the_rules<P: Pool>(pool: P) {
     // The answer to the commit was lost, or another delivery comes: the stored result.
     assert_eq!(carry_out(&pool, &inbox, incoming("a", 7)).await, done());
     assert_eq!(carry_out(&pool, &inbox, incoming("a", 8)).await, done());
-    let late = carry_out(&pool, &inbox, incoming("a", 6)).await;
-    assert_eq!(late, Entered::Stale { fence: 7 });
+    // A lower fence than the row's, as after a restore of the broker: what is done is done.
+    assert_eq!(carry_out(&pool, &inbox, incoming("a", 6)).await, done());
 
     rolls_back(&pool, &inbox).await;
     tells_operations_apart(&pool, &inbox).await;
@@ -103,23 +103,38 @@ async fn keeps_bytes<P: Pool>(pool: &P, inbox: &Inbox) {
     assert_eq!(found, Entered::Done(None), "a row without a result is done too");
 
     let mut transaction = pool.begin().await.unwrap();
+    let strange = inbox.finish(&mut transaction, incoming("f", 1), ()).await.unwrap_err();
+    assert!(strange.to_string().contains("did not enter"), "without a result too: {strange}");
     let strange = inbox.finish(&mut transaction, incoming("f", 1), RESULT).await.unwrap_err();
     assert!(strange.to_string().contains("did not enter"), "{strange}");
     P::rollback(transaction).await.unwrap();
 }
 
+/// Pages of old rows, and their deletes by name and fence.
 async fn sweeps<P: Pool>(pool: &P) {
     let old = Inbox::new("sweeper", "orders").unwrap();
     for key in ["1", "2", "3"] {
         assert_eq!(carry_out(pool, &old, incoming(key, 1)).await, Entered::First);
     }
-    assert_eq!(pool.sweep(&old, 3_600_000, 100).await.unwrap(), 0, "they are young");
-    // Older than a negative age is every row.
-    assert_eq!(pool.sweep(&old, -60_000, 2).await.unwrap(), 2, "as many as it may");
-    assert_eq!(pool.sweep(&old, -60_000, 2).await.unwrap(), 1);
+    pages(pool).await;
     assert_eq!(carry_out(pool, &old, incoming("1", 2)).await, Entered::First, "it is forgotten");
     let others = carry_out(pool, &inbox(), incoming("a", 9)).await;
     assert_eq!(others, done(), "what belongs to others stays");
+}
+
+async fn pages(rows: &impl Rows) {
+    let names = Names::new("sweeper", "default", "orders");
+    let young = Page::first(3_600_000, 100);
+    assert_eq!(rows.old(&names, young).await.unwrap(), [], "they are young");
+    // Older than a negative age is every row.
+    let first = rows.old(&names, Page::first(-60_000, 2)).await.unwrap();
+    let next = Page { after: first.last().unwrap().clone(), ..Page::first(-60_000, 2) };
+    let second = rows.old(&names, next).await.unwrap();
+    let keys: Vec<&str> = first.iter().chain(&second).map(|old| old.key.as_str()).collect();
+    assert_eq!((keys, first.len()), (vec!["1", "2", "3"], 2), "oldest first, as many as it may");
+    let other = Old { fence: 7, ..first[0].clone() };
+    assert_eq!(rows.delete(&names, vec![other]).await.unwrap(), 0, "another row by now");
+    assert_eq!(rows.delete(&names, [first, second].concat()).await.unwrap(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,7 +172,7 @@ fn the_inbox_keeps_its_rules_by_rusqlite() {
     };
     assert_eq!(carry_out(incoming("a", 7)).unwrap(), Entered::First);
     assert_eq!(carry_out(incoming("a", 8)).unwrap(), done());
-    assert_eq!(carry_out(incoming("a", 6)).unwrap(), Entered::Stale { fence: 7 });
+    assert_eq!(carry_out(incoming("a", 6)).unwrap(), done());
 
     let failed = database.transaction(|transaction| {
         assert_eq!(inbox.enter_blocking(transaction, incoming("b", 1))?, Entered::First);
@@ -166,8 +181,21 @@ fn the_inbox_keeps_its_rules_by_rusqlite() {
     assert!(failed.is_err());
     assert_eq!(carry_out(incoming("b", 2)).unwrap(), Entered::First, "it was rolled back");
     two_threads_are_one_effect(&database);
-    let swept = database.with(|connection| sqlite::sweep(connection, &inbox, -60_000, 2));
-    assert_eq!(swept.unwrap(), 2);
+    let outside = database.with(|connection| inbox.enter_blocking(connection, incoming("d", 1)));
+    assert!(outside.unwrap_err().to_string().contains("outside of a transaction"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rows_of_a_sqlite_database_are_swept_by_rusqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    let database = stage::sqlite(directory.path());
+    let inbox = Inbox::new("sweeper", "orders").unwrap();
+    for key in ["1", "2", "3"] {
+        let entered =
+            database.transaction(|transaction| inbox.enter_blocking(transaction, incoming(key, 1)));
+        assert_eq!(entered.unwrap(), Entered::First);
+    }
+    in_time(pages(&database)).await;
 }
 
 /// The second has a connection of its own, as another process would.
@@ -207,7 +235,6 @@ async fn the_transactions_of_tokio_postgres_and_deadpool_are_taken_as_they_are()
     let mut transaction = pooled.transaction().await.unwrap();
     assert_eq!(inbox.enter(&mut transaction, incoming("a", 2)).await.unwrap(), done());
     transaction.rollback().await.unwrap();
-    assert_eq!(postgres::sweep(&client, &inbox, -60_000, 10).await.unwrap(), 1);
     drop(client);
     connection.await.unwrap().unwrap();
 }

@@ -6,6 +6,7 @@ mod cluster;
 mod guides;
 mod house;
 mod inbox;
+mod lasting;
 mod mysql;
 mod outbox;
 mod relay;

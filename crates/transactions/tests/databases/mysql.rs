@@ -165,7 +165,7 @@ fn the_printed_inbox_for_mysql_keeps_its_rules() {
     let page = Dialect::Mysql.inbox_page();
     mysql.sql(&page);
     mysql.sql(&page);
-    let [enter, found, finish, sweep] = &statements(&page)[..] else { panic!("{page}") };
+    let [enter, found, finish, old, sweep] = &statements(&page)[..] else { panic!("{page}") };
     let found = filled(found, &NAME);
 
     mysql.sql(&filled(enter, &with(&["7"])));
@@ -177,16 +177,28 @@ fn the_printed_inbox_for_mysql_keeps_its_rules() {
     assert_eq!(mysql.sql(&found), "7\tNULL\tNULL\n", "another fence is another delivery");
     mysql.sql(&filled(finish, &[&result[..], &with(&["7"])].concat()));
     assert_eq!(mysql.sql(&found), "7\t17 euro\ttext/plain\n");
+    let bare = ["'billing'", "'default'", "'orders'", "'bare'", "''", "0", "7"];
+    mysql.sql(&filled(enter, &bare));
+    let finish_bare = filled(finish, &[&["NULL", "NULL"][..], &bare].concat());
+    let counted = mysql.sql(&format!("{finish_bare}; SELECT ROW_COUNT()"));
+    assert_eq!(counted, "1\n", "a row without a result is counted too");
+    mysql.sql("DELETE FROM hapax_inbox WHERE message_key = 'bare'");
+    let counted = mysql.sql(&format!("{finish_bare}; SELECT ROW_COUNT()"));
+    assert_eq!(counted, "0\n", "a transaction that is gone is noticed");
 
     for key in ["'Order-42'", "'order-42 '"] {
         mysql.sql(&filled(enter, &["'billing'", "'default'", "'orders'", key, "''", "0", "7"]));
     }
     let names = &NAME[..3];
-    mysql.sql(&filled(sweep, &[names, &["3600", "1000"]].concat()));
-    assert_eq!(mysql.sql("SELECT count(*) FROM hapax_inbox"), "3\n", "nothing is an hour old");
+    let keys = |page: &str| page.lines().filter_map(|line| line.split('\t').next()).count();
+    let page = |most| filled(old, &[names, &["3600", most]].concat());
+    assert_eq!(mysql.sql(&page("1000")), "", "nothing is an hour old");
     mysql.sql("UPDATE hapax_inbox SET entered_at = entered_at - INTERVAL 2 HOUR");
-    mysql.sql(&filled(sweep, &[names, &["3600", "2"]].concat()));
-    assert_eq!(mysql.sql("SELECT count(*) FROM hapax_inbox"), "1\n", "two at once");
+    assert_eq!((keys(&mysql.sql(&page("2"))), keys(&mysql.sql(&page("1000")))), (2, 3));
+    mysql.sql(&filled(sweep, &with(&["8"])));
+    assert_eq!(mysql.sql("SELECT count(*) FROM hapax_inbox"), "3\n", "another fence");
+    mysql.sql(&filled(sweep, &with(&["7"])));
+    assert_eq!(mysql.sql("SELECT count(*) FROM hapax_inbox"), "2\n");
 }
 
 #[test]
@@ -194,7 +206,7 @@ fn two_deliveries_at_once_meet_at_the_printed_inbox_for_mysql() {
     let Some(mysql) = Mysql::start() else { return };
     let page = Dialect::Mysql.inbox_page();
     mysql.sql(&page);
-    let [enter, found, finish, _] = &statements(&page)[..] else { panic!("{page}") };
+    let [enter, found, finish, ..] = &statements(&page)[..] else { panic!("{page}") };
 
     let mut first = mysql.session();
     say(&mut first, "START TRANSACTION");

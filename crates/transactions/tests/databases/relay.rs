@@ -129,15 +129,15 @@ async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on() {
         outbox.send("orders", "", "alone");
         outbox.send("nowhere", "", "lost");
         let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
-        let relay = Running::start(relay.tries(2).poll(Duration::from_secs(3_600)));
+        let relay = Running::start(relay.tries(4).poll(Duration::from_secs(3_600)));
         // While it is tried again others have gone, and its follower has not.
-        outbox.until_left(3).await;
-        let waiting = "SELECT count(*) FROM hapax_outbox WHERE message_key = 'a3'";
-        assert_eq!(outbox.number(waiting), 1, "order holds while a row is tried again");
+        let waiting = "SELECT count(*) FROM hapax_outbox WHERE message_key IN ('a2', 'a3', 'lost')
+                       AND 3 = (SELECT count(*) FROM hapax_outbox)";
+        until("the others to be gone", || async { outbox.number(waiting) == 3 }).await;
         // Then it is parked, and the group goes on.
         outbox.until_left(2).await;
         relay.stop().await;
-        let parked = "SELECT count(*) FROM hapax_outbox WHERE tries = 2 AND error LIKE";
+        let parked = "SELECT count(*) FROM hapax_outbox WHERE tries = 4 AND error LIKE";
         assert_eq!(outbox.number(&format!("{parked} 'too_large%'")), 1);
         assert_eq!(outbox.number(&format!("{parked} 'no_such_queue%'")), 1);
         assert_eq!(house.stats("orders").await.ready, 4);
@@ -154,6 +154,136 @@ async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on() {
         outbox.until_left(1).await;
         relay.stop().await;
         house.admin.delete_queue("nowhere").await.unwrap();
+    }
+    house.stop().await;
+}
+
+/// Tables as release 0.1 made them: without the checks of types.
+fn without_checks(outbox: &Outbox) {
+    match outbox {
+        Outbox::Postgres(_) => outbox.run(
+            "ALTER TABLE hapax_outbox DROP CONSTRAINT hapax_outbox_issued_at_check;
+             ALTER TABLE hapax_outbox DROP CONSTRAINT hapax_outbox_created_at_check",
+        ),
+        Outbox::Sqlite(_) => outbox.run(
+            "DROP TABLE hapax_outbox;
+             CREATE TABLE hapax_outbox (
+                 id INTEGER PRIMARY KEY AUTOINCREMENT, queue TEXT NOT NULL,
+                 message_key TEXT NOT NULL, message_group TEXT NOT NULL DEFAULT '',
+                 body BLOB NOT NULL, content_type TEXT NOT NULL DEFAULT '',
+                 headers TEXT NOT NULL DEFAULT '{}', delay_ms INTEGER, ttl_ms INTEGER,
+                 fingerprint TEXT, issued_at_ms INTEGER,
+                 created_at_ms INTEGER NOT NULL
+                     DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)),
+                 tries INTEGER NOT NULL DEFAULT 0, retry_at_ms INTEGER, error TEXT,
+                 parked_at_ms INTEGER)",
+        ),
+    }
+}
+
+/// Rows that no relay can read as a message, each with a part of the reason.
+fn unreadable(outbox: &Outbox) -> Vec<(&'static str, &'static str)> {
+    match outbox {
+        Outbox::Postgres(_) => vec![
+            ("message_key, issued_at) VALUES ('forever', 'infinity'", "issued_at is infinite"),
+            ("message_key, created_at) VALUES ('never', '-infinity'", "created_at is infinite"),
+        ],
+        Outbox::Sqlite(_) => vec![
+            ("message_key) VALUES (X'6b6579'", "message_key is of the type Blob"),
+            ("message_key) VALUES (CAST(X'6bff' AS TEXT)", "message_key is not UTF-8"),
+            ("message_key, delay_ms) VALUES ('half', 1.5", "delay_ms is of the type Real"),
+            ("message_key, ttl_ms) VALUES ('long', 'soon'", "ttl_ms is of the type Text"),
+            ("message_key, issued_at_ms) VALUES ('born', 'today'", "issued_at_ms"),
+            ("message_key, created_at_ms) VALUES ('made', 1.5", "created_at_ms"),
+            ("message_key, headers) VALUES ('list', '[]'", "headers is not an object"),
+            ("message_key, fingerprint) VALUES ('print', X'00'", "fingerprint"),
+        ],
+    }
+}
+
+/// The columns and values of a bad row, with what every row has.
+fn insert_of(row: &str) -> String {
+    let row = row.replace(") VALUES (", ", queue, message_group, body) VALUES (");
+    format!("INSERT INTO hapax_outbox ({row}, 'orders', 'g', '')")
+}
+
+/// A row that is no message is parked with its reason, and harms itself alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_read_is_parked_and_the_others_flow() {
+    let house = House::open("{}").await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        without_checks(&outbox);
+        let bad = unreadable(&outbox);
+        let count = bad.len() as i64;
+        outbox.send("orders", "g", "first");
+        for (row, _) in &bad {
+            outbox.run(&insert_of(row));
+        }
+        outbox.send("orders", "g", "second");
+        outbox.send("orders", "", "alone");
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let metrics = relay.metrics();
+        let relay = Running::start(relay);
+        outbox.until_left(count).await;
+        assert_eq!(house.stats("orders").await.ready, 3, "their group goes on without them");
+        assert_eq!(metrics.moved(), 3);
+        let at = if matches!(outbox, Outbox::Postgres(_)) { "" } else { "_ms" };
+        for (row, reason) in bad {
+            let parked = format!(
+                "SELECT count(*) FROM hapax_outbox
+                 WHERE parked_at{at} IS NOT NULL AND error LIKE 'not a message: {reason}%'"
+            );
+            until(row, || async { outbox.number(&parked) >= 1 }).await;
+        }
+        relay.stop().await;
+    }
+    house.stop().await;
+}
+
+/// New tables refuse such rows where they are written.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_tables_take_no_row_that_is_no_message() {
+    let directory = tempfile::tempdir().unwrap();
+    let outbox = Outbox::Sqlite(stage::sqlite(directory.path()));
+    for (row, reason) in unreadable(&outbox) {
+        let insert = insert_of(row);
+        let Outbox::Sqlite(database) = &outbox else { panic!() };
+        let refused = database.execute_batch(&insert);
+        // Whether bytes are UTF-8 cannot be asked in SQL.
+        assert_eq!(refused.is_err(), !reason.contains("UTF-8"), "{insert}");
+    }
+}
+
+/// A row that fits no frame: refused like any other that is too large, while the others flow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_larger_than_a_frame_harms_itself_alone() {
+    let house = House::open(r#"{"max_body_bytes":16777216}"#).await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        let huge = |bytes: u32| match outbox {
+            Outbox::Postgres(_) => format!("convert_to(repeat('x', {bytes}), 'UTF8')"),
+            Outbox::Sqlite(_) => format!("zeroblob({bytes})"),
+        };
+        let with_headers = "{\"h\": \"X\"}".replace('X', &"x".repeat(100_000));
+        outbox.send("orders", "", "first");
+        for (key, bytes, headers) in
+            [("over", 17_000_000, "{}"), ("headers", 16_777_216, with_headers.as_str())]
+        {
+            outbox.run(&format!(
+                "INSERT INTO hapax_outbox (queue, message_key, body, headers)
+                 VALUES ('orders', '{key}', {}, '{headers}')",
+                huge(bytes)
+            ));
+        }
+        outbox.send("orders", "", "second");
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay.tries(1));
+        outbox.until_left(2).await;
+        let parked = "SELECT count(*) FROM hapax_outbox WHERE error IS NOT NULL";
+        until("the parked rows", || async { outbox.number(parked) == 2 }).await;
+        assert_eq!(house.stats("orders").await.ready, 2);
+        relay.stop().await;
     }
     house.stop().await;
 }
@@ -273,6 +403,35 @@ async fn the_end_of_every_message_is_written_back() {
                    AND error LIKE '%no bad%'";
         assert_eq!(outbox.number(bad), 1);
         second.stop().await;
+        worker.abort();
+    }
+    house.stop().await;
+}
+
+/// An error that a database cannot store as it is is written without what it cannot store.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_with_a_nul_byte_is_written_back_too() {
+    let house = House::open("{}").await;
+    for outbox in Outbox::of_every_kind(&house) {
+        house.admin.purge_queue("orders", true).await.unwrap();
+        for key in ["a", "bad", "c"] {
+            outbox.send("orders", "", key);
+        }
+        let worker = Worker::new(house.orders()).run(|message, _context| async move {
+            match message.key() {
+                "bad" => Err(Failure::dead("no\0good")),
+                _ => Ok("shipped"),
+            }
+        });
+        let worker = tokio::spawn(worker);
+        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay.results("hapax_results").unwrap());
+        let ended = "SELECT count(*) FROM hapax_results WHERE state <> 'waiting'";
+        until("the results", || async { outbox.number(ended) == 3 }).await;
+        let bad = "SELECT count(*) FROM hapax_results WHERE state = 'dead'
+                   AND error LIKE '%no_good%'";
+        assert_eq!(outbox.number(bad), 1);
+        relay.stop().await;
         worker.abort();
     }
     house.stop().await;

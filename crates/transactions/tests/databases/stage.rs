@@ -61,5 +61,5 @@ pub(crate) fn number(database: &Database, sql: &str) -> i64 {
 }
 
 pub(crate) fn incoming(key: &str, fence: u64) -> Incoming<'_> {
-    Incoming { key: key.into(), group: "", generation: 0, fence }
+    Incoming { tenant: "", key: key.into(), group: "", generation: 0, fence }
 }

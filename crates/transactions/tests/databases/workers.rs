@@ -14,17 +14,20 @@ use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::Notify;
 
 use crate::cluster::Postgres;
-use crate::house::{HASTY, House, Wire, in_time};
+use crate::house::{AGAIN_AT_ONCE, HASTY, House, Wire, in_time};
 use crate::stage;
 
-const EFFECT: &str = "INSERT INTO effects VALUES ($1)";
+pub(crate) const EFFECT: &str = "INSERT INTO effects VALUES ($1)";
 
-fn effects(postgres: &Postgres) -> i64 {
+pub(crate) fn effects(postgres: &Postgres) -> i64 {
     postgres.number("SELECT count(*) FROM effects")
 }
 
 /// A worker that is always there, once the scene is over, and ends with the test.
-fn follow_up(house: &House, pool: deadpool_postgres::Pool) -> tokio::task::JoinHandle<()> {
+pub(crate) fn follow_up(
+    house: &House,
+    pool: deadpool_postgres::Pool,
+) -> tokio::task::JoinHandle<()> {
     let worker = Worker::new(house.orders());
     tokio::spawn(async move {
         let ended = worker.run_in_transaction(pool, "billing", |tx, message| {
@@ -62,6 +65,138 @@ async fn a_handler_in_a_transaction_settles_with_its_result_and_rolls_back_its_e
     assert_eq!(key.result.unwrap().body, "charged");
     assert_eq!((key.attempts, tries.load(Ordering::Relaxed)), (2, 2));
     assert_eq!(effects(&postgres), 1, "the first attempt was rolled back");
+    worker.abort();
+    house.stop().await;
+}
+
+/// A handler that takes a unique violation for "it is there already" and goes on. PostgreSQL has
+/// given the transaction up by then, and answers its `COMMIT` with a rollback and no error.
+async fn a_swallowed_error_is_no_commit<P: Pool>(
+    house: &House,
+    postgres: &Postgres,
+    pool: P,
+    handler: impl for<'a> Fn(
+        &'a mut P::Transaction,
+        bool,
+    ) -> hapax_transactions::BoxFuture<'a, Result<(), Failure>>
+    + Send
+    + Sync
+    + 'static,
+) {
+    let handler = Arc::new(handler);
+    let worker = Worker::new(house.orders()).run_in_transaction(pool, "billing", {
+        move |tx, message| {
+            let handler = Arc::clone(&handler);
+            Box::pin(async move { handler(tx, message.attempt() == 1).await })
+        }
+    });
+    let worker = tokio::spawn(worker);
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.state(), hapax_wire::proto::State::Done);
+    assert_eq!(effects(postgres), 1, "a message that is done has had its effect");
+    assert_eq!(key.attempts, 2, "the attempt that was rolled back has failed");
+    assert_eq!(postgres.number("SELECT count(*) FROM hapax_inbox"), 1);
+    worker.abort();
+}
+
+const UNIQUE: &str =
+    "CREATE TABLE accounts (name text PRIMARY KEY); INSERT INTO accounts VALUES ('a')";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_swallowed_error_is_no_commit_by_tokio_postgres() {
+    let Some(postgres) = stage::postgres() else { return };
+    postgres.sql(UNIQUE);
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let pool = stage::deadpool(&postgres);
+    a_swallowed_error_is_no_commit(&house, &postgres, pool, |tx, is_first| {
+        Box::pin(async move {
+            tx.execute(EFFECT, &[&"order-1"]).await?;
+            if is_first {
+                let ignored = tx.execute("INSERT INTO accounts VALUES ('a')", &[]).await;
+                assert!(ignored.is_err());
+            }
+            Ok(())
+        })
+    })
+    .await;
+    house.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_swallowed_error_is_no_commit_by_sqlx_on_postgres() {
+    let Some(postgres) = stage::postgres() else { return };
+    postgres.sql(UNIQUE);
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let pool = stage::sqlx_postgres(&postgres).await;
+    a_swallowed_error_is_no_commit(&house, &postgres, pool, |tx, is_first| {
+        Box::pin(async move {
+            sqlx::query(EFFECT).bind("order-1").execute(&mut **tx).await?;
+            if is_first {
+                let insert = sqlx::query("INSERT INTO accounts VALUES ('a')");
+                assert!(insert.execute(&mut **tx).await.is_err());
+            }
+            Ok(())
+        })
+    })
+    .await;
+    house.stop().await;
+}
+
+const OR_ROLLBACK: &str = "INSERT OR ROLLBACK INTO accounts VALUES ('a')";
+
+/// SQLite rolls back at once where it is told so, and would commit every statement after that on
+/// its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_that_a_handler_swallows_is_no_commit_by_rusqlite() {
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let database = stage::sqlite(house.path());
+    database.execute_batch(UNIQUE).unwrap();
+    let worker = Worker::new(house.orders()).run_in_blocking_transaction(
+        database.clone(),
+        "billing",
+        |tx, message| {
+            if message.attempt() == 1 {
+                assert!(tx.execute(OR_ROLLBACK, []).is_err());
+                let after = tx.execute("INSERT INTO effects VALUES (?1)", [message.key()]);
+                assert!(after.is_err(), "what follows is not committed on its own");
+            } else {
+                tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+            }
+            Ok::<_, Failure>(())
+        },
+    );
+    let worker = tokio::spawn(worker);
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!((key.state(), key.attempts), (hapax_wire::proto::State::Done, 2));
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 1);
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM hapax_inbox"), 1);
+    worker.abort();
+    house.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_that_a_handler_swallows_is_no_commit_by_sqlx_on_sqlite() {
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let database = stage::sqlite(house.path());
+    database.execute_batch(UNIQUE).unwrap();
+    let pool = stage::sqlx_sqlite(&database).await;
+    let worker = Worker::new(house.orders()).run_in_transaction(pool, "billing", |tx, message| {
+        Box::pin(async move {
+            let insert = sqlx::query("INSERT INTO effects VALUES (?1)");
+            insert.bind(message.key().to_owned()).execute(&mut **tx).await?;
+            if message.attempt() == 1 {
+                assert!(sqlx::query(OR_ROLLBACK).execute(&mut **tx).await.is_err());
+            }
+            Ok::<_, Failure>(())
+        })
+    });
+    let worker = tokio::spawn(worker);
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!((key.state(), key.attempts), (hapax_wire::proto::State::Done, 2));
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 1);
     worker.abort();
     house.stop().await;
 }
@@ -131,7 +266,7 @@ async fn without_an_inbox_a_worker_lost_between_commit_and_settle_has_its_effect
     house.stop().await;
 }
 
-async fn until_effects(postgres: &Postgres, count: i64) {
+pub(crate) async fn until_effects(postgres: &Postgres, count: i64) {
     crate::house::until("the effect", || async { effects(postgres) == count }).await;
 }
 
@@ -192,7 +327,8 @@ async fn a_paused_worker_that_wakes_late_writes_nothing() {
     let inbox = Inbox::new("billing", "orders").unwrap();
     let mut transaction = pool.begin().await.unwrap();
     let entered = inbox.enter(&mut transaction, &late).await.unwrap();
-    assert!(matches!(entered, Entered::Stale { fence } if fence > late.fence()), "{entered:?}");
+    let theirs = hapax_client::Blob::new("charged by the second");
+    assert_eq!(entered, Entered::Done(Some(theirs)), "it is done, and there is nothing to write");
     <deadpool_postgres::Pool as Pool>::rollback(transaction).await.unwrap();
     assert_eq!(effects(&postgres), 1);
     let mut work = house.orders().work().open();

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use super::message::Blob;
 use super::problem::Differs;
-use super::text::{Id, State, Text, Timestamp};
+use super::text::{Fence, Id, State, Text, Timestamp};
 use super::work::Points;
 
 /// The answer to one send.
@@ -140,7 +140,14 @@ pub struct Claimed<'a> {
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub lease: Text<'a>,
-    pub fence: u64,
+    pub fence: Fence,
+    /// Whose key it is.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub tenant: Text<'a>,
+    /// How long the lease lasts from this answer on.
+    pub lease_ms: u64,
+    /// By the broker's clock.
     pub deadline: Timestamp,
     /// What an earlier claim of the key saved before it was released or lost.
     #[serde(borrow, default)]
@@ -170,7 +177,9 @@ mod tests {
             key: "k".into(),
             id: Id([0; 16]),
             lease: "l".into(),
-            fence: 17,
+            fence: Fence(17),
+            tenant: "default".into(),
+            lease_ms: 30_000,
             deadline: Timestamp(0),
             recovery_points: Points::default(),
         };

@@ -120,7 +120,7 @@ pub struct Resolve<'a> {
     pub result: Option<Blob<'a>>,
 }
 
-/// Which dead messages to put back: one of `keys`, `filter` and `all`.
+/// Which dead messages to put back: exactly one of `keys`, `filter` and `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Redrive<'a> {
     /// Repeated under one id, a redrive moves nothing twice. Generated where it is left out.
@@ -143,7 +143,7 @@ pub struct Redrive<'a> {
     pub per_s: Option<u32>,
 }
 
-/// What a dead message must be to be put back; all that is given.
+/// What a dead message must be to be put back: at least one of these, and all that are given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RedriveFilter<'a> {
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
@@ -154,6 +154,8 @@ pub struct RedriveFilter<'a> {
     pub group: Option<Text<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead_before: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dead_after: Option<Timestamp>,
 }
 
 /// How far a redrive has come.
@@ -164,6 +166,16 @@ pub struct RedriveProgress<'a> {
     pub id: Text<'a>,
     pub matched: u64,
     pub moved: u64,
+    /// How many dead messages, or keys, there were to look at; `null` where that is not known.
+    #[serde(default)]
+    pub total: Option<u64>,
+    /// Of a redrive by keys: those that were not dead.
+    #[serde(borrow, default)]
+    #[schema(value_type = Vec<String>)]
+    pub missing: Vec<Text<'a>>,
     pub done: bool,
+    /// It was stopped; what it moved stays moved.
+    #[serde(default)]
+    pub cancelled: bool,
     pub dry_run: bool,
 }

@@ -149,7 +149,7 @@ pub struct Message<'a> {
     pub delay_ms: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_ms: Option<u64>,
-    /// Instead of the digest of body, content type and group.
+    /// Instead of the digest of body and group.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, max_length = 255)]
     pub fingerprint: Option<Text<'a>>,

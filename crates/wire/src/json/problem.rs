@@ -10,7 +10,6 @@ use super::text::{Id, State, Text, Timestamp};
 #[serde(rename_all = "snake_case")]
 pub enum Differs {
     Body,
-    ContentType,
     Group,
     /// One of the two was given by the caller, and they are not the same.
     Fingerprint,

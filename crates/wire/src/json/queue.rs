@@ -94,12 +94,12 @@ pub struct QueueConfig {
     pub on_dead: OnDead,
     pub on_group_dead: OnGroupDead,
     pub on_lost: OnLost,
+    /// Finished keys keep their messages, so that a replay needs no body.
+    pub keep_bodies: bool,
     pub max_body_bytes: u64,
     pub max_messages: Option<u64>,
     pub max_bytes: Option<u64>,
     pub sends_per_s: Option<u32>,
-    /// A finished key keeps its message, so that a replay needs no body.
-    pub keep_bodies: bool,
 }
 
 impl Default for QueueConfig {
@@ -120,11 +120,11 @@ impl Default for QueueConfig {
             on_dead: OnDead::default(),
             on_group_dead: OnGroupDead::default(),
             on_lost: OnLost::default(),
+            keep_bodies: false,
             max_body_bytes: 1_048_576,
             max_messages: None,
             max_bytes: None,
             sends_per_s: None,
-            keep_bodies: false,
         }
     }
 }
@@ -172,6 +172,10 @@ pub struct Queues<'a> {
     pub queues: Vec<Queue<'a>>,
 }
 
+/// The body of a request that says nothing more than its path does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Nothing {}
+
 /// Which part of a queue to purge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Purge {
@@ -190,7 +194,7 @@ mod tests {
             "retention_ms":604800000,"retry_horizon_ms":86400000,"undated_keys":"accept",
             "lease_ms":30000,"max_attempts":10,"backoff_min_ms":1000,"backoff_max_ms":600000,
             "delay_ms":0,"ttl_ms":null,"on_dead":"pin","on_group_dead":"continue",
-            "on_lost":"redeliver","max_body_bytes":1048576,"max_messages":null,"max_bytes":null,
+            "on_lost":"redeliver","keep_bodies":false,"max_body_bytes":1048576,"max_messages":null,"max_bytes":null,
             "sends_per_s":null}"#;
         let read: QueueConfig = serde_json::from_str(reference).unwrap();
         assert_eq!(read, QueueConfig::default());

@@ -1,4 +1,4 @@
-//! Reading JSON from strangers: bounded, and with an error that names the field.
+//! Reading JSON from strangers: strictly, bounded, and with an error that names the field.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::message::{BATCH_MAX, Batch, Message};
+use super::strict::Strict;
 use super::work::{SETTLE_MAX, Settle, SettleItem};
 
 /// How much of what was sent an error repeats.
@@ -19,21 +20,34 @@ const DETAIL_BYTES_MAX: usize = 400;
 #[error("{0}")]
 pub struct BadJson(String);
 
-/// Reads a value that may borrow from the JSON.
+/// Reads a value that may borrow from the JSON. Fields that are unknown or there twice are refused,
+/// and arrays in place of objects.
 pub fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadJson> {
-    serde_json::from_slice(json).map_err(|error| {
+    from_slice(json).map_err(|error| {
         if !error.is_data() {
             return BadJson::new(format!("this is no JSON: {error}"));
         }
         // Only now, since keeping track of the path costs time.
         let again = &mut serde_json::Deserializer::from_slice(json);
-        match serde_path_to_error::deserialize::<_, T>(again) {
-            Err(error) if error.path().to_string() != "." => {
-                BadJson::new(format!("{}: {}", error.path(), error.inner()))
+        match serde_path_to_error::deserialize::<_, T>(Strict(again)) {
+            Err(error) => {
+                // A field that is refused by its name has no place in the path.
+                let path = error.path().to_string();
+                match path.trim_end_matches(['.', '?']) {
+                    "" => BadJson::new(error.inner().to_string()),
+                    path => BadJson::new(format!("{path}: {}", error.inner())),
+                }
             }
-            _ => BadJson::new(error.to_string()),
+            Ok(_) => BadJson::new(error.to_string()),
         }
     })
+}
+
+fn from_slice<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, serde_json::Error> {
+    let mut json = serde_json::Deserializer::from_slice(json);
+    let value = T::deserialize(Strict(&mut json))?;
+    json.end()?;
+    Ok(value)
 }
 
 impl BadJson {
@@ -118,7 +132,7 @@ impl<'a> Batch<'a> {
             #[serde(borrow)]
             messages: List<&'a RawValue, BATCH_MAX>,
         }
-        match serde_json::from_slice::<Self>(json) {
+        match from_slice::<Self>(json) {
             Ok(batch) => Ok(fine(batch.messages)),
             Err(_) => Ok(apart(read::<Raw<'a>>(json)?.messages)),
         }
@@ -133,7 +147,7 @@ impl<'a> Settle<'a> {
             #[serde(borrow)]
             items: List<&'a RawValue, SETTLE_MAX>,
         }
-        match serde_json::from_slice::<Self>(json) {
+        match from_slice::<Self>(json) {
             Ok(settle) => Ok(fine(settle.items)),
             Err(_) => Ok(apart(read::<Raw<'a>>(json)?.items)),
         }
@@ -164,7 +178,38 @@ mod tests {
         let said = read::<Receive<'_>>(b"{\"max\":").unwrap_err().to_string();
         assert!(said.starts_with("this is no JSON: EOF"), "{said}");
         let said = read::<Receive<'_>>(b"5").unwrap_err().to_string();
-        assert!(said.starts_with("invalid type: integer `5`"), "{said}");
+        assert!(said.starts_with("invalid type: integer `5`, expected an object"), "{said}");
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_refused_and_the_field_that_was_meant_is_named() {
+        let said = |json: &str| read::<Receive<'_>>(json.as_bytes()).unwrap_err().to_string();
+        let typo = said(r#"{"max":1,"wait":5}"#);
+        assert!(typo.starts_with(r#"unknown field "wait": did you mean wait_ms?"#), "{typo}");
+        let other = said(r#"{"colour":1}"#);
+        assert!(other.starts_with(r#"unknown field "colour": known are max, wait_ms"#), "{other}");
+        assert!(said(r#"{"max":1,"max":1}"#).contains("duplicate field `max`"));
+        assert!(said(r#"[5, 10]"#).starts_with("invalid type: sequence, expected an object"));
+        assert!(said(r#"{"max":1} 5"#).contains("trailing characters"));
+    }
+
+    #[test]
+    fn what_is_deep_inside_is_read_as_strictly() {
+        let said = |item: &str| {
+            let json = format!(r#"{{"items":[{item}]}}"#);
+            Settle::read(json.as_bytes()).unwrap().items.remove(0).unwrap_err().to_string()
+        };
+        let item = said(r#"{"lease":"l","do":"fail","dealy_ms":5}"#);
+        assert!(item.starts_with(r#"unknown field "dealy_ms": did you mean delay_ms?"#), "{item}");
+        let emit = said(r#"{"lease":"l","do":"done","emit":[{"queue":"q","keys":"k"}]}"#);
+        assert!(emit.starts_with(r#"emit[0]: unknown field "keys": did you mean key?"#), "{emit}");
+        let result = said(r#"{"lease":"l","do":"done","result":["paid"]}"#);
+        assert!(result.starts_with("result: invalid type: sequence"), "{result}");
+        let twice = said(r#"{"lease":"l","do":"done","result":{"body":"a","body":"b"}}"#);
+        assert!(twice.starts_with("result: duplicate field `body`"), "{twice}");
+        assert!(said(r#"["l","done"]"#).starts_with("invalid type: sequence"));
+        assert!(Settle::read(br#"{"items":[],"item":[]}"#).is_err());
+        assert!(Settle::read(b"[[]]").is_err());
     }
 
     #[test]
@@ -202,8 +247,8 @@ mod tests {
     fn nesting_does_not_exhaust_the_stack() {
         let deep = "[".repeat(1_000_000);
         assert!(read::<Receive<'_>>(deep.as_bytes()).is_err());
-        let ignored = format!(r#"{{"other":{deep}{},"max":3}}"#, "]".repeat(1_000_000));
-        assert_eq!(read::<Receive<'_>>(ignored.as_bytes()).map(|receive| receive.max), Ok(3));
+        let other = format!(r#"{{"other":{deep}{},"max":3}}"#, "]".repeat(1_000_000));
+        assert!(read::<Receive<'_>>(other.as_bytes()).is_err());
         let item = format!(r#"{{"messages":[{{"body":{deep}{}}}]}}"#, "]".repeat(1_000_000));
         assert!(Batch::read(item.as_bytes()).unwrap()[0].is_err());
     }

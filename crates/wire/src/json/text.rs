@@ -212,6 +212,26 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
+/// A fence, as a string of decimal digits: it outgrows the integers that programs read from JSON
+/// without loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, ToSchema)]
+#[schema(value_type = String, pattern = "^[0-9]{1,20}$", example = "1099511627776")]
+pub struct Fence(pub u64);
+
+impl Serialize for Fence {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Fence {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Text::deserialize(deserializer)?;
+        let digits = text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
+        digits.map(Self).ok_or_else(|| D::Error::custom("a fence is a string of decimal digits"))
+    }
+}
+
 /// Where a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -255,6 +275,17 @@ mod tests {
         let texts: Vec<Option<Text<'_>>> = serde_json::from_str(json).unwrap();
         assert!(matches!(&texts[0], Some(Text(Cow::Borrowed("plain")))));
         assert!(matches!(&texts[1], Some(Text(Cow::Owned(text))) if text == "es\ncaped"));
+    }
+
+    #[test]
+    fn a_fence_is_a_string_of_digits_and_loses_none() {
+        let fence = Fence(u64::MAX);
+        let json = serde_json::to_string(&fence).unwrap();
+        assert_eq!(json, r#""18446744073709551615""#);
+        assert_eq!(serde_json::from_str::<Fence>(&json).unwrap(), fence);
+        for bad in ["17", r#""""#, r#""+17""#, r#""-1""#, r#""18446744073709551616""#] {
+            assert!(serde_json::from_str::<Fence>(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use super::message::{Blob, Headers};
 use super::read::List;
-use super::text::{Id, State, Text, Timestamp};
+use super::text::{Fence, Id, State, Text, Timestamp};
 
 /// Named data that a worker saved on the way.
 pub type Points<'a> = BTreeMap<Text<'a>, Blob<'a>>;
@@ -56,8 +56,15 @@ pub struct Delivery<'a> {
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub lease: Text<'a>,
-    /// Grows with every lease of a partition.
-    pub fence: u64,
+    /// Grows with every lease of the key.
+    pub fence: Fence,
+    /// Whose message it is.
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub tenant: Text<'a>,
+    #[serde(borrow)]
+    #[schema(value_type = String)]
+    pub queue: Text<'a>,
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub key: Text<'a>,
@@ -80,6 +87,9 @@ pub struct Delivery<'a> {
     #[schema(value_type = BTreeMap<String, String>)]
     pub headers: Headers<'a>,
     pub accepted_at: Timestamp,
+    /// How long the lease lasts from this answer on: a worker extends by it and its own clock.
+    pub lease_ms: u64,
+    /// By the broker's clock.
     pub deadline: Timestamp,
     #[serde(borrow, default)]
     #[schema(value_type = BTreeMap<String, Blob>)]
@@ -111,7 +121,7 @@ pub struct SettleItem<'a> {
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub lease: Text<'a>,
-    /// `done`, `fail`, `release`, `extend`, `begin` or `save`.
+    /// `done`, `fail`, `release`, `extend`, `begin`, `save` or `park`.
     #[serde(rename = "do", borrow)]
     #[schema(value_type = String)]
     pub verb: Text<'a>,
@@ -122,7 +132,7 @@ pub struct SettleItem<'a> {
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Emit>>, max_items = 64)]
     pub emit: Option<List<Emit<'a>, EMIT_MAX>>,
-    /// Of `fail`.
+    /// Of `fail` and `park`.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub error: Option<Text<'a>>,
@@ -155,9 +165,9 @@ pub struct Emit<'a> {
     #[serde(borrow)]
     #[schema(value_type = String)]
     pub queue: Text<'a>,
-    /// What the key is derived from, with the parent's key and generation.
+    /// What the key is derived from, with the parent's queue, key and generation.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, max_length = 255)]
     pub name: Option<Text<'a>>,
     /// Instead of the derived one.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
@@ -177,6 +187,12 @@ pub struct Emit<'a> {
     pub group: Option<Text<'a>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay_ms: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Instead of the digest of body and group.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, max_length = 255)]
+    pub fingerprint: Option<Text<'a>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub headers: Option<Headers<'a>>,

@@ -100,7 +100,7 @@ pub struct Problem {
     pub retryable: bool,
     #[prost(uint64, optional, tag = "4")]
     pub retry_after_ms: ::core::option::Option<u64>,
-    /// Of a conflict: body, content_type, group, fingerprint.
+    /// Of a conflict: body, group, fingerprint.
     #[prost(string, repeated, tag = "5")]
     pub differs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bytes = "bytes", tag = "6")]
@@ -174,7 +174,7 @@ pub struct Emit {
     pub queue: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// Derived from the parent's key, generation and `name` where it is empty.
+    /// Derived from the parent's queue, group, key and generation and `name` where it is empty.
     #[prost(string, tag = "3")]
     pub key: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "4")]
@@ -475,7 +475,8 @@ pub struct Event {
 pub struct ReplayRequest {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<KeyRequest>,
-    /// The message again: a finished one's body is gone. Must be the same.
+    /// The message again, which must be the same: a finished one's body is gone, unless its queue
+    /// keeps bodies.
     #[prost(message, optional, tag = "2")]
     pub message: ::core::option::Option<Message>,
 }
@@ -1171,6 +1172,31 @@ pub mod hapax_client {
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "GetRedrive"));
             self.inner.unary(req, path, codec).await
         }
+        /// Stops a redrive where it is; what it moved stays moved.
+        pub async fn cancel_redrive(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetRedriveRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RedriveProgress>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/hapax.v1.Hapax/CancelRedrive",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("hapax.v1.Hapax", "CancelRedrive"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn put_queue(
             &mut self,
             request: impl tonic::IntoRequest<super::PutQueueRequest>,
@@ -1440,6 +1466,11 @@ pub mod hapax_server {
             request: tonic::Request<super::RedriveRequest>,
         ) -> std::result::Result<tonic::Response<super::RedriveProgress>, tonic::Status>;
         async fn get_redrive(
+            &self,
+            request: tonic::Request<super::GetRedriveRequest>,
+        ) -> std::result::Result<tonic::Response<super::RedriveProgress>, tonic::Status>;
+        /// Stops a redrive where it is; what it moved stays moved.
+        async fn cancel_redrive(
             &self,
             request: tonic::Request<super::GetRedriveRequest>,
         ) -> std::result::Result<tonic::Response<super::RedriveProgress>, tonic::Status>;
@@ -2154,6 +2185,49 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetRedriveSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/hapax.v1.Hapax/CancelRedrive" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelRedriveSvc<T: Hapax>(pub Arc<T>);
+                    impl<T: Hapax> tonic::server::UnaryService<super::GetRedriveRequest>
+                    for CancelRedriveSvc<T> {
+                        type Response = super::RedriveProgress;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetRedriveRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Hapax>::cancel_redrive(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelRedriveSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

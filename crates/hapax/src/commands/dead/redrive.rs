@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_wire::proto::{self, redrive_request::Select};
-use serde_json::json;
 
 use super::Selection;
 use crate::content::new_key;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, Screen, progress};
+use crate::screen::{Output, Screen, clean, progress, say};
 use crate::session::{Connection, Session};
+use crate::shapes;
 
 const WATCH: Duration = Duration::from_millis(200);
 
@@ -28,6 +28,13 @@ pub(crate) struct Redrive {
     /// Do not wait for its end.
     #[arg(long)]
     no_wait: bool,
+    /// Show how far the redrive of this name has come, and start none.
+    #[arg(long, value_name = "ID")]
+    #[arg(conflicts_with_all = ["cancel", "id", "rate", "keys", "all", "yes"])]
+    status: Option<String>,
+    /// Stop the redrive of this name where it is; what it moved stays moved.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["id", "rate", "keys", "all", "yes"])]
+    cancel: Option<String>,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -43,6 +50,14 @@ pub(super) async fn run(redrive: &Redrive) -> Result<Exit, Failure> {
 async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
     redrive.selection.check()?;
     let screen = redrive.output.screen();
+    if let Some(id) = &redrive.status {
+        let told = session.client.redrive_progress(&redrive.queue, id).await?;
+        return tell(screen, &redrive.queue, &told);
+    }
+    if let Some(id) = &redrive.cancel {
+        let told = session.client.cancel_redrive(&redrive.queue, id).await?;
+        return tell(screen, &redrive.queue, &told);
+    }
     let is_dry = !redrive.selection.yes;
     let request = proto::RedriveRequest {
         queue: redrive.queue.clone(),
@@ -58,11 +73,11 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
         // Counting takes its time too, where there are many.
         false => watch(session, &redrive.queue, started).await?,
     };
-    tell(screen, &last, is_dry)?;
+    let exit = tell(screen, &redrive.queue, &last)?;
     if is_dry && !screen.is_json() {
         screen.line("nothing was changed; add --yes to do it")?;
     }
-    Ok(Exit::Ok)
+    Ok(exit)
 }
 
 fn select(selection: &Selection) -> Select {
@@ -77,46 +92,50 @@ fn select(selection: &Selection) -> Select {
         error_contains: filter.error_contains.clone(),
         group: filter.group.clone(),
         dead_before_ms: filter.before,
-        ..Default::default()
+        dead_after_ms: filter.after,
     })
 }
 
-/// Asks until it is done. Whoever stops watching does not stop it.
+/// Asks until it is done. Whoever stops watching does not stop it, and is told so.
 async fn watch(
     session: &Session,
     queue: &str,
     mut latest: proto::RedriveProgress,
 ) -> Result<proto::RedriveProgress, Failure> {
-    let bar = progress(latest.matched, "{bar:40} {human_pos}/{human_len}, {per_sec}, {eta} left");
+    let whole = |told: &proto::RedriveProgress| told.total.unwrap_or(told.matched);
+    let bar = progress(whole(&latest), "{bar:40} {human_pos}/{human_len}, {per_sec}, {eta} left");
     while !latest.done {
-        bar.set_length(latest.matched);
+        bar.set_length(whole(&latest));
         bar.set_position(latest.moved);
-        tokio::time::sleep(WATCH).await;
+        tokio::select! {
+            () = tokio::time::sleep(WATCH) => {}
+            _ = tokio::signal::ctrl_c() => break,
+        }
         latest = session.client.redrive_progress(queue, &latest.id).await?;
     }
     bar.finish_and_clear();
     Ok(latest)
 }
 
-fn tell(screen: Screen, told: &proto::RedriveProgress, is_dry: bool) -> Result<(), Failure> {
+/// Tells how far it has come. A key that is not dead was meant, and not moved: that is no success.
+fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Exit, Failure> {
     if screen.is_json() {
-        screen.json(&json!({
-            "id": told.id,
-            "matched": told.matched,
-            "moved": told.moved,
-            "done": told.done,
-            "dry_run": is_dry,
-        }))?;
-        return Ok(());
+        screen.json(&shapes::redrive(told))?;
+    } else {
+        let proto::RedriveProgress { id, moved, matched, .. } = told;
+        let of = told.total.unwrap_or(*matched);
+        screen.line(match (told.dry_run, told.cancelled, told.done) {
+            (true, _, _) => format!("would redrive {matched} dead messages"),
+            (_, true, _) => format!("redrive {id} is cancelled: {moved} of {of} moved"),
+            (_, _, true) => format!("redrove {moved} dead messages (redrive {id})"),
+            _ => format!(
+                "redrive {id} goes on: {moved} of {of} moved; watch it with --status {id}, stop \
+                 it with: hapax dead redrive {queue} --cancel {id}"
+            ),
+        })?;
     }
-    let text = match (is_dry, told.done) {
-        (true, _) => format!("would redrive {} dead messages", told.matched),
-        (false, true) => format!("redrove {} dead messages (redrive {})", told.moved, told.id),
-        (false, false) => format!(
-            "redrive {} goes on: {} of {} moved; repeat the command with --id {} to watch it",
-            told.id, told.moved, told.matched, told.id
-        ),
-    };
-    screen.line(text)?;
-    Ok(())
+    for key in &told.missing {
+        say(format_args!("{} is not dead: nothing to redrive", clean(key)));
+    }
+    Ok(if told.missing.is_empty() { Exit::Ok } else { Exit::Missing })
 }

@@ -20,6 +20,19 @@ static HOP_BY_HOP: [HeaderName; 10] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
+/// Of the request, whatever `Connection` says: what the key, the caller and the body are. A client
+/// that could take them away would have the upstream see another request than was compared.
+static END_TO_END: [HeaderName; 8] = [
+    header::AUTHORIZATION,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::COOKIE,
+    header::HOST,
+    HeaderName::from_static("idempotency-key"),
+    FORWARDED_FOR,
+];
+
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -33,6 +46,7 @@ pub(super) fn strip(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| !END_TO_END.contains(name))
         .collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
@@ -48,10 +62,10 @@ pub(super) fn forward(headers: &mut HeaderMap, host: Option<&str>, peer: Option<
     }
     if let Some(peer) = peer {
         let address = peer.ip().to_canonical().to_string();
-        let chain = match headers.get(&FORWARDED_FOR).and_then(|value| value.to_str().ok()) {
-            Some(chain) => format!("{chain}, {address}"),
-            None => address,
-        };
+        // All lines: the last one is that of the proxy before this one, the first the client's own.
+        let lines = headers.get_all(&FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+        let chain: Vec<&str> = lines.chain([address.as_str()]).collect();
+        let chain = chain.join(", ");
         if let Ok(chain) = HeaderValue::from_str(&chain) {
             headers.insert(FORWARDED_FOR, chain);
         }
@@ -111,6 +125,30 @@ mod tests {
         let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["idempotency-key", "x-other"]);
+    }
+
+    #[test]
+    fn a_client_cannot_take_away_what_the_request_is_told_by() {
+        let mut headers = map(&[
+            ("connection", "Idempotency-Key, Authorization, Host, Cookie, Content-Type"),
+            ("idempotency-key", "k"),
+            ("authorization", "Bearer t"),
+            ("host", "shop.example"),
+            ("cookie", "a=1"),
+            ("content-type", "text/plain"),
+        ]);
+        strip(&mut headers);
+        assert_eq!(headers.len(), 5, "{headers:?}");
+    }
+
+    #[test]
+    fn every_line_of_who_asked_is_passed_on() {
+        let peer = "10.0.0.7:1234".parse().unwrap();
+        let mut headers =
+            map(&[("x-forwarded-for", "203.0.113.9"), ("x-forwarded-for", "192.0.2.1")]);
+        forward(&mut headers, None, Some(peer));
+        let lines: Vec<_> = headers.get_all("x-forwarded-for").iter().collect();
+        assert_eq!(lines, ["203.0.113.9, 192.0.2.1, 10.0.0.7"]);
     }
 
     #[test]

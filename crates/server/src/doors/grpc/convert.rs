@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use hapax_core::{
     Answer, Blob, Content, Delivery, Differs, Emit, Event, Fingerprint, KeyView, MessageId, Place,
-    QueueName, Send, Settled, Time, Verb,
+    QueueName, Send, Settled, Time, Verb, limits,
 };
 use hapax_wire::{Code, lean, proto};
 
@@ -52,7 +52,7 @@ pub(super) fn view(message: &proto::Message) -> lean::Message<'_> {
 
 pub(super) fn own_fingerprint(fingerprint: &str) -> Result<Fingerprint, Problem> {
     let bytes = fingerprint.len();
-    if !(1..=hapax_core::limits::FINGERPRINT_BYTES_MAX).contains(&bytes) {
+    if !(1..=limits::FINGERPRINT_BYTES_MAX).contains(&bytes) {
         return Err(Problem::invalid(format!("a fingerprint has 1 to 255 bytes, not {bytes}")));
     }
     Ok(Fingerprint::own(fingerprint))
@@ -68,7 +68,7 @@ pub(super) fn verb(
         Said::Done(done) => {
             let emits: Result<Vec<Emit>, Problem> =
                 done.emits.iter().map(|said| emit(said, &queue)).collect();
-            Verb::Done { result: done.result.map(blob), emits: emits? }
+            Verb::Done { result: done.result.as_ref().map(blob_in).transpose()?, emits: emits? }
         }
         Said::Fail(fail) => {
             Verb::Fail { error: fail.error, delay_ms: fail.delay_ms, dead: fail.dead }
@@ -100,9 +100,17 @@ fn emit(
     })
 }
 
-pub(super) fn blob(blob: proto::Blob) -> Blob {
-    let content_type = some(&blob.content_type).map(Arc::from);
-    Blob { content_type, body: own(&blob.body) }
+pub(super) fn blob_in(blob: &proto::Blob) -> Result<Blob, Problem> {
+    self::blob(&blob.body, &blob.content_type)
+}
+
+/// Bytes that came in, on their own: a part of a frame would keep the whole frame in memory.
+pub(super) fn blob(body: &[u8], content_type: &str) -> Result<Blob, Problem> {
+    if content_type.len() > limits::CONTENT_TYPE_BYTES_MAX {
+        return Err(hapax_core::Invalid::ContentTypeLength(content_type.len()).into());
+    }
+    let content_type = some(content_type).map(Arc::from);
+    Ok(Blob { content_type, body: Bytes::copy_from_slice(body) })
 }
 
 /// A small part of a frame would keep the whole frame in memory.

@@ -216,7 +216,7 @@ impl Part {
             match &mut self.answers {
                 Ok(answers) => match answers.next() {
                     Some(answer) => convert::put_answer(frame, number, answer),
-                    None => debug_assert!(false, "every message has an answer"),
+                    None => unreachable!("every message has an answer"),
                 },
                 Err(problem) => put_refusal(frame, number, problem),
             }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use hapax_core::{
-    Answer, Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
-    Time,
+    Answer, Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Receive, Redrive,
+    Resolution, Select, Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
@@ -21,7 +21,7 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::engine::Cursor;
 use crate::problem::Problem;
-use crate::service::{Change, Opened, Permit, Queue, Service};
+use crate::service::{self, Change, Opened, Permit, Queue, Service};
 
 /// As with a batch of HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -182,7 +182,10 @@ impl Hapax for Door {
                 let key = it.key.unwrap_or_default();
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let resolution = match it.resolution {
-                    Some(Said::Done(done)) => Resolution::Done(done.result.map(convert::blob)),
+                    Some(Said::Done(done)) => {
+                        let result = done.result.as_ref().map(convert::blob_in);
+                        Resolution::Done(result.transpose()?)
+                    }
                     Some(Said::Retry(_)) => Resolution::Retry,
                     None => return Err(Problem::invalid("resolve as done, or to be tried again")),
                 };
@@ -214,6 +217,21 @@ impl Hapax for Door {
             |it| &it.queue,
             async move |service, permit, it| {
                 Ok(progress(service.redrive_progress(&permit, &it.id).await?))
+            },
+        )
+        .await
+    }
+
+    async fn cancel_redrive(
+        &self,
+        request: Request<proto::GetRedriveRequest>,
+    ) -> Told<proto::RedriveProgress> {
+        self.with(
+            request,
+            Action::Admin,
+            |it| &it.queue,
+            async move |service, permit, it| {
+                Ok(progress(service.cancel_redrive(&permit, &it.id).await?))
             },
         )
         .await
@@ -346,13 +364,14 @@ async fn send_batch(
         }
     }
     let answers = service.send(&permit, sends).await?;
-    if answers.contains(&Answer::NoSuchQueue) {
+    if service::is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&permit.queue().queue));
     }
     let mut answers = answers.into_iter();
     let in_order = refused.into_iter().zip(&frame.messages).map(|(refused, message)| {
         let answer = refused.or_else(|| answers.next().map(convert::answer));
-        proto::Answer { r#ref: message.r#ref, ..answer.unwrap_or_default() }
+        let answer = answer.unwrap_or_else(|| convert::error(&Problem::unanswered()));
+        proto::Answer { r#ref: message.r#ref, ..answer }
     });
     Ok(proto::SendReply { answers: in_order.collect() })
 }
@@ -402,9 +421,15 @@ async fn settle(
         }
     }
     let mut settled = service.settle(permit, opened).await?.into_iter();
-    let answers = refused.into_iter().filter_map(|(number, refused)| match refused {
-        Some(problem) => Some(convert::settle_error(number, &problem)),
-        None => settled.next().map(|answer| convert::settled(number, answer)),
+    let answers = refused.into_iter().map(|(number, refused)| {
+        let refused = match refused {
+            Some(problem) => problem,
+            None => match settled.next() {
+                Some(answer) => return convert::settled(number, answer),
+                None => Problem::unanswered(),
+            },
+        };
+        convert::settle_error(number, &refused)
     });
     Ok(proto::SettleReply { answers: answers.collect() })
 }
@@ -427,13 +452,14 @@ async fn claim(
     claim.claim_id = some(&it.claim_id).map(Arc::from);
     let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
     let mut reply = proto::ClaimReply::default();
-    if let (Answer::Fresh { lease, deadline, recovery_points, .. }, Some(sealed)) =
+    if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, .. }, Some(sealed)) =
         (&claimed.answer, claimed.lease)
     {
         reply.lease = sealed.to_vec().into();
         reply.tenant = permit.queue().tenant.to_string();
         reply.fence = lease.fence.0;
         reply.deadline_ms = deadline.0;
+        reply.lease_ms = *lease_ms;
         reply.recovery_points = convert::points(recovery_points.clone());
     }
     reply.answer = Some(convert::answer(claimed.answer));

@@ -31,6 +31,8 @@ const STEP_BYTES: usize = 64 * 1_024;
 const CHUNK_BYTES_MAX: usize = 1_024 * 1_024;
 /// JSON of unknown length.
 const UNTOLD_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+/// JSON that says nothing, and so much of JSON that says something as it takes to refuse it.
+const NOTHING_BYTES_MAX: usize = 64 * 1_024;
 /// Messages up to this size are read without asking what their queue takes: it says so itself when
 /// it gets them.
 const UNASKED_BYTES_MAX: u64 = 1_024 * 1_024;
@@ -171,6 +173,18 @@ pub(super) async fn read_json(
 /// The value in a body of JSON.
 pub(super) fn parse<'a, T: Deserialize<'a>>(payload: &'a Payload) -> Result<T, Failure> {
     json::read(&payload.bytes).map_err(|error| Failure::invalid(error.to_string()))
+}
+
+/// Refuses a body that says something, where the path says it all: who writes it expects that it
+/// counts.
+pub(super) async fn read_nothing(
+    service: &Service,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(), Failure> {
+    let payload = read_json(service, headers, body, NOTHING_BYTES_MAX).await?;
+    let json::Nothing {} = parse(&payload)?;
+    Ok(())
 }
 
 pub(super) async fn admit(

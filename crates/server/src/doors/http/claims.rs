@@ -11,9 +11,10 @@ use super::body::hash;
 use super::failure::Failure;
 use super::head::{self, Head};
 use super::input::InQueue;
-use super::messages::{answer_bytes, check, mark, nothing};
+use super::messages::{answer_bytes, check, mark};
 use super::{output, shape};
 use crate::auth::Action;
+use crate::problem::Problem;
 use crate::service::Service;
 
 /// Whoever holds a key may end sooner than its lease: so often it is worth asking.
@@ -33,6 +34,8 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
         ("hapax-group" = Option<String>, Header),
         ("hapax-issued-at" = Option<String>, Header),
         ("hapax-worker" = Option<String>, Header, description = "Told in the key's history"),
+        ("hapax-claim-id" = Option<String>, Header,
+         description = "Repeated under one id, a claim that is still held gets the same lease"),
         ("Prefer" = Option<String>, Header,
          description = "`wait=SECONDS` for the one who has the key"),
     ),
@@ -62,17 +65,20 @@ pub(super) async fn post(
     claim.lease_ms = head.lease_ms;
     claim.worker = head.worker.unwrap_or_default().into();
     claim.issued_at = head.issued_at;
+    claim.claim_id = head.claim_id.map(Into::into);
     let wait = head::wait(&headers);
     let claimed = service.claim(&permit, claim, wait).await?;
     let mut response = match &claimed.answer {
-        Answer::Fresh { id, lease, deadline, recovery_points } => {
-            let sealed = claimed.lease.ok_or_else(nothing)?;
+        Answer::Fresh { id, lease, deadline, lease_ms, recovery_points } => {
+            let sealed = claimed.lease.ok_or_else(Problem::unanswered)?;
             let fresh = json::Claimed {
                 queue: at.queue.as_str().into(),
                 key: (&*head.key).into(),
                 id: shape::id(*id),
                 lease: shape::lease(&sealed),
-                fence: lease.fence.0,
+                fence: json::Fence(lease.fence.0),
+                tenant: (&*permit.queue().tenant).into(),
+                lease_ms: *lease_ms,
                 deadline: shape::time(*deadline),
                 recovery_points: shape::points(recovery_points),
             };

@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
+use super::input::check_query;
 use crate::log::request_span;
 use crate::problem::Problem;
 
@@ -52,7 +53,11 @@ pub(super) async fn dispatch(mut request: Request, next: Next) -> Response {
     let id = RequestId::of(request.headers());
     let span = span(&request, &id);
     let method = request.method().clone();
-    if let Err(failure) = check_origin(&method, request.headers()) {
+    let checked = check_origin(&method, request.headers()).and_then(|()| {
+        let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+        check_query(path, request.uri().query().unwrap_or_default())
+    });
+    if let Err(failure) = checked {
         return finish(failure.into_response(), &id, &span);
     }
     request.extensions_mut().insert(id.clone());

@@ -11,7 +11,7 @@ use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::body::{parse, read, read_json};
+use super::body::{parse, read, read_json, read_nothing};
 use super::failure::Failure;
 use super::head::Head;
 use super::input::{InKey, Params};
@@ -69,8 +69,14 @@ pub(super) async fn get(
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses((status = 200, description = "Forgotten", body = json::Changed)),
 )]
-pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<Response, Failure> {
+pub(super) async fn forget(
+    State(service): State<Service>,
+    at: InKey,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
+    read_nothing(&service, &headers, body).await?;
     service.forget(&permit, at.name(&service, &permit)).await?;
     let changed = json::Changed { key: at.key.as_str().into(), state: None, generation: None };
     Ok(output::small(StatusCode::OK, &changed))
@@ -78,8 +84,9 @@ pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<
 
 /// Run a finished key again
 ///
-/// As the next generation. A finished message's body is gone, so the request is the message again:
-/// body, `Content-Type`, `hapax-group`, `hapax-fingerprint` and `hapax-header-NAME` as they were.
+/// As the next generation. Where the queue keeps bodies, nothing more is needed. Elsewhere a finished
+/// message's body is gone, so the request is the message again: body, `hapax-group`,
+/// `hapax-fingerprint` and `hapax-header-NAME` as they were.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/keys/{key}/replay", tag = "keys",
     params(
@@ -112,6 +119,14 @@ pub(super) async fn replay(
     let content = head.content(&payload.bytes)?;
     let fingerprint = head.fingerprint(&blake3::hash(&payload.bytes));
     let name = service.key_name(&permit, &at.key, head.group);
+    if payload.bytes.is_empty() {
+        // Nothing is sent along: the queue may have kept the message.
+        match service.replay(&permit, name.clone(), None).await {
+            Err(problem) if problem == hapax_core::Invalid::BodyGone.into() => {}
+            Err(problem) => return Err(problem.into()),
+            Ok(()) => return changed(&service, &permit, &at).await,
+        }
+    }
     let replayed = service.replay(&permit, name, Some((content, fingerprint))).await;
     match replayed {
         Err(problem) if problem.code == Code::Conflict && payload.bytes.is_empty() => {
@@ -136,8 +151,11 @@ pub(super) async fn replay(
 pub(super) async fn redrive(
     State(service): State<Service>,
     at: InKey,
+    headers: HeaderMap,
+    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
+    read_nothing(&service, &headers, body).await?;
     let select = Select::Keys(vec![at.key.as_str().into()]);
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
@@ -165,8 +183,11 @@ pub(super) async fn redrive(
 pub(super) async fn discard(
     State(service): State<Service>,
     at: InKey,
+    headers: HeaderMap,
+    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
+    read_nothing(&service, &headers, body).await?;
     service.discard(&permit, at.name(&service, &permit)).await?;
     changed(&service, &permit, &at).await
 }

@@ -22,7 +22,7 @@ use super::{key, output, shape};
 use crate::auth::Action;
 use crate::engine::Cursor;
 use crate::problem::Problem;
-use crate::service::{Permit, Service};
+use crate::service::{Permit, Service, is_no_such_queue};
 
 pub(super) const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Results in the answers to one request, and bodies in one page.
@@ -48,7 +48,7 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
         ("hapax-delay-ms" = Option<u64>, Header),
         ("hapax-ttl-ms" = Option<u64>, Header),
         ("hapax-fingerprint" = Option<String>, Header,
-         description = "Instead of the digest of body, content type and group"),
+         description = "Instead of the digest of body and group"),
         ("hapax-issued-at" = Option<String>, Header, description = "RFC 3339"),
         ("hapax-header-NAME" = Option<String>, Header,
          description = "Kept with the message, under NAME"),
@@ -84,7 +84,7 @@ pub(super) async fn send(
     let admitted = payload.into_admitted();
     let mut answers = service.send(&permit, vec![send]).await?;
     drop(admitted);
-    let answer = answers.pop().ok_or_else(nothing)?;
+    let answer = answers.pop().ok_or_else(Problem::unanswered)?;
     check(&answer, &at.queue, &headers)?;
     let is_new = matches!(answer, Answer::Accepted { .. });
     if is_new && request_id.is_given && content.has_key() {
@@ -162,10 +162,6 @@ async fn wait_for(
     }
 }
 
-pub(super) fn nothing() -> Problem {
-    Problem::new(Code::Internal, "the broker gave no answer")
-}
-
 /// About how many bytes an answer takes.
 pub(super) fn answer_bytes(answer: &Answer) -> usize {
     let own = match answer {
@@ -205,7 +201,7 @@ pub(super) async fn batch(
         false => service.send(&permit, sends).await?,
     };
     drop(admitted);
-    if answers.contains(&Answer::NoSuchQueue) {
+    if is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&at.queue).into());
     }
     let bytes_about = answers.iter().map(answer_bytes).sum::<usize>().min(2 * ANSWER_BYTES_MAX);
@@ -214,7 +210,7 @@ pub(super) async fn batch(
     let told = kept.iter().map(|kept| match kept {
         Ok(content) => match rest.next() {
             Some(answer) => shape::answer(&at.queue, content.key(), answer, &mut room),
-            None => shape::refusal(Some(content.key()), &nothing()),
+            None => shape::refusal(Some(content.key()), &Problem::unanswered()),
         },
         Err((key, problem)) => shape::refusal(key.as_deref(), problem),
     });
@@ -255,6 +251,9 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
 fn of_message(queue: &QueueName, message: &json::Message<'_>) -> Result<Send, Problem> {
     let body = json::body_bytes(message.body.as_ref(), message.body_base64.as_ref())
         .map_err(|error| Problem::invalid(error.to_string()))?;
+    if let Some(key) = message.key.as_deref() {
+        key::check_field("key", key)?;
+    }
     let builder = Content::builder(message.key.as_deref().unwrap_or_default())
         .content_type(message.content_type.as_deref())
         .group(message.group.as_deref());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use hapax_core::{Redrive, RedriveView, Select, Time, limits};
@@ -16,8 +17,8 @@ use super::dispatch::generated;
 use super::failure::Failure;
 use super::head;
 use super::input::{Caller, InQueue};
-use super::{output, shape};
-use crate::auth::Action;
+use super::{key, output, shape};
+use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
@@ -85,16 +86,19 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
             Err(Problem::new(Code::TooLarge, detail))
         }
         (Some(keys), None, false) => {
+            for (place, key) in keys.iter().enumerate() {
+                key::check_field(&format!("keys[{place}]"), key)?;
+            }
             Ok(Select::Keys(keys.iter().map(|key| Arc::from(&**key)).collect()))
         }
         (None, Some(filter), false) => Ok(Select::Filter {
             error_contains: filter.error_contains.as_deref().map(str::to_owned),
             group: filter.group.as_deref().map(str::to_owned),
             dead_before: filter.dead_before.map(|time| Time(time.0)),
-            dead_after: None,
+            dead_after: filter.dead_after.map(|time| Time(time.0)),
         }),
         (None, None, true) => Ok(Select::All),
-        _ => Err(Problem::invalid("give one of `keys`, `filter` and `\"all\": true`")),
+        _ => Err(Problem::invalid("give exactly one of `keys`, `filter` and `\"all\": true`")),
     }
 }
 
@@ -111,15 +115,42 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
 pub(super) async fn get(
     State(service): State<Service>,
     Caller(caller): Caller,
-    path: Result<Path<(String, String)>, axum::extract::rejection::PathRejection>,
+    path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Response, Failure> {
+    let (permit, id) = named(&service, &caller, path)?;
+    let view = service.redrive_progress(&permit, &id).await?;
+    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+}
+
+/// Cancel a redrive
+///
+/// It stops where it is: what it moved stays moved. One that is over stays as it is.
+#[utoipa::path(
+    delete, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
+    params(("queue" = String, Path), ("id" = String, Path)),
+    responses(
+        (status = 200, description = "How far it came", body = json::RedriveProgress),
+        (status = 404, description = "`no_such_key`: none of this id is remembered",
+         body = json::Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn cancel(
+    State(service): State<Service>,
+    Caller(caller): Caller,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Response, Failure> {
+    let (permit, id) = named(&service, &caller, path)?;
+    let view = service.cancel_redrive(&permit, &id).await?;
+    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+}
+
+/// The redrive of the path.
+fn named(
+    service: &Service,
+    caller: &Principal,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<(Permit, String), Failure> {
     let Path((queue, id)) =
         path.map_err(|_| Failure::invalid("the path is not percent-encoded UTF-8"))?;
-    let permit = service.authorise(&caller, Action::Admin, &queue)?;
-    let view =
-        service.redrive_progress(&permit, &id).await.map_err(|problem| match problem.code {
-            Code::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
-            _ => problem,
-        })?;
-    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+    Ok((service.authorise(caller, Action::Admin, &queue)?, id))
 }

@@ -14,7 +14,7 @@ use hapax_wire::{Code, json};
 
 use crate::doors::config;
 use crate::problem::{First, Problem};
-use crate::service::Queue;
+use crate::service::{Permit, Queue};
 
 pub(super) fn id(id: MessageId) -> json::Id {
     json::Id(id.0)
@@ -229,12 +229,18 @@ pub(super) fn waited<'a>(queue: &'a str, view: &'a KeyView, first: bool) -> json
     }
 }
 
-pub(super) fn delivery<'a>(lease: json::Text<'a>, it: &'a Delivery) -> json::Delivery<'a> {
+pub(super) fn delivery<'a>(
+    permit: &'a Permit,
+    lease: json::Text<'a>,
+    it: &'a Delivery,
+) -> json::Delivery<'a> {
     let content = &*it.content;
     let (body, body_base64) = json::body_text(content.body());
     json::Delivery {
         lease,
-        fence: it.lease.fence.0,
+        fence: json::Fence(it.lease.fence.0),
+        tenant: (&*permit.queue().tenant).into(),
+        queue: (&*permit.queue().queue).into(),
         key: key_or_id(content.key(), it.id),
         id: id(it.id),
         attempt: it.attempt,
@@ -245,6 +251,7 @@ pub(super) fn delivery<'a>(lease: json::Text<'a>, it: &'a Delivery) -> json::Del
         content_type: content.content_type().map(json::Text::from),
         headers: headers(content),
         accepted_at: time(it.accepted_at),
+        lease_ms: it.lease_ms,
         deadline: time(it.deadline),
         recovery_points: points(&it.recovery_points),
     }
@@ -373,7 +380,10 @@ pub(super) fn redrive(view: &RedriveView) -> json::RedriveProgress<'_> {
         id: (&*view.id).into(),
         matched: view.matched,
         moved: view.moved,
+        total: view.total,
+        missing: view.missing.iter().map(|key| (&**key).into()).collect(),
         done: view.done,
+        cancelled: view.cancelled,
         dry_run: view.dry_run,
     }
 }

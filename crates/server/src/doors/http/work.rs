@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use hapax_core::{Content, Delivery, Emit, Receive, Settle, Verb};
+use hapax_core::{Content, Delivery, Emit, Fingerprint, Receive, Settle, Verb};
 use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 
@@ -15,7 +15,7 @@ use super::failure::Failure;
 use super::input::InQueue;
 use super::keys::to_blob;
 use super::messages::{ANSWER_BYTES_MAX, with_headers};
-use super::{output, shape};
+use super::{head, key, output, shape};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Opened, Permit, Service};
@@ -56,8 +56,9 @@ pub(super) async fn receive(
     };
     let given = service.receive(&permit, receive, wait).await?;
     let bytes_about = given.iter().map(delivery_bytes).sum();
-    let messages =
-        given.iter().map(|it| shape::delivery(shape::lease(&service.seal(&permit, it)), it));
+    let messages = given
+        .iter()
+        .map(|it| shape::delivery(&permit, shape::lease(&service.seal(&permit, it)), it));
     let answer = json::Received { messages: messages.collect() };
     match output::sized(&service, StatusCode::OK, &answer, bytes_about).await {
         Ok(response) => Ok(response),
@@ -119,7 +120,7 @@ pub(super) async fn settle(
                 rest.next();
                 shape::settled(told.is_fail, told.is_extend, settled, &mut room)
             }
-            (Ok(_), None) => shape::unsettled(&super::messages::nothing()),
+            (Ok(_), None) => shape::unsettled(&Problem::unanswered()),
             (Err(problem), _) => shape::unsettled(problem),
         })
         .collect();
@@ -157,7 +158,7 @@ fn gather(
         kept.push(match (verb, item) {
             (Ok(verb), Ok(item)) => {
                 let told = Told {
-                    is_fail: matches!(verb, Verb::Fail { .. }),
+                    is_fail: matches!(verb, Verb::Fail { .. } | Verb::Park { .. }),
                     is_extend: matches!(verb, Verb::Extend { .. }),
                 };
                 opened.push(service.open(permit, &shape::lease_bytes(&item.lease), verb));
@@ -198,8 +199,9 @@ fn verb(
             }
         }
         other => {
-            let detail =
-                format!("do: {other:?} is none of done, fail, release, extend, begin, park, save");
+            let detail = format!(
+                "do: {other:?} is none of done, fail, release, extend, begin, save and park"
+            );
             return Err(Problem::invalid(detail));
         }
     })
@@ -225,6 +227,9 @@ fn emits(
 
 fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Result<Emit, Problem> {
     let queue = service.may_emit(caller, &emit.queue)?;
+    if let Some(key) = emit.key.as_deref() {
+        key::check_field("key", key)?;
+    }
     let body = json::body_bytes(emit.body.as_ref(), emit.body_base64.as_ref())
         .map_err(|error| Problem::invalid(error.to_string()))?;
     let builder = Content::builder(emit.key.as_deref().unwrap_or_default())
@@ -232,5 +237,12 @@ fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Resu
         .group(emit.group.as_deref());
     let content = with_headers(builder, emit.headers.as_ref())?.build(&body)?;
     let name = emit.name.as_deref().unwrap_or_default().to_owned();
-    Ok(Emit { delay_ms: emit.delay_ms, ..Emit::new(queue, &name, content) })
+    let fingerprint = emit.fingerprint.as_deref();
+    head::check_fingerprint("fingerprint", fingerprint)?;
+    Ok(Emit {
+        delay_ms: emit.delay_ms,
+        ttl_ms: emit.ttl_ms,
+        fingerprint: fingerprint.map(Fingerprint::own),
+        ..Emit::new(queue, &name, content)
+    })
 }

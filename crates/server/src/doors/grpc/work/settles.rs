@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use hapax_core::{Blob, Settled, Verb};
+use hapax_core::{Settled, Verb};
 use hapax_wire::{lean, proto};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
@@ -47,7 +46,7 @@ impl Part {
             match &mut self.answers {
                 Ok(answers) => match answers.next() {
                     Some(answer) => convert::put_settled(frame, number, answer),
-                    None => debug_assert!(false, "every settle has an answer"),
+                    None => unreachable!("every settle has an answer"),
                 },
                 Err(problem) => put_refusal(frame, number, problem),
             }
@@ -63,7 +62,10 @@ impl WorkStream {
     ) -> Result<(), Status> {
         let Some(open) = &self.open else { return Ok(()) };
         let verb = match settle.plain_done().map_err(malformed)? {
-            Some(result) => Ok(Verb::Done { result: result.map(blob), emits: Vec::new() }),
+            Some(result) => {
+                let result = result.map(|(body, content_type)| convert::blob(body, content_type));
+                result.transpose().map(|result| Verb::Done { result, emits: Vec::new() })
+            }
             None => match settle.verb().map_err(malformed)? {
                 Some(verb) => {
                     let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
@@ -74,7 +76,13 @@ impl WorkStream {
         };
         match verb {
             Ok(verb) => {
-                if matches!(verb, Verb::Done { .. } | Verb::Fail { .. } | Verb::Release) {
+                let ends = match verb {
+                    Verb::Done { .. } | Verb::Fail { .. } | Verb::Park { .. } | Verb::Release => {
+                        true
+                    }
+                    Verb::Extend { .. } | Verb::Begin | Verb::Save { .. } => false,
+                };
+                if ends {
                     self.held = self.held.saturating_sub(1);
                 }
                 let opened = self.service.open(&open.permit, settle.lease, verb);
@@ -107,10 +115,4 @@ impl WorkStream {
 fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
     let answer: proto::SettleAnswer = convert::settle_error(number, problem);
     lean::put_nested(frame, lean::SETTLED, &answer);
-}
-
-fn blob((body, content_type): (&[u8], &str)) -> Blob {
-    // Copied: a slice would keep its whole frame in memory.
-    let body = Bytes::copy_from_slice(body);
-    Blob { content_type: convert::some(content_type).map(Arc::from), body }
 }

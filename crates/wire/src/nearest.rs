@@ -1,13 +1,10 @@
-//! What a misspelt name was probably meant to be.
+//! The known name that a misspelt one was probably meant to be.
 
 /// No name is as long as this, so nothing longer is a misspelling of one.
 const WORD_BYTES_MAX: usize = 64;
 
 /// The candidate closest to `word`, if any is close enough to be worth naming.
-pub(crate) fn closest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > WORD_BYTES_MAX {
         return None;
     }

@@ -1,0 +1,176 @@
+//! Eviction: what the rows have may leave memory, and comes back when it is needed.
+//!
+//! What stays: messages in workers' hands, whose deadlines are kept in memory, and whatever changed
+//! since the last snapshot. Everything else can leave, so that what is in memory takes no more than
+//! it is given, whatever is waiting, parked, dead, held or was brought back.
+//!
+//! Invariant: after [`Machine::evict`] what is left takes at most the target, or none of it could
+//! leave, or as much left as was asked for.
+
+use crate::decision::QueueId;
+use crate::ids::Seq;
+use crate::key::Digest;
+use crate::machine::Machine;
+use crate::message::{Message, Slot};
+use crate::outcome::Place;
+use crate::places::Fate;
+use crate::places::groups::Leads;
+
+impl Machine {
+    /// Leaves messages and groups to the rows until those in memory take at most `target` bytes, or
+    /// `most` of them have left. What changed since the last snapshot stays. Returns how many left.
+    pub fn evict(&mut self, target: usize, most: usize) -> usize {
+        let left = self.evict_keeping(self.bounds.refill, target, most);
+        // The heads of many queues may be too much together.
+        left + self.evict_keeping(0, target, most - left)
+    }
+
+    /// The same with another length of the heads that stay as long as possible, so that a test with
+    /// few messages meets the gap behind them.
+    #[doc(hidden)]
+    pub fn evict_keeping(&mut self, keep: usize, target: usize, most: usize) -> usize {
+        if self.is_frozen() {
+            return 0;
+        }
+        let mut left = 0;
+        let ids: Vec<_> = self.queues.iter().map(|queue| queue.id).collect();
+        for id in ids {
+            if self.evictable_from(target) == 0 || left >= most {
+                break;
+            }
+            left += self.evict_from(id, keep, target, most - left);
+        }
+        debug_assert!(left <= most, "no more leave than may");
+        left
+    }
+
+    /// By how much messages and groups are beyond the target.
+    fn evictable_from(&self, target: usize) -> usize {
+        (self.messages.bytes() + self.groups.bytes()).saturating_sub(target)
+    }
+
+    fn evict_from(&mut self, id: QueueId, keep: usize, target: usize, most: usize) -> usize {
+        let mut beyond = self.evictable_from(target);
+        let Some(queue) = self.queues.get_mut(id) else { return 0 };
+        let messages = &self.messages;
+        let mut chosen: Vec<Slot> = Vec::new();
+        // Keeps its place in the rows, and no trace in memory.
+        let mut evict = |place: Place, seq: Seq, slot: Slot| {
+            if chosen.len() >= most || beyond == 0 {
+                return Fate::Enough;
+            }
+            let message = messages.same(seq, slot).filter(|message| message.place() == place);
+            let Some(message) = message else { return Fate::Stale };
+            match (message.dirty, message.row.is_some()) {
+                (_, false) => return Fate::New,
+                (true, true) => return Fate::Stays,
+                (false, true) => {}
+            }
+            beyond = beyond.saturating_sub(message.footprint());
+            chosen.push(slot);
+            Fate::Leaves
+        };
+        queue.dead.evict(|seq, slot| evict(Place::Dead, seq, slot));
+        queue.parked.evict(|seq, slot| evict(Place::Parked, seq, slot));
+        queue.redrives.values_mut().for_each(|job| job.horizon = 0);
+        queue.ready.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
+        queue.delayed.evict(keep, |seq, slot| evict(Place::Delayed, seq, slot));
+        for digest in &queue.groups {
+            let group = self.groups.get_mut(digest);
+            assert!(group.is_some(), "a queue lists the groups that are in memory");
+            let Some(group) = group else { continue };
+            let keep = usize::from(keep > 0 && group.lead.is_some());
+            group.members.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
+        }
+        for slot in &chosen {
+            let message = self.unhouse(*slot);
+            self.left(id, &message);
+        }
+        chosen.len() + self.evict_groups(id, keep, target, most - chosen.len())
+    }
+
+    /// A message left memory: what runs by what is in memory knows.
+    fn left(&mut self, id: QueueId, message: &Message) {
+        if let Some(queue) = self.queues.get_mut(id) {
+            queue.mortal.remove(&(message.ttl_at, message.seq));
+            queue.purge_again(message);
+        }
+        let group = message.group.and_then(|digest| self.groups.get(&digest));
+        let over = group.filter(|group| group.is_over() && group.resident == 0);
+        if let Some(digest) = over.map(|group| group.digest) {
+            self.regroup(&digest); // It was there for the sake of the message alone.
+        }
+    }
+
+    /// Leaves groups to the rows that have nothing in memory: those that nobody can be handed
+    /// anything of, and of the others all but the first `keep`. The last members of those go first.
+    fn evict_groups(&mut self, id: QueueId, keep: usize, target: usize, most: usize) -> usize {
+        let Some(queue) = self.queues.get(id) else { return 0 };
+        let open = queue.open.iter().skip(keep).map(|(_, digest)| *digest);
+        let is_closed =
+            |digest: &&Digest| self.groups.get(digest).is_some_and(|group| group.lead.is_none());
+        let closed = queue.groups.iter().filter(is_closed).copied();
+        let candidates: Vec<Digest> = closed.chain(open).collect();
+        let mut left = 0;
+        for digest in candidates.iter().rev() {
+            if left >= most || self.evictable_from(target) == 0 {
+                break;
+            }
+            left += self.evict_members(id, digest) + usize::from(self.evict_group(id, digest));
+        }
+        left.min(most)
+    }
+
+    /// Leaves the ready members of one group to the rows.
+    fn evict_members(&mut self, id: QueueId, digest: &Digest) -> usize {
+        let Some(group) = self.groups.get_mut(digest) else { return 0 };
+        let messages = &self.messages;
+        let mut chosen: Vec<Slot> = Vec::new();
+        group.members.evict(0, |seq, slot| {
+            let message =
+                messages.same(seq, slot).filter(|message| message.place() == Place::Ready);
+            let Some(message) = message else { return Fate::Stale };
+            match (message.dirty, message.row.is_some()) {
+                (_, false) => Fate::New,
+                (true, true) => Fate::Stays,
+                (false, true) => {
+                    chosen.push(slot);
+                    Fate::Leaves
+                }
+            }
+        });
+        for slot in &chosen {
+            let message = self.unhouse(*slot);
+            self.left(id, &message);
+        }
+        chosen.len()
+    }
+
+    /// Leaves a group to the rows, where they say of it what memory does.
+    fn evict_group(&mut self, id: QueueId, digest: &Digest) -> bool {
+        let Some(group) = self.groups.get(digest).filter(|group| group.is_evictable()) else {
+            return false;
+        };
+        let lead = group.lead;
+        debug_assert_eq!(lead, group.lead_row, "a group that did not change has its lead row");
+        self.remove_group(digest);
+        if let (Some(lead), Some(queue)) = (lead, self.queues.get_mut(id)) {
+            queue.open.remove(&(lead, *digest));
+            Leads::cover(&mut queue.leads, (lead, *digest));
+        }
+        true
+    }
+
+    /// How many bytes of messages and groups could leave memory now. For tests: it looks at all.
+    #[doc(hidden)]
+    pub fn evictable_bytes(&self) -> usize {
+        let messages = self.messages.iter().filter(|(_, message)| {
+            !message.dirty && message.row.is_some() && message.lease().is_none()
+        });
+        let groups = self.queues.iter().flat_map(|queue| &queue.groups);
+        let groups = groups.filter_map(|digest| self.groups.get(digest));
+        let groups = groups.filter(|group| group.is_evictable());
+        messages.map(|(_, message)| message.footprint()).sum::<usize>()
+            + groups.map(crate::places::groups::footprint).sum::<usize>()
+    }
+}

@@ -1,0 +1,82 @@
+//! Emits on their way to the partitions of their queues.
+//!
+//! The partition that emitted keeps each in a durable list until it is told that it arrived. It may
+//! be handed over more than once, by a crash or a lost answer; its key makes it arrive once.
+
+use std::sync::Arc;
+
+use hapax_core::{Arrival, Command, DeadLetter, Outcome, Relay};
+
+use crate::route::{Part, Routes, split};
+
+/// The sends of emits, by the partition they go to; each is known by its number in the list. What
+/// its queue refused for good goes there as a dead letter.
+pub fn hand_over(relays: Vec<Relay>, routes: &Routes, turn: impl Fn() -> usize) -> Vec<Part<u64>> {
+    let items = relays.into_iter().map(|relay| {
+        let (id, refused) = (relay.id, relay.refused.clone());
+        let send = relay.into_send();
+        let partition = routes.of_send(&send, &turn);
+        let command = match refused {
+            Some(error) => Command::DeadLetter(DeadLetter { send, error }),
+            None => Command::Send(send),
+        };
+        (partition, id, command)
+    });
+    split(routes.partitions(), items)
+}
+
+/// What the list of the partition that emitted is told, given what the partition that it was
+/// handed to answered. A partition that gave no answer may have accepted the emits or not: the
+/// list is told nothing and hands them over again.
+pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
+    assert_eq!(ids.len(), outcomes.len(), "every emit has an answer");
+    let mut confirmed = Confirmed::default();
+    for (id, outcome) in ids.into_iter().zip(outcomes) {
+        let Outcome::Sent(answer) = outcome else { unreachable!("a send is answered as one") };
+        let arrival = Arrival::of(&answer);
+        if let Arrival::Refused(why) = &arrival {
+            confirmed.refused.push(Arc::clone(why));
+        }
+        confirmed.commands.push(Command::Relayed { id, arrival });
+    }
+    confirmed
+}
+
+/// What is to be done about answered emits.
+#[derive(Debug, Default)]
+pub struct Confirmed {
+    /// For the partition that emitted.
+    pub commands: Vec<Command>,
+    /// Why emits were refused for good: incidents.
+    pub refused: Vec<Arc<str>>,
+}
+
+/// Confirmations, unless they are held back: while a copy is taken of one partition after the
+/// other, no list may forget an emit, so that each is in the copy of its list, or in the copy of
+/// its queue, or in both, and its key makes that one.
+#[derive(Debug, Default)]
+pub struct Confirmations {
+    held: Option<Vec<(usize, Vec<Command>)>>,
+}
+
+impl Confirmations {
+    pub fn hold(&mut self) {
+        self.held.get_or_insert_default();
+    }
+
+    /// The confirmations that were held back, by the partition they are for.
+    pub fn let_go(&mut self) -> Vec<(usize, Vec<Command>)> {
+        self.held.take().unwrap_or_default()
+    }
+
+    /// The confirmations for partition `to`, where they may be handed over now.
+    pub fn pass(&mut self, to: usize, commands: Vec<Command>) -> Option<Vec<Command>> {
+        match &mut self.held {
+            Some(held) => {
+                held.push((to, commands));
+                None
+            }
+            None => Some(commands),
+        }
+    }
+}

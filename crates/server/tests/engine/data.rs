@@ -1,0 +1,179 @@
+//! The data directory: what should be there and is not is refused, and copies are lineages of
+//! their own.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hapax_core::{Blob, Config, Settle, Settled, Verb};
+use hapax_server::engine::{Data, Engine, Error};
+
+use crate::{LONG, create, message, open, queue, receive};
+
+/// Every file and directory with its length.
+fn contents(path: &Path) -> BTreeMap<PathBuf, u64> {
+    let mut all = BTreeMap::new();
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let entry = entry.unwrap();
+            let metadata = entry.metadata().unwrap();
+            all.insert(entry.path(), metadata.len());
+            if metadata.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+    }
+    all
+}
+
+/// Data with messages in every partition.
+fn filled(path: &Path, partitions: u16) {
+    let engine = open(path, partitions);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        create(&engine, "orders", Config::default()).await;
+        let sends = (0..40).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        engine.send(sends).await.unwrap();
+    });
+    engine.stop();
+}
+
+#[track_caller]
+fn refused(path: &Path, names: &Path) {
+    let before = contents(path);
+    let error = Data::open(path, 1).unwrap_err().to_string();
+    assert!(error.contains(&names.display().to_string()), "{error}");
+    assert!(error.contains("othing was changed") || error.contains("Nothing"), "{error}");
+    assert_eq!(contents(path), before, "refusing changed something");
+}
+
+#[test]
+fn d4_what_is_missing_is_refused_by_name_and_never_made_anew() {
+    for partitions in [1u16, 4] {
+        let last = format!("partition-{:04}", partitions - 1);
+        let cases: [(&str, &[&str]); 6] = [
+            (&last, &[&last]),
+            ("partition-0000", &["partition-0000"]),
+            ("secret", &["secret"]),
+            ("broker.json", &["broker.json"]),
+            ("broker.json", &["broker.json", "partition-0000"]),
+            ("partition-0000/format", &["partition-0000/format"]),
+        ];
+        for (named, removed) in cases {
+            let directory = tempfile::tempdir().unwrap();
+            filled(directory.path(), partitions);
+            for name in removed {
+                let path = directory.path().join(name);
+                let gone = directory.path().join("..").join(format!("gone-{}", fastrand::u64(..)));
+                fs::rename(&path, &gone).unwrap();
+                if gone.is_dir() { fs::remove_dir_all(&gone) } else { fs::remove_file(&gone) }
+                    .unwrap();
+            }
+            refused(directory.path(), &directory.path().join(named));
+        }
+    }
+}
+
+#[test]
+fn d4_an_emptied_partition_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 2);
+    let partition = directory.path().join("partition-0001");
+    fs::remove_dir_all(&partition).unwrap();
+    fs::create_dir(&partition).unwrap();
+    refused(directory.path(), &partition);
+}
+
+#[test]
+fn a_broker_started_one_level_too_deep_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    filled(directory.path(), 1);
+    let deep = directory.path().join("partition-0000");
+    refused(&deep, &deep);
+    assert!(matches!(Data::open(&deep, 1), Err(Error::OnePartition(_))));
+}
+
+#[test]
+fn a_creation_that_was_broken_off_is_completed() {
+    let directory = tempfile::tempdir().unwrap();
+    // As a crash leaves it: the head says that the rest may be missing.
+    drop(Data::open(directory.path(), 3).unwrap());
+    let head = fs::read_to_string(directory.path().join("broker.json")).unwrap();
+    assert!(head.contains("creating"), "{head}");
+    let engine = open(directory.path(), 3);
+    engine.stop();
+    let head = fs::read_to_string(directory.path().join("broker.json")).unwrap();
+    assert!(!head.contains("state"), "as release 0.1 wrote it: {head}");
+    open(directory.path(), 1).stop();
+}
+
+#[test]
+fn a_copy_into_the_data_itself_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = open(directory.path(), 1);
+    let target = directory.path().join("partition-0000/../copies/today");
+    let refused = engine.backup(&target, &mut |_, _| {}).unwrap_err();
+    assert!(matches!(refused, Error::Inside { .. }), "{refused}");
+    assert!(!directory.path().join("copies").exists());
+    engine.stop();
+}
+
+async fn take(engine: &Engine) -> hapax_core::Delivery {
+    engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap().remove(0)
+}
+
+async fn settle(engine: &Engine, delivery: &hapax_core::Delivery, result: &str) -> Settled {
+    let result = Some(Blob { content_type: None, body: result.to_owned().into() });
+    let verb = Verb::Done { result, emits: vec![] };
+    let settle = Settle { lease: delivery.lease, verb };
+    engine.settle(vec![(delivery.id.partition(), settle)]).await.unwrap().remove(0)
+}
+
+#[test]
+fn a_restored_copy_gives_higher_fences_and_old_leases_settle_nothing() {
+    for partitions in [1, 4] {
+        let (directory, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let engine = open(directory.path(), partitions);
+        runtime.block_on(async {
+            create(&engine, "orders", Config { lease_ms: 600_000, ..Config::default() }).await;
+            engine.send(vec![message("orders", "k", "b")]).await.unwrap();
+            engine.backup(copy.path(), &mut |_, _| {}).unwrap();
+        });
+        engine.stop();
+        // The original goes on for some lives, and then it is lost.
+        for _ in 0..3 {
+            open(directory.path(), 1).stop();
+        }
+        let engine = open(directory.path(), 1);
+        let (before, secret) = (runtime.block_on(take(&engine)), *engine.data().secret());
+        engine.stop();
+
+        let engine = open(copy.path(), 1);
+        assert_ne!(*engine.data().secret(), secret, "no lease from before opens");
+        let after = runtime.block_on(async {
+            let after = take(&engine).await;
+            assert!(after.lease.fence > before.lease.fence, "{after:?} {before:?}");
+            let old = settle(&engine, &before, "of the worker from before").await;
+            assert!(matches!(old, Settled::LeaseLost { .. }), "{old:?}");
+            after
+        });
+        let secret = *engine.data().secret();
+        engine.stop();
+        // A copy that was opened is data like any other.
+        let engine = open(copy.path(), 1);
+        assert_eq!(*engine.data().secret(), secret);
+        runtime.block_on(async {
+            let settled = settle(&engine, &after, "of the new worker").await;
+            assert!(matches!(settled, Settled::Ok { .. }), "{settled:?}");
+            create(&engine, "more", Config::default()).await;
+            engine.send(vec![message("more", "k", "b")]).await.unwrap();
+            let next = engine.receive(receive("more", 1), LONG).await.unwrap().unwrap();
+            assert_eq!(next[0].lease.fence.epoch(), after.lease.fence.epoch() + 1);
+            let view = engine.show(&queue("orders")).await.unwrap().unwrap();
+            assert_eq!(view.stats.done_total, 1);
+        });
+        engine.stop();
+    }
+}

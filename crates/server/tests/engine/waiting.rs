@@ -1,0 +1,61 @@
+//! Waiting receivers and callers that go away.
+
+use std::time::Duration;
+
+use hapax_core::{Config, Content, Send};
+use hapax_partition::change::Change;
+
+use crate::{LONG, create, message, on_one_and_on_four, open, queue, receive};
+
+#[test]
+fn who_waits_is_woken_where_another_took_less_than_it_was_called_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let engine = open(directory.path(), 1);
+    runtime.block_on(async {
+        create(&engine, "orders", Config { max_body_bytes: 4 << 20, ..Config::default() }).await;
+        engine.change(Change::Pause(queue("orders"))).await.unwrap().unwrap();
+        // Six of 2 MiB: one answer has room for fewer.
+        for n in 0..6 {
+            let content = Content::builder(&format!("k{n}")).build(&vec![0; 2 << 20]).unwrap();
+            engine.send(vec![Send::new(queue("orders"), content)]).await.unwrap();
+        }
+        let wait = || {
+            let engine = engine.clone();
+            tokio::spawn(async move { engine.receive(receive("orders", 20), LONG).await })
+        };
+        let (one, other) = (wait(), wait());
+        engine.change(Change::Resume(queue("orders"))).await.unwrap().unwrap();
+        let (one, other) = (one.await.unwrap(), other.await.unwrap());
+        let counts = [one.unwrap().unwrap().len(), other.unwrap().unwrap().len()];
+        assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+    });
+    engine.stop();
+}
+
+#[test]
+fn l11_what_a_caller_who_went_away_was_given_comes_back_uncharged() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config { lease_ms: 600_000, ..Config::default() }).await;
+        let sends = (0..40).map(|n| message("orders", &format!("k{n}"), "b")).collect();
+        engine.send(sends).await.unwrap();
+        for round in 0..60u64 {
+            let gone = engine.receive(receive("orders", 40), Duration::ZERO);
+            let received = tokio::time::timeout(Duration::from_micros(round * 40), gone).await;
+            if received.is_ok() {
+                break; // It was in time: its messages are its own.
+            }
+            let all_back = async {
+                while engine.show(&queue("orders")).await.unwrap().unwrap().stats.ready < 40 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let back = tokio::time::timeout(LONG, all_back).await;
+            assert!(back.is_ok(), "messages stay leased to a caller that is gone");
+        }
+        for message in engine.receive(receive("orders", 40), Duration::ZERO).await.unwrap().unwrap()
+        {
+            assert_eq!(message.attempt, 1, "uncharged");
+        }
+    });
+}

@@ -1,0 +1,244 @@
+//! Requests that say something else than their endpoint knows: refused, with nothing done.
+
+use hapax_server::doors::http::ROUTES;
+use serde_json::{Value, json};
+
+use super::house::{House, ask, get, post, text};
+
+/// Routes whose body is a message, as it is.
+const RAW: [&str; 3] = [
+    "/v1/queues/{queue}/messages",
+    "/v1/queues/{queue}/claims",
+    "/v1/queues/{queue}/keys/{key}/replay",
+];
+
+/// A good request to every route that takes JSON. One that is not here fails the test below.
+fn example(path: &str, lease: &Value) -> Value {
+    match path {
+        "/v1/queues/{queue}" => json!({"lease_ms": 5_000}),
+        "/v1/queues/{queue}/purge" => json!({"keys": true}),
+        "/v1/queues/{queue}/batch" => {
+            json!({"messages": [{"key": "new", "body": "b", "headers": {"a": "b"}}]})
+        }
+        "/v1/queues/{queue}/receive" => json!({"max": 1}),
+        "/v1/queues/{queue}/settle" => {
+            let emit = json!({"queue": "orders", "name": "n", "headers": {"a": "b"}});
+            let result = json!({"body": "paid"});
+            json!({"items": [{"lease": lease, "do": "done", "result": result, "emit": [emit]}]})
+        }
+        "/v1/queues/{queue}/redrive" => json!({"filter": {"error_contains": "bad"}}),
+        "/v1/queues/{queue}/keys/{key}/resolve" => {
+            json!({"do": "done", "result": {"body": "paid"}})
+        }
+        "/v1/queues/{queue}/pause"
+        | "/v1/queues/{queue}/resume"
+        | "/v1/queues/{queue}/keys/{key}/forget"
+        | "/v1/queues/{queue}/keys/{key}/redrive"
+        | "/v1/queues/{queue}/keys/{key}/discard" => json!({}),
+        _ => panic!("{path} is new: what does it take?"),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    Unknown,
+    Twice,
+    Array,
+}
+
+impl Wrong {
+    /// What a refusal says about it.
+    fn is_told_by(self, detail: &str) -> bool {
+        match self {
+            Self::Unknown => detail.contains("unknown field") || detail.contains("no such field"),
+            Self::Twice => detail.contains("duplicate field") || detail.contains("is there twice"),
+            Self::Array => detail.contains("invalid type: sequence"),
+        }
+    }
+}
+
+/// The places of all objects in a value, as JSON pointers.
+fn objects(value: &Value, place: &str, places: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            places.push(place.to_owned());
+            fields.iter().for_each(|(name, it)| objects(it, &format!("{place}/{name}"), places));
+        }
+        Value::Array(items) => {
+            let items = items.iter().enumerate();
+            items.for_each(|(number, it)| objects(it, &format!("{place}/{number}"), places));
+        }
+        _ => {}
+    }
+}
+
+/// The text of a value whose object at one place is wrong.
+fn write(value: &Value, place: &str, wrong: Wrong, at: &str) -> String {
+    let inner = |name: &str, it: &Value| write(it, &format!("{place}/{name}"), wrong, at);
+    let list =
+        |items: Vec<String>, [open, close]: [char; 2]| format!("{open}{}{close}", items.join(","));
+    match value {
+        Value::Object(fields) if place == at && wrong == Wrong::Array => {
+            list(fields.values().map(Value::to_string).collect(), ['[', ']'])
+        }
+        Value::Object(fields) => {
+            let mut written: Vec<String> =
+                fields.iter().map(|(name, it)| format!("{name:?}:{}", inner(name, it))).collect();
+            match wrong {
+                Wrong::Unknown if place == at => written.push("\"frobnicate\":1".to_owned()),
+                Wrong::Twice if place == at => written.extend(written.first().cloned()),
+                _ => {}
+            }
+            list(written, ['{', '}'])
+        }
+        Value::Array(items) => {
+            let items = items.iter().enumerate();
+            list(items.map(|(number, it)| inner(&number.to_string(), it)).collect(), ['[', ']'])
+        }
+        other => other.to_string(),
+    }
+}
+
+/// A queue with a message in every place.
+async fn busy_house() -> (House, Value) {
+    let house = House::with_queue("{}").await;
+    for key in ["finished", "dead", "held", "waiting"] {
+        house.send("orders", key, "x").await;
+    }
+    let finished = house.receive_one("orders").await;
+    house.settle("orders", json!({"lease": finished["lease"], "do": "done"})).await;
+    let dead = house.receive_one("orders").await;
+    let fail = json!({"lease": dead["lease"], "do": "fail", "error": "bad", "dead": true});
+    house.settle("orders", fail).await;
+    let held = house.receive_one("orders").await;
+    (house, held["lease"].clone())
+}
+
+async fn state(house: &House) -> Value {
+    let mut queue = house.ask(get("/v1/queues/orders")).await.is(200);
+    queue["stats"]["oldest_ready_age_ms"].take();
+    queue
+}
+
+#[tokio::test]
+async fn every_endpoint_refuses_what_it_does_not_know_and_does_nothing() {
+    let (house, lease) = busy_house().await;
+    let before = state(&house).await;
+    let mut asked = 0;
+    let takes_body = |method: &str| matches!(method, "post" | "put");
+    let routes = ROUTES.iter().filter(|(method, path)| takes_body(method) && !RAW.contains(path));
+    for (method, path) in routes {
+        let good = example(path, &lease);
+        let key = if path.ends_with("forget") { "finished" } else { "dead" };
+        let uri = path.replace("{queue}", "orders").replace("{key}", key);
+        let mut places = Vec::new();
+        objects(&good, "", &mut places);
+        for (wrong, place) in [Wrong::Unknown, Wrong::Twice, Wrong::Array]
+            .iter()
+            .flat_map(|wrong| places.iter().map(move |place| (*wrong, place)))
+        {
+            let is_free = wrong == Wrong::Unknown && place.ends_with("headers");
+            let is_empty = wrong == Wrong::Twice && good == json!({});
+            if is_free || is_empty {
+                continue;
+            }
+            let body = write(&good, "", wrong, place);
+            let request = ask(&method.to_uppercase(), &uri);
+            let request = request.header("content-type", "application/json").body(body.clone());
+            let told = house.ask(request).await;
+            let told_of: Value = serde_json::from_slice(&told.body).unwrap();
+            // What concerns one item of a list is told in its place.
+            let in_place = place.starts_with("/messages/") || place.starts_with("/items/");
+            let problem = if in_place { &told_of["answers"][0] } else { &told_of };
+            let status = if in_place { 200 } else { told.status.as_u16() };
+            let code = text(problem, "code");
+            assert!(
+                told.status == status && matches!(code, "invalid" | "invalid_config"),
+                "{path} {body}: {told_of}"
+            );
+            assert!(wrong.is_told_by(text(problem, "detail")), "{path} {body}: {told_of}");
+            assert!(in_place || told.status.is_client_error(), "{path} {body}: {told_of}");
+            assert_eq!(state(&house).await, before, "{path} {body}");
+            asked += 1;
+        }
+    }
+    assert!(asked > 40, "{asked}");
+}
+
+#[tokio::test]
+async fn a_field_that_was_meant_is_named() {
+    let (house, lease) = busy_house().await;
+    let said = async |path: &str, body: Value| {
+        let told = house.ask(post(&format!("/v1/queues/orders/{path}"), &body.to_string())).await;
+        text(&told.fails(400, "invalid"), "detail").to_owned()
+    };
+    assert!(said("receive", json!({"wait": 5})).await.contains("did you mean wait_ms?"));
+    assert!(said("purge", json!({"key": true})).await.contains("did you mean keys?"));
+    assert!(said("redrive", json!({"dry-run": true})).await.contains("did you mean dry_run?"));
+    let batch = json!({"messages": [{"key": "k", "dealy_ms": 60_000}]});
+    let told = house.ask(post("/v1/queues/orders/batch", &batch.to_string())).await.is(200);
+    let detail = text(&told["answers"][0], "detail");
+    assert!(detail.contains("did you mean delay_ms?"), "{detail}");
+    let fail = json!({"lease": lease, "do": "fail", "delay": 60_000});
+    let told = house.settle("orders", fail).await;
+    assert!(text(&told, "detail").contains("did you mean delay_ms?"), "{told}");
+}
+
+#[tokio::test]
+async fn a_redrive_says_exactly_what_it_means() {
+    let (house, _) = busy_house().await;
+    for (body, what) in [
+        (json!({}), "exactly one of"),
+        (json!({"all": false}), "exactly one of"),
+        (json!({"all": true, "keys": ["dead"]}), "exactly one of"),
+        (json!({"all": true, "filter": {"group": "g"}}), "exactly one of"),
+        (json!({"keys": ["dead"], "filter": {"group": "g"}}), "exactly one of"),
+        (json!({"filter": {}}), "filter: it is empty"),
+        (json!({"filter": {"error_contains": ""}}), "filter.error_contains is empty"),
+        (json!({"filter": {"error_contains": "bad", "group": ""}}), "filter.group is empty"),
+        (json!({"keys": []}), "keys: name at least one"),
+    ] {
+        let told = house.ask(post("/v1/queues/orders/redrive", &body.to_string())).await;
+        let problem = told.fails(400, "invalid");
+        assert!(text(&problem, "detail").contains(what), "{body}: {problem}");
+    }
+    let told = house.ask(post("/v1/queues/orders/redrive", r#"{"keys":["dead",""]}"#)).await;
+    assert!(text(&told.fails(400, "malformed_key"), "detail").starts_with("keys[1]: a key has"));
+    assert_eq!(house.key("orders", "dead").await["state"], "dead");
+}
+
+#[tokio::test]
+async fn an_empty_key_is_not_taken_for_none() {
+    let house = House::with_queue(r#"{"guarantee":"at-least-once"}"#).await;
+    let batch = json!({"messages": [{"key": "", "body": "x"}, {"body": "y"}]}).to_string();
+    let answers = house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    let (empty, none) = (&answers["answers"][0], &answers["answers"][1]);
+    assert_eq!((&empty["code"], &none["answer"]), (&json!("malformed_key"), &json!("accepted")));
+    assert!(text(empty, "detail").starts_with("key: a key has 1 to 255 bytes"), "{empty}");
+    let lease = house.receive_one("orders").await["lease"].clone();
+    let emit = json!([{"queue": "orders", "name": "n", "key": ""}]);
+    let told = house.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
+    assert!(text(&told, "detail").starts_with("emit[0]: key: a key has"), "{told}");
+}
+
+#[tokio::test]
+async fn a_header_or_a_parameter_that_means_nothing_is_refused() {
+    let (house, _) = busy_house().await;
+    let sent = super::house::send("orders", "k", "x").header("hapax-dealy-ms", "60000");
+    let problem = house.ask(sent).await.fails(400, "invalid");
+    assert!(text(&problem, "detail").contains("did you mean hapax-delay-ms?"), "{problem}");
+    for (path, what) in [
+        ("messages?stat=dead", "did you mean state?"),
+        ("keys/dead?wait=5", "did you mean wait_ms?"),
+        ("keys/dead?colour=red", "known are group, wait_ms"),
+        ("?state=dead", "nothing is taken"),
+    ] {
+        let told = house.ask(get(&format!("/v1/queues/orders/{path}").replace("/?", "?"))).await;
+        let problem = told.fails(400, "invalid");
+        assert!(text(&problem, "detail").contains(what), "{path}: {problem}");
+    }
+    let forget = ask("POST", "/v1/queues/orders/keys/finished/forget?groop=g");
+    house.ask(forget).await.fails(400, "invalid");
+    house.ask(get("/livez?verbose")).await;
+    assert_eq!(house.key("orders", "finished").await["state"], "done");
+}

@@ -1,0 +1,315 @@
+//! Several partitions in one process: the engine's routing, changes of queues and relays, stepped
+//! without threads.
+//!
+//! ```text
+//!   clients ──▶ routes ──▶ inbox of a partition ──batch──▶ partition ──▶ checker, clients
+//!                 ▲                                            │
+//!              changes ◀──────────── answers ──────────────────┴──▶ relays ──▶ inboxes
+//! ```
+//!
+//! The stores are in memory, where a crash loses what was not durable: faults of disks are met by
+//! [`run`](crate::run), one partition at a time. Here the whole process ends between any two
+//! steps: of a change, of a hand-over, of a reconciliation.
+
+mod change;
+mod drain;
+mod flow;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use hapax_core::{Command, Outcome, Time};
+use hapax_partition::relay::Confirmations;
+use hapax_partition::route::Routes;
+use hapax_partition::{Clock, Error, Options, Partition, Ticket};
+use hapax_store::memory::{self, MemoryStore};
+
+use crate::Random;
+use crate::checker::{Checker, Violation};
+use crate::faults::Tally;
+use crate::op::Op;
+use crate::planted::Bug;
+use crate::run::{Report, panic_text};
+use crate::scene::{Scene, draw_steps};
+use crate::workload::Workload;
+use crate::world::Clocks;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub steps: u64,
+    /// One crash in this many steps; none where it is zero.
+    pub crash_every: u64,
+    pub bug: Option<Bug>,
+    pub trace: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { steps: 500, crash_every: 60, bug: None, trace: false }
+    }
+}
+
+type Going = Result<(), Violation>;
+
+fn wrong(text: impl Into<String>) -> Going {
+    Err(Violation(text.into()))
+}
+
+/// Runs one seed. A panic of the code under test is a violation like any other.
+pub fn run(seed: u64, settings: &Settings) -> Report {
+    let mut broker = Broker::new(seed, settings);
+    let ended = catch_unwind(AssertUnwindSafe(|| broker.all()));
+    let violation = match ended {
+        Ok(ended) => ended.err(),
+        Err(panic) => Some(Violation(panic_text(&*panic))),
+    };
+    if let Some(violation) = &violation {
+        broker.note(|| format!("VIOLATION {violation}"));
+    }
+    let kinds = Vec::new();
+    Report { seed, kinds, tally: broker.tally, violation, trace: broker.trace }
+}
+
+struct Broker {
+    settings: Settings,
+    random: Random,
+    clients: Random,
+    scene: Scene,
+    options: Options,
+    stores: Vec<MemoryStore>,
+    /// Empty while no process runs.
+    owners: Vec<Owner>,
+    routes: Routes,
+    confirmations: Confirmations,
+    changes: change::Changes,
+    workload: Workload,
+    checker: Checker,
+    tally: Tally,
+    trace: Vec<String>,
+    clocks: Clocks,
+    /// The latest time that each partition has shown.
+    seen: Vec<Time>,
+    draining: bool,
+    /// Messages that each partition said it holds, by queue.
+    held: BTreeMap<(usize, usize), u64>,
+}
+
+/// One partition of the process.
+struct Owner {
+    partition: Partition<MemoryStore>,
+    clock: Clock,
+    inbox: VecDeque<Call>,
+    pending: BTreeMap<Ticket, Batch>,
+}
+
+/// Commands that belong together, and who wants to know what came of them.
+struct Call {
+    ops: Vec<Op>,
+    commands: Vec<Command>,
+    whose: Whose,
+}
+
+#[derive(Clone, Debug)]
+enum Whose {
+    Client,
+    /// A step of a change: its number, and the place of the step.
+    Change(u64, usize),
+    /// Emits of a partition, by their numbers in its list.
+    Emits(usize, Vec<u64>),
+    /// The list of emits hears what became of them.
+    List,
+}
+
+/// A batch on its way to the disk.
+struct Batch {
+    at: Time,
+    calls: VecDeque<(Vec<Op>, Whose)>,
+    /// Outcomes of the first call that came so far.
+    outcomes: Vec<Outcome>,
+}
+
+const TRACE_LINES_MAX: usize = 100_000;
+
+impl Broker {
+    fn new(seed: u64, settings: &Settings) -> Self {
+        let mut random = Random::new(seed ^ 0x6272_6f6b_6572);
+        let clients = random.branch();
+        let mut scene = Scene::draw(&mut random);
+        scene.changes_queues = true;
+        let count = random.between(1, 4) as usize;
+        let options = Options {
+            memory_bytes: scene.partition.memory_bytes,
+            journal_bytes: scene.partition.journal_bytes,
+            batches_in_flight: scene.partition.batches_in_flight,
+            ..draw_steps(&mut random)
+        };
+        let mut checker = Checker::new(&scene.queues, count);
+        checker.receive_bytes = options.bounds.receive_bytes;
+        Self {
+            settings: settings.clone(),
+            random,
+            clients,
+            options,
+            stores: (0..count).map(|_| MemoryStore::default()).collect(),
+            owners: Vec::new(),
+            routes: Routes::new(count),
+            confirmations: Confirmations::default(),
+            changes: change::Changes::default(),
+            workload: Workload::default(),
+            checker,
+            tally: Tally::default(),
+            trace: Vec::new(),
+            clocks: Clocks { wall_ms: 1_700_000_000_000, monotonic_us: 1 },
+            seen: vec![Time(0); count],
+            draining: false,
+            held: BTreeMap::new(),
+            scene,
+        }
+    }
+
+    fn all(&mut self) -> Going {
+        let (scene, options) = (self.scene.clone(), self.options);
+        self.note(|| format!("start {} {scene:?} {options:?}", scene.queues.len()));
+        self.start()?;
+        let created =
+            self.scene.queues.iter().enumerate().map(|(queue, spec)| Op::Configure {
+                queue,
+                config: Box::new(spec.config.clone()),
+            });
+        for op in created.collect::<Vec<_>>() {
+            self.ask(op);
+        }
+        for _ in 0..self.settings.steps {
+            self.one_step()?;
+        }
+        self.drain()?;
+        self.audit()
+    }
+
+    fn one_step(&mut self) -> Going {
+        let crash_every = self.settings.crash_every;
+        if crash_every > 0 && self.random.one_in(crash_every) {
+            self.crash();
+            return self.start();
+        }
+        let partition = self.random.index(self.stores.len());
+        match self.random.weighted(&[20, 24, 20, 20, 8, 2]) {
+            0 => {
+                let now = self.now(partition);
+                let ops =
+                    self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now);
+                for op in ops {
+                    self.ask(op);
+                }
+                Ok(())
+            }
+            1 => self.decide(partition),
+            2 => self.sync(partition),
+            3 => self.poll(partition),
+            4 => {
+                let ms = match self.random.below(20) {
+                    0 => self.random.between(1_000, 20_000),
+                    1..4 => self.random.between(50, 800),
+                    _ => self.random.below(10),
+                };
+                self.pass(ms);
+                Ok(())
+            }
+            _ => match self.owners.get_mut(partition) {
+                Some(owner) => owner.partition.checkpoint().map_err(failed),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.clocks.wall_ms += ms;
+        self.clocks.monotonic_us += ms * 1_000;
+    }
+
+    fn now(&self, partition: usize) -> Time {
+        let owner = self.owners.get(partition);
+        owner.map_or(Time(self.clocks.wall_ms), |owner| owner.partition.now())
+    }
+
+    fn times(&self) -> Vec<Time> {
+        (0..self.stores.len()).map(|partition| self.now(partition)).collect()
+    }
+
+    /// Starts a process: every partition recovers, is shown to the checker, and is brought to
+    /// what the leader decided before anybody is served.
+    fn start(&mut self) -> Going {
+        for (number, store) in self.stores.iter().enumerate() {
+            store.set_faults(memory::Faults { held: true, ..memory::Faults::default() });
+            let options =
+                Options { partition: number as u16, seed: self.random.bits(), ..self.options };
+            let partition = Partition::open(store.another(), options).map_err(failed)?;
+            let seen = self.seen.get(number).copied().unwrap_or(Time(0));
+            self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);
+            let wall = Time(self.clocks.wall_ms);
+            let clock = Clock::start(partition.now(), wall, self.clocks.monotonic_us);
+            let (inbox, pending) = (VecDeque::new(), BTreeMap::new());
+            self.owners.push(Owner { partition, clock, inbox, pending });
+        }
+        self.routes = Routes::new(self.stores.len());
+        // As the engine does: what any partition knows, the leader before the others.
+        for owner in &self.owners {
+            for (name, view) in owner.partition.machine().queues() {
+                self.routes.enter(name, &view.config);
+            }
+        }
+        self.changes = change::Changes::default();
+        self.confirmations = Confirmations::default();
+        for partition in 0..self.stores.len() {
+            self.look_at_queues(partition);
+        }
+        self.quiet()?;
+        self.reconcile()
+    }
+
+    fn look_at_queues(&mut self, partition: usize) {
+        for queue in 0..self.scene.queues.len() {
+            self.push(partition, vec![Op::Show { queue }], Whose::Client);
+        }
+    }
+
+    /// The process ends, by a kill, a power cut, or a writer that panics. What was not answered
+    /// may have been done or not.
+    fn crash(&mut self) {
+        self.note(|| "crash".to_owned());
+        self.tally.count("crashes of all partitions");
+        if self.changes.is_any() {
+            self.tally.count("crashes during a change");
+        }
+        for (number, owner) in std::mem::take(&mut self.owners).into_iter().enumerate() {
+            if let Some(seen) = self.seen.get_mut(number) {
+                *seen = owner.partition.now().max(*seen);
+            }
+            for batch in owner.pending.into_values() {
+                for op in batch.calls.iter().flat_map(|(ops, _)| ops) {
+                    self.note(|| format!("lost by {number} {op:?}"));
+                    self.checker.lost(number, batch.at, op);
+                    self.workload.lost(op, &self.checker);
+                }
+            }
+            for op in owner.inbox.iter().flat_map(|call| &call.ops) {
+                self.workload.lost(op, &self.checker); // It was never decided.
+            }
+        }
+        for store in &mut self.stores {
+            *store = store.crash();
+        }
+        self.workload.crashed();
+    }
+
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        if self.settings.trace && self.trace.len() < TRACE_LINES_MAX {
+            self.trace.push(line());
+        }
+    }
+}
+
+fn failed(error: Error) -> Violation {
+    Violation(format!("a partition failed without a fault: {error}"))
+}

@@ -1,0 +1,301 @@
+//! How requests come to their partitions, and answers back.
+
+use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Stamp, Time};
+use hapax_partition::relay;
+
+use super::{Batch, Broker, Call, Going, Whose, failed, wrong};
+use crate::checker::brief;
+use crate::op::{Held, How, Op};
+use crate::planted::Bug;
+use crate::scene::{Item, ItemId};
+
+/// How many calls go into one batch at most.
+const CALLS_MAX: u64 = 8;
+/// Rounds in which a process must come to rest.
+const ROUNDS_MAX: u32 = 10_000;
+
+impl Broker {
+    /// A client asks: a change of a queue is begun, everything else goes to its partition.
+    pub(super) fn ask(&mut self, op: Op) {
+        match op {
+            Op::Configure { .. } | Op::Delete { .. } | Op::Pause { .. } | Op::Purge { .. } => {
+                self.change(op);
+            }
+            Op::Redrive { .. } => {
+                for partition in 0..self.stores.len() {
+                    self.push(partition, vec![op.clone()], Whose::Client);
+                }
+            }
+            op => {
+                let partition = self.route(&op);
+                self.push(partition, vec![op], Whose::Client);
+            }
+        }
+    }
+
+    fn route(&mut self, op: &Op) -> usize {
+        let turn = self.random.index(self.stores.len());
+        let routes = &self.routes;
+        if let Op::Settle { held, .. } = op {
+            return usize::from(held.id.partition());
+        }
+        match op.command(&self.scene, self.checker.items()) {
+            Command::Send(send) => routes.of_send(&send, || turn),
+            Command::Claim(claim) => {
+                let (key, group) = (claim.content.key(), claim.content.group());
+                routes.of_new(&claim.queue, key, group, || turn)
+            }
+            Command::Receive(receive) => routes.of_receive(&receive).unwrap_or(turn),
+            Command::Look(key) | Command::Forget(key) | Command::Discard(key) => {
+                routes.of_key(&key).next().unwrap_or(0)
+            }
+            Command::Resolve(resolve) => routes.of_key(&resolve.key).next().unwrap_or(0),
+            Command::Replay(replay) => routes.of_key(&replay.key).next().unwrap_or(0),
+            _ => turn,
+        }
+    }
+
+    pub(super) fn push(&mut self, partition: usize, ops: Vec<Op>, whose: Whose) {
+        let items = self.checker.items();
+        let commands = ops.iter().map(|op| op.command(&self.scene, items)).collect();
+        self.push_commands(partition, ops, commands, whose);
+    }
+
+    pub(super) fn push_commands(
+        &mut self,
+        partition: usize,
+        ops: Vec<Op>,
+        commands: Vec<Command>,
+        whose: Whose,
+    ) {
+        if let Some(owner) = self.owners.get_mut(partition) {
+            owner.inbox.push_back(Call { ops, commands, whose });
+        }
+    }
+
+    /// The partition decides what is in its inbox, several calls in one batch.
+    pub(super) fn decide(&mut self, partition: usize) -> Going {
+        let most = self.random.between(1, CALLS_MAX) as usize;
+        let (clocks, random) = (self.clocks, self.random.bits());
+        let Some(owner) = self.owners.get_mut(partition) else { return Ok(()) };
+        if owner.partition.is_busy() {
+            return Ok(());
+        }
+        let count = most.min(owner.inbox.len());
+        let calls: Vec<Call> = owner.inbox.drain(..count).collect();
+        let now = owner.clock.now(Time(clocks.wall_ms), clocks.monotonic_us);
+        let at = now.max(owner.partition.now());
+        let mut commands = Vec::new();
+        let mut batch = Batch { at, calls: Default::default(), outcomes: Vec::new() };
+        for mut call in calls {
+            commands.append(&mut call.commands);
+            batch.calls.push_back((call.ops, call.whose));
+        }
+        let ops: Vec<Op> = batch.calls.iter().flat_map(|(ops, _)| ops.clone()).collect();
+        let ticket = owner.partition.submit(Stamp { at, random }, commands).map_err(failed)?;
+        owner.pending.insert(ticket, batch);
+        if random.is_multiple_of(8) {
+            owner.partition.machine().check_invariants();
+            owner.partition.check_memory();
+        }
+        if !ops.is_empty() {
+            self.note(|| format!("{partition} decides {ops:?}"));
+        }
+        Ok(())
+    }
+
+    /// What was decided becomes durable.
+    pub(super) fn sync(&mut self, partition: usize) -> Going {
+        match self.stores.get(partition).map(|store| store.settle()) {
+            Some(Err(error)) => Err(failed(error.into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands out the answers that may leave.
+    pub(super) fn poll(&mut self, partition: usize) -> Going {
+        loop {
+            let Some(owner) = self.owners.get_mut(partition) else { return Ok(()) };
+            let Some(answered) = owner.partition.poll().map_err(failed)? else { return Ok(()) };
+            let mut told = Vec::new();
+            // The first batch of all tells of relays alone, and nobody asked for it.
+            if let Some(mut batch) = owner.pending.remove(&answered.ticket) {
+                batch.outcomes.extend(answered.outcomes);
+                while let Some((ops, _)) = batch.calls.front()
+                    && (ops.len() <= batch.outcomes.len())
+                    && let Some((ops, whose)) = batch.calls.pop_front()
+                {
+                    let rest = batch.outcomes.split_off(ops.len());
+                    let outcomes = std::mem::replace(&mut batch.outcomes, rest);
+                    told.push((batch.at, ops, outcomes, whose));
+                }
+                if answered.more {
+                    owner.pending.insert(answered.ticket, batch);
+                } else if !batch.calls.is_empty() || !batch.outcomes.is_empty() {
+                    return wrong("a batch was not answered as it was asked");
+                }
+            }
+            for (at, ops, outcomes, whose) in told {
+                self.told(partition, at, &ops, outcomes, whose)?;
+            }
+            self.relay(partition, answered.effects);
+        }
+    }
+
+    fn told(
+        &mut self,
+        partition: usize,
+        at: Time,
+        ops: &[Op],
+        outcomes: Vec<Outcome>,
+        whose: Whose,
+    ) -> Going {
+        for (op, outcome) in ops.iter().zip(&outcomes) {
+            self.note(|| format!("{partition} at {} {op:?} -> {}", at.0, brief(outcome)));
+            self.checker.answered(partition, at, op, outcome)?;
+            self.tally.count("answers");
+            if matches!(whose, Whose::Client) {
+                self.answered(partition, op, outcome)?;
+            }
+        }
+        match whose {
+            Whose::Client | Whose::List => Ok(()),
+            Whose::Change(id, step) => self.changed(id, step, outcomes),
+            Whose::Emits(from, ids) => {
+                self.confirm(from, ids, outcomes);
+                Ok(())
+            }
+        }
+    }
+
+    /// A client hears of its answer, or has gone away meanwhile.
+    fn answered(&mut self, partition: usize, op: &Op, outcome: &Outcome) -> Going {
+        let keyed = match op {
+            Op::Send { item, .. } => {
+                self.checker.items().get(*item).is_some_and(|item| !item.is_keyless())
+            }
+            _ => true,
+        };
+        self.workload.answered(&mut self.clients, op, outcome, keyed);
+        match (op, outcome) {
+            (Op::Receive { queue, .. }, Outcome::Received(deliveries)) => {
+                let rules = self.checker.rules(partition, *queue);
+                if rules.guarantee == hapax_core::Guarantee::AtMostOnce {
+                    return Ok(());
+                }
+                let is_gone = !self.draining && self.clients.one_in(12);
+                for delivery in deliveries {
+                    let item = self.checker.whose(&delivery.content)?;
+                    self.tally.count("deliveries");
+                    match (is_gone, self.draining) {
+                        (true, _) => {
+                            let (name, id) = (delivery.lease, delivery.id);
+                            let held = Held { item, name, id, generation: delivery.generation };
+                            self.ask(Op::Settle { held, how: How::Release });
+                        }
+                        (_, true) => self.workload.delivered_to(false, item, delivery),
+                        _ => self.workload.delivered(&mut self.clients, item, delivery),
+                    }
+                }
+            }
+            (Op::Show { queue }, Outcome::Queue(view)) => {
+                self.held.insert((partition, *queue), view.stats.messages());
+            }
+            (Op::Show { queue }, _) => {
+                self.held.remove(&(partition, *queue));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Emits are handed to the partitions of their queues.
+    fn relay(&mut self, from: usize, effects: Vec<Effect>) {
+        let relays: Vec<Relay> = effects
+            .into_iter()
+            .filter_map(|effect| match effect {
+                Effect::Relay(relay) => Some(*relay),
+                _ => None,
+            })
+            .collect();
+        if relays.is_empty() {
+            return;
+        }
+        for relay in &relays {
+            if let Some(item) = self.emitted(&relay.emit.queue, relay.emit.content.key()) {
+                self.checker.date(item, relay.issued_at);
+            }
+        }
+        let turn = self.random.index(self.stores.len());
+        for part in relay::hand_over(relays, &self.routes, || turn) {
+            let mut ops = Vec::new();
+            for command in &part.commands {
+                let Command::Send(send) = command else { unreachable!("emits are sends") };
+                let item = self.emitted(&send.queue, send.content.key());
+                let Some(item) = item else { unreachable!("an emit is known before it is sent") };
+                ops.push(Op::Send { item, variant: 0 });
+            }
+            self.tally.add("emits handed over", ops.len() as u64);
+            if part.partition != from {
+                self.tally.add("emits to another partition", ops.len() as u64);
+            }
+            if self.settings.bug == Some(Bug::RelayConfirmedEarly) {
+                let arrival = Arrival::Arrived;
+                let early = part.tags.iter();
+                let early = early.map(|id| Command::Relayed { id: *id, arrival: arrival.clone() });
+                let early = early.collect();
+                self.tell_list(from, early);
+            }
+            let whose = Whose::Emits(from, part.tags);
+            self.push_commands(part.partition, ops, part.commands, whose);
+        }
+    }
+
+    fn emitted(&self, queue: &hapax_core::QueueName, key: &str) -> Option<ItemId> {
+        let queue = self.scene.queues.iter().position(|spec| spec.name == *queue)?;
+        let is_it = |item: &Item| item.queue == queue && *item.key == *key;
+        self.checker.items().iter().position(is_it)
+    }
+
+    fn confirm(&mut self, from: usize, ids: Vec<u64>, outcomes: Vec<Outcome>) {
+        let mut confirmed = relay::confirm(ids, outcomes);
+        for command in &mut confirmed.commands {
+            // What becomes of those that are refused for good is tested with the rules.
+            if let Command::Relayed { arrival: arrival @ Arrival::Refused(_), .. } = command {
+                *arrival = Arrival::Arrived;
+            }
+        }
+        if let Some(commands) = self.confirmations.pass(from, confirmed.commands) {
+            self.tell_list(from, commands);
+        }
+    }
+
+    fn tell_list(&mut self, from: usize, commands: Vec<Command>) {
+        let ops = commands.iter().map(|command| match command {
+            Command::Relayed { id, arrival } => {
+                Op::Relayed { id: *id, reached: *arrival == Arrival::Arrived }
+            }
+            _ => unreachable!("a list of emits hears nothing else"),
+        });
+        let ops = ops.collect();
+        self.push_commands(from, ops, commands, Whose::List);
+    }
+
+    /// Lets everything that was asked come to its end.
+    pub(super) fn quiet(&mut self) -> Going {
+        for _ in 0..ROUNDS_MAX {
+            for partition in 0..self.stores.len() {
+                self.decide(partition)?;
+                self.sync(partition)?;
+                self.poll(partition)?;
+            }
+            let is_idle = |owner: &super::Owner| {
+                owner.inbox.is_empty() && owner.pending.is_empty() && !owner.partition.is_waiting()
+            };
+            if self.owners.iter().all(is_idle) && !self.changes.is_any() {
+                return Ok(());
+            }
+        }
+        wrong("the process does not come to rest")
+    }
+}

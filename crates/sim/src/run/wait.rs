@@ -1,0 +1,115 @@
+//! Receivers that wait: nobody waits beside messages that are ready.
+//!
+//! A waiter is called when the partition wakes its queue, as the engine does it: as many of them
+//! as the ready messages are enough for. Whoever was not called may rely on the others: so a
+//! message that anybody else gets later, while nobody who was called is still on the way,
+//! could have been had by the one who waits.
+
+use std::collections::BTreeMap;
+
+use hapax_core::{Effect, Outcome};
+
+use super::{Going, Run, wrong};
+use crate::op::{Op, Patience};
+use crate::world::Told;
+
+/// Everybody who waits, of all queues.
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    /// With the queue, and how many batches were decided when it began to wait.
+    waiting: Vec<(usize, u64, Op)>,
+    /// How many batches were decided when a queue was woken for the last time.
+    woken: BTreeMap<usize, u64>,
+    /// Receives of those who were called, by queue, that were not answered yet.
+    called: BTreeMap<usize, u64>,
+}
+
+/// How many wait at once.
+const WAITERS_MAX: usize = 12;
+
+impl Run {
+    /// Lets receivers wait, calls them, and checks that nobody was forgotten.
+    pub(super) fn wait_and_wake(&mut self, told: &Told) -> Going<()> {
+        let mut served = Vec::new();
+        let mut new = Vec::new();
+        for (op, outcome) in &told.answers {
+            let Op::Receive { queue, patience, .. } = op else { continue };
+            if *patience == Patience::Called
+                && let Some(called) = self.waiters.called.get_mut(queue)
+            {
+                *called = called.saturating_sub(1);
+            }
+            match outcome {
+                Outcome::Received(deliveries) if !deliveries.is_empty() => {
+                    if *patience != Patience::Called {
+                        served.push(*queue);
+                    }
+                }
+                Outcome::Received(_) if *patience != Patience::None => new.push((*queue, op)),
+                _ => {}
+            }
+        }
+        let wakes = told.effects.iter().filter_map(|effect| match effect {
+            Effect::Wake(queue) => Some(self.world.woken(*queue)),
+            _ => None,
+        });
+        let wakes: Vec<Option<(usize, u64)>> = wakes.collect();
+        // A queue that was woken may be gone by now, and nobody knows its name.
+        let any_unknown = wakes.iter().any(Option::is_none);
+        let woken: BTreeMap<usize, u64> = wakes.into_iter().flatten().collect();
+        if any_unknown {
+            let all = 0..self.scene.queues.len();
+            self.waiters.woken.extend(all.map(|queue| (queue, self.world.submitted())));
+        }
+        for queue in served {
+            let is_called = self.waiters.called.get(&queue).is_some_and(|called| *called > 0);
+            // Whoever was decided before could not have waited for anybody.
+            let before = self.waiters.woken.get(&queue).copied().unwrap_or(0);
+            let waits = self.waiters.waiting.iter().any(|(of, since, _)| {
+                *of == queue && *since <= told.serial && before <= told.serial
+            });
+            let excused = any_unknown || woken.contains_key(&queue) || self.checker.damaged;
+            if waits && !is_called && !excused {
+                return wrong("somebody waits beside messages that are ready");
+            }
+        }
+        for (queue, op) in new {
+            if self.waiters.waiting.len() < WAITERS_MAX && !self.draining {
+                self.waiters.waiting.push((queue, self.world.submitted(), op.clone()));
+            }
+        }
+        for (queue, ready) in woken {
+            self.waiters.woken.insert(queue, self.world.submitted());
+            self.call(queue, ready);
+        }
+        Ok(())
+    }
+
+    /// So many messages of the queue are ready: as many as they are enough for try again.
+    fn call(&mut self, queue: usize, ready: u64) {
+        let mut wanted = 0;
+        let mut left = Vec::new();
+        for (of, since, op) in std::mem::take(&mut self.waiters.waiting) {
+            let Op::Receive { max, lease_ms, id, several, .. } = op else { continue };
+            if of != queue || wanted >= ready {
+                left.push((of, since, op));
+                continue;
+            }
+            if self.clients.one_in(10) {
+                continue; // It went away before it was called.
+            }
+            wanted += u64::from(max);
+            *self.waiters.called.entry(queue).or_default() += 1;
+            self.tally.count("receivers woken");
+            let patience = Patience::Called;
+            self.urgent.push(Op::Receive { queue, max, lease_ms, id, several, patience });
+        }
+        self.waiters.waiting = left;
+    }
+
+    /// The process is gone, and everybody who waited with it.
+    pub(super) fn forget_waiters(&mut self) {
+        self.waiters = Waiters::default();
+        self.urgent.retain(|op| !matches!(op, Op::Receive { .. }));
+    }
+}

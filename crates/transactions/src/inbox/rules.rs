@@ -1,0 +1,106 @@
+//! What the rules of a queue mean for its inbox: how long rows are kept at least, and how large a
+//! result may be. They are asked for again with every sweep, as rules change.
+
+use std::time::Duration;
+
+use hapax_client::{Admin, Queue};
+use serde_json::Value;
+
+use super::{Inbox, Retention};
+use crate::error::Error;
+
+/// The rules of a queue that count here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// Rows younger than this stay, also those of messages that have ended: a broker that is
+    /// restored from a backup may deliver them again. `None` for ever.
+    pub(crate) kept: Option<Duration>,
+    pub(crate) result_bytes_max: u64,
+    /// Whether messages may come without a key: those cannot be asked about.
+    pub(crate) allows_no_key: bool,
+    /// Whether there was no message that could still be delivered.
+    pub(crate) is_empty: bool,
+}
+
+impl Rules {
+    /// Asks the broker. An inbox that would forget before its queue does is an error.
+    pub(crate) async fn of(inbox: &Inbox, queue: &Queue) -> Result<Self, Error> {
+        let known = Admin::new(queue.client().clone()).queue(queue.name()).await?;
+        let config: Value = serde_json::from_str(&known.config_json)
+            .map_err(|error| Error::invalid(format!("the rules of {}: {error}", queue.name())))?;
+        let stats = known.stats.unwrap_or_default();
+        let left = [stats.ready, stats.delayed, stats.leased, stats.parked, stats.dead];
+        let is_empty = left.iter().all(|count| *count == 0);
+        Ok(Self { is_empty, ..Self::read(inbox, &config)? })
+    }
+
+    fn read(inbox: &Inbox, config: &Value) -> Result<Self, Error> {
+        let number = |name: &str| config.get(name).and_then(Value::as_u64);
+        let needed = number("retention_ms").map(Duration::from_millis);
+        let kept = match (inbox.wanted_retention(), needed) {
+            (Retention::Forever, _) => None,
+            (Retention::OfQueue, needed) => needed,
+            (Retention::Of(kept), Some(needed)) if kept >= needed => Some(kept),
+            (Retention::Of(kept), needed) => {
+                return Err(Error::ForgetsTooEarly {
+                    consumer: inbox.consumer().to_owned(),
+                    queue: inbox.queue().to_owned(),
+                    kept,
+                    needed,
+                });
+            }
+        };
+        let guarantee = config.get("guarantee").and_then(Value::as_str);
+        Ok(Self {
+            kept,
+            result_bytes_max: number("max_body_bytes").unwrap_or(u64::MAX),
+            allows_no_key: guarantee.is_some_and(|guarantee| guarantee != "exactly-once"),
+            is_empty: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inbox::Consumer;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn config() -> Value {
+        serde_json::json!({
+            "retention_ms": 604_800_000_u64, "max_body_bytes": 1_048_576,
+            "guarantee": "exactly-once",
+        })
+    }
+
+    #[track_caller]
+    fn check(consumer: Consumer, config: &Value, expected: Result<Option<Duration>, &str>) {
+        let read = Rules::read(&consumer.inbox("orders").unwrap(), config);
+        match (read, expected) {
+            (Ok(rules), Ok(expected)) => assert_eq!(rules.kept, expected),
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
+            (read, expected) => panic!("{read:?}, not {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn an_inbox_follows_its_queue_where_nothing_is_said() {
+        check(Consumer::new("billing"), &config(), Ok(Some(7 * DAY)));
+    }
+
+    #[test]
+    fn an_inbox_that_forgets_before_its_queue_is_refused() {
+        check(Consumer::new("billing").retention(6 * DAY), &config(), Err("7 d"));
+        check(Consumer::new("billing").retention(8 * DAY), &config(), Ok(Some(8 * DAY)));
+    }
+
+    #[test]
+    fn a_queue_that_never_forgets_needs_an_inbox_that_never_does() {
+        let mut config = config();
+        config["retention_ms"] = Value::Null;
+        check(Consumer::new("billing"), &config, Ok(None));
+        check(Consumer::new("billing").keep_for_ever(), &config, Ok(None));
+        check(Consumer::new("billing").retention(365 * DAY), &config, Err("for ever"));
+    }
+}

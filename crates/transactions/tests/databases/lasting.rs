@@ -1,0 +1,293 @@
+//! What stays in an inbox, and for how long: rows of messages that can still come, and results that
+//! their queue takes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hapax_client::{Failure, Settle, Worker};
+use hapax_transactions::{
+    Consumer, Entered, Inbox, Pool, RunInBlockingTransaction, RunInTransaction,
+};
+use hapax_wire::proto::redrive_request::Select;
+use hapax_wire::proto::{RedriveKeys, RedriveRequest, State};
+
+use crate::cluster::Postgres;
+use crate::house::{AGAIN_AT_ONCE, HASTY, House, Wire, in_time, named, until};
+use crate::stage;
+use crate::workers::{EFFECT, effects, follow_up, until_effects};
+
+/// Rows older than any retention, as after a month in which no worker ran.
+fn a_month_passes(postgres: &Postgres) {
+    postgres.sql("UPDATE hapax_inbox SET entered_at = entered_at - interval '30 days'");
+}
+
+fn rows(postgres: &Postgres) -> i64 {
+    postgres.number("SELECT count(*) FROM hapax_inbox")
+}
+
+/// A worker that has committed and dies before it settles, and is dead for longer than rows are
+/// kept: its message waits, and so does its row.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_outlives_its_retention_while_its_message_can_come() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(HASTY).await;
+    let pool = stage::deadpool(&postgres);
+    let wire = Arc::new(Wire::to(&house).await);
+    let lost = tokio::spawn(Worker::new(wire.client.queue("orders")).run_in_transaction(
+        pool.clone(),
+        "billing",
+        {
+            let wire = Arc::clone(&wire);
+            move |tx, message| {
+                let wire = Arc::clone(&wire);
+                Box::pin(async move {
+                    tx.execute(EFFECT, &[&message.key()]).await?;
+                    wire.close();
+                    Ok::<_, Failure>("charged by the first")
+                })
+            }
+        },
+    ));
+    house.send("order-1").await;
+    until_effects(&postgres, 1).await;
+    lost.abort();
+    a_month_passes(&postgres);
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    let orders = house.orders();
+    assert_eq!(inbox.sweep(&pool, &orders).await.unwrap(), 0, "the message still waits");
+    assert_eq!(rows(&postgres), 1);
+
+    let second = follow_up(&house, pool.clone());
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged by the first");
+    assert_eq!(effects(&postgres), 1);
+    assert_eq!(inbox.sweep(&pool, &orders).await.unwrap(), 1, "it has ended, and is old");
+    second.abort();
+    house.stop().await;
+}
+
+/// Enters and finishes a message by hand, as a worker does that dies before it settles.
+async fn committed_by_hand(pool: &deadpool_postgres::Pool, inbox: &Inbox, key: &str) {
+    let mut transaction = pool.begin().await.unwrap();
+    let incoming = stage::incoming(key, 1);
+    assert_eq!(inbox.enter(&mut transaction, incoming.clone()).await.unwrap(), Entered::First);
+    inbox.finish(&mut transaction, incoming, "charged").await.unwrap();
+    <deadpool_postgres::Pool as Pool>::commit(transaction).await.unwrap();
+}
+
+/// Every state that a key can be in: its row goes when the message cannot come any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_asks_the_broker_about_every_key() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let pool = stage::deadpool(&postgres);
+    let orders = house.orders();
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    let settle = |delivery: hapax_client::Delivery, settle: Settle| {
+        let mut work = house.orders().work().open();
+        async move {
+            work.settle(delivery.lease(), settle, 0);
+            let mut batch = hapax_client::Batch::default();
+            while batch.settled.is_empty() {
+                in_time(work.next(&mut batch)).await.unwrap();
+            }
+        }
+    };
+    for key in ["done", "dead", "discarded"] {
+        house.send(key).await;
+        let delivery = house.take().await;
+        assert_eq!(delivery.key(), key);
+        let how = if key == "done" { Settle::done() } else { Settle::Fail(Failure::dead("no")) };
+        settle(delivery, how).await;
+    }
+    house.admin.discard_key(named("discarded")).await.unwrap();
+    house.send("leased").await;
+    let _leased = house.take().await;
+    house.send("ready").await;
+    let all = ["done", "dead", "discarded", "leased", "ready", "forgotten"];
+    for key in all {
+        committed_by_hand(&pool, &inbox, key).await;
+    }
+    assert_eq!(inbox.sweep(&pool, &orders).await.unwrap(), 0, "they are young");
+    a_month_passes(&postgres);
+    let unknown = Inbox::new("billing", "orders").unwrap();
+    assert_eq!(unknown.sweep(&pool, &orders).await.unwrap(), 0, "whose rows are they?");
+    assert_eq!(inbox.sweep(&pool, &orders).await.unwrap(), 3);
+    let left =
+        postgres.sql("SELECT string_agg(message_key, ' ' ORDER BY message_key) FROM hapax_inbox");
+    assert_eq!(left.trim(), "dead leased ready");
+
+    // Redriven after a month, it is done with the stored result, and not done again.
+    redrive(&house, "dead").await;
+    let worker = follow_up(&house, pool.clone());
+    let key = in_time(house.ended("dead")).await;
+    assert_eq!(key.result.unwrap().body, "charged");
+    in_time(house.ended("ready")).await;
+    assert_eq!(effects(&postgres), 0);
+    worker.abort();
+    house.stop().await;
+}
+
+/// A broker that cannot be asked answers nothing, so nothing is swept.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_swept_while_the_broker_is_away() {
+    let house = House::open("{}").await;
+    let database = stage::sqlite(house.path());
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    let entered = database.transaction(|transaction| {
+        inbox.enter_blocking(transaction, stage::incoming("a", 1))?;
+        inbox.finish_blocking(transaction, stage::incoming("a", 1), ())
+    });
+    entered.unwrap();
+    database.execute_batch("UPDATE hapax_inbox SET entered_at_ms = 0").unwrap();
+    let wire = Wire::to(&house).await;
+    let orders = wire.client.queue("orders");
+    wire.close();
+    assert!(in_time(inbox.sweep(&database, &orders)).await.is_err());
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM hapax_inbox"), 1);
+    assert_eq!(inbox.sweep(&database, &house.orders()).await.unwrap(), 1);
+    house.stop().await;
+}
+
+/// A handler that panics has written nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_panics_is_rolled_back() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(AGAIN_AT_ONCE).await;
+    let pool = stage::deadpool(&postgres);
+    let worker = tokio::spawn(Worker::new(house.orders()).run_in_transaction(
+        pool,
+        "billing",
+        |tx, message| {
+            Box::pin(async move {
+                tx.execute(EFFECT, &[&message.key()]).await?;
+                assert!(message.attempt() > 1, "the first attempt goes wrong");
+                Ok::<_, Failure>(())
+            })
+        },
+    ));
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!((key.state(), key.attempts), (State::Done, 2));
+    assert_eq!((effects(&postgres), rows(&postgres)), (1, 1));
+    worker.abort();
+    house.stop().await;
+}
+
+/// A result that the queue does not take is noticed while the effect can be rolled back, so that a
+/// mended handler can carry the message out after a redrive.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_that_is_too_large_is_noticed_before_the_commit() {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(r#"{"max_body_bytes":1000}"#).await;
+    let pool = stage::deadpool(&postgres);
+    let run = |bytes: usize| {
+        let worker = Worker::new(house.orders());
+        tokio::spawn(worker.run_in_transaction(pool.clone(), "billing", move |tx, message| {
+            Box::pin(async move {
+                tx.execute(EFFECT, &[&message.key()]).await?;
+                Ok::<_, Failure>("x".repeat(bytes))
+            })
+        }))
+    };
+    house.send("order-1").await;
+    let worker = run(2_000);
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.state(), State::Dead);
+    assert!(key.error.contains("2000 bytes") && key.error.contains("takes 1000"), "{}", key.error);
+    assert_eq!((key.attempts, effects(&postgres), rows(&postgres)), (1, 0, 0));
+    // Rules are asked for again before a result is refused.
+    house.send("order-2").await;
+    house.admin.put_queue("orders", r#"{"max_body_bytes":3000}"#, None).await.unwrap();
+    worker.abort();
+    let worker = run(2_000);
+    in_time(house.ended("order-2")).await;
+    worker.abort();
+
+    house.admin.put_queue("orders", r#"{"max_body_bytes":1000}"#, None).await.unwrap();
+    redrive(&house, "order-1").await;
+    let worker = run(10);
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.state(), State::Done);
+    assert_eq!(effects(&postgres), 2);
+    worker.abort();
+    house.stop().await;
+}
+
+async fn redrive(house: &House, key: &str) {
+    let request = RedriveRequest {
+        queue: "orders".to_owned(),
+        id: key.to_owned(),
+        select: Some(Select::Keys(RedriveKeys { keys: vec![key.to_owned()] })),
+        ..Default::default()
+    };
+    house.admin.redrive(request).await.unwrap();
+    until("the redrive", || async {
+        house.admin.key(named(key), Duration::ZERO).await.unwrap().state() != State::Dead
+    })
+    .await;
+}
+
+/// A row of an earlier release may have a result that the queue refuses: the message is done all
+/// the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_being_done() {
+    let house = House::open(r#"{"max_body_bytes":1000}"#).await;
+    let database = stage::sqlite(house.path());
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    let large = hapax_client::Blob::new("x".repeat(2_000));
+    let entered = database.transaction(|transaction| {
+        inbox.enter_blocking(transaction, stage::incoming("order-1", 1))?;
+        inbox.finish_blocking(transaction, stage::incoming("order-1", 1), large)
+    });
+    entered.unwrap();
+    house.send("order-1").await;
+    let worker = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
+        database,
+        "billing",
+        |_tx, _message| -> Result<(), Failure> { panic!("it is done") },
+    ));
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.state(), State::Done);
+    assert_eq!((key.attempts, key.result), (1, None));
+    worker.abort();
+    house.stop().await;
+}
+
+/// The deliveries say whose they are: an inbox of another tenant takes none, and its worker stops.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inbox_of_another_tenant_than_the_worker_is_refused() {
+    let house = House::open("{}").await;
+    let database = stage::sqlite(house.path());
+    house.send("order-1").await;
+    let started = Worker::new(house.orders()).run_in_blocking_transaction(
+        database.clone(),
+        Consumer::new("billing").tenant("acme"),
+        |tx, message| {
+            tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+            Ok::<_, Failure>(())
+        },
+    );
+    let error = in_time(started).await.unwrap_err().to_string();
+    assert!(error.contains("acme") && error.contains("default"), "{error}");
+    let pool = stage::sqlx_sqlite(&database).await;
+    let started = Worker::new(house.orders()).run_in_transaction(
+        pool,
+        Consumer::new("billing").tenant("acme"),
+        |_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }),
+    );
+    assert!(in_time(started).await.is_err());
+    assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 0);
+
+    let worker = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
+        database.clone(),
+        "billing",
+        |_tx, _message| Ok::<_, Failure>(()),
+    ));
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.state(), State::Done);
+    let of_default = "SELECT count(*) FROM hapax_inbox WHERE tenant = 'default'";
+    assert_eq!(stage::number(&database, of_default), 1, "as the delivery says");
+    worker.abort();
+    house.stop().await;
+}
