@@ -81,7 +81,6 @@ pub(crate) struct Setup {
     pub(crate) address: SocketAddr,
     partitions: u16,
     wrapper: Vec<String>,
-    partitions: u16,
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
 }
@@ -96,7 +95,6 @@ impl Setup {
             address: free_address(),
             partitions: 1,
             wrapper: Vec::new(),
-            partitions: 1,
             arguments: vec!["--auth".into(), "off".into()],
             variables: Vec::new(),
         }
@@ -116,12 +114,6 @@ impl Setup {
     /// Instead of `--auth off`.
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
-        self
-    }
-
-    /// Instead of one.
-    pub(crate) fn partitions(mut self, partitions: u16) -> Self {
-        self.partitions = partitions;
         self
     }
 
