@@ -40,7 +40,8 @@ pub enum Outcome {
         /// `None` where the key is remembered for ever.
         remembered_until: Option<SystemTime>,
     },
-    /// It was given up.
+    /// It was given up: by its last attempt, or by an operator who discarded or purged it. Then
+    /// the state is [`State::Discarded`], and there is no message left to redrive.
     Dead { attempts: u32, error: String },
     /// Its effect had begun when its worker was lost; somebody has to resolve it.
     Parked { attempts: u32 },
@@ -70,6 +71,11 @@ impl Answer {
     /// Whether there is nothing more to wait for: done, dead or parked.
     pub fn has_ended(&self) -> bool {
         !matches!(self.outcome, Outcome::Accepted | Outcome::InFlight { .. })
+    }
+
+    /// Whether it was discarded or purged: it is dead, and there is no message left to redrive.
+    pub fn is_discarded(&self) -> bool {
+        self.state == State::Discarded
     }
 
     /// What the worker stored.

@@ -288,15 +288,17 @@ fn told(key: proto::Key) -> Answer {
     let state = State::of_proto(key.state);
     let attempts = key.attempts;
     let outcome = match state {
-        State::Done | State::Discarded => Outcome::Done {
+        State::Done => Outcome::Done {
             attempts,
             result: key.result.map(Blob::of_proto),
             finished_at: at(key.finished_at_ms.unwrap_or_default()),
             remembered_until: key.remembered_until_ms.map(at),
         },
-        State::Dead => Outcome::Dead { attempts, error: key.error },
+        State::Dead | State::Discarded => Outcome::Dead { attempts, error: key.error },
         State::Parked => Outcome::Parked { attempts },
-        _ => Outcome::InFlight { attempts, deadline: key.deadline_ms.map(at) },
+        State::Ready | State::Delayed | State::Leased | State::Unknown => {
+            Outcome::InFlight { attempts, deadline: key.deadline_ms.map(at) }
+        }
     };
     Answer { id: id(&key.id), state, accepted_at: at(key.accepted_at_ms), outcome }
 }

@@ -64,10 +64,12 @@ The command runs as `sh -c COMMAND`, in a process group of its own, once per del
 |---|---|
 | the body | standard input |
 | key, queue and id | `HAPAX_KEY`, `HAPAX_QUEUE`, `HAPAX_ID` |
-| the how-manieth try this is | `HAPAX_ATTEMPT`, from 1 on |
+| attempt number | `HAPAX_ATTEMPT`, from 1 on |
 | how often the message was replayed | `HAPAX_GENERATION` |
 | the lease's number, which grows with every lease | `HAPAX_FENCE`: a larger one is newer |
 | the lease itself | `HAPAX_LEASE`, for `hapax settle save`, `begin` and `extend` |
+| how long the lease lasts | `HAPAX_LEASE_MS`, from its last extension on |
+| tenant | `HAPAX_TENANT` |
 | group and content type | `HAPAX_GROUP`, `HAPAX_CONTENT_TYPE`; empty where there is none |
 | headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_` |
 | recovery points | `HAPAX_POINT_NAME`, spelled the same way, where they are text |
@@ -77,15 +79,23 @@ The command runs as `sh -c COMMAND`, in a process group of its own, once per del
 | 0 | done; what was written to the standard output is the result, if anything was |
 | 75 | not now: a failed attempt with the last words of the standard error, tried again after \
 the queue's backoff. It counts, so that a message that is never ready is dead one day |
-| else, or killed by a signal | failed, with the last words of the standard error; tried again \
-as 75 is, so long as attempts are left |
+| 76 | in doubt: nobody knows whether the effect happened. Parked, where the command has begun \
+(`hapax settle begin`) and the queue parks; failed otherwise |
+| 129 to 192, or killed by a signal | the same: a shell exits with 128 and the number of the \
+signal that ended its last command |
+| else | failed, with the last words of the standard error; tried again as 75 is, so long as \
+attempts are left. After `begin` it says that the effect did not happen |
 
 The lease is extended while the command runs. When it is lost all the same (the broker was away
 for too long, or an operator stepped in), the whole process group gets SIGTERM, and SIGKILL five
 seconds later; nothing is settled, since somebody else may have the message. With `--timeout` the
-same happens to a command that takes too long, and the attempt has failed. Ctrl-C or SIGTERM
+same happens to a command that takes too long, and it is in doubt as with 76. Ctrl-C or SIGTERM
 drains: nothing new is taken, running commands may finish, and what was not started is given back
-uncounted. A second signal stops the commands.
+uncounted. A second signal stops the commands, which are in doubt then.
+
+A line is printed when the broker has confirmed what became of a message: `done`, `not now`,
+`failed`, `dead`, `parked`, `lost` where the lease was over first, `unknown` where the broker was
+not reached again. That the broker is away, and back, is said on the standard error.
 
 The effect of a command that was killed, or whose machine died, may have happened: deliveries are
 at least once. Use `HAPAX_KEY` as the idempotency key of whatever the command calls.

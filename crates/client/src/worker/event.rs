@@ -25,7 +25,9 @@ pub enum Event<'a> {
 
 /// Who is told.
 #[derive(Clone, Default)]
-pub(super) struct Observer(Option<Arc<dyn Fn(Event<'_>) + Send + Sync>>);
+pub(super) struct Observer(Option<Arc<Callback>>);
+
+type Callback = dyn Fn(Event<'_>) + Send + Sync;
 
 impl Observer {
     pub(super) fn new(observer: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {

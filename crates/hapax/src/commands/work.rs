@@ -27,8 +27,8 @@ use report::Report;
 pub(crate) const HELP: &str = "The command gets the body on its standard input, and HAPAX_KEY, \
 HAPAX_QUEUE, HAPAX_ID, HAPAX_ATTEMPT, HAPAX_GENERATION, HAPAX_FENCE, HAPAX_LEASE, HAPAX_GROUP, \
 HAPAX_CONTENT_TYPE, HAPAX_TENANT, HAPAX_LEASE_MS, HAPAX_HEADER_name and HAPAX_POINT_name in its \
-environment. Exit 0 is done, with the standard output as the result; 75 is not now; 76 is in doubt, \
-and so is a command that a signal, --timeout or a hurried stop ended: where it has begun \
+environment. Exit 0 is done, with the standard output as the result; 75 is not now; 76 is in \
+doubt, and so is a command that a signal, --timeout or a hurried stop ended: where it has begun \
 (`hapax settle begin`) and the queue parks, the message is parked, otherwise it has failed. Any \
 other exit code has failed, with the last words of the standard error. When the lease is lost the \
 whole process group is stopped. Ctrl-C finishes what runs and gives back the rest.
@@ -159,7 +159,8 @@ async fn stop(job: Arc<Job>) {
     }
     let running = job.running.load(Ordering::Relaxed);
     if running > 0 {
-        say(format_args!("finishing {running} commands; once more to stop them"));
+        let commands = if running == 1 { "command" } else { "commands" };
+        say(format_args!("finishing {running} {commands}; once more to stop them"));
     }
     tokio::spawn(async move {
         tokio::select! {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hapax_client::{Claim, Code, Held, Settled};
 
-use crate::house::{House, LONG, in_time, on_each};
+use crate::house::{House, LONG, Wire, in_time, named, on_each};
 
 async fn fresh(house: &House, key: &str) -> Held {
     let request = house.orders().claim(key).body("17 euro").lease(Duration::from_secs(2));
@@ -68,4 +68,56 @@ async fn a_claim_whose_queue_was_deleted_is_lost_and_says_so(partitions: u16) {
     assert!(held.is_lost());
     assert_eq!(held.save("a", "b").await.unwrap_err().code(), Code::LeaseLost);
     assert!(matches!(held.complete("late").await.unwrap(), Settled::LeaseLost { .. }));
+}
+
+on_each!(a_claim_whose_answer_is_lost_gets_the_same_lease_again);
+async fn a_claim_whose_answer_is_lost_gets_the_same_lease_again(partitions: u16) {
+    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
+    let wire = Wire::to(&house).await;
+    let claim = |key: &str| wire.client.queue("orders").claim(key).body("17 euro");
+    let Claim::Fresh(first) = claim("before").take().await.unwrap() else { panic!() };
+    drop(first);
+    wire.mute();
+    let taking = tokio::spawn(claim("k").lease(LONG).take());
+    let taken = async { while house.admin.key(named("k"), Duration::ZERO).await.is_err() {} };
+    in_time(taken).await;
+    wire.let_go();
+    wire.cut();
+    let Claim::Fresh(held) = in_time(taking).await.unwrap().unwrap() else {
+        panic!("it met its own claim")
+    };
+    held.begin().await.unwrap();
+    assert!(held.complete("charged").await.unwrap().is_ok());
+    assert_eq!(house.key("k").await.attempts, 1, "taken once");
+}
+
+on_each!(a_claim_is_parked_only_where_its_holder_has_begun);
+async fn a_claim_is_parked_only_where_its_holder_has_begun(partitions: u16) {
+    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
+    drop(fresh(&house, "idle").await);
+    let begun = fresh(&house, "begun").await;
+    begun.begin().await.unwrap();
+    drop(begun);
+    let wait = |key: &str| house.orders().claim(key).body("17 euro").wait(LONG).take();
+    assert!(matches!(in_time(wait("idle")).await.unwrap(), Claim::Fresh(_)), "nothing was done");
+    assert!(matches!(in_time(wait("begun")).await.unwrap(), Claim::Parked(_)));
+}
+
+on_each!(a_longer_extension_of_a_claim_is_not_taken_back);
+async fn a_longer_extension_of_a_claim_is_not_taken_back(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let held = fresh(&house, "k").await;
+    assert_eq!(held.lease_length(), Duration::from_secs(2));
+    held.extend(Some(Duration::from_secs(600))).await.unwrap();
+    let asked = house.key("k").await.deadline_ms.unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    let extended_again = async {
+        while seen.len() < 3 {
+            let deadline = house.key("k").await.deadline_ms.unwrap();
+            assert!(deadline >= asked, "{} ms were taken back", asked - deadline);
+            seen.insert(deadline);
+        }
+    };
+    in_time(extended_again).await;
+    assert!(held.complete("done").await.unwrap().is_ok());
 }

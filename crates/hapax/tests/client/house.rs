@@ -11,6 +11,7 @@ use hapax_server::Broker;
 use hapax_server::settings::{Auth, Settings};
 use hapax_wire::proto;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -139,6 +140,7 @@ pub(crate) struct Wire {
     pub(crate) client: Client,
     connections: Arc<Mutex<Vec<AbortHandle>>>,
     is_held: Arc<AtomicBool>,
+    is_mute: Arc<AtomicBool>,
     accepting: AbortHandle,
 }
 
@@ -153,24 +155,27 @@ impl Wire {
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(Mutex::new(Vec::new()));
         let is_held = Arc::new(AtomicBool::new(false));
+        let is_mute = Arc::new(AtomicBool::new(false));
         let (target, accepted, held) =
             (house.address, Arc::clone(&connections), Arc::clone(&is_held));
+        let mute = Arc::clone(&is_mute);
         let accepting = tokio::spawn(async move {
             loop {
-                let Ok((mut near, _)) = listener.accept().await else { return };
+                let Ok((near, _)) = listener.accept().await else { return };
                 if held.load(Ordering::SeqCst) {
                     continue;
                 }
+                let mute = Arc::clone(&mute);
                 let passing = tokio::spawn(async move {
-                    let Ok(mut far) = TcpStream::connect(target).await else { return };
-                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                    let Ok(far) = TcpStream::connect(target).await else { return };
+                    let _ = pass(near, far, &mute).await;
                 });
                 accepted.lock().unwrap().push(passing.abort_handle());
             }
         });
         let client =
             Client::builder(&format!("http://{address}")).timeout(timeout).connect().unwrap();
-        Self { client, connections, is_held, accepting: accepting.abort_handle() }
+        Self { client, connections, is_held, is_mute, accepting: accepting.abort_handle() }
     }
 
     /// Breaks every connection; new ones can be made. Tells whether there was any.
@@ -187,14 +192,42 @@ impl Wire {
         self.cut();
     }
 
+    /// What the broker says is lost from now on, until it is let go and the connection cut.
+    pub(crate) fn mute(&self) {
+        self.is_mute.store(true, Ordering::SeqCst);
+    }
+
     pub(crate) fn let_go(&self) {
         self.is_held.store(false, Ordering::SeqCst);
+        self.is_mute.store(false, Ordering::SeqCst);
     }
 
     /// Breaks every connection, and no new ones can be made.
     pub(crate) fn close(&self) {
         self.accepting.abort();
         self.cut();
+    }
+}
+
+async fn pass(near: TcpStream, far: TcpStream, mute: &AtomicBool) -> std::io::Result<()> {
+    let (mut from_near, mut to_near) = near.into_split();
+    let (mut from_far, mut to_far) = far.into_split();
+    let up = tokio::io::copy(&mut from_near, &mut to_far);
+    let down = async {
+        let mut buffer = vec![0; 64 * 1_024];
+        loop {
+            let count = from_far.read(&mut buffer).await?;
+            if count == 0 {
+                return Ok(());
+            }
+            if !mute.load(Ordering::SeqCst) {
+                to_near.write_all(&buffer[..count]).await?;
+            }
+        }
+    };
+    tokio::select! {
+        up = up => up.map(drop),
+        down = down => down,
     }
 }
 

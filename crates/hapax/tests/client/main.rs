@@ -1,6 +1,12 @@
 //! The Rust client against a running broker, over connections that break.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at surprises"
+)]
 
+mod at_most_once;
 mod broken;
 mod claims;
 mod house;

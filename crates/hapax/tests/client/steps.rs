@@ -344,44 +344,56 @@ async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated(partition
     assert_eq!(service.calls().len(), 1);
 }
 
-const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"max_attempts":2}"#;
-
-/// How the one message ends whose handler begins an effect, and then does this.
-async fn after_begin(partitions: u16, end: fn() -> Result<Done, Failure>) -> proto::Key {
-    let house = House::open(partitions, PARKS).await;
+on_each!(a_step_goes_on_under_the_key_it_has_saved);
+async fn a_step_goes_on_under_the_key_it_has_saved(partitions: u16) {
+    let house = House::open(partitions, RULES).await;
     send(&house).await;
-    work(&house, move |_, context| async move {
-        context.begin().await?;
-        end()
+    let service = Service::default();
+    let calls = service.clone();
+    let first = "0b6a9a5bb0bb4ddb7c8f6d1a6a3bd0a1";
+    let done = work(&house, move |message, context| {
+        let service = calls.clone();
+        async move {
+            if message.attempt() == 1 {
+                // As an older release began it, under the key that it derived.
+                let intent = json!({ "step": "begun", "key": first });
+                context.save("step:charge", serde_json::to_vec(&intent)?).await?;
+                return Err(Failure::new("and then a new release came"));
+            }
+            context.step("charge", |key| async { service.call(key) }).await?;
+            Ok(Done::new())
+        }
     })
-    .await
+    .await;
+    assert_eq!((done.state(), done.attempts), (State::Done, 2), "{}", done.error);
+    assert_eq!(service.calls(), [first], "a call may have been made under it");
 }
 
-on_each!(an_effect_in_doubt_is_parked_and_tells_why);
-async fn an_effect_in_doubt_is_parked_and_tells_why(partitions: u16) {
-    let parked =
-        after_begin(partitions, || Err(Failure::in_doubt("the printer does not answer"))).await;
-    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1));
-    assert_eq!(parked.recovery_points["in-doubt"], "the printer does not answer");
-}
-
-on_each!(a_panic_after_an_effect_has_begun_parks_it);
-async fn a_panic_after_an_effect_has_begun_parks_it(partitions: u16) {
-    let parked = after_begin(partitions, || panic!("nobody expected that")).await;
-    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1));
-    assert_eq!(parked.recovery_points["in-doubt"], "the handler panicked: nobody expected that");
-}
-
-on_each!(who_says_that_an_effect_failed_gets_the_message_again);
-async fn who_says_that_an_effect_failed_gets_the_message_again(partitions: u16) {
-    let dead = after_begin(partitions, || Err(Failure::new("out of paper"))).await;
-    assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "delivered again, as it was sure");
-}
-
-on_each!(nothing_is_in_doubt_before_it_has_begun);
-async fn nothing_is_in_doubt_before_it_has_begun(partitions: u16) {
-    let house = House::open(partitions, PARKS).await;
+on_each!(an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s);
+async fn an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s(partitions: u16) {
+    let rules = r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#;
+    let house = House::open(partitions, rules).await;
     send(&house).await;
-    let dead = work(&house, |_, _| async { Err(Failure::in_doubt("no such printer")) }).await;
-    assert_eq!((dead.state(), dead.error.as_str()), (State::Dead, "no such printer"));
+    let service = Service::default();
+    let calls = service.clone();
+    let dead = work(&house, move |message, context| {
+        let service = calls.clone();
+        async move {
+            if message.attempt() == 1 {
+                let foreign = json!({ "step": "done", "key": "k9", "outcome": "charged" });
+                context.save("step:charge", serde_json::to_vec(&foreign)?).await?;
+                return Err(Failure::new("tried again"));
+            }
+            let call = |key| async {
+                service.call(key)?;
+                Ok::<_, Failure>("charged".to_owned())
+            };
+            context.step("charge", call).await?;
+            Ok(Done::new())
+        }
+    })
+    .await;
+    assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "{dead:?}");
+    assert!(dead.error.contains("under the key k9"), "{}", dead.error);
+    assert_eq!(service.calls(), Vec::<String>::new());
 }

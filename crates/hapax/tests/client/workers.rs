@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hapax_client::{Client, Code, Done, Emit, Failure, Message, State, Worker};
+use hapax_client::{Client, Code, Done, Emit, Failure, Message, Outcome, State, Worker};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
@@ -243,6 +243,35 @@ async fn a_follow_up_is_sent_under_a_derived_key(partitions: u16) {
     emails.stop().await;
 }
 
+on_each!(a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message);
+async fn a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    house.admin.put_queue("emails", "{}", None).await.unwrap();
+    send(&house, 1).await;
+    let worker = Running::start(Worker::new(house.orders()), |_, _| async {
+        let short = Message::new("x").key("short").ttl(Duration::from_millis(1));
+        let noisy = Message::new("at 11:55").key("noisy").fingerprint("it");
+        let done = Done::new().emit(Emit::new("emails", "a", short));
+        Ok(done.emit(Emit::new("emails", "b", noisy)))
+    });
+    house.ended("k0").await;
+    let named = |key: &str| hapax_wire::proto::KeyRequest {
+        queue: "emails".to_owned(),
+        key: key.to_owned(),
+        group: String::new(),
+    };
+    for key in ["short", "noisy"] {
+        let arrived = async { while house.admin.key(named(key), Duration::ZERO).await.is_err() {} };
+        in_time(arrived).await;
+    }
+    let dead = house.admin.key(named("short"), crate::house::LONG).await.unwrap();
+    assert_eq!(dead.state(), hapax_wire::proto::State::Dead, "{dead:?}");
+    let again = Message::new("at 11:56").key("noisy").fingerprint("it");
+    let again = house.client.queue("emails").send(again).await.unwrap();
+    assert!(!again.is_new(), "the same operation, as its fingerprint says");
+    worker.stop().await;
+}
+
 on_each!(a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated);
 async fn a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated(partitions: u16) {
     let house = House::open(partitions, r#"{"max_body_bytes":1000}"#).await;
@@ -255,26 +284,6 @@ async fn a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated(par
     let words = ["too_large", "running it again would not help"];
     assert!(words.iter().all(|word| key.error.contains(word)), "{}", key.error);
     worker.stop().await;
-}
-
-on_each!(an_effect_that_has_begun_is_parked_when_its_worker_is_lost);
-async fn an_effect_that_has_begun_is_parked_when_its_worker_is_lost(partitions: u16) {
-    let house = House::open(partitions, r#"{"on_lost":"park","lease_ms":200}"#).await;
-    send(&house, 1).await;
-    let started = Arc::new(Notify::new());
-    let begin = Arc::clone(&started);
-    let worker = tokio::spawn(Worker::new(house.orders()).run(move |_, context| {
-        let begin = Arc::clone(&begin);
-        async move {
-            context.begin().await?;
-            begin.notify_one();
-            std::future::pending::<Result<(), Failure>>().await
-        }
-    }));
-    in_time(started.notified()).await;
-    worker.abort();
-    let key = house.ended("k0").await;
-    assert_eq!(key.state(), hapax_wire::proto::State::Parked);
 }
 
 on_each!(a_queue_that_is_not_there_ends_the_worker);
@@ -306,4 +315,24 @@ async fn answers_tell_the_state_of_what_a_worker_did(partitions: u16) {
     let again = orders.send(Message::new("x").key("k")).await.unwrap();
     assert_eq!(again.outcome, answer.outcome);
     worker.stop().await;
+}
+
+on_each!(a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again);
+async fn a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let orders = house.orders();
+    send(&house, 1).await;
+    let message = || Message::new("body 0").key("k0");
+    let waiting = {
+        let orders = orders.clone();
+        tokio::spawn(async move { orders.send_and_wait(message(), crate::house::LONG).await })
+    };
+    house.admin.discard_key(crate::house::named("k0")).await.unwrap();
+    let waited = in_time(waiting).await.unwrap().unwrap();
+    let sent = orders.send(message()).await.unwrap();
+    for answer in [waited, sent] {
+        assert!(answer.is_discarded() && answer.has_ended(), "{answer:?}");
+        assert!(matches!(answer.outcome, Outcome::Dead { attempts: 0, .. }), "{answer:?}");
+        assert_eq!(answer.result(), None);
+    }
 }

@@ -201,3 +201,114 @@ fn an_idle_worker_ends_by_itself_having_done_everything() {
     assert_eq!(lines.len(), 20);
     assert!(lines.iter().all(|line| line["ended"] == "done"), "{told:?}");
 }
+
+/// A queue that parks, with one message, on a broker of so many partitions.
+fn parking(partitions: &str) -> Broker {
+    let broker = Broker::start_with(&["--auth", "off", "--partitions", partitions]);
+    let create = ["queue", "create", "orders", "--on-lost", "park", "--max-attempts", "3"];
+    broker.ok(&[&create[..], &["--backoff-min", "0ms", "--backoff-max", "0ms"]].concat());
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    broker
+}
+
+/// A command that begins an effect, prints a line to the file `effects`, and goes on.
+fn begins(then: &str) -> String {
+    let begin = "settle begin \"$HAPAX_QUEUE\" \"$HAPAX_LEASE\" >/dev/null";
+    format!("{} {begin} && echo printed >> effects && {then}", env!("CARGO_BIN_EXE_hapax"))
+}
+
+/// How often the effect happened.
+fn effects(broker: &Broker) -> usize {
+    let text = std::fs::read_to_string(broker.path().join("effects")).unwrap_or_default();
+    text.lines().count()
+}
+
+/// Runs a command that begins and ends like this: the message is in this state in the end, and the
+/// effect happened so many times.
+fn check_begun(partitions: &str, then: &str, arguments: &[&str], end: &str, times: usize) -> Value {
+    let broker = parking(partitions);
+    let worker = Worker::start(&broker, &begins(then), arguments);
+    let found = state(&broker, "a", end);
+    assert_eq!(worker.drain(), Some(0));
+    assert_eq!(broker.json(&["get", "orders", "a"])["state"], end);
+    assert_eq!(effects(&broker), times, "{found}");
+    found
+}
+
+#[test]
+fn a_begun_command_that_a_signal_ends_is_parked() {
+    for partitions in ["1", "4"] {
+        let parked = check_begun(partitions, "kill -9 $$", &[], "parked", 1);
+        assert!(parked["error"].as_str().unwrap().contains("SIGKILL"), "{parked}");
+        // The shell lives on, and tells of its last command's end.
+        let parked = check_begun(partitions, "sh -c 'kill -9 $$'", &[], "parked", 1);
+        assert!(parked["error"].as_str().unwrap().contains("signal"), "{parked}");
+    }
+}
+
+#[test]
+fn a_begun_command_that_takes_too_long_is_parked() {
+    for partitions in ["1", "4"] {
+        let timeout = ["--timeout", "3s"];
+        let parked = check_begun(partitions, "exec sleep 1000", &timeout, "parked", 1);
+        assert!(parked["error"].as_str().unwrap().contains("longer than 3 s"), "{parked}");
+    }
+}
+
+#[test]
+fn a_begun_command_that_is_in_doubt_says_so_by_its_exit_code() {
+    for partitions in ["1", "4"] {
+        let then = "echo 'no answer' >&2; exit 76";
+        let parked = check_begun(partitions, then, &[], "parked", 1);
+        assert_eq!(parked["error"], "in doubt: no answer");
+    }
+}
+
+#[test]
+fn a_begun_command_with_a_plain_exit_code_is_what_it_says() {
+    for partitions in ["1", "4"] {
+        check_begun(partitions, "exit 0", &[], "done", 1);
+        check_begun(partitions, "exit 3", &[], "dead", 3);
+        let much = ["--max-result", "1000"];
+        check_begun(partitions, "head -c 2000 /dev/zero", &much, "dead", 1);
+    }
+}
+
+#[test]
+fn begun_commands_that_a_second_signal_stops_are_parked() {
+    for partitions in ["1", "4"] {
+        let broker = parking(partitions);
+        let mut worker = Worker::start(&broker, &begins("exec sleep 1000"), &[]);
+        until("the effect", || (effects(&broker) == 1).then_some(()));
+        signal(&worker.0, "TERM");
+        until("the drain", || {
+            // It takes no more: what is sent now stays.
+            signal(&worker.0, "TERM");
+            worker.0.try_wait().unwrap()
+        });
+        let parked = state(&broker, "a", "parked");
+        assert!(parked["error"].as_str().unwrap().contains("stopped by its worker"), "{parked}");
+        assert_eq!(effects(&broker), 1);
+    }
+}
+
+#[test]
+fn a_command_that_has_not_begun_has_failed_when_a_signal_ends_it() {
+    let broker = parking("1");
+    let worker = Worker::start(&broker, "kill -9 $$", &[]);
+    let dead = state(&broker, "a", "dead");
+    assert_eq!(dead["attempts"], 3, "{dead}");
+    assert_eq!(worker.drain(), Some(0));
+}
+
+#[test]
+fn what_is_printed_was_confirmed_and_the_last_attempt_is_called_dead() {
+    let broker = parking("4");
+    let arguments = ["work", "orders", "--exec", "exit 3", "--idle", "3s", "-o", "json"];
+    let told = broker.run(&arguments);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    let lines: Vec<Value> =
+        told.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let ended: Vec<&str> = lines.iter().filter_map(|line| line["ended"].as_str()).collect();
+    assert_eq!(ended, ["failed", "failed", "dead"], "{told:?}");
+}

@@ -24,7 +24,7 @@ fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_
     gateway.wait_for_a_stopped_caller();
     first.kill();
     let seen = hapax(&broker, &["get", "orders", "order-1"]);
-    let derived = derive("order-1", 0, "charge");
+    let derived = derive("orders", "", "order-1", 0, "charge");
     assert!(seen.contains("step:charge") && seen.contains("begun"), "{seen}");
     assert!(seen.contains(&derived), "the key to ask the gateway about: {seen}");
 

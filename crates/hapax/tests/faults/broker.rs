@@ -80,6 +80,7 @@ pub(crate) struct Setup {
     port_file: PathBuf,
     pub(crate) address: SocketAddr,
     wrapper: Vec<String>,
+    partitions: u16,
     arguments: Vec<String>,
     variables: Vec<(String, String)>,
 }
@@ -93,6 +94,7 @@ impl Setup {
             port_file: directory.join("port"),
             address: free_address(),
             wrapper: Vec::new(),
+            partitions: 1,
             arguments: vec!["--auth".into(), "off".into()],
             variables: Vec::new(),
         }
@@ -106,6 +108,12 @@ impl Setup {
     /// Instead of `--auth off`.
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        self
+    }
+
+    /// Instead of one.
+    pub(crate) fn partitions(mut self, partitions: u16) -> Self {
+        self.partitions = partitions;
         self
     }
 
@@ -179,7 +187,8 @@ impl Setup {
         clean(&mut command);
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         command
-            .args(["serve", "--partitions", "1", "--log-format", "text"])
+            .args(["serve", "--log-format", "text"])
+            .args(["--partitions", &self.partitions.to_string()])
             .args(["--listen", &self.address.to_string()])
             .arg("--data")
             .arg(&self.data)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hapax_client::{Admin, Client};
 use hapax_wire::proto;
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 use crate::broker::{Broker, Setup, pause, until};
@@ -283,4 +284,135 @@ fn is_redriven_once(door: &mut Connection) {
         .ask(&Request::send("orders", "poison-0", "poison-0").header("hapax-group", "group-0"))
         .is(200);
     assert_eq!(told["result"]["body"], "cured", "{told}");
+}
+
+/// A directory with a broker and one message whose command begins an effect and then waits.
+struct Begun {
+    directory: tempfile::TempDir,
+    setup: Setup,
+    broker: Broker,
+    worker: Worker,
+}
+
+impl Begun {
+    fn start(partitions: u16) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let setup = Setup::new(directory.path()).partitions(partitions);
+        let broker = setup.start();
+        let mut door = broker.connection();
+        let rules = json!({
+            "on_lost": "park", "lease_ms": 2_000, "backoff_min_ms": 0, "backoff_max_ms": 0,
+        });
+        put(&mut door, &rules);
+        door.ask(&Request::send("orders", "a", "x")).is(201);
+        std::fs::write(directory.path().join("hold"), "").unwrap();
+        let begin = "settle begin \"$HAPAX_QUEUE\" \"$HAPAX_LEASE\" >/dev/null";
+        let exec = format!(
+            "{} {begin} && echo printed >> effects && while test -e hold; do sleep 0.05; done; \
+             echo finished",
+            env!("CARGO_BIN_EXE_hapax")
+        );
+        let worker = worker(&broker, directory.path(), &exec);
+        let begun = Self { directory, setup, broker, worker };
+        until("the effect", || (begun.effects() == 1).then_some(()));
+        begun
+    }
+
+    fn effects(&self) -> usize {
+        let text = std::fs::read_to_string(self.directory.path().join("effects"));
+        text.unwrap_or_default().lines().count()
+    }
+
+    fn state(&self) -> String {
+        let found = key(&mut self.setup.connection(), "a");
+        found["state"].as_str().unwrap().to_owned()
+    }
+
+    fn is_parked(&self) {
+        until("the message to be parked", || (self.state() == "parked").then_some(()));
+    }
+
+    /// The worker stops in good order, with everything settled that it wants to settle; another
+    /// one finds nothing to do, and the message is still parked.
+    fn stays_parked(mut self) {
+        rustix::process::kill_process(Pid::from_child(&self.worker.0), Signal::TERM).unwrap();
+        until("the worker's end", || self.worker.0.try_wait().unwrap());
+        let mut door = self.broker.connection();
+        assert_eq!(receive(&mut door, &json!({ "wait_ms": 500 })), Vec::<Value>::new());
+        assert_eq!((self.state().as_str(), self.effects()), ("parked", 1));
+        std::fs::remove_file(self.directory.path().join("hold")).unwrap();
+        self.broker.has_not_panicked();
+    }
+}
+
+#[test]
+fn a15_an_effect_that_has_begun_stays_parked_when_its_worker_stalls_and_wakes() {
+    for partitions in [1, 4] {
+        let begun = Begun::start(partitions);
+        let worker = Pid::from_child(&begun.worker.0);
+        rustix::process::kill_process(worker, Signal::STOP).unwrap();
+        begun.is_parked();
+        rustix::process::kill_process(worker, Signal::CONT).unwrap();
+        begun.stays_parked();
+    }
+}
+
+#[test]
+fn a15_an_effect_that_has_begun_stays_parked_when_the_broker_stalls_and_wakes() {
+    for partitions in [1, 4] {
+        let begun = Begun::start(partitions);
+        begun.broker.signal(Signal::STOP);
+        // For longer than the lease: the worker stops the command, as nobody extends it.
+        pause(Duration::from_secs(4));
+        begun.broker.signal(Signal::CONT);
+        begun.is_parked();
+        begun.stays_parked();
+    }
+}
+
+#[test]
+fn a15_an_effect_that_has_begun_is_parked_when_its_worker_is_killed() {
+    for partitions in [1, 4] {
+        let mut begun = Begun::start(partitions);
+        begun.worker.0.kill().unwrap();
+        begun.is_parked();
+        let path = begun.directory.path().to_owned();
+        begun.worker = worker(&begun.broker, &path, "echo again >> effects");
+        begun.stays_parked();
+    }
+}
+
+#[test]
+fn a15_a_worker_says_done_when_the_broker_has_confirmed_it_and_that_the_broker_is_away() {
+    for partitions in [1, 4] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let setup = Setup::new(path).partitions(partitions);
+        let mut broker = setup.start();
+        let mut door = broker.connection();
+        put(&mut door, &json!({ "lease_ms": 600_000 }));
+        door.ask(&Request::send("orders", "a", "x")).is(201);
+        std::fs::write(path.join("hold"), "").unwrap();
+        let exec = "touch taken; while test -e hold; do sleep 0.05; done; touch ended";
+        let mut command = broker.command(&["work", "orders", "--exec", exec]);
+        let (out, err) = (path.join("out"), path.join("err"));
+        command.stdout(std::fs::File::create(&out).unwrap());
+        command.stderr(std::fs::File::create(&err).unwrap());
+        let worker = Worker(command.current_dir(path).spawn().unwrap());
+        let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+        let said = |path: &std::path::Path, words: &str| {
+            until(words, || read(path).contains(words).then_some(()));
+        };
+        until("the command to run", || path.join("taken").exists().then_some(()));
+        broker.kill();
+        said(&err, "the broker is away");
+        std::fs::remove_file(path.join("hold")).unwrap();
+        until("the command's end", || path.join("ended").exists().then_some(()));
+        assert_eq!(read(&out), "", "nobody has confirmed anything");
+        broker = setup.start();
+        said(&err, "the broker is back");
+        said(&out, "done");
+        assert_eq!(key(&mut broker.connection(), "a")["state"], "done");
+        drop(worker);
+    }
 }
