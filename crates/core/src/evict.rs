@@ -1,7 +1,7 @@
 //! Eviction: what the rows have may leave memory, and comes back when it is needed.
 //!
-//! What stays: messages in workers' hands, whose deadlines are kept in memory, and whatever changed
-//! since the last snapshot. Everything else can leave, so that what is in memory takes no more than
+//! What stays: messages in workers' hands, whose deadlines are kept in memory, delayed ones whose
+//! time has come, and whatever changed since the last snapshot. Everything else can leave, so that what is in memory takes no more than
 //! it is given, whatever is waiting, parked, dead, held or was brought back.
 //!
 //! Invariant: after [`Machine::evict`] what is left takes at most the target, or none of it could
@@ -74,7 +74,7 @@ impl Machine {
         queue.parked.evict(|seq, slot| evict(Place::Parked, seq, slot));
         queue.redrives.values_mut().for_each(|job| job.horizon = 0);
         queue.ready.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
-        queue.delayed.evict(keep, |seq, slot| evict(Place::Delayed, seq, slot));
+        queue.delayed.evict(self.now, keep, |seq, slot| evict(Place::Delayed, seq, slot));
         for digest in &queue.groups {
             let group = self.groups.get_mut(digest);
             assert!(group.is_some(), "a queue lists the groups that are in memory");
@@ -165,7 +165,9 @@ impl Machine {
     #[doc(hidden)]
     pub fn evictable_bytes(&self) -> usize {
         let messages = self.messages.iter().filter(|(_, message)| {
-            !message.dirty && message.row.is_some() && message.lease().is_none()
+            let is_due = message.place() == Place::Delayed && message.deadline() <= Some(self.now);
+            let is_written = !message.dirty && message.row.is_some();
+            is_written && message.lease().is_none() && !is_due
         });
         let groups = self.queues.iter().flat_map(|queue| &queue.groups);
         let groups = groups.filter_map(|digest| self.groups.get(digest));

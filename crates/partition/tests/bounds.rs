@@ -225,6 +225,8 @@ fn memory_stays_within_its_budget_whatever_waits() {
         ms_pass(&mut partition);
         partition.check_memory();
     }
+    let usage = partition.machine().usage();
+    assert!(usage.head_bytes() <= (1 << 20) / 2, "{usage:?}");
     partition.checkpoint().unwrap();
     answers(&mut partition);
     partition.check_memory();

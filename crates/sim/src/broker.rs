@@ -290,15 +290,23 @@ impl Broker {
             if let Some(seen) = self.seen.get_mut(number) {
                 *seen = owner.partition.now().max(*seen);
             }
+            // What the engine itself was at is not a client's to try again: a client that did
+            // would hide an emit that was lost.
+            let is_client = |whose: &Whose| matches!(whose, Whose::Client);
             for batch in owner.pending.into_values() {
-                for op in batch.calls.iter().flat_map(|(ops, _)| ops) {
-                    self.note(|| format!("lost by {number} {op:?}"));
-                    self.checker.lost(number, batch.at, op);
-                    self.workload.lost(op, &self.checker);
+                for (ops, whose) in &batch.calls {
+                    for op in ops {
+                        self.note(|| format!("lost by {number} {op:?}"));
+                        self.checker.lost(number, batch.at, op);
+                        if is_client(whose) {
+                            self.workload.lost(op, &self.checker);
+                        }
+                    }
                 }
             }
-            for op in owner.inbox.iter().flat_map(|call| &call.ops) {
-                self.workload.lost(op, &self.checker); // It was never decided.
+            // The rest was never decided.
+            for call in owner.inbox.iter().filter(|call| is_client(&call.whose)) {
+                call.ops.iter().for_each(|op| self.workload.lost(op, &self.checker));
             }
         }
         for store in &mut self.stores {

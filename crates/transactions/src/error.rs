@@ -15,7 +15,7 @@ pub enum Error {
     #[error(
         "the inbox {consumer} forgets after {}, but the queue {queue} remembers its keys {}. Keep \
          the rows at least that long, or say nothing about the retention to follow the queue",
-        human(*.kept), .needed.map_or("for ever".to_owned(), |needed| format!("for {}", human(needed)))
+        human(*.kept), for_long(*.needed)
     )]
     ForgetsTooEarly { consumer: String, queue: String, kept: Duration, needed: Option<Duration> },
     /// The caller gave something that cannot be used.
@@ -58,6 +58,11 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         cause = error.source();
     }
     text
+}
+
+/// "for 7 d", or "for ever".
+fn for_long(duration: Option<Duration>) -> String {
+    duration.map_or("for ever".to_owned(), |duration| format!("for {}", human(duration)))
 }
 
 /// A duration in its largest whole unit.

@@ -3,8 +3,8 @@
 //! Around every handler stand the same steps: begin, enter, run, store the result, commit, settle.
 //! A handler that fails rolls everything back, its row included, and fails the attempt. A message
 //! that was carried out before is settled with the stored result, and its handler is not called.
-//! A result that the queue would not take is noticed before the commit: nothing is written then, and
-//! the message is dead until its handler is mended and it is redriven.
+//! A result that the queue would not take is noticed before the commit: nothing is written then,
+//! and the message is dead until its handler is mended and it is redriven.
 
 #[cfg(feature = "sqlite")]
 mod blocking;
@@ -210,8 +210,8 @@ impl Guard {
         })
     }
 
-    /// Checks that a delivery is of the inbox's tenant. A worker with the token of another one stops
-    /// at its first message: the rest would fail just the same, until it is dead.
+    /// Checks that a delivery is of the inbox's tenant. A worker with the token of another one
+    /// stops at its first message: the rest would fail just the same, until it is dead.
     fn admit(&self, delivery: &Delivery) -> Result<(), Failure> {
         let Err(error) = self.inbox.check_tenant(delivery) else { return Ok(()) };
         self.refusal.send_replace(Some(error.to_string()));

@@ -58,11 +58,18 @@ impl Delayed {
         self.due.range(from..).map(|(_, slot)| *slot)
     }
 
-    /// Leaves messages to the rows, the latest first. Keeps the first `keep`.
-    pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> Fate) {
+    /// Leaves messages to the rows, the latest first. Keeps the first `keep`, and those whose time
+    /// has come: they are about to be ready, and would be read again at once.
+    pub(crate) fn evict(
+        &mut self,
+        now: Time,
+        keep: usize,
+        mut evict: impl FnMut(Seq, Slot) -> Fate,
+    ) {
         let mut gone = Vec::new();
         let most = self.due.len().saturating_sub(keep);
-        for ((due, seq), slot) in self.due.iter().rev().take(most) {
+        let later = self.due.range((now.plus(1), 0)..);
+        for ((due, seq), slot) in later.rev().take(most) {
             match evict(*seq, *slot) {
                 Fate::Leaves => gone.push((*due, *seq)),
                 Fate::Stays | Fate::New => {}

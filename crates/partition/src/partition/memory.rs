@@ -42,10 +42,13 @@ impl<S: Store> Partition<S> {
 
     pub(super) fn is_due(&self, usage: Usage) -> bool {
         let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0;
+        // Delays that end change messages and leave no trace in the journal.
+        let changed_bytes = usage.head_bytes() / (usage.messages + usage.groups).max(1);
+        let changed_bytes = changed_bytes.saturating_mul(usage.changed);
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
             || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
-            || is_crowded && self.journal_bytes > self.heads_max() / 8
+            || is_crowded && self.journal_bytes.max(changed_bytes / 4) > self.heads_max() / 8
     }
 
     /// Whether there is no room for more while a checkpoint is under way. What it writes counts:

@@ -41,9 +41,7 @@ impl Run {
             }
             match outcome {
                 Outcome::Received(deliveries) if !deliveries.is_empty() => {
-                    if *patience != Patience::Called {
-                        served.push(*queue);
-                    }
+                    served.extend((*patience != Patience::Called).then_some(*queue));
                 }
                 Outcome::Received(_) if *patience != Patience::None => new.push((*queue, op)),
                 _ => {}

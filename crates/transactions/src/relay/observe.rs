@@ -130,7 +130,8 @@ async fn look<S: Source>(
                 metrics.result_written();
             }
             Err(error) => {
-                tracing::warn!(%error, queue = name.queue, key = name.key, "a result is not written");
+                let Name { queue, key, .. } = &name;
+                tracing::warn!(%error, queue, key, "a result is not written");
                 failed = Some(error);
             }
         }

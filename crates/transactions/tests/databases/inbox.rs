@@ -132,7 +132,7 @@ async fn pages(rows: &impl Rows) {
     let second = rows.old(&names, next).await.unwrap();
     let keys: Vec<&str> = first.iter().chain(&second).map(|old| old.key.as_str()).collect();
     assert_eq!((keys, first.len()), (vec!["1", "2", "3"], 2), "oldest first, as many as it may");
-    let other = Old { fence: 7, ..first[0].clone() };
+    let other = Old { fence: 7, ..first.first().unwrap().clone() };
     assert_eq!(rows.delete(&names, vec![other]).await.unwrap(), 0, "another row by now");
     assert_eq!(rows.delete(&names, [first, second].concat()).await.unwrap(), 3);
 }
