@@ -13,10 +13,10 @@ use crate::content::Content;
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
-use crate::machine::Machine;
+use crate::machine::{Machine, Turn};
 use crate::message::{Message, Slot};
-use crate::moves::purge;
 use crate::moves::send::group_of;
+use crate::moves::{expire, purge};
 use crate::outcome::Place;
 use crate::places::groups::{Group, Leads};
 use crate::queue::Queue;
@@ -456,32 +456,47 @@ impl Machine {
         if self.next_due > self.now {
             return;
         }
-        for queue in self.queues.iter_from(self.tick.queue) {
-            if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
-                needs.push(self.range(
-                    RowKey::delayed(queue.id, due, seq),
-                    RowKey::file(queue.id, File::Delayed).after_prefix(),
-                    RangeOf::Delayed(queue.id),
-                ));
+        for (queue, turn) in expire::round(self, self.now) {
+            match turn {
+                Turn::Leases | Turn::Lives => {}
+                Turn::Delays => self.need_delayed(queue, needs),
+                Turn::Purge => self.need_purge(queue, needs),
+                Turn::Redrive(digest) => self.need_redrive(queue, digest, needs),
             }
-            if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
-                // No more than the next step takes away, or it would be evicted meanwhile.
-                let limit = self.bounds.job_step - purge::victims(self, queue).len();
-                let to = RowKey::message_prefix(queue.id).after_prefix();
-                let of = RangeOf::Purge(queue.id);
-                if limit > 0 {
-                    needs.push(Need::Range { from, to, limit, of });
-                }
+        }
+    }
+
+    fn need_delayed(&self, queue: &Queue, needs: &mut Vec<Need>) {
+        if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
+            needs.push(self.range(
+                RowKey::delayed(queue.id, due, seq),
+                RowKey::file(queue.id, File::Delayed).after_prefix(),
+                RangeOf::Delayed(queue.id),
+            ));
+        }
+    }
+
+    fn need_purge(&self, queue: &Queue, needs: &mut Vec<Need>) {
+        if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
+            // No more than the next step takes away, or it would be evicted meanwhile.
+            let limit = self.bounds.job_step - purge::victims(self, queue).len();
+            let to = RowKey::message_prefix(queue.id).after_prefix();
+            let of = RangeOf::Purge(queue.id);
+            if limit > 0 {
+                needs.push(Need::Range { from, to, limit, of });
             }
-            for (digest, job) in &queue.redrives {
-                if !job.done && job.horizon <= job.cursor {
-                    needs.push(self.range(
-                        RowKey::filed(queue.id, File::Dead, job.cursor),
-                        RowKey::file(queue.id, File::Dead).after_prefix(),
-                        RangeOf::Redrive(queue.id, *digest),
-                    ));
-                }
-            }
+        }
+    }
+
+    fn need_redrive(&self, queue: &Queue, digest: Digest, needs: &mut Vec<Need>) {
+        if let Some(job) = queue.redrives.get(&digest)
+            && job.horizon <= job.cursor
+        {
+            needs.push(self.range(
+                RowKey::filed(queue.id, File::Dead, job.cursor),
+                RowKey::file(queue.id, File::Dead).after_prefix(),
+                RangeOf::Redrive(queue.id, digest),
+            ));
         }
     }
 

@@ -1,8 +1,9 @@
 //! Eviction: what the rows have may leave memory, and comes back when it is needed.
 //!
 //! What stays: messages in workers' hands, whose deadlines are kept in memory, delayed ones whose
-//! time has come, and whatever changed since the last snapshot. Everything else can leave, so that what is in memory takes no more than
-//! it is given, whatever is waiting, parked, dead, held or was brought back.
+//! time has come, and whatever changed since the last snapshot. Everything else can leave, so that
+//! what is in memory takes no more than it is given, whatever is waiting, parked, dead, held or was
+//! brought back.
 //!
 //! Invariant: after [`Machine::evict`] what is left takes at most the target, or none of it could
 //! leave, or as much left as was asked for.

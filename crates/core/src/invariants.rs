@@ -95,7 +95,7 @@ impl Machine {
     fn check_stats(&self, queue: &Queue) {
         let stats = &queue.stats;
         let is_ready_here = queue.ready.gap().is_none() && queue.config.order == Order::None;
-        let is_delayed_here = queue.delayed.cold_due(Time::NEVER).is_none();
+        let is_delayed_here = !queue.delayed.is_cold();
         for (place, count, is_all_here) in [
             (Place::Ready, stats.ready, is_ready_here),
             (Place::Delayed, stats.delayed, is_delayed_here),

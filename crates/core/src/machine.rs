@@ -55,6 +55,8 @@ pub struct Machine {
     store_full: bool,
     /// Where the next tick begins.
     pub(crate) tick: Tick,
+    /// The queue whose delays end first. Not durable.
+    pub(crate) delays_from: QueueId,
     scratch: Verdict,
     /// See [`Verdict::unknown`]; set while a decision of that verdict is applied.
     pub(crate) unknown: Option<Digest>,
@@ -76,8 +78,19 @@ pub(crate) struct Verdict {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tick {
     pub(crate) queue: QueueId,
-    /// The redrive of that queue that comes first.
-    pub(crate) job: Option<Digest>,
+    pub(crate) turn: Turn,
+}
+
+/// What has its turn in a tick, in this order in each queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Turn {
+    /// Delayed messages are read whose time has come.
+    #[default]
+    Delays,
+    Leases,
+    Lives,
+    Purge,
+    Redrive(Digest),
 }
 
 /// Decisions on their way to the journal, and effects that wait until they are durable.
@@ -265,6 +278,7 @@ impl Machine {
             keys_expired: false,
             store_full: false,
             tick: Tick::default(),
+            delays_from: 0,
             scratch: Verdict::default(),
             unknown: None,
         }

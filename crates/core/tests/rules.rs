@@ -16,6 +16,7 @@ mod rules {
     mod history;
     mod keys;
     mod leases;
+    mod liveness;
     mod lookalikes;
     mod memory;
     mod operators;

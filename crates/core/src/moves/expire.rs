@@ -1,6 +1,5 @@
 //! Time goes on: what is due becomes ready, leases are lost, lives end, jobs go on.
 
-use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::config::{OnGroupDead, OnLost};
@@ -8,7 +7,7 @@ use crate::decision::{Decision, Next};
 use crate::ids::{Fence, Stamp, Time};
 use crate::key::Digest;
 use crate::limits::Bounds;
-use crate::machine::{Machine, Tick, Verdict};
+use crate::machine::{Machine, Tick, Turn, Verdict};
 use crate::message::{Message, Slot, State};
 use crate::moves::send::wake;
 use crate::moves::settle::{go, held};
@@ -37,9 +36,9 @@ pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>
     }
     let Bounds { expire_step, tick_step, .. } = machine.bounds;
     let mut due = Vec::new();
-    for queue in machine.queues.iter_from(machine.tick.queue) {
+    for queue in machine.queues.iter_from(machine.delays_from) {
         if due.len() >= tick_step {
-            machine.tick = Tick { queue: queue.id, job: None };
+            machine.delays_from = queue.id; // Those that had no turn are the first next time.
             break;
         }
         let before = due.len();
@@ -80,53 +79,57 @@ fn forget_receives(machine: &mut Machine, at: Time) {
     }
 }
 
-/// One tick: what is due, as far as the bound of a tick allows. All queues and all redrives have
-/// their turn, whatever is due at once: the next tick begins with those that had none.
+/// One tick: what is due, as far as the bound of a tick allows. All queues, and in each of them
+/// leases, lives, the purge and every redrive, have their turn, whatever else is due: the next tick
+/// begins with the first that had none, or else with another than this one.
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
-    let Tick { queue: first, job } = machine.tick;
     let mut left = machine.bounds.tick_step;
-    let mut next = None;
-    if let (Some(queue), Some(job)) = (machine.queues.get(first), job) {
-        let stopped = redrive::step(machine, queue, job.., stamp.at, &mut left, out);
-        next = stopped.map(|job| Tick { queue: first, job: Some(job) });
-    }
-    let mut turn = None;
-    for queue in machine.queues.iter_from(first) {
-        if next.is_some() {
-            break;
+    for (place, (queue, turn)) in round(machine, stamp.at).enumerate() {
+        if place == 1 || left == 0 {
+            out.tick = Some(Tick { queue: queue.id, turn });
         }
         if left == 0 {
-            next = Some(Tick { queue: queue.id, job: None });
             break;
         }
-        let before = left;
-        if queue.is_deleted() {
-            purge::step(machine, queue, &mut left, out); // Everything in it goes with it.
-            turn = turn.or(Some(Tick { queue: queue.id.saturating_add(1), job: None }));
-            continue;
-        }
-        lose_leases(machine, queue, stamp, &mut left, out);
-        end_lives(machine, queue, stamp.at, &mut left, out);
-        purge::step(machine, queue, &mut left, out);
-        let jobs = match job.filter(|_| queue.id == first) {
-            Some(job) => (Bound::Unbounded, Bound::Excluded(job)), // The others had their turn.
-            None => (Bound::Unbounded, Bound::Unbounded),
-        };
-        let stopped = redrive::step(machine, queue, jobs, stamp.at, &mut left, out);
-        next = stopped.map(|job| Tick { queue: queue.id, job: Some(job) });
-        if left < before || reads_rows(queue, stamp.at) {
-            // Whoever was first is last in the next tick.
-            turn = turn.or(Some(Tick { queue: queue.id.saturating_add(1), job: None }));
+        match turn {
+            Turn::Delays => {} // Rows were read for it; what they had becomes ready by itself.
+            Turn::Leases => lose_leases(machine, queue, stamp, &mut left, out),
+            Turn::Lives => end_lives(machine, queue, stamp.at, &mut left, out),
+            Turn::Purge => purge::step(machine, queue, &mut left, out),
+            Turn::Redrive(job) => redrive::step(machine, queue, &job, stamp.at, &mut left, out),
         }
     }
-    out.tick = next.or(turn);
     Outcome::Ok
 }
 
-/// Whether time goes on in the queue only as rows are read.
-fn reads_rows(queue: &Queue, at: Time) -> bool {
-    let redrives = || queue.redrives.values().any(|job| !job.done);
-    queue.delayed.cold_due(at).is_some() || queue.purge.is_some() || redrives()
+/// All that have something to do, in the order of the next tick.
+pub(crate) fn round(machine: &Machine, at: Time) -> impl Iterator<Item = (&Queue, Turn)> {
+    let Tick { queue: first, turn: from } = machine.tick;
+    let is_late = move |queue: &Queue, turn: Turn| queue.id == first && turn < from;
+    let all = machine.queues.iter_from(first);
+    let all = all.flat_map(move |queue| turns(machine, queue, at).map(move |turn| (queue, turn)));
+    let last = machine.queues.get(first).into_iter();
+    let last = last.flat_map(move |queue| turns(machine, queue, at).map(move |turn| (queue, turn)));
+    all.filter(move |(queue, turn)| !is_late(queue, *turn))
+        .chain(last.filter(move |(queue, turn)| is_late(queue, *turn)))
+}
+
+/// What there is to do in the queue.
+fn turns(machine: &Machine, queue: &Queue, at: Time) -> impl Iterator<Item = Turn> {
+    let is_alive = !queue.is_deleted(); // Everything in a deleted one goes with it.
+    let delays = is_alive && queue.delayed.cold_due(at).is_some();
+    let leases = is_alive && queue.leased.expired(&machine.messages, at).next().is_some();
+    let lives = is_alive && queue.mortal.range(..=(at, u64::MAX)).next().is_some();
+    let singles = [
+        (delays, Turn::Delays),
+        (leases, Turn::Leases),
+        (lives, Turn::Lives),
+        (queue.purge.is_some(), Turn::Purge),
+    ];
+    let singles = singles.into_iter().filter_map(|(is_due, turn)| is_due.then_some(turn));
+    let jobs = queue.redrives.iter();
+    let jobs = jobs.filter(move |(_, job)| is_alive && !job.done && job.allowance(at) > 0);
+    singles.chain(jobs.map(|(digest, _)| Turn::Redrive(*digest)))
 }
 
 fn lose_leases(

@@ -12,7 +12,7 @@ use crate::content::Invalid;
 use crate::decision::{Decision, Next, QueueId, RedriveStarted};
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
-use crate::limits;
+use crate::limits::{self, Bounds};
 use crate::machine::{Machine, Verdict};
 use crate::message::{Message, State};
 use crate::moves::send::wake;
@@ -77,42 +77,12 @@ fn start(
     if machine.is_store_full() {
         return Err(Refusal::StoreFull);
     }
-    let mut started = RedriveStarted {
-        queue: queue.id,
-        job: digest,
-        id: redrive.id.clone(),
-        error_contains: None,
-        group: None,
-        dead_before: stamp.at.plus(1),
-        dead_after: None,
-        dry_run: redrive.dry_run,
-        per_s: redrive.per_s,
-        by_keys: false,
-        total: Some(queue.stats.dead),
-        missing: Vec::new(),
-    };
-    let mut digests = None;
-    match &redrive.select {
-        Select::All => {}
-        Select::Filter { error_contains, group, dead_before, dead_after } => {
-            started.error_contains = error_contains.as_deref().map(Into::into);
-            started.group = group.as_deref().map(Into::into);
-            started.dead_before = dead_before.unwrap_or(started.dead_before);
-            started.dead_after = *dead_after;
-        }
-        Select::Keys(keys) => {
-            let (dead, missing) = dead_among(machine, queue, keys);
-            started.by_keys = true;
-            started.total = Some(dead.len() as u64 + missing.len() as u64);
-            started.missing = missing.into_iter().collect();
-            digests = Some(dead);
-        }
-    }
+    let (started, chosen) = asked_for(machine, stamp, queue, redrive);
     let job = Job::new(stamp.at, started);
     let mut view = job.view();
     out.decisions.push(Decision::RedriveStarted(Box::new(job.started)));
     // By keys it is over at once.
-    if let Some(mut digests) = digests {
+    if let Some(mut digests) = chosen {
         let (matched, done) = (digests.len() as u64, true);
         if redrive.dry_run {
             digests.clear();
@@ -129,6 +99,47 @@ fn start(
         out.effects.push(wake(queue));
     }
     Ok(view)
+}
+
+/// A redrive as it begins, and the dead that it names, where it names any by their keys.
+fn asked_for(
+    machine: &Machine,
+    stamp: Stamp,
+    queue: &Queue,
+    redrive: &Redrive,
+) -> (RedriveStarted, Option<Vec<Digest>>) {
+    let mut started = RedriveStarted {
+        queue: queue.id,
+        job: job_digest(queue, &redrive.id),
+        id: redrive.id.clone(),
+        error_contains: None,
+        group: None,
+        dead_before: stamp.at.plus(1),
+        dead_after: None,
+        dry_run: redrive.dry_run,
+        per_s: redrive.per_s,
+        by_keys: false,
+        total: Some(queue.stats.dead),
+        missing: Vec::new(),
+    };
+    let mut chosen = None;
+    match &redrive.select {
+        Select::All => {}
+        Select::Filter { error_contains, group, dead_before, dead_after } => {
+            started.error_contains = error_contains.as_deref().map(Into::into);
+            started.group = group.as_deref().map(Into::into);
+            started.dead_before = dead_before.unwrap_or(started.dead_before);
+            started.dead_after = *dead_after;
+        }
+        Select::Keys(keys) => {
+            let (dead, missing) = dead_among(machine, queue, keys);
+            started.by_keys = true;
+            started.total = Some(dead.len() as u64 + missing.len() as u64);
+            started.missing = missing.into_iter().collect();
+            chosen = Some(dead);
+        }
+    }
+    (started, chosen)
 }
 
 /// The dead of the queue that the keys name, and the keys that name none; each once.
@@ -186,65 +197,63 @@ fn job_digest(queue: &Queue, id: &str) -> Digest {
     Digest::of_key(&queue.name.tenant, &queue.name.queue, Some("redrive"), id)
 }
 
-/// One step of every redrive of the queue among `jobs`, as far as the tick has anything `left`.
-/// Returns the first that had no turn.
+/// One step of a redrive.
 pub(crate) fn step(
     machine: &Machine,
     queue: &Queue,
-    jobs: impl std::ops::RangeBounds<Digest>,
+    digest: &Digest,
     at: Time,
     left: &mut usize,
     out: &mut Verdict,
-) -> Option<Digest> {
-    for (digest, job) in queue.redrives.range(jobs).filter(|(_, job)| !job.done) {
-        if *left == 0 {
-            return Some(*digest);
-        }
-        let allowed = job.allowance(at).min(machine.bounds.job_step as u64) as usize;
-        let mut matched = Vec::new();
-        let mut cursor = job.cursor;
-        let mut seen = 0;
-        for (seq, slot) in queue.dead.from(job.cursor) {
-            if seq > job.horizon || matched.len() >= allowed || seen >= machine.bounds.expire_step {
-                break;
-            }
-            seen += 1;
-            cursor = seq + 1;
-            let message = machine.messages.at(slot);
-            if matches(&job.started, message) {
-                matched.push(message.digest);
-            }
-        }
-        let stopped = matched.len() >= allowed || seen >= machine.bounds.expire_step;
-        let mut done = false;
-        if !stopped {
-            // Everything in memory has been seen; what the rows hold beyond the horizon has not.
-            done = job.horizon == Seq::MAX;
-            cursor = cursor.max(job.horizon.saturating_add(1));
-        }
-        *left = left.saturating_sub(matched.len().max(seen / SEEN_PER_MOVE).max(1));
-        debug_assert!(matched.len() <= allowed, "the rate that was asked for is kept");
-        debug_assert!(cursor >= job.cursor, "what was seen is not looked at again");
-        if cursor == job.cursor && !done {
-            continue;
-        }
-        let count = matched.len() as u64;
-        if job.started.dry_run {
-            matched.clear();
-        }
-        if !matched.is_empty() {
-            out.effects.push(wake(queue));
-        }
-        out.decisions.push(Decision::Redriven {
-            queue: queue.id,
-            job: *digest,
-            digests: matched,
-            matched: count,
-            cursor,
-            done,
-        });
+) {
+    let Some(job) = queue.redrives.get(digest).filter(|job| !job.done) else { return };
+    if job.horizon < job.cursor.max(1) {
+        return; // Its rows have not been read.
     }
-    None
+    let Bounds { job_step, expire_step, .. } = machine.bounds;
+    let allowed = job.allowance(at).min(job_step as u64) as usize;
+    let mut matched = Vec::new();
+    let mut cursor = job.cursor;
+    let mut seen = 0;
+    for (seq, slot) in queue.dead.from(job.cursor) {
+        if seq > job.horizon || matched.len() >= allowed || seen >= expire_step {
+            break;
+        }
+        seen += 1;
+        cursor = seq + 1;
+        let message = machine.messages.at(slot);
+        if matches(&job.started, message) {
+            matched.push(message.digest);
+        }
+    }
+    let stopped = matched.len() >= allowed || seen >= expire_step;
+    let mut done = false;
+    if !stopped {
+        // Everything in memory has been seen; what the rows hold beyond the horizon has not.
+        done = job.horizon == Seq::MAX;
+        cursor = cursor.max(job.horizon.saturating_add(1));
+    }
+    *left = left.saturating_sub(matched.len().max(seen / SEEN_PER_MOVE).max(1));
+    debug_assert!(matched.len() <= allowed, "the rate that was asked for is kept");
+    debug_assert!(cursor >= job.cursor, "what was seen is not looked at again");
+    if cursor == job.cursor && !done {
+        return;
+    }
+    let count = matched.len() as u64;
+    if job.started.dry_run {
+        matched.clear();
+    }
+    if !matched.is_empty() {
+        out.effects.push(wake(queue));
+    }
+    out.decisions.push(Decision::Redriven {
+        queue: queue.id,
+        job: *digest,
+        digests: matched,
+        matched: count,
+        cursor,
+        done,
+    });
 }
 
 /// Looking at so many dead messages counts as much as moving one.

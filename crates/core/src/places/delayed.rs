@@ -31,9 +31,12 @@ impl Delayed {
         debug_assert!(found.is_some(), "who waits is found under its time");
     }
 
-    /// Those whose time has come by `at`, the earliest first.
+    /// Those whose time has come by `at`, the earliest first. Where rows must be read before them
+    /// they wait: nobody overtakes an earlier one because that one is not in memory.
     pub(crate) fn due_by(&self, at: Time) -> impl Iterator<Item = Slot> {
-        self.due.range(..=(at, Seq::MAX)).map(|(_, slot)| *slot)
+        let end = (at.plus(1), 0);
+        let end = self.cold_from.map_or(end, |from| from.min(end));
+        self.due.range(..end).map(|(_, slot)| *slot)
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Time> {
@@ -41,9 +44,16 @@ impl Delayed {
         [first, self.cold_from.map(|(due, _)| due)].into_iter().flatten().min()
     }
 
-    /// From when on rows must be read, where that time has come.
+    /// From when on rows must be read, where that time has come. Not before those in memory are
+    /// ready: they cannot leave it.
     pub(crate) fn cold_due(&self, at: Time) -> Option<(Time, Seq)> {
-        self.cold_from.filter(|(due, _)| *due <= at)
+        let from = self.cold_from.filter(|(due, _)| *due <= at)?;
+        self.due_by(at).next().is_none().then_some(from)
+    }
+
+    /// Whether some may be in the rows alone.
+    pub(crate) fn is_cold(&self) -> bool {
+        self.cold_from.is_some()
     }
 
     /// The rows were read up to `from`; `None` where there are no more.
