@@ -24,10 +24,15 @@ impl World {
     /// Everything that can leave memory does, one range is read in a tick, and a tick does as much
     /// as `tick_step` says.
     fn new(tick_step: usize, refill: usize) -> Self {
+        Self::reading(1, tick_step, refill)
+    }
+
+    /// The same with ranges of so many bytes.
+    fn reading(range_bytes: usize, tick_step: usize, refill: usize) -> Self {
         let bounds = Bounds { expire_step: 2, job_step: 2, ..Bounds::default() };
         let bounds = Bounds { tick_step, refill, groups_at_once: 1, ..bounds };
         let options = Options { memory_bytes: 1, journal_bytes: 1, ..Options::default() };
-        let options = Options { bounds, range_bytes: 1, evict_step: 1_000, ..options };
+        let options = Options { bounds, range_bytes, evict_step: 1_000, ..options };
         Self { partition: Partition::open(MemoryStore::default(), options).unwrap(), ms: 0 }
     }
 
@@ -121,7 +126,7 @@ fn what_is_due_becomes_ready_and_is_received() {
 
 #[test]
 fn what_is_due_is_not_all_read_before_it_becomes_ready() {
-    let mut world = World::new(1, 4);
+    let mut world = World::reading(10_000, 1, 4);
     world.configure("a", Config { delay_ms: 1_000, ..Config::default() });
     for key in 0..60 {
         world.send("a", &key.to_string(), None);
