@@ -188,6 +188,12 @@ impl World {
         Some((queue, machine.ready(id)))
     }
 
+    /// Whether a lease was given by the process that runs now.
+    pub fn gave(&self, fence: hapax_core::Fence) -> bool {
+        let owner = self.owner.as_ref();
+        owner.is_some_and(|owner| owner.partition.epoch() == fence.epoch())
+    }
+
     /// Asserts what the parts of the state promise each other, and that memory is bounded.
     pub fn check_invariants(&mut self, evicts: bool) {
         if let Some(owner) = &mut self.owner {

@@ -47,13 +47,16 @@ fn deliveries(
     {
         let again = again(machine, remembered);
         if !again.is_empty() {
+            if queue.stats.ready > 0 && !queue.paused {
+                out.effects.push(wake(queue)); // What it was woken for is left to others.
+            }
             return Ok(again);
         }
     }
     if queue.paused {
         return Ok(Vec::new());
     }
-    let taken = take(machine, queue, stamp.at, &receive, out);
+    let Taken { slots: taken, leaves_some } = take(machine, queue, stamp.at, &receive, out);
     debug_assert!(taken.len() <= receive.max as usize, "no more than was asked for");
     debug_assert!(
         taken.iter().map(|slot| machine.messages.at(*slot)).all(|message| {
@@ -91,6 +94,9 @@ fn deliveries(
         digests,
         step: machine.partitions,
     })));
+    if leaves_some {
+        out.effects.push(wake(queue)); // Whoever was not woken, since this one was, is needed.
+    }
     Ok(deliveries)
 }
 
@@ -120,14 +126,14 @@ fn again(machine: &Machine, remembered: &Remembered) -> Vec<Delivery> {
     held.collect()
 }
 
+struct Taken {
+    slots: Vec<Slot>,
+    /// There may be more that can be received, in memory or in the rows.
+    leaves_some: bool,
+}
+
 /// The oldest that may be handed out. Those whose time to live is over die instead.
-fn take(
-    machine: &Machine,
-    queue: &Queue,
-    at: Time,
-    receive: &Receive,
-    out: &mut Verdict,
-) -> Vec<Slot> {
+fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut Verdict) -> Taken {
     let max = receive.max as usize;
     let mut taken = Vec::with_capacity(max.min(64));
     let messages = &machine.messages;
@@ -174,7 +180,10 @@ fn take(
             _ => break,
         }
     }
-    taken
+    let leaves_ready = queue.stats.ready > taken.len() as u64;
+    let is_listed = single.peek().is_some() || groups.peek().is_some();
+    let may_be_cold = queue.ready.gap().is_some() || queue.leads.is_some();
+    Taken { leaves_some: leaves_ready && (is_listed || may_be_cold), slots: taken }
 }
 
 pub(crate) fn delivery(

@@ -412,6 +412,68 @@ fn wakes(world: &mut World, line: &str) -> bool {
 }
 
 #[test]
+fn a_receive_that_leaves_some_wakes_whoever_else_waits() {
+    let mut world = super::script::after(
+        "
+        queue  orders
+        send   k1 a
+        send   k2 a
+        send   k3 a
+        ",
+    );
+    assert!(wakes(&mut world, "receive w 1"), "it was enough for one, and there are more");
+    assert!(wakes(&mut world, "receive w 1"));
+    assert!(!wakes(&mut world, "receive w 1"), "nobody gets anything now");
+    assert!(!wakes(&mut world, "receive w 1"));
+
+    let bounds = Bounds { receive_bytes: 250, refill: 2, ..Bounds::default() };
+    for cold in [false, true] {
+        let mut world = World::with_bounds(bounds);
+        configure(&mut world, Config::default());
+        (0..7).for_each(|key| drop(world.run(send_of(&key.to_string(), None, 100))));
+        if cold {
+            world.checkpoint();
+            world.crash();
+        }
+        let woken = [(); 4].map(|()| {
+            world.effects.clear();
+            receive(&mut world, 100);
+            world.effects.iter().any(|effect| matches!(effect, Effect::Wake(_)))
+        });
+        assert_eq!(woken, [true, true, false, false], "cut by its bytes; cold: {cold}");
+    }
+}
+
+#[test]
+fn a_receive_that_leaves_only_what_waits_for_its_group_wakes_nobody() {
+    let mut world = super::script::after(
+        "
+        queue  orders order=group
+        send   k1 a group=g
+        send   k2 a group=g
+        send   k3 a group=h
+        ",
+    );
+    assert!(wakes(&mut world, "receive w 1"), "the other group");
+    assert!(!wakes(&mut world, "receive w 1"));
+}
+
+#[test]
+fn l10_a_repeated_receive_wakes_whoever_gets_what_it_leaves() {
+    let mut world = super::script::after(
+        "
+        queue  orders
+        send   k1 a
+        receive w 1 id=r1            => k1#1
+        send   k2 a
+        ",
+    );
+    assert!(wakes(&mut world, "receive w 1 id=r1"), "it gets k1 again");
+    assert_eq!(say_to(&mut world, "receive w 1"), "k2#1");
+    assert!(!wakes(&mut world, "receive w 1 id=r1"));
+}
+
+#[test]
 fn l6_who_releases_a_dead_head_wakes_those_who_wait_for_its_followers() {
     let script = "
         queue  orders order=group on_group_dead=park on_dead=release max_attempts=1

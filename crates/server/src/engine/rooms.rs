@@ -55,19 +55,6 @@ impl Guest {
         }
     }
 
-    /// The queue, where this outcome is less than the guest was called for: others may get the
-    /// rest.
-    pub(super) fn left_some(&self, outcome: &Outcome) -> Option<QueueName> {
-        match (&self.wish, outcome) {
-            (Wish::Receive(receive), Outcome::Received(messages))
-                if !messages.is_empty() && messages.len() < receive.max as usize =>
-            {
-                Some(receive.queue.clone())
-            }
-            _ => None,
-        }
-    }
-
     /// By whoever holds its turn.
     pub(super) fn refuse(self, why: &Stopped) {
         self.turn.finish();

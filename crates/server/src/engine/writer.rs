@@ -250,13 +250,8 @@ impl Writer {
                     let Some(outcome) = outcomes.next() else {
                         unreachable!("every command has an outcome");
                     };
-                    let left = guest.left_some(&outcome);
                     if let Some(queue) = self.rooms.serve(guest, outcome, self.draining) {
                         self.shared.call_elsewhere(self.number, &queue);
-                    }
-                    if let Some(queue) = left {
-                        let ready = self.partition.machine().ready_in(&queue);
-                        self.rooms.call_receivers(&queue, ready, &mut self.called);
                     }
                 }
                 Part::Seen(seen) => seen(),

@@ -136,7 +136,10 @@ impl Checker {
             self.narrow(at, item, Places::READY)?;
         }
         self.check_id(item, delivery.id)?;
-        let attempts_max = self.state(self.item(item).queue).attempts_max();
+        let state = self.state(self.item(item).queue);
+        let attempts_max = state.attempts_max();
+        // A lease of the rules before, whose answer was lost, holds under these.
+        let may_hold = second && state.had().any(|had| had.guarantee != Guarantee::AtMostOnce);
         let (life, spec, config) = self.passed(at, item);
         if life.purged {
             return violation(format!("{} was purged, and is delivered", spec.key));
@@ -161,9 +164,12 @@ impl Checker {
         life.generation = delivery.generation;
         life.lease(delivery.lease.fence, delivery.deadline, delivery.attempt);
         if config.guarantee == Guarantee::AtMostOnce {
-            life.places = Places::default();
+            if !may_hold {
+                life.places = Places::default();
+                life.results.clear();
+            }
             life.end(Places::DONE, at);
-            life.results = vec![None];
+            life.results.push(None);
             life.result = None;
         }
         self.leases.insert((self.here, delivery.lease.fence), Lease::new(item, delivery.id));

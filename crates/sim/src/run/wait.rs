@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use hapax_core::{Effect, Outcome};
+use hapax_core::{Effect, Fence, Outcome};
 
 use super::{Going, Run, wrong};
 use crate::op::{Op, Patience};
@@ -22,6 +22,8 @@ pub(super) struct Waiters {
     woken: BTreeMap<usize, u64>,
     /// Receives of those who were called, by queue, that were not answered yet.
     called: BTreeMap<usize, u64>,
+    /// The highest fence of a delivery. A receive that is repeated gets lower ones again.
+    newest: Fence,
 }
 
 /// How many wait at once.
@@ -41,7 +43,11 @@ impl Run {
             }
             match outcome {
                 Outcome::Received(deliveries) if !deliveries.is_empty() => {
-                    served.extend((*patience != Patience::Called).then_some(*queue));
+                    let fences = deliveries.iter().map(|delivery| delivery.lease.fence);
+                    let newest = fences.max().unwrap_or_default();
+                    let is_new = newest > self.waiters.newest && self.world.gave(newest);
+                    self.waiters.newest = self.waiters.newest.max(newest);
+                    served.extend((*patience != Patience::Called && is_new).then_some(*queue));
                 }
                 Outcome::Received(_) if *patience != Patience::None => new.push((*queue, op)),
                 _ => {}
@@ -107,7 +113,7 @@ impl Run {
 
     /// The process is gone, and everybody who waited with it.
     pub(super) fn forget_waiters(&mut self) {
-        self.waiters = Waiters::default();
+        self.waiters = Waiters { newest: self.waiters.newest, ..Waiters::default() };
         self.urgent.retain(|op| !matches!(op, Op::Receive { .. }));
     }
 }
