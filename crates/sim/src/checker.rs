@@ -203,6 +203,13 @@ impl Checker {
         broken.next().map(|(_, item)| item.key.to_string())
     }
 
+    /// How an operator takes the item out of doubt.
+    pub fn resolve(&self, item: ItemId, done: bool) -> Op {
+        let id = self.lives.get(item).and_then(|life| life.id);
+        let is_keyless = self.items.get(item).is_some_and(Item::is_keyless);
+        Op::Resolve { item, done, id: id.filter(|_| is_keyless) }
+    }
+
     /// Whether the message may be waiting for an operator.
     pub fn may_be_parked(&mut self, now: &[Time], item: ItemId) -> bool {
         let home = self.lives.get(item).and_then(|life| life.home).unwrap_or(0);

@@ -80,9 +80,11 @@ pub enum Op {
     Discard {
         item: ItemId,
     },
+    /// By the id of the message, where that has no key.
     Resolve {
         item: ItemId,
         done: bool,
+        id: Option<MessageId>,
     },
     /// By keys where items are given, else all of the queue.
     Redrive {
@@ -190,12 +192,13 @@ impl Op {
             Self::Forget { item } => Command::Forget(maker.key(*item)),
             Self::Replay { item, variant } => maker.replay(*item, *variant),
             Self::Discard { item } => Command::Discard(maker.key(*item)),
-            Self::Resolve { item, done } => {
+            Self::Resolve { item, done, id } => {
                 let resolution = match done {
                     true => Resolution::Done(result_of(maker.item(*item), Fence(1))),
                     false => Resolution::Retry,
                 };
-                Command::Resolve(Resolve { key: maker.key(*item), resolution })
+                let key = id.map_or_else(|| maker.key(*item), |id| maker.named(*item, id));
+                Command::Resolve(Resolve { key, resolution })
             }
             Self::Redrive { queue, id, items } => Command::Redrive(Redrive {
                 queue: maker.queue(*queue),
@@ -249,6 +252,11 @@ impl<'a> Maker<'a> {
             key: Arc::clone(&item.key),
             group: item.group.clone(),
         }
+    }
+
+    /// What has no key is named by its id.
+    fn named(&self, item: ItemId, id: MessageId) -> KeyName {
+        KeyName { key: id.to_string().into(), ..self.key(item) }
     }
 
     fn content(&self, item: ItemId, variant: Variant) -> Arc<Content> {

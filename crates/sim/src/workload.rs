@@ -403,7 +403,7 @@ impl Workload {
             0 => Op::Forget { item },
             1 if !is_claim(checker, item) => Op::Replay { item, variant: 0 },
             2 => Op::Discard { item },
-            3 => Op::Resolve { item, done: random.one_in(2) },
+            3 => checker.resolve(item, random.one_in(2)),
             4 => {
                 let of_queue = checker.items().get(item).map_or(queue, |item| item.queue);
                 self.next_redrive += 1;

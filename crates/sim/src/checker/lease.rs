@@ -229,7 +229,7 @@ impl Checker {
         how: &How,
         settled: &Settled,
     ) -> Checked {
-        let end = End::of(how);
+        let (end, here) = (End::of(how), self.here);
         let Some(lease) = self.leases.get(&(self.here, held.fence())).cloned() else {
             return violation("a settle under a lease that nobody was given");
         };
@@ -244,9 +244,16 @@ impl Checker {
                 let repeats = end.is_some_and(|end| lease.ends.contains(&end));
                 // Giving up a claim that is over already is the same as having given it up.
                 let gives_up = matches!(end, Some(End::Fail | End::Release)) && spec.claim;
-                let was_free = gives_up && is_newest && *place == Place::Discarded;
+                // So is giving up what its partition lost with an earlier queue, which has spread
+                // its keys over other partitions since.
+                let is_elsewhere = life.home != Some(here);
+                let was_free =
+                    gives_up && (is_newest || is_elsewhere) && *place == Place::Discarded;
                 if !may_hold && !repeats && !was_free {
                     return violation(format!("a stale lease settled {key}, which is {places}"));
+                }
+                if is_elsewhere && !may_hold {
+                    return Ok(());
                 }
                 if was_free && places.may_be(Places::ABSENT) {
                     life.places = Places::ABSENT;

@@ -145,7 +145,7 @@ impl Checker {
                     life.end(Places::DISCARDED, at);
                 }
             }
-            Op::Resolve { item, done } => {
+            Op::Resolve { item, done, .. } => {
                 let (life, spec, _) = self.passed(at, *item);
                 if life.places.may_be(Places::PARKED) {
                     match (done, spec.claim) {
@@ -170,6 +170,7 @@ impl Checker {
                 }
             }
             Op::Purge { queue, keys } => {
+                self.state_mut(*queue).purges = true;
                 for item in self.homed(*queue) {
                     let (life, ..) = self.passed(at, item);
                     if life.places.may_be(Places::KNOWN) {
