@@ -254,11 +254,13 @@ impl Machine {
                     debug_assert!(purge.cursor.is_none_or(|cursor| cursor < *to));
                 }
             }
-            RangeOf::Redrive(queue, job) => {
-                let job = self.queues.get_mut(*queue).and_then(|queue| queue.redrives.get_mut(job));
-                if let Some(job) = job {
-                    debug_assert!(all || last_seq >= job.cursor, "rows are read from the cursor");
-                    job.horizon = if all { Seq::MAX } else { last_seq };
+            RangeOf::Redrive(queue, _) => {
+                let (from, horizon) = (seq_of(from), if all { Seq::MAX } else { last_seq });
+                debug_assert!(horizon >= from, "rows are read from the cursor on");
+                let jobs = self.queues.get_mut(*queue).map(|queue| queue.redrives.values_mut());
+                // What one of them reads the others need not.
+                for job in jobs.into_iter().flatten().filter(|job| job.cursor >= from) {
+                    job.horizon = job.horizon.max(horizon);
                 }
             }
         }

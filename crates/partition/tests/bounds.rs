@@ -1,11 +1,6 @@
 //! What one batch may take of the journal, of memory and of answers.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that fails should say where"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test that fails should say where")]
 
 use hapax_core::{
     Answer, Blob, Command, Config, Configure, Content, Delivery, Invalid, LeaseName, Outcome,

@@ -1,7 +1,12 @@
 //! Changes of queues over several partitions, broken off after every step: all partitions agree
 //! afterwards, and nothing that was answered is lost.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that fails should say where")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test that fails should say where"
+)]
 
 use hapax_core::{
     Answer, Command, Config, Configure, Content, DedupScope, Order, Outcome, Purge, QueueName,
@@ -276,7 +281,7 @@ fn a_leader_that_lost_its_data_deletes_nothing() {
     (0..40).for_each(|n| drop(world.send(&format!("k{n}"), None)));
     let before: Vec<u64> =
         (1..PARTITIONS).map(|number| world.view(number).unwrap().stats.ready).collect();
-    let kept = std::mem::replace(&mut world.stores[0], MemoryStore::default());
+    let kept = std::mem::take(&mut world.stores[0]);
     assert_eq!(
         world.restart(),
         Err(LeaderBehind { partition: 1, queue: "orders".to_owned() }),

@@ -20,14 +20,28 @@ fn queue(name: &str) -> QueueName {
     QueueName::new("default", name).unwrap()
 }
 
+fn redrive(name: &str, id: &str, per_s: Option<u32>) -> Command {
+    let (id, select, dry_run) = (id.into(), Select::All, false);
+    Command::Redrive(Redrive { queue: queue(name), id, select, dry_run, per_s })
+}
+
+fn progress(name: &str, id: &str) -> Command {
+    Command::RedriveProgress { queue: queue(name), id: id.into() }
+}
+
 impl World {
     /// Everything that can leave memory does, one range is read in a tick, and a tick does as much
     /// as `tick_step` says.
     fn new(tick_step: usize, refill: usize) -> Self {
+        Self::reading(1, tick_step, refill)
+    }
+
+    /// The same with ranges of so many bytes.
+    fn reading(range_bytes: usize, tick_step: usize, refill: usize) -> Self {
         let bounds = Bounds { expire_step: 2, job_step: 2, ..Bounds::default() };
         let bounds = Bounds { tick_step, refill, groups_at_once: 1, ..bounds };
         let options = Options { memory_bytes: 1, journal_bytes: 1, ..Options::default() };
-        let options = Options { bounds, range_bytes: 1, evict_step: 1_000, ..options };
+        let options = Options { bounds, range_bytes, evict_step: 1_000, ..options };
         Self { partition: Partition::open(MemoryStore::default(), options).unwrap(), ms: 0 }
     }
 
@@ -78,14 +92,11 @@ impl World {
     }
 
     fn redrive(&mut self, name: &str, id: &str, per_s: Option<u32>) {
-        let (id, select, dry_run) = (id.into(), Select::All, false);
-        let redrive = Redrive { queue: queue(name), id, select, dry_run, per_s };
-        self.call(vec![Command::Redrive(redrive)]);
+        self.call(vec![redrive(name, id, per_s)]);
     }
 
     fn progress(&mut self, name: &str, id: &str) -> RedriveView {
-        let asked = Command::RedriveProgress { queue: queue(name), id: id.into() };
-        let outcome = self.call(vec![asked]).remove(0);
+        let outcome = self.call(vec![progress(name, id)]).remove(0);
         let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
         view
     }
@@ -121,7 +132,7 @@ fn what_is_due_becomes_ready_and_is_received() {
 
 #[test]
 fn what_is_due_is_not_all_read_before_it_becomes_ready() {
-    let mut world = World::new(1, 4);
+    let mut world = World::reading(10_000, 1, 4);
     world.configure("a", Config { delay_ms: 1_000, ..Config::default() });
     for key in 0..60 {
         world.send("a", &key.to_string(), None);
@@ -175,6 +186,20 @@ fn l5_a_redrive_does_not_wait_for_others_that_are_read_again_and_again() {
         let view = world.progress("a", "fast");
         assert!(view.done, "ticks of {tick_step}: {view:?}");
         assert_eq!(world.stats("a").dead, 0, "ticks of {tick_step}");
+    }
+}
+
+#[test]
+fn l5_redrives_of_one_queue_share_what_they_read() {
+    let mut world = World::new(1_000, 1);
+    world.configure("a", Config { max_attempts: 1, ..Config::default() });
+    world.kill("a", 9);
+    (0..40).for_each(|_| world.tick());
+    let jobs = || (0..100).map(|job| job.to_string());
+    world.call(jobs().map(|job| redrive("a", &job, None)).collect());
+    (0..40).for_each(|_| world.tick());
+    for outcome in world.call(jobs().map(|job| progress("a", &job)).collect()) {
+        assert!(matches!(&outcome, Outcome::Redrive(view) if view.done), "{outcome:?}");
     }
 }
 

@@ -28,6 +28,9 @@ pub(crate) struct Runner {
     pub(crate) trace: String,
 }
 
+/// Longer than any delay, lease, backoff, and redrive at its rate.
+const LONG_MS: u64 = 400 * 24 * 3_600 * 1_000;
+
 /// What differs, in words.
 pub(crate) type Differs = String;
 
@@ -89,9 +92,46 @@ impl Runner {
         self.step(usize::MAX - 1, &Op::Crash)?;
         self.look_at_all()?;
         self.world.checkpoint();
+        self.drain()?;
+        self.world.checkpoint();
         let mut stray = self.world.rows().queues().into_iter();
         let stray = stray.find(|id| self.world.machine.queue_name(*id).is_none());
         stray.map_or(Ok(()), |id| Err(format!("rows of queue {id}, which is gone")))
+    }
+
+    /// With time everything comes to its end, however little is in memory: delays and leases end,
+    /// jobs are done, queues that were deleted are gone, and what is ready is received.
+    fn drain(&mut self) -> Result<(), Differs> {
+        let _ = writeln!(self.trace, "   and with time");
+        self.step(usize::MAX - 2, &Op::StoreFull(false))?;
+        for round in 0..3 {
+            self.world.checkpoint();
+            self.step(usize::MAX - 3 - round, &Op::Evict { keep: 0 })?;
+            self.step(usize::MAX - 9 - round, &Op::Wait(LONG_MS))?;
+        }
+        for (name, view) in self.world.machine.queues() {
+            let Stats { delayed, leased, .. } = view.stats;
+            if delayed + leased > 0 {
+                return Err(format!("{}: {delayed} delayed, {leased} leased", name.queue));
+            }
+        }
+        for queue in &self.model.queues {
+            if let Some((id, _)) = queue.jobs.iter().find(|(_, job)| !job.view.done) {
+                return Err(format!("the redrive {id} of {} never ends", queue.name.queue));
+            }
+            if queue.purge.is_some() {
+                return Err(format!("the purge of {} never ends", queue.name.queue));
+            }
+        }
+        for queue in 0..QUEUES {
+            self.step(usize::MAX - 20, &Op::Resume { queue })?;
+            self.world.checkpoint();
+            self.step(usize::MAX - 21, &Op::Evict { keep: 0 })?;
+            let (lease_ms, worker, receive_id, several) = (None, 0, None, true);
+            let take = Take { queue, max: 100, lease_ms, worker, receive_id, several };
+            self.step(usize::MAX - 22, &Op::Receive(take))?;
+        }
+        Ok(())
     }
 
     fn look_at_all(&mut self) -> Result<(), Differs> {
