@@ -78,6 +78,9 @@ impl Checker {
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts = (0, life.attempts.1.max(1));
+            // Its holder never heard of it, and could not begin.
+            let known = life.places.may_be(Places::LEASED) && life.begun != Begun::No;
+            life.begun = if known { Begun::Perhaps } else { Begun::No };
             life.places.add(Places::LEASED);
             life.unseen_lease = true;
             life.lost_from = life.lost_from.min(at.plus(lease_ms));
