@@ -32,7 +32,10 @@ impl Checker {
     fn lost_by_the_rules(&mut self, at: Time, op: &Op) {
         match op {
             Op::Send { item, variant } => self.lost_send(at, *item, *variant),
-            Op::Claim { item, variant, lease_ms } => {
+            Op::Claim { item, variant, lease_ms, id } => {
+                if let Some(id) = id {
+                    self.claims.insert(*id, true);
+                }
                 self.lost_claim(at, *item, *variant, *lease_ms);
             }
             Op::Receive { queue, lease_ms, id, .. } => {
@@ -106,6 +109,13 @@ impl Checker {
                 life.places.add(Places::ABSENT);
             }
             How::Fail { dead, .. } => life.fail(at, config, *dead),
+            How::Park => {
+                life.doubt(at, spec, config, life.places);
+                if spec.claim {
+                    life.places = life.places.without(Places::DISCARDED).or(Places::ABSENT);
+                }
+                life.lapsed = true; // Whoever is in doubt may still be done.
+            }
             How::Release => {
                 life.places.add(Places::READY);
                 life.attempts.0 = life.attempts.0.saturating_sub(1);
