@@ -10,7 +10,8 @@
 //! takes over an older one.
 //!
 //! Invariants, which the caller keeps: one change of a queue at a time; a change that was begun is
-//! carried to its end, whatever its caller does; reconciliation is complete before the first change.
+//! carried to its end, whatever its caller does; reconciliation is complete before the first
+//! change.
 //!
 //! A purge leaves no trace in the leader: one that a crash broke off is done in part, nobody was
 //! told that it is done, and doing it again is harmless.
@@ -298,8 +299,8 @@ pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
     Ok(steps)
 }
 
-/// The routes of a start, once there is nothing left to [`reconcile`]: those of the leader's queues.
-/// A queue that only others knew is gone by then, and how it was spread with it.
+/// The routes of a start, once there is nothing left to [`reconcile`]: those of the leader's
+/// queues. A queue that only others knew is gone by then, and how it was spread with it.
 pub fn routes(partitions: &[Known]) -> Routes {
     let mut routes = Routes::new(partitions.len());
     for (queue, view) in partitions.first().into_iter().flat_map(|leader| &leader.queues) {

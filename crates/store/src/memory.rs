@@ -240,8 +240,8 @@ impl Store for MemoryStore {
         state.lose();
         state.epoch += 1;
         let (epoch, through, last) = (state.epoch, state.through, state.last);
-        let (closed, batch_bytes_max) =
-            (std::mem::take(&mut state.closed), state.batch_bytes_max());
+        let closed = std::mem::take(&mut state.closed);
+        let batch_bytes_max = state.batch_bytes_max();
         let claim = Claim { epoch, through, last, closed, batch_bytes_max };
         drop(state);
         self.held = Some(claim.epoch);

@@ -47,8 +47,11 @@ fn send_by_grpc(broker: &Broker, message: proto::Message) -> proto::Answer {
 const BODY: &str = "three lemons";
 const PATH: &str = "/v1/queues/orders/messages";
 
-/// Every way to send the same message, and what it is answered with.
-fn senders() -> Vec<(&'static str, fn(&Broker, &str) -> String)> {
+/// Sends the message under a key, and tells the answer.
+type Send = fn(&Broker, &str) -> String;
+
+/// Every way to send the same message.
+fn senders() -> Vec<(&'static str, Send)> {
     fn by_http(broker: &Broker, key: &str, content_type: &[(&str, &str)]) -> String {
         let headers = [&[("idempotency-key", key)], content_type].concat();
         word(&ask(broker, "POST", PATH, &headers, BODY).1)

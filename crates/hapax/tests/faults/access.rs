@@ -240,6 +240,8 @@ endpoints! {
         .header("idempotency-key", "claimed").body("x");
     "post" "/v1/queues/{queue}/redrive" Admin post("redrive", json!({ "all": true }));
     "get" "/v1/queues/{queue}/redrive/{id}" Admin Request::get("/v1/queues/orders/redrive/r");
+    "delete" "/v1/queues/{queue}/redrive/{id}" Admin
+        Request::new("DELETE", "/v1/queues/orders/redrive/r");
     "get" "/v1/queues/{queue}/keys/{key}" Look Request::get("/v1/queues/orders/keys/done");
     "post" "/v1/queues/{queue}/keys/{key}/forget" Admin post("keys/done/forget", json!({}));
     "post" "/v1/queues/{queue}/keys/{key}/replay" Admin

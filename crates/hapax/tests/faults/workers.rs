@@ -90,7 +90,8 @@ fn a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing() {
         let again = json!({ "wait_ms": 30_000, "lease_ms": 600_000, "worker": "next" });
         let next = receive(&mut door, &again)[0].clone();
         assert_eq!((&next["key"], &next["attempt"]), (&stale["key"], &json!(2)), "{next}");
-        assert!(next["fence"].as_u64() > stale["fence"].as_u64(), "{next} {stale}");
+        let fence = |it: &Value| it["fence"].as_str().unwrap().parse::<u64>().unwrap();
+        assert!(fence(&next) > fence(&stale), "{next} {stale}");
         let stale_ones = |door: &mut Connection, state: &str, result: Option<&str>| {
             for verb in [
                 json!({ "do": "done", "result": { "body": "too late" } }),
@@ -99,6 +100,7 @@ fn a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing() {
                 json!({ "do": "begin" }),
                 json!({ "do": "save", "name": "n", "body": "too late" }),
                 json!({ "do": "release" }),
+                json!({ "do": "park", "error": "too late" }),
             ] {
                 let mut item = verb;
                 item["lease"] = stale["lease"].clone();

@@ -118,7 +118,8 @@ fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
     }
 }
 
-/// A selection that selects nothing, or everything by an oversight, is refused: everything is `all`.
+/// A selection that selects nothing, or everything by an oversight, is refused: everything is
+/// `all`.
 fn check_select(select: &Select) -> Result<(), Problem> {
     match select {
         Select::Keys(keys) if keys.is_empty() => Err(Problem::invalid("keys: name at least one")),

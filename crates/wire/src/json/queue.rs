@@ -194,8 +194,8 @@ mod tests {
             "retention_ms":604800000,"retry_horizon_ms":86400000,"undated_keys":"accept",
             "lease_ms":30000,"max_attempts":10,"backoff_min_ms":1000,"backoff_max_ms":600000,
             "delay_ms":0,"ttl_ms":null,"on_dead":"pin","on_group_dead":"continue",
-            "on_lost":"redeliver","keep_bodies":false,"max_body_bytes":1048576,"max_messages":null,"max_bytes":null,
-            "sends_per_s":null}"#;
+            "on_lost":"redeliver","keep_bodies":false,"max_body_bytes":1048576,
+            "max_messages":null,"max_bytes":null,"sends_per_s":null}"#;
         let read: QueueConfig = serde_json::from_str(reference).unwrap();
         assert_eq!(read, QueueConfig::default());
         assert_eq!(serde_json::from_str::<QueueConfig>("{}").unwrap(), read);

@@ -68,6 +68,7 @@ calls! {
     "Browse" Look |admin, house| admin.browse(QUEUE, proto::State::Dead, 10, "");
     "Redrive" Admin |admin, house| admin.redrive(redrive());
     "GetRedrive" Admin |admin, house| admin.redrive_progress(QUEUE, "r");
+    "CancelRedrive" Admin |admin, house| admin.cancel_redrive(QUEUE, "r");
     "PutQueue" Create |admin, house| admin.put_queue(QUEUE, "{}", None);
     "GetQueue" Look |admin, house| admin.queue(QUEUE);
     "ListQueues" Token |admin, house| admin.queues();

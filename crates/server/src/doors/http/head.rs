@@ -111,8 +111,11 @@ fn check_known(headers: &HeaderMap) -> Result<(), Problem> {
     let own = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with(OWN));
     let mut unknown = own.filter(|name| !KNOWN.contains(name) && !name.starts_with(KEPT));
     let Some(name) = unknown.next() else { return Ok(()) };
-    Err(Problem::invalid(match closest(name, KNOWN) {
-        Some(known) => format!("unknown header {name}: did you mean {known}?"),
+    // Without what they all begin with: it would make any two of them alike.
+    let own = |name: &'static str| name.strip_prefix(OWN).unwrap_or(name);
+    let rest = name.strip_prefix(OWN).unwrap_or_default();
+    Err(Problem::invalid(match closest(rest, KNOWN.map(own)) {
+        Some(known) => format!("unknown header {name}: did you mean {OWN}{known}?"),
         None => format!("unknown header {name}: to keep it with the message, name it {KEPT}NAME"),
     }))
 }

@@ -84,8 +84,8 @@ pub(super) async fn forget(
 
 /// Run a finished key again
 ///
-/// As the next generation. Where the queue keeps bodies, nothing more is needed. Elsewhere a finished
-/// message's body is gone, so the request is the message again: body, `hapax-group`,
+/// As the next generation. Where the queue keeps bodies, nothing more is needed. Elsewhere a
+/// finished message's body is gone, so the request is the message again: body, `hapax-group`,
 /// `hapax-fingerprint` and `hapax-header-NAME` as they were.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/keys/{key}/replay", tag = "keys",
