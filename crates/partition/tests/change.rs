@@ -9,10 +9,10 @@
 )]
 
 use hapax_core::{
-    Answer, Command, Config, Configure, Content, DedupScope, Order, Outcome, Purge, QueueName,
-    QueueView, Refusal, Send, Stamp, Time,
+    Answer, Command, Config, Configure, Content, DedupScope, Follow, Order, Outcome, Purge,
+    QueueName, QueueView, Refusal, Send, Stamp, Time,
 };
-use hapax_partition::change::{Change, Changed, Known, LeaderBehind, Running, reconcile};
+use hapax_partition::change::{Change, Changed, Known, LeaderBehind, Running, reconcile, routes};
 use hapax_partition::route::Routes;
 use hapax_partition::{Options, Partition};
 use hapax_store::memory::MemoryStore;
@@ -59,12 +59,6 @@ impl World {
             Partition::open(store.another(), options).unwrap()
         };
         self.partitions = self.stores.iter().enumerate().map(open).collect();
-        self.routes = Routes::new(PARTITIONS);
-        for partition in &self.partitions {
-            for (name, view) in partition.machine().queues() {
-                self.routes.enter(name, &view.config);
-            }
-        }
     }
 
     /// A start after a crash, up to where callers are served.
@@ -74,6 +68,7 @@ impl World {
             let known: Vec<Known> = (0..PARTITIONS).map(|number| self.known(number)).collect();
             let steps = reconcile(&known)?;
             if steps.is_empty() {
+                self.routes = routes(&known);
                 return Ok(());
             }
             for step in steps {
@@ -339,4 +334,32 @@ fn a_purge_of_keys_reaches_every_partition() {
         let answer = world.send(&format!("k{n}"), None);
         assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
     }
+}
+
+#[test]
+fn a_start_takes_its_routes_from_the_leader_alone() {
+    let one_place = Config { order: Order::Group, ..Config::default() };
+    let mut world = World::new();
+    world.call(1, vec![follow(one_place.clone(), 1)]);
+    let of_all = |world: &World| (0..PARTITIONS).map(|number| world.known(number)).collect();
+    let known: Vec<Known> = of_all(&world);
+    assert!(routes(&known).enter(&queue(), &Config::default()), "a queue that others alone know");
+
+    world.all(configure(Config::default())).unwrap();
+    world.call(2, vec![Command::Delete(queue()), follow(one_place.clone(), 1)]);
+    let known: Vec<Known> = of_all(&world);
+    let mut leads = routes(&known);
+    assert!(!leads.enter(&queue(), &one_place), "what the leader knows is there");
+    let content = Content::builder("k1").build(b"b").unwrap();
+    let homes: std::collections::BTreeSet<usize> = (0..40)
+        .map(|n| Content::builder(&format!("k{n}")).build(b"b").unwrap())
+        .map(|content| leads.of_send(&Send::new(queue(), content), || 0))
+        .collect();
+    assert!(homes.len() > 1, "spread by its keys, as the leader has it: {homes:?}");
+    let spread = world.routes.of_send(&Send::new(queue(), content.clone()), || 0);
+    assert_eq!(leads.of_send(&Send::new(queue(), content), || 0), spread);
+}
+
+fn follow(config: Config, version: u64) -> Command {
+    Command::Follow(Follow { queue: queue(), config, version })
 }

@@ -71,10 +71,14 @@ pub struct Checker {
     /// Leases by partition and fence.
     leases: BTreeMap<(usize, Fence), Lease>,
     fence_max: Vec<Fence>,
+    /// Which partition gave each fence.
+    fences: BTreeMap<Fence, usize>,
     /// Queues whose creation was confirmed, and whose deletion nobody asked for since.
     kept: Vec<bool>,
     /// Receive ids that were used, and whether some answer under them was lost.
     receives: BTreeMap<u64, bool>,
+    /// The same of claim ids.
+    claims: BTreeMap<u64, bool>,
     /// A receive takes no further message after so many bytes.
     pub receive_bytes: usize,
     /// The disk is or was full, so that sends may be refused.
@@ -96,6 +100,8 @@ impl Checker {
             ids: BTreeMap::new(),
             leases: BTreeMap::new(),
             fence_max: vec![Fence(0); partitions],
+            fences: BTreeMap::new(),
+            claims: BTreeMap::new(),
             kept: vec![false; queues.len()],
             receives: BTreeMap::new(),
             receive_bytes: usize::MAX,
@@ -113,6 +119,7 @@ impl Checker {
         self.leases.clone_from(&then.leases);
         self.queues.clone_from(&then.queues);
         self.receives.values_mut().for_each(|lost| *lost = true);
+        self.claims.values_mut().for_each(|lost| *lost = true);
     }
 
     /// Makes an item known before it is sent. A derived key may be known already.
@@ -153,9 +160,7 @@ impl Checker {
             (Op::Send { item, variant }, Outcome::Sent(answer)) => {
                 self.sent(at, *item, *variant, answer)
             }
-            (Op::Claim { item, variant, lease_ms }, Outcome::Claimed(answer)) => {
-                self.claimed(at, *item, *variant, *lease_ms, answer)
-            }
+            (Op::Claim { .. }, Outcome::Claimed(answer)) => self.claimed(at, op, answer),
             (Op::Receive { .. }, Outcome::Received(deliveries)) => {
                 self.received(at, op, deliveries)
             }
@@ -201,6 +206,13 @@ impl Checker {
             life.promised && never && !life.too_old && life.purge.is_none()
         });
         broken.next().map(|(_, item)| item.key.to_string())
+    }
+
+    /// How an operator takes the item out of doubt.
+    pub fn resolve(&self, item: ItemId, done: bool) -> Op {
+        let id = self.lives.get(item).and_then(|life| life.id);
+        let is_keyless = self.items.get(item).is_some_and(Item::is_keyless);
+        Op::Resolve { item, done, id: id.filter(|_| is_keyless) }
     }
 
     /// Whether the message may be waiting for an operator.

@@ -54,6 +54,8 @@ pub enum Op {
         item: ItemId,
         variant: Variant,
         lease_ms: u64,
+        /// Names the claim, so that it may be repeated.
+        id: Option<u64>,
     },
     Receive {
         queue: usize,
@@ -80,9 +82,11 @@ pub enum Op {
     Discard {
         item: ItemId,
     },
+    /// By the id of the message, where that has no key.
     Resolve {
         item: ItemId,
         done: bool,
+        id: Option<MessageId>,
     },
     /// By keys where items are given, else all of the queue.
     Redrive {
@@ -128,6 +132,8 @@ pub enum How {
         dead: bool,
     },
     Release,
+    /// In doubt whether the effect happened.
+    Park,
     Extend {
         lease_ms: u64,
     },
@@ -174,7 +180,9 @@ impl Op {
             Self::Follow { .. } => unreachable!("followers are told by the change itself"),
             Self::Delete { queue } => Command::Delete(maker.queue(*queue)),
             Self::Send { item, variant } => maker.send(*item, *variant),
-            Self::Claim { item, variant, lease_ms } => maker.claim(*item, *variant, *lease_ms),
+            Self::Claim { item, variant, lease_ms, id } => {
+                maker.claim(*item, *variant, *lease_ms, *id)
+            }
             Self::Receive { queue, max, lease_ms, id, several, .. } => Command::Receive(Receive {
                 queue: maker.queue(*queue),
                 max: *max,
@@ -190,12 +198,13 @@ impl Op {
             Self::Forget { item } => Command::Forget(maker.key(*item)),
             Self::Replay { item, variant } => maker.replay(*item, *variant),
             Self::Discard { item } => Command::Discard(maker.key(*item)),
-            Self::Resolve { item, done } => {
+            Self::Resolve { item, done, id } => {
                 let resolution = match done {
                     true => Resolution::Done(result_of(maker.item(*item), Fence(1))),
                     false => Resolution::Retry,
                 };
-                Command::Resolve(Resolve { key: maker.key(*item), resolution })
+                let key = id.map_or_else(|| maker.key(*item), |id| maker.named(*item, id));
+                Command::Resolve(Resolve { key, resolution })
             }
             Self::Redrive { queue, id, items } => Command::Redrive(Redrive {
                 queue: maker.queue(*queue),
@@ -251,6 +260,11 @@ impl<'a> Maker<'a> {
         }
     }
 
+    /// What has no key is named by its id.
+    fn named(&self, item: ItemId, id: MessageId) -> KeyName {
+        KeyName { key: id.to_string().into(), ..self.key(item) }
+    }
+
     fn content(&self, item: ItemId, variant: Variant) -> Arc<Content> {
         let item = self.item(item);
         item.content(variant, self.spec(item.queue).config.dedup_scope)
@@ -267,7 +281,7 @@ impl<'a> Maker<'a> {
         })
     }
 
-    fn claim(&self, id: ItemId, variant: Variant, lease_ms: u64) -> Command {
+    fn claim(&self, id: ItemId, variant: Variant, lease_ms: u64, claim_id: Option<u64>) -> Command {
         let item = self.item(id);
         let scope = self.spec(item.queue).config.dedup_scope;
         let claim = Claim::new(
@@ -277,7 +291,8 @@ impl<'a> Maker<'a> {
         );
         let worker = "claimer".into();
         let lease_ms = Some(lease_ms);
-        Command::Claim(Claim { lease_ms, worker, issued_at: item.issued_at, ..claim })
+        let claim_id = claim_id.map(|id| format!("claim-{id}").into());
+        Command::Claim(Claim { lease_ms, worker, issued_at: item.issued_at, claim_id, ..claim })
     }
 
     fn replay(&self, id: ItemId, variant: Variant) -> Command {
@@ -298,6 +313,7 @@ impl<'a> Maker<'a> {
                 Verb::Fail { error: "it failed".to_owned(), delay_ms: *delay_ms, dead: *dead }
             }
             How::Release => Verb::Release,
+            How::Park => Verb::Park { error: "in doubt".to_owned() },
             How::Extend { lease_ms } => Verb::Extend { lease_ms: Some(*lease_ms) },
             How::Begin => Verb::Begin,
             How::Save(name) => Verb::Save { name: (*name).to_owned(), data: point_of(item, name) },

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax_core::{Decision, Digest, MessageId, Time, read_batch};
+use hapax_core::{Batch, Decision, Digest, MessageId, Time, read_batch};
 use hapax_store::disk::{self, DiskStore};
 use hapax_store::memory::MemoryStore;
 use hapax_store::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
@@ -27,6 +27,10 @@ pub enum Bug {
     KeyMissed,
     /// A receive takes as many bytes as there are.
     ReceiveUnbounded,
+    /// Where a batch is split, only its last part comes into the journal.
+    FirstPartLost,
+    /// Leases are read back by one step at a start, and no further.
+    LeasesCut,
     /// How a new queue is spread is known only after every partition has it.
     SpreadLate,
     /// A change is over when the leader has decided; the others are not told.
@@ -45,6 +49,8 @@ pub struct SimStore {
     /// Where the batches of this owner really went: `NoEpochCheck` alone.
     places: BTreeMap<Sequence, Sequence>,
     shared: Arc<Mutex<Shared>>,
+    /// A batch that may be the first part of one: `FirstPartLost` alone.
+    part: Option<(Epoch, Sequence, Vec<u8>)>,
 }
 
 #[derive(Debug)]
@@ -77,7 +83,28 @@ impl SimStore {
     }
 
     fn new(inner: Inner, partition: u16, bug: Option<Bug>, shared: Arc<Mutex<Shared>>) -> Self {
-        Self { inner, partition, bug, appended: 0, places: BTreeMap::new(), shared }
+        let (places, part) = (BTreeMap::new(), None);
+        Self { inner, partition, bug, appended: 0, places, shared, part }
+    }
+
+    /// The batch that was appended last is whole.
+    pub fn end_batch(&mut self) -> Result<(), Error> {
+        match self.part.take() {
+            Some((epoch, sequence, batch)) => self.store().append(epoch, sequence, &batch),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the part before this one without what was decided in it.
+    fn append_part(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        if let Some((epoch, sequence, first)) = self.part.replace((epoch, sequence, batch.into()))
+            && let Ok((at, _)) = read_batch(&first)
+        {
+            let mut empty = Batch::default();
+            empty.begin(at);
+            self.store().append(epoch, sequence, empty.bytes())?;
+        }
+        Ok(())
     }
 
     /// The message that a buggy door takes for known.
@@ -142,6 +169,8 @@ impl Store for SimStore {
             self.store().append(shared.epoch, shared.last + 1, batch)?;
             shared.last += 1;
             self.places.insert(sequence, shared.last);
+        } else if self.bug == Some(Bug::FirstPartLost) {
+            self.append_part(epoch, sequence, batch)?;
         } else {
             self.store().append(epoch, sequence, batch)?;
         }
@@ -165,6 +194,7 @@ impl Store for SimStore {
     }
 
     fn checkpoint(&mut self, mut checkpoint: Checkpoint) -> Result<(), Error> {
+        self.end_batch()?;
         if self.is_unfenced() {
             checkpoint.epoch = lock(&self.shared).epoch;
             let real = self.places.get(&checkpoint.through);
@@ -207,6 +237,9 @@ impl Store for SimStore {
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
         let unfenced = self.is_unfenced();
+        if self.bug == Some(Bug::LeasesCut) && is_later_lease(from) {
+            return Ok(());
+        }
         let mut left = if self.bug == Some(Bug::ScanCut) { SCAN_CUT } else { usize::MAX };
         let mut cut = |key: &[u8], value: &[u8]| {
             left -= 1;
@@ -224,12 +257,18 @@ impl Store for SimStore {
     }
 
     fn close(&mut self) -> Result<(), Error> {
+        self.end_batch()?;
         self.store().close()
     }
 }
 
 /// How many rows a planted scan brings.
 const SCAN_CUT: usize = 3;
+
+/// Whether a scan goes on with leased messages behind one: `10 queue 02 seq`, and one byte more.
+fn is_later_lease(from: &[u8]) -> bool {
+    from.first() == Some(&0x10) && from.get(5) == Some(&2) && from.len() > 14
+}
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

@@ -262,7 +262,8 @@ impl Run {
     }
 
     fn submit(&mut self, ops: Vec<Op>) -> Going<()> {
-        self.note(|| format!("submit {ops:?}"));
+        let serial = self.world.submitted();
+        self.note(|| format!("submit {serial} {ops:?}"));
         let items = self.checker.items();
         if let Some(asked) = &mut self.asked {
             let at = self.world.now();

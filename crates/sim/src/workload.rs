@@ -15,6 +15,7 @@ use crate::scene::{Item, ItemId, QueueSpec, Scene, VARIANTS, Variant, draw_chang
 pub struct Workload {
     next_number: u64,
     next_receive: u64,
+    next_claim: u64,
     next_redrive: u64,
     /// Sends without an answer, to be tried again as they were.
     unanswered: VecDeque<Op>,
@@ -128,11 +129,17 @@ impl Workload {
             (Op::Claim { item, .. }, Outcome::Claimed(answer)) => {
                 self.unanswered.retain(|waiting| !is_send_of(waiting, *item));
                 if let Answer::Fresh { id, lease, .. } = answer {
-                    self.held.push(Held { item: *item, name: *lease, id: *id, generation: 0 });
+                    let held = Held { item: *item, name: *lease, id: *id, generation: 0 };
+                    if !self.held.contains(&held) {
+                        self.held.push(held);
+                    }
+                    if random.one_in(4) && matches!(op, Op::Claim { id: Some(_), .. }) {
+                        self.unanswered.push_back(op.clone()); // It did not hear, and asks again.
+                    }
                 }
             }
             (Op::Settle { held, how }, Outcome::Settled(Settled::Ok { .. })) => {
-                if matches!(how, How::Done(_) | How::Fail { .. } | How::Release) {
+                if matches!(how, How::Done(_) | How::Fail { .. } | How::Release | How::Park) {
                     self.drop_lease(held);
                 }
             }
@@ -272,7 +279,7 @@ impl Workload {
         {
             let variant = draw_variant(random);
             return match is_claim(checker, item) {
-                true => Op::Claim { item, variant, lease_ms: random.between(100, 3_000) },
+                true => self.claim_of(random, item, variant),
                 false => Op::Send { item, variant },
             };
         }
@@ -315,7 +322,16 @@ impl Workload {
         if !is_claim(checker, item) {
             return Op::Send { item, variant: 0 };
         }
-        Op::Claim { item, variant: draw_variant(random), lease_ms: random.between(100, 3_000) }
+        let variant = draw_variant(random);
+        self.claim_of(random, item, variant)
+    }
+
+    fn claim_of(&mut self, random: &mut Random, item: ItemId, variant: Variant) -> Op {
+        let id = random.one_in(2).then(|| {
+            self.next_claim += 1;
+            self.next_claim
+        });
+        Op::Claim { item, variant, lease_ms: random.between(100, 3_000), id }
     }
 
     fn receive(&mut self, random: &mut Random, scene: &Scene) -> Op {
@@ -343,7 +359,7 @@ impl Workload {
         let stale = self.stale.make_contiguous();
         let chosen = random.pick(if from_stale { stale } else { &self.held }).copied();
         let Some(held) = chosen else { return self.receive(random, scene) };
-        let how = match random.weighted(&[50, 14, 8, 8, 6, 6]) {
+        let how = match random.weighted(&[50, 14, 8, 8, 8, 6, 4]) {
             0 => return self.done(scene, checker, held),
             1 => How::Fail {
                 delay_ms: random.one_in(3).then(|| random.below(500)),
@@ -352,6 +368,7 @@ impl Workload {
             2 => How::Release,
             3 => How::Extend { lease_ms: random.between(100, 4_000) },
             4 => How::Begin,
+            6 => How::Park,
             _ => How::Save(random.pick(&POINTS).copied().unwrap_or("charged")),
         };
         Op::Settle { held, how }
@@ -403,7 +420,7 @@ impl Workload {
             0 => Op::Forget { item },
             1 if !is_claim(checker, item) => Op::Replay { item, variant: 0 },
             2 => Op::Discard { item },
-            3 => Op::Resolve { item, done: random.one_in(2) },
+            3 => checker.resolve(item, random.one_in(2)),
             4 => {
                 let of_queue = checker.items().get(item).map_or(queue, |item| item.queue);
                 self.next_redrive += 1;

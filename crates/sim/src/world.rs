@@ -278,7 +278,8 @@ impl World {
         let commands = ops.iter().map(|op| op.command(&self.scene, items)).collect();
         let sent = Submitted { at, ops, serial: self.submitted, lost: false };
         self.submitted += 1;
-        match owner.partition.submit(stamp, commands) {
+        let ticket = owner.partition.submit(stamp, commands);
+        match ticket.and_then(|ticket| owner.end_batch().map(|()| ticket)) {
             Ok(ticket) => {
                 owner.pending.insert(ticket, sent);
                 Ok(())
@@ -299,7 +300,9 @@ impl World {
             let (serial, answers) = (0, vec![(op, outcome)]);
             return Ok(Some(Told { at, serial, answers, effects: Vec::new() }));
         }
-        let Some(answered) = owner.partition.poll()? else { return Ok(None) };
+        let answered = owner.partition.poll()?;
+        owner.end_batch()?;
+        let Some(answered) = answered else { return Ok(None) };
         // The first batch of all tells of relays that were under way, and nobody asked for it.
         let mut submitted = owner.pending.remove(&answered.ticket);
         let (at, serial, ops) = match &mut submitted {
@@ -405,6 +408,11 @@ impl Owner {
     fn stamp(&mut self, clocks: Clocks, random: &mut Random) -> Stamp {
         let at = self.clock.now(Time(clocks.wall_ms), clocks.monotonic_us);
         Stamp { at, random: random.bits() }
+    }
+
+    /// What was appended so far is all of its batch.
+    fn end_batch(&mut self) -> Result<(), Error> {
+        self.partition.store_mut().end_batch().map_err(Error::Store)
     }
 
     /// The planted bug: sends of staged keys are answered at once.

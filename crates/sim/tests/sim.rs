@@ -139,6 +139,16 @@ fn planted_receive_without_its_bound_turns_the_suite_red() {
     turns_red(Bug::ReceiveUnbounded, &[], 30);
 }
 
+#[test]
+fn planted_first_part_that_is_not_journaled_turns_the_suite_red() {
+    turns_red(Bug::FirstPartLost, &[Kind::Power], 30);
+}
+
+#[test]
+fn planted_leases_that_are_not_read_back_turn_the_suite_red() {
+    turns_red(Bug::LeasesCut, &[Kind::Power], 30);
+}
+
 /// Runs whole brokers and expects every one of them to be green.
 fn green_brokers(seeds: std::ops::Range<u64>, settings: &broker::Settings) -> Tally {
     let mut total = Tally::default();

@@ -56,7 +56,7 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut
         victims.iter().map(|slot| machine.messages.at(*slot).digest).collect();
     out.effects.extend(digests.iter().map(|digest| Effect::Ended { digest: *digest }));
     out.decisions.push(Decision::Purged { queue: queue.id, digests, finished });
-    if finished && !purge.delete {
+    if !purge.delete {
         out.effects.push(wake(queue)); // Younger ones may have waited behind those that went.
     }
 }

@@ -181,7 +181,9 @@ fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut
         }
     }
     let leaves_ready = queue.stats.ready > taken.len() as u64;
-    let is_listed = single.peek().is_some() || groups.peek().is_some();
+    // Where those that are handed out are done, their groups go on at once.
+    let finishes = queue.config.guarantee == Guarantee::AtMostOnce;
+    let is_listed = finishes || single.peek().is_some() || groups.peek().is_some();
     let may_be_cold = queue.ready.gap().is_some() || queue.leads.is_some();
     Taken { leaves_some: leaves_ready && (is_listed || may_be_cold), slots: taken }
 }

@@ -229,10 +229,12 @@ impl Holder<'_> {
         let next = if self.message.claim { Next::Freed } else { Next::Ready };
         let digest = self.message.digest;
         out.decisions.push(Decision::Released { digest, fence: self.fence, next });
-        out.effects.push(match next {
-            Next::Freed => Effect::Ended { digest },
-            _ => wake(self.queue),
-        });
+        if next == Next::Freed {
+            out.effects.push(Effect::Ended { digest });
+            self.wake_group(out);
+        } else {
+            out.effects.push(wake(self.queue));
+        }
         answer_of(next)
     }
 

@@ -456,6 +456,15 @@ fn a_receive_that_leaves_only_what_waits_for_its_group_wakes_nobody() {
     );
     assert!(wakes(&mut world, "receive w 1"), "the other group");
     assert!(!wakes(&mut world, "receive w 1"));
+    let mut world = super::script::after(
+        "
+        queue  orders order=group guarantee=at-most-once
+        send   k1 a group=g
+        send   k2 a group=g
+        ",
+    );
+    assert!(wakes(&mut world, "receive w 1"), "the first is done as it is handed out");
+    assert!(!wakes(&mut world, "receive w 1"));
 }
 
 #[test]

@@ -55,7 +55,8 @@ impl Broker {
             .filter(|item| self.checker.may_be_parked(&now, *item))
             .collect();
         for item in parked {
-            self.ask(Op::Resolve { item, done: item % 2 == 0 });
+            let op = self.checker.resolve(item, item % 2 == 0);
+            self.ask(op);
         }
         for held in self.workload.held().to_vec() {
             let op = self.workload.done(&self.scene, &mut self.checker, held);

@@ -36,8 +36,8 @@ impl Broker {
     fn route(&mut self, op: &Op) -> usize {
         let turn = self.random.index(self.stores.len());
         let routes = &self.routes;
-        if let Op::Settle { held, .. } = op {
-            return usize::from(held.id.partition());
+        if let Op::Settle { held: Held { id, .. }, .. } | Op::Resolve { id: Some(id), .. } = op {
+            return usize::from(id.partition());
         }
         match op.command(&self.scene, self.checker.items()) {
             Command::Send(send) => routes.of_send(&send, || turn),

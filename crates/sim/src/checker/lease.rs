@@ -17,6 +17,8 @@ pub(crate) struct Lease {
     ends: BTreeSet<End>,
     /// One of them was confirmed.
     ended: bool,
+    /// The id of the claim that got it.
+    claim: Option<u64>,
 }
 
 /// A settle that ends its lease.
@@ -25,11 +27,20 @@ pub(crate) enum End {
     Done,
     Fail,
     Release,
+    Park,
 }
 
 impl Lease {
     pub(super) fn new(item: ItemId, id: MessageId) -> Self {
-        Self { item, id, ends: BTreeSet::new(), ended: false }
+        Self::of_claim(item, id, None)
+    }
+
+    pub(super) fn of_claim(item: ItemId, id: MessageId, claim: Option<u64>) -> Self {
+        Self { item, id, ends: BTreeSet::new(), ended: false, claim }
+    }
+
+    pub(super) fn is_of(&self, item: ItemId, claim: Option<u64>) -> bool {
+        self.item == item && self.claim == claim
     }
 
     pub(super) fn may_end(&mut self, end: End) {
@@ -43,25 +54,36 @@ impl End {
             How::Done(_) => Some(Self::Done),
             How::Fail { .. } => Some(Self::Fail),
             How::Release => Some(Self::Release),
+            How::Park => Some(Self::Park),
             How::Extend { .. } | How::Begin | How::Save(_) => None,
         }
     }
 }
 
 impl Checker {
+    /// Every lease of a broker has a fence of its own.
+    fn own_fence(&mut self, fence: Fence) -> Checked {
+        match self.fences.insert(fence, self.here) {
+            Some(other) if other != self.here => {
+                violation(format!("two partitions gave the fence {}", fence.0))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn grow_fence(&mut self, fence: Fence) -> Checked {
         let newest = self.fence_max.get(self.here).copied().unwrap_or(Fence(0));
         if fence <= newest {
             return violation(format!("fence {} after {}", fence.0, newest.0));
         }
-        self.raise_fence(fence);
-        Ok(())
+        self.raise_fence(fence)
     }
 
-    fn raise_fence(&mut self, fence: Fence) {
+    pub(super) fn raise_fence(&mut self, fence: Fence) -> Checked {
         if let Some(newest) = self.fence_max.get_mut(self.here) {
             *newest = fence.max(*newest);
         }
+        self.own_fence(fence)
     }
 
     pub(super) fn received(&mut self, at: Time, op: &Op, deliveries: &[Delivery]) -> Checked {
@@ -129,7 +151,7 @@ impl Checker {
         second: bool,
     ) -> Checked {
         if second {
-            self.raise_fence(delivery.lease.fence);
+            self.raise_fence(delivery.lease.fence)?;
             self.narrow(at, item, Places::READY.or(Places::LEASED))?;
         } else {
             self.grow_fence(delivery.lease.fence)?;
@@ -229,7 +251,7 @@ impl Checker {
         how: &How,
         settled: &Settled,
     ) -> Checked {
-        let end = End::of(how);
+        let (end, here) = (End::of(how), self.here);
         let Some(lease) = self.leases.get(&(self.here, held.fence())).cloned() else {
             return violation("a settle under a lease that nobody was given");
         };
@@ -243,10 +265,18 @@ impl Checker {
             Settled::Ok { place, deadline } => {
                 let repeats = end.is_some_and(|end| lease.ends.contains(&end));
                 // Giving up a claim that is over already is the same as having given it up.
-                let gives_up = matches!(end, Some(End::Fail | End::Release)) && spec.claim;
-                let was_free = gives_up && is_newest && *place == Place::Discarded;
+                let gives_up =
+                    matches!(end, Some(End::Fail | End::Release | End::Park)) && spec.claim;
+                // So is giving up what its partition lost with an earlier queue, which has spread
+                // its keys over other partitions since.
+                let is_elsewhere = life.home != Some(here);
+                let was_free =
+                    gives_up && (is_newest || is_elsewhere) && *place == Place::Discarded;
                 if !may_hold && !repeats && !was_free {
                     return violation(format!("a stale lease settled {key}, which is {places}"));
+                }
+                if is_elsewhere && !may_hold {
+                    return Ok(());
                 }
                 if was_free && places.may_be(Places::ABSENT) {
                     life.places = Places::ABSENT;
@@ -305,7 +335,7 @@ impl Checker {
         (place, deadline): (Place, Option<Time>),
         repeats: bool,
     ) -> Checked {
-        self.note_end(held, how);
+        self.note_end(held, how, place);
         let (life, spec, config) = self.passed(at, held.item);
         // Where an unanswered settle of the same kind may have been first, the message may be
         // further on already.
@@ -333,10 +363,13 @@ impl Checker {
                 }
                 life.end(Places::DONE, at);
             }
-            How::Fail { .. } | How::Release if spec.claim && place == Place::Discarded => {
+            How::Fail { .. } | How::Release | How::Park
+                if spec.claim && place == Place::Discarded =>
+            {
                 life.places = Places::ABSENT;
             }
-            How::Fail { .. } => {
+            How::Park if place == Place::Parked => life.lapsed = true, // It may still be done.
+            How::Fail { .. } | How::Park => {
                 life.due_from = deadline.unwrap_or(Time::NEVER);
                 life.sender_delays = false;
             }
@@ -362,12 +395,12 @@ impl Checker {
         Ok(())
     }
     /// The lease is over, and what it emits must come to be.
-    fn note_end(&mut self, held: &Held, how: &How) {
+    fn note_end(&mut self, held: &Held, how: &How, place: Place) {
         if let Some(lease) = self.leases.get_mut(&(self.here, held.fence()))
             && let Some(end) = End::of(how)
         {
             lease.may_end(end);
-            lease.ended = true;
+            lease.ended = place != Place::Parked; // What is in doubt may still be done.
         }
         if let How::Done(emits) = how {
             for emit in emits {
@@ -396,6 +429,15 @@ fn expected(
             let mut copy = life.clone();
             copy.places = Places::default();
             copy.fail(at, config, false);
+            copy.places
+        }
+        How::Park if repeats => {
+            Places::PARKED.or(Places::DEAD).or(Places::DELAYED).or(Places::DISCARDED)
+        }
+        How::Park => {
+            let mut copy = life.clone();
+            copy.places = Places::default();
+            copy.doubt(at, item, config, life.places);
             copy.places
         }
         How::Release if item.claim => Places::DISCARDED,

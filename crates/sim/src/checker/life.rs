@@ -284,6 +284,21 @@ impl Life {
         }
     }
 
+    /// Its holder may have said that it is in doubt, while it was in one of these places.
+    pub(crate) fn doubt(&mut self, at: Time, item: &Item, config: &Config, before: Places) {
+        let parks = config.on_lost == OnLost::Park && before.may_be(Places::LEASED);
+        if parks && self.begun != Begun::No {
+            self.places.add(Places::PARKED);
+        }
+        if parks && self.begun == Begun::Yes && before == Places::LEASED {
+            return;
+        }
+        match item.claim {
+            true => self.places.add(Places::DISCARDED),
+            false => self.fail(at, config, false),
+        }
+    }
+
     /// It may have ended, or did.
     pub(crate) fn end(&mut self, how: Places, at: Time) {
         self.places.add(how);
@@ -351,7 +366,7 @@ impl Life {
     pub(crate) fn may_settle(&self, end: Option<End>) -> bool {
         let waiting = match end {
             Some(End::Done) => Places::READY.or(Places::DELAYED).or(Places::PARKED),
-            Some(End::Fail | End::Release) => Places::READY.or(Places::DELAYED),
+            Some(End::Fail | End::Release | End::Park) => Places::READY.or(Places::DELAYED),
             None => Places::default(),
         };
         self.places.may_be(Places::LEASED) || self.lapsed && self.places.may_be(waiting)

@@ -32,7 +32,10 @@ impl Checker {
     fn lost_by_the_rules(&mut self, at: Time, op: &Op) {
         match op {
             Op::Send { item, variant } => self.lost_send(at, *item, *variant),
-            Op::Claim { item, variant, lease_ms } => {
+            Op::Claim { item, variant, lease_ms, id } => {
+                if let Some(id) = id {
+                    self.claims.insert(*id, true);
+                }
                 self.lost_claim(at, *item, *variant, *lease_ms);
             }
             Op::Receive { queue, lease_ms, id, .. } => {
@@ -78,6 +81,9 @@ impl Checker {
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts = (0, life.attempts.1.max(1));
+            // Its holder never heard of it, and could not begin.
+            let known = life.places.may_be(Places::LEASED) && life.begun != Begun::No;
+            life.begun = if known { Begun::Perhaps } else { Begun::No };
             life.places.add(Places::LEASED);
             life.unseen_lease = true;
             life.lost_from = life.lost_from.min(at.plus(lease_ms));
@@ -103,6 +109,13 @@ impl Checker {
                 life.places.add(Places::ABSENT);
             }
             How::Fail { dead, .. } => life.fail(at, config, *dead),
+            How::Park => {
+                life.doubt(at, spec, config, life.places);
+                if spec.claim {
+                    life.places = life.places.without(Places::DISCARDED).or(Places::ABSENT);
+                }
+                life.lapsed = true; // Whoever is in doubt may still be done.
+            }
             How::Release => {
                 life.places.add(Places::READY);
                 life.attempts.0 = life.attempts.0.saturating_sub(1);
@@ -145,7 +158,7 @@ impl Checker {
                     life.end(Places::DISCARDED, at);
                 }
             }
-            Op::Resolve { item, done } => {
+            Op::Resolve { item, done, .. } => {
                 let (life, spec, _) = self.passed(at, *item);
                 if life.places.may_be(Places::PARKED) {
                     match (done, spec.claim) {
@@ -170,6 +183,7 @@ impl Checker {
                 }
             }
             Op::Purge { queue, keys } => {
+                self.state_mut(*queue).purges = true;
                 for item in self.homed(*queue) {
                     let (life, ..) = self.passed(at, item);
                     if life.places.may_be(Places::KNOWN) {

@@ -6,6 +6,9 @@ use super::{Checked, Checker, Places, violation};
 use crate::op::Op;
 use crate::scene::{ItemId, result_of};
 
+/// What a replay hears while its queue is purged.
+const PURGED: &str = "in a queue that is being purged";
+
 impl Checker {
     pub(super) fn operated(&mut self, at: Time, op: &Op, outcome: &Outcome) -> Checked {
         match (op, outcome) {
@@ -47,7 +50,7 @@ impl Checker {
                 life.end(Places::DISCARDED, at);
                 Ok(())
             }
-            (Op::Resolve { item, done }, Outcome::Ok) => self.resolved(at, *item, *done),
+            (Op::Resolve { item, done, .. }, Outcome::Ok) => self.resolved(at, *item, *done),
             (Op::Discard { item } | Op::Resolve { item, .. }, Outcome::Refused(refusal)) => {
                 self.not_waiting(at, *item, refusal)
             }
@@ -125,6 +128,12 @@ impl Checker {
     fn not_ended(&mut self, at: Time, item: ItemId, refusal: &Refusal) -> Checked {
         match refusal {
             Refusal::NoSuchKey => self.narrow(at, item, Places::ABSENT),
+            Refusal::Invalid(Invalid::State(PURGED)) => {
+                match self.state(self.item(item).queue).purges {
+                    true => self.narrow(at, item, Places::DONE),
+                    false => violation("a replay is refused for a purge that nobody asked for"),
+                }
+            }
             Refusal::Invalid(Invalid::State(place)) => self.narrow(at, item, named(place)),
             Refusal::Conflict(_) => self.narrow(at, item, Places::DONE),
             Refusal::StoreFull if self.may_be_full => self.narrow(at, item, Places::DONE),

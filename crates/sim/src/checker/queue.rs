@@ -18,11 +18,13 @@ pub(crate) struct QueueState {
     pub(super) config: Config,
     /// All rules it had since it was created.
     had: Vec<Config>,
+    /// A purge of it was asked for, and may still go on.
+    pub(super) purges: bool,
 }
 
 impl QueueState {
     pub(super) fn new(config: Config) -> Self {
-        Self { may_be: vec![None], config, had: Vec::new() }
+        Self { may_be: vec![None], config, had: Vec::new(), purges: false }
     }
 
     pub(super) fn may_exist(&self) -> bool {

@@ -1,8 +1,9 @@
 //! Answers to sends and claims.
 
-use hapax_core::{Answer, Finished, Guarantee, InFlight, MessageId, OnDead, Place, Time};
+use hapax_core::{Answer, Fence, Finished, Guarantee, InFlight, MessageId, OnDead, Place, Time};
 
 use super::{Checked, Checker, Lease, Life, Places, violation};
+use crate::op::Op;
 use crate::scene::{ItemId, Variant, point_of};
 
 impl Checker {
@@ -22,30 +23,91 @@ impl Checker {
         }
     }
 
-    pub(super) fn claimed(
-        &mut self,
-        at: Time,
-        item: ItemId,
-        variant: Variant,
-        lease_ms: u64,
-        answer: &Answer,
-    ) -> Checked {
+    pub(super) fn claimed(&mut self, at: Time, op: &Op, answer: &Answer) -> Checked {
+        let Op::Claim { item, variant, lease_ms, id: claim } = op else {
+            return violation("a claim's answer for something else");
+        };
+        let (item, variant) = (*item, *variant);
+        let may_be_second = claim.and_then(|claim| self.claims.get(&claim)) == Some(&true);
+        if let Some(claim) = claim {
+            self.claims.entry(*claim).or_default();
+        }
         let Answer::Fresh { id, lease, deadline, recovery_points, .. } = answer else {
             if matches!(answer, Answer::Accepted { .. }) {
                 return violation("a claim was answered as a send");
             }
+            self.not_again(at, item, *claim, answer)?;
             return self.refused(at, item, variant, true, answer);
         };
-        self.begin(at, item, variant, true, *id)?;
-        if *deadline != at.plus(lease_ms) {
-            return violation("a claim's deadline is not its lease from now");
+        if self.knows_lease(self.here, lease.fence) {
+            return self.claimed_again(at, item, *claim, (*id, lease.fence, *deadline));
         }
-        self.grow_fence(lease.fence)?;
+        let newest = self.fence_max.get(self.here).copied().unwrap_or(Fence(0));
+        let (life, spec, config) = self.passed(at, item);
+        let is_old = lease.fence <= newest || *deadline != at.plus(*lease_ms);
+        let is_held = life.unseen_lease && life.places.may_be(Places::LEASED);
+        let is_older = life.may_be_new && (is_old || !life.may_begin(config, true, spec));
+        if may_be_second && is_held && (life.id == Some(*id) || is_older) {
+            life.variants |= 1 << variant;
+            life.past_points.append(&mut life.may_be_saved);
+            life.saved.clear();
+            self.check_id(item, *id)?;
+            self.raise_fence(lease.fence)?;
+        } else {
+            self.begin(at, item, variant, true, *id)?;
+            if *deadline != at.plus(*lease_ms) {
+                return violation("a claim's deadline is not its lease from now");
+            }
+            self.grow_fence(lease.fence)?;
+        }
         self.check_inherited(item, recovery_points)?;
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
-        self.leases.insert((self.here, lease.fence), Lease::new(item, *id));
+        self.leases.insert((self.here, lease.fence), Lease::of_claim(item, *id, *claim));
         Ok(())
+    }
+
+    /// The same claim, while it holds, gets the same lease.
+    fn claimed_again(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        claim: Option<u64>,
+        (id, fence, deadline): (MessageId, Fence, Time),
+    ) -> Checked {
+        let known = self.leases.get(&(self.here, fence));
+        if claim.is_none() || known.is_none_or(|lease| !lease.is_of(item, claim)) {
+            return violation("a claim got the lease of another");
+        }
+        self.narrow(at, item, Places::LEASED)?;
+        self.check_id(item, id)?;
+        let (life, ..) = self.passed(at, item);
+        if life.fence != fence {
+            return violation("a repeated claim got a lease that is not the newest");
+        }
+        life.lost_from = deadline;
+        life.unseen_lease = false;
+        Ok(())
+    }
+
+    /// A claim that holds is not told that its key is in flight.
+    fn not_again(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        claim: Option<u64>,
+        answer: &Answer,
+    ) -> Checked {
+        let here = self.here;
+        let (life, ..) = self.passed(at, item);
+        let holds = life.places == Places::LEASED && !life.unseen_lease && !life.may_be_new;
+        let fence = life.fence;
+        let known = self.leases.get(&(here, fence));
+        let is_its = claim.is_some() && known.is_some_and(|lease| lease.is_of(item, claim));
+        match matches!(answer, Answer::InFlight(_)) && holds && is_its {
+            true => violation("a repeated claim does not get its lease again"),
+            false => Ok(()),
+        }
     }
 
     fn accepted(

@@ -60,10 +60,11 @@ impl Run {
                 ops.push(op);
             }
         }
-        let parked = (0..self.checker.items().len())
-            .filter(|item| self.checker.may_be_parked(&[now], *item))
-            .map(|item| Op::Resolve { item, done: item % 2 == 0 });
-        ops.extend(parked.collect::<Vec<_>>());
+        for item in 0..self.checker.items().len() {
+            if self.checker.may_be_parked(&[now], item) {
+                ops.push(self.checker.resolve(item, item % 2 == 0));
+            }
+        }
         let held = self.workload.held().to_vec();
         for held in held {
             ops.push(self.workload.done(&self.scene, &mut self.checker, held));

@@ -61,6 +61,9 @@ impl Run {
         // A queue that was woken may be gone by now, and nobody knows its name.
         let any_unknown = wakes.iter().any(Option::is_none);
         let woken: BTreeMap<usize, u64> = wakes.into_iter().flatten().collect();
+        if !woken.is_empty() {
+            self.note(|| format!("wakes {woken:?} by batch {}", told.serial));
+        }
         if any_unknown {
             let all = 0..self.scene.queues.len();
             self.waiters.woken.extend(all.map(|queue| (queue, self.world.submitted())));
