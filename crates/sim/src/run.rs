@@ -216,7 +216,7 @@ impl Run {
         }
         match self.random.below(2 * self.settings.steps) {
             0 => self.back_up()?,
-            1 if self.random.one_in(2) => self.restore()?,
+            1 => self.restore()?,
             _ => {}
         }
         self.ordinary_step()

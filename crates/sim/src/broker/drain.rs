@@ -2,7 +2,7 @@
 
 use super::{Broker, Going, Whose, wrong};
 use crate::op::{Op, Patience};
-use crate::workload::create;
+use crate::workload::{ROOM_EVERY, create, make_room};
 
 /// Rounds in which everything must have ended; the messages of a group need two each on top.
 const ROUNDS: u64 = 160;
@@ -32,6 +32,11 @@ impl Broker {
                 let op = create(&mut self.clients, &self.checker, queue);
                 self.ask(op);
                 self.quiet()?; // Emits may wait for it.
+            }
+            if round % ROOM_EVERY == ROOM_EVERY - 1 {
+                let op = make_room(&self.checker, queue);
+                self.ask(op);
+                self.quiet()?;
             }
             self.ask(Op::Pause { queue, paused: false });
             if round % 5 == 1 {

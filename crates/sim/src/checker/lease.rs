@@ -257,7 +257,9 @@ impl Checker {
         };
         let (life, spec, _) = self.passed(at, held.item);
         let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
-        let may_hold = is_newest && !lease.ended && life.may_settle(end);
+        // Its partition lost it with an earlier queue, which spreads its keys otherwise since.
+        let is_elsewhere = life.home != Some(here);
+        let may_hold = is_newest && !is_elsewhere && !lease.ended && life.may_settle(end);
         let alone = lease.ends.is_empty() && !life.unseen_lease;
         let surely_holds = may_hold && life.places == Places::LEASED && alone;
         let (key, places) = (spec.key.clone(), life.places);
@@ -267,15 +269,12 @@ impl Checker {
                 // Giving up a claim that is over already is the same as having given it up.
                 let gives_up =
                     matches!(end, Some(End::Fail | End::Release | End::Park)) && spec.claim;
-                // So is giving up what its partition lost with an earlier queue, which has spread
-                // its keys over other partitions since.
-                let is_elsewhere = life.home != Some(here);
-                let was_free =
-                    gives_up && (is_newest || is_elsewhere) && *place == Place::Discarded;
+                let may_be_over = is_newest || is_elsewhere;
+                let was_free = gives_up && may_be_over && *place == Place::Discarded;
                 if !may_hold && !repeats && !was_free {
                     return violation(format!("a stale lease settled {key}, which is {places}"));
                 }
-                if is_elsewhere && !may_hold {
+                if is_elsewhere {
                     return Ok(());
                 }
                 if was_free && places.may_be(Places::ABSENT) {

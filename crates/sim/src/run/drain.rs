@@ -4,7 +4,7 @@ use hapax_store::disk;
 
 use super::{Going, Run, wrong};
 use crate::op::{Op, Patience};
-use crate::workload::create;
+use crate::workload::{ROOM_EVERY, create, make_room};
 use crate::world::Step;
 
 /// Rounds in which everything must have ended: delays, leases and backoffs are all shorter. The
@@ -45,6 +45,9 @@ impl Run {
             if !self.checker.exists(0, queue) {
                 // Emits may wait for it.
                 ops.push(create(&mut self.clients, &self.checker, queue));
+            }
+            if round % ROOM_EVERY == ROOM_EVERY - 1 {
+                ops.push(make_room(&self.checker, queue));
             }
             ops.push(Op::Pause { queue, paused: false });
             if round % 5 == 1 {
