@@ -9,13 +9,15 @@ pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         return None;
     }
     let word = plain(word);
+    let end = word.chars().last();
     // A long name with one typo is meant; a short one with two could be anything.
     let far = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
         .map(|candidate| (distance(&word, &plain(candidate)), candidate))
         .filter(|(distance, candidate)| *distance <= far || is_stem(&word, candidate))
-        .min_by_key(|(distance, _)| *distance)
+        // Of two that are equally close, the one that also ends alike.
+        .min_by_key(|(distance, candidate)| (*distance, candidate.chars().last() != end))
         .map(|(_, candidate)| candidate)
 }
 

@@ -40,8 +40,7 @@ fn deliveries(
     if !(limits::LEASE_MS_MIN..=limits::LEASE_MS_MAX).contains(&lease_ms) {
         return Err(Refusal::Invalid(Invalid::LeaseLength(lease_ms)));
     }
-    let id = receive.receive_id.as_ref();
-    let id = id.map(|id| Digest::of_receive(queue.id, id));
+    let id = receive.receive_id.as_ref().map(|id| Digest::of_receive(queue.id, id));
     if let Some(remembered) = id.and_then(|id| machine.receives.by_id.get(&id))
         && remembered.until > stamp.at
     {

@@ -277,7 +277,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Fences are unique in a broker, and in a partition they grow with time as far as time can be told.
+/// Fences are unique in a broker, and in a partition they grow with time as far as it can be told.
 fn fences(operations: &[Operation]) -> Vec<String> {
     let mut violations = Vec::new();
     let mut seen: HashMap<u64, &str> = HashMap::new();

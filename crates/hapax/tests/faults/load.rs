@@ -304,7 +304,7 @@ fn work(shared: &Shared) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let mut open = Vec::new();
         for message in messages {
-            let (key, fence) = (text(&message["key"]), message["fence"].as_u64().unwrap_or(0));
+            let (key, fence) = (text(&message["key"]), text(&message["fence"]).parse().unwrap());
             let (id, body) = (text(&message["id"]), text(&message["body"]));
             let delivered = Delivered { key: key.clone(), id, fence, body };
             shared.note_delivery(Door::Http, began, delivered);
