@@ -93,9 +93,8 @@ fn deliveries(
         digests,
         step: machine.partitions,
     })));
-    if leaves_some {
-        out.effects.push(wake(queue)); // Whoever was not woken, since this one was, is needed.
-    }
+    // Whoever was not woken, since this one was, is needed.
+    out.effects.extend(leaves_some.then(|| wake(queue)));
     Ok(deliveries)
 }
 
