@@ -68,6 +68,7 @@ pub struct Checker {
     by_name: BTreeMap<(usize, String, String), ItemId>,
     by_number: BTreeMap<u64, ItemId>,
     ids: BTreeMap<MessageId, ItemId>,
+    dates: BTreeMap<ItemId, BTreeSet<Time>>,
     /// Leases by partition and fence.
     leases: BTreeMap<(usize, Fence), Lease>,
     fence_max: Vec<Fence>,
@@ -98,6 +99,7 @@ impl Checker {
             by_name: BTreeMap::new(),
             by_number: BTreeMap::new(),
             ids: BTreeMap::new(),
+            dates: BTreeMap::new(),
             leases: BTreeMap::new(),
             fence_max: vec![Fence(0); partitions],
             fences: BTreeMap::new(),
@@ -138,11 +140,19 @@ impl Checker {
         id
     }
 
-    /// An emit is dated by its parent's end.
+    /// An emit is dated by its parent's end. A parent whose queue was made anew ends again, and
+    /// the clocks of partitions differ.
     pub fn date(&mut self, item: ItemId, at: Time) {
+        self.dates.entry(item).or_default().insert(at);
         if let Some(item) = self.items.get_mut(item) {
             item.issued_at.get_or_insert(at);
         }
+    }
+
+    /// When the item was issued, as far as anybody said.
+    fn dates(&self, item: ItemId) -> Vec<Time> {
+        let own = self.item(item).issued_at.into_iter();
+        own.chain(self.dates.get(&item).into_iter().flatten().copied()).collect()
     }
 
     pub fn items(&self) -> &[Item] {

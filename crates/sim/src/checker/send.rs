@@ -222,8 +222,7 @@ impl Checker {
                 // Under a shorter retention of earlier days the key may be forgotten already.
                 let kept = self.state(queue).had().filter_map(|config| config.retention_ms);
                 let kept = kept.min().map_or(Time::NEVER, |ms| dated.plus(ms));
-                let (_, spec, _) = self.passed(at, item);
-                if spec.issued_at != Some(*dated) || kept > at {
+                if !self.dates(item).contains(dated) || kept > at {
                     return violation("a key was too old before its time");
                 }
                 if let Some(life) = self.lives.get_mut(item) {
@@ -279,9 +278,11 @@ impl Checker {
         let queue = self.item(item).queue;
         let kept: Vec<u64> =
             self.state(queue).had().map(|had| had.retention_ms.unwrap_or(u64::MAX)).collect();
-        let (life, spec, _) = self.passed(at, item);
         // What is dated ahead is remembered from its date on.
-        let end = finished.finished_at.max(spec.issued_at.unwrap_or(finished.finished_at));
+        let mut ends = self.dates(item);
+        ends.iter_mut().for_each(|date| *date = finished.finished_at.max(*date));
+        ends.push(finished.finished_at);
+        let (life, ..) = self.passed(at, item);
         if life.ended_from > finished.finished_at || finished.finished_at > at {
             return violation(format!(
                 "finished at {}, which is before {}",
@@ -292,7 +293,7 @@ impl Checker {
         let until = finished.remembered_until;
         let is_kept = |ms: &u64| match *ms {
             u64::MAX => until == Time::NEVER,
-            ms => until == end.plus(ms) || until == finished.finished_at.plus(ms),
+            ms => ends.iter().any(|end| until == end.plus(ms)),
         };
         let Some(ms) = kept.into_iter().find(is_kept).filter(|_| until > at) else {
             return violation("remembered for another time than the queue's retention");
