@@ -8,7 +8,7 @@ use serde_json::json;
 use super::house::{House, Told, get, post, send};
 
 /// Waits until a look at the key shows it in a state.
-async fn until_state(house: &House, key: &str, state: &str) {
+pub(crate) async fn until_state(house: &House, key: &str, state: &str) {
     loop {
         let told = house.ask(get(&format!("/v1/queues/orders/keys/{key}"))).await;
         if told.status == 200 && told.is(200)["state"] == state {

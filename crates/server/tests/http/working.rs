@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::house::{House, get, post, send, text};
+use super::waiting::until_state;
 
 #[tokio::test]
 async fn every_verb_of_a_settle_is_heard() {
@@ -270,8 +271,7 @@ async fn an_emit_keeps_its_time_to_live_and_its_fingerprint() {
     let emit = json!([{"queue": "orders", "key": "child", "body": "a", "ttl_ms": 1,
                        "fingerprint": "f"}]);
     house.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
-    let dead = get("/v1/queues/orders/keys/child?wait_ms=30000");
-    assert_eq!(house.ask(dead).await.is(200)["state"], "dead");
+    until_state(&house, "child", "dead").await;
     let other = send("orders", "child", "b").header("hapax-fingerprint", "g");
     house.ask(other).await.fails(422, "conflict");
     let same = send("orders", "child", "b").header("hapax-fingerprint", "f");
