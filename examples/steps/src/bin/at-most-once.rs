@@ -68,9 +68,7 @@ async fn main() -> Result<()> {
             key: key.clone(),
             group: String::new(),
         };
-        let why = admin.key(name.clone(), Duration::ZERO).await?.recovery_points;
-        let why = why.get("in-doubt").map(|why| String::from_utf8_lossy(why).into_owned());
-        println!("parked: {}", why.unwrap_or_default());
+        println!("parked: {}", admin.key(name.clone(), Duration::ZERO).await?.error);
 
         // Somebody went and looked: `hapax resolve example-labels KEY --done printed`, or --retry.
         let (resolution, word) = match happened {
