@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hapax_core::{Answer, Command, Fence, KeyName, Outcome, QueueName, Send, Settle, Settled};
-use hapax_partition::change::LeaderBehind;
+use hapax_partition::change::{Known, LeaderBehind};
 use hapax_partition::relay::Confirmations;
 use hapax_partition::route::{self, Part, Routes};
 use hapax_partition::{Clock, Partition};
@@ -173,6 +173,10 @@ impl Engine {
         }
         data.complete()?;
         wait_for_the_wall_clock(&partitions);
+        // Before the writers, which may have something due at once: then the time goes on.
+        let known: Vec<_> =
+            partitions.iter().map(|partition| Known::of(partition.machine())).collect();
+        data.missing_steps(&known)?;
         let (lost, _) = broadcast::channel(LOST_MAX);
         let shared = Arc::new(Shared {
             inboxes,
@@ -194,7 +198,7 @@ impl Engine {
             shared.start(number, partition)?;
         }
         let engine = Self { shared };
-        if let Err(error) = engine.reconcile() {
+        if let Err(error) = engine.reconcile(known) {
             engine.stop();
             return Err(error);
         }

@@ -13,9 +13,9 @@ use hapax_core::{
     RedriveView, Refusal, Seq, Stats,
 };
 use hapax_partition::Partition;
-use hapax_partition::change::{self, Change, Changed, Known, Running, reconcile};
+use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
 use hapax_store::OsVolume;
-use hapax_store::disk::{self, DiskStore};
+use hapax_store::disk::{DiskStore, Moment};
 use tokio::sync::oneshot;
 
 use super::inbox::{Ask, Seen};
@@ -225,41 +225,45 @@ impl Engine {
     /// Copies everything to a directory that is empty or does not exist, while the broker goes
     /// on. Calls `progress(bytes done, bytes in all)`. Blocks.
     pub fn backup(&self, target: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
-        // While it goes on no partition forgets an emit: the copy of the one that emitted has it
-        // in its list, or the copy of the other has it as a message, or both, and its key makes
-        // that one.
         Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
-        let _held = Held::new(&self.shared);
+        let moments = self.capture()?;
+        let total = moments.iter().map(Moment::bytes).sum();
         let mut before = 0;
-        for (number, source) in self.shared.sources.iter().enumerate() {
+        for (number, moment) in moments.iter().enumerate() {
             let path = super::data::partition_path(target, number as u16);
             let volume =
                 OsVolume::create(&path).map_err(|error| Error::io("create", &path, error))?;
-            let mut last = 0;
-            disk::backup(source, &volume, &mut |done, total| {
-                last = total;
-                progress(before + done, before + total);
-            })
-            .map_err(|error| Error::Store { path: path.clone(), error })?;
-            before += last;
+            moment
+                .copy(&volume, &mut |done, _| progress(before + done, total))
+                .map_err(|error| Error::Store { path: path.clone(), error })?;
+            before += moment.bytes();
         }
         Data::copy_head(self.shared.data.path(), target)
     }
 
-    /// Completes changes of queues that a crash broke off. Blocks.
-    pub(super) fn reconcile(&self) -> Result<(), Error> {
-        if self.partitions() == 1 {
-            return Ok(());
-        }
+    /// What every partition has, one after the other, so that together they are the data of one
+    /// broker. Meanwhile no queue changes: each change is in all of them or in none. And no
+    /// partition forgets an emit: the one that emitted has it in its list, or the other has it as
+    /// a message, or both, and its key makes that one.
+    fn capture(&self) -> Result<Vec<Moment>, Error> {
+        let _unchanged: Vec<_> =
+            self.shared.changes.iter().map(tokio::sync::Mutex::blocking_lock).collect();
+        let _held = Held::new(&self.shared);
+        let moments = self.shared.sources.iter().enumerate().map(|(number, source)| {
+            let path = super::data::partition_path(self.shared.data.path(), number as u16);
+            source.capture().map_err(|error| Error::Store { path, error })
+        });
+        moments.collect()
+    }
+
+    /// Completes changes of queues that a crash broke off, given what the partitions knew before
+    /// anything was done with them. Blocks.
+    pub(super) fn reconcile(&self, mut known: Vec<Known>) -> Result<(), Error> {
+        // What a queue of a follower is compared with: the leader's time goes on from here.
+        let led_until = known.first().map(|leader| leader.now);
         loop {
-            let known: Result<Vec<Known>, Stopped> =
-                (0..self.partitions()).map(|partition| self.known(partition)).collect();
-            let known = known.map_err(Error::Stopped)?;
-            let steps = reconcile(&known).map_err(|error| Error::LeaderBehind {
-                path: self.shared.data.path().to_owned(),
-                error,
-            })?;
+            let steps = self.shared.data.missing_steps(&known)?;
             if steps.is_empty() {
                 *self.shared.routes_mut() = change::routes(&known);
                 return Ok(());
@@ -270,6 +274,11 @@ impl Engine {
                 self.submit(step.partition, step.commands, reply);
                 let outcomes = receiver.recv().map_err(|_| Stopped::silent());
                 outcomes.flatten().map_err(Error::Stopped)?;
+            }
+            let now = (0..self.partitions()).map(|partition| self.known(partition));
+            known = now.collect::<Result<_, _>>().map_err(Error::Stopped)?;
+            if let (Some(leader), Some(led_until)) = (known.first_mut(), led_until) {
+                leader.now = led_until;
             }
         }
     }
@@ -282,6 +291,14 @@ impl Engine {
         };
         self.shared.push(partition, Ask::Inspect(Box::new(inspect)));
         receiver.recv().map_err(|_| Stopped::silent())
+    }
+}
+
+impl Data {
+    /// What is left to do of changes that a crash broke off.
+    pub(super) fn missing_steps(&self, known: &[Known]) -> Result<Vec<Step>, Error> {
+        let path = || self.path().to_owned();
+        reconcile(known).map_err(|error| Error::LeaderBehind { path: path(), error })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Waiting rooms: who waits for messages of a queue, and who for the end of a key.
 //!
 //! First come, first called. Those who gave up, or were served by another partition, have left
-//! their turn taken, and are shown out when they are met or when a room gets crowded.
+//! their turn taken, and are shown out when they are met or when as many came as there were.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -25,19 +25,17 @@ enum Wish {
 
 #[derive(Default)]
 pub(super) struct Rooms {
-    receivers: HashMap<QueueName, Room>,
-    lookers: HashMap<Digest, Room>,
+    receivers: HashMap<QueueName, VecDeque<Guest>>,
+    lookers: HashMap<Digest, Vec<Guest>>,
+    /// Those who came since all rooms were looked through.
+    came: usize,
+    /// Those who were there then.
+    stayed: usize,
 }
 
-#[derive(Default)]
-struct Room {
-    guests: VecDeque<Guest>,
-    /// At this many those who left are shown out.
-    crowded: usize,
-}
-
-/// A room is looked through when it has doubled, from this on.
-const CROWDED_MIN: usize = 64;
+/// The rooms are looked through when as many came as had stayed, from this on: so those who gave
+/// up are never many more than those who wait, over all queues and keys.
+const CAME_MIN: usize = 64;
 
 impl Guest {
     pub(super) fn receive(receive: Receive, turn: Turn, reply: Reply) -> Self {
@@ -80,32 +78,52 @@ impl Rooms {
             guest.answer(outcome);
             return None;
         }
-        let room = match (&guest.wish, &outcome) {
+        match (&guest.wish, &outcome) {
             (Wish::Receive(receive), Outcome::Received(messages)) if messages.is_empty() => {
-                self.receivers.entry(receive.queue.clone()).or_default()
+                let queue = receive.queue.clone();
+                let was_missed = guest.turn.give_back();
+                self.wait(guest);
+                was_missed.then_some(queue)
             }
             (Wish::Look(_), Outcome::Key(view)) if !has_ended(view.place) => {
-                self.lookers.entry(view.digest).or_default()
+                guest.turn.give_back();
+                self.show_out();
+                self.lookers.entry(view.digest).or_default().push(guest);
+                None
             }
             _ => {
                 guest.answer(outcome);
-                return None;
+                None
             }
-        };
-        let queue = match &guest.wish {
-            Wish::Receive(receive) => Some(receive.queue.clone()),
-            Wish::Look(_) => None,
-        };
-        let was_missed = guest.turn.give_back();
-        room.enter(guest);
-        queue.filter(|_| was_missed)
+        }
     }
 
     /// A guest whose turn another partition holds. It is called again if there is need.
     pub(super) fn wait(&mut self, guest: Guest) {
         if let Wish::Receive(receive) = &guest.wish {
-            self.receivers.entry(receive.queue.clone()).or_default().enter(guest);
+            self.show_out();
+            self.receivers.entry(receive.queue.clone()).or_default().push_back(guest);
         }
+    }
+
+    /// Somebody comes: those who left meanwhile go, when it is time to look.
+    fn show_out(&mut self) {
+        self.came += 1;
+        if self.came <= self.stayed.max(CAME_MIN) {
+            return;
+        }
+        self.came = 0;
+        self.stayed = 0;
+        self.receivers.retain(|_, room| {
+            room.retain(|guest| !guest.turn.is_over());
+            self.stayed += room.len();
+            !room.is_empty()
+        });
+        self.lookers.retain(|_, room| {
+            room.retain(|guest| !guest.turn.is_over());
+            self.stayed += room.len();
+            !room.is_empty()
+        });
     }
 
     /// So many messages of the queue can be received: as many as they are enough for try again.
@@ -119,7 +137,7 @@ impl Rooms {
         let mut wanted = 0;
         let mut held = Vec::new();
         while wanted < ready
-            && let Some(guest) = room.guests.pop_front()
+            && let Some(guest) = room.pop_front()
         {
             let Wish::Receive(receive) = &guest.wish else { continue };
             match guest.turn.take() {
@@ -132,9 +150,9 @@ impl Rooms {
             }
         }
         for guest in held.into_iter().rev() {
-            room.guests.push_front(guest);
+            room.push_front(guest);
         }
-        if room.guests.is_empty() {
+        if room.is_empty() {
             self.receivers.remove(queue);
         }
     }
@@ -145,14 +163,14 @@ impl Rooms {
             return; // The common case costs no look-up.
         }
         if let Some(room) = self.lookers.remove(digest) {
-            called.extend(room.guests.into_iter().filter(|guest| guest.turn.take() == Taken::Yes));
+            called.extend(room.into_iter().filter(|guest| guest.turn.take() == Taken::Yes));
         }
     }
 
     /// There will be no more messages: those who wait for some go with nothing.
     pub(super) fn send_receivers_away(&mut self) {
         let rooms = std::mem::take(&mut self.receivers).into_values();
-        for guest in rooms.flat_map(|room| room.guests) {
+        for guest in rooms.flatten() {
             if guest.turn.take() == Taken::Yes {
                 guest.answer(Outcome::Received(Vec::new()));
             }
@@ -161,23 +179,58 @@ impl Rooms {
 
     /// Everybody, to be told that the house closes.
     pub(super) fn leave(&mut self) -> impl Iterator<Item = Guest> {
-        let receivers = std::mem::take(&mut self.receivers).into_values();
-        let rooms = receivers.chain(std::mem::take(&mut self.lookers).into_values());
-        rooms.flat_map(|room| room.guests).filter(|guest| guest.turn.take() == Taken::Yes)
-    }
-}
-
-impl Room {
-    fn enter(&mut self, guest: Guest) {
-        if self.guests.len() >= self.crowded.max(CROWDED_MIN) {
-            self.guests.retain(|guest| !guest.turn.is_over());
-            self.crowded = self.guests.len() * 2;
-        }
-        self.guests.push_back(guest);
+        let receivers = std::mem::take(&mut self.receivers).into_values().flatten();
+        let lookers = std::mem::take(&mut self.lookers).into_values().flatten();
+        receivers.chain(lookers).filter(|guest| guest.turn.take() == Taken::Yes)
     }
 }
 
 /// Whether there is nothing more to wait for.
 pub(super) fn has_ended(place: Place) -> bool {
     matches!(place, Place::Done | Place::Dead | Place::Parked | Place::Discarded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn come(rooms: &mut Rooms, n: u64) -> Turn {
+        let turn = Turn::default();
+        let mut digest = [0; 16];
+        digest[..8].copy_from_slice(&n.to_le_bytes());
+        let queue = QueueName::new("default", &format!("q{n}")).unwrap();
+        let wish = match n.is_multiple_of(2) {
+            true => Wish::Look(KeyName { queue: queue.clone(), group: None, key: "k".into() }),
+            false => Wish::Receive(Receive {
+                queue: queue.clone(),
+                max: 1,
+                lease_ms: None,
+                worker: "w".into(),
+                receive_id: None,
+                several_per_group: false,
+            }),
+        };
+        let guest = Guest { wish, turn: turn.clone(), reply: Box::new(|_| {}) };
+        match n.is_multiple_of(2) {
+            true => {
+                rooms.show_out();
+                rooms.lookers.entry(Digest(digest)).or_default().push(guest);
+            }
+            false => rooms.wait(guest),
+        }
+        turn
+    }
+
+    #[test]
+    fn who_gives_up_is_shown_out_whatever_queue_or_key_they_waited_for() {
+        let mut rooms = Rooms::default();
+        let waits: Vec<Turn> = (0..100).map(|n| come(&mut rooms, n)).collect();
+        for n in 100..10_000 {
+            assert!(come(&mut rooms, n).give_up());
+            let guests = rooms.receivers.len() + rooms.lookers.len();
+            assert!(guests <= 2 * (waits.len() + CAME_MIN), "{guests} at {n}");
+        }
+        let waiting = rooms.leave().filter(|guest| !guest.turn.is_over()).count();
+        assert_eq!(waiting, waits.len(), "who waits stays");
+    }
 }

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hapax_core::{Blob, Config, Settle, Settled, Verb};
-use hapax_server::engine::{Data, Engine, Error};
+use hapax_core::{Blob, Config, Configure, Content, Emit, Send, Settle, Settled, Verb};
+use hapax_partition::Partition;
+use hapax_server::engine::{Data, Engine, Error, Options};
+use hapax_store::disk::DiskStore;
 
-use crate::{LONG, create, message, open, queue, receive};
+use crate::{LONG, create, done, message, open, queue, receive};
 
 /// Every file and directory with its length.
 fn contents(path: &Path) -> BTreeMap<PathBuf, u64> {
@@ -119,6 +121,97 @@ fn a_copy_into_the_data_itself_is_refused() {
     engine.stop();
 }
 
+#[test]
+fn a_copy_made_while_queues_change_and_emits_arrive_is_of_one_moment_and_stops_neither() {
+    let (directory, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    filled(directory.path(), 4);
+    let engine = open(directory.path(), 1);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let mut round = 0;
+    // On the copying thread: whatever happens here, happens while the copy is under way.
+    let mut progress = |_: u64, _: u64| {
+        runtime.block_on(async {
+            create(&engine, &format!("new{round}"), Config::default()).await;
+            let config = Config { max_attempts: 3 + round, ..Config::default() };
+            let changed = Configure { queue: queue("orders"), config, if_version: None };
+            engine.configure(changed).await.unwrap().unwrap();
+            let parent = take(&engine).await;
+            let content = || Content::builder("").build(b"b").unwrap();
+            let emit = |n: u64| Emit::new(queue("new0"), &n.to_string(), content());
+            let emits = (0..8).map(emit).collect();
+            assert!(matches!(done(&engine, &parent, emits).await, Settled::Ok { .. }));
+            while waiting_emits(&engine).await > 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+        round += 1;
+    };
+    engine.backup(copy.path(), &mut progress).unwrap();
+    assert!(round >= 4, "every partition has something to copy");
+    engine.stop();
+
+    let engine = open(copy.path(), 1);
+    runtime.block_on(async {
+        let queues = engine.queues(None).await.unwrap();
+        let names: Vec<_> = queues.iter().map(|(name, _)| &*name.queue).collect();
+        assert_eq!(names, ["orders"], "nothing that came later");
+        let view = &queues[0].1;
+        assert_eq!((view.stats.ready, &view.config), (40, &Config::default()));
+    });
+    engine.stop();
+}
+
+async fn waiting_emits(engine: &Engine) -> usize {
+    let mut all = 0;
+    for partition in 0..engine.partitions() {
+        let count = |partition: &Partition<DiskStore>| partition.machine().relays().count();
+        all += engine.inspect(partition, count).await.unwrap();
+    }
+    all
+}
+
+#[test]
+fn a_leader_that_was_set_back_is_refused_also_where_something_is_due_in_it() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for round in 0..3 {
+        let (directory, older) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let engine = open(directory.path(), 2);
+        runtime.block_on(async {
+            create(&engine, "old", Config::default()).await;
+            let later = |n| Send { delay_ms: Some(1), ..message("old", &format!("k{n}"), "b") };
+            engine.send((0..20).map(later).collect()).await.unwrap();
+        });
+        // A crash, so that what is due is still to come in the copy.
+        copy_files(directory.path(), older.path());
+        engine.stop();
+        filled(directory.path(), 2);
+        let leader = directory.path().join("partition-0000");
+        fs::remove_dir_all(&leader).unwrap();
+        copy_files(&older.path().join("partition-0000"), &leader);
+        let follower = directory.path().join("partition-0001");
+        let before = contents(&follower);
+        for again in 0..2 {
+            let data = Data::open(directory.path(), 1).unwrap();
+            let opened = Engine::open(data, Options::default(), Box::new(|_, _| {}));
+            let why = opened.map(|engine| engine.stop());
+            assert!(matches!(why, Err(Error::LeaderBehind { .. })), "{round} {again}: {why:?}");
+        }
+        assert!(contents(&follower).len() >= before.len(), "nothing was taken from it");
+    }
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.metadata().unwrap().is_dir() {
+            true => copy_files(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
 async fn take(engine: &Engine) -> hapax_core::Delivery {
     engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap().remove(0)
 }
@@ -139,8 +232,8 @@ fn a_restored_copy_gives_higher_fences_and_old_leases_settle_nothing() {
         runtime.block_on(async {
             create(&engine, "orders", Config { lease_ms: 600_000, ..Config::default() }).await;
             engine.send(vec![message("orders", "k", "b")]).await.unwrap();
-            engine.backup(copy.path(), &mut |_, _| {}).unwrap();
         });
+        engine.backup(copy.path(), &mut |_, _| {}).unwrap();
         engine.stop();
         // The original goes on for some lives, and then it is lost.
         for _ in 0..3 {

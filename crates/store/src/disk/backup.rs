@@ -31,6 +31,14 @@ impl Source {
         Self { shared: Arc::downgrade(shared) }
     }
 
+    /// The state of this moment, to be copied. Until it is dropped, the files that it is made of
+    /// stay; whoever copies several stores captures all of them first.
+    pub fn capture(&self) -> Result<Moment, Error> {
+        let shared = self.shared.upgrade().ok_or_else(closed)?;
+        shared.journal.stop().check()?;
+        Ok(Moment::capture(self.clone(), &shared))
+    }
+
     /// Whether nothing is under way that the owner started: all batches are durable, and no
     /// checkpoint is outstanding.
     pub fn is_idle(&self) -> bool {
@@ -46,37 +54,22 @@ impl std::fmt::Debug for Source {
     }
 }
 
-/// Copies the store into the empty volume `target` and verifies the copy. Calls
-/// `progress(bytes done, bytes in all)` as it goes. A copy that was broken off has no format
-/// marker, and is refused by whoever opens it.
+/// Copies the store as it is now: [`Source::capture`], [`Moment::copy`].
 pub fn backup(
     source: &Source,
     target: &dyn Volume,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Summary, Error> {
-    let Some(shared) = source.shared.upgrade() else {
-        return Err(Error::Stopped("it was closed".to_owned()));
-    };
-    shared.journal.stop().check()?;
-    refuse_taken(target)?;
-    let moment = Moment::capture(&shared);
-    let total = moment.parts().iter().map(|part| part.len).sum();
-    let mut done = 0;
-    for part in moment.parts() {
-        copy(&*shared.volume, target, &part, &mut |len| {
-            done += len;
-            progress(done, total);
-        })?;
-    }
-    moment.seal(target)?;
-    let (name, bytes) = moment.pinned.manifest();
-    write_file(target, name, bytes)?;
-    marker::write(target, shared.identity)?;
-    verify(target, moment.last)
+    source.capture()?.copy(target, progress)
 }
 
-/// What is copied.
-struct Moment {
+fn closed() -> Error {
+    Error::Stopped("it was closed".to_owned())
+}
+
+/// The state of a store at one moment.
+pub struct Moment {
+    source: Source,
     identity: u64,
     pinned: Pinned,
     _pin: Pin,
@@ -86,6 +79,12 @@ struct Moment {
     end: Position,
 }
 
+impl std::fmt::Debug for Moment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Moment").field("last", &self.last).finish_non_exhaustive()
+    }
+}
+
 /// One file, or its beginning.
 struct Part {
     name: String,
@@ -93,7 +92,37 @@ struct Part {
 }
 
 impl Moment {
-    fn capture(shared: &Shared) -> Self {
+    /// Copies it into the empty volume `target` and verifies the copy. Calls
+    /// `progress(bytes done, bytes in all)` as it goes. A copy that was broken off has no format
+    /// marker, and is refused by whoever opens it.
+    pub fn copy(
+        &self,
+        target: &dyn Volume,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Summary, Error> {
+        let shared = self.source.shared.upgrade().ok_or_else(closed)?;
+        refuse_taken(target)?;
+        let total = self.bytes();
+        let mut done = 0;
+        for part in self.parts() {
+            copy(&*shared.volume, target, &part, &mut |len| {
+                done += len;
+                progress(done, total);
+            })?;
+        }
+        self.seal(target)?;
+        let (name, bytes) = self.pinned.manifest();
+        write_file(target, name, bytes)?;
+        marker::write(target, self.identity)?;
+        verify(target, self.last)
+    }
+
+    /// How much there is to copy.
+    pub fn bytes(&self) -> u64 {
+        self.parts().iter().map(|part| part.len).sum()
+    }
+
+    fn capture(source: Source, shared: &Shared) -> Self {
         let _ownership = lock(&shared.ownership);
         // In this order: the rows may move on after the journal is pinned, and then need less of
         // it; the other way round they could need what is gone.
@@ -106,7 +135,8 @@ impl Moment {
             segments.drain(..start);
         }
         let identity = shared.identity;
-        Self { identity, pinned, _pin: pin, segments, last: view.last, end: view.end }
+        let (last, end) = (view.last, view.end);
+        Self { source, identity, pinned, _pin: pin, segments, last, end }
     }
 
     fn parts(&self) -> Vec<Part> {
