@@ -16,6 +16,8 @@
 //! A purge leaves no trace in the leader: one that a crash broke off is done in part, nobody was
 //! told that it is done, and doing it again is harmless.
 
+use std::collections::{HashMap, HashSet};
+
 use hapax_core::{
     Command, Configure, Follow, Machine, Outcome, Purge, QueueName, QueueView, Refusal, Time,
 };
@@ -237,8 +239,8 @@ impl Known {
         Self { now: machine.now(), queues }
     }
 
-    fn view(&self, queue: &QueueName) -> Option<&QueueView> {
-        self.queues.iter().find(|(name, _)| name == queue).map(|(_, view)| view)
+    fn views(&self) -> HashMap<&QueueName, &QueueView> {
+        self.queues.iter().map(|(name, view)| (name, view)).collect()
     }
 }
 
@@ -263,15 +265,18 @@ pub struct LeaderBehind {
 pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
     let Some((leader, followers)) = partitions.split_first() else { return Ok(Vec::new()) };
     let mut lead: Vec<Command> = Vec::new();
-    let mut adopted: Vec<&QueueName> = Vec::new();
+    let mut adopted: HashSet<&QueueName> = HashSet::new();
     let mut steps = Vec::new();
+    let leads = leader.views();
     for (partition, known) in others(partitions.len()).zip(followers) {
         let behind = |queue: &QueueName| LeaderBehind { partition, queue: queue.queue.to_string() };
         let mut commands = Vec::new();
+        let views = known.views();
         for (queue, view) in &leader.queues {
-            follow(queue, view, known.view(queue), &mut commands).map_err(|_| behind(queue))?;
+            let known = views.get(queue).copied();
+            follow(queue, view, known, &mut commands).map_err(|_| behind(queue))?;
         }
-        let left = known.queues.iter().filter(|(queue, _)| leader.view(queue).is_none());
+        let left = known.queues.iter().filter(|(queue, _)| !leads.contains_key(queue));
         for (queue, view) in left {
             match created_at(view.version) {
                 Some(created_at) if created_at <= leader.now => {
@@ -281,9 +286,8 @@ pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
                 // Nothing tells whether the leader deleted it. Messages and keys are kept; what is
                 // empty can be created again.
                 None if holds_nothing(view) => commands.push(Command::Delete(queue.clone())),
-                None if adopted.contains(&queue) => {}
+                None if !adopted.insert(queue) => {}
                 None => {
-                    adopted.push(queue);
                     let (queue, config) = (queue.clone(), view.config.clone());
                     lead.push(Command::Configure(Configure { queue, config, if_version: None }));
                 }

@@ -166,11 +166,14 @@ impl Engine {
     pub fn open(mut data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
         let count = usize::from(data.partitions());
         let inboxes: Vec<_> = (0..count).map(|_| Arc::new(Inbox::new())).collect();
-        let mut partitions = Vec::with_capacity(count);
-        for (number, inbox) in (0..data.partitions()).zip(&inboxes) {
-            let memory_bytes = options.memory_bytes / count.max(1);
-            partitions.push(open_partition(&data, number, memory_bytes, inbox)?);
-        }
+        // All of them are readable before the first one gets a new owner, which it remembers.
+        let stores = (0..data.partitions()).zip(&inboxes);
+        let stores = stores.map(|(number, inbox)| open_store(&data, number, inbox));
+        let stores: Vec<_> = stores.collect::<Result<_, _>>()?;
+        let memory_bytes = options.memory_bytes / count.max(1);
+        let partitions = (0..data.partitions()).zip(stores);
+        let partitions = partitions.map(|(number, store)| own(&data, number, store, memory_bytes));
+        let partitions: Vec<_> = partitions.collect::<Result<_, _>>()?;
         data.complete()?;
         wait_for_the_wall_clock(&partitions);
         // Before the writers, which may have something due at once: then the time goes on.
@@ -515,17 +518,20 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-fn open_partition(
-    data: &Data,
-    number: u16,
-    memory_bytes: usize,
-    inbox: &Arc<Inbox>,
-) -> Result<Partition<DiskStore>, Error> {
+fn open_store(data: &Data, number: u16, inbox: &Arc<Inbox>) -> Result<DiskStore, Error> {
     let path = data.partition(number);
     let inbox = Arc::clone(inbox);
     let wake = Arc::new(move || inbox.wake());
-    let store = DiskStore::open_threaded(&path, data.store_options(), wake)
-        .map_err(|error| Error::Store { path: path.clone(), error })?;
+    DiskStore::open_threaded(&path, data.store_options(), wake)
+        .map_err(|error| Error::Store { path, error })
+}
+
+fn own(
+    data: &Data,
+    number: u16,
+    store: DiskStore,
+    memory_bytes: usize,
+) -> Result<Partition<DiskStore>, Error> {
     let options = hapax_partition::Options {
         partition: number,
         partitions: data.partitions(),
@@ -533,6 +539,7 @@ fn open_partition(
         seed: fastrand::u64(..),
         ..hapax_partition::Options::default()
     };
+    let path = data.partition(number);
     Partition::open(store, options).map_err(|error| Error::Partition { path, error })
 }
 

@@ -4,6 +4,7 @@
 //! next start, is [`hapax_partition::change`]'s to know. Here a change gets a task of its own, so
 //! that it ends whatever its caller does, and a lock, so that it is the only one of its queue.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -122,18 +123,20 @@ impl Engine {
         &self,
         tenant: Option<&str>,
     ) -> Result<Vec<(QueueName, QueueView)>, Stopped> {
-        let mut all: Vec<(QueueName, QueueView)> = Vec::new();
+        let mut all: HashMap<QueueName, QueueView> = HashMap::new();
         for partition in 0..self.partitions() {
             let tenant = tenant.map(str::to_owned);
             let list = self.inspect(partition, move |partition| list(partition, tenant)).await?;
+            if partition == 0 {
+                all = list.into_iter().collect();
+                continue;
+            }
             for (name, view) in list {
-                match all.iter_mut().find(|(known, _)| *known == name) {
-                    Some((_, whole)) => add(whole, &view),
-                    None if partition == 0 => all.push((name, view)),
-                    None => {} // The leader has dropped it.
-                }
+                // What the leader lacks it has dropped.
+                all.entry(name).and_modify(|whole| add(whole, &view));
             }
         }
+        let mut all: Vec<_> = all.into_iter().collect();
         all.sort_by(|(a, _), (b, _)| (&a.tenant, &a.queue).cmp(&(&b.tenant, &b.queue)));
         Ok(all)
     }

@@ -182,12 +182,12 @@ fn a_leader_that_was_set_back_is_refused_also_where_something_is_due_in_it() {
             engine.send((0..20).map(later).collect()).await.unwrap();
         });
         // A crash, so that what is due is still to come in the copy.
-        copy_files(directory.path(), older.path());
+        let leader = directory.path().join("partition-0000");
+        copy_files(&leader, older.path());
         engine.stop();
         filled(directory.path(), 2);
-        let leader = directory.path().join("partition-0000");
         fs::remove_dir_all(&leader).unwrap();
-        copy_files(&older.path().join("partition-0000"), &leader);
+        copy_files(older.path(), &leader);
         let follower = directory.path().join("partition-0001");
         let before = contents(&follower);
         for again in 0..2 {
@@ -210,6 +210,30 @@ fn copy_files(from: &Path, to: &Path) {
             false => drop(fs::copy(entry.path(), target).unwrap()),
         }
     }
+}
+
+#[test]
+fn a_copy_that_cannot_be_opened_whole_is_not_worn_out_by_trying() {
+    let (directory, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    filled(directory.path(), 2);
+    let engine = open(directory.path(), 1);
+    engine.backup(copy.path(), &mut |_, _| {}).unwrap();
+    engine.stop();
+    let marker = copy.path().join("partition-0001/format");
+    let right = fs::read(&marker).unwrap();
+    fs::write(&marker, b"not a marker").unwrap();
+    // It tells who owned the partition last.
+    let manifest = || fs::read(copy.path().join("partition-0000/MANIFEST")).unwrap();
+    let before = manifest();
+    for _ in 0..3 {
+        let data = Data::open(copy.path(), 1).unwrap();
+        let opened = Engine::open(data, Options::default(), Box::new(|_, _| {}));
+        assert!(matches!(opened.map(|engine| engine.stop()), Err(Error::Store { .. })));
+        assert!(manifest() == before, "no owner was written down");
+    }
+    fs::write(&marker, right).unwrap();
+    open(copy.path(), 1).stop();
+    assert!(manifest() != before);
 }
 
 async fn take(engine: &Engine) -> hapax_core::Delivery {
