@@ -52,7 +52,19 @@ pub(crate) enum Taken {
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 const MISSED: u8 = 2;
-const OVER: u8 = 3;
+/// Held, and whoever waited has left meanwhile.
+const LEFT: u8 = 3;
+const OVER: u8 = 4;
+
+/// What came of a turn that was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    Back,
+    /// Somebody else would have taken it meanwhile.
+    Missed,
+    /// Nobody waits any more.
+    Over,
+}
 
 impl Turn {
     pub(crate) fn take(&self) -> Taken {
@@ -68,11 +80,15 @@ impl Turn {
         }
     }
 
-    /// By its holder, who had nothing. Tells whether somebody else would have taken it.
-    pub(crate) fn give_back(&self) -> bool {
-        let before = self.0.swap(FREE, Ordering::AcqRel);
-        debug_assert!(matches!(before, HELD | MISSED), "only its holder gives a turn back");
-        before == MISSED
+    /// By its holder, who had nothing.
+    pub(crate) fn give_back(&self) -> Given {
+        let next = |state| Some(if state == LEFT { OVER } else { FREE });
+        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
+            Ok(HELD) => Given::Back,
+            Ok(MISSED) => Given::Missed,
+            Ok(LEFT) => Given::Over,
+            other => unreachable!("only its holder gives a turn back: {other:?}"),
+        }
     }
 
     /// By its holder, who answers.
@@ -85,8 +101,19 @@ impl Turn {
         self.0.compare_exchange(FREE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// By whoever waits and goes away, whatever is on its way.
+    pub(crate) fn leave(&self) {
+        let next = |state| match state {
+            FREE => Some(OVER),
+            HELD | MISSED => Some(LEFT),
+            _ => None,
+        };
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
+    }
+
+    /// Whether nobody waits any more.
     pub(crate) fn is_over(&self) -> bool {
-        self.0.load(Ordering::Acquire) == OVER
+        matches!(self.0.load(Ordering::Acquire), LEFT | OVER)
     }
 }
 
@@ -201,11 +228,27 @@ mod tests {
         assert_eq!(turn.take(), Taken::Yes);
         assert!(!turn.give_up(), "an answer may be on its way");
         assert_eq!(turn.take(), Taken::Held);
-        assert!(turn.give_back(), "somebody came by");
+        assert_eq!(turn.give_back(), Given::Missed, "somebody came by");
         assert_eq!(turn.take(), Taken::Yes);
-        assert!(!turn.give_back());
+        assert_eq!(turn.give_back(), Given::Back);
         assert!(turn.give_up());
         assert_eq!(turn.take(), Taken::Over);
         assert!(turn.is_over());
+    }
+
+    #[test]
+    fn who_leaves_while_its_turn_is_held_is_not_waited_for() {
+        for passed_by in [false, true] {
+            let turn = Turn::default();
+            assert_eq!(turn.take(), Taken::Yes);
+            if passed_by {
+                assert_eq!(turn.take(), Taken::Held);
+            }
+            turn.leave();
+            assert!(turn.is_over());
+            assert_eq!(turn.take(), Taken::Over);
+            assert_eq!(turn.give_back(), Given::Over);
+            assert_eq!(turn.take(), Taken::Over);
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use hapax_core::{Command, Digest, KeyName, Outcome, Place, QueueName, Receive};
 
 use super::Stopped;
-use super::inbox::{Reply, Taken, Turn};
+use super::inbox::{Given, Reply, Taken, Turn};
 
 /// Somebody who would rather wait than get nothing. Holds its turn while a batch is decided for
 /// it.
@@ -81,14 +81,17 @@ impl Rooms {
         match (&guest.wish, &outcome) {
             (Wish::Receive(receive), Outcome::Received(messages)) if messages.is_empty() => {
                 let queue = receive.queue.clone();
-                let was_missed = guest.turn.give_back();
-                self.wait(guest);
-                was_missed.then_some(queue)
+                let given = guest.turn.give_back();
+                if given != Given::Over {
+                    self.wait(guest);
+                }
+                (given == Given::Missed).then_some(queue)
             }
             (Wish::Look(_), Outcome::Key(view)) if !has_ended(view.place) => {
-                guest.turn.give_back();
-                self.show_out();
-                self.lookers.entry(view.digest).or_default().push(guest);
+                if guest.turn.give_back() != Given::Over {
+                    self.show_out();
+                    self.lookers.entry(view.digest).or_default().push(guest);
+                }
                 None
             }
             _ => {
@@ -226,7 +229,7 @@ mod tests {
         let mut rooms = Rooms::default();
         let waits: Vec<Turn> = (0..100).map(|n| come(&mut rooms, n)).collect();
         for n in 100..10_000 {
-            assert!(come(&mut rooms, n).give_up());
+            come(&mut rooms, n).leave();
             let guests = rooms.receivers.len() + rooms.lookers.len();
             assert!(guests <= 2 * (waits.len() + CAME_MIN), "{guests} at {n}");
         }

@@ -160,7 +160,7 @@ struct Leaving<'a>(&'a Turn);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
-        self.0.give_up();
+        self.0.leave();
     }
 }
 

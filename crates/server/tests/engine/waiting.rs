@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{Config, Content, Send};
+use hapax_core::{Config, Content, Guarantee, Send};
 use hapax_partition::change::Change;
 
 use crate::{LONG, create, message, on_one_and_on_four, open, queue, receive};
@@ -56,6 +56,34 @@ fn l11_what_a_caller_who_went_away_was_given_comes_back_uncharged() {
         for message in engine.receive(receive("orders", 40), Duration::ZERO).await.unwrap().unwrap()
         {
             assert_eq!(message.attempt, 1, "uncharged");
+        }
+    });
+}
+
+#[test]
+fn l7_who_went_away_at_the_beginning_of_a_wait_takes_no_message_that_comes_later() {
+    on_one_and_on_four(|engine, _| async move {
+        let guarantee = Guarantee::AtMostOnce;
+        create(&engine, "orders", Config { guarantee, ..Config::default() }).await;
+        create(&engine, "other", Config::default()).await;
+        for round in 0..200u64 {
+            // Others keep the disk busy, so that turns are held for a while.
+            let busy = engine.send(vec![message("other", &format!("k{round}"), "b")]);
+            let gone = engine.receive(receive("orders", 1), LONG);
+            let gone = tokio::time::timeout(Duration::from_micros(round % 50 * 20), gone);
+            let (sent, gone) = tokio::join!(busy, gone);
+            sent.unwrap();
+            assert!(gone.is_err(), "there is nothing to receive");
+        }
+        // Whatever was held then is given back by now.
+        engine.send(vec![message("other", "last", "b")]).await.unwrap();
+        for partition in 0..engine.partitions() {
+            engine.inspect(partition, |_| ()).await.unwrap();
+        }
+        for n in 0..50 {
+            engine.send(vec![message("orders", &format!("k{n}"), "b")]).await.unwrap();
+            let received = engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap();
+            assert_eq!(received.len(), 1, "message {n} went to somebody who is gone");
         }
     });
 }
