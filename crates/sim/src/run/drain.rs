@@ -59,7 +59,7 @@ impl Run {
             let patience = Patience::None;
             ops.push(Op::Receive { queue, max: 30, lease_ms, id, several, patience });
         }
-        ops.extend(self.workload.relays().map(|item| Op::Send { item, variant: 0 }));
+        ops.extend(self.workload.take_relays().map(Op::Emit));
         if round == 0 {
             while let Some(op) = self.workload.unanswered() {
                 ops.push(op);
