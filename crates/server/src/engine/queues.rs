@@ -232,7 +232,10 @@ impl Engine {
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
         let _held = Held::new(&self.shared);
         let mut before = 0;
-        for (number, source) in self.shared.sources.iter().enumerate() {
+        // The last one is the leader: what it is asked to change meanwhile the copies of the others
+        // may have heard of.
+        for number in change::copied(self.partitions()) {
+            let Some(source) = self.shared.sources.get(number) else { continue };
             let path = super::data::partition_path(target, number as u16);
             let volume =
                 OsVolume::create(&path).map_err(|error| Error::io("create", &path, error))?;
