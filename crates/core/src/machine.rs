@@ -490,7 +490,12 @@ impl Machine {
         self.queues.named(queue).map_or(0, |queue| queue.stats.ready)
     }
 
-    /// Emits that wait for their queues, for a new owner to start again.
+    /// Emits that wait for their queues, for a new owner to hand over again: each once.
+    pub fn restart_relays(&mut self) -> Vec<crate::outcome::Relay> {
+        self.relays.restart()
+    }
+
+    /// Emits that wait for their queues.
     pub fn relays(&self) -> impl Iterator<Item = &crate::outcome::Relay> {
         self.relays.all()
     }

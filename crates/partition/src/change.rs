@@ -348,6 +348,12 @@ fn follow(
     Ok(())
 }
 
+/// The order in which partitions are copied while changes go on: the leader last, so that its copy
+/// knows whatever the copies of the others were told.
+pub fn copied(partitions: usize) -> impl Iterator<Item = usize> {
+    others(partitions).chain([LEADER])
+}
+
 fn holds_nothing(view: &QueueView) -> bool {
     view.stats.messages() == 0 && view.stats.keys == 0
 }

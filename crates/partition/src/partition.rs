@@ -207,9 +207,8 @@ impl<S: Store> Partition<S> {
             },
             stopped: None,
         };
-        let relays = partition.machine.relays();
-        let effects: Vec<Effect> =
-            relays.map(|relay| Effect::Relay(Box::new(relay.clone()))).collect();
+        let relays = partition.machine.restart_relays().into_iter();
+        let effects: Vec<Effect> = relays.map(|relay| Effect::Relay(Box::new(relay))).collect();
         if !effects.is_empty() {
             let ticket = partition.ticket();
             partition.wait_for(ticket, Vec::new(), effects, 0, false);

@@ -8,11 +8,15 @@
     reason = "a test that fails should say where"
 )]
 
+use std::collections::BTreeSet;
+
 use hapax_core::{
     Answer, Command, Config, Configure, Content, DedupScope, Follow, Order, Outcome, Purge,
     QueueName, QueueView, Refusal, Send, Stamp, Time,
 };
-use hapax_partition::change::{Change, Changed, Known, LeaderBehind, Running, reconcile, routes};
+use hapax_partition::change::{
+    Change, Changed, Known, LeaderBehind, Running, copied, reconcile, routes,
+};
 use hapax_partition::route::Routes;
 use hapax_partition::{Options, Partition};
 use hapax_store::memory::MemoryStore;
@@ -334,6 +338,14 @@ fn a_purge_of_keys_reaches_every_partition() {
         let answer = world.send(&format!("k{n}"), None);
         assert!(matches!(answer, Answer::Accepted { .. }), "{answer:?}");
     }
+}
+
+#[test]
+fn the_leader_is_copied_last() {
+    assert_eq!(copied(1).collect::<Vec<_>>(), [0]);
+    let all: Vec<usize> = copied(4).collect();
+    assert_eq!(all.last(), Some(&0), "a copy of it from before the others' may not be opened");
+    assert_eq!(all.into_iter().collect::<BTreeSet<_>>(), (0..4).collect());
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hapax_core::{
-    Answer, Command, Config, Configure, Content, Delivery, Emit, LeaseName, Order, Outcome, Place,
-    QueueName, Receive, Refusal, Send, Settle, Settled, Stamp, Time, Verb,
+    Answer, Arrival, Command, Config, Configure, Content, Delivery, Effect, Emit, LeaseName, Order,
+    Outcome, Place, QueueName, Receive, Refusal, Relay, Send, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Error, Options, Partition};
 use hapax_store::disk::{self, DiskStore, Workers};
@@ -163,6 +163,42 @@ fn k2_a_settle_too_large_for_a_batch_is_refused_before_anything_changes() {
     let outcomes = call(&mut partition, 1, vec![settle, done(lease)]);
     assert!(matches!(outcomes[0], Outcome::Settled(Settled::Invalid(_))), "{outcomes:?}");
     assert!(matches!(outcomes[1], Outcome::Settled(Settled::Ok { place: Place::Done, .. })));
+}
+
+/// The emits that are to be handed over by now.
+fn relays<S: Store>(partition: &mut Partition<S>, ms: u64, commands: Vec<Command>) -> Vec<Relay> {
+    partition.submit(stamp(ms), commands).unwrap();
+    let answers = std::iter::from_fn(|| partition.poll().unwrap());
+    let effects = answers.flat_map(|answered| answered.effects);
+    let relays = effects.filter_map(|effect| match effect {
+        Effect::Relay(relay) => Some(*relay),
+        _ => None,
+    });
+    relays.collect()
+}
+
+#[test]
+fn l3_an_emit_that_waits_to_be_tried_again_is_handed_over_once_by_a_start() {
+    let store = MemoryStore::default();
+    let mut partition = open(&store);
+    let first = vec![configure(Config::default()), send("k", None), receive(1)];
+    let delivery = deliveries(&call(&mut partition, 0, first)).remove(0);
+    let content = Content::builder("").build(b"next").unwrap();
+    let emits = vec![Emit::new(queue(), "next", content)];
+    let verb = Verb::Done { result: None, emits };
+    let done = Command::Settle(Settle { lease: delivery.lease, verb });
+    let handed = relays(&mut partition, 1, vec![done]);
+    let id = handed.first().map(|relay| relay.id).unwrap();
+    let later = Command::Relayed { id, arrival: Arrival::Later };
+    assert_eq!(relays(&mut partition, 2, vec![later.clone()]).len(), 0);
+
+    let store = store.crash();
+    let mut partition = open(&store);
+    assert_eq!(relays(&mut partition, 3, Vec::new()).len(), 1, "by the start");
+    let hour = 3_600_000;
+    assert_eq!(relays(&mut partition, hour, Vec::new()).len(), 0, "until its answer is there");
+    assert_eq!(relays(&mut partition, hour, vec![later]).len(), 0);
+    assert_eq!(relays(&mut partition, 2 * hour, Vec::new()).len(), 1, "it is tried again");
 }
 
 #[test]

@@ -265,8 +265,7 @@ fn a20_a_stop_loses_nothing_and_a_copy_made_meanwhile_restores() {
             let waits = engine.clone();
             let waiting =
                 tokio::spawn(async move { waits.receive(receive("empty", 1), LONG).await });
-            let copied = || engine.backup(copy.path(), &mut |_, _| {});
-            tokio::task::block_in_place(copied).unwrap();
+            engine.backup(copy.path(), &mut |_, _| {}).unwrap();
             engine.drain();
             assert_eq!(waiting.await.unwrap().unwrap().unwrap_or_default(), []);
             assert_eq!(engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap(), []);

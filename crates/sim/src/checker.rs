@@ -13,10 +13,12 @@
 //! - fences grow; a stale lease settles nothing; a held one is not lost before its deadline;
 //! - groups are delivered in order, one unfinished at a time;
 //! - attempts are counted exactly and never exceed the queue's limit;
-//! - recovery points that were confirmed are there.
+//! - recovery points that were confirmed are there;
+//! - an emit of a confirmed `done` comes to be, as a message or as a dead letter.
 //!
 //! A request without an answer may have been done or not, and the checker allows both.
 
+mod emit;
 mod lease;
 mod life;
 mod lost;
@@ -25,6 +27,7 @@ mod queue;
 mod send;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use hapax_core::{
     Answer, Blob, Config, Content, DedupScope, Fence, MessageId, Outcome, Refusal, Time,
@@ -66,7 +69,7 @@ pub struct Checker {
     items: Vec<Item>,
     lives: Vec<Life>,
     by_name: BTreeMap<(usize, String, String), ItemId>,
-    by_number: BTreeMap<u64, ItemId>,
+    by_number: BTreeMap<(u64, Arc<str>), ItemId>,
     ids: BTreeMap<MessageId, ItemId>,
     dates: BTreeMap<ItemId, BTreeSet<Time>>,
     /// Leases by partition and fence.
@@ -80,6 +83,7 @@ pub struct Checker {
     receives: BTreeMap<u64, bool>,
     /// The same of claim ids.
     claims: BTreeMap<u64, bool>,
+    emits: emit::Emits,
     /// A receive takes no further message after so many bytes.
     pub receive_bytes: usize,
     /// The disk is or was full, so that sends may be refused.
@@ -104,6 +108,7 @@ impl Checker {
             fence_max: vec![Fence(0); partitions],
             fences: BTreeMap::new(),
             claims: BTreeMap::new(),
+            emits: emit::Emits::default(),
             kept: vec![false; queues.len()],
             receives: BTreeMap::new(),
             receive_bytes: usize::MAX,
@@ -122,6 +127,7 @@ impl Checker {
         self.queues.clone_from(&then.queues);
         self.receives.values_mut().for_each(|lost| *lost = true);
         self.claims.values_mut().for_each(|lost| *lost = true);
+        self.emits.clone_from(&then.emits);
     }
 
     /// Makes an item known before it is sent. A derived key may be known already.
@@ -134,7 +140,7 @@ impl Checker {
         }
         let id = self.items.len();
         self.by_name.insert(name, id);
-        self.by_number.insert(item.number, id);
+        self.by_number.insert((item.number, Arc::clone(&item.key)), id);
         self.items.push(item);
         self.lives.push(Life::unknown());
         id
@@ -170,6 +176,7 @@ impl Checker {
             (Op::Send { item, variant }, Outcome::Sent(answer)) => {
                 self.sent(at, *item, *variant, answer)
             }
+            (Op::Emit(emitted), Outcome::Sent(answer)) => self.handed_over(at, emitted, answer),
             (Op::Claim { .. }, Outcome::Claimed(answer)) => self.claimed(at, op, answer),
             (Op::Receive { .. }, Outcome::Received(deliveries)) => {
                 self.received(at, op, deliveries)
@@ -206,16 +213,6 @@ impl Checker {
             }
         }
         None
-    }
-
-    /// An emit that was promised and never came to be.
-    pub fn broken_promise(&self) -> Option<String> {
-        let lives = self.lives.iter().zip(&self.items);
-        let mut broken = lives.filter(|(life, _)| {
-            let never = life.id.is_none() && life.places == Places::ABSENT;
-            life.promised && never && !life.too_old && life.purge.is_none()
-        });
-        broken.next().map(|(_, item)| item.key.to_string())
     }
 
     /// How an operator takes the item out of doubt.
@@ -264,7 +261,8 @@ impl Checker {
     pub(crate) fn whose(&self, content: &Content) -> Result<ItemId, Violation> {
         let number = content.headers().find(|(name, _)| *name == "number");
         let number = number.and_then(|(_, number)| number.parse().ok());
-        match number.and_then(|number: u64| self.by_number.get(&number)) {
+        let key: Arc<str> = content.key().into();
+        match number.and_then(|number| self.by_number.get(&(number, key))) {
             Some(item) => Ok(*item),
             None => violation(format!("{:?} was delivered and never sent", content.key())),
         }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Arrival, Claim, Command, Config, Configure, Content, Emit, Fence, KeyName, LeaseName,
-    MessageId, Purge, Receive, Redrive, Replay, Resolution, Resolve, Select, Send, Settle, Verb,
+    Arrival, Claim, Command, Config, Configure, Content, DeadLetter, Emit, Fence, KeyName,
+    LeaseName, MessageId, Purge, Receive, Redrive, Replay, Resolution, Resolve, Select, Send,
+    Settle, Time, Verb,
 };
 
 use crate::scene::{Item, ItemId, Scene, Variant, point_of, result_of};
@@ -102,13 +103,28 @@ pub enum Op {
         queue: usize,
         paused: bool,
     },
+    /// An emit is handed to its queue, as a dead letter where that refused it.
+    Emit(Emitted),
+    /// The list of emits hears what became of one of them.
     Relayed {
         id: u64,
-        reached: bool,
+        arrival: Arrival,
     },
     Show {
         queue: usize,
     },
+}
+
+/// An emit on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emitted {
+    /// The partition that emitted it, and its number there.
+    pub from: usize,
+    pub id: u64,
+    pub item: ItemId,
+    pub issued_at: Time,
+    /// Why its queue refused it for good.
+    pub refused: Option<Arc<str>>,
 }
 
 /// What the caller of a receive does where there is nothing.
@@ -165,6 +181,7 @@ impl Op {
             | Self::Discard { item }
             | Self::Resolve { item, .. } => of(item),
             Self::Settle { held, .. } => of(&held.item),
+            Self::Emit(emitted) => of(&emitted.item),
             Self::Relayed { .. } => None,
         }
     }
@@ -221,10 +238,8 @@ impl Op {
             }
             Self::Pause { queue, paused: true } => Command::Pause(maker.queue(*queue)),
             Self::Pause { queue, paused: false } => Command::Resume(maker.queue(*queue)),
-            Self::Relayed { id, reached } => {
-                let arrival = if *reached { Arrival::Arrived } else { Arrival::Later };
-                Command::Relayed { id: *id, arrival }
-            }
+            Self::Emit(emitted) => maker.emitted(emitted),
+            Self::Relayed { id, arrival } => Command::Relayed { id: *id, arrival: arrival.clone() },
             Self::Show { queue } => Command::Show(maker.queue(*queue)),
         }
     }
@@ -279,6 +294,17 @@ impl<'a> Maker<'a> {
             issued_at: item.issued_at,
             ..send
         })
+    }
+
+    fn emitted(&self, emitted: &Emitted) -> Command {
+        let item = self.item(emitted.item);
+        let send = Send::new(self.queue(item.queue), self.content(emitted.item, 0));
+        let issued_at = Some(emitted.issued_at);
+        let send = Send { delay_ms: item.delay_ms, ttl_ms: item.ttl_ms, issued_at, ..send };
+        match &emitted.refused {
+            Some(error) => Command::DeadLetter(DeadLetter { send, error: Arc::clone(error) }),
+            None => Command::Send(send),
+        }
     }
 
     fn claim(&self, id: ItemId, variant: Variant, lease_ms: u64, claim_id: Option<u64>) -> Command {

@@ -37,6 +37,8 @@ pub enum Bug {
     FollowerNotTold,
     /// An emit counts as arrived when it is handed over, durable or not.
     RelayConfirmedEarly,
+    /// An emit that its queue refuses for good is struck off the list.
+    RefusedDropped,
 }
 
 /// The bytes of one partition: on the simulated disk, or in memory where owners race.

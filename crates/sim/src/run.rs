@@ -331,7 +331,9 @@ impl Run {
                 _ => true,
             };
             self.workload.answered(&mut self.clients, op, outcome, keyed);
-            self.urgent.extend(self.workload.relayed(op, outcome));
+            if !told.zombie {
+                self.urgent.extend(Workload::relayed(op, outcome));
+            }
             match (op, outcome) {
                 (Op::Receive { queue, .. }, Outcome::Received(deliveries)) => {
                     if self.checker.rules(0, *queue).guarantee == Guarantee::AtMostOnce {
@@ -361,7 +363,8 @@ impl Run {
                 _ => {}
             }
         }
-        for effect in &told.effects {
+        // What a zombie has to hand over its successor hands over as well.
+        for effect in told.effects.iter().filter(|_| !told.zombie) {
             self.workload.relay(effect, &self.scene, &mut self.checker);
         }
         self.wait_and_wake(&told)

@@ -56,6 +56,8 @@ pub struct Item {
     pub issued_at: Option<Time>,
     pub delay_ms: Option<u64>,
     pub ttl_ms: Option<u64>,
+    /// The emit that goes under this key since another message has its own.
+    pub aside_of: Option<ItemId>,
 }
 
 impl Scene {
@@ -140,6 +142,9 @@ pub(crate) fn draw_change(random: &mut Random, before: &Config) -> Config {
     config
 }
 
+/// No result is larger.
+const RESULT_BYTES_MAX: u64 = 100;
+
 pub(crate) fn draw_config(random: &mut Random, dedup_scope: DedupScope) -> Config {
     let guarantee = match random.below(10) {
         0 => Guarantee::AtMostOnce,
@@ -178,6 +183,10 @@ pub(crate) fn draw_config(random: &mut Random, dedup_scope: DedupScope) -> Confi
             Guarantee::ExactlyOnce => OnLost::Redeliver,
         },
         max_messages: random.one_in(10).then(|| random.between(5, 40)),
+        max_body_bytes: match random.one_in(6) {
+            true => random.between(RESULT_BYTES_MAX, 220),
+            false => Config::default().max_body_bytes,
+        },
         ..Config::default()
     };
     debug_assert_eq!(config.check(), Ok(()));
@@ -211,6 +220,7 @@ impl QueueSpec {
             issued_at: (!keyless && random.one_in(6)).then_some(now),
             delay_ms: random.one_in(8).then(|| random.below(800)),
             ttl_ms: (!claim && random.one_in(12)).then(|| random.between(1, 5_000)),
+            aside_of: None,
         }
     }
 }
@@ -274,6 +284,7 @@ pub fn result_of(item: &Item, fence: Fence) -> Option<Blob> {
     let mut padding = vec![0; random.below(60) as usize];
     random.fill(&mut padding);
     body.extend_from_slice(&padding);
+    debug_assert!(body.len() as u64 <= RESULT_BYTES_MAX, "every queue takes every result");
     Some(Blob { content_type: Some("text/result".into()), body: body.into() })
 }
 

@@ -4,12 +4,12 @@
 use std::collections::VecDeque;
 
 use hapax_core::{
-    Answer, Config, DedupScope, Delivery, Effect, Outcome, Parent, Settled, Time, derive,
+    Answer, Arrival, Config, DedupScope, Delivery, Effect, Outcome, Parent, Settled, Time, derive,
 };
 
 use crate::Random;
 use crate::checker::Checker;
-use crate::op::{EMIT, Held, How, Op, POINTS, Patience};
+use crate::op::{EMIT, Emitted, Held, How, Op, POINTS, Patience};
 use crate::scene::{Item, ItemId, QueueSpec, Scene, VARIANTS, Variant, draw_change, draw_config};
 
 /// What the clients remember.
@@ -28,7 +28,7 @@ pub struct Workload {
     /// Receives that may be repeated.
     receives: VecDeque<Op>,
     /// Emits on their way.
-    relays: VecDeque<(u64, ItemId)>,
+    relays: VecDeque<Emitted>,
 }
 
 /// How many stale leases and receives are remembered.
@@ -99,11 +99,12 @@ impl Workload {
     }
 
     fn one(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker, now: Time) -> Op {
-        if let Some((id, item)) = self.relays.pop_front() {
-            self.relays.push_back((id, item));
+        if let Some(emitted) = self.relays.pop_front() {
+            // Handed over once: its list tells of it again where that is not enough.
             if random.one_in(2) {
-                return Op::Send { item, variant: 0 };
+                return Op::Emit(emitted);
             }
+            self.relays.push_back(emitted);
         }
         match random.weighted(&[34, 20, 30, 4, 3, 2]) {
             0 => self.produce(random, scene, checker, now),
@@ -147,7 +148,7 @@ impl Workload {
             }
             // Its queue may be created, and the list of emits may be shorter, another time.
             (Op::Settle { .. }, Outcome::Settled(Settled::NoSuchQueue { .. })) => {}
-            (Op::Settle { .. }, Outcome::Settled(Settled::RelayFull)) => {}
+            (Op::Settle { .. }, Outcome::Settled(Settled::RelayFull | Settled::Invalid(_))) => {}
             (Op::Settle { held, .. }, Outcome::Settled(_)) => self.drop_lease(held),
             _ => {}
         }
@@ -184,6 +185,7 @@ impl Workload {
                 self.unanswered.push_back(op.clone());
             }
             Op::Receive { id: Some(_), .. } => remember(&mut self.receives, op.clone()),
+            Op::Emit(emitted) => self.relays.push_back(emitted.clone()),
             _ => {}
         }
     }
@@ -192,44 +194,29 @@ impl Workload {
     pub fn relay(&mut self, effect: &Effect, scene: &Scene, checker: &mut Checker) {
         let Effect::Relay(relay) = effect else { return };
         let queue = scene.queues.iter().position(|spec| spec.name == relay.emit.queue);
-        let key = relay.emit.content.key();
-        let found =
-            checker.items().iter().position(|item| Some(item.queue) == queue && *item.key == *key);
-        if let Some(item) = found {
-            checker.date(item, relay.issued_at);
-        }
-        if let Some(item) = found
-            && !self.relays.contains(&(relay.id, item))
-        {
-            self.relays.push_back((relay.id, item));
-        }
+        let Some(emitted) = queue.and_then(|queue| checker.emitted(0, queue, relay)) else {
+            return;
+        };
+        self.relays.retain(|known| known.id != emitted.id);
+        self.relays.push_back(emitted);
     }
 
-    /// What to say about emits whose send was answered.
-    pub fn relayed(&mut self, op: &Op, outcome: &Outcome) -> Vec<Op> {
-        let (Op::Send { item, .. }, Outcome::Sent(answer)) = (op, outcome) else {
-            return Vec::new();
-        };
-        let later =
-            matches!(answer, Answer::OverQuota { .. } | Answer::StoreFull | Answer::NoSuchQueue);
-        let reached = !later;
-        let mut said = Vec::new();
-        self.relays.retain(|(id, waiting)| {
-            let over = waiting == item;
-            if over {
-                said.push(Op::Relayed { id: *id, reached });
+    /// What to say about an emit whose queue answered.
+    pub fn relayed(op: &Op, outcome: &Outcome) -> Option<Op> {
+        match (op, outcome) {
+            (Op::Emit(emitted), Outcome::Sent(answer)) => {
+                Some(Op::Relayed { id: emitted.id, arrival: Arrival::of(answer) })
             }
-            !over
-        });
-        said
+            _ => None,
+        }
     }
 
     pub fn held(&self) -> &[Held] {
         &self.held
     }
 
-    pub fn relays(&self) -> impl Iterator<Item = ItemId> {
-        self.relays.iter().map(|(_, item)| *item)
+    pub fn take_relays(&mut self) -> impl Iterator<Item = Emitted> {
+        std::mem::take(&mut self.relays).into_iter()
     }
 
     pub fn unanswered(&mut self) -> Option<Op> {
@@ -406,13 +393,19 @@ impl Workload {
         let Some(spec) = scene.queues.get(queue) else { return Vec::new() };
         self.next_number += 1;
         let drawn = QueueSpec::item(&spec.config, &mut fixed, queue, self.next_number, Time(0));
-        vec![checker.add(Item {
+        let is_contested = fixed.one_in(5);
+        let emit = checker.add(Item {
             key: derive(&origin, EMIT).into(),
             claim: false,
             issued_at: None,
             ttl_ms: None,
             ..drawn
-        })]
+        });
+        if is_contested && !self.is_unanswered(emit) {
+            // Somebody else sends another message under its key, before it or after.
+            self.unanswered.push_back(Op::Send { item: emit, variant: 1 });
+        }
+        vec![emit]
     }
 
     fn operate(&mut self, random: &mut Random, scene: &Scene, checker: &Checker) -> Op {
@@ -436,11 +429,13 @@ impl Workload {
     }
 }
 
-/// Lifts the quotas of a queue: one that is full of messages whose emits go to itself is drained
-/// by nothing else, once the list of emits is full as well.
+/// Lifts the bounds of a queue: one that is full of messages whose emits go to itself is drained by
+/// nothing else, once the list of emits is full as well; nor are messages whose emits are larger
+/// than what their queue takes.
 pub(crate) fn make_room(checker: &Checker, queue: usize) -> Op {
     let rules = checker.rules(0, queue);
-    let config = Config { max_messages: None, max_bytes: None, ..rules };
+    let max_body_bytes = Config::default().max_body_bytes;
+    let config = Config { max_messages: None, max_bytes: None, max_body_bytes, ..rules };
     Op::Configure { queue, config: Box::new(config) }
 }
 

@@ -75,6 +75,8 @@ pub struct Told {
     pub serial: u64,
     pub answers: Vec<(Op, Outcome)>,
     pub effects: Vec<Effect>,
+    /// By an owner that was replaced.
+    pub zombie: bool,
 }
 
 /// What the clocks of the machine show.
@@ -298,7 +300,7 @@ impl World {
         let Some(owner) = owner else { return Ok(None) };
         if let Some((at, op, outcome)) = owner.early.pop_front() {
             let (serial, answers) = (0, vec![(op, outcome)]);
-            return Ok(Some(Told { at, serial, answers, effects: Vec::new() }));
+            return Ok(Some(Told { at, serial, answers, effects: Vec::new(), zombie }));
         }
         let answered = owner.partition.poll()?;
         owner.end_batch()?;
@@ -317,7 +319,7 @@ impl World {
         }
         let ops: Vec<Op> = ops;
         let answers = ops.into_iter().zip(answered.outcomes).collect();
-        Ok(Some(Told { at, serial, answers, effects: answered.effects }))
+        Ok(Some(Told { at, serial, answers, effects: answered.effects, zombie }))
     }
 
     /// One step of a worker; whether it did anything.

@@ -177,6 +177,7 @@ fn several_partitions_lose_and_double_nothing() {
             ("crashes during a reconciliation", 3),
             ("reconciliations", 50),
             ("emits to another partition", 100),
+            ("dead letters handed over", 20),
         ],
     );
 }
@@ -208,6 +209,11 @@ fn planted_follower_that_is_not_told_turns_the_brokers_red() {
 #[test]
 fn planted_emit_that_is_confirmed_early_turns_the_brokers_red() {
     turns_brokers_red(Bug::RelayConfirmedEarly, 200);
+}
+
+#[test]
+fn planted_emit_that_is_dropped_when_its_queue_refuses_it_turns_the_brokers_red() {
+    turns_brokers_red(Bug::RefusedDropped, 100);
 }
 
 #[test]

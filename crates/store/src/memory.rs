@@ -43,6 +43,9 @@ impl Faults {
     }
 }
 
+/// How far apart the epochs of a copy are from those of its original.
+const LINEAGE_EPOCHS: Epoch = 4_096;
+
 /// A handle to a partition in memory.
 #[derive(Clone)]
 pub struct MemoryStore {
@@ -125,6 +128,27 @@ impl MemoryStore {
             held: None,
             closed: false,
         }
+    }
+
+    /// A copy of what is durable, as a backup takes it. It is another lineage: its epochs begin
+    /// above those that the original will reach.
+    pub fn copy(&self) -> Self {
+        let state = self.state();
+        let durable = ..=state.durable;
+        let journal = state.journal.range(durable).map(|(at, batch)| (*at, batch.clone()));
+        let copy = State {
+            epoch: state.epoch + LINEAGE_EPOCHS,
+            through: state.through,
+            durable: state.durable,
+            last: state.durable,
+            journal: journal.collect(),
+            points: state.points.clone(),
+            ordered: state.ordered.clone(),
+            ..State::default()
+        };
+        drop(state);
+        let (state, wake) = (Arc::new(Mutex::new(copy)), Arc::clone(&self.wake));
+        Self { state, wake, life: 0, held: None, closed: false }
     }
 
     /// Another handle, which has claimed nothing yet.

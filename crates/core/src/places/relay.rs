@@ -165,7 +165,19 @@ impl Relays {
         due
     }
 
-    /// Everything that waits, for a new owner to start again.
+    /// Everything that waits, for a new owner to start again. What was to be tried again at some
+    /// time is tried now, and not once more at that time: two answers to one emit would be taken
+    /// for a refusal and the refusal of its dead letter.
+    pub(crate) fn restart(&mut self) -> Vec<Relay> {
+        self.retries.clear();
+        let waiting = self.waiting.values_mut();
+        let restarted = waiting.map(|waiting| {
+            waiting.next_at = None;
+            waiting.relay.clone()
+        });
+        restarted.collect()
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = &Relay> {
         self.waiting.values().map(|waiting| &waiting.relay)
     }

@@ -506,3 +506,41 @@ fn l6_who_releases_a_dead_head_wakes_those_who_wait_for_its_followers() {
     );
     assert!(wakes(&mut world, "claim k1 f group=g"), "by a claim");
 }
+
+#[test]
+fn l6_a_claim_that_is_given_up_wakes_those_who_wait_behind_it_in_its_group() {
+    let fail = Verb::Fail { error: "boom".to_owned(), delay_ms: None, dead: false };
+    let park = Verb::Park { error: "unsure".to_owned() };
+    for verb in [Verb::Release, fail, park] {
+        let mut world = super::script::after("queue orders order=group");
+        let content = Content::builder("k1").group(Some("g")).build(b"").unwrap();
+        let queue = QueueName::new("default", "orders").unwrap();
+        let claim = Claim::new(queue, content, Fingerprint::of(b"f", None));
+        let claimed = world.run(Command::Claim(claim));
+        let Outcome::Claimed(Answer::Fresh { lease, .. }) = claimed else { panic!("{claimed:?}") };
+        assert_eq!(say_to(&mut world, "send k2 a group=g"), "accepted ready");
+        assert_eq!(say_to(&mut world, "receive w 1"), "none", "the claim is before it");
+        world.effects.clear();
+        let settled = world.run(Command::Settle(Settle { lease, verb: verb.clone() }));
+        assert!(matches!(settled, Outcome::Settled(Settled::Ok { .. })), "{settled:?}");
+        assert!(world.effects.iter().any(|it| matches!(it, Effect::Wake(_))), "by {verb:?}");
+        assert_eq!(say_to(&mut world, "receive w 1"), "k2#1");
+    }
+}
+
+#[test]
+fn l6_a_purge_wakes_those_who_wait_behind_what_it_takes_away() {
+    let mut world = super::script::after(
+        "
+        queue  orders order=group on_group_dead=park max_attempts=1
+        send   k1 a group=g
+        receive w 1                  => k1#1
+        settle k1 fail error=boom    => ok dead
+        ",
+    );
+    assert_eq!(say_to(&mut world, "purge"), "ok");
+    assert_eq!(say_to(&mut world, "send k2 a group=g"), "accepted ready");
+    assert_eq!(say_to(&mut world, "receive w 1"), "none", "the dead one holds it");
+    assert!(wakes(&mut world, "wait 0s"), "by the step that takes the dead one");
+    assert_eq!(say_to(&mut world, "receive w 1"), "k2#1");
+}

@@ -4,7 +4,7 @@
 //! next start, is [`hapax_partition::change`]'s to know. Here a change gets a task of its own, so
 //! that it ends whatever its caller does, and a lock, so that it is the only one of its queue.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -231,10 +231,10 @@ impl Engine {
         Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
         let moments = self.capture()?;
-        let total = moments.iter().map(Moment::bytes).sum();
+        let total = moments.values().map(Moment::bytes).sum();
         let mut before = 0;
-        for (number, moment) in moments.iter().enumerate() {
-            let path = super::data::partition_path(target, number as u16);
+        for (number, moment) in &moments {
+            let path = super::data::partition_path(target, *number);
             let volume =
                 OsVolume::create(&path).map_err(|error| Error::io("create", &path, error))?;
             moment
@@ -245,19 +245,23 @@ impl Engine {
         Data::copy_head(self.shared.data.path(), target)
     }
 
-    /// What every partition has, one after the other, so that together they are the data of one
-    /// broker. Meanwhile no queue changes: each change is in all of them or in none. And no
-    /// partition forgets an emit: the one that emitted has it in its list, or the other has it as
-    /// a message, or both, and its key makes that one.
-    fn capture(&self) -> Result<Vec<Moment>, Error> {
-        let _unchanged: Vec<_> =
-            self.shared.changes.iter().map(tokio::sync::Mutex::blocking_lock).collect();
+    /// What every partition has, by their numbers; together they are the data of one broker. The
+    /// leader is the last: what it is asked to change meanwhile the others may have heard of. And
+    /// no partition forgets an emit meanwhile: the one that emitted has it in its list, or the
+    /// other has it as a message, or both, and its key makes that one.
+    fn capture(&self) -> Result<BTreeMap<u16, Moment>, Error> {
         let _held = Held::new(&self.shared);
-        let moments = self.shared.sources.iter().enumerate().map(|(number, source)| {
-            let path = super::data::partition_path(self.shared.data.path(), number as u16);
-            source.capture().map_err(|error| Error::Store { path, error })
-        });
-        moments.collect()
+        let mut moments = BTreeMap::new();
+        for number in change::copied(self.partitions()) {
+            let Some(source) = self.shared.sources.get(number) else { continue };
+            let number = number as u16;
+            let moment = source.capture().map_err(|error| {
+                let path = super::data::partition_path(self.shared.data.path(), number);
+                Error::Store { path, error }
+            })?;
+            moments.insert(number, moment);
+        }
+        Ok(moments)
     }
 
     /// Completes changes of queues that a crash broke off, given what the partitions knew before

@@ -1,5 +1,7 @@
 //! How requests come to their partitions, and answers back.
 
+use std::collections::BTreeMap;
+
 use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Stamp, Time};
 use hapax_partition::relay;
 
@@ -7,7 +9,6 @@ use super::{Batch, Broker, Call, Going, Whose, failed, wrong};
 use crate::checker::brief;
 use crate::op::{Held, How, Op};
 use crate::planted::Bug;
-use crate::scene::{Item, ItemId};
 
 /// How many calls go into one batch at most.
 const CALLS_MAX: u64 = 8;
@@ -221,20 +222,19 @@ impl Broker {
         if relays.is_empty() {
             return;
         }
+        let mut handed = BTreeMap::new();
         for relay in &relays {
-            if let Some(item) = self.emitted(&relay.emit.queue, relay.emit.content.key()) {
-                self.checker.date(item, relay.issued_at);
+            let queue = self.scene.queues.iter().position(|spec| spec.name == relay.emit.queue);
+            let emitted = queue.and_then(|queue| self.checker.emitted(from, queue, relay));
+            let Some(emitted) = emitted else { unreachable!("an emit is known before it is sent") };
+            if emitted.refused.is_some() {
+                self.tally.count("dead letters handed over");
             }
+            handed.insert(relay.id, Op::Emit(emitted));
         }
         let turn = self.random.index(self.stores.len());
         for part in relay::hand_over(relays, &self.routes, || turn) {
-            let mut ops = Vec::new();
-            for command in &part.commands {
-                let Command::Send(send) = command else { unreachable!("emits are sends") };
-                let item = self.emitted(&send.queue, send.content.key());
-                let Some(item) = item else { unreachable!("an emit is known before it is sent") };
-                ops.push(Op::Send { item, variant: 0 });
-            }
+            let ops: Vec<Op> = part.tags.iter().filter_map(|id| handed.get(id).cloned()).collect();
             self.tally.add("emits handed over", ops.len() as u64);
             if part.partition != from {
                 self.tally.add("emits to another partition", ops.len() as u64);
@@ -251,18 +251,13 @@ impl Broker {
         }
     }
 
-    fn emitted(&self, queue: &hapax_core::QueueName, key: &str) -> Option<ItemId> {
-        let queue = self.scene.queues.iter().position(|spec| spec.name == *queue)?;
-        let is_it = |item: &Item| item.queue == queue && *item.key == *key;
-        self.checker.items().iter().position(is_it)
-    }
-
     fn confirm(&mut self, from: usize, ids: Vec<u64>, outcomes: Vec<Outcome>) {
         let mut confirmed = relay::confirm(ids, outcomes);
-        for command in &mut confirmed.commands {
-            // What becomes of those that are refused for good is tested with the rules.
-            if let Command::Relayed { arrival: arrival @ Arrival::Refused(_), .. } = command {
-                *arrival = Arrival::Arrived;
+        if self.settings.bug == Some(Bug::RefusedDropped) {
+            for command in &mut confirmed.commands {
+                if let Command::Relayed { arrival: arrival @ Arrival::Refused(_), .. } = command {
+                    *arrival = Arrival::Arrived;
+                }
             }
         }
         if let Some(commands) = self.confirmations.pass(from, confirmed.commands) {
@@ -272,9 +267,7 @@ impl Broker {
 
     fn tell_list(&mut self, from: usize, commands: Vec<Command>) {
         let ops = commands.iter().map(|command| match command {
-            Command::Relayed { id, arrival } => {
-                Op::Relayed { id: *id, reached: *arrival == Arrival::Arrived }
-            }
+            Command::Relayed { id, arrival } => Op::Relayed { id: *id, arrival: arrival.clone() },
             _ => unreachable!("a list of emits hears nothing else"),
         });
         let ops = ops.collect();

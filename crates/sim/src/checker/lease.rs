@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hapax_core::{Config, Delivery, Fence, Guarantee, MessageId, Place, Settled, Time};
+use hapax_core::{Config, Delivery, Fence, Guarantee, Invalid, MessageId, Place, Settled, Time};
 
 use super::{Begun, Checked, Checker, Life, Places, violation};
 use crate::op::{Held, How, Op};
@@ -296,6 +296,7 @@ impl Checker {
             }
             Settled::RelayFull if matches!(how, How::Done(emits) if !emits.is_empty()) => {}
             Settled::NoSuchQueue { emit } => return self.emit_refused(how, *emit),
+            Settled::Invalid(Invalid::BodyTooLarge { .. }) => return self.emit_too_large(how),
             _ => return violation("a settle got an answer that nothing called for"),
         }
         Ok(())
@@ -308,6 +309,23 @@ impl Checker {
         match queue {
             Some(queue) if self.state(queue).may_be_gone() => Ok(()),
             _ => violation("an emit was refused though its queue exists"),
+        }
+    }
+
+    /// An emit is larger than what its queue takes.
+    fn emit_too_large(&self, how: &How) -> Checked {
+        let How::Done(emits) = how else { return violation("only a done emits") };
+        let is_too_large = |emit: &ItemId| {
+            let item = self.item(*emit);
+            let mut rules = self.state(item.queue).candidates().into_iter();
+            rules.any(|config| {
+                let content = item.content(0, config.dedup_scope);
+                content.body().len() as u64 > config.max_body_bytes
+            })
+        };
+        match emits.iter().any(is_too_large) {
+            true => Ok(()),
+            false => violation("an emit was refused though its queue takes it"),
         }
     }
 

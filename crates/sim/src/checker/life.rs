@@ -116,8 +116,10 @@ pub(crate) struct Life {
     pub(crate) may_be_saved: BTreeSet<&'static str>,
     /// Its parent's end was confirmed, so it must come to be.
     pub(crate) promised: bool,
-    /// It came later than its queue remembers, and was refused rather than doubled.
-    pub(crate) too_old: bool,
+    /// The emit arrived: as a message, or as a dead letter under its own key or another.
+    pub(crate) arrived: bool,
+    /// It was handed over, and nobody heard what came of it.
+    pub(crate) may_have_arrived: bool,
     /// The partition that its message is in, or may be.
     pub(crate) home: Option<usize>,
     /// The shortest time that its record may be remembered for, by the rules of its end.
@@ -164,7 +166,8 @@ impl Life {
             saved: BTreeSet::new(),
             may_be_saved: BTreeSet::new(),
             promised: false,
-            too_old: false,
+            arrived: false,
+            may_have_arrived: false,
             home: None,
             kept_ms: u64::MAX,
             purged: false,
@@ -180,8 +183,7 @@ impl Life {
             past.insert(old, self.result.clone());
         }
         let past_points = self.past_points.union(&self.may_be_saved).copied().collect();
-        let promised = self.promised;
-        let mut fresh = Self { past, past_points, promised, ..Self::unknown() };
+        let mut fresh = Self { past, past_points, ..self.promise() };
         fresh.id = Some(id);
         fresh.variants = 1 << variant;
         fresh
@@ -193,9 +195,14 @@ impl Life {
         if let Some(old) = self.id {
             past.insert(old, self.result.take());
         }
-        let (id, promised, fence) = (self.id, self.promised, self.fence);
-        let too_old = self.too_old;
-        *self = Self { id, past, promised, fence, too_old, ..Self::unknown() };
+        let (id, fence) = (self.id, self.fence);
+        *self = Self { id, past, fence, ..self.promise() };
+    }
+
+    /// What was promised, and whether it was kept, whatever becomes of the message.
+    fn promise(&self) -> Self {
+        let Self { promised, arrived, may_have_arrived, .. } = *self;
+        Self { promised, arrived, may_have_arrived, ..Self::unknown() }
     }
 
     pub(crate) fn may_be_variant(&self, variant: Variant) -> bool {

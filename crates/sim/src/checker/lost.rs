@@ -32,6 +32,7 @@ impl Checker {
     fn lost_by_the_rules(&mut self, at: Time, op: &Op) {
         match op {
             Op::Send { item, variant } => self.lost_send(at, *item, *variant),
+            Op::Emit(emitted) => self.lost_emit(at, emitted),
             Op::Claim { item, variant, lease_ms, id } => {
                 if let Some(id) = id {
                     self.claims.insert(*id, true);
@@ -55,7 +56,7 @@ impl Checker {
         }
     }
 
-    fn lost_send(&mut self, at: Time, item: ItemId, variant: Variant) {
+    pub(super) fn lost_send(&mut self, at: Time, item: ItemId, variant: Variant) {
         let here = self.here;
         let (life, spec, config) = self.passed(at, item);
         if config.on_dead == OnDead::Rerun && life.places.may_be(Places::DEAD) && !spec.claim {
@@ -175,6 +176,9 @@ impl Checker {
                 }
             }
             Op::Redrive { queue, items, .. } => {
+                if items.is_empty() {
+                    self.state_mut(*queue).redriven = Some(at);
+                }
                 let mut all = self.homed(*queue);
                 all.retain(|item| items.is_empty() || items.contains(item));
                 for item in all {

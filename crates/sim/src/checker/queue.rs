@@ -20,11 +20,13 @@ pub(crate) struct QueueState {
     had: Vec<Config>,
     /// A purge of it was asked for, and may still go on.
     pub(super) purges: bool,
+    /// When all that was dead was redriven last: what dies at that very time is taken too.
+    pub(super) redriven: Option<Time>,
 }
 
 impl QueueState {
     pub(super) fn new(config: Config) -> Self {
-        Self { may_be: vec![None], config, had: Vec::new(), purges: false }
+        Self { may_be: vec![None], config, had: Vec::new(), purges: false, redriven: None }
     }
 
     pub(super) fn may_exist(&self) -> bool {

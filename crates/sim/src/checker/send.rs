@@ -120,6 +120,9 @@ impl Checker {
         accepted_at: Time,
     ) -> Checked {
         self.check_variant(at, item, variant, true)?;
+        if self.is_out_of_place(item, variant) {
+            return violation("accepted, though the queue takes no such message");
+        }
         let (life, spec, config) = self.passed(at, item);
         let reruns = config.on_dead == OnDead::Rerun && life.places.may_be(Places::DEAD);
         let is_old = accepted_at != at || !life.may_begin(config, false, spec);
@@ -173,7 +176,7 @@ impl Checker {
     }
 
     /// Every answer but the first.
-    fn refused(
+    pub(super) fn refused(
         &mut self,
         at: Time,
         item: ItemId,
@@ -225,9 +228,6 @@ impl Checker {
                 if !self.dates(item).contains(dated) || kept > at {
                     return violation("a key was too old before its time");
                 }
-                if let Some(life) = self.lives.get_mut(item) {
-                    life.too_old = true;
-                }
                 self.unknown(at, item, claim)
             }
             Answer::OverQuota { .. } => {
@@ -237,12 +237,12 @@ impl Checker {
                 self.unknown(at, item, claim)
             }
             Answer::StoreFull if self.may_be_full => self.unknown(at, item, claim),
-            Answer::Invalid(_) if self.is_out_of_place(item) => Ok(()),
+            Answer::Invalid(_) if self.is_out_of_place(item, variant) => Ok(()),
             _ => violation("an answer that nothing called for"),
         }
     }
 
-    fn known(
+    pub(super) fn known(
         &mut self,
         at: Time,
         item: ItemId,
@@ -303,9 +303,14 @@ impl Checker {
     }
 
     /// Whether the item is none that its queue takes, by the rules that it has now.
-    fn is_out_of_place(&self, item: ItemId) -> bool {
+    pub(super) fn is_out_of_place(&self, item: ItemId, variant: Variant) -> bool {
         let item = self.item(item);
-        match self.config(item.queue).guarantee {
+        let config = self.config(item.queue);
+        let content = item.content(variant, config.dedup_scope);
+        if content.body().len() as u64 > config.max_body_bytes {
+            return true;
+        }
+        match config.guarantee {
             Guarantee::AtMostOnce => item.claim || item.is_keyless(),
             Guarantee::ExactlyOnce => item.is_keyless(),
             Guarantee::AtLeastOnce => false,
@@ -333,7 +338,13 @@ impl Checker {
     }
 
     /// The message is what was sent now. With `new`, it may also be that nothing was there.
-    fn check_variant(&mut self, at: Time, item: ItemId, variant: Variant, new: bool) -> Checked {
+    pub(super) fn check_variant(
+        &mut self,
+        at: Time,
+        item: ItemId,
+        variant: Variant,
+        new: bool,
+    ) -> Checked {
         let (life, spec, config) = self.passed(at, item);
         let same = (0..crate::scene::VARIANTS).filter(|first| {
             life.may_be_variant(*first)

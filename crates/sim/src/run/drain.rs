@@ -12,6 +12,8 @@ use crate::world::Step;
 const ROUNDS: u64 = 160;
 /// Steps in which the workers must have nothing left to do.
 const WORK_MAX: u32 = 20_000;
+/// Ticks in which everything that is due at one time must have been done.
+const TICKS_MAX: u32 = 2_000;
 const BATCH: usize = 40;
 
 impl Run {
@@ -57,7 +59,7 @@ impl Run {
             let patience = Patience::None;
             ops.push(Op::Receive { queue, max: 30, lease_ms, id, several, patience });
         }
-        ops.extend(self.workload.relays().map(|item| Op::Send { item, variant: 0 }));
+        ops.extend(self.workload.take_relays().map(Op::Emit));
         if round == 0 {
             while let Some(op) = self.workload.unanswered() {
                 ops.push(op);
@@ -73,11 +75,25 @@ impl Run {
             ops.push(self.workload.done(&self.scene, &mut self.checker, held));
         }
         self.submit_all(ops)?;
+        self.tick_on()?;
         let shows = (0..self.scene.queues.len()).map(|queue| Op::Show { queue }).collect();
         self.submit_all(shows)?;
         let ms = self.random.between(300, 1_500);
         self.world.pass(ms);
         Ok(())
+    }
+
+    /// Ticks as the writer does, who submits an empty batch whenever something is due: as often
+    /// as it takes, and no further.
+    fn tick_on(&mut self) -> Going<()> {
+        for _ in 0..TICKS_MAX {
+            if self.world.next_deadline().is_none_or(|deadline| deadline > self.world.now()) {
+                return Ok(());
+            }
+            self.submit(Vec::new())?;
+            self.settle()?;
+        }
+        wrong(format!("something is due at {:?} after every tick", self.world.now()))
     }
 
     /// Submits in batches and waits for every answer.

@@ -7,6 +7,7 @@ use hapax_store::Error as StoreError;
 
 use super::{Ended, Going, Run, wrong};
 use crate::faults::Kind;
+use crate::op::Op;
 use crate::volume::Trigger;
 
 const HOUR_MS: i64 = 3_600_000;
@@ -253,11 +254,15 @@ impl Run {
             return Ok(());
         }
         let now = self.world.now();
-        let ops = (0..self.random.between(1, 3))
+        let mut ops: Vec<Op> = (0..self.random.between(1, 3))
             .flat_map(|_| {
                 self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now)
             })
             .collect();
+        // The emits that there are were told by its successor, which hands them over itself.
+        for emit in ops.extract_if(.., |op| matches!(op, Op::Emit(_))) {
+            self.workload.lost(&emit, &self.checker);
+        }
         self.note(|| format!("submit to the zombie {ops:?}"));
         let items = self.checker.items();
         let submitted = self.world.submit(&mut self.random, ops, items, true);
