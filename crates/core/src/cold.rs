@@ -16,7 +16,7 @@ use crate::key::Digest;
 use crate::machine::{Machine, Turn};
 use crate::message::{Message, Slot};
 use crate::moves::send::group_of;
-use crate::moves::{expire, purge};
+use crate::moves::{expire, purge, redrive};
 use crate::outcome::Place;
 use crate::places::groups::{Group, Leads};
 use crate::queue::Queue;
@@ -105,14 +105,9 @@ impl Machine {
             Command::Resolve(resolve) => self.need_named(&resolve.key, needs),
             Command::Browse(browse) => self.need_browse(browse, needs),
             Command::Redrive(redrive) => {
-                if let (Some(queue), crate::command::Select::Keys(keys)) =
-                    (self.queues.named(&redrive.queue), &redrive.select)
-                {
-                    for key in keys {
-                        for digest in self.digests_named(queue, key, None) {
-                            self.need_key(&digest, needs);
-                        }
-                    }
+                if let Some(queue) = self.queues.named(&redrive.queue) {
+                    let keys = redrive::named(&redrive.select);
+                    self.need_redriven(queue, &keys, needs);
                 }
             }
             Command::Configure(_)
@@ -458,12 +453,32 @@ impl Machine {
         if self.next_due > self.now {
             return;
         }
+        let mut named = false;
         for (queue, turn) in expire::round(self, self.now) {
             match turn {
                 Turn::Leases | Turn::Lives => {}
                 Turn::Delays => self.need_delayed(queue, needs),
                 Turn::Purge => self.need_purge(queue, needs),
-                Turn::Redrive(digest) => self.need_redrive(queue, digest, needs),
+                Turn::Redrive(digest) => match queue.redrives.get(&digest) {
+                    // One of those that name keys has its turn in a tick, or many of them together
+                    // would bring much into memory.
+                    Some(job) if job.started.by_keys => {
+                        if !std::mem::replace(&mut named, true) {
+                            self.need_redriven(queue, job.left(), needs);
+                        }
+                    }
+                    _ => self.need_redrive(queue, digest, needs),
+                },
+            }
+        }
+    }
+
+    /// As many of the keys as one step of a redrive looks at.
+    fn need_redriven(&self, queue: &Queue, keys: &[Arc<str>], needs: &mut Vec<Need>) {
+        let most = self.bounds.keys_at_once(queue.config.max_body_bytes);
+        for key in keys.iter().take(most) {
+            for digest in self.digests_named(queue, key, None) {
+                self.need_key(&digest, needs);
             }
         }
     }

@@ -160,13 +160,25 @@ pub struct Send {
     pub ttl_ms: Option<u64>,
     /// When the operation was born, for keys that do not tell.
     pub issued_at: Option<Time>,
+    /// Emitted by a message of the same queue: taken beyond `max_messages` and `max_bytes`, since
+    /// a queue that is full of messages which emit into it could not be drained otherwise.
+    pub beyond_quota: bool,
 }
 
 impl Send {
     pub fn new(queue: QueueName, content: Arc<Content>) -> Self {
         let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
         let fingerprint = Fingerprint::of(content.body(), content.group());
-        Self { queue, digest, fingerprint, content, delay_ms: None, ttl_ms: None, issued_at: None }
+        Self {
+            queue,
+            digest,
+            fingerprint,
+            content,
+            delay_ms: None,
+            ttl_ms: None,
+            issued_at: None,
+            beyond_quota: false,
+        }
     }
 }
 

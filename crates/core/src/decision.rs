@@ -226,10 +226,11 @@ pub struct RedriveStarted {
     pub dead_after: Option<Time>,
     pub dry_run: bool,
     pub per_s: Option<u32>,
-    /// Named by keys: over with its first step.
+    /// Named by keys.
     pub by_keys: bool,
     /// See [`RedriveView`](crate::RedriveView).
     pub total: Option<u64>,
+    /// Keys that are not of dead messages; at their end those that were not looked at yet.
     pub missing: Vec<Arc<str>>,
 }
 

@@ -45,7 +45,7 @@ impl Fence {
 
     pub fn new(epoch: u32, counter: u64) -> Self {
         assert!(epoch < Self::EPOCHS, "an epoch is refused when its partition is opened");
-        assert!(counter < 1 << Self::COUNTER_BITS, "a trillion leases are enough for one owner");
+        assert!(counter < 1 << Self::COUNTER_BITS, "an epoch is raised before its fences end");
         Self(u64::from(epoch) << Self::COUNTER_BITS | counter)
     }
 

@@ -185,9 +185,11 @@ fn netstrings(parts: &[&str]) -> String {
 }
 
 /// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time. A UUIDv7 tells
-/// whatever its time is; a word of 26 letters may look like a ULID by chance, of any time.
+/// whatever its time is; a word of 26 letters may look like a ULID by chance, mostly of a time that
+/// is thousands of years ahead. A clock that runs ahead by days is no chance: what it dates must not
+/// pass for undated now and be new again when its date has come.
 pub fn date(key: &str, now: Time) -> Option<Time> {
-    let latest = now.plus(limits::DATED_AHEAD_MS).0;
+    let latest = now.plus(limits::ULID_AHEAD_MS).0;
     let uuid = uuid_date(key).filter(|at| *at >= limits::DATED_FROM_MS);
     let ulid = || ulid_date(key).filter(|at| (limits::DATED_FROM_MS..=latest).contains(at));
     uuid.or_else(ulid).map(Time)
@@ -317,6 +319,8 @@ mod tests {
         assert_eq!(date("01HF7YAT0000000000000000AB", now), Some(Time(0x018b_cfe5_6800)));
         assert_eq!(date("ORDERORDERORDERORDERORDER1", now), None);
         assert_eq!(date("order-42", now), None);
-        assert_eq!(date("01HF7YAT0000000000000000AB", Time(1_500_000_000_000)), None);
+        let (days, far) = (now.0 - 3 * 86_400_000, now.0 - 367 * 86_400_000);
+        let ahead = |now| date("01HF7YAT0000000000000000AB", Time(now));
+        assert_eq!((ahead(days), ahead(far)), (Some(Time(0x018b_cfe5_6800)), None));
     }
 }

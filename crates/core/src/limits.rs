@@ -44,6 +44,8 @@ pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 12 * 60 * 60 * 1_000;
 pub const DELAY_MS_MAX: u64 = 366 * 24 * 60 * 60 * 1_000;
 pub const RETENTION_MS_MIN: u64 = 1_000;
+/// Retentions of a queue that are told apart after they were raised.
+pub const RETENTIONS_MAX: usize = 16;
 /// Longer than this is spelled "forever".
 pub const RETENTION_MS_MAX: u64 = 100 * 366 * 24 * 60 * 60 * 1_000;
 pub const BACKOFF_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1_000;
@@ -54,13 +56,20 @@ pub const COUNT_MAX: u64 = 1 << 60;
 /// A freed claim is remembered this long, so that a repeated release gets the same answer.
 pub const FREED_MS: u64 = RECEIVE_ID_MS;
 
-/// Dates read from keys are believed between these bounds only: a 26-letter word is not a ULID.
+/// Dates read from keys are believed from here on.
+pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
 /// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its
 /// date on. What is dated further ahead is refused.
-pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
 pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
+/// A word of 26 letters that would be a ULID of a time further ahead is none.
+pub const ULID_AHEAD_MS: u64 = 366 * 24 * 60 * 60 * 1_000;
 
 pub const REDRIVE_KEYS_MAX: usize = 1_000;
+/// Keys of a redrive that are looked up together, however small the messages of the queue are.
+pub const REDRIVE_KEYS_STEP: usize = 16;
+/// Redrives under way at once in one queue, and in all queues of a tenant.
+pub const REDRIVES_MAX: usize = 16;
+pub const REDRIVES_OF_TENANT_MAX: usize = 64;
 /// Finished redrives are remembered, so that a repeated one moves nothing twice.
 pub const REDRIVES_REMEMBERED_MAX: usize = 256;
 pub const BROWSE_MAX: usize = 1_000;
@@ -77,6 +86,9 @@ pub const REFILL: usize = 1_024;
 pub const GROUPS_AT_ONCE: usize = 16;
 
 pub const PARTITIONS_MAX: u16 = 4_096;
+/// Fences of one epoch that all partitions of a broker share out before they raise it; there are
+/// twice as many.
+pub const FENCES_MAX: u64 = 1 << 39;
 pub const QUEUES_MAX: usize = 100_000;
 
 /// The bounds of one machine that are no part of its contract: how much it does at once. They
@@ -104,6 +116,8 @@ pub struct Bounds {
     /// One tenant has at most half of either.
     pub relays: usize,
     pub relay_bytes: usize,
+    /// Fences of one epoch after which the partition wants the next one; half of those there are.
+    pub fences: u64,
 }
 
 impl Default for Bounds {
@@ -118,15 +132,24 @@ impl Default for Bounds {
             browse: BROWSE_MAX,
             relays: RELAY_MAX,
             relay_bytes: RELAY_BYTES_MAX,
+            fences: FENCES_MAX,
         }
     }
 }
 
 impl Bounds {
+    /// Keys of a redrive that are looked up together in a queue of such bodies: all of them come
+    /// into memory.
+    pub fn keys_at_once(&self, max_body_bytes: u64) -> usize {
+        let fit = self.receive_bytes as u64 / max_body_bytes.max(1);
+        fit.clamp(1, REDRIVE_KEYS_STEP as u64) as usize
+    }
+
     /// Panics where a bound is zero: nothing would ever go on.
     pub(crate) fn check(&self) {
         let Self { expire_step, job_step, tick_step, refill, .. } = *self;
-        let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, .. } = *self;
+        let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, fences, .. } = *self;
+        assert!((1..=FENCES_MAX).contains(&fences), "the rest of an epoch is a reserve: {self:?}");
         for bound in [expire_step, job_step, tick_step, refill].into_iter().chain([
             receive_bytes,
             groups_at_once,
@@ -146,4 +169,5 @@ const _: () = assert!(RELAY_BACKOFF_MIN_MS > 0 && RELAY_BACKOFF_MIN_MS < RELAY_B
 const _: () = assert!(RECOVERY_POINT_NAME_BYTES_MAX < RECOVERY_POINTS_BYTES_MAX);
 const _: () = assert!(EMITS_MAX <= RELAY_MAX, "one settle alone is never too much");
 const _: () = assert!(RECEIVE_MAX as usize <= REFILL, "one refill is enough for a receive");
+const _: () = assert!(FENCES_MAX << 1 == 1 << crate::ids::Fence::COUNTER_BITS, "half in reserve");
 const _: () = assert!(BROWSE_MAX < REFILL, "and for a page, with one more to tell of the next");

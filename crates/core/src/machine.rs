@@ -500,6 +500,25 @@ impl Machine {
         self.relays.all()
     }
 
+    /// Whether the partition should raise its epoch, as soon as it can.
+    pub fn wants_epoch(&self) -> bool {
+        self.next_fence >= self.bounds.fences
+    }
+
+    /// Whether there are fences for any command. Where there are none the epoch must be raised
+    /// first.
+    pub fn has_fences(&self) -> bool {
+        let most = u64::from(crate::limits::RECEIVE_MAX) * u64::from(self.partitions);
+        self.next_fence + most < 1 << Fence::COUNTER_BITS
+    }
+
+    /// Counts the fences from the start again, in an epoch that the store has made durable.
+    pub fn raise_epoch(&mut self, epoch: u32) {
+        assert!(epoch > self.epoch && epoch < Fence::EPOCHS, "epochs grow, up to their bound");
+        self.epoch = epoch;
+        self.next_fence = self.partition.into();
+    }
+
     pub(crate) fn next_fence(&self) -> Fence {
         Fence::new(self.epoch, self.next_fence)
     }
@@ -515,5 +534,27 @@ impl Machine {
 
     pub(crate) fn due(&mut self, at: Time) {
         self.next_due = self.next_due.min(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raised_epoch_counts_fences_from_the_start_above_all_before() {
+        let mut machine = Machine::new(2, 3, 7, 1);
+        assert!(!machine.wants_epoch() && machine.has_fences());
+        machine.use_fence(Fence::new(7, crate::limits::FENCES_MAX));
+        assert!(machine.wants_epoch() && machine.has_fences(), "half of them are a reserve");
+        machine.use_fence(Fence::new(7, (1 << 40) - 2_999));
+        assert!(!machine.has_fences(), "not enough for a receive");
+        let last = machine.next_fence();
+        machine.raise_epoch(9);
+        assert!(!machine.wants_epoch() && machine.has_fences());
+        assert_eq!(machine.next_fence(), Fence::new(9, 2));
+        assert!(machine.next_fence() > last);
+        machine.use_fence(last);
+        assert_eq!(machine.next_fence(), Fence::new(9, 2), "what an older epoch gave is not ours");
     }
 }

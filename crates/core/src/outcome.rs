@@ -97,6 +97,8 @@ pub enum Refusal {
     Conflict(Vec<Differs>),
     #[error("the partition has {0} queues, which is the most it takes")]
     TooManyQueues(usize),
+    #[error("{0} redrives are under way, which is the most at once; wait for one, or cancel it")]
+    TooManyRedrives(usize),
     #[error("the store has no room; free some, settles go on meanwhile")]
     StoreFull,
 }
@@ -371,9 +373,10 @@ impl RedriveView {
         self.done &= other.done;
         self.cancelled |= other.cancelled;
         self.missing.retain(|key| other.missing.contains(key));
-        let sum = self.total.zip(other.total).map(|(total, more)| total + more);
-        let keys = self.matched + self.missing.len() as u64;
-        self.total = if self.by_keys { sum.map(|_| keys) } else { sum };
+        // All partitions were given the same keys.
+        if !self.by_keys {
+            self.total = self.total.zip(other.total).map(|(total, more)| total + more);
+        }
     }
 }
 
@@ -395,6 +398,8 @@ pub enum Effect {
 pub struct Relay {
     pub id: u64,
     pub emit: Emit,
+    /// Its parent was a message of the queue it goes to.
+    pub within: bool,
     /// When its parent was done: what dates its key, which does not tell by itself.
     pub issued_at: Time,
     pub attempts: u32,
@@ -412,6 +417,7 @@ impl Relay {
             delay_ms: emit.delay_ms,
             ttl_ms: emit.ttl_ms,
             issued_at: Some(self.issued_at),
+            beyond_quota: self.within,
             ..Send::new(emit.queue, emit.content)
         }
     }

@@ -13,6 +13,7 @@ use crate::decision::bytes_of::{
 use crate::decision::{QueueId, RedriveStarted};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
+use crate::limits;
 use crate::message::{Message, Slot};
 use crate::outcome::{RedriveView, Stats};
 use crate::places::delayed::Delayed;
@@ -35,6 +36,8 @@ pub(crate) struct Queue {
     pub(crate) keys_from: Seq,
     /// Keys of operations born earlier may have been forgotten under a shorter retention.
     pub(crate) dated_from: Time,
+    /// Retentions before they were raised, shortest first.
+    pub(crate) shorter: Vec<Shorter>,
     pub(crate) purge: Option<Purge>,
     pub(crate) redrives: BTreeMap<Digest, Job>,
     pub(crate) stats: Stats,
@@ -76,6 +79,7 @@ pub(crate) struct Job {
     pub(crate) started_at: Time,
     pub(crate) matched: u64,
     pub(crate) moved: u64,
+    /// The number of the next message to look at; where it names keys, how many were looked at.
     pub(crate) cursor: Seq,
     pub(crate) done: bool,
     /// Stopped by an operator.
@@ -105,11 +109,24 @@ impl Job {
             moved: self.moved,
             total: self.started.total,
             by_keys: self.started.by_keys,
-            missing: self.started.missing.clone(),
+            missing: self.missing().to_vec(),
             done: self.done,
             cancelled: self.cancelled,
             dry_run: self.started.dry_run,
         }
+    }
+
+    /// Where it names keys: those that are left to look at.
+    pub(crate) fn left(&self) -> &[Arc<str>] {
+        self.started.missing.get(self.missing().len()..).unwrap_or_default()
+    }
+
+    /// The keys that were found not to be of dead messages.
+    fn missing(&self) -> &[Arc<str>] {
+        let keys = &self.started.missing;
+        let total = self.started.total.filter(|_| self.started.by_keys).unwrap_or_default();
+        let left = total.saturating_sub(self.cursor) as usize;
+        keys.get(..keys.len().saturating_sub(left)).unwrap_or_default()
     }
 
     /// How many may be moved by `at`, by the rate that was asked for.
@@ -158,7 +175,54 @@ impl Rate {
     }
 }
 
+/// A retention that was raised. Keys that ended under it are forgotten by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shorter {
+    /// No operation that ended under it is dated later.
+    pub(crate) until: Time,
+    pub(crate) retention_ms: u64,
+}
+
 impl Queue {
+    /// Takes over a changed configuration.
+    pub(crate) fn configure(&mut self, at: Time, config: Config, version: u64) {
+        if let Some(before) = self.config.retention_ms {
+            let forgotten = Time(at.0.saturating_sub(before));
+            self.dated_from = self.dated_from.max(forgotten);
+            if config.retention_ms.is_none_or(|after| after > before) {
+                self.raise_retention(at, before);
+            }
+        }
+        self.config = config;
+        debug_assert!(version >= self.version, "versions grow");
+        self.version = version;
+        self.dirty = true;
+    }
+
+    fn raise_retention(&mut self, at: Time, before: u64) {
+        let until = at.plus(limits::DATED_AHEAD_MS);
+        let is_over = |past: &Shorter| past.until.plus(past.retention_ms) <= at;
+        // All that such a one is about is too old already, and stays so.
+        let over = self.shorter.iter().filter(|past| is_over(past)).map(|past| past.until).max();
+        self.dated_from = self.dated_from.max(over.unwrap_or_default());
+        self.shorter.retain(|past| !is_over(past) && past.retention_ms < before);
+        self.shorter.push(Shorter { until, retention_ms: before });
+        if self.shorter.len() > limits::RETENTIONS_MAX {
+            let first = self.shorter.remove(0);
+            if let Some(next) = self.shorter.first_mut() {
+                next.retention_ms = first.retention_ms; // What is dated meanwhile is refused early.
+            }
+        }
+    }
+
+    /// Whether an operation of that date, if it was done, may be forgotten by now.
+    pub(crate) fn is_too_old(&self, dated: Time, at: Time) -> bool {
+        let is_over = |retention: u64| dated.plus(retention) <= at;
+        self.config.retention_ms.is_some_and(is_over)
+            || (Time(0) < self.dated_from && dated <= self.dated_from)
+            || self.shorter.iter().any(|it| dated <= it.until && is_over(it.retention_ms))
+    }
+
     pub(crate) fn new(id: QueueId, name: QueueName, config: Config, at: Time, seq: Seq) -> Self {
         Self {
             id,
@@ -169,6 +233,7 @@ impl Queue {
             paused: false,
             keys_from: seq,
             dated_from: Time(0),
+            shorter: Vec::new(),
             purge: None,
             redrives: BTreeMap::new(),
             stats: Stats::default(),
@@ -267,6 +332,13 @@ impl Queue {
             encode_end(Time(*drop_at), out);
             out.number(*count);
         }
+        if !self.shorter.is_empty() {
+            out.number(self.shorter.len() as u64);
+            for shorter in &self.shorter {
+                out.number(shorter.until.0);
+                out.number(shorter.retention_ms);
+            }
+        }
     }
 
     /// A queue as the rows know it: all its messages are cold.
@@ -309,6 +381,13 @@ impl Queue {
         for _ in 0..reader.count("remembered")? {
             let drop_at = decode_end(reader)?.0;
             queue.remembered.insert(drop_at, reader.number("remembered")?);
+        }
+        // Rows of 0.1 end here, and those of queues whose retention was not raised.
+        if !reader.is_empty() {
+            for _ in 0..reader.count("shorter")? {
+                let until = Time(reader.number("shorter until")?);
+                queue.shorter.push(Shorter { until, retention_ms: reader.number("shorter")? });
+            }
         }
         reader.end()?;
         if queue.stats.ready > 0 {

@@ -1,5 +1,6 @@
 //! The partition itself: submit, poll, checkpoint.
 
+mod epoch;
 mod memory;
 
 use std::collections::VecDeque;
@@ -93,6 +94,8 @@ pub enum Error {
         max = hapax_core::Fence::EPOCHS
     )]
     Epochs(Epoch),
+    #[error("the fences of epoch {0} are used up; open the partition again, which raises it")]
+    Fences(Epoch),
     #[error("the partition stopped after: {0}; open it again, it recovers from what is on disk")]
     Stopped(String),
 }
@@ -118,6 +121,8 @@ pub struct Partition<S> {
     store: S,
     options: Options,
     epoch: Epoch,
+    /// The first epoch of this owner.
+    opened: Epoch,
     /// The last batch that was appended.
     appended: Sequence,
     next_ticket: u64,
@@ -187,6 +192,7 @@ impl<S: Store> Partition<S> {
             store,
             options,
             epoch: claim.epoch,
+            opened: claim.epoch,
             appended: claim.last,
             next_ticket: 0,
             left: VecDeque::new(),
@@ -248,6 +254,9 @@ impl<S: Store> Partition<S> {
 
     /// Decides the next of the commands that were submitted, up to the bounds of one batch.
     fn decide(&mut self) -> Result<(), Error> {
+        if self.machine.wants_epoch() {
+            self.raise_epoch()?;
+        }
         let Some(mut left) = self.left.pop_front() else { return Ok(()) };
         let at = left.stamp.at.max(self.now());
         let stamp = Stamp { at, ..left.stamp };
@@ -352,6 +361,7 @@ impl<S: Store> Partition<S> {
         self.waiting.len() >= self.options.batches_in_flight
             || self.waiting_bytes > self.options.in_flight_bytes
             || self.waiting_answer_bytes > self.options.answer_bytes
+            || !self.waiting.is_empty() && self.machine.wants_epoch()
             || self.machine.is_frozen() && self.is_memory_full(&self.machine.usage())
     }
 
@@ -457,6 +467,9 @@ impl<S: Store> Partition<S> {
                 machine.needs(&command, needs);
             })?;
         }
+        if !self.machine.has_fences() {
+            return Err(Error::Fences(self.epoch));
+        }
         let outcome = self.machine.execute(stamp, command, &mut self.batch);
         if is_late {
             self.machine.cool();
@@ -523,7 +536,8 @@ impl<S: Store> Partition<S> {
             if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {
                 self.evict(self.options.evict_step);
             }
-            if self.is_due(usage) {
+            // A checkpoint is the owner's: it ends before the owner changes its epoch.
+            if self.is_due(usage) && !self.machine.wants_epoch() {
                 self.cut()?;
             }
         }

@@ -195,7 +195,7 @@ fn l5_redrives_of_one_queue_share_what_they_read() {
     world.configure("a", Config { max_attempts: 1, ..Config::default() });
     world.kill("a", 9);
     (0..40).for_each(|_| world.tick());
-    let jobs = || (0..100).map(|job| job.to_string());
+    let jobs = || (0..16).map(|job| job.to_string());
     world.call(jobs().map(|job| redrive("a", &job, None)).collect());
     (0..40).for_each(|_| world.tick());
     for outcome in world.call(jobs().map(|job| progress("a", &job)).collect()) {

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hapax_core::{
-    Answer, Arrival, Command, Config, Configure, Content, Delivery, Effect, Emit, LeaseName, Order,
-    Outcome, Place, QueueName, Receive, Refusal, Relay, Send, Settle, Settled, Stamp, Time, Verb,
+    Answer, Arrival, Bounds, Command, Config, Configure, Content, Delivery, Effect, Emit,
+    LeaseName, Order, Outcome, Place, QueueName, Receive, Refusal, Relay, Send, Settle, Settled,
+    Stamp, Time, Verb,
 };
 use hapax_partition::{Error, Options, Partition};
 use hapax_store::disk::{self, DiskStore, Workers};
@@ -107,6 +108,101 @@ fn d1_a_duplicates_answer_waits_for_the_message_it_speaks_of() {
     let mut partition = open(&store);
     let outcomes = call(&mut partition, 3, vec![send("k", None)]);
     assert!(matches!(outcomes[0], Outcome::Sent(Answer::Accepted { .. })), "the first was lost");
+}
+
+/// Leases and settles, some of each kept for later, and returns the fences in their order.
+fn churn<S: Store>(partition: &mut Partition<S>, from: u64, kept: &mut Vec<LeaseName>) -> Vec<u64> {
+    let mut fences = Vec::new();
+    for round in from..from + 40 {
+        let keys = [format!("k{round}"), format!("l{round}")];
+        let sends = keys.iter().map(|key| send(key, None)).collect();
+        let mut outcomes = drive(partition, round * 10, sends);
+        outcomes.extend(drive(partition, round * 10 + 1, vec![receive(2), receive(2)]));
+        let leased = deliveries(&outcomes);
+        fences.extend(leased.iter().map(|delivery| delivery.lease.fence.0));
+        let (settled, waits) = (leased[0].lease, leased[1].lease);
+        kept.push(waits);
+        let outcomes = drive(partition, round * 10 + 2, vec![done(settled)]);
+        assert!(matches!(outcomes[0], Outcome::Settled(Settled::Ok { .. })), "{outcomes:?}");
+        if round % 8 == 0 {
+            partition.checkpoint().unwrap();
+        }
+    }
+    fences
+}
+
+/// Submits a batch and polls until all is answered, as long as that takes.
+fn drive<S: Store>(partition: &mut Partition<S>, ms: u64, commands: Vec<Command>) -> Vec<Outcome> {
+    partition.submit(stamp(ms), commands).unwrap();
+    let mut outcomes = Vec::new();
+    while partition.is_waiting() {
+        match partition.poll().unwrap() {
+            Some(answered) => outcomes.extend(answered.outcomes),
+            None => std::thread::yield_now(),
+        }
+    }
+    outcomes
+}
+
+fn raises_epochs<S: Store>(open: &mut dyn FnMut(Options) -> S) {
+    let bounds = Bounds { fences: 6, ..Bounds::default() };
+    let options = Options { seed: 3, bounds, ..Options::default() };
+    let mut partition = Partition::open(open(options), options).unwrap();
+    let first = partition.epoch();
+    drive(&mut partition, 0, vec![configure(Config::default())]);
+    let mut kept = Vec::new();
+    let mut fences = churn(&mut partition, 1, &mut kept);
+    assert!(partition.epoch() > first + 3, "80 leases in epochs of 6: {}", partition.epoch());
+    assert!(kept.iter().all(|lease| partition.gave(lease.fence)));
+    // A new owner is above them all, and leases of every epoch settle.
+    let last = partition.epoch();
+    drop(partition.close().unwrap());
+    let mut partition = Partition::open(open(options), options).unwrap();
+    assert!(partition.epoch() > last);
+    assert!(!kept.iter().any(|lease| partition.gave(lease.fence)));
+    fences.extend(churn(&mut partition, 50, &mut kept));
+    assert!(fences.is_sorted_by(|a, b| a < b), "fences grow: {fences:?}");
+    let outcomes = drive(&mut partition, 1_000, kept.iter().map(|lease| done(*lease)).collect());
+    assert_eq!(outcomes.len(), 80);
+    let is_ok = |outcome: &Outcome| matches!(outcome, Outcome::Settled(Settled::Ok { .. }));
+    assert!(outcomes.iter().all(is_ok), "{outcomes:?}");
+}
+
+#[test]
+fn an_epoch_is_raised_before_its_fences_end() {
+    let store = MemoryStore::default();
+    raises_epochs(&mut |_| store.another());
+    let directory = tempfile::tempdir().unwrap();
+    raises_epochs(&mut |_| {
+        let wake = Arc::new(|| {});
+        DiskStore::open_threaded(directory.path(), disk::Options::default(), wake).unwrap()
+    });
+}
+
+#[test]
+fn an_epoch_is_raised_under_load_that_never_pauses() {
+    let store = MemoryStore::default();
+    let bounds = Bounds { fences: 6, ..Bounds::default() };
+    let options = Options { seed: 3, bounds, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    store.set_faults(Faults { held: true, ..Faults::default() });
+    let (first, mut fences) = (partition.epoch(), Vec::new());
+    for round in 1..200 {
+        // As a writer does: more is submitted as long as there is room for it.
+        while !partition.is_busy() {
+            let key = format!("k{}", partition.next_deadline().map_or(0, |at| at.0) + round);
+            let command = vec![send(&format!("{key}-{}", fences.len()), None), receive(5)];
+            partition.submit(stamp(round), command).unwrap();
+        }
+        store.settle().unwrap();
+        while let Some(answered) = partition.poll().unwrap() {
+            let leases = deliveries(&answered.outcomes);
+            fences.extend(leases.iter().map(|delivery| delivery.lease.fence.0));
+        }
+    }
+    assert!(partition.epoch() > first + 10, "{} after {first}", partition.epoch());
+    assert!(fences.len() > 100 && fences.is_sorted_by(|a, b| a < b), "{fences:?}");
 }
 
 #[test]

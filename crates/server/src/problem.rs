@@ -110,7 +110,7 @@ impl From<Refusal> for Problem {
             Refusal::NoSuchQueue => Code::NoSuchQueue,
             Refusal::NoSuchKey => Code::NoSuchKey,
             Refusal::Conflict(_) => Code::Conflict,
-            Refusal::TooManyQueues(_) => Code::OverQuota,
+            Refusal::TooManyQueues(_) | Refusal::TooManyRedrives(_) => Code::OverQuota,
             Refusal::StoreFull => Code::StoreFull,
         };
         let is_stale = matches!(refusal, Refusal::VersionChanged(_));

@@ -93,8 +93,11 @@ pub(crate) fn draw_steps(random: &mut Random) -> Options {
         true => 1_000,
         false => random.between(1, most as u64) as usize,
     };
+    let expire_step = small(6);
     let bounds = Bounds {
-        expire_step: small(6),
+        expire_step,
+        // Now and then an epoch is raised while its owner goes on.
+        fences: if expire_step == 2 { 24 } else { Bounds::default().fences },
         tick_step: small(12),
         job_step: small(6),
         refill: small(8),

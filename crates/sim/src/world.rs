@@ -193,7 +193,7 @@ impl World {
     /// Whether a lease was given by the process that runs now.
     pub fn gave(&self, fence: hapax_core::Fence) -> bool {
         let owner = self.owner.as_ref();
-        owner.is_some_and(|owner| owner.partition.epoch() == fence.epoch())
+        owner.is_some_and(|owner| owner.partition.gave(fence))
     }
 
     /// Asserts what the parts of the state promise each other, and that memory is bounded.

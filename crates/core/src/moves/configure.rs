@@ -91,14 +91,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, configured: Configured) {
         machine.queues.insert(Queue::new(id, name, config.clone(), at, machine.next_seq));
     }
     if let Some(queue) = machine.queues.get_mut(id) {
-        if let Some(retention) = queue.config.retention_ms {
-            let forgotten = Time(at.0.saturating_sub(retention));
-            queue.dated_from = queue.dated_from.max(forgotten);
-        }
-        queue.config = config;
-        debug_assert!(version >= queue.version, "versions grow");
-        queue.version = version;
-        queue.dirty = true;
+        queue.configure(at, config, version);
     }
 }
 

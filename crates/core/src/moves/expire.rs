@@ -84,6 +84,7 @@ fn forget_receives(machine: &mut Machine, at: Time) {
 /// begins with the first that had none, or else with another than this one.
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
     let mut left = machine.bounds.tick_step;
+    let mut named = false;
     for (place, (queue, turn)) in round(machine, stamp.at).enumerate() {
         if place == 1 || left == 0 {
             out.tick = Some(Tick { queue: queue.id, turn });
@@ -96,6 +97,12 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outc
             Turn::Leases => lose_leases(machine, queue, stamp, &mut left, out),
             Turn::Lives => end_lives(machine, queue, stamp.at, &mut left, out),
             Turn::Purge => purge::step(machine, queue, &mut left, out),
+            Turn::Redrive(job) if redrive::is_by_keys(queue, &job) => {
+                // What the keys of the others name has not been read for this tick.
+                if !std::mem::replace(&mut named, true) {
+                    redrive::step_keys(machine, queue, &job, stamp.at, &mut left, out);
+                }
+            }
             Turn::Redrive(job) => redrive::step(machine, queue, &job, stamp.at, &mut left, out),
         }
     }

@@ -1,8 +1,8 @@
 //! Dead messages get another life under their own key.
 //!
-//! A redrive has an id: repeated, it moves nothing twice. By keys it is over at once; by filter or
-//! for all it is a job that goes on in bounded steps, at the rate that was asked for, over the
-//! messages that were dead when it began.
+//! A redrive has an id: repeated, it moves nothing twice. It is a job that goes on in bounded steps,
+//! at the rate that was asked for: over the keys that it names, or over the messages that were dead
+//! when it began. A few keys are one step, which is taken at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -77,37 +77,40 @@ fn start(
     if machine.is_store_full() {
         return Err(Refusal::StoreFull);
     }
-    let (started, chosen) = asked_for(machine, stamp, queue, redrive);
-    let job = Job::new(stamp.at, started);
+    let job = Job::new(stamp.at, asked_for(stamp, queue, redrive));
+    let looked = job.started.by_keys.then(|| Looked::at(machine, queue, &job, stamp.at, &[]));
+    if !looked.as_ref().is_some_and(|looked| looked.done) {
+        check_count(machine, queue)?;
+    }
     let mut view = job.view();
+    let is_moved = !job.started.dry_run;
     out.decisions.push(Decision::RedriveStarted(Box::new(job.started)));
-    // By keys it is over at once.
-    if let Some(mut digests) = chosen {
-        let (matched, done) = (digests.len() as u64, true);
-        if redrive.dry_run {
-            digests.clear();
-        }
-        (view.matched, view.moved, view.done) = (matched, digests.len() as u64, done);
-        out.decisions.push(Decision::Redriven {
-            queue: queue.id,
-            job: digest,
-            digests,
-            matched,
-            cursor: Seq::MAX,
-            done,
-        });
-        out.effects.push(wake(queue));
+    if let Some(looked) = looked {
+        (view.matched, view.done) = (looked.digests.len() as u64, looked.done);
+        view.moved = if is_moved { view.matched } else { 0 };
+        view.missing.clone_from(&looked.missing);
+        looked.push(queue, digest, is_moved, out);
     }
     Ok(view)
 }
 
-/// A redrive as it begins, and the dead that it names, where it names any by their keys.
-fn asked_for(
-    machine: &Machine,
-    stamp: Stamp,
-    queue: &Queue,
-    redrive: &Redrive,
-) -> (RedriveStarted, Option<Vec<Digest>>) {
+/// Each keeps its place in memory and takes its turn in every tick.
+fn check_count(machine: &Machine, queue: &Queue) -> Result<(), Refusal> {
+    let under_way = |queue: &Queue| queue.redrives.values().filter(|job| !job.done).count();
+    let of_tenant = machine.queues.iter().filter(|it| it.name.tenant == queue.name.tenant);
+    let of_tenant = of_tenant.map(under_way).sum();
+    let of_queue = under_way(queue);
+    if of_queue >= limits::REDRIVES_MAX {
+        return Err(Refusal::TooManyRedrives(of_queue));
+    }
+    if of_tenant >= limits::REDRIVES_OF_TENANT_MAX {
+        return Err(Refusal::TooManyRedrives(of_tenant));
+    }
+    Ok(())
+}
+
+/// A redrive as it begins.
+fn asked_for(stamp: Stamp, queue: &Queue, redrive: &Redrive) -> RedriveStarted {
     let mut started = RedriveStarted {
         queue: queue.id,
         job: job_digest(queue, &redrive.id),
@@ -122,7 +125,6 @@ fn asked_for(
         total: Some(queue.stats.dead),
         missing: Vec::new(),
     };
-    let mut chosen = None;
     match &redrive.select {
         Select::All => {}
         Select::Filter { error_contains, group, dead_before, dead_after } => {
@@ -131,38 +133,95 @@ fn asked_for(
             started.dead_before = dead_before.unwrap_or(started.dead_before);
             started.dead_after = *dead_after;
         }
-        Select::Keys(keys) => {
-            let (dead, missing) = dead_among(machine, queue, keys);
+        Select::Keys(_) => {
             started.by_keys = true;
-            started.total = Some(dead.len() as u64 + missing.len() as u64);
-            started.missing = missing.into_iter().collect();
-            chosen = Some(dead);
+            started.missing = named(&redrive.select);
+            started.total = Some(started.missing.len() as u64);
         }
     }
-    (started, chosen)
+    started
 }
 
-/// The dead of the queue that the keys name, and the keys that name none; each once.
-fn dead_among(
+/// The keys that a redrive names, each once, in the order in which they are looked at.
+pub(crate) fn named(select: &Select) -> Vec<Arc<str>> {
+    let Select::Keys(keys) = select else { return Vec::new() };
+    keys.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+pub(crate) fn is_by_keys(queue: &Queue, job: &Digest) -> bool {
+    queue.redrives.get(job).is_some_and(|job| job.started.by_keys)
+}
+
+/// What one step over keys found.
+struct Looked {
+    /// Of the dead among them.
+    digests: Vec<Digest>,
+    missing: Vec<Arc<str>>,
+    cursor: Seq,
+    done: bool,
+}
+
+impl Looked {
+    /// Looks at the next keys of the job. Those of `taken` have their redrive already.
+    fn at(machine: &Machine, queue: &Queue, job: &Job, at: Time, taken: &[Digest]) -> Self {
+        let most = machine.bounds.keys_at_once(queue.config.max_body_bytes);
+        let (allowed, left) = (job.allowance(at), job.left());
+        let (mut digests, mut missing) = (Vec::new(), Vec::new());
+        for key in left.iter().take(most) {
+            if digests.len() as u64 >= allowed {
+                break;
+            }
+            let dead = machine.digests_named(queue, key, None).into_iter().find(|digest| {
+                let slot = machine.keys.living(&machine.messages, digest);
+                let message = slot.map(|slot| machine.messages.at(slot));
+                message.is_some_and(|it| it.place() == Place::Dead && it.queue == queue.id)
+                    && !taken.contains(digest)
+                    && !digests.contains(digest)
+            });
+            match dead {
+                Some(digest) => digests.push(digest),
+                None => missing.push(Arc::clone(key)),
+            }
+        }
+        let seen = digests.len() + missing.len();
+        let cursor = job.cursor + seen as u64;
+        Self { digests, missing, cursor, done: seen == left.len() }
+    }
+
+    fn push(self, queue: &Queue, job: Digest, is_moved: bool, out: &mut Verdict) {
+        let Self { digests, cursor, done, .. } = self;
+        if is_moved && !digests.is_empty() {
+            out.effects.push(wake(queue));
+        }
+        let (queue, matched) = (queue.id, digests.len() as u64);
+        out.decisions.push(Decision::Redriven { queue, job, digests, matched, cursor, done });
+    }
+}
+
+/// One step of a redrive that names keys.
+pub(crate) fn step_keys(
     machine: &Machine,
     queue: &Queue,
-    keys: &[Arc<str>],
-) -> (Vec<Digest>, BTreeSet<Arc<str>>) {
-    let is_dead = |digest: &Digest| {
-        let slot = machine.keys.living(&machine.messages, digest);
-        let message = slot.map(|slot| machine.messages.at(slot));
-        message.is_some_and(|it| it.place() == Place::Dead && it.queue == queue.id)
-    };
-    let (mut digests, mut missing) = (Vec::new(), BTreeSet::new());
-    for key in keys {
-        match machine.digests_named(queue, key, None).into_iter().find(is_dead) {
-            Some(digest) => digests.push(digest),
-            None => _ = missing.insert(Arc::clone(key)),
-        }
+    digest: &Digest,
+    at: Time,
+    left: &mut usize,
+    out: &mut Verdict,
+) {
+    let Some(job) = queue.redrives.get(digest).filter(|job| !job.done) else { return };
+    let looked = Looked::at(machine, queue, job, at, &taken(out));
+    *left = left.saturating_sub((looked.cursor - job.cursor).max(1) as usize);
+    if looked.cursor > job.cursor {
+        looked.push(queue, *digest, !job.started.dry_run, out);
     }
-    digests.sort_unstable();
-    digests.dedup();
-    (digests, missing)
+}
+
+/// What redrives that had their turn before in this tick move: each message is moved by one.
+fn taken(out: &Verdict) -> Vec<Digest> {
+    let moved = out.decisions.iter().filter_map(|decision| match decision {
+        Decision::Redriven { digests, .. } => Some(digests),
+        _ => None,
+    });
+    moved.flatten().copied().collect()
 }
 
 fn check(redrive: &Redrive) -> Result<(), Invalid> {
@@ -212,6 +271,7 @@ pub(crate) fn step(
     }
     let Bounds { job_step, expire_step, .. } = machine.bounds;
     let allowed = job.allowance(at).min(job_step as u64) as usize;
+    let taken: BTreeSet<Digest> = taken(out).into_iter().collect();
     let mut matched = Vec::new();
     let mut cursor = job.cursor;
     let mut seen = 0;
@@ -222,7 +282,7 @@ pub(crate) fn step(
         seen += 1;
         cursor = seq + 1;
         let message = machine.messages.at(slot);
-        if matches(&job.started, message) {
+        if matches(&job.started, message) && !taken.contains(&message.digest) {
             matched.push(message.digest);
         }
     }
@@ -303,18 +363,14 @@ pub(crate) fn apply(
     cursor: Seq,
     done: bool,
 ) {
-    let Some(state) = machine.queues.get_mut(queue) else { return };
-    state.dirty = true;
-    let Some(job) = state.redrives.get_mut(job).filter(|job| !job.done) else { return };
-    if cursor <= job.cursor && !done {
+    let Some(state) = machine.queues.get(queue) else { return };
+    let Some(known) = state.redrives.get(job).filter(|job| !job.done) else { return };
+    if cursor <= known.cursor && !done {
         return; // Applied before.
     }
-    job.matched += matched;
-    job.moved += digests.len() as u64;
-    debug_assert!(job.moved <= job.matched, "only what matched is moved");
-    job.cursor = cursor;
-    job.done = done;
-    for digest in digests {
+    let (is_moved, missing) = (!known.started.dry_run, missing(machine, known, digests, cursor));
+    let mut moved = 0;
+    for digest in digests.iter().filter(|_| is_moved) {
         let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };
         let message = machine.messages.at_mut(slot);
         if message.place() != Place::Dead {
@@ -326,5 +382,31 @@ pub(crate) fn apply(
         // A claim has nothing to deliver: its key is free again.
         let next = if message.claim { Next::Freed } else { Next::Ready };
         go(machine, at, slot, Fence(0), next);
+        moved += 1;
     }
+    let Some(state) = machine.queues.get_mut(queue) else { return };
+    state.dirty = true;
+    let Some(job) = state.redrives.get_mut(job) else { return };
+    job.matched += matched;
+    job.moved += moved;
+    debug_assert!(job.moved <= job.matched, "only what matched is moved");
+    if let Some(missing) = missing {
+        job.started.missing = missing;
+    }
+    (job.cursor, job.done) = (cursor, done);
+}
+
+/// Of a redrive that names keys: those that are missing, and those left to look at, once it has
+/// come to the cursor. Redrives of 0.1 were over at once, and knew what was missing when they began.
+fn missing(machine: &Machine, job: &Job, digests: &[Digest], cursor: Seq) -> Option<Vec<Arc<str>>> {
+    let queue = machine.queues.get(job.started.queue).filter(|_| job.started.by_keys)?;
+    let seen = cursor.checked_sub(job.cursor).filter(|_| cursor != Seq::MAX)? as usize;
+    let (known, left) =
+        job.started.missing.split_at_checked(job.started.missing.len() - job.left().len())?;
+    let is_found = |key: &str| {
+        let named = machine.digests_named(queue, key, None);
+        named.iter().any(|digest| digests.contains(digest))
+    };
+    let still = left.iter().enumerate().filter(|(place, key)| *place >= seen || !is_found(key));
+    Some(known.iter().chain(still.map(|(_, key)| key)).cloned().collect())
 }

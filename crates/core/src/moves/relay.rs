@@ -110,7 +110,8 @@ fn filed(
         Some(Known::Record(_)) => {}
         None => out.unknown = Some(digest),
     }
-    send::check_room(machine, queue, stamp.at, send.content.size() as u64)?;
+    let bytes = send.content.size() as u64;
+    send::check_room(machine, queue, stamp.at, bytes, send.beyond_quota)?;
     let seq = machine.next_seq;
     let error: Arc<str> = bounded(&error).into();
     out.decisions.extend(released);

@@ -39,7 +39,7 @@ fn answer(
         released = known(machine, stamp.at, &asked, out)?;
         dated_ahead = check_date(queue, stamp.at, content.key(), send.issued_at)?;
     }
-    check_room(machine, queue, stamp.at, content.size() as u64)?;
+    check_room(machine, queue, stamp.at, content.size() as u64, send.beyond_quota)?;
 
     let seq = machine.next_seq;
     let id = MessageId::new(stamp.at, machine.partition, seq);
@@ -112,11 +112,7 @@ pub(crate) fn check_date(
             if ahead_ms > limits::DATED_AHEAD_MS {
                 return Err(Answer::Invalid(Invalid::DatedAhead { ahead_ms }));
             }
-            let retention = queue.config.retention_ms;
-            let is_over = retention.is_some_and(|retention| dated.plus(retention) <= at);
-            // Under a shorter retention of earlier days the key may be forgotten already.
-            let is_over = is_over || (Time(0) < queue.dated_from && dated <= queue.dated_from);
-            if is_over {
+            if queue.is_too_old(dated, at) {
                 return Err(Answer::TooOld { dated });
             }
             Ok(issued_at.filter(|issued_at| *issued_at > at))
@@ -126,19 +122,22 @@ pub(crate) fn check_date(
     }
 }
 
-/// Whether the queue's quotas and the store have room for one more.
+/// Whether the queue's quotas and the store have room for one more. `beyond_quota` it only has to
+/// come at the queue's rate.
 pub(crate) fn check_room(
     machine: &Machine,
     queue: &Queue,
     at: Time,
     bytes: u64,
+    beyond_quota: bool,
 ) -> Result<(), Answer> {
     let config = &queue.config;
     let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
-    if config.max_messages.is_some_and(|max| queue.stats.messages() >= max) {
+    let is_bounded = !beyond_quota;
+    if is_bounded && config.max_messages.is_some_and(|max| queue.stats.messages() >= max) {
         return over(Quota::Messages, 1_000);
     }
-    if config.max_bytes.is_some_and(|max| queue.stats.bytes + bytes > max) {
+    if is_bounded && config.max_bytes.is_some_and(|max| queue.stats.bytes + bytes > max) {
         return over(Quota::Bytes, 1_000);
     }
     if let Some(per_s) = config.sends_per_s {

@@ -81,7 +81,7 @@ fn answer(
         Verb::Release => Ok(holder.release(out)),
         Verb::Park { error } => Ok(holder.park(&error, out)),
         Verb::Extend { lease_ms } => holder.extend(lease_ms, out),
-        Verb::Begin => Ok(holder.begin(out)),
+        Verb::Begin => holder.begin(out),
         Verb::Save { name, data } => holder.save(&name, data, out),
     }
 }
@@ -130,7 +130,8 @@ impl Holder<'_> {
         let first = self.machine.relays.next_id();
         for (id, emit) in (first..).zip(&emits) {
             let (emit, issued_at) = (emit.clone(), self.stamp.at);
-            let relay = Relay { id, emit, issued_at, attempts: 0, refused: None };
+            let within = emit.queue == self.queue.name;
+            let relay = Relay { id, emit, within, issued_at, attempts: 0, refused: None };
             out.effects.push(Effect::Relay(Box::new(relay)));
         }
         let digest = self.message.digest;
@@ -268,13 +269,19 @@ impl Holder<'_> {
         Ok(ok(Place::Leased, Some(deadline)))
     }
 
-    fn begin(&self, out: &mut Verdict) -> Settled {
-        let lease = self.message.lease();
-        if !lease.is_some_and(|lease| lease.begun) {
+    /// A lease past its deadline that nobody took may settle, go on by `extend`, and save. It does
+    /// not begin: without more time the next tick loses it, and what began would be in doubt.
+    fn begin(&self, out: &mut Verdict) -> Result<Settled, Settled> {
+        let (place, lease) = (self.message.place(), self.message.lease());
+        let Some(lease) = lease else { return Err(lost(Some(place), None)) };
+        if !lease.begun {
+            if lease.deadline <= self.stamp.at {
+                return Err(lost(Some(place), None));
+            }
             let digest = self.message.digest;
             out.decisions.push(Decision::Begun { digest, fence: self.fence });
         }
-        ok(Place::Leased, lease.map(|lease| lease.deadline))
+        Ok(ok(Place::Leased, Some(lease.deadline)))
     }
 
     fn save(&self, name: &str, data: Bytes, out: &mut Verdict) -> Result<Settled, Settled> {
@@ -370,11 +377,14 @@ pub(crate) fn apply_done(
     let Some(slot) = settles(machine, digest, fence) else { return };
     let message = machine.messages.at(slot);
     let (worker, queue_id, place) = (message.worker(), message.queue, message.place());
+    let mut from = None;
     if let Some(queue) = machine.queues.get_mut(queue_id) {
         queue.stats.done_total += 1;
+        from = Some(&queue.name);
     }
     for emit in emits {
-        machine.relays.push(emit, at);
+        let within = from == Some(&emit.queue);
+        machine.relays.push(emit, within, at);
     }
     machine.end(at, slot, Ending { fence, worker, result, ..Ending::new(End::Done) });
     debug_assert!(machine.keys.living(&machine.messages, digest).is_none(), "done is done");

@@ -100,11 +100,11 @@ impl Relays {
         }
     }
 
-    pub(crate) fn push(&mut self, emit: Emit, issued_at: Time) {
+    pub(crate) fn push(&mut self, emit: Emit, within: bool, issued_at: Time) {
         self.count(&emit, true);
         let id = self.next_id;
         self.next_id += 1;
-        let relay = Relay { id, emit, issued_at, attempts: 0, refused: None };
+        let relay = Relay { id, emit, within, issued_at, attempts: 0, refused: None };
         let waiting = Waiting { relay, next_at: None, dirty: true, stored: false };
         let before = self.waiting.insert(id, waiting);
         debug_assert!(before.is_none());
@@ -210,15 +210,16 @@ impl Relays {
         let attempts = reader.u32("attempts")?;
         let issued_at = Time(reader.number("issued at")?);
         let mut emit = decode_emit(&mut reader)?;
-        let mut refused = None;
+        let (mut refused, mut within) = (None, false);
         // Rows of 0.1 end here.
         if !reader.is_empty() {
             decode_emit_more(&mut emit, &mut reader)?;
             refused = decode_error(&mut reader)?;
+            within = !reader.is_empty() && reader.u8("within")? != 0;
         }
         reader.end()?;
         self.count(&emit, true);
-        let relay = Relay { id, emit, issued_at, attempts, refused };
+        let relay = Relay { id, emit, within, issued_at, attempts, refused };
         let waiting = Waiting { relay, next_at: None, dirty: false, stored: true };
         let before = self.waiting.insert(id, waiting);
         assert!(before.is_none(), "a row is loaded once");
@@ -230,8 +231,12 @@ impl Relays {
 /// What a relay of 0.1 could not have: written only where there is some.
 fn encode_more(relay: &Relay, out: &mut Vec<u8>) {
     let emit = &relay.emit;
-    if emit.ttl_ms.is_some() || emit.fingerprint.is_some() || relay.refused.is_some() {
+    let is_more = emit.ttl_ms.is_some() || emit.fingerprint.is_some() || relay.refused.is_some();
+    if is_more || relay.within {
         encode_emit_more(emit, out);
         encode_error(relay.refused.as_deref(), out);
+    }
+    if relay.within {
+        out.u8(1);
     }
 }

@@ -77,6 +77,12 @@ impl Model {
         let id_of = |id: &str| Digest::of_key(TENANT, queue, Some("redrive"), id);
         let found = self.queue_mut(queue).jobs.iter().find(|(id, _)| id_of(id) == *job);
         let (id, mut job) = found.map(|(id, job)| (id.clone(), job.clone())).expect("a job");
+        if job.view.by_keys {
+            self.follow_keys(queue, &mut job, digests, cursor);
+            assert_eq!((job.view.done, job.cursor), (done, cursor));
+            self.queue_mut(queue).jobs.insert(id, job);
+            return;
+        }
         let seen = job.cursor..if done { Seq::MAX } else { cursor };
         for message in self.messages.iter().filter(|message| message.queue == queue) {
             // What died in this very moment may be too late for it.
@@ -89,11 +95,34 @@ impl Model {
             // A purge of the same moment may have been faster.
             let Some(index) = self.by_digest(digest) else { continue };
             assert!(job.matches(&self.messages[index]), "not meant: {:?}", self.messages[index]);
+            job.view.moved += 1;
             self.redrive_one(index);
         }
         job.view.matched += matched;
-        job.view.moved += digests.len() as u64;
         (job.cursor, job.view.done) = (cursor, done);
         self.queue_mut(queue).jobs.insert(id, job);
+    }
+
+    fn follow_keys(&mut self, queue: &str, job: &mut Job, digests: &[Digest], cursor: Seq) {
+        let seen = usize::try_from(cursor - job.cursor).expect("a few");
+        for scope in job.keys.drain(..seen).collect::<Vec<_>>() {
+            let index = self.living(&scope);
+            let dead = index.filter(|index| self.messages[*index].place() == Place::Dead);
+            if !digests.contains(&digest(&scope)) {
+                // What died in this very moment may be too late for it.
+                let is_old = |index: usize| matches!(self.messages[index].state, State::Dead { at, .. } if at < self.at);
+                assert!(!dead.is_some_and(is_old), "a redrive passed over {scope:?} of {queue}");
+                job.view.missing.push(scope.2.as_str().into());
+                continue;
+            }
+            job.view.matched += 1;
+            // A purge of the same moment may have been faster.
+            if let Some(index) = dead.filter(|_| !job.view.dry_run) {
+                job.view.moved += 1;
+                self.redrive_one(index);
+            }
+        }
+        job.cursor = cursor;
+        job.view.done = job.keys.is_empty();
     }
 }

@@ -29,7 +29,7 @@ impl Model {
             released = self.known(&queue, scope, &send.fingerprint, false)?;
             dated_ahead = self.check_date(&queue, key, send.issued_at)?;
         }
-        self.check_room(&queue, send.content.size() as u64, seen)?;
+        self.check_room(&queue, send.content.size() as u64, send.beyond_quota, seen)?;
         if let Some(scope) = released {
             self.release_key(&scope);
         }
@@ -67,7 +67,7 @@ impl Model {
         }
         let released = self.known(&queue, &scope, &claim.fingerprint, true)?;
         let dated_ahead = self.check_date(&queue, key, claim.issued_at)?;
-        self.check_room(&queue, claim.content.size() as u64, seen)?;
+        self.check_room(&queue, claim.content.size() as u64, false, seen)?;
         if let Some(scope) = released {
             self.release_key(&scope);
         }
@@ -212,9 +212,11 @@ impl Model {
         if ahead_ms > limits::DATED_AHEAD_MS {
             return Err(Answer::Invalid(Invalid::DatedAhead { ahead_ms }));
         }
-        let retention = queue.config.retention_ms;
-        let shorter = queue.dated_from > Time(0) && dated <= queue.dated_from;
-        if shorter || retention.is_some_and(|ms| dated.plus(ms) <= self.at) {
+        // As long as one of the retentions it may have ended under remembers it.
+        let ended_under = |(until, _): &&(Time, u64)| dated <= *until;
+        let retentions = queue.raised.iter().filter(ended_under).map(|(_, retention)| *retention);
+        let mut retentions = retentions.chain(queue.config.retention_ms);
+        if retentions.any(|retention| dated.plus(retention) <= self.at) {
             return Err(Answer::TooOld { dated });
         }
         Ok(issued_at.filter(|issued_at| *issued_at > self.at))
@@ -224,14 +226,16 @@ impl Model {
         &self,
         queue: &Queue,
         bytes: u64,
+        beyond_quota: bool,
         seen: &Outcome,
     ) -> Result<(), Answer> {
         let (config, stats) = (&queue.config, self.stats(queue));
         let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
-        if config.max_messages.is_some_and(|max| stats.messages() >= max) {
+        let is_bounded = !beyond_quota;
+        if is_bounded && config.max_messages.is_some_and(|max| stats.messages() >= max) {
             return over(Quota::Messages, 1_000);
         }
-        if config.max_bytes.is_some_and(|max| stats.bytes + bytes > max) {
+        if is_bounded && config.max_bytes.is_some_and(|max| stats.bytes + bytes > max) {
             return over(Quota::Bytes, 1_000);
         }
         if let Some(per_s) = config.sends_per_s {

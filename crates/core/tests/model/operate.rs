@@ -23,7 +23,7 @@ impl Model {
             }
             let queue = self.queue_mut(&configure.queue.queue);
             if let Some(retention) = queue.config.retention_ms {
-                queue.dated_from = queue.dated_from.max(Time(at.0 - retention));
+                queue.raised.push((at.plus(limits::DATED_AHEAD_MS), retention));
             }
             queue.config = configure.config.clone();
             queue.version += 1;
@@ -35,7 +35,7 @@ impl Model {
                 created_at: at,
                 paused: false,
                 keys_from: next_seq,
-                dated_from: Time(0),
+                raised: Vec::new(),
                 purge: None,
                 jobs: Default::default(),
                 totals: Stats::default(),
@@ -188,6 +188,12 @@ impl Model {
         }
         let ordered = content.group().filter(|_| queue.config.order == Order::Group);
         let ordered = ordered.map(Into::into);
+        // No later than a day behind its first send, and as late as it was to be remembered.
+        let latest = record.accepted_at.plus(limits::DATED_AHEAD_MS);
+        let retention = queue.config.retention_ms.unwrap_or_default();
+        let promised = record.expires_at.0.checked_sub(retention).map(Time);
+        let dated_ahead =
+            promised.map(|promised| promised.min(latest)).filter(|dated| *dated > self.at);
         let mut history = record.history;
         history.push(event(self.at, What::Replayed, &"".into(), ""));
         self.records.remove(&scope);
@@ -214,7 +220,7 @@ impl Model {
             lost: None,
             worker: None,
             claim_id: None,
-            dated_ahead: None,
+            dated_ahead,
             history,
         });
         Ok(())
@@ -308,7 +314,8 @@ impl Model {
         if self.store_full {
             return Err(Refusal::StoreFull);
         }
-        let (mut matched, mut moved, mut done) = (0, 0, false);
+        let (matched, moved, done) = (0, 0, false);
+        let most = self.bounds.keys_at_once(queue.config.max_body_bytes);
         let mut job = Job {
             view: RedriveView {
                 id: redrive.id.clone(),
@@ -328,6 +335,7 @@ impl Model {
             per_s: redrive.per_s,
             started_at: self.at,
             cursor: 0,
+            keys: Vec::new(),
         };
         match &redrive.select {
             Select::All => {}
@@ -338,32 +346,44 @@ impl Model {
                 job.dead_after = *dead_after;
             }
             Select::Keys(keys) => {
-                done = true;
                 let mut scopes: Vec<Scope> =
                     keys.iter().map(|key| Self::scope(queue, key, None)).collect();
                 scopes.sort();
                 scopes.dedup();
                 job.view.by_keys = true;
                 job.view.total = Some(scopes.len() as u64);
-                for scope in scopes {
-                    let living = self.living(&scope);
-                    let dead = living.filter(|it| self.messages[*it].place() == Place::Dead);
-                    let Some(index) = dead else {
-                        job.view.missing.push(scope.2.as_str().into());
-                        continue;
-                    };
-                    matched += 1;
-                    if !redrive.dry_run {
-                        moved += 1;
-                        self.redrive_one(index);
-                    }
-                }
+                job.keys = scopes;
+                self.step_keys(&mut job, most);
             }
         }
-        (job.view.matched, job.view.moved, job.view.done) = (matched, moved, done);
         let view = job.view.clone();
         self.queue_mut(name).jobs.insert(id, job);
         Ok(view)
+    }
+
+    /// Looks at the next keys that a redrive names.
+    fn step_keys(&mut self, job: &mut Job, most: usize) {
+        for _ in 0..most.min(job.keys.len()) {
+            if job.view.matched >= job.allowed(self.at) {
+                break;
+            }
+            let scope = job.keys.remove(0);
+            job.cursor += 1;
+            let living = self.living(&scope);
+            match living.filter(|it| self.messages[*it].place() == Place::Dead) {
+                Some(index) => self.match_one(job, index),
+                None => job.view.missing.push(scope.2.as_str().into()),
+            }
+        }
+        job.view.done = job.keys.is_empty();
+    }
+
+    fn match_one(&mut self, job: &mut Job, index: usize) {
+        job.view.matched += 1;
+        if !job.view.dry_run {
+            job.view.moved += 1;
+            self.redrive_one(index);
+        }
     }
 
     pub(crate) fn redrive_one(&mut self, index: usize) {
@@ -438,7 +458,7 @@ impl Model {
         if living.is_some() && !purged || self.remembered(&queue, &scope).is_some() {
             return Err(self.there(&queue, &scope, &send.fingerprint));
         }
-        self.check_room(&queue, send.content.size() as u64, seen)?;
+        self.check_room(&queue, send.content.size() as u64, send.beyond_quota, seen)?;
         if let Some(index) = living {
             self.purge_one(index, true);
         }
@@ -557,10 +577,11 @@ impl Model {
     }
 
     fn step(&mut self, queue: &str, job: &mut Job) {
-        let elapsed = self.at.since(job.started_at) + 1_000;
-        let allowed = job.per_s.map_or(u64::MAX, |per_s| elapsed * u64::from(per_s) / 1_000);
+        if job.view.by_keys {
+            return self.step_keys(job, usize::MAX);
+        }
         loop {
-            if job.view.matched >= allowed {
+            if job.view.matched >= job.allowed(self.at) {
                 return; // More when the rate allows it.
             }
             let dead = self.messages.iter().filter(|message| {
@@ -576,11 +597,7 @@ impl Model {
             let mut all = self.messages.iter();
             let index = all.position(|message| message.seq == seq).expect("just found");
             if job.matches(&self.messages[index]) {
-                job.view.matched += 1;
-                if !job.view.dry_run {
-                    job.view.moved += 1;
-                    self.redrive_one(index);
-                }
+                self.match_one(job, index);
             }
         }
     }

@@ -46,7 +46,8 @@ pub(crate) struct Queue {
     pub(crate) created_at: Time,
     pub(crate) paused: bool,
     pub(crate) keys_from: Seq,
-    pub(crate) dated_from: Time,
+    /// Until which date the retentions before applied.
+    pub(crate) raised: Vec<(Time, u64)>,
     /// Messages below this are on their way out, those below `keys_from` with their keys.
     pub(crate) purge: Option<Seq>,
     pub(crate) jobs: BTreeMap<String, Job>,
@@ -65,6 +66,8 @@ pub(crate) struct Job {
     pub(crate) per_s: Option<u32>,
     pub(crate) started_at: Time,
     pub(crate) cursor: Seq,
+    /// Where it names keys: those that were not looked at yet.
+    pub(crate) keys: Vec<Scope>,
 }
 
 #[derive(Clone, Debug)]
@@ -137,6 +140,12 @@ pub(crate) struct Ending {
 }
 
 impl Job {
+    /// How many it may have found by then.
+    pub(crate) fn allowed(&self, at: Time) -> u64 {
+        let elapsed = at.since(self.started_at) + 1_000;
+        self.per_s.map_or(u64::MAX, |per_s| elapsed * u64::from(per_s) / 1_000)
+    }
+
     pub(crate) fn matches(&self, message: &Message) -> bool {
         let State::Dead { at, .. } = message.state else { return false };
         let error = message.last_error();

@@ -221,7 +221,9 @@ impl Model {
         }
         for emit in keyed {
             let (id, issued_at) = (self.next_relay, self.at);
-            self.relays.insert(id, Relay { id, emit, issued_at, attempts: 0, refused: None });
+            let within = *emit.queue.queue == *message.queue;
+            let relay = Relay { id, emit, within, issued_at, attempts: 0, refused: None };
+            self.relays.insert(id, relay);
             self.next_relay += 1;
         }
         self.queue_mut(&message.queue).totals.done_total += 1;
@@ -350,9 +352,14 @@ impl Model {
         let at = self.at;
         let message = &mut self.messages[index];
         let worker = message.holder();
+        let over = message.deadline().is_some_and(|deadline| deadline <= at);
         if let State::Leased { begun, .. } = &mut message.state
-            && !std::mem::replace(begun, true)
+            && !*begun
         {
+            if over {
+                return Settled::LeaseLost { place: Some(Place::Leased), result: None };
+            }
+            *begun = true;
             message.tell(at, What::Begun, &worker, "");
         }
         Settled::Ok { place: Place::Leased, deadline: message.deadline() }

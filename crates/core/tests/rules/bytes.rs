@@ -180,7 +180,8 @@ const EVERY_ROW: &str = "
 ";
 
 /// What the first version had no rows for: a claim under an id, a key dated ahead, a kept body, a
-/// message that its holder parked, redrives with all they know, emits with all they carry.
+/// message that its holder parked, redrives with all they know, emits with all they carry, a
+/// retention that was raised.
 const NEW_ROWS: &str = "
     queue  charges on_lost=park keep_bodies retention=48h
     claim  @charges c3 f by=w9 lease=1h id=claim-1
@@ -196,6 +197,7 @@ const NEW_ROWS: &str = "
     redrive @charges r5 after=-1h rate=1 dry
     redrive @orders r6 all rate=1 dry
     cancel @orders r6
+    queue  charges on_lost=park keep_bodies retention=50h
 ";
 
 const NEW_LOOKS: &str = "

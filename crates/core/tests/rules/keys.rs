@@ -133,7 +133,9 @@ fn k8_what_is_dated_more_than_a_day_ahead_is_refused() {
         send   k2 a issued=+25h              => invalid DatedAhead { ahead_ms: 90000000 }
         claim  k2 f issued=+25h              => invalid DatedAhead { ahead_ms: 90000000 }
         send   ahead-uuid(25h) a             => invalid DatedAhead { ahead_ms: 90000000 }
-        send   ahead-ulid(25h) a             => accepted ready
+        send   ahead-ulid(25h) a             => invalid DatedAhead { ahead_ms: 90000000 }
+        send   ahead-ulid(366d) a            => invalid DatedAhead { ahead_ms: 31622400000 }
+        send   ahead-ulid(367d) a            => accepted ready
         send   k1 a issued=+25h              => in_flight ready attempts=0
         ",
     );
@@ -368,6 +370,61 @@ fn k8_raising_the_retention_does_not_bring_forgotten_keys_back() {
         send   k1 a issued=-3d         => too_old
         send   k1 a issued=-2d         => too_old
         send   k1 a issued=-47h        => accepted ready
+        ",
+    );
+}
+
+#[test]
+fn k8_raising_the_retention_does_not_make_keys_new_that_end_by_the_old_one() {
+    check(
+        "
+        queue  orders retention=2d
+        send   k1 a issued=-0s         => accepted ready
+        send   k2 a issued=+12h        => accepted ready
+        receive w 2                    => k1#1 k2#1
+        settle k1 done result=x        => ok done
+        settle k2 done result=x        => ok done
+        wait   1d
+        queue  orders retention=7d
+        send   k1 a issued=-1d         => done x
+        wait   1d
+        send   k1 a issued=-2d         => too_old
+        send   k2 a issued=-36h        => done x
+        wait   12h
+        send   k2 a issued=-48h        => too_old
+        wait   12h
+        queue  orders retention=8d
+        send   k1 a issued=-3d         => too_old
+        send   k2 a issued=-60h        => too_old
+        wait   4d
+        queue  orders retention=forever
+        send   k1 a issued=-7d         => too_old
+        send   k3 a issued=-4d         => accepted ready
+        ",
+    );
+}
+
+#[test]
+fn k8_a_replay_remembers_a_date_that_was_ahead() {
+    check(
+        "
+        queue  orders retention=2h
+        send   k1 a issued=+12h        => accepted ready
+        send   ahead-uuid(12h) a       => accepted ready
+        receive w 2                    => k1#1 ahead-uuid(12h)#1
+        settle k1 done result=x
+        settle ahead-uuid(12h) done result=x
+        replay k1 a
+        replay ahead-uuid(12h) a
+        receive w 2                    => k1#1g1 ahead-uuid(12h)#1g1
+        settle k1 done result=y
+        settle ahead-uuid(12h) done result=y
+        wait   13h
+        send   k1 a issued=-1h         => done y
+        send   ahead-uuid(12h) a       => done y
+        wait   1h
+        send   k1 a issued=-2h         => too_old
+        send   ahead-uuid(12h) a       => too_old
         ",
     );
 }

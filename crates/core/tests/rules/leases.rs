@@ -50,6 +50,45 @@ fn l1_a_lease_past_its_deadline_that_nobody_superseded_still_settles() {
 }
 
 #[test]
+fn l1_a_lease_past_its_deadline_begins_nothing_before_it_is_extended() {
+    check(
+        "
+        queue  orders lease=30s backoff=1s on_lost=park
+        send   k1 a
+        send   k2 a
+        send   k3 a
+        receive w 3                  => k1#1 k2#1 k3#1
+        settle k3 begin
+        later  30s
+        & settle k1 begin            => lease_lost leased
+        & settle k1 save p x         => ok leased in=0
+        & settle k2 begin            => lease_lost leased
+        & settle k2 extend           => ok leased in=30s
+        & settle k2 begin            => ok leased in=30s
+        & settle k3 begin            => ok leased in=0
+        wait   1s
+        send   k1 a                  => in_flight ready attempts=1
+        send   k2 a                  => in_flight leased attempts=1
+        send   k3 a                  => parked attempts=1
+        ",
+    );
+}
+
+#[test]
+fn l8_a_claim_past_its_deadline_begins_nothing() {
+    check(
+        "
+        queue  orders on_lost=park
+        claim  k f                   => fresh in=30s
+        later  30s
+        & settle k begin             => lease_lost leased
+        & settle k done result=x     => ok done
+        claim  k f                   => done x
+        ",
+    );
+}
+
+#[test]
 fn l1_a_lease_that_was_lost_still_ends_what_nobody_else_took() {
     check(
         "

@@ -181,3 +181,66 @@ fn l5_a_redrive_keeps_its_rate_and_ends_with_hardly_any_memory() {
     world.wait(1_000);
     assert!(progress(&mut world, "a", "slow").done);
 }
+
+/// Hands every emit that waits to its queue, and tells the list what came of it.
+fn hand_over(world: &mut World) {
+    let relays: Vec<Relay> = world.machine.relays().cloned().collect();
+    for relay in relays {
+        let id = relay.id;
+        let outcome = world.run(Command::Send(relay.into_send()));
+        let Outcome::Sent(answer) = outcome else { panic!("{outcome:?}") };
+        world.run(Command::Relayed { id, arrival: Arrival::of(&answer) });
+    }
+}
+
+#[test]
+fn l3_a_full_queue_whose_messages_emit_into_it_drains() {
+    for fan_out in [1, 3] {
+        let mut world = World::with_bounds(Bounds { relays: 4, ..tiny(2) });
+        let config = Config { max_messages: Some(3), max_bytes: Some(20), ..Config::default() };
+        configure(&mut world, "orders", config);
+        for key in ["a", "b", "c"] {
+            send(&mut world, send_of("orders", key, None));
+        }
+        let outcome = world.run(Command::Send(send_of("orders", "d", None)));
+        let Outcome::Sent(Answer::OverQuota { .. }) = outcome else { panic!("{outcome:?}") };
+        let mut dones = 0;
+        while stats(&world, "orders").messages() > 0 || world.machine.relays().next().is_some() {
+            assert!(dones < 1_000, "the queue does not drain");
+            for delivery in receive(&mut world, "orders") {
+                // Three levels deep.
+                let follows = if delivery.content.key().len() < 4 { fan_out } else { 0 };
+                let emit = |number: usize| {
+                    let key = format!("{}{number}", delivery.content.key());
+                    Emit::new(name("orders"), "", Content::builder(&key).build(b"x").unwrap())
+                };
+                let emits = (0..follows).map(emit).collect();
+                settle(&mut world, &delivery, Verb::Done { result: None, emits });
+                hand_over(&mut world);
+                world.checkpoint();
+                world.crash();
+                dones += 1;
+            }
+        }
+        let levels: usize = (0..4).map(|level| 3 * fan_out.pow(level)).sum();
+        assert_eq!(dones, levels, "every message and every follow-up was done once");
+    }
+}
+
+#[test]
+fn l3_emits_of_another_queue_wait_for_room() {
+    let mut world = World::new();
+    configure(&mut world, "orders", Config { max_messages: Some(1), ..Config::default() });
+    configure(&mut world, "others", Config::default());
+    send(&mut world, send_of("orders", "a", None));
+    send(&mut world, send_of("others", "b", None));
+    let delivery = receive(&mut world, "others").remove(0);
+    let emit = Emit::new(name("orders"), "", Content::builder("c").build(b"x").unwrap());
+    settle(&mut world, &delivery, Verb::Done { result: None, emits: vec![emit] });
+    hand_over(&mut world);
+    assert_eq!(world.machine.relays().count(), 1, "the queue is full");
+    let delivery = receive(&mut world, "orders").remove(0);
+    settle(&mut world, &delivery, Verb::Done { result: None, emits: Vec::new() });
+    hand_over(&mut world);
+    assert_eq!((world.machine.relays().count(), stats(&world, "orders").ready), (0, 1));
+}

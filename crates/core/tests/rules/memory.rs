@@ -253,7 +253,7 @@ fn one_tick_is_bounded_over_all_redrives_and_each_has_its_turn() {
         let fail = Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: true };
         settle(&mut world, delivery.lease, fail);
     }
-    for job in 0..40 {
+    for job in 0..16 {
         let id = format!("job-{job}").into();
         let select = Select::Filter {
             error_contains: Some("other".to_owned()),
@@ -272,12 +272,12 @@ fn one_tick_is_bounded_over_all_redrives_and_each_has_its_turn() {
         view.done
     };
     for tick in 1..=20 {
-        let before = (0..40).filter(|job| is_done(&mut world, *job)).count();
+        let before = (0..16).filter(|job| is_done(&mut world, *job)).count();
         world.run(Command::Expire);
-        let after = (0..40).filter(|job| is_done(&mut world, *job)).count();
+        let after = (0..16).filter(|job| is_done(&mut world, *job)).count();
         assert!(after - before <= 5, "tick {tick}: {before} to {after}");
     }
-    assert!((0..40).all(|job| is_done(&mut world, job)), "all redrives came to their end");
+    assert!((0..16).all(|job| is_done(&mut world, job)), "all redrives came to their end");
 }
 
 #[test]

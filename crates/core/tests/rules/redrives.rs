@@ -1,9 +1,11 @@
 //! L5: the dead get another life under their own key.
 
-use hapax_core::{MessageId, Time};
+use hapax_core::{
+    Bounds, Command, MessageId, Outcome, Redrive, RedriveView, Refusal, Select, Time, limits,
+};
 
-use super::script::check;
-use crate::support::START;
+use super::script::{check, name, say_to};
+use crate::support::{START, World};
 
 /// Four dead messages, k1 and k2 of a timeout, k3 and k4 refused an hour later; and k5, ready.
 const FOUR_DEAD: &str = "
@@ -291,4 +293,130 @@ fn l5_many_dead_are_redriven_in_steps() {
         show   dead ready            => dead=0 ready=700
         "
     ));
+}
+
+#[test]
+fn l5_many_keys_are_redriven_in_steps() {
+    let keys = (0..100).map(|place| format!(" k{place}:a")).collect::<String>();
+    let accepted = vec!["accepted ready"; 100].join(" | ");
+    let named: Vec<String> = (0..120).map(|place| format!("k{place}")).collect();
+    let mut missing = named[100..].to_vec();
+    missing.sort();
+    let (named, missing) = (named.join(","), missing.join(","));
+    check(&format!(
+        "
+        queue  orders max_attempts=1 lease=1s
+        batch  {keys}                => {accepted}
+        receive w 100
+        wait   1s
+        show   dead                  => dead=100
+        redrive r0 keys={named} dry
+        redrive r1 keys={named}
+        wait   1s
+        redriven r0 total missing
+            => matched=100 moved=0 done dry total=120 missing={missing}
+        redriven r1 total missing    => matched=100 moved=100 done total=120 missing={missing}
+        redrive r1 keys={named}      => matched=100 moved=100 done
+        show   dead ready            => dead=0 ready=100
+        "
+    ));
+}
+
+/// A world whose memory has room for the body of one message at a time, with so many dead ones.
+fn with_dead(count: usize) -> World {
+    let mut world = World::with_bounds(Bounds { receive_bytes: 1, ..Bounds::default() });
+    say_to(&mut world, "queue orders max_attempts=1 lease=1s");
+    for place in 0..count {
+        say_to(&mut world, &format!("send k{place} a"));
+        say_to(&mut world, "receive w 1");
+    }
+    world.wait(1_000);
+    world
+}
+
+fn redrive(world: &mut World, id: &str, select: Select) -> Outcome {
+    let (queue, id) = (name("orders"), id.into());
+    let redrive = Redrive { queue, id, select, dry_run: false, per_s: None };
+    world.run(Command::Redrive(redrive))
+}
+
+fn progress(world: &mut World, id: &str) -> RedriveView {
+    let progress = Command::RedriveProgress { queue: name("orders"), id: id.into() };
+    let outcome = world.run(progress);
+    let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
+    view
+}
+
+fn keys(range: std::ops::Range<usize>) -> Select {
+    Select::Keys(range.map(|place| format!("k{place}").into()).collect())
+}
+
+#[test]
+fn l5_a_redrive_by_keys_brings_no_more_into_memory_than_a_step_moves() {
+    let mut world = with_dead(20);
+    world.checkpoint();
+    world.crash();
+    let outcome = redrive(&mut world, "r1", keys(0..25));
+    let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((view.matched, view.done, view.total), (1, false, Some(25)));
+    for step in 1.. {
+        assert!(world.machine.usage().messages <= 1, "{} at once", world.machine.usage().messages);
+        let view = progress(&mut world, "r1");
+        if view.done {
+            let told = (view.matched, view.moved, view.missing.len(), step);
+            assert_eq!(told, (20, 20, 5, 25));
+            break;
+        }
+        let looked = view.matched as usize + view.missing.len();
+        assert_eq!(looked, step, "a key at a time");
+        // Whatever happens between two steps, the next goes on where the last one ended.
+        world.checkpoint();
+        world.crash();
+        world.run(Command::Expire);
+    }
+}
+
+#[test]
+fn l5_of_two_redrives_at_once_each_counts_what_it_moved() {
+    for others in [Select::All, keys(0..20)] {
+        let mut world = with_dead(20);
+        redrive(&mut world, "r1", Select::All);
+        redrive(&mut world, "r2", others);
+        redrive(&mut world, "r3", keys(10..20));
+        world.wait(1_000);
+        let views = ["r1", "r2", "r3"].map(|id| progress(&mut world, id));
+        assert!(views.iter().all(|view| view.done));
+        assert_eq!(views.iter().map(|view| view.moved).sum::<u64>(), 20, "{views:?}");
+        assert_eq!(say_to(&mut world, "show dead ready"), "dead=0 ready=20");
+    }
+}
+
+#[test]
+fn l5_only_so_many_redrives_are_under_way_at_once() {
+    let mut world = with_dead(1);
+    let slow = |world: &mut World, queue: &str, id: usize| {
+        let (queue, id) = (name(queue), format!("r{id}").into());
+        let (select, dry_run, per_s) = (Select::All, true, Some(1));
+        world.run(Command::Redrive(Redrive { queue, id, select, dry_run, per_s }))
+    };
+    let most = limits::REDRIVES_MAX;
+    for id in 0..most {
+        assert!(matches!(slow(&mut world, "orders", id), Outcome::Redrive(_)));
+    }
+    let refused = Outcome::Refused(Refusal::TooManyRedrives(most));
+    assert_eq!(slow(&mut world, "orders", most), refused);
+    assert!(matches!(slow(&mut world, "orders", 0), Outcome::Redrive(_)), "it is known");
+    assert!(matches!(redrive(&mut world, "few", keys(0..1)), Outcome::Redrive(_)), "over at once");
+    assert_eq!(redrive(&mut world, "many", keys(0..30)), refused);
+    for other in 1..limits::REDRIVES_OF_TENANT_MAX / most {
+        say_to(&mut world, &format!("queue q{other}"));
+        for id in 0..most {
+            assert!(matches!(slow(&mut world, &format!("q{other}"), id), Outcome::Redrive(_)));
+        }
+    }
+    say_to(&mut world, "queue last");
+    let refused = Outcome::Refused(Refusal::TooManyRedrives(limits::REDRIVES_OF_TENANT_MAX));
+    assert_eq!(slow(&mut world, "last", 0), refused);
+    world.wait(2_000);
+    assert!(matches!(slow(&mut world, "last", 0), Outcome::Redrive(_)), "the others are over");
 }

@@ -49,6 +49,7 @@ fn refusal(refusal: &Refusal) -> String {
         Refusal::VersionChanged(version) => format!("refused version={version}"),
         Refusal::Conflict(differs) => format!("refused conflict {}", parts(differs)),
         Refusal::TooManyQueues(_) => "refused too_many_queues".into(),
+        Refusal::TooManyRedrives(count) => format!("refused redrives={count}"),
         Refusal::StoreFull => "store_full".into(),
     }
 }

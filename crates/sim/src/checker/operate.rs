@@ -66,6 +66,7 @@ impl Checker {
             (Op::Redrive { .. }, Outcome::Refused(Refusal::StoreFull)) if self.may_be_full => {
                 Ok(())
             }
+            (Op::Redrive { .. }, Outcome::Refused(Refusal::TooManyRedrives(_))) => Ok(()),
             (Op::Pause { .. } | Op::Relayed { .. }, Outcome::Ok) => Ok(()),
             _ => violation("an answer that does not belong to its request"),
         }
