@@ -10,11 +10,9 @@ use hapax_core::{Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal,
 use hapax_partition::route::{self, LEADER};
 use tokio::sync::oneshot;
 
-use super::inbox::{Ask, Reply, Turn};
+use super::inbox::{Ask, Outcomes, Reply, Turn};
 use super::rooms::has_ended;
 use super::{Engine, Shared, Stopped};
-
-type Outcomes = Result<Vec<Outcome>, Stopped>;
 
 /// How often somebody whose time is over looks whether its answer is on its way.
 const GIVE_UP: Duration = Duration::from_millis(5);
@@ -124,7 +122,7 @@ impl Engine {
     ) -> Result<Result<KeyView, Refusal>, Stopped> {
         let turn = Turn::default();
         let (sender, receiver) = oneshot::channel();
-        let reply: Reply = Box::new(move |outcomes| drop(sender.send(outcomes)));
+        let reply: Reply = Box::new(move |outcomes: Outcomes| drop(sender.send(outcomes)));
         self.shared.push(partition, Ask::Look(Box::new(key.clone()), turn.clone(), reply));
         if let Some(outcomes) = self.until(receiver, &turn, wait).await {
             let outcome = outcomes??.pop().ok_or_else(Stopped::silent)?;
@@ -219,7 +217,7 @@ impl Hand {
     /// The same hand at another partition. Only who holds the turn uses it.
     fn again(&self) -> Reply {
         let hand = self.clone();
-        Box::new(move |outcomes| hand.give(outcomes))
+        Box::new(move |outcomes: Outcomes| hand.give(outcomes))
     }
 
     fn give(self, outcomes: Outcomes) {
