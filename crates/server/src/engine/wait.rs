@@ -6,7 +6,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_core::{Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb};
+use hapax_core::{
+    Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb, limits,
+};
 use hapax_partition::route::{self, LEADER};
 use tokio::sync::oneshot;
 
@@ -41,14 +43,18 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let (count, first) = (self.partitions(), self.shared.turn());
-        let mut parcel = Parcel::new(&self.shared, Vec::new());
+        let (mut parcel, mut bytes) = (Parcel::new(&self.shared, Vec::new()), 0);
         for partition in (first..first + count).map(|partition| partition % count) {
             let max = receive.max.saturating_sub(parcel.messages.len() as u32);
-            if max == 0 {
+            // Each partition keeps to the bound; all of them together do, too.
+            if max == 0 || bytes >= limits::RECEIVE_BYTES_MAX {
                 break;
             }
             match self.receive_now(partition, Receive { max, ..receive.clone() }).await? {
-                Ok(more) => parcel.messages.extend(more),
+                Ok(more) => {
+                    bytes += more.iter().map(|it| it.content.size()).sum::<usize>();
+                    parcel.messages.extend(more);
+                }
                 Err(refusal) if partition == LEADER && parcel.messages.is_empty() => {
                     return Ok(Err(refusal));
                 }
