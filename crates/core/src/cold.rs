@@ -107,7 +107,7 @@ impl Machine {
             Command::Redrive(redrive) => {
                 if let Some(queue) = self.queues.named(&redrive.queue) {
                     let keys = redrive::named(&redrive.select);
-                    self.need_redriven(queue, &keys, needs);
+                    redrive::need_keys(self, queue, &keys, needs);
                 }
             }
             Command::Configure(_)
@@ -368,7 +368,7 @@ impl Machine {
         }
     }
 
-    fn need_key(&self, digest: &Digest, needs: &mut Vec<Need>) {
+    pub(crate) fn need_key(&self, digest: &Digest, needs: &mut Vec<Need>) {
         if self.is_news(digest) && !self.keys.is_warm(digest) {
             needs.push(Need::Point(*digest));
         }
@@ -459,26 +459,14 @@ impl Machine {
                 Turn::Leases | Turn::Lives => {}
                 Turn::Delays => self.need_delayed(queue, needs),
                 Turn::Purge => self.need_purge(queue, needs),
-                Turn::Redrive(digest) => match queue.redrives.get(&digest) {
-                    // One of those that name keys has its turn in a tick, or many of them together
-                    // would bring much into memory.
-                    Some(job) if job.started.by_keys => {
-                        if !std::mem::replace(&mut named, true) {
-                            self.need_redriven(queue, job.left(), needs);
-                        }
+                // One of those that name keys has its turn in a tick, or many of them together
+                // would bring much into memory.
+                Turn::Redrive(job) if redrive::is_by_keys(queue, &job) => {
+                    if !std::mem::replace(&mut named, true) {
+                        redrive::need_left(self, queue, &job, needs);
                     }
-                    _ => self.need_redrive(queue, digest, needs),
-                },
-            }
-        }
-    }
-
-    /// As many of the keys as one step of a redrive looks at.
-    fn need_redriven(&self, queue: &Queue, keys: &[Arc<str>], needs: &mut Vec<Need>) {
-        let most = self.bounds.keys_at_once(queue.config.max_body_bytes);
-        for key in keys.iter().take(most) {
-            for digest in self.digests_named(queue, key, None) {
-                self.need_key(&digest, needs);
+                }
+                Turn::Redrive(job) => redrive::need_rows(self, queue, &job, needs),
             }
         }
     }
@@ -505,18 +493,6 @@ impl Machine {
         }
     }
 
-    fn need_redrive(&self, queue: &Queue, digest: Digest, needs: &mut Vec<Need>) {
-        if let Some(job) = queue.redrives.get(&digest)
-            && job.horizon <= job.cursor
-        {
-            needs.push(self.range(
-                RowKey::filed(queue.id, File::Dead, job.cursor),
-                RowKey::file(queue.id, File::Dead).after_prefix(),
-                RangeOf::Redrive(queue.id, digest),
-            ));
-        }
-    }
-
     fn need_browse(&self, browse: &Browse, needs: &mut Vec<Need>) {
         let Some(queue) = self.queues.named(&browse.queue) else { return };
         if let Some((from, to)) = self.browsed_rows(queue, browse) {
@@ -538,7 +514,7 @@ impl Machine {
         Some((RowKey::filed(queue.id, file, from), to))
     }
 
-    fn range(&self, from: RowKey, to: RowKey, of: RangeOf) -> Need {
+    pub(crate) fn range(&self, from: RowKey, to: RowKey, of: RangeOf) -> Need {
         debug_assert!(from <= to, "a range ends after it begins");
         Need::Range { from, to, limit: self.bounds.refill, of }
     }

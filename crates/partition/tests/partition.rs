@@ -120,10 +120,11 @@ fn churn<S: Store>(partition: &mut Partition<S>, from: u64, kept: &mut Vec<Lease
         outcomes.extend(drive(partition, round * 10 + 1, vec![receive(2), receive(2)]));
         let leased = deliveries(&outcomes);
         fences.extend(leased.iter().map(|delivery| delivery.lease.fence.0));
-        let (settled, waits) = (leased[0].lease, leased[1].lease);
-        kept.push(waits);
-        let outcomes = drive(partition, round * 10 + 2, vec![done(settled)]);
-        assert!(matches!(outcomes[0], Outcome::Settled(Settled::Ok { .. })), "{outcomes:?}");
+        let [settled, waits] = leased.as_slice() else { unreachable!("two were sent") };
+        kept.push(waits.lease);
+        let outcomes = drive(partition, round * 10 + 2, vec![done(settled.lease)]);
+        let is_ok = |outcome| matches!(outcome, &Outcome::Settled(Settled::Ok { .. }));
+        assert!(outcomes.iter().all(is_ok), "{outcomes:?}");
         if round % 8 == 0 {
             partition.checkpoint().unwrap();
         }

@@ -6,6 +6,7 @@
 
 mod data;
 mod inbox;
+mod list;
 mod queues;
 mod relay;
 mod rooms;
@@ -28,7 +29,8 @@ use hapax_store::disk::{self, DiskStore};
 use tokio::sync::{broadcast, oneshot, watch};
 
 pub use data::Data;
-use inbox::{Ask, Inbox, Reply};
+use inbox::{Ask, Inbox, Outcomes, Reply};
+pub use list::Omitted;
 pub use queues::{Cursor, Page, Told};
 use writer::Writer;
 
@@ -293,6 +295,21 @@ impl Engine {
         outcomes.await?.into_iter().map(sent).collect()
     }
 
+    /// As [`Engine::send`], with the results that have room together; the others are left out, and
+    /// said to be.
+    pub async fn send_within(
+        &self,
+        sends: Vec<Send>,
+        bytes: usize,
+    ) -> Result<Vec<(Answer, Omitted)>, Stopped> {
+        let outcomes = self.call_within(bytes, sends, |routes, send| {
+            let partition = routes.of_send(&send, || self.shared.turn());
+            (partition, Command::Send(send))
+        });
+        let told = outcomes.await?.into_iter();
+        told.map(|(outcome, omitted)| Ok((sent(outcome)?, omitted))).collect()
+    }
+
     /// Sends messages, each to its partition. `reply` is called once for each part of them, with
     /// what the caller knows them by, as in [`Engine::submit`].
     pub fn submit_sends<T: std::marker::Send + 'static>(
@@ -309,7 +326,8 @@ impl Engine {
                 .into_iter()
                 .map(|Part { partition, tags, commands }| {
                     let reply = reply.clone();
-                    let reply: Reply = Box::new(move |outcomes| reply(tags, outcomes));
+                    let reply = move |outcomes: Outcomes| reply(tags, outcomes);
+                    let reply: Reply = Box::new(reply);
                     (partition, commands, reply)
                 })
                 .collect()
@@ -322,6 +340,20 @@ impl Engine {
             (usize::from(partition), Command::Settle(settle))
         });
         outcomes.await?.into_iter().map(settled).collect()
+    }
+
+    /// As [`Engine::settle`], with the results that have room together: see
+    /// [`Engine::send_within`].
+    pub async fn settle_within(
+        &self,
+        settles: Vec<(u16, Settle)>,
+        bytes: usize,
+    ) -> Result<Vec<(Settled, Omitted)>, Stopped> {
+        let outcomes = self.call_within(bytes, settles, |_, (partition, settle)| {
+            (usize::from(partition), Command::Settle(settle))
+        });
+        let told = outcomes.await?.into_iter();
+        told.map(|(outcome, omitted)| Ok((settled(outcome)?, omitted))).collect()
     }
 
     /// One command to one partition.
@@ -378,40 +410,6 @@ impl Engine {
         let (sender, receiver) = oneshot::channel();
         self.submit(partition, commands, move |outcomes| drop(sender.send(outcomes)));
         receiver
-    }
-
-    /// Commands to several partitions at once; the outcomes are in the order of the commands.
-    async fn call_each<T>(
-        &self,
-        items: Vec<T>,
-        route: impl Fn(&Routes, T) -> (usize, Command),
-    ) -> Result<Vec<Outcome>, Stopped> {
-        let count = items.len();
-        let mut replies = Vec::with_capacity(self.partitions());
-        self.shared.submit_routed(|routes| {
-            let items = items.into_iter().enumerate().map(|(place, item)| {
-                let (partition, command) = route(routes, item);
-                (partition, place, command)
-            });
-            let start = |part: Part<usize>| {
-                let (sender, receiver) = oneshot::channel();
-                replies.push((part.tags, receiver));
-                let reply: Reply = Box::new(move |outcomes| drop(sender.send(outcomes)));
-                (part.partition, part.commands, reply)
-            };
-            route::split(routes.partitions(), items).into_iter().map(start).collect()
-        });
-        let mut outcomes: Vec<Option<Outcome>> = Vec::new();
-        outcomes.resize_with(count, || None);
-        for (places, reply) in replies {
-            let part: Vec<Outcome> = reply.await.map_err(|_| Stopped::silent())??;
-            for (place, outcome) in places.into_iter().zip(part) {
-                if let Some(slot) = outcomes.get_mut(place) {
-                    *slot = Some(outcome);
-                }
-            }
-        }
-        outcomes.into_iter().map(|outcome| outcome.ok_or_else(Stopped::silent)).collect()
     }
 }
 

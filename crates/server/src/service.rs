@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use crate::auth::{Action, Auth, Principal, authorise};
-use crate::engine::{Engine, Stopped};
+use crate::engine::{Engine, Omitted, Stopped};
 use crate::lease::{LEASE_BYTES, Seal};
 use crate::log;
 use crate::metrics::Metrics;
@@ -195,6 +195,21 @@ impl Service {
         Ok(answers)
     }
 
+    /// As [`Service::send`], with as many results as have room together. Says of each answer
+    /// whether its result was left out.
+    pub async fn send_within(
+        &self,
+        permit: &Permit,
+        sends: Vec<Send>,
+        bytes: usize,
+    ) -> Result<(Vec<Answer>, Vec<Omitted>), Problem> {
+        self.check_rate(permit, sends.len())?;
+        let told = self.engine().send_within(sends, bytes).await.map_err(stopped)?;
+        let (answers, omitted): (Vec<_>, Vec<_>) = told.into_iter().unzip();
+        self.0.metrics.answered(permit.queue(), &answers);
+        Ok((answers, omitted))
+    }
+
     /// As [`Service::send`], for streams: `reply` is called for each part of the messages, on a
     /// writer's thread, with the numbers that came along. It must not block. Where all are refused
     /// at once, their numbers come back.
@@ -256,6 +271,17 @@ impl Service {
         permit: &Permit,
         items: Vec<Opened>,
     ) -> Result<Vec<Settled>, Problem> {
+        self.settle_within(permit, items, usize::MAX).await.map(|(settled, _)| settled)
+    }
+
+    /// As [`Service::settle`], with as many results as have room together: see
+    /// [`Service::send_within`].
+    pub async fn settle_within(
+        &self,
+        permit: &Permit,
+        items: Vec<Opened>,
+        bytes: usize,
+    ) -> Result<(Vec<Settled>, Vec<Omitted>), Problem> {
         if items.iter().all(|item| matches!(item, Opened::Lost)) {
             self.show(permit).await?; // An absent queue says so, as one that cannot be seen.
         }
@@ -265,14 +291,14 @@ impl Service {
             Opened::Settle(partition, settle) => Some((partition, settle)),
             Opened::Lost => None,
         });
-        let settled = self.engine().settle(settles.collect()).await.map_err(stopped)?;
-        let mut settled = settled.into_iter();
-        let answers: Vec<Settled> = is_open
+        let settled = self.engine().settle_within(settles.collect(), bytes).await;
+        let mut settled = settled.map_err(stopped)?.into_iter();
+        let (answers, omitted): (Vec<Settled>, Vec<Omitted>) = is_open
             .into_iter()
-            .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or(LOST))
-            .collect();
+            .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or((LOST, false)))
+            .unzip();
         self.0.metrics.settled(permit.queue(), &answers);
-        Ok(answers)
+        Ok((answers, omitted))
     }
 
     /// As [`Service::settle`], for streams: see [`Service::send_parts`].

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hapax_store::disk::{DiskStore, backup};
+use hapax_store::disk::{self, DiskStore, backup};
 use hapax_store::journal::Wake;
 use hapax_store::{Checkpoint, Error, Store};
 use support::{Disk, Stepped, content, small};
@@ -44,6 +44,26 @@ fn a_backup_holds_what_was_durable_and_goes_on_as_a_store() {
         restored.settle().unwrap();
         restored.check_contents(restored.claim.through + 1).unwrap();
     }
+}
+
+#[test]
+fn a_copy_without_its_mark_is_read_where_nothing_may_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let wake: Wake = Arc::new(|| {});
+    let options = disk::Options::default();
+    let mut store = DiskStore::open_threaded(directory.path(), options, wake.clone()).unwrap();
+    let claim = store.claim().unwrap();
+    store.append(claim.epoch, claim.last + 1, b"batch").unwrap();
+    store.close().unwrap();
+    drop(store);
+    std::fs::remove_file(directory.path().join("journal.mark")).unwrap();
+    let volume = hapax_store::OsVolume::read_only(directory.path()).unwrap();
+    let options = disk::Options { must_exist: true, ..disk::Options::default() };
+    let (store, _workers) = DiskStore::open(Arc::new(volume), options, wake).unwrap();
+    let target = Disk::default();
+    let summary = backup(&store.source(), &target, &mut |_, _| {}).unwrap();
+    assert_eq!((summary.last, summary.damages), (claim.last + 1, 0));
+    assert!(!directory.path().join("journal.mark").exists(), "nothing was written");
 }
 
 #[test]

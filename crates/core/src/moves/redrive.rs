@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::cold::{Need, RangeOf};
 use crate::command::{QueueName, Redrive, Select};
 use crate::content::Invalid;
 use crate::decision::{Decision, Next, QueueId, RedriveStarted};
@@ -20,7 +21,7 @@ use crate::moves::settle::go;
 use crate::outcome::{Outcome, Place, RedriveView, Refusal};
 use crate::queue::{Job, Queue};
 use crate::record::What;
-use crate::row::{RowKey, nobody};
+use crate::row::{File, RowKey, nobody};
 use crate::state::event;
 
 pub(crate) fn decide(
@@ -150,6 +151,41 @@ pub(crate) fn named(select: &Select) -> Vec<Arc<str>> {
 
 pub(crate) fn is_by_keys(queue: &Queue, job: &Digest) -> bool {
     queue.redrives.get(job).is_some_and(|job| job.started.by_keys)
+}
+
+/// Adds what the next step of a redrive over the dead needs.
+pub(crate) fn need_rows(machine: &Machine, queue: &Queue, job: &Digest, needs: &mut Vec<Need>) {
+    if let Some(known) = queue.redrives.get(job)
+        && known.horizon <= known.cursor
+    {
+        needs.push(machine.range(
+            RowKey::filed(queue.id, File::Dead, known.cursor),
+            RowKey::file(queue.id, File::Dead).after_prefix(),
+            RangeOf::Redrive(queue.id, *job),
+        ));
+    }
+}
+
+/// Adds what the next step of a redrive that names keys needs.
+pub(crate) fn need_left(machine: &Machine, queue: &Queue, job: &Digest, needs: &mut Vec<Need>) {
+    if let Some(job) = queue.redrives.get(job) {
+        need_keys(machine, queue, job.left(), needs);
+    }
+}
+
+/// Adds as many of the keys as one step looks at.
+pub(crate) fn need_keys(
+    machine: &Machine,
+    queue: &Queue,
+    keys: &[Arc<str>],
+    needs: &mut Vec<Need>,
+) {
+    let most = machine.bounds.keys_at_once(queue.config.max_body_bytes);
+    for key in keys.iter().take(most) {
+        for digest in machine.digests_named(queue, key, None) {
+            machine.need_key(&digest, needs);
+        }
+    }
 }
 
 /// What one step over keys found.

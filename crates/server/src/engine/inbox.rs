@@ -12,7 +12,24 @@ use hapax_store::disk::DiskStore;
 use super::Stopped;
 
 /// Called once, on the writer's thread, when the outcomes are durable: it must not block.
-pub(crate) type Reply = Box<dyn FnOnce(Result<Vec<Outcome>, Stopped>) + Send>;
+pub(crate) type Reply = Box<dyn Replies>;
+
+pub(crate) type Outcomes = Result<Vec<Outcome>, Stopped>;
+
+/// Takes the outcomes of a list of commands.
+pub(crate) trait Replies: Send {
+    /// Sees the outcomes that came while others are still to come, again and again from the first
+    /// one on. It may take large parts out of them.
+    fn see(&mut self, _outcomes: &mut [Outcome]) {}
+
+    fn call(self: Box<Self>, outcomes: Outcomes);
+}
+
+impl<F: FnOnce(Outcomes) + Send> Replies for F {
+    fn call(self: Box<Self>, outcomes: Outcomes) {
+        self(outcomes);
+    }
+}
 
 /// What somebody wants of a partition.
 pub(crate) enum Ask {

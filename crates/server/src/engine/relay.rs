@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use hapax_core::{Outcome, Relay};
 use hapax_partition::relay::{Confirmations, Confirmed, confirm, hand_over};
 
-use super::inbox::Reply;
+use super::inbox::{Outcomes, Reply};
 use super::{Shared, Stopped};
 
 impl Shared {
@@ -16,7 +16,7 @@ impl Shared {
             let part = parts.map(|part| {
                 let shared = Arc::clone(self);
                 let reply: Reply =
-                    Box::new(move |outcomes| shared.confirm(from, part.tags, outcomes));
+                    Box::new(move |outcomes: Outcomes| shared.confirm(from, part.tags, outcomes));
                 (part.partition, part.commands, reply)
             });
             part.collect()

@@ -56,12 +56,12 @@ impl Guest {
     /// By whoever holds its turn.
     pub(super) fn refuse(self, why: &Stopped) {
         self.turn.finish();
-        (self.reply)(Err(why.clone()));
+        self.reply.call(Err(why.clone()));
     }
 
     fn answer(self, outcome: Outcome) {
         self.turn.finish();
-        (self.reply)(Ok(vec![outcome]));
+        self.reply.call(Ok(vec![outcome]));
     }
 }
 

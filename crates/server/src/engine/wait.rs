@@ -6,15 +6,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_core::{Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb};
+use hapax_core::{
+    Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb, limits,
+};
 use hapax_partition::route::{self, LEADER};
 use tokio::sync::oneshot;
 
-use super::inbox::{Ask, Reply, Turn};
+use super::inbox::{Ask, Outcomes, Reply, Turn};
 use super::rooms::has_ended;
 use super::{Engine, Shared, Stopped};
-
-type Outcomes = Result<Vec<Outcome>, Stopped>;
 
 /// How often somebody whose time is over looks whether its answer is on its way.
 const GIVE_UP: Duration = Duration::from_millis(5);
@@ -43,14 +43,18 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let (count, first) = (self.partitions(), self.shared.turn());
-        let mut parcel = Parcel::new(&self.shared, Vec::new());
+        let (mut parcel, mut bytes) = (Parcel::new(&self.shared, Vec::new()), 0);
         for partition in (first..first + count).map(|partition| partition % count) {
             let max = receive.max.saturating_sub(parcel.messages.len() as u32);
-            if max == 0 {
+            // Each partition keeps to the bound; all of them together do, too.
+            if max == 0 || bytes >= limits::RECEIVE_BYTES_MAX {
                 break;
             }
             match self.receive_now(partition, Receive { max, ..receive.clone() }).await? {
-                Ok(more) => parcel.messages.extend(more),
+                Ok(more) => {
+                    bytes += more.iter().map(|it| it.content.size()).sum::<usize>();
+                    parcel.messages.extend(more);
+                }
                 Err(refusal) if partition == LEADER && parcel.messages.is_empty() => {
                     return Ok(Err(refusal));
                 }
@@ -124,7 +128,7 @@ impl Engine {
     ) -> Result<Result<KeyView, Refusal>, Stopped> {
         let turn = Turn::default();
         let (sender, receiver) = oneshot::channel();
-        let reply: Reply = Box::new(move |outcomes| drop(sender.send(outcomes)));
+        let reply: Reply = Box::new(move |outcomes: Outcomes| drop(sender.send(outcomes)));
         self.shared.push(partition, Ask::Look(Box::new(key.clone()), turn.clone(), reply));
         if let Some(outcomes) = self.until(receiver, &turn, wait).await {
             let outcome = outcomes??.pop().ok_or_else(Stopped::silent)?;
@@ -219,7 +223,7 @@ impl Hand {
     /// The same hand at another partition. Only who holds the turn uses it.
     fn again(&self) -> Reply {
         let hand = self.clone();
-        Box::new(move |outcomes| hand.give(outcomes))
+        Box::new(move |outcomes: Outcomes| hand.give(outcomes))
     }
 
     fn give(self, outcomes: Outcomes) {

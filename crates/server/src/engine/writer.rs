@@ -225,6 +225,9 @@ impl Writer {
             }
             if answered.more {
                 let (parts, outcomes) = batch.whole_parts();
+                if let Some(Part::Reply(_, reply)) = batch.parts.first_mut() {
+                    reply.see(&mut batch.outcomes); // Its part would grow without a bound.
+                }
                 self.batches.push_front(batch);
                 self.hand_out(parts, outcomes);
             } else {
@@ -239,13 +242,15 @@ impl Writer {
             && *count == outcomes.len()
             && let Some(Part::Reply(_, reply)) = parts.pop()
         {
-            return reply(Ok(outcomes)); // The list as it is.
+            return reply.call(Ok(outcomes)); // The list as it is.
         }
         let mut outcomes = outcomes.drain(..);
         self.answering = parts.into();
         while let Some(part) = self.answering.pop_front() {
             match part {
-                Part::Reply(count, reply) => reply(Ok(outcomes.by_ref().take(count).collect())),
+                Part::Reply(count, reply) => {
+                    reply.call(Ok(outcomes.by_ref().take(count).collect()));
+                }
                 Part::Guest(guest) => {
                     let Some(outcome) = outcomes.next() else {
                         unreachable!("every command has an outcome");
@@ -380,7 +385,7 @@ impl Batch {
 impl Part {
     fn refuse(self, why: &Stopped) {
         match self {
-            Self::Reply(_, reply) => reply(Err(why.clone())),
+            Self::Reply(_, reply) => reply.call(Err(why.clone())),
             Self::Guest(guest) => guest.refuse(why),
             Self::Seen(_) => {}
         }
@@ -389,11 +394,11 @@ impl Part {
 
 pub(super) fn refuse(ask: Ask, why: &Stopped) {
     match ask {
-        Ask::Commands(_, reply) => reply(Err(why.clone())),
+        Ask::Commands(_, reply) => reply.call(Err(why.clone())),
         Ask::Receive(_, turn, reply) | Ask::Look(_, turn, reply) => {
             if turn.take() == Taken::Yes {
                 turn.finish();
-                reply(Err(why.clone()));
+                reply.call(Err(why.clone()));
             }
         }
         Ask::Call(_) | Ask::Inspect(_) | Ask::Drain | Ask::Stop => {}

@@ -287,7 +287,9 @@ impl Checker {
                 if surely_holds {
                     return violation(format!("the lease of {key} was lost before its time"));
                 }
-                if may_hold && !life.unseen_lease {
+                // A lease past its deadline begins nothing, and may be held all the same.
+                let may_go_on = matches!(how, How::Begin);
+                if may_hold && !life.unseen_lease && !may_go_on {
                     life.places = life.places.without(Places::LEASED);
                 }
                 if let Some(result) = result {

@@ -18,7 +18,8 @@ const LEN: usize = 32;
 /// The file of the mark, open for the flusher.
 #[derive(Debug)]
 pub(super) struct Mark {
-    file: Arc<dyn File>,
+    /// None where the volume is only read and has none: nothing will be written.
+    file: Option<Arc<dyn File>>,
     identity: u64,
     written: Position,
 }
@@ -30,7 +31,10 @@ impl Mark {
             Err(error) if error.kind() == ErrorKind::NotFound => volume.create(NAME),
             opened => opened,
         };
-        let file = file.map_err(|error| Error::io("open", &volume.describe(NAME), error))?;
+        let file = match file {
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => None,
+            file => Some(file.map_err(|error| Error::io("open", &volume.describe(NAME), error))?),
+        };
         Ok(Self { file, identity, written: Position::default() })
     }
 
@@ -39,13 +43,17 @@ impl Mark {
         if synced == self.written {
             return Ok(());
         }
-        self.file.write_all_at(&encode(self.identity, synced), 0)?;
+        self.file()?.write_all_at(&encode(self.identity, synced), 0)?;
         self.written = synced;
         Ok(())
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {
-        self.file.sync()
+        self.file()?.sync()
+    }
+
+    fn file(&self) -> io::Result<&Arc<dyn File>> {
+        self.file.as_ref().ok_or_else(|| ErrorKind::ReadOnlyFilesystem.into())
     }
 }
 

@@ -25,6 +25,8 @@ use crate::service::{self, Change, Opened, Permit, Queue, Service};
 
 /// As with a batch of HTTP.
 const BATCH_MAX: usize = 1_000;
+/// Results that the answers to one list carry, together.
+const ANSWER_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 
 type Told<T> = Result<Response<T>, Status>;
 type NoSends = futures_util::stream::Empty<Result<proto::SendReply, Status>>;
@@ -51,6 +53,22 @@ impl Door {
             call(self.service.clone(), permit, message).await
         };
         told.await.map(Response::new).map_err(|problem| status(&problem))
+    }
+
+    /// How far the redrive of an id has come, after it was cancelled where that is asked for.
+    async fn redrive_named(
+        &self,
+        request: Request<proto::GetRedriveRequest>,
+        cancel: bool,
+    ) -> Told<proto::RedriveProgress> {
+        let asked = async move |service: Service, permit: Permit, it: proto::GetRedriveRequest| {
+            let view = match cancel {
+                true => service.cancel_redrive(&permit, &it.id).await?,
+                false => service.redrive_progress(&permit, &it.id).await?,
+            };
+            Ok(progress(view))
+        };
+        self.with(request, Action::Admin, |it| &it.queue, asked).await
     }
 
     async fn change(
@@ -211,30 +229,14 @@ impl Hapax for Door {
         &self,
         request: Request<proto::GetRedriveRequest>,
     ) -> Told<proto::RedriveProgress> {
-        self.with(
-            request,
-            Action::Admin,
-            |it| &it.queue,
-            async move |service, permit, it| {
-                Ok(progress(service.redrive_progress(&permit, &it.id).await?))
-            },
-        )
-        .await
+        self.redrive_named(request, false).await
     }
 
     async fn cancel_redrive(
         &self,
         request: Request<proto::GetRedriveRequest>,
     ) -> Told<proto::RedriveProgress> {
-        self.with(
-            request,
-            Action::Admin,
-            |it| &it.queue,
-            async move |service, permit, it| {
-                Ok(progress(service.cancel_redrive(&permit, &it.id).await?))
-            },
-        )
-        .await
+        self.redrive_named(request, true).await
     }
 
     async fn put_queue(&self, request: Request<proto::PutQueueRequest>) -> Told<proto::Queue> {
@@ -341,6 +343,13 @@ fn queue_of(key: &Option<proto::KeyRequest>) -> &str {
     key.as_ref().map_or("", |key| &key.queue)
 }
 
+/// What stands for an answer whose result has no room beside the others of its list.
+fn result_omitted() -> Problem {
+    let detail = "done, and its result is too large for one answer with those of the others; look \
+                  at the key, or ask for fewer at once";
+    Problem::new(Code::TooLarge, detail)
+}
+
 async fn send_batch(
     service: Service,
     permit: Permit,
@@ -363,13 +372,17 @@ async fn send_batch(
             Err(problem) => refused.push(Some(convert::error(&problem))),
         }
     }
-    let answers = service.send(&permit, sends).await?;
+    let (answers, omitted) = service.send_within(&permit, sends, ANSWER_BYTES_MAX).await?;
     if service::is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&permit.queue().queue));
     }
-    let mut answers = answers.into_iter();
+    let answers = answers.into_iter().zip(omitted);
+    let mut answers = answers.map(|(answer, omitted)| match omitted {
+        true => convert::error(&result_omitted()),
+        false => convert::answer(answer),
+    });
     let in_order = refused.into_iter().zip(&frame.messages).map(|(refused, message)| {
-        let answer = refused.or_else(|| answers.next().map(convert::answer));
+        let answer = refused.or_else(|| answers.next());
         let answer = answer.unwrap_or_else(|| convert::error(&Problem::unanswered()));
         proto::Answer { r#ref: message.r#ref, ..answer }
     });
@@ -420,7 +433,9 @@ async fn settle(
             Err(problem) => refused.push((item.r#ref, Some(problem))),
         }
     }
-    let mut settled = service.settle(permit, opened).await?.into_iter();
+    // Where a winner's result is left out, the answer still says that the lease was lost.
+    let (settled, _) = service.settle_within(permit, opened, ANSWER_BYTES_MAX).await?;
+    let mut settled = settled.into_iter();
     let answers = refused.into_iter().map(|(number, refused)| {
         let refused = match refused {
             Some(problem) => problem,

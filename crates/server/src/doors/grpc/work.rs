@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
-use hapax_core::{DedupScope, Delivery, Receive};
+use hapax_core::{DedupScope, Delivery, Receive, Settle, Verb};
 use hapax_wire::{Code, lean, proto};
 use tokio::task::AbortHandle;
 use tokio::time::Sleep;
@@ -29,7 +29,7 @@ use super::outbox::Outbox;
 use super::status::{malformed, misuse, status, stopping};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
-use crate::service::{Permit, Service, WAIT_MAX};
+use crate::service::{Opened, Permit, Service, WAIT_MAX};
 use settles::{List, Part};
 
 /// Credit of one stream: what a worker may hold that it did not settle.
@@ -433,8 +433,16 @@ impl Stream for WorkStream {
 
 impl Drop for WorkStream {
     fn drop(&mut self) {
-        if let Some(open) = &self.open {
-            open.listening.abort();
+        let Some(open) = &self.open else { return };
+        open.listening.abort();
+        // What was received for the worker and is not on its way goes back, uncharged.
+        let left = self.deliveries.by_ref().map(|it| {
+            let settle = Settle { lease: it.lease, verb: Verb::Release };
+            (0, Opened::Settle(it.id.partition(), settle))
+        });
+        let left: Vec<(u64, Opened)> = left.collect();
+        if !left.is_empty() {
+            self.service.settle_parts(&open.permit, left, |_, _| {});
         }
     }
 }

@@ -97,8 +97,8 @@ pub(super) async fn send(
             output::sized(&service, status(is_new), &told, shape::key_bytes(&view)).await?
         }
         None => {
-            let (mut room, bytes) = (usize::MAX, answer_bytes(&answer));
-            let told = shape::answer(&at.queue, content.key(), &answer, &mut room);
+            let bytes = answer_bytes(&answer);
+            let told = shape::answer(&at.queue, content.key(), &answer, false);
             output::sized(&service, status(is_new), &told, bytes).await?
         }
     };
@@ -196,20 +196,19 @@ pub(super) async fn batch(
     let payload = read_json(&service, &headers, body, BATCH_BYTES_MAX).await?;
     let (sends, kept) = gather(permit.queue(), &payload.bytes)?;
     let admitted = payload.into_admitted();
-    let answers = match sends.is_empty() {
-        true => Vec::new(),
-        false => service.send(&permit, sends).await?,
+    let (answers, omitted) = match sends.is_empty() {
+        true => (Vec::new(), Vec::new()),
+        false => service.send_within(&permit, sends, ANSWER_BYTES_MAX).await?,
     };
     drop(admitted);
     if is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&at.queue).into());
     }
     let bytes_about = answers.iter().map(answer_bytes).sum::<usize>().min(2 * ANSWER_BYTES_MAX);
-    let mut room = ANSWER_BYTES_MAX;
-    let mut rest = answers.iter();
+    let mut rest = answers.iter().zip(omitted);
     let told = kept.iter().map(|kept| match kept {
         Ok(content) => match rest.next() {
-            Some(answer) => shape::answer(&at.queue, content.key(), answer, &mut room),
+            Some((answer, omitted)) => shape::answer(&at.queue, content.key(), answer, omitted),
             None => shape::refusal(Some(content.key()), &Problem::unanswered()),
         },
         Err((key, problem)) => shape::refusal(key.as_deref(), problem),

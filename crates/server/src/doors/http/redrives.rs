@@ -117,9 +117,7 @@ pub(super) async fn get(
     Caller(caller): Caller,
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Response, Failure> {
-    let (permit, id) = named(&service, &caller, path)?;
-    let view = service.redrive_progress(&permit, &id).await?;
-    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+    named(&service, &caller, path, false).await
 }
 
 /// Cancel a redrive
@@ -139,18 +137,22 @@ pub(super) async fn cancel(
     Caller(caller): Caller,
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<Response, Failure> {
-    let (permit, id) = named(&service, &caller, path)?;
-    let view = service.cancel_redrive(&permit, &id).await?;
-    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
+    named(&service, &caller, path, true).await
 }
 
-/// The redrive of the path.
-fn named(
+/// How far the redrive of the path has come, after it was cancelled where that is asked for.
+async fn named(
     service: &Service,
     caller: &Principal,
     path: Result<Path<(String, String)>, PathRejection>,
-) -> Result<(Permit, String), Failure> {
+    cancel: bool,
+) -> Result<Response, Failure> {
     let Path((queue, id)) =
         path.map_err(|_| Failure::invalid("the path is not percent-encoded UTF-8"))?;
-    Ok((service.authorise(caller, Action::Admin, &queue)?, id))
+    let permit = service.authorise(caller, Action::Admin, &queue)?;
+    let view = match cancel {
+        true => service.cancel_redrive(&permit, &id).await?,
+        false => service.redrive_progress(&permit, &id).await?,
+    };
+    Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
 }

@@ -89,12 +89,12 @@ fn key_or_id(key: &str, message: MessageId) -> json::Text<'_> {
     }
 }
 
-/// What a send gets. `room` is what its result may take; it is taken from there.
+/// What a send gets.
 pub(super) fn answer<'a>(
     queue: &'a str,
     key: &'a str,
     answer: &'a Answer,
-    room: &mut usize,
+    result_omitted: bool,
 ) -> json::Answer<'a> {
     let queue = json::Text::from(queue);
     match answer {
@@ -114,21 +114,18 @@ pub(super) fn answer<'a>(
             accepted_at: time(it.accepted_at),
             deadline: it.deadline.and_then(end),
         },
-        Answer::Done(it) => {
-            let result = fitting(it.result.as_ref(), room);
-            json::Answer::Done {
-                queue,
-                key: key.into(),
-                id: id(it.id),
-                state: json::State::Done,
-                attempts: it.attempts,
-                accepted_at: time(it.accepted_at),
-                result_omitted: result.is_none() && it.result.is_some(),
-                result: result.map(blob),
-                finished_at: time(it.finished_at),
-                remembered_until: end(it.remembered_until),
-            }
-        }
+        Answer::Done(it) => json::Answer::Done {
+            queue,
+            key: key.into(),
+            id: id(it.id),
+            state: json::State::Done,
+            attempts: it.attempts,
+            accepted_at: time(it.accepted_at),
+            result_omitted,
+            result: it.result.as_ref().map(blob),
+            finished_at: time(it.finished_at),
+            remembered_until: end(it.remembered_until),
+        },
         Answer::Dead { id: message, accepted_at, attempts, error, discarded } => {
             json::Answer::Dead {
                 queue,
@@ -169,13 +166,6 @@ pub(super) fn refusal<'a>(key: Option<&'a str>, problem: &Problem) -> json::Answ
         id: first.map(|first| id(first.id)),
         accepted_at: first.map(|first| time(first.accepted_at)),
     }
-}
-
-/// The blob, where there is room for it.
-fn fitting<'a>(blob: Option<&'a Blob>, room: &mut usize) -> Option<&'a Blob> {
-    let blob = blob.filter(|blob| blob.body.len() <= *room)?;
-    *room -= blob.body.len();
-    Some(blob)
 }
 
 /// What somebody who waited for a message gets to see of it. `first` is whoever sent it.
@@ -262,21 +252,18 @@ pub(super) fn settled<'a>(
     is_fail: bool,
     is_extend: bool,
     settled: &'a Settled,
-    room: &mut usize,
+    result_omitted: bool,
 ) -> json::Settled<'a> {
     match settled {
         Settled::Ok { place, deadline } => json::Settled::Ok {
             state: is_fail.then(|| state(*place)),
             deadline: deadline.filter(|_| is_fail || is_extend).and_then(end),
         },
-        Settled::LeaseLost { place, result } => {
-            let fits = fitting(result.as_ref(), room);
-            json::Settled::LeaseLost {
-                state: place.map(state),
-                result_omitted: fits.is_none() && result.is_some(),
-                result: fits.map(blob),
-            }
-        }
+        Settled::LeaseLost { place, result } => json::Settled::LeaseLost {
+            state: place.map(state),
+            result_omitted,
+            result: result.as_ref().map(blob),
+        },
         Settled::Invalid(invalid) => unsettled(&(*invalid).into()),
         Settled::NoSuchQueue { emit } => unsettled(&Problem::new(
             Code::NoSuchQueue,
@@ -286,6 +273,14 @@ pub(super) fn settled<'a>(
             Code::OverQuota,
             "too many emitted messages wait for their queues; the message is still yours",
         )),
+    }
+}
+
+/// About how many bytes the result takes that the answer to a settle carries.
+pub(super) fn result_bytes(settled: &Settled) -> usize {
+    match settled {
+        Settled::LeaseLost { result: Some(result), .. } => result.body.len(),
+        _ => 0,
     }
 }
 

@@ -106,25 +106,22 @@ pub(super) async fn settle(
     let payload = read_json(&service, &headers, body, SETTLE_BYTES_MAX).await?;
     let (items, kept) = gather(&service, &permit, &at.caller, &payload.bytes)?;
     let admitted = payload.into_admitted();
-    let settled = match items.is_empty() {
-        true => Vec::new(),
-        false => service.settle(&permit, items).await?,
+    let (settled, omitted) = match items.is_empty() {
+        true => (Vec::new(), Vec::new()),
+        false => service.settle_within(&permit, items, ANSWER_BYTES_MAX).await?,
     };
     drop(admitted);
-    let mut room = ANSWER_BYTES_MAX;
-    let mut rest = settled.iter();
-    let answers: Vec<json::Settled<'_>> = kept
-        .iter()
-        .map(|kept| match (kept, rest.clone().next()) {
-            (Ok(told), Some(settled)) => {
-                rest.next();
-                shape::settled(told.is_fail, told.is_extend, settled, &mut room)
-            }
-            (Ok(_), None) => shape::unsettled(&Problem::unanswered()),
-            (Err(problem), _) => shape::unsettled(problem),
-        })
-        .collect();
-    let bytes_about = 200 * kept.len() + shape::in_json(ANSWER_BYTES_MAX - room);
+    let result_bytes: usize = settled.iter().map(shape::result_bytes).sum();
+    let mut rest = settled.iter().zip(omitted);
+    let told = kept.iter().map(|kept| match kept {
+        Ok(told) => match rest.next() {
+            Some((it, omitted)) => shape::settled(told.is_fail, told.is_extend, it, omitted),
+            None => shape::unsettled(&Problem::unanswered()),
+        },
+        Err(problem) => shape::unsettled(problem),
+    });
+    let answers: Vec<json::Settled<'_>> = told.collect();
+    let bytes_about = 200 * kept.len() + shape::in_json(result_bytes);
     output::sized(&service, StatusCode::OK, &json::Settles { answers }, bytes_about).await
 }
 
