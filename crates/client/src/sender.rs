@@ -9,15 +9,13 @@ use hapax_wire::{lean, proto};
 use prost::Message as _;
 
 use crate::answer::Answer;
-use crate::client::{Client, SENT_BYTES_MAX};
+use crate::client::Client;
 use crate::error::Error;
 use crate::message::Message;
 use crate::stream::{Patience, Pipe, Protocol};
 
 /// Messages without an answer, where nothing else is said.
 const WINDOW: usize = 4_096;
-/// Frames are filled to about this size; a large message has one of its own.
-const FRAME_BYTES: usize = 32 * 1_024;
 /// What is kept for sending it again, at most.
 const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 /// Answers handed over at once, about.
@@ -160,11 +158,8 @@ impl Protocol for Sends {
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pipe: Pipe<Sends>,
-    /// The frame that is being filled.
-    frame: Vec<u8>,
-    /// Its queue, and the reference of its first message.
+    /// Of the frame that is being filled.
     queue: String,
-    first: u64,
     /// Answers to what was not sent, as no frame takes it.
     refused: Vec<Answered>,
 }
@@ -172,7 +167,7 @@ pub(crate) struct Outbound {
 impl Outbound {
     pub(crate) fn new(client: &Client) -> Self {
         let pipe = Pipe::new(client, Sends);
-        Self { pipe, frame: Vec::new(), queue: String::new(), first: 0, refused: Vec::new() }
+        Self { pipe, queue: String::new(), refused: Vec::new() }
     }
 
     pub(crate) fn unanswered(&self) -> usize {
@@ -180,54 +175,28 @@ impl Outbound {
     }
 
     pub(crate) fn room(&self, window: usize) -> usize {
-        if self.pipe.unanswered.bytes() + self.frame.len() >= UNANSWERED_BYTES_MAX {
+        if self.pipe.bytes() >= UNANSWERED_BYTES_MAX {
             return 0;
         }
         window.saturating_sub(self.unanswered())
     }
 
     pub(crate) fn push(&mut self, queue: &str, message: &Message, tag: u64) {
-        let bytes = message.bytes();
-        // A large message has a frame of its own.
-        if self.frame.len() >= FRAME_BYTES || queue != self.queue || bytes > FRAME_BYTES {
-            self.flush();
-        }
-        if bytes > SENT_BYTES_MAX {
-            return self.refuse(tag, bytes);
-        }
-        let reference = self.pipe.unanswered.next();
-        if self.frame.is_empty() {
-            self.start(queue, reference);
-        }
-        lean::put_message(&mut self.frame, &message.view(reference));
-        if self.frame.len() > SENT_BYTES_MAX {
-            debug_assert_eq!(self.first, reference, "what is large is alone");
-            let bytes = std::mem::take(&mut self.frame).len();
-            return self.refuse(tag, bytes);
-        }
-        let added = self.pipe.unanswered.add(tag);
-        debug_assert_eq!(added, reference, "as it was told in the frame");
-    }
-
-    fn refuse(&mut self, tag: u64, bytes: usize) {
-        let answer = Err(Error::too_large(bytes, SENT_BYTES_MAX));
-        self.refused.push(Answered { tag, answer });
-    }
-
-    fn start(&mut self, queue: &str, first: u64) {
         if queue != self.queue {
+            self.flush();
             queue.clone_into(&mut self.queue);
         }
-        self.first = first;
-        self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
-        lean::frame_head(&mut self.frame, queue);
+        let head = |frame: &mut Vec<u8>| lean::frame_head(frame, queue);
+        let filled = self.pipe.fill(message.bytes(), tag, head, |frame, reference| {
+            lean::put_message(frame, &message.view(reference));
+        });
+        if let Err(error) = filled {
+            self.refused.push(Answered { tag, answer: Err(error) });
+        }
     }
 
     pub(crate) fn flush(&mut self) {
-        if !self.frame.is_empty() {
-            let frame = std::mem::take(&mut self.frame).into();
-            self.pipe.send(self.first, frame);
-        }
+        self.pipe.flush();
     }
 
     /// The answers that are there, at least one. An error tells of a broken connection; see

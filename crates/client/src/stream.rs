@@ -22,9 +22,12 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
 use crate::backoff::Backoff;
-use crate::client::{Client, FRAME_BYTES_MAX};
+use crate::client::{Client, FRAME_BYTES_MAX, SENT_BYTES_MAX};
 use crate::error::Error;
 pub(crate) use unanswered::Unanswered;
+
+/// Frames are filled to about this size; what is large has one of its own.
+const FRAME_BYTES: usize = 32 * 1_024;
 
 /// What the two streams have of their own.
 pub(crate) trait Protocol {
@@ -42,6 +45,9 @@ pub(crate) struct Pipe<P: Protocol> {
     pub(crate) protocol: P,
     channel: Channel,
     pub(crate) unanswered: Unanswered,
+    /// The frame that is being filled, and the reference of its first member.
+    frame: Vec<u8>,
+    first: u64,
     line: Line,
     /// Met by somebody who did not wait, for the one who does.
     failure: Option<Status>,
@@ -67,6 +73,8 @@ impl<P: Protocol> Pipe<P> {
             client: client.clone(),
             protocol,
             unanswered: Unanswered::default(),
+            frame: Vec::new(),
+            first: 0,
             line: Line::Down(None),
             failure: None,
             is_broken: false,
@@ -74,10 +82,51 @@ impl<P: Protocol> Pipe<P> {
         }
     }
 
-    /// Sends a frame whose members are awaiting answers, from the reference `first` on.
-    pub(crate) fn send(&mut self, first: u64, frame: Bytes) {
-        self.say(frame.clone());
-        self.unanswered.keep(first, frame);
+    /// Adds something of about so many bytes, which will be answered, to the frame that is being
+    /// filled: `head` writes how a frame begins, `put` the thing itself, under its reference.
+    /// What no frame takes is refused.
+    pub(crate) fn fill(
+        &mut self,
+        bytes: usize,
+        tag: u64,
+        head: impl FnOnce(&mut Vec<u8>),
+        put: impl FnOnce(&mut Vec<u8>, u64),
+    ) -> Result<(), Error> {
+        if self.frame.len() >= FRAME_BYTES || bytes > FRAME_BYTES {
+            self.flush();
+        }
+        if bytes > SENT_BYTES_MAX {
+            return Err(Error::too_large(bytes, SENT_BYTES_MAX));
+        }
+        let reference = self.unanswered.next();
+        if self.frame.is_empty() {
+            self.first = reference;
+            self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
+            head(&mut self.frame);
+        }
+        put(&mut self.frame, reference);
+        if self.frame.len() > SENT_BYTES_MAX {
+            debug_assert_eq!(self.first, reference, "what is large is alone");
+            let bytes = std::mem::take(&mut self.frame).len();
+            return Err(Error::too_large(bytes, SENT_BYTES_MAX));
+        }
+        let added = self.unanswered.add(tag);
+        debug_assert_eq!(added, reference, "as it was told in the frame");
+        Ok(())
+    }
+
+    /// Sends the frame that is being filled.
+    pub(crate) fn flush(&mut self) {
+        if !self.frame.is_empty() {
+            let frame = Bytes::from(std::mem::take(&mut self.frame));
+            self.say(frame.clone());
+            self.unanswered.keep(self.first, frame);
+        }
+    }
+
+    /// What is unanswered, or not even sent.
+    pub(crate) fn bytes(&self) -> usize {
+        self.unanswered.bytes() + self.frame.len()
     }
 
     /// Sends a frame that needs no answer, and is not repeated on the next connection.

@@ -12,7 +12,6 @@ use bytes::Bytes;
 use hapax_wire::{lean, proto};
 use prost::Message as _;
 
-use crate::client::SENT_BYTES_MAX;
 use crate::delivery::{Delivery, Lease, Source};
 use crate::error::Error;
 use crate::message::ms;
@@ -22,8 +21,6 @@ use crate::stream::{Patience, Pipe, Protocol};
 
 /// Deliveries handed over at once, about.
 const BATCH_MAX: usize = 8_192;
-/// Frames are filled to about this size; a large settle has one of its own.
-const FRAME_BYTES: usize = 32 * 1_024;
 
 /// Collects what a [`Work`] needs to know.
 #[derive(Clone, Debug)]
@@ -64,8 +61,6 @@ impl WorkBuilder {
         Work {
             patience: Patience::new(client.timeout()),
             pipe: Pipe::new(&client, works),
-            frame: Vec::new(),
-            first: 0,
             credit: 0,
             refused: Vec::new(),
             source: Arc::new(Source::new(self.queue.name())),
@@ -99,9 +94,6 @@ impl WorkBuilder {
 pub struct Work {
     pipe: Pipe<Works>,
     patience: Patience,
-    /// The settles that are to go out.
-    frame: Vec<u8>,
-    first: u64,
     /// Credits that are to go out.
     credit: u32,
     /// Answers to what was not sent, as no frame takes it.
@@ -166,32 +158,17 @@ impl Work {
     ///
     /// One that is larger than a frame is not sent, and answered with `too_large`.
     pub fn settle(&mut self, lease: Lease, settle: Settle, tag: u64) {
-        let bytes = settle.bytes();
-        // A large settle has a frame of its own.
-        if self.frame.len() >= FRAME_BYTES || bytes > FRAME_BYTES {
-            self.flush_settles();
+        let filled = self.pipe.fill(
+            settle.bytes(),
+            tag,
+            |_| {},
+            |frame, reference| {
+                settle.put(frame, reference, lease.0);
+            },
+        );
+        if let Err(error) = filled {
+            self.refused.push(Answered { tag, answer: Err(error) });
         }
-        if bytes > SENT_BYTES_MAX {
-            return self.refuse(tag, bytes);
-        }
-        let reference = self.pipe.unanswered.next();
-        if self.frame.is_empty() {
-            self.first = reference;
-            self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
-        }
-        settle.put(&mut self.frame, reference, lease.0);
-        if self.frame.len() > SENT_BYTES_MAX {
-            debug_assert_eq!(self.first, reference, "what is large is alone");
-            let bytes = std::mem::take(&mut self.frame).len();
-            return self.refuse(tag, bytes);
-        }
-        let added = self.pipe.unanswered.add(tag);
-        debug_assert_eq!(added, reference, "as it was told in the frame");
-    }
-
-    fn refuse(&mut self, tag: u64, bytes: usize) {
-        let answer = Err(Error::too_large(bytes, SENT_BYTES_MAX));
-        self.refused.push(Answered { tag, answer });
     }
 
     /// Settles that have no answer yet.
@@ -216,14 +193,7 @@ impl Work {
             let frame = proto::WorkFrame { credit, ..Default::default() };
             self.pipe.say(frame.encode_to_vec().into());
         }
-        self.flush_settles();
-    }
-
-    fn flush_settles(&mut self) {
-        if !self.frame.is_empty() {
-            let frame = std::mem::take(&mut self.frame).into();
-            self.pipe.send(self.first, frame);
-        }
+        self.pipe.flush();
     }
 
     /// Waits for something to come, and adds it to the batch.

@@ -23,6 +23,9 @@ impl Local {
         let store = DiskStore::open_threaded(directory, disk::Options::default(), wake)?;
         let partition = Partition::open(store, Options { seed: seed(), ..Options::default() })
             .with_context(|| format!("{} cannot be opened", directory.display()))?;
+        // As a broker does. Started at once, time would be further ahead of the wall clock after
+        // every crash.
+        thread::sleep(Duration::from_millis(Clock::wait_ms(partition.now(), wall())));
         let clock = Clock::start(partition.now(), wall(), 0);
         Ok(Self { partition, clock, start: Instant::now() })
     }
@@ -71,4 +74,25 @@ fn wall() -> Time {
 fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_core::{Config, Configure, QueueName};
+
+    use super::*;
+
+    #[test]
+    fn time_is_not_ahead_of_the_wall_clock_after_many_crashes() {
+        let directory = tempfile::tempdir().unwrap();
+        for crash in 0..4 {
+            let mut local = Local::open(directory.path()).unwrap();
+            let time = local.clock.now(wall(), 0);
+            assert!(time <= wall(), "{} ms ahead", time.since(wall()));
+            let queue = QueueName::new("demo", &format!("queue-{crash}")).unwrap();
+            let configure = Configure { queue, config: Config::default(), if_version: None };
+            local.call(vec![Command::Configure(configure)]).unwrap();
+            drop(local); // It is not closed, as when it is killed.
+        }
+    }
 }

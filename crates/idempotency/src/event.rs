@@ -60,7 +60,7 @@ named!(
         /// That there was a response is remembered, but it was too large itself.
         NotKept = "not_kept",
         Released = "released",
-        /// Left as it is, for its lease to end.
+        /// Nobody knows whether it happened: parked, or free where the queue does not park.
         InDoubt = "in_doubt",
         /// Somebody else has the key.
         Lost = "lost",

@@ -23,8 +23,8 @@ pub enum Remember {
     Keep,
     /// Nothing has happened: the next request under the key is a first one.
     Release,
-    /// It may have happened. The key is left taken, as if this process had died: it is freed when
-    /// its lease is over, or parked, as the queue's `on_lost` says.
+    /// It may have happened. The key is parked until somebody resolves it where the queue's
+    /// `on_lost` is `park`, and free anywhere else, as if this process had died.
     InDoubt,
 }
 

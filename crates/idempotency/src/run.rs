@@ -3,8 +3,8 @@
 //! ```text
 //!   claim ── fresh ──▶ begin ──▶ handler ──▶ keep ────▶ complete ──▶ the handler's response
 //!     │                  │           │        release ─▶ release ──▶ the handler's response
-//!     │                  │           │        in doubt ▶ let go ───▶ the handler's response
-//!     │                  │           └ panic ───────────▶ release ──▶ 500
+//!     │                  │           │        in doubt ▶ park ─────▶ the handler's response
+//!     │                  │           └ panic ───────────▶ park ─────▶ 500
 //!     │                  └ lost ──▶ 409      away ──▶ release, 503
 //!     ├ done ────────────▶ the stored response, marked
 //!     ├ in flight ───────▶ 409        conflict ─▶ 422        parked ─▶ 409
@@ -13,7 +13,8 @@
 //!
 //! A claim that was not begun is freed when its lease is over, also in a queue that parks: nothing
 //! was done under it. So the key of a caller that went away, or of one who never heard the answer
-//! to its claim, is in nobody's doubt.
+//! to its claim, is in nobody's doubt. What was begun is parked where it ends without a word of
+//! its own, as a panic is; a queue that does not park frees its key.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -295,14 +296,14 @@ where
     let settling = Settling { rules, asked: &asked, held };
     let (parts, remember, body) = match handled {
         Ok(Ok(handled)) => handled,
+        // It may have been dropped in the middle, as by a timeout within.
         Ok(Err(error)) => {
-            settling.release().await;
+            settling.park("the service failed without a response").await;
             rules.tell(Event::Answered(Outcome::Fresh));
             return Err(error);
         }
         Err(Panicked) => {
-            tracing::error!(route = asked.route, "a handler panicked; its key is released");
-            settling.release().await;
+            settling.park("its handler panicked").await;
             let problem = Problem::internal("the handler of this request failed");
             return Ok(tell(rules, Outcome::Fresh, problem.into_response()));
         }
@@ -313,11 +314,11 @@ where
             tell(rules, Outcome::Fresh, whole(parts, body))
         }
         (Remember::InDoubt, body) => {
-            settling.let_go("its handler does not know what became of it");
+            settling.park("its handler does not know what became of it").await;
             tell(rules, Outcome::Fresh, whole(parts, body))
         }
         (Remember::Keep, Gathered::Broken(error)) => {
-            settling.let_go(&format!("its response broke off: {error}"));
+            settling.park(&format!("its response broke off: {error}")).await;
             let problem = Problem::broken_response(&asked.claim_key);
             tell(rules, Outcome::InDoubt, problem.into_response())
         }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_client::{Blob, Claim, Code, Done, Error, Held, Settle, Settled};
+use hapax_client::{Blob, Claim, Code, Done, Error, Held, Settle, Settled, State};
 use http::HeaderMap;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -45,31 +45,44 @@ pub(crate) enum Ended {
 impl Settling<'_> {
     /// Frees the key: the next request under it is a first one.
     pub(crate) async fn release(self) {
+        self.end(Settle::Release, |settled| match settled {
+            Settled::Ok { .. } => Settlement::Released,
+            _ => Settlement::Lost,
+        })
+        .await;
+    }
+
+    /// Says that nobody knows whether it happened: a queue that parks keeps the key until somebody
+    /// resolves it, any other frees it.
+    pub(crate) async fn park(self, why: &str) {
+        let Asked { claim_key, route, .. } = self.asked;
+        tracing::warn!(route, claim_key, "an operation is in doubt: {why}");
+        self.end(Settle::park(why), |settled| match settled {
+            Settled::Ok { .. } | Settled::LeaseLost { state: State::Parked, .. } => {
+                Settlement::InDoubt
+            }
+            _ => Settlement::Lost,
+        })
+        .await;
+    }
+
+    async fn end(self, settle: Settle, named: fn(&Settled) -> Settlement) {
         let (rules, held) = (Arc::clone(self.rules), self.held);
         let running = Running::begin(&rules);
         let task = tokio::spawn(async move {
-            let released = held.settle(Settle::Release).await;
-            rules.tell(Event::Settled(match released {
-                Ok(Settled::Ok { .. }) => Settlement::Released,
-                Ok(_) => Settlement::Lost,
+            rules.tell(Event::Settled(match held.settle(settle).await {
+                Ok(settled) => named(&settled),
                 Err(error) => {
                     rules.tell(Event::BrokerFailed(error.code()));
-                    tracing::warn!(%error, "a key could not be released; its lease will end");
+                    tracing::warn!(%error, "the broker was not told; the lease of a key will end");
                     Settlement::Failed
                 }
             }));
             drop(running);
         });
-        // Whoever comes again at once should find it free; but nobody waits for a broker that is
-        // away to hear that nothing was done.
+        // Whoever comes again at once should find it so; but nobody waits for a broker that is
+        // away to hear what became of a request.
         let _ = timeout(self.rules.broker_timeout, task).await;
-    }
-
-    /// Leaves the key to the end of its lease, as if this process had died.
-    pub(crate) fn let_go(self, why: &str) {
-        let Asked { claim_key, route, .. } = self.asked;
-        tracing::warn!(route, claim_key, "an operation is in doubt: {why}");
-        self.rules.tell(Event::Settled(Settlement::InDoubt));
     }
 
     /// Stores the response. Waits for the broker no longer than it may; trying goes on.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hapax_client::Blob;
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, ToSql, TransactionBehavior, params};
 
 use crate::error::Error;
 use crate::inbox::{Found, Names, Old, Page, Row, Rows};
@@ -165,21 +165,10 @@ impl Rows for Database {
 /// For a transaction that was begun by hand.
 impl BlockingTransaction for Connection {
     fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
-        let what = "the inbox cannot be entered";
         if self.is_autocommit() {
             return Err(Error::invalid("the inbox is entered outside of a transaction"));
         }
-        let mut statement = self.prepare_cached(sql::ENTER).map_err(Error::database(what))?;
-        let inserted = statement.execute(params![
-            row.consumer,
-            row.tenant,
-            row.queue,
-            row.key,
-            row.group,
-            row.generation,
-            row.fence
-        ]);
-        Ok(inserted.map_err(Error::database(what))? == 1)
+        Ok(execute(self, sql::ENTER, named(row), "the inbox cannot be entered")? == 1)
     }
 
     fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error> {
@@ -193,12 +182,10 @@ impl BlockingTransaction for Connection {
     }
 
     fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
-        let what = "the result cannot be stored";
         if self.is_autocommit() {
             return Err(Error::invalid(ROLLED_BACK));
         }
-        let mut statement = self.prepare_cached(sql::FINISH).map_err(Error::database(what))?;
-        let stored = statement.execute(params![
+        let values = params![
             row.consumer,
             row.tenant,
             row.queue,
@@ -208,8 +195,8 @@ impl BlockingTransaction for Connection {
             row.fence,
             result.map(|result| &result.body[..]),
             result.and_then(|result| result.content_type.as_deref())
-        ]);
-        Ok(stored.map_err(Error::database(what))? == 1)
+        ];
+        Ok(execute(self, sql::FINISH, values, "the result cannot be stored")? == 1)
     }
 
     fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
@@ -233,23 +220,11 @@ impl BlockingTransaction for Connection {
     }
 
     fn delete(&self, row: &Row<'_>) -> Result<bool, Error> {
-        let mut statement = self.prepare_cached(sql::SWEEP).map_err(Error::database(SWEEP))?;
-        let deleted = statement.execute(params![
-            row.consumer,
-            row.tenant,
-            row.queue,
-            row.key,
-            row.group,
-            row.generation,
-            row.fence
-        ]);
-        Ok(deleted.map_err(Error::database(SWEEP))? == 1)
+        Ok(execute(self, sql::SWEEP, named(row), SWEEP)? == 1)
     }
 
     fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {
-        let what = "the outbox cannot be written";
-        let mut statement = self.prepare_cached(sql::SEND).map_err(Error::database(what))?;
-        let appended = statement.execute(params![
+        let values = params![
             entry.queue,
             entry.key,
             entry.group,
@@ -260,9 +235,26 @@ impl BlockingTransaction for Connection {
             entry.ttl_ms,
             entry.fingerprint,
             entry.issued_at_ms
-        ]);
-        appended.map_err(Error::database(what)).map(drop)
+        ];
+        execute(self, sql::SEND, values, "the outbox cannot be written").map(drop)
     }
+}
+
+/// Runs a statement that changes rows, and tells how many.
+fn execute(
+    connection: &Connection,
+    sql: &str,
+    values: impl rusqlite::Params,
+    what: &'static str,
+) -> Result<usize, Error> {
+    let mut statement = connection.prepare_cached(sql).map_err(Error::database(what))?;
+    statement.execute(values).map_err(Error::database(what))
+}
+
+/// The names of a row, and its fence.
+fn named<'a>(row: &'a Row<'_>) -> [&'a dyn ToSql; 7] {
+    let Row { consumer, tenant, queue, key, group, generation, fence } = row;
+    [consumer, tenant, queue, key, group, generation, fence]
 }
 
 impl BlockingTransaction for rusqlite::Transaction<'_> {

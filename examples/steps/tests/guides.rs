@@ -6,12 +6,17 @@ use std::process::{Command, Output};
 use hapax_server::Broker;
 use hapax_server::settings::{Auth, Settings};
 
+#[macro_use]
+#[path = "../../../crates/hapax/tests/client/on_each.rs"]
+mod on_each;
+
 /// Runs a program against a broker of its own, and tells what it said.
-async fn run(program: &'static str) -> String {
+async fn run(partitions: u16, program: &'static str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.listen = "127.0.0.1:0".parse().unwrap();
     (settings.data, settings.auth) = (directory.path().join("data"), Auth::Off);
+    settings.partitions = partitions;
     let broker = Broker::start(&settings, None).await.unwrap();
     let server = format!("http://{}", broker.address());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -26,16 +31,16 @@ async fn run(program: &'static str) -> String {
     said
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn steps_charge_once_however_often_they_are_tried() {
-    let said = run(env!("CARGO_BIN_EXE_steps")).await;
+on_each!(steps_charge_once_however_often_they_are_tried, flavor = "multi_thread");
+async fn steps_charge_once_however_often_they_are_tried(partitions: u16) {
+    let said = run(partitions, env!("CARGO_BIN_EXE_steps")).await;
     assert!(said.contains("receipt 1000: 2 calls to the bank, 1 charge"), "{said}");
     assert_eq!(said.matches("your card was charged 1700 cents").count(), 1, "{said}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_in_doubt_is_parked_and_resolved() {
-    let said = run(env!("CARGO_BIN_EXE_at-most-once")).await;
+on_each!(what_is_in_doubt_is_parked_and_resolved, flavor = "multi_thread");
+async fn what_is_in_doubt_is_parked_and_resolved(partitions: u16) {
+    let said = run(partitions, env!("CARGO_BIN_EXE_at-most-once")).await;
     assert_eq!(said.matches("parked: no answer from the printer").count(), 2, "{said}");
     assert!(said.contains("resolved (it had not): printed"), "{said}");
     assert!(said.ends_with("2 labels, 2 printed\n"), "{said}");

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_client::{Context, Delivery, Done, Event, Failure, Message, Settled, Worker};
+use hapax_client::{Context, Delivery, Done, Emit, Event, Failure, Message, Settled, Worker};
 use hapax_wire::proto::{self, State};
 use tokio::sync::{Notify, mpsc};
 
-use crate::house::{House, Wire, in_time, on_each};
+use crate::house::{House, Wire, in_time};
 use crate::workers::Running;
 
 const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"max_attempts":3,
@@ -69,6 +69,29 @@ async fn a_result_that_is_refused_parks_it(partitions: u16) {
     let parked = after_begin(partitions, || Ok(Done::new().result(vec![b'x'; 2_000]))).await;
     assert_eq!((parked.state(), parked.attempts), (State::Parked, 1), "{}", parked.error);
     assert!(parked.error.contains("the result was refused"), "{}", parked.error);
+}
+
+on_each!(a_follow_up_that_cannot_be_sent_parks_it);
+async fn a_follow_up_that_cannot_be_sent_parks_it(partitions: u16) {
+    let parked = after_begin(partitions, || {
+        Ok(Done::new().result("printed").emit(Emit::new("nowhere", "receipt", "Thank you!")))
+    })
+    .await;
+    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1), "{}", parked.error);
+    assert!(parked.error.contains("no_such_queue"), "{}", parked.error);
+}
+
+on_each!(follow_ups_that_no_frame_takes_park_it);
+async fn follow_ups_that_no_frame_takes_park_it(partitions: u16) {
+    let parked = after_begin(partitions, || {
+        let large = |number| {
+            let message = Message::new(vec![b'x'; 1 << 20]);
+            Emit::new("orders", format!("part-{number}"), message)
+        };
+        Ok((0..17).map(large).fold(Done::new(), Done::emit))
+    })
+    .await;
+    assert_eq!((parked.state(), parked.attempts), (State::Parked, 1), "{}", parked.error);
 }
 
 on_each!(a_result_that_no_frame_takes_parks_it);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hapax_client::{Batch, Message, Settle, Worker};
 
-use crate::house::{House, LONG, Wire, in_time, on_each};
+use crate::house::{House, LONG, Wire, in_time};
 
 on_each!(a_sender_over_a_breaking_wire_sends_everything_once);
 async fn a_sender_over_a_breaking_wire_sends_everything_once(partitions: u16) {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hapax_client::{Claim, Code, Held, Settled};
+use hapax_client::{Claim, Code, Done, Held, Settle, Settled};
 
-use crate::house::{House, LONG, Wire, in_time, named, on_each};
+use crate::house::{House, LONG, Wire, in_time, named};
 
 async fn fresh(house: &House, key: &str) -> Held {
     let request = house.orders().claim(key).body("17 euro").lease(Duration::from_secs(2));
@@ -118,4 +118,30 @@ async fn a_longer_extension_of_a_claim_is_not_taken_back(partitions: u16) {
         assert!(deadline + 60_000 >= asked, "{} ms were taken back", asked - deadline);
     }
     assert!(held.complete("done").await.unwrap().is_ok());
+}
+
+on_each!(what_no_frame_takes_is_refused_at_once_and_harms_nothing_else);
+/// Larger than what a stream takes, than what the broker takes, and than what the client sends.
+async fn what_no_frame_takes_is_refused_at_once_and_harms_nothing_else(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let held = fresh(&house, "k").await;
+    for mebibytes in [17, 33, 65] {
+        let huge = bytes::Bytes::from(vec![b'x'; mebibytes << 20]);
+        let result = Settle::Done(Done::new().result(huge.clone()));
+        let mut refused = vec![
+            in_time(held.settle(result)).await.unwrap_err(),
+            in_time(held.save("point", huge.clone())).await.unwrap_err(),
+        ];
+        // The body of a claim is not stored: it has to fit into a frame, and no more.
+        let claimed = in_time(house.orders().claim("huge").body(huge).take()).await;
+        match claimed {
+            Ok(_) => assert_eq!(mebibytes, 17),
+            Err(error) => refused.push(error),
+        }
+        for error in refused {
+            assert_eq!(error.code(), Code::TooLarge, "{mebibytes} MiB: {error}");
+            assert!(!error.is_retryable(), "{mebibytes} MiB: {error}");
+        }
+    }
+    assert!(held.complete("charged").await.unwrap().is_ok(), "it is still held");
 }

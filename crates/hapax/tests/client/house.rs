@@ -19,24 +19,6 @@ use tokio::task::{AbortHandle, JoinHandle};
 /// Longer than anything takes here.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Runs a test on a broker of one partition, and on one of four.
-macro_rules! on_each {
-    ($test:ident) => {
-        mod $test {
-            #[tokio::test]
-            async fn on_one_partition() {
-                super::$test(1).await;
-            }
-
-            #[tokio::test]
-            async fn on_four_partitions() {
-                super::$test(4).await;
-            }
-        }
-    };
-}
-pub(crate) use on_each;
-
 pub(crate) struct House {
     pub(crate) client: Client,
     pub(crate) admin: Admin,

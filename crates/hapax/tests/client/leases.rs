@@ -8,7 +8,7 @@ use hapax_client::{Batch, Done, Event, Failure, Message, Settle, Settled, Worker
 use hapax_wire::proto;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::house::{House, Wire, in_time, on_each};
+use crate::house::{House, Wire, in_time};
 use crate::workers::Running;
 
 const COUNT: usize = 300;

@@ -6,6 +6,9 @@
     reason = "a test stops at surprises"
 )]
 
+#[macro_use]
+mod on_each;
+
 mod at_most_once;
 mod broken;
 mod claims;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hapax_client::{Client, Code, Error, Message, Outcome, State, Worker};
 
-use crate::house::{House, LONG, Wire, in_time, on_each};
+use crate::house::{House, LONG, Wire, in_time};
 
 on_each!(a_send_its_duplicate_and_its_conflict);
 async fn a_send_its_duplicate_and_its_conflict(partitions: u16) {

@@ -7,7 +7,7 @@ use hapax_wire::proto::{self, State};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::house::{House, Wire, in_time, named, on_each};
+use crate::house::{House, Wire, in_time, named};
 use crate::workers::Running;
 
 /// Failures are tried again at once.

@@ -8,7 +8,7 @@ use hapax_client::{Client, Code, Done, Emit, Failure, Message, Outcome, State, W
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::house::{House, Wire, in_time, on_each};
+use crate::house::{House, Wire, in_time};
 
 /// A worker that can be told to stop.
 pub(crate) struct Running {

@@ -66,6 +66,11 @@ impl Broker {
         Self::start_with(&["--auth", "off"])
     }
 
+    /// With so many partitions.
+    pub(crate) fn start_of(partitions: u16) -> Self {
+        Self::start_with(&["--auth", "off", "--partitions", &partitions.to_string()])
+    }
+
     pub(crate) fn start_with(arguments: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), arguments)
     }

@@ -6,6 +6,10 @@
     reason = "a test that fails should say where"
 )]
 
+#[macro_use]
+#[path = "../faults/on_one_and_on_four.rs"]
+mod on_one_and_on_four;
+
 mod benches;
 mod broker;
 mod dead;

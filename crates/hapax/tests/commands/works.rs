@@ -37,9 +37,9 @@ fn state(broker: &Broker, key: &str, state: &str) -> Value {
     })
 }
 
-#[test]
-fn the_command_gets_the_message_and_its_output_is_the_result() {
-    let broker = Broker::start();
+on_one_and_on_four!(the_command_gets_the_message_and_its_output_is_the_result);
+fn the_command_gets_the_message_and_its_output_is_the_result(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders", "--order", "group"]);
     broker.ok(&[
         "send",
@@ -65,9 +65,9 @@ fn the_command_gets_the_message_and_its_output_is_the_result() {
     assert_eq!(worker.drain(), Some(0));
 }
 
-#[test]
-fn exit_75_is_tried_again_and_another_one_has_failed_with_its_last_words() {
-    let broker = Broker::start();
+on_one_and_on_four!(exit_75_is_tried_again_and_another_one_has_failed_with_its_last_words);
+fn exit_75_is_tried_again_and_another_one_has_failed_with_its_last_words(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     let backoff = ["--backoff-min", "10ms", "--backoff-max", "20ms"];
     let create = ["queue", "create", "orders", "--max-attempts", "3"];
     broker.ok(&[&create[..], &backoff[..]].concat());
@@ -95,9 +95,9 @@ fn exit_75_is_tried_again_and_another_one_has_failed_with_its_last_words() {
     assert_eq!(worker.drain(), Some(0));
 }
 
-#[test]
-fn a_command_can_save_where_it_was_and_the_next_attempt_goes_on_from_there() {
-    let broker = Broker::start();
+on_one_and_on_four!(a_command_can_save_where_it_was_and_the_next_attempt_goes_on_from_there);
+fn a_command_can_save_where_it_was_and_the_next_attempt_goes_on_from_there(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders", "--backoff-min", "0ms", "--backoff-max", "0ms"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
     let save = "settle save \"$HAPAX_QUEUE\" \"$HAPAX_LEASE\" charged 'charge 17' >&2";
@@ -112,9 +112,9 @@ fn a_command_can_save_where_it_was_and_the_next_attempt_goes_on_from_there() {
     assert_eq!(worker.drain(), Some(0));
 }
 
-#[test]
-fn a_command_whose_lease_is_lost_is_stopped_with_everything_it_started() {
-    let broker = Broker::start();
+on_one_and_on_four!(a_command_whose_lease_is_lost_is_stopped_with_everything_it_started);
+fn a_command_whose_lease_is_lost_is_stopped_with_everything_it_started(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders", "--backoff-min", "0ms", "--backoff-max", "0ms"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
     // A child of the shell, whose number is told; it would live for longer than the test.
@@ -142,9 +142,9 @@ fn a_command_whose_lease_is_lost_is_stopped_with_everything_it_started() {
     assert_eq!(broker.ok(&["get", "orders", "a", "--result"]), "mine");
 }
 
-#[test]
-fn a_command_that_takes_too_long_has_failed() {
-    let broker = Broker::start();
+on_one_and_on_four!(a_command_that_takes_too_long_has_failed);
+fn a_command_that_takes_too_long_has_failed(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders", "--max-attempts", "1"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
     let worker = Worker::start(&broker, "exec sleep 1000", &["--timeout", "100ms"]);
@@ -153,9 +153,9 @@ fn a_command_that_takes_too_long_has_failed() {
     assert_eq!(worker.drain(), Some(0));
 }
 
-#[test]
-fn a_result_that_is_too_large_is_not_cut() {
-    let broker = Broker::start();
+on_one_and_on_four!(a_result_that_is_too_large_is_not_cut);
+fn a_result_that_is_too_large_is_not_cut(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
     let worker = Worker::start(&broker, "head -c 2000 /dev/zero", &["--max-result", "1000"]);
@@ -164,9 +164,9 @@ fn a_result_that_is_too_large_is_not_cut() {
     assert_eq!(worker.drain(), Some(0));
 }
 
-#[test]
-fn a_drain_finishes_what_runs_and_gives_back_the_rest() {
-    let broker = Broker::start();
+on_one_and_on_four!(a_drain_finishes_what_runs_and_gives_back_the_rest);
+fn a_drain_finishes_what_runs_and_gives_back_the_rest(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders"]);
     for key in ["a", "b", "c"] {
         broker.ok(&["send", "orders", key, "--key", key]);
@@ -186,9 +186,9 @@ fn a_drain_finishes_what_runs_and_gives_back_the_rest() {
     assert_eq!(stats["failed_total"], 0, "nothing was charged an attempt");
 }
 
-#[test]
-fn an_idle_worker_ends_by_itself_having_done_everything() {
-    let broker = Broker::start();
+on_one_and_on_four!(an_idle_worker_ends_by_itself_having_done_everything);
+fn an_idle_worker_ends_by_itself_having_done_everything(partitions: u16) {
+    let broker = Broker::start_of(partitions);
     broker.ok(&["queue", "create", "orders"]);
     for key in 0..20 {
         broker.ok(&["send", "orders", "x", "--key", &key.to_string()]);
@@ -203,8 +203,8 @@ fn an_idle_worker_ends_by_itself_having_done_everything() {
 }
 
 /// A queue that parks, with one message, on a broker of so many partitions.
-fn parking(partitions: &str) -> Broker {
-    let broker = Broker::start_with(&["--auth", "off", "--partitions", partitions]);
+fn parking(partitions: u16) -> Broker {
+    let broker = Broker::start_of(partitions);
     let create = ["queue", "create", "orders", "--on-lost", "park", "--max-attempts", "3"];
     broker.ok(&[&create[..], &["--backoff-min", "0ms", "--backoff-max", "0ms"]].concat());
     broker.ok(&["send", "orders", "x", "--key", "a"]);
@@ -225,7 +225,7 @@ fn effects(broker: &Broker) -> usize {
 
 /// Runs a command that begins and ends like this: the message is in this state in the end, and the
 /// effect happened so many times.
-fn check_begun(partitions: &str, then: &str, arguments: &[&str], end: &str, times: usize) -> Value {
+fn check_begun(partitions: u16, then: &str, arguments: &[&str], end: &str, times: usize) -> Value {
     let broker = parking(partitions);
     let worker = Worker::start(&broker, &begins(then), arguments);
     let found = state(&broker, "a", end);
@@ -235,75 +235,68 @@ fn check_begun(partitions: &str, then: &str, arguments: &[&str], end: &str, time
     found
 }
 
-#[test]
-fn a_begun_command_that_a_signal_ends_is_parked() {
-    for partitions in ["1", "4"] {
-        let parked = check_begun(partitions, "kill -9 $$", &[], "parked", 1);
-        assert!(parked["error"].as_str().unwrap().contains("SIGKILL"), "{parked}");
-        // The shell lives on, and tells of its last command's end.
-        let parked = check_begun(partitions, "sh -c 'kill -9 $$'", &[], "parked", 1);
-        assert!(parked["error"].as_str().unwrap().contains("signal"), "{parked}");
-    }
+on_one_and_on_four!(a_begun_command_that_a_signal_ends_is_parked);
+fn a_begun_command_that_a_signal_ends_is_parked(partitions: u16) {
+    let parked = check_begun(partitions, "kill -9 $$", &[], "parked", 1);
+    assert!(parked["error"].as_str().unwrap().contains("SIGKILL"), "{parked}");
+    // The shell lives on, and tells of its last command's end.
+    let parked = check_begun(partitions, "sh -c 'kill -9 $$'", &[], "parked", 1);
+    assert!(parked["error"].as_str().unwrap().contains("signal"), "{parked}");
 }
 
-#[test]
-fn a_begun_command_that_takes_too_long_is_parked() {
-    for partitions in ["1", "4"] {
-        let timeout = ["--timeout", "3s"];
-        let parked = check_begun(partitions, "exec sleep 1000", &timeout, "parked", 1);
-        assert!(parked["error"].as_str().unwrap().contains("longer than 3 s"), "{parked}");
-    }
+on_one_and_on_four!(a_begun_command_that_takes_too_long_is_parked);
+fn a_begun_command_that_takes_too_long_is_parked(partitions: u16) {
+    let timeout = ["--timeout", "3s"];
+    let parked = check_begun(partitions, "exec sleep 1000", &timeout, "parked", 1);
+    assert!(parked["error"].as_str().unwrap().contains("longer than 3 s"), "{parked}");
 }
 
-#[test]
-fn a_begun_command_that_is_in_doubt_says_so_by_its_exit_code() {
-    for partitions in ["1", "4"] {
-        let then = "echo 'no answer' >&2; exit 76";
-        let parked = check_begun(partitions, then, &[], "parked", 1);
-        assert_eq!(parked["error"], "in doubt: no answer");
-    }
+on_one_and_on_four!(a_begun_command_that_is_in_doubt_says_so_by_its_exit_code);
+fn a_begun_command_that_is_in_doubt_says_so_by_its_exit_code(partitions: u16) {
+    let then = "echo 'no answer' >&2; exit 76";
+    let parked = check_begun(partitions, then, &[], "parked", 1);
+    assert_eq!(parked["error"], "in doubt: no answer");
 }
 
-#[test]
-fn a_begun_command_with_a_plain_exit_code_is_what_it_says() {
-    for partitions in ["1", "4"] {
-        check_begun(partitions, "exit 0", &[], "done", 1);
-        check_begun(partitions, "exit 3", &[], "dead", 3);
-        let much = ["--max-result", "1000"];
-        check_begun(partitions, "head -c 2000 /dev/zero", &much, "dead", 1);
-    }
+on_one_and_on_four!(a_begun_command_with_a_plain_exit_code_is_what_it_says);
+fn a_begun_command_with_a_plain_exit_code_is_what_it_says(partitions: u16) {
+    check_begun(partitions, "exit 0", &[], "done", 1);
+    check_begun(partitions, "exit 3", &[], "dead", 3);
+    let much = ["--max-result", "1000"];
+    check_begun(partitions, "head -c 2000 /dev/zero", &much, "dead", 1);
+    let more = ["--max-result", "3000000"];
+    let dead = check_begun(partitions, "head -c 2000000 /dev/zero", &more, "dead", 1);
+    assert!(dead["error"].as_str().unwrap().contains("too_large"), "more than the queue: {dead}");
 }
 
-#[test]
-fn begun_commands_that_a_second_signal_stops_are_parked() {
-    for partitions in ["1", "4"] {
-        let broker = parking(partitions);
-        let mut worker = Worker::start(&broker, &begins("exec sleep 1000"), &[]);
-        until("the effect", || (effects(&broker) == 1).then_some(()));
+on_one_and_on_four!(begun_commands_that_a_second_signal_stops_are_parked);
+fn begun_commands_that_a_second_signal_stops_are_parked(partitions: u16) {
+    let broker = parking(partitions);
+    let mut worker = Worker::start(&broker, &begins("exec sleep 1000"), &[]);
+    until("the effect", || (effects(&broker) == 1).then_some(()));
+    signal(&worker.0, "TERM");
+    until("the drain", || {
+        // It takes no more: what is sent now stays.
         signal(&worker.0, "TERM");
-        until("the drain", || {
-            // It takes no more: what is sent now stays.
-            signal(&worker.0, "TERM");
-            worker.0.try_wait().unwrap()
-        });
-        let parked = state(&broker, "a", "parked");
-        assert!(parked["error"].as_str().unwrap().contains("stopped by its worker"), "{parked}");
-        assert_eq!(effects(&broker), 1);
-    }
+        worker.0.try_wait().unwrap()
+    });
+    let parked = state(&broker, "a", "parked");
+    assert!(parked["error"].as_str().unwrap().contains("stopped by its worker"), "{parked}");
+    assert_eq!(effects(&broker), 1);
 }
 
-#[test]
-fn a_command_that_has_not_begun_has_failed_when_a_signal_ends_it() {
-    let broker = parking("1");
+on_one_and_on_four!(a_command_that_has_not_begun_has_failed_when_a_signal_ends_it);
+fn a_command_that_has_not_begun_has_failed_when_a_signal_ends_it(partitions: u16) {
+    let broker = parking(partitions);
     let worker = Worker::start(&broker, "kill -9 $$", &[]);
     let dead = state(&broker, "a", "dead");
     assert_eq!(dead["attempts"], 3, "{dead}");
     assert_eq!(worker.drain(), Some(0));
 }
 
-#[test]
-fn what_is_printed_was_confirmed_and_the_last_attempt_is_called_dead() {
-    let broker = parking("4");
+on_one_and_on_four!(what_is_printed_was_confirmed_and_the_last_attempt_is_called_dead);
+fn what_is_printed_was_confirmed_and_the_last_attempt_is_called_dead(partitions: u16) {
+    let broker = parking(partitions);
     let arguments = ["work", "orders", "--exec", "exit 3", "--idle", "3s", "-o", "json"];
     let told = broker.run(&arguments);
     assert_eq!(told.code, Some(0), "{told:?}");

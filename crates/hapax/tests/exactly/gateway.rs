@@ -54,17 +54,25 @@ impl Gateway {
         }
     }
 
+    /// Callers go on from now on, also those that stand still.
+    pub(crate) fn let_callers_go_on(&self) {
+        fs::write(self.0.join("go-on"), "").unwrap();
+        self.let_callers_pass();
+    }
+
     /// Waits until a caller stands still.
     #[track_caller]
     pub(crate) fn wait_for_a_stopped_caller(&self) {
         until("a caller to stand still", || self.0.join("stopped").exists().then_some(()));
     }
 
-    /// Of a caller: stands still for ever, where it is told to.
+    /// Of a caller: stands still where it is told to, until it is told to go on.
     pub(crate) async fn pass(&self, place: &str) {
         if fs::read_to_string(self.0.join("stop")).is_ok_and(|told| told == place) {
             fs::write(self.0.join("stopped"), "").unwrap();
-            std::future::pending::<()>().await;
+            while !self.0.join("go-on").exists() {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
         }
     }
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 use hapax_client::{Client, Delivery, Failure, Worker};
 use hapax_transactions::sqlite::Database;
 use hapax_transactions::{Dialect, RunInBlockingTransaction, RunInTransaction};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, pause, until};
+use crate::broker::{Broker, Setup, hapax, pause, until, words};
 use crate::cluster::Postgres;
 use crate::http::Request;
-use crate::process::{RULES, put, stats};
+use crate::process::{RULES, key, put, stats, stop, until_it_is, wake};
 
 /// The variable that tells a process its part, and the test that plays it.
 const PART: &str = "EXACTLY_INBOX_PART";
@@ -33,11 +33,22 @@ impl Process {
         Self::start_at(broker, database, how, Path::new(""))
     }
 
+    /// One with an inbox and a token.
+    fn start_with(broker: &Broker, database: &str, token: &str) -> Self {
+        Self::play(&json!({
+            "server": broker.url(), "database": database, "how": "inbox", "gate": "",
+            "token": token,
+        }))
+    }
+
     /// One that stands still in the middle of the message `key-1`, at this gate.
     fn start_at(broker: &Broker, database: &str, how: &str, gate: &Path) -> Self {
-        let part = json!({
+        Self::play(&json!({
             "server": broker.url(), "database": database, "how": how, "gate": gate,
-        });
+        }))
+    }
+
+    fn play(part: &Value) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", STAGE, "--nocapture"]).env(PART, part.to_string());
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
@@ -66,7 +77,7 @@ fn a_worker_with_an_inbox_works_until_it_is_killed() {
     if let Ok(part) = std::env::var(PART) {
         return play(&serde_json::from_str(&part).unwrap());
     }
-    let shop = Shop::sqlite();
+    let shop = Shop::sqlite(1);
     let mut worker = Process::start(&shop.broker, &shop.url, "inbox");
     shop.send(0..1);
     shop.until_done(1);
@@ -80,13 +91,17 @@ fn play(part: &Value) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (url, how) = (part["database"].as_str().unwrap(), part["how"].as_str().unwrap());
     let gate = PathBuf::from(part["gate"].as_str().unwrap());
-    let client = runtime.block_on(async { Client::connect(part["server"].as_str().unwrap()) });
+    let mut client = Client::builder(part["server"].as_str().unwrap());
+    if let Some(token) = part["token"].as_str() {
+        client = client.token(token);
+    }
+    let client = runtime.block_on(async { client.connect() });
     let worker = Worker::new(client.unwrap().queue("orders")).concurrency(4);
     let ended = match (url.strip_prefix("sqlite://"), how) {
         (Some(path), "inbox") => {
             let database = Database::open(path).unwrap();
             let handler = move |tx: &rusqlite::Transaction<'_>, message: &Delivery| {
-                effect(tx, message.key(), &gate)
+                effect(tx, message, &gate)
             };
             let ended = worker.run_in_blocking_transaction(database, "billing", handler);
             runtime.block_on(ended).map_err(|error| error.to_string())
@@ -95,7 +110,7 @@ fn play(part: &Value) {
             let database = Database::open(path).unwrap();
             let handler = move |message: Delivery, _context| {
                 let (database, gate) = (database.clone(), gate.clone());
-                let write = move || database.transaction(|tx| effect(tx, message.key(), &gate));
+                let write = move || database.transaction(|tx| effect(tx, &message, &gate));
                 async move { tokio::task::spawn_blocking(write).await? }
             };
             runtime.block_on(worker.run(handler)).map_err(|error| error.to_string())
@@ -119,15 +134,15 @@ fn play(part: &Value) {
 /// What a message is to do once.
 fn effect(
     transaction: &rusqlite::Transaction<'_>,
-    key: &str,
+    message: &Delivery,
     gate: &Path,
-) -> Result<&'static str, Failure> {
-    transaction.execute("INSERT INTO effects VALUES (?1)", [key])?;
-    if key == "key-1" && gate.is_dir() {
+) -> Result<String, Failure> {
+    transaction.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+    if message.key() == "key-1" && gate.is_dir() {
         std::fs::write(gate.join("reached"), "")?;
         until("the gate to open", || gate.join("open").exists().then_some(()));
     }
-    Ok("charged")
+    Ok(format!("charged for {}", String::from_utf8_lossy(message.body())))
 }
 
 /// A broker, a database for effects, and a place for both.
@@ -136,38 +151,47 @@ struct Shop {
     url: String,
     database: Option<Database>,
     postgres: Option<Postgres>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
+}
+
+/// A database with an inbox and a place for effects, and where workers find it.
+fn database(directory: &Path) -> (Database, String) {
+    let path = directory.join("shop.db");
+    let database = Database::open(&path).unwrap();
+    for sql in [Dialect::Sqlite.inbox(), EFFECTS] {
+        database.execute_batch(sql).unwrap();
+    }
+    (database, format!("sqlite://{}", path.display()))
+}
+
+fn number(database: &Database, sql: &str) -> i64 {
+    let number =
+        |it: &mut rusqlite::Connection| Ok(it.query_row(sql, [], |row| row.get(0)).unwrap());
+    database.with(number).unwrap()
 }
 
 impl Shop {
-    fn sqlite() -> Self {
+    fn sqlite(partitions: u16) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("shop.db");
-        let database = Database::open(&path).unwrap();
-        for sql in [Dialect::Sqlite.inbox(), EFFECTS] {
-            database.execute_batch(sql).unwrap();
-        }
-        let url = format!("sqlite://{}", path.display());
-        let broker = open(directory.path());
-        Self { broker, url, database: Some(database), postgres: None, _directory: directory }
+        let (database, url) = database(directory.path());
+        let broker = open(directory.path(), partitions);
+        Self { broker, url, database: Some(database), postgres: None, directory }
     }
 
-    fn postgres() -> Option<Self> {
+    fn postgres(partitions: u16) -> Option<Self> {
         let postgres = Postgres::start()?;
         postgres.sql(Dialect::Postgres.inbox());
         postgres.sql(EFFECTS);
         let directory = tempfile::tempdir().unwrap();
-        let (broker, url) = (open(directory.path()), postgres.url());
-        Some(Self { broker, url, database: None, postgres: Some(postgres), _directory: directory })
+        let (broker, url) = (open(directory.path(), partitions), postgres.url());
+        Some(Self { broker, url, database: None, postgres: Some(postgres), directory })
     }
 
     fn number(&self, sql: &str) -> i64 {
         if let Some(postgres) = &self.postgres {
             return postgres.number(sql);
         }
-        let number =
-            |it: &mut rusqlite::Connection| Ok(it.query_row(sql, [], |row| row.get(0)).unwrap());
-        self.database.as_ref().unwrap().with(number).unwrap()
+        number(self.database.as_ref().unwrap(), sql)
     }
 
     fn effects(&self) -> i64 {
@@ -195,8 +219,8 @@ impl Shop {
     }
 }
 
-fn open(directory: &Path) -> Broker {
-    let broker = Setup::new(directory).start();
+fn open(directory: &Path, partitions: u16) -> Broker {
+    let broker = Setup::new(directory).partitions(partitions).start();
     put(&mut broker.connection(), "orders", RULES);
     broker
 }
@@ -220,49 +244,26 @@ fn are_killed_again_and_again(shop: &Shop, how: &str) {
     shop.until_done(MESSAGES as u64);
 }
 
-#[test]
-fn workers_killed_again_and_again_have_every_effect_once_in_postgres() {
-    let Some(shop) = Shop::postgres() else { return };
+on_one_and_on_four!(workers_killed_again_and_again_have_every_effect_once_in_postgres);
+fn workers_killed_again_and_again_have_every_effect_once_in_postgres(partitions: u16) {
+    let Some(shop) = Shop::postgres(partitions) else { return };
     are_killed_again_and_again(&shop, "inbox");
     assert_eq!(shop.effects_of_different_messages(), MESSAGES as i64);
     assert_eq!(shop.effects(), MESSAGES as i64);
 }
 
-#[test]
-fn workers_killed_again_and_again_have_every_effect_once_in_sqlite() {
-    let shop = Shop::sqlite();
+on_one_and_on_four!(workers_killed_again_and_again_have_every_effect_once_in_sqlite);
+fn workers_killed_again_and_again_have_every_effect_once_in_sqlite(partitions: u16) {
+    let shop = Shop::sqlite(partitions);
     are_killed_again_and_again(&shop, "inbox");
     assert_eq!(shop.effects_of_different_messages(), MESSAGES as i64);
     assert_eq!(shop.effects(), MESSAGES as i64);
-}
-
-/// Stops a process, and waits until all of its threads stand still: until then one of them may
-/// still take a lock, or answer.
-fn stop(process: u32) {
-    signal(process, Signal::STOP);
-    let stands_still = |thread: std::io::Result<std::fs::DirEntry>| {
-        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    until("a process to stand still", || {
-        let mut threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-        threads.all(stands_still).then_some(())
-    });
-}
-
-fn wake(process: u32) {
-    signal(process, Signal::CONT);
-}
-
-fn signal(process: u32, signal: Signal) {
-    let process = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
-    kill_process(process, signal).unwrap();
 }
 
 /// The worker stands in the middle of its transaction when the broker is made to stand still; then
 /// it commits, would settle, and is killed. Tells how often the message had its effect.
-fn is_killed_between_commit_and_settle(how: &str) -> i64 {
-    let shop = Shop::sqlite();
+fn is_killed_between_commit_and_settle(partitions: u16, how: &str) -> i64 {
+    let shop = Shop::sqlite(partitions);
     let gate = tempfile::tempdir().unwrap();
     shop.send(1..2);
     let mut worker = Process::start_at(&shop.broker, &shop.url, how, gate.path());
@@ -278,20 +279,24 @@ fn is_killed_between_commit_and_settle(how: &str) -> i64 {
     shop.effects()
 }
 
-#[test]
-fn a_worker_killed_between_commit_and_settle_has_had_its_effect_once() {
-    assert_eq!(is_killed_between_commit_and_settle("inbox"), 1);
+on_one_and_on_four!(a_worker_killed_between_commit_and_settle_has_had_its_effect_once);
+fn a_worker_killed_between_commit_and_settle_has_had_its_effect_once(partitions: u16) {
+    assert_eq!(is_killed_between_commit_and_settle(partitions, "inbox"), 1);
 }
 
-#[test]
-fn without_an_inbox_the_same_kill_has_the_effect_twice() {
-    assert_eq!(is_killed_between_commit_and_settle("bare"), 2, "this is what the inbox is for");
+on_one_and_on_four!(without_an_inbox_the_same_kill_has_the_effect_twice);
+fn without_an_inbox_the_same_kill_has_the_effect_twice(partitions: u16) {
+    assert_eq!(
+        is_killed_between_commit_and_settle(partitions, "bare"),
+        2,
+        "this is what the inbox is for"
+    );
 }
 
+on_one_and_on_four!(a_stopped_worker_that_wakes_late_writes_nothing);
 /// A worker process stopped while it has a message, and woken when another has done it.
-#[test]
-fn a_stopped_worker_that_wakes_late_writes_nothing() {
-    let shop = Shop::sqlite();
+fn a_stopped_worker_that_wakes_late_writes_nothing(partitions: u16) {
+    let shop = Shop::sqlite(partitions);
     let sleeper = Process::start(&shop.broker, &shop.url, "inbox");
     shop.send(0..1);
     shop.until_done(1);
@@ -314,4 +319,101 @@ fn a_stopped_worker_that_wakes_late_writes_nothing() {
     shop.send(2..3);
     shop.until_done(3);
     assert_eq!((shop.effects(), shop.effects_of_different_messages()), (3, 3));
+}
+
+on_one_and_on_four!(a_worker_that_dies_before_its_commit_has_had_no_effect);
+fn a_worker_that_dies_before_its_commit_has_had_no_effect(partitions: u16) {
+    let shop = Shop::sqlite(partitions);
+    let gate = tempfile::tempdir().unwrap();
+    shop.send(1..2);
+    let mut worker = Process::start_at(&shop.broker, &shop.url, "inbox", gate.path());
+    until("the worker to be in the middle", || gate.path().join("reached").exists().then_some(()));
+    worker.kill();
+    assert_eq!((shop.effects(), shop.number("SELECT count(*) FROM hapax_inbox")), (0, 0));
+    let _second = Process::start(&shop.broker, &shop.url, "inbox");
+    shop.until_done(1);
+    assert_eq!(shop.effects(), 1);
+    let done = key(&mut shop.broker.connection(), "key-1");
+    assert_eq!(done["attempts"], 2, "{done}");
+}
+
+on_one_and_on_four!(a_worker_stopped_in_its_transaction_past_its_lease_commits_once);
+/// A worker process stopped in the middle of its transaction until its lease is over, and woken:
+/// whoever commits first has the effect, and nobody after.
+fn a_worker_stopped_in_its_transaction_past_its_lease_commits_once(partitions: u16) {
+    let shop = Shop::sqlite(partitions);
+    let gate = tempfile::tempdir().unwrap();
+    shop.send(1..2);
+    let sleeper = Process::start_at(&shop.broker, &shop.url, "inbox", gate.path());
+    until("the worker to be in the middle", || gate.path().join("reached").exists().then_some(()));
+    stop(sleeper.pid());
+    let _second = Process::start(&shop.broker, &shop.url, "inbox");
+    until("the second delivery", || {
+        let found = key(&mut shop.broker.connection(), "key-1");
+        (found["attempts"].as_u64() >= Some(2)).then_some(())
+    });
+    assert_eq!(shop.effects(), 0, "the database is the sleeper's");
+    wake(sleeper.pid());
+    std::fs::write(gate.path().join("open"), "").unwrap();
+    shop.until_done(1);
+    assert_eq!((shop.effects(), shop.number("SELECT count(*) FROM hapax_inbox")), (1, 1));
+}
+
+on_one_and_on_four!(a_broker_restored_from_a_backup_delivers_again_and_nothing_is_done_again);
+fn a_broker_restored_from_a_backup_delivers_again_and_nothing_is_done_again(partitions: u16) {
+    let mut shop = Shop::sqlite(partitions);
+    shop.send(0..4);
+    let path = |name: &str| shop.directory.path().join(name);
+    let (backup, restored) = (path("backup"), path("restored"));
+    let ran = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", words(&output));
+    };
+    ran(shop.broker.command(&["backup", "--online"]).arg(&backup));
+    let mut worker = Process::start(&shop.broker, &shop.url, "inbox");
+    shop.until_done(4);
+    worker.kill();
+    shop.broker.kill();
+    ran(hapax(&["restore"]).arg(&backup).arg(&restored));
+    shop.broker = Setup::new(shop.directory.path()).data(&restored).partitions(partitions).start();
+    // As an older release left them, whose fences began again below those of the rows.
+    let above = "UPDATE hapax_inbox SET fence = 9223372036854775807 WHERE message_key > 'key-1'";
+    shop.database.as_ref().unwrap().execute_batch(above).unwrap();
+    let _second = Process::start(&shop.broker, &shop.url, "inbox");
+    shop.until_done(4);
+    assert_eq!((shop.effects(), shop.effects_of_different_messages()), (4, 4));
+    let done = key(&mut shop.broker.connection(), "key-2");
+    assert_eq!(done["result"]["body"], "charged for x", "the stored result: {done}");
+}
+
+on_one_and_on_four!(tenants_that_share_a_database_do_not_hide_each_others_messages);
+fn tenants_that_share_a_database_do_not_hide_each_others_messages(partitions: u16) {
+    let directory = tempfile::tempdir().unwrap();
+    let (database, url) = database(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = setup.arguments(&["--auth", "tokens"]);
+    let tokens = ["acme", "globex"].map(|tenant| {
+        let mut create =
+            hapax(&["token", "create", "--tenant", tenant, "--can", "send,work,admin"]);
+        let output = create.arg("--data").arg(&setup.data).output().unwrap();
+        assert!(output.status.success(), "{}", words(&output));
+        (tenant, String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    });
+    let broker = setup.start();
+    let mut workers = Vec::new();
+    for (tenant, token) in &tokens {
+        let mut door = broker.connection().token(token);
+        put(&mut door, "orders", RULES);
+        door.ask(&Request::send("orders", "key-0", *tenant)).is(201);
+        workers.push(Process::start_with(&broker, &url, token));
+    }
+    for (tenant, token) in &tokens {
+        let mut door = broker.connection().token(token);
+        let done = until_it_is(&mut door, "key-0", "done");
+        assert_eq!(done["result"]["body"], format!("charged for {tenant}"), "{done}");
+    }
+    assert_eq!(number(&database, "SELECT count(*) FROM effects WHERE name = 'key-0'"), 2);
+    let rows = "SELECT count(*) FROM hapax_inbox WHERE tenant IN ('acme', 'globex')
+                AND queue = 'orders' AND message_key = 'key-0'";
+    assert_eq!(number(&database, rows), 2, "a row for each");
 }

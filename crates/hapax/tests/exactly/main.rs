@@ -8,6 +8,10 @@
     reason = "a test that fails should say where"
 )]
 
+#[macro_use]
+#[path = "../faults/on_one_and_on_four.rs"]
+mod on_one_and_on_four;
+
 #[path = "../faults/broker.rs"]
 #[expect(dead_code, reason = "the fault tests need more of it")]
 mod broker;

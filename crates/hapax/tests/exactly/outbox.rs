@@ -138,10 +138,10 @@ fn drain(broker: &Broker) -> Vec<Value> {
     }
 }
 
-fn is_killed_again_and_again(postgres: Option<Postgres>) {
+fn is_killed_again_and_again(partitions: u16, postgres: Option<Postgres>) {
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(postgres, directory.path());
-    let broker = Setup::new(directory.path()).start();
+    let broker = Setup::new(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", r#"{"order":"group"}"#);
     let mut sent = 0;
     for kill in 0..KILLS {
@@ -179,25 +179,29 @@ fn all_came_once_and_in_order(broker: &Broker) {
     assert_eq!(stats["keys"], ROWS, "a key each: {stats}");
 }
 
-#[test]
-fn a_relay_killed_again_and_again_loses_nothing_doubles_nothing_and_keeps_groups_in_order() {
+on_one_and_on_four!(
+    a_relay_killed_again_and_again_loses_nothing_doubles_nothing_and_keeps_groups_in_order
+);
+fn a_relay_killed_again_and_again_loses_nothing_doubles_nothing_and_keeps_groups_in_order(
+    partitions: u16,
+) {
     let Some(postgres) = Postgres::start() else { return };
-    is_killed_again_and_again(Some(postgres));
+    is_killed_again_and_again(partitions, Some(postgres));
 }
 
-#[test]
-fn with_sqlite_a_relay_killed_again_and_again_loses_and_doubles_nothing() {
-    is_killed_again_and_again(None);
+on_one_and_on_four!(with_sqlite_a_relay_killed_again_and_again_loses_and_doubles_nothing);
+fn with_sqlite_a_relay_killed_again_and_again_loses_and_doubles_nothing(partitions: u16) {
+    is_killed_again_and_again(partitions, None);
 }
 
 /// Kills a relay exactly between the broker's confirmation and the DELETE: the rows are locked, so
 /// that it stands there.
-fn is_killed_before_it_deletes(key_of_second_relay: &str) -> Option<(Value, i64)> {
+fn is_killed_before_it_deletes(partitions: u16, key_of_second_relay: &str) -> Option<(Value, i64)> {
     let shop = Postgres::start()?;
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(Some(shop), directory.path());
     let Shop::Postgres(postgres) = &shop else { return None };
-    let broker = Setup::new(directory.path()).start();
+    let broker = Setup::new(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", "{}");
     shop.run("INSERT INTO hapax_outbox (queue, message_key, body) VALUES ('orders', 'k', 'x')");
     let url = postgres.url();
@@ -233,25 +237,25 @@ fn is_killed_before_it_deletes(key_of_second_relay: &str) -> Option<(Value, i64)
     Some((stats, drain(&broker).len() as i64))
 }
 
-#[test]
-fn a_relay_killed_between_confirmation_and_delete_sends_again_under_the_same_key() {
-    let Some((stats, messages)) = is_killed_before_it_deletes("k") else { return };
+on_one_and_on_four!(a_relay_killed_between_confirmation_and_delete_sends_again_under_the_same_key);
+fn a_relay_killed_between_confirmation_and_delete_sends_again_under_the_same_key(partitions: u16) {
+    let Some((stats, messages)) = is_killed_before_it_deletes(partitions, "k") else { return };
     assert_eq!(messages, 1);
     assert_eq!(stats["duplicate_total"], 1, "it was sent twice, and is there once: {stats}");
 }
 
+on_one_and_on_four!(with_a_fresh_key_per_try_the_same_kill_sends_twice);
 /// The counterpart: a relay that makes a key per try, as one without an outbox row would.
-#[test]
-fn with_a_fresh_key_per_try_the_same_kill_sends_twice() {
-    let Some((_, messages)) = is_killed_before_it_deletes("another") else { return };
+fn with_a_fresh_key_per_try_the_same_kill_sends_twice(partitions: u16) {
+    let Some((_, messages)) = is_killed_before_it_deletes(partitions, "another") else { return };
     assert_eq!(messages, 2, "this is what the key in the row is for");
 }
 
-#[test]
-fn a_relay_tells_its_metrics_and_ends_in_good_order_when_it_is_told_to() {
+on_one_and_on_four!(a_relay_tells_its_metrics_and_ends_in_good_order_when_it_is_told_to);
+fn a_relay_tells_its_metrics_and_ends_in_good_order_when_it_is_told_to(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(None, directory.path());
-    let broker = Setup::new(directory.path()).start();
+    let broker = Setup::new(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", "{}");
     shop.send(0..10);
     shop.run("INSERT INTO hapax_outbox (queue, message_key, body) VALUES ('nowhere', 'k', 'x')");
@@ -291,11 +295,11 @@ fn get(address: &str, path: &str) -> String {
     text
 }
 
-#[test]
-fn results_flow_back_over_a_kill() {
+on_one_and_on_four!(results_flow_back_over_a_kill);
+fn results_flow_back_over_a_kill(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(None, directory.path());
-    let broker = Setup::new(directory.path()).start();
+    let broker = Setup::new(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", "{}");
     shop.send(0..20);
     let mut relay = Relay::start(&broker, &shop, &["--results", "hapax_results"]);

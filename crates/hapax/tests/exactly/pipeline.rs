@@ -26,8 +26,8 @@ struct Chain {
 }
 
 impl Chain {
-    fn start(directory: &std::path::Path) -> Self {
-        let broker = Setup::new(directory).start();
+    fn start(directory: &std::path::Path, partitions: u16) -> Self {
+        let broker = Setup::new(directory).partitions(partitions).start();
         for queue in QUEUES {
             put(&mut broker.connection(), queue, RULES);
         }
@@ -103,10 +103,10 @@ fn produce(url: String, allowed: Arc<AtomicU64>) -> std::thread::JoinHandle<()> 
     })
 }
 
-#[test]
-fn three_queues_under_kills_of_broker_and_workers_give_one_output_per_input() {
+on_one_and_on_four!(three_queues_under_kills_of_broker_and_workers_give_one_output_per_input);
+fn three_queues_under_kills_of_broker_and_workers_give_one_output_per_input(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let mut chain = Chain::start(directory.path());
+    let mut chain = Chain::start(directory.path(), partitions);
     let seed = fastrand::u64(..);
     let mut random = fastrand::Rng::with_seed(seed);
     let allowed = Arc::new(AtomicU64::new(0));
@@ -144,10 +144,10 @@ fn three_queues_under_kills_of_broker_and_workers_give_one_output_per_input() {
     chain.broker.has_not_panicked();
 }
 
-#[test]
-fn a_send_before_the_done_instead_of_an_emit_doubles_the_output() {
+on_one_and_on_four!(a_send_before_the_done_instead_of_an_emit_doubles_the_output);
+fn a_send_before_the_done_instead_of_an_emit_doubles_the_output(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let mut chain = Chain::start(directory.path());
+    let mut chain = Chain::start(directory.path(), partitions);
     chain.workers.clear();
     let mut door = chain.broker.connection();
     chain.gateway.stop_callers("before the done");

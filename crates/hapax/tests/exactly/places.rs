@@ -29,10 +29,10 @@ fn charges_of(broker: &crate::broker::Broker, gateway: &Gateway, done: u64) -> u
 
 // Place 1: the application retries a send.
 
-#[test]
-fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect() {
+on_one_and_on_four!(place_1_an_application_that_retries_a_send_under_its_key_has_one_effect);
+fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let mut door = broker.connection();
     door.ask(&Request::send("orders", "order-1", "x")).is(201);
@@ -44,10 +44,10 @@ fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect() {
     assert_eq!(stats(&mut door, "orders")["duplicate_total"], 2, "born, and absorbed");
 }
 
-#[test]
-fn place_1_a_fresh_key_for_every_try_has_two_effects() {
+on_one_and_on_four!(place_1_a_fresh_key_for_every_try_has_two_effects);
+fn place_1_a_fresh_key_for_every_try_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     for key in ["order-1, try 1", "order-1, try 2"] {
         broker.connection().ask(&Request::send("orders", key, "x")).is(201);
@@ -119,10 +119,10 @@ fn send(way: &OneWay) -> JoinHandle<Answer> {
     })
 }
 
-#[test]
-fn place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect() {
+on_one_and_on_four!(place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect);
+fn place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -137,11 +137,11 @@ fn place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect() {
     assert!(duplicates.as_u64() >= Some(1), "born, and absorbed: {duplicates}");
 }
 
-#[test]
-fn place_2_a_lost_reply_without_a_key_has_two_effects() {
+on_one_and_on_four!(place_2_a_lost_reply_without_a_key_has_two_effects);
+fn place_2_a_lost_reply_without_a_key_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let rules = r#"{"guarantee":"at-least-once","lease_ms":1000}"#;
-    let (broker, gateway) = house(directory.path(), rules);
+    let (broker, gateway) = house(directory.path(), partitions, rules);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let keyless = Request::new("POST", "/v1/queues/orders/messages").body("x");
     let mut lossy = broker.connection();
@@ -152,10 +152,14 @@ fn place_2_a_lost_reply_without_a_key_has_two_effects() {
     assert_eq!(charges_of(&broker, &gateway, 2), 2);
 }
 
-#[test]
-fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effect() {
+on_one_and_on_four!(
+    place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effect
+);
+fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effect(
+    partitions: u16,
+) {
     let directory = tempfile::tempdir().unwrap();
-    let (mut broker, gateway) = house(directory.path(), RULES);
+    let (mut broker, gateway) = house(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -169,10 +173,10 @@ fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effe
     assert_eq!(charges_of(&broker, &gateway, 1), 1);
 }
 
-#[test]
-fn place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects() {
+on_one_and_on_four!(place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects);
+fn place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (mut broker, gateway) = house(directory.path(), RULES);
+    let (mut broker, gateway) = house(directory.path(), partitions, RULES);
     let mut worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -191,9 +195,13 @@ fn place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects() {
 // Place 4: the worker dies after the effect, before its ack.
 
 /// A worker is killed after its effect, and another one gets the message.
-fn effects_of_a_worker_killed_after_the_first(how: &str, place: &str) -> (usize, usize) {
+fn effects_of_a_worker_killed_after_the_first(
+    partitions: u16,
+    how: &str,
+    place: &str,
+) -> (usize, usize) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let mut door = broker.connection();
     gateway.stop_callers(place);
     let mut first = Process::charge(&broker, &gateway, how);
@@ -208,15 +216,16 @@ fn effects_of_a_worker_killed_after_the_first(how: &str, place: &str) -> (usize,
     (gateway.charges(), gateway.calls())
 }
 
-#[test]
-fn place_4_a_worker_killed_after_its_effect_has_one_under_a_derived_key() {
-    let effects = effects_of_a_worker_killed_after_the_first("step", "within the step");
+on_one_and_on_four!(place_4_a_worker_killed_after_its_effect_has_one_under_a_derived_key);
+fn place_4_a_worker_killed_after_its_effect_has_one_under_a_derived_key(partitions: u16) {
+    let effects = effects_of_a_worker_killed_after_the_first(partitions, "step", "within the step");
     assert_eq!(effects, (1, 2), "asked for twice, done once");
 }
 
-#[test]
-fn place_4_a_worker_killed_after_its_effect_has_two_without_a_key() {
-    let effects = effects_of_a_worker_killed_after_the_first("bare", "after the effect");
+on_one_and_on_four!(place_4_a_worker_killed_after_its_effect_has_two_without_a_key);
+fn place_4_a_worker_killed_after_its_effect_has_two_without_a_key(partitions: u16) {
+    let effects =
+        effects_of_a_worker_killed_after_the_first(partitions, "bare", "after the effect");
     assert_eq!(effects, (2, 2));
 }
 
@@ -224,9 +233,9 @@ fn place_4_a_worker_killed_after_its_effect_has_two_without_a_key() {
 
 /// A worker is killed after its commit, and another one gets the message. How many payments are
 /// there, and what is the result?
-fn payments_of_a_worker_killed_after_its_commit(how: &str) -> (i64, String) {
+fn payments_of_a_worker_killed_after_its_commit(partitions: u16, how: &str) -> (i64, String) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let path = directory.path().join("payments.db");
     let database = Database::open(&path).unwrap();
     let made = database.transaction::<_, Failure>(|transaction| {
@@ -254,14 +263,14 @@ fn payments_of_a_worker_killed_after_its_commit(how: &str) -> (i64, String) {
     (count.unwrap(), done["result"]["body"].as_str().unwrap().to_owned())
 }
 
-#[test]
-fn place_5_a_commit_whose_acknowledgement_is_lost_is_found_by_its_row() {
-    let (payments, result) = payments_of_a_worker_killed_after_its_commit("inbox");
+on_one_and_on_four!(place_5_a_commit_whose_acknowledgement_is_lost_is_found_by_its_row);
+fn place_5_a_commit_whose_acknowledgement_is_lost_is_found_by_its_row(partitions: u16) {
+    let (payments, result) = payments_of_a_worker_killed_after_its_commit(partitions, "inbox");
     assert_eq!((payments, result.as_str()), (1, "paid at attempt 1"));
 }
 
-#[test]
-fn place_5_a_commit_without_a_row_for_its_message_is_done_twice() {
-    let (payments, result) = payments_of_a_worker_killed_after_its_commit("bare");
+on_one_and_on_four!(place_5_a_commit_without_a_row_for_its_message_is_done_twice);
+fn place_5_a_commit_without_a_row_for_its_message_is_done_twice(partitions: u16) {
+    let (payments, result) = payments_of_a_worker_killed_after_its_commit(partitions, "bare");
     assert_eq!((payments, result.as_str()), (2, "paid at attempt 2"));
 }

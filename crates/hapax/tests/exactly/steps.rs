@@ -1,11 +1,13 @@
 //! Steps and intents of worker processes that are killed, and what an operator sees and does.
 
+use std::time::Duration;
+
 use hapax_client::derive;
 use serde_json::Value;
 
-use crate::broker::{Broker, until, words};
+use crate::broker::{Broker, pause, until, words};
 use crate::http::Request;
-use crate::process::{Process, RULES, house, key, until_it_is};
+use crate::process::{Process, RULES, house, key, stop, until_it_is, wake};
 
 fn hapax(broker: &Broker, arguments: &[&str]) -> String {
     let output = broker.command(arguments).output().unwrap();
@@ -13,10 +15,14 @@ fn hapax(broker: &Broker, arguments: &[&str]) -> String {
     words(&output)
 }
 
-#[test]
-fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_be_seen() {
+on_one_and_on_four!(
+    a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_be_seen
+);
+fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_be_seen(
+    partitions: u16,
+) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let mut door = broker.connection();
     gateway.stop_callers("within the step");
     let mut first = Process::charge(&broker, &gateway, "step");
@@ -35,10 +41,10 @@ fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_
     assert_eq!((gateway.charges(), gateway.calls()), (1, 2), "asked twice, charged once");
 }
 
-#[test]
-fn a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call() {
+on_one_and_on_four!(a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call);
+fn a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), RULES);
+    let (broker, gateway) = house(directory.path(), partitions, RULES);
     let mut door = broker.connection();
     gateway.stop_callers("after the step");
     let mut first = Process::charge(&broker, &gateway, "step");
@@ -59,10 +65,10 @@ fn a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call() {
 
 const PARKS: &str = r#"{"on_lost":"park","lease_ms":500,"backoff_min_ms":0,"backoff_max_ms":50}"#;
 
-#[test]
-fn an_effect_in_doubt_is_parked_until_an_operator_resolves_it() {
+on_one_and_on_four!(an_effect_in_doubt_is_parked_until_an_operator_resolves_it);
+fn an_effect_in_doubt_is_parked_until_an_operator_resolves_it(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), PARKS);
+    let (broker, gateway) = house(directory.path(), partitions, PARKS);
     let mut door = broker.connection();
     // One dies after its effect, the other before; the broker cannot tell them apart.
     for (order, place) in [("order-1", "after the effect"), ("order-2", "before the effect")] {
@@ -94,4 +100,47 @@ fn an_effect_in_doubt_is_parked_until_an_operator_resolves_it() {
     assert_eq!(gateway.charges(), 3, "one for each order");
     let again = door.ask(&Request::send("orders", "order-1", "x")).is(200);
     assert_eq!(again["result"]["body"], "charged, says the bank", "{again}");
+}
+
+on_one_and_on_four!(a_worker_that_stalls_in_doubt_and_finishes_after_all_makes_it_done);
+/// A worker that stands still after its effect, for longer than its lease, and then goes on.
+fn a_worker_that_stalls_in_doubt_and_finishes_after_all_makes_it_done(partitions: u16) {
+    let directory = tempfile::tempdir().unwrap();
+    let (broker, gateway) = house(directory.path(), partitions, PARKS);
+    let mut door = broker.connection();
+    gateway.stop_callers("after the effect");
+    let worker = Process::charge(&broker, &gateway, "begin");
+    door.ask(&Request::send("orders", "order-1", "x")).is(201);
+    gateway.wait_for_a_stopped_caller();
+    stop(worker.pid());
+    until_it_is(&mut door, "order-1", "parked");
+    gateway.let_callers_go_on();
+    wake(worker.pid());
+    let done = until_it_is(&mut door, "order-1", "done");
+    assert!(done["result"]["body"].as_str().unwrap().ends_with("attempt 1"), "{done}");
+    assert_eq!(gateway.charges(), 1);
+}
+
+on_one_and_on_four!(a_worker_whose_broker_stalls_in_doubt_finishes_after_all);
+/// The same with a broker that stands still, and the worker behind it at work all the time.
+fn a_worker_whose_broker_stalls_in_doubt_finishes_after_all(partitions: u16) {
+    let directory = tempfile::tempdir().unwrap();
+    let (broker, gateway) = house(directory.path(), partitions, PARKS);
+    let mut door = broker.connection();
+    gateway.stop_callers("after the effect");
+    let _worker = Process::charge(&broker, &gateway, "begin");
+    door.ask(&Request::send("orders", "order-1", "x")).is(201);
+    gateway.wait_for_a_stopped_caller();
+    stop(broker.pid());
+    pause(Duration::from_secs(2)); // For longer than the lease.
+    wake(broker.pid());
+    // Whether the broker or the worker is the first to move, nobody else gets the message.
+    until("the lease to end, or to be extended", || {
+        let found = key(&mut door, "order-1");
+        (found["state"] == "parked" || found["state"] == "leased").then_some(())
+    });
+    gateway.let_callers_go_on();
+    let done = until_it_is(&mut door, "order-1", "done");
+    assert_eq!(done["attempts"], 1, "{done}");
+    assert_eq!(gateway.charges(), 1);
 }

@@ -7,22 +7,8 @@
     reason = "a test that fails should say where"
 )]
 
-/// Makes two tests of a function of the number of partitions.
-macro_rules! on_one_and_on_four {
-    ($name:ident) => {
-        mod $name {
-            #[test]
-            fn on_one_partition() {
-                super::$name(1);
-            }
-
-            #[test]
-            fn on_four_partitions() {
-                super::$name(4);
-            }
-        }
-    };
-}
+#[macro_use]
+mod on_one_and_on_four;
 
 mod access;
 mod backups;

@@ -46,10 +46,10 @@ fn worker(broker: &Broker, directory: &std::path::Path, exec: &str) -> Worker {
     Worker(command.current_dir(directory).spawn().unwrap())
 }
 
-#[test]
-fn a15_the_message_of_a_killed_worker_is_delivered_to_another() {
+on_one_and_on_four!(a15_the_message_of_a_killed_worker_is_delivered_to_another);
+fn a15_the_message_of_a_killed_worker_is_delivered_to_another(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, &json!({ "lease_ms": 1_000, "backoff_min_ms": 0, "backoff_max_ms": 0 }));
@@ -77,10 +77,10 @@ fn a15_the_message_of_a_killed_worker_is_delivered_to_another() {
     broker.has_not_panicked();
 }
 
-#[test]
-fn a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing() {
+on_one_and_on_four!(a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing);
+fn a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, &json!({ "backoff_min_ms": 0, "backoff_max_ms": 0 }));
@@ -143,10 +143,10 @@ const POISON: usize = 8;
 const NEIGHBOURS: usize = 4;
 const ATTEMPTS: u64 = 2;
 
-#[test]
-fn a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow() {
+on_one_and_on_four!(a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow);
+fn a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(
@@ -347,74 +347,70 @@ impl Begun {
     }
 }
 
-#[test]
-fn a15_an_effect_that_has_begun_stays_parked_when_its_worker_stalls_and_wakes() {
-    for partitions in [1, 4] {
-        let begun = Begun::start(partitions);
-        let worker = Pid::from_child(&begun.worker.0);
-        rustix::process::kill_process(worker, Signal::STOP).unwrap();
-        begun.is_parked();
-        rustix::process::kill_process(worker, Signal::CONT).unwrap();
-        begun.stays_parked();
-    }
+on_one_and_on_four!(a15_an_effect_that_has_begun_stays_parked_when_its_worker_stalls_and_wakes);
+fn a15_an_effect_that_has_begun_stays_parked_when_its_worker_stalls_and_wakes(partitions: u16) {
+    let begun = Begun::start(partitions);
+    let worker = Pid::from_child(&begun.worker.0);
+    rustix::process::kill_process(worker, Signal::STOP).unwrap();
+    begun.is_parked();
+    rustix::process::kill_process(worker, Signal::CONT).unwrap();
+    begun.stays_parked();
 }
 
-#[test]
-fn a15_an_effect_that_has_begun_stays_parked_when_the_broker_stalls_and_wakes() {
-    for partitions in [1, 4] {
-        let begun = Begun::start(partitions);
-        begun.broker.signal(Signal::STOP);
-        // For longer than the lease: the worker stops the command, as nobody extends it.
-        pause(Duration::from_secs(4));
-        begun.broker.signal(Signal::CONT);
-        begun.is_parked();
-        begun.stays_parked();
-    }
+on_one_and_on_four!(a15_an_effect_that_has_begun_stays_parked_when_the_broker_stalls_and_wakes);
+fn a15_an_effect_that_has_begun_stays_parked_when_the_broker_stalls_and_wakes(partitions: u16) {
+    let begun = Begun::start(partitions);
+    begun.broker.signal(Signal::STOP);
+    // For longer than the lease: the worker stops the command, as nobody extends it.
+    pause(Duration::from_secs(4));
+    begun.broker.signal(Signal::CONT);
+    begun.is_parked();
+    begun.stays_parked();
 }
 
-#[test]
-fn a15_an_effect_that_has_begun_is_parked_when_its_worker_is_killed() {
-    for partitions in [1, 4] {
-        let mut begun = Begun::start(partitions);
-        begun.worker.0.kill().unwrap();
-        begun.is_parked();
-        let path = begun.directory.path().to_owned();
-        begun.worker = worker(&begun.broker, &path, "echo again >> effects");
-        begun.stays_parked();
-    }
+on_one_and_on_four!(a15_an_effect_that_has_begun_is_parked_when_its_worker_is_killed);
+fn a15_an_effect_that_has_begun_is_parked_when_its_worker_is_killed(partitions: u16) {
+    let mut begun = Begun::start(partitions);
+    begun.worker.0.kill().unwrap();
+    begun.is_parked();
+    let path = begun.directory.path().to_owned();
+    begun.worker = worker(&begun.broker, &path, "echo again >> effects");
+    begun.stays_parked();
 }
 
-#[test]
-fn a15_a_worker_says_done_when_the_broker_has_confirmed_it_and_that_the_broker_is_away() {
-    for partitions in [1, 4] {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path();
-        let setup = Setup::new(path).partitions(partitions);
-        let mut broker = setup.start();
-        let mut door = broker.connection();
-        put(&mut door, &json!({ "lease_ms": 600_000 }));
-        door.ask(&Request::send("orders", "a", "x")).is(201);
-        std::fs::write(path.join("hold"), "").unwrap();
-        let exec = "touch taken; while test -e hold; do sleep 0.05; done; touch ended";
-        let mut command = broker.command(&["work", "orders", "--exec", exec]);
-        let (out, err) = (path.join("out"), path.join("err"));
-        command.stdout(std::fs::File::create(&out).unwrap());
-        command.stderr(std::fs::File::create(&err).unwrap());
-        let worker = Worker(command.current_dir(path).spawn().unwrap());
-        let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
-        let said = |path: &std::path::Path, words: &str| {
-            until(words, || read(path).contains(words).then_some(()));
-        };
-        until("the command to run", || path.join("taken").exists().then_some(()));
-        broker.kill();
-        said(&err, "the broker is away");
-        std::fs::remove_file(path.join("hold")).unwrap();
-        until("the command's end", || path.join("ended").exists().then_some(()));
-        assert_eq!(read(&out), "", "nobody has confirmed anything");
-        broker = setup.start();
-        said(&err, "the broker is back");
-        said(&out, "done");
-        assert_eq!(key(&mut broker.connection(), "a")["state"], "done");
-        drop(worker);
-    }
+on_one_and_on_four!(
+    a15_a_worker_says_done_when_the_broker_has_confirmed_it_and_that_the_broker_is_away
+);
+fn a15_a_worker_says_done_when_the_broker_has_confirmed_it_and_that_the_broker_is_away(
+    partitions: u16,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let setup = Setup::new(path).partitions(partitions);
+    let mut broker = setup.start();
+    let mut door = broker.connection();
+    put(&mut door, &json!({ "lease_ms": 600_000 }));
+    door.ask(&Request::send("orders", "a", "x")).is(201);
+    std::fs::write(path.join("hold"), "").unwrap();
+    let exec = "touch taken; while test -e hold; do sleep 0.05; done; touch ended";
+    let mut command = broker.command(&["work", "orders", "--exec", exec]);
+    let (out, err) = (path.join("out"), path.join("err"));
+    command.stdout(std::fs::File::create(&out).unwrap());
+    command.stderr(std::fs::File::create(&err).unwrap());
+    let worker = Worker(command.current_dir(path).spawn().unwrap());
+    let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
+    let said = |path: &std::path::Path, words: &str| {
+        until(words, || read(path).contains(words).then_some(()));
+    };
+    until("the command to run", || path.join("taken").exists().then_some(()));
+    broker.kill();
+    said(&err, "the broker is away");
+    std::fs::remove_file(path.join("hold")).unwrap();
+    until("the command's end", || path.join("ended").exists().then_some(()));
+    assert_eq!(read(&out), "", "nobody has confirmed anything");
+    broker = setup.start();
+    said(&err, "the broker is back");
+    said(&out, "done");
+    assert_eq!(key(&mut broker.connection(), "a")["state"], "done");
+    drop(worker);
 }

@@ -1,14 +1,20 @@
 //! Which response is remembered, and what those get who ask in a wrong way.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
 use axum::body::Body;
 use hapax_idempotency::{Event, Headers, Outcome, Policy, Remember, Settlement};
-use http::Request;
+use hapax_wire::proto::State;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt};
 
 use crate::shop::{House, Shop, named, request, request_with};
 
-#[tokio::test]
-async fn what_is_decided_is_remembered_and_what_is_not_is_tried_again() {
-    let house = House::open("{}").await;
+on_each!(what_is_decided_is_remembered_and_what_is_not_is_tried_again);
+async fn what_is_decided_is_remembered_and_what_is_not_is_tried_again(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     for (status, is_remembered) in [
         (200, true),
@@ -44,9 +50,9 @@ async fn what_is_decided_is_remembered_and_what_is_not_is_tried_again() {
     assert_eq!(shop.events(Event::Settled(Settlement::Released)), 21);
 }
 
-#[tokio::test]
-async fn a_policy_and_a_handler_can_say_otherwise() {
-    let house = House::open("{}").await;
+on_each!(a_policy_and_a_handler_can_say_otherwise);
+async fn a_policy_and_a_handler_can_say_otherwise(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let everything = Policy::new(|_, _| Remember::Keep);
     let shop = Shop::open(house.builder().policy(everything));
     shop.ask(request("/status/503", "k")).await;
@@ -59,16 +65,65 @@ async fn a_policy_and_a_handler_can_say_otherwise() {
     shop.ask(request("/remember/release", "release")).await;
     assert!(!shop.ask(request("/remember/release", "release")).await.is_replayed());
 
-    let doubtful = shop.ask(request("/remember/in-doubt", "in-doubt")).await;
-    assert_eq!(doubtful.status, 200, "the client gets what the handler says");
-    let again = shop.ask(request("/remember/in-doubt", "in-doubt")).await;
-    assert_eq!((again.status, again.code().as_str()), (409, "in_flight"));
-    assert_eq!(shop.events(Event::Settled(Settlement::InDoubt)), 1);
+    let before = shop.calls();
+    for call in 1..=2 {
+        let doubtful = shop.ask(request("/remember/in-doubt", "in-doubt")).await;
+        assert_eq!(doubtful.status, 200, "the client gets what the handler says");
+        assert_eq!(shop.calls() - before, call, "its queue does not park");
+        assert_eq!(shop.events(Event::Settled(Settlement::InDoubt)), call);
+    }
 }
 
-#[tokio::test]
-async fn only_the_headers_that_are_listed_are_remembered() {
-    let house = House::open("{}").await;
+/// Nobody waits for the end of a lease: it would last for longer than this test does.
+const LEASE: Duration = Duration::from_secs(3_600);
+
+on_each!(what_is_in_doubt_is_parked_at_once_where_the_queue_parks);
+async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u16) {
+    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
+    for (number, (path, status, why)) in [
+        ("/remember/in-doubt", 200, "its handler does not know what became of it"),
+        ("/panic", 500, "its handler panicked"),
+        ("/broken", 500, "its response broke off: the disk is gone"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let shop = Shop::open(house.builder().lease(LEASE));
+        assert_eq!(shop.ask(request(path, "k")).await.status, status, "{path}");
+        let key = house.key(&shop.claim_key()).await;
+        assert_eq!((key.state(), key.error.as_str()), (State::Parked, why), "{path}");
+        let again = shop.ask(request(path, "k")).await;
+        assert_eq!((again.status, again.code().as_str()), (409, "in_doubt"), "{path}");
+        assert_eq!(shop.calls(), 1, "{path}");
+        assert_eq!(shop.events(Event::Settled(Settlement::InDoubt)), 1, "{path}");
+        assert_eq!(house.stats().await.parked, number as u64 + 1);
+    }
+}
+
+on_each!(a_service_that_fails_without_a_response_leaves_its_key_in_doubt);
+async fn a_service_that_fails_without_a_response_leaves_its_key_in_doubt(partitions: u16) {
+    for (config, answer, calls) in
+        [(r#"{"on_lost":"park"}"#, Ok(409), 1), (r#"{"on_lost":"redeliver"}"#, Err("gone"), 2)]
+    {
+        let house = House::open(partitions, config).await;
+        let counter = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&counter);
+        let service = house.builder().lease(LEASE).build().unwrap().layer(tower::service_fn(
+            move |_: Request<Body>| {
+                counted.fetch_add(1, Ordering::SeqCst);
+                std::future::ready(Err::<Response<Body>, _>("gone"))
+            },
+        ));
+        let ask = || service.clone().oneshot(request("/charges", "k"));
+        assert_eq!(ask().await.unwrap_err(), "gone", "as the service said");
+        let again = ask().await.map(|response| response.status().as_u16());
+        assert_eq!((again, counter.load(Ordering::SeqCst)), (answer, calls), "{config}");
+    }
+}
+
+on_each!(only_the_headers_that_are_listed_are_remembered);
+async fn only_the_headers_that_are_listed_are_remembered(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().headers(Headers::only(["Location", "Set-Cookie"])));
     shop.ask(request("/charges", "k")).await;
     let again = shop.ask(request("/charges", "k")).await;
@@ -78,9 +133,11 @@ async fn only_the_headers_that_are_listed_are_remembered() {
     }
 }
 
-#[tokio::test]
-async fn a_handler_that_panics_is_an_error_and_frees_its_key() {
-    let house = House::open("{}").await;
+on_each!(a_handler_that_panics_is_an_error_and_frees_its_key_where_the_queue_does_not_park);
+async fn a_handler_that_panics_is_an_error_and_frees_its_key_where_the_queue_does_not_park(
+    partitions: u16,
+) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.ask(request("/panic", "k")).await;
     assert_eq!((first.status, first.code().as_str()), (500, "internal"));
@@ -88,9 +145,9 @@ async fn a_handler_that_panics_is_an_error_and_frees_its_key() {
     assert_eq!((second.status, &second.body[..]), (200, &b"receipt 2"[..]));
 }
 
-#[tokio::test]
-async fn a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else() {
-    let house = House::open("{}").await;
+on_each!(a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else);
+async fn a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let without = |method: &str, path: &str| {
         Request::builder().method(method).uri(path).body(Body::from("x")).unwrap()
@@ -127,9 +184,9 @@ async fn a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else() {
     assert!(shop.ask(optional()).await.is_replayed());
 }
 
-#[tokio::test]
-async fn the_two_forms_of_a_key_are_one_and_what_is_none_is_refused() {
-    let house = House::open("{}").await;
+on_each!(the_two_forms_of_a_key_are_one_and_what_is_none_is_refused);
+async fn the_two_forms_of_a_key_are_one_and_what_is_none_is_refused(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     shop.ask(request("/charges", "order-42")).await;
     assert!(shop.ask(request("/charges", "\"order-42\"")).await.is_replayed());
@@ -150,9 +207,9 @@ async fn the_two_forms_of_a_key_are_one_and_what_is_none_is_refused() {
     assert_eq!(shop.calls(), calls);
 }
 
-#[tokio::test]
-async fn another_request_under_the_same_key_is_a_conflict() {
-    let house = House::open("{}").await;
+on_each!(another_request_under_the_same_key_is_a_conflict);
+async fn another_request_under_the_same_key_is_a_conflict(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let base = || {
         let mut request = request("/orders/7/pay?currency=eur", "k");
@@ -188,9 +245,9 @@ async fn another_request_under_the_same_key_is_a_conflict() {
     assert!(shop.ask(base()).await.is_replayed());
 }
 
-#[tokio::test]
-async fn a_conflict_is_told_while_the_first_is_in_progress_too() {
-    let house = House::open("{}").await;
+on_each!(a_conflict_is_told_while_the_first_is_in_progress_too);
+async fn a_conflict_is_told_while_the_first_is_in_progress_too(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.asking(request_with("/gate", "k", "17 euro"));
     shop.called(1).await;
@@ -200,19 +257,21 @@ async fn a_conflict_is_told_while_the_first_is_in_progress_too() {
     assert_eq!(first.await.unwrap().status, 200);
 }
 
-#[tokio::test]
-async fn a_key_older_than_what_is_remembered_is_refused() {
-    let house = House::open("{}").await;
+on_each!(a_key_older_than_what_is_remembered_is_refused);
+async fn a_key_older_than_what_is_remembered_is_refused(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
-    // A UUIDv7 of February 2022.
-    let told = shop.ask(request("/charges", "017f22e2-79b0-7cc3-98c4-dc0c0c07398f")).await;
-    assert_eq!((told.status, told.code().as_str(), shop.calls()), (410, "too_old", 0));
+    // February 2022, as a UUIDv7 and as a ULID.
+    for old in ["017f22e2-79b0-7cc3-98c4-dc0c0c07398f", "01FWHE4YDGFK1SHH6W1G60EECF"] {
+        let told = shop.ask(request("/charges", old)).await;
+        assert_eq!((told.status, told.code().as_str(), shop.calls()), (410, "too_old", 0));
+    }
     assert_eq!(shop.ask(request("/charges", &hapax_client::new_key())).await.status, 201);
 }
 
-#[tokio::test]
-async fn a_stored_response_is_the_result_of_its_claim() {
-    let house = House::open("{}").await;
+on_each!(a_stored_response_is_the_result_of_its_claim);
+async fn a_stored_response_is_the_result_of_its_claim(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     shop.ask(request("/status/200", "k")).await;
     let key = house.admin.key(named(&shop.claim_key()), std::time::Duration::ZERO).await.unwrap();

@@ -16,9 +16,9 @@ fn nowhere() -> Client {
     Client::connect("http://127.0.0.1:1").unwrap()
 }
 
-#[tokio::test]
-async fn without_a_broker_nothing_is_done_that_could_not_be_remembered() {
-    let house = House::open("{}").await;
+on_each!(without_a_broker_nothing_is_done_that_could_not_be_remembered);
+async fn without_a_broker_nothing_is_done_that_could_not_be_remembered(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder_with(nowhere()).broker_timeout(SHORT));
     let told = shop.ask(request("/charges", "k")).await;
     assert_eq!((told.status, told.code().as_str(), shop.calls()), (503, "unavailable", 0));
@@ -28,9 +28,9 @@ async fn without_a_broker_nothing_is_done_that_could_not_be_remembered() {
     assert_eq!((unlisted.status, shop.calls()), (201, 1), "what is not protected goes on");
 }
 
-#[tokio::test]
-async fn without_a_broker_requests_are_passed_on_where_that_was_chosen() {
-    let house = House::open("{}").await;
+on_each!(without_a_broker_requests_are_passed_on_where_that_was_chosen);
+async fn without_a_broker_requests_are_passed_on_where_that_was_chosen(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let open = house.builder_with(nowhere()).on_unavailable(OnUnavailable::Open);
     let shop = Shop::open(open.broker_timeout(SHORT));
     assert_eq!(shop.ask(request("/panic", "k")).await.code(), "internal");
@@ -43,9 +43,9 @@ async fn without_a_broker_requests_are_passed_on_where_that_was_chosen() {
     assert_eq!(shop.ask(without).await.code(), "missing_key", "the rules of keys stay");
 }
 
-#[tokio::test]
-async fn a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case() {
-    let house = House::open("{}").await;
+on_each!(a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case);
+async fn a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     house.admin.delete_queue("http").await.unwrap();
     for on_unavailable in [OnUnavailable::Close, OnUnavailable::Open] {
         let shop = Shop::open(house.builder().on_unavailable(on_unavailable));
@@ -55,9 +55,9 @@ async fn a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case() {
     }
 }
 
-#[tokio::test]
-async fn a_response_is_stored_when_the_broker_is_back_and_replayed_then() {
-    let mut house = House::open("{}").await;
+on_each!(a_response_is_stored_when_the_broker_is_back_and_replayed_then);
+async fn a_response_is_stored_when_the_broker_is_back_and_replayed_then(partitions: u16) {
+    let mut house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().broker_timeout(ENOUGH));
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
@@ -73,9 +73,9 @@ async fn a_response_is_stored_when_the_broker_is_back_and_replayed_then() {
     assert_eq!((again.status, &again.body[..], shop.calls()), (200, &b"receipt 1"[..], 1));
 }
 
-#[tokio::test]
-async fn a_response_that_cannot_be_stored_is_given_where_failing_open_was_chosen() {
-    let mut house = House::open("{}").await;
+on_each!(a_response_that_cannot_be_stored_is_given_where_failing_open_was_chosen);
+async fn a_response_that_cannot_be_stored_is_given_where_failing_open_was_chosen(partitions: u16) {
+    let mut house = House::open(partitions, "{}").await;
     let builder = house.builder().broker_timeout(ENOUGH);
     let shop = Shop::open(builder.on_unavailable(OnUnavailable::Open));
     let first = shop.asking(request("/gate", "k"));

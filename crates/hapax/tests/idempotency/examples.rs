@@ -34,9 +34,9 @@ fn charge(account: &str, key: &str, cents: &'static str) -> Request<Body> {
     request.header("idempotency-key", key).body(Body::from(cents)).unwrap()
 }
 
-#[tokio::test]
-async fn the_charges_of_the_guide_are_charged_once() {
-    let house = House::open("{}").await;
+on_each!(the_charges_of_the_guide_are_charged_once);
+async fn the_charges_of_the_guide_are_charged_once(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     house.admin.put_queue("charges", "{}", None).await.unwrap();
     let bank = charges::Bank::default();
     let app = charges::app(bank.clone(), &charges::idempotency(&house.client).unwrap());
@@ -65,9 +65,9 @@ fn verdict(body: &str) -> Value {
     serde_json::from_str(body).unwrap()
 }
 
-#[tokio::test]
-async fn an_event_is_applied_once_and_only_if_it_is_newer() {
-    let house = House::open("{}").await;
+on_each!(an_event_is_applied_once_and_only_if_it_is_newer);
+async fn an_event_is_applied_once_and_only_if_it_is_newer(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     house.admin.put_queue("webhooks", "{}", None).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
     let receiver = Arc::new(webhooks::Receiver::new(directory.path()).unwrap());
@@ -97,9 +97,9 @@ async fn an_event_is_applied_once_and_only_if_it_is_newer() {
     assert_eq!(ask(&app, nothing).await.0, 400);
 }
 
-#[tokio::test]
-async fn a_receiver_that_dies_after_applying_an_event_goes_on_from_there() {
-    let house = House::open("{}").await;
+on_each!(a_receiver_that_dies_after_applying_an_event_goes_on_from_there);
+async fn a_receiver_that_dies_after_applying_an_event_goes_on_from_there(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     house.admin.put_queue("webhooks", "{}", None).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
     let address = house.client.address().to_owned();

@@ -6,10 +6,18 @@
     reason = "a test stops at surprises"
 )]
 
+#[macro_use]
+#[path = "../client/on_each.rs"]
+mod on_each;
+
 mod answers;
 mod away;
+mod begins;
 mod examples;
 mod once;
 mod scopes;
 mod shop;
 mod sizes;
+#[path = "../proxy/wire.rs"]
+#[expect(dead_code, reason = "the tests of the proxy need more of it")]
+mod wire;

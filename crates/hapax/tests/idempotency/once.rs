@@ -7,10 +7,10 @@ use hapax_wire::proto::State;
 
 use crate::shop::{BINARY, House, LONG, Shop, in_time, named, patient, request};
 
-#[tokio::test]
-async fn many_identical_requests_at_once_are_one_call() {
+on_each!(many_identical_requests_at_once_are_one_call);
+async fn many_identical_requests_at_once_are_one_call(partitions: u16) {
     const COUNT: usize = 32;
-    let house = House::open("{}").await;
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let asking: Vec<_> = (0..COUNT).map(|_| shop.asking(patient("/charges", "k"))).collect();
     let mut replayed = 0;
@@ -22,9 +22,9 @@ async fn many_identical_requests_at_once_are_one_call() {
     assert_eq!((shop.calls(), replayed), (1, COUNT - 1));
 }
 
-#[tokio::test]
-async fn a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates() {
-    let house = House::open("{}").await;
+on_each!(a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates);
+async fn a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.ask(request("/charges", "k")).await;
     assert_eq!((first.status, first.outcome), (201, Some(Outcome::Fresh)));
@@ -51,9 +51,9 @@ async fn a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates(
     assert_eq!(shop.calls(), 1);
 }
 
-#[tokio::test]
-async fn a_retry_that_comes_too_early_is_told_so_or_waits() {
-    let house = House::open("{}").await;
+on_each!(a_retry_that_comes_too_early_is_told_so_or_waits);
+async fn a_retry_that_comes_too_early_is_told_so_or_waits(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
@@ -77,9 +77,9 @@ async fn a_retry_that_comes_too_early_is_told_so_or_waits() {
     assert_eq!((waited.body, shop.calls()), (first.body, 1));
 }
 
-#[tokio::test]
-async fn a_client_that_hangs_up_leaves_its_work_recorded() {
-    let house = House::open("{}").await;
+on_each!(a_client_that_hangs_up_leaves_its_work_recorded);
+async fn a_client_that_hangs_up_leaves_its_work_recorded(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
@@ -93,9 +93,9 @@ async fn a_client_that_hangs_up_leaves_its_work_recorded() {
     assert_eq!((&again.body[..], shop.calls()), (&b"receipt 1"[..], 1));
 }
 
-#[tokio::test]
-async fn a_handler_may_take_longer_than_the_lease() {
-    let house = House::open("{}").await;
+on_each!(a_handler_may_take_longer_than_the_lease);
+async fn a_handler_may_take_longer_than_the_lease(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().lease(Duration::from_secs(2)));
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
@@ -136,9 +136,11 @@ async fn crash(house: &House, lease: Duration) -> String {
     claim_key
 }
 
-#[tokio::test]
-async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_before() {
-    let house = House::open("{}").await;
+on_each!(a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_before);
+async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_before(
+    partitions: u16,
+) {
+    let house = House::open(partitions, "{}").await;
     let claim_key = crash(&house, Duration::from_secs(8)).await;
     let shop = house.shop();
     let early = shop.ask(request("/twice", "k")).await;
@@ -149,9 +151,9 @@ async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_befo
     assert_eq!(shop.claim_key(), claim_key, "the same key for whoever is called by it");
 }
 
-#[tokio::test]
-async fn a_service_that_dies_is_not_called_again_where_the_queue_parks() {
-    let house = House::open(r#"{"on_lost":"park"}"#).await;
+on_each!(a_service_that_dies_is_not_called_again_where_the_queue_parks);
+async fn a_service_that_dies_is_not_called_again_where_the_queue_parks(partitions: u16) {
+    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
     let claim_key = crash(&house, Duration::from_millis(500)).await;
     let parked = house.admin.key(named(&claim_key), LONG).await.unwrap();
     assert_eq!(parked.state(), State::Parked);
@@ -176,10 +178,12 @@ async fn a_service_that_dies_is_not_called_again_where_the_queue_parks() {
     assert_eq!(shop.calls(), 0);
 }
 
+on_each!(a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_the_queue_parks);
 /// A process that dies between its claim and its handler has done nothing.
-#[tokio::test]
-async fn a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_the_queue_parks() {
-    let house = House::open(r#"{"on_lost":"park"}"#).await;
+async fn a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_the_queue_parks(
+    partitions: u16,
+) {
+    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
     let shop = house.shop();
     // Its key is released; now it is known.
     assert_eq!(shop.ask(request("/status/500", "k")).await.status, 500);
@@ -195,9 +199,9 @@ async fn a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_th
     assert_eq!((told.status, shop.calls()), (500, 2), "it is a first request");
 }
 
-#[tokio::test]
-async fn a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored() {
-    let house = House::open("{}").await;
+on_each!(a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored);
+async fn a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.asking(request("/twice", "k"));
     shop.called(1).await;
@@ -213,9 +217,11 @@ async fn a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored()
     assert_eq!(shop.events(Event::Settled(Settlement::Lost)), 1);
 }
 
-#[tokio::test]
-async fn a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progress() {
-    let house = House::open("{}").await;
+on_each!(a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progress);
+async fn a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progress(
+    partitions: u16,
+) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
@@ -232,9 +238,9 @@ async fn a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progr
     assert!(again.is_replayed());
 }
 
-#[tokio::test]
-async fn a_late_completion_is_stored_where_nobody_has_the_key() {
-    let house = House::open("{}").await;
+on_each!(a_late_completion_is_stored_where_nobody_has_the_key);
+async fn a_late_completion_is_stored_where_nobody_has_the_key(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
@@ -247,9 +253,9 @@ async fn a_late_completion_is_stored_where_nobody_has_the_key() {
     assert_eq!((again.body, shop.calls()), (first.body, 1));
 }
 
-#[tokio::test]
-async fn the_next_attempt_goes_on_from_what_was_saved() {
-    let house = House::open("{}").await;
+on_each!(the_next_attempt_goes_on_from_what_was_saved);
+async fn the_next_attempt_goes_on_from_what_was_saved(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = house.shop();
     let first = shop.ask(request("/resumed", "k")).await;
     assert_eq!((first.status, first.is_replayed()), (500, false));

@@ -11,9 +11,9 @@ fn of(account: &str, key: &str) -> Request<Body> {
     request
 }
 
-#[tokio::test]
-async fn keys_of_different_tenants_do_not_meet() {
-    let house = House::open("{}").await;
+on_each!(keys_of_different_tenants_do_not_meet);
+async fn keys_of_different_tenants_do_not_meet(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().tenant(|request| {
         let account = request.headers.get("x-account")?;
         Some(account.to_str().ok()?.to_owned())
@@ -34,9 +34,9 @@ async fn keys_of_different_tenants_do_not_meet() {
     assert!(shop.ask(fresh_token).await.is_replayed());
 }
 
-#[tokio::test]
-async fn a_key_counts_for_its_route_and_its_method_alone() {
-    let house = House::open("{}").await;
+on_each!(a_key_counts_for_its_route_and_its_method_alone);
+async fn a_key_counts_for_its_route_and_its_method_alone(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let builder = || house.builder().required("PUT,PATCH /unlisted");
     let shop = Shop::open(builder());
     shop.ask(request("/charges", "k")).await;

@@ -37,20 +37,21 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
 pub(crate) struct House {
     pub(crate) client: Client,
     pub(crate) admin: Admin,
-    address: SocketAddr,
+    pub(crate) address: SocketAddr,
     directory: TempDir,
+    partitions: u16,
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl House {
-    pub(crate) async fn open(config_json: &str) -> Self {
+    pub(crate) async fn open(partitions: u16, config_json: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = "127.0.0.1:0".parse().unwrap();
-        let (address, running) = start(directory.path().join("data"), port).await;
+        let (address, running) = start(directory.path().join("data"), port, partitions).await;
         let client = Client::connect(&format!("http://{address}")).unwrap();
         let admin = Admin::new(client.clone());
         admin.put_queue("http", config_json, None).await.unwrap();
-        Self { client, admin, address, directory, running: Some(running) }
+        Self { client, admin, address, directory, partitions, running: Some(running) }
     }
 
     pub(crate) async fn stop(&mut self) {
@@ -61,7 +62,8 @@ impl House {
 
     /// On the same port and data.
     pub(crate) async fn start_again(&mut self) {
-        let (_, running) = start(self.directory.path().join("data"), self.address).await;
+        let data = self.directory.path().join("data");
+        let (_, running) = start(data, self.address, self.partitions).await;
         self.running = Some(running);
     }
 
@@ -111,10 +113,12 @@ pub(crate) fn named(claim_key: &str) -> proto::KeyRequest {
 async fn start(
     data: PathBuf,
     listen: SocketAddr,
+    partitions: u16,
 ) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
     let mut settings = Settings::default();
     settings.listen = listen;
     settings.data = data;
+    settings.partitions = partitions;
     settings.auth = Auth::Off;
     let broker = Broker::start(&settings, None).await.unwrap();
     let address = broker.address();

@@ -7,9 +7,9 @@ use http::Request;
 
 use crate::shop::{House, Shop, request};
 
-#[tokio::test]
-async fn a_request_that_is_too_large_is_refused_before_anything_is_done() {
-    let house = House::open("{}").await;
+on_each!(a_request_that_is_too_large_is_refused_before_anything_is_done);
+async fn a_request_that_is_too_large_is_refused_before_anything_is_done(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().request_max(10));
     let of =
         |body: Body| Request::post("/charges").header("idempotency-key", "k").body(body).unwrap();
@@ -27,9 +27,9 @@ async fn a_request_that_is_too_large_is_refused_before_anything_is_done() {
     assert_eq!(shop.ask(of(Body::from("ten bytes!"))).await.status, 201);
 }
 
-#[tokio::test]
-async fn a_request_beyond_the_bound_of_those_under_way_is_refused() {
-    let house = House::open("{}").await;
+on_each!(a_request_beyond_the_bound_of_those_under_way_is_refused);
+async fn a_request_beyond_the_bound_of_those_under_way_is_refused(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().operations_max(2));
     let first = shop.asking(request("/gate", "a"));
     let gone = shop.asking(request("/gate", "b"));
@@ -45,9 +45,9 @@ async fn a_request_beyond_the_bound_of_those_under_way_is_refused() {
     assert_eq!(shop.ask(request("/charges", "c")).await.status, 201);
 }
 
-#[tokio::test]
-async fn a_request_that_breaks_off_or_does_not_end_is_refused() {
-    let house = House::open("{}").await;
+on_each!(a_request_that_breaks_off_or_does_not_end_is_refused);
+async fn a_request_that_breaks_off_or_does_not_end_is_refused(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().request_timeout(std::time::Duration::from_secs(1)));
     let of =
         |body: Body| Request::post("/charges").header("idempotency-key", "k").body(body).unwrap();
@@ -61,9 +61,11 @@ async fn a_request_that_breaks_off_or_does_not_end_is_refused() {
     assert_eq!(shop.calls(), 0);
 }
 
-#[tokio::test]
-async fn a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_effect() {
-    let house = House::open("{}").await;
+on_each!(a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_effect);
+async fn a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_effect(
+    partitions: u16,
+) {
+    let house = House::open(partitions, "{}").await;
     let shop = Shop::open(house.builder().response_max(1_000));
     let fits = shop.ask(request("/large/1000", "k")).await;
     assert_eq!(fits.body.len(), 1_000);
@@ -80,9 +82,23 @@ async fn a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_
     assert_eq!(shop.events(Event::Settled(Settlement::NotKept)), 1);
 }
 
-#[tokio::test]
-async fn a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothing() {
-    let house = House::open(r#"{"max_body_bytes":500}"#).await;
+on_each!(a_response_larger_than_any_frame_is_given_once_and_not_kept);
+async fn a_response_larger_than_any_frame_is_given_once_and_not_kept(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let shop = Shop::open(house.builder().response_max(100 << 20));
+    for (call, mebibytes) in [(1, 17), (2, 33), (3, 65)] {
+        let path = format!("/large/{}", mebibytes << 20);
+        let first = shop.ask(request(&path, &path)).await;
+        assert_eq!((first.status, first.body.len()), (200, mebibytes << 20));
+        let again = shop.ask(request(&path, &path)).await;
+        assert_eq!((again.status, again.code().as_str()), (410, "response_not_kept"));
+        assert_eq!(shop.calls(), call);
+    }
+}
+
+on_each!(a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothing);
+async fn a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothing(partitions: u16) {
+    let house = House::open(partitions, r#"{"max_body_bytes":500}"#).await;
     let shop = house.shop();
     let (_, wrong) = shop.idempotency.check_queue().await.unwrap();
     assert!(wrong[0].contains("max_body_bytes"), "{wrong:?}");
@@ -92,13 +108,12 @@ async fn a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothin
     assert_eq!((again.status, again.code().as_str(), shop.calls()), (410, "response_not_kept", 1));
 }
 
-#[tokio::test]
-async fn a_response_that_breaks_off_leaves_its_key_in_doubt() {
-    let house = House::open(r#"{"on_lost":"park"}"#).await;
-    let lease = std::time::Duration::from_millis(500);
-    let shop = Shop::open(house.builder().lease(lease));
+on_each!(a_response_that_breaks_off_leaves_its_key_in_doubt);
+async fn a_response_that_breaks_off_leaves_its_key_in_doubt(partitions: u16) {
+    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
+    let shop = house.shop();
     let first = shop.ask(request("/broken", "k")).await;
     assert_eq!((first.status, first.code().as_str()), (500, "in_doubt"));
-    let again = shop.ask(crate::shop::patient("/broken", "k")).await;
+    let again = shop.ask(request("/broken", "k")).await;
     assert_eq!((again.status, again.code().as_str(), shop.calls()), (409, "in_doubt", 1));
 }

@@ -27,9 +27,9 @@ async fn killed_after_the_answer(broker: &Broker, upstream: &Upstream, in_doubt:
     assert!(asking.await.is_err(), "the client saw its connection break");
 }
 
-#[tokio::test]
-async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_killed_between_answer_and_completion_leaves_its_key_parked);
+async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     killed_after_the_answer(&broker, &upstream, "park").await;
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let told = proxy.ask(patient("/gate", "k")).await;
@@ -43,9 +43,11 @@ async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked() {
     assert_eq!((told.status, told.text()), (200, "receipt 2"), "somebody said so");
 }
 
-#[tokio::test]
-async fn a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_under_the_same_key() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_under_the_same_key);
+async fn a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_under_the_same_key(
+    partitions: u16,
+) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     killed_after_the_answer(&broker, &upstream, "retry").await;
     let more = ["--in-doubt", "retry"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
@@ -56,9 +58,9 @@ async fn a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_unde
     assert!(proxy.ask(request("/gate", "k")).await.is_replayed());
 }
 
-#[tokio::test]
-async fn a_claim_that_comes_too_late_is_given_back() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_claim_that_comes_too_late_is_given_back);
+async fn a_claim_that_comes_too_late_is_given_back(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let more = ["--broker-timeout", "300ms"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     broker.pause().await;
@@ -70,14 +72,13 @@ async fn a_claim_that_comes_too_late_is_given_back() {
     assert_eq!(upstream.calls(), 1);
 }
 
+on_each!(a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_done);
 /// Nobody gives the claims back: the proxy has given them up before the broker moves again.
-#[tokio::test]
-async fn a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_done() {
+async fn a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_done(partitions: u16) {
     const KEYS: [&str; 3] = ["a", "b", "c"];
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let more = ["--broker-timeout", "300ms", "--lease", "1s"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
-    assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
     broker.pause().await;
     for key in KEYS {
         let told = proxy.ask(request("/charges", key)).await;
@@ -87,31 +88,37 @@ async fn a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_don
         (proxy.metric("hapax_proxy_operations").await == 0).then_some(())
     })
     .await;
-    assert_eq!(upstream.calls(), 1);
+    assert_eq!(upstream.calls(), 0);
     broker.resume();
+    let calm = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     for key in KEYS {
-        assert!(insist(&proxy.address, key).await.is_some(), "{key} is in doubt");
+        assert!(insist(&calm.address, key).await.is_some(), "{key} is in doubt");
     }
     let calls = upstream.calls_by_key();
     assert!(KEYS.iter().all(|key| calls[*key] == 1), "{calls:?}");
 }
 
-/// The answer to a claim is lost with its connection: the proxy asks again, and is known.
-#[tokio::test]
-async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
-    let wire = Wire::to(&broker.address).await;
-    let more = ["--broker-timeout", "60s", "--lease", "60s"];
-    let proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
-    assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
-    wire.swallow_answers();
-    let asking = proxy.asking(request("/charges", "k"));
+/// Waits until the broker has given a key away.
+async fn until_leased(broker: &Broker) {
     until("the broker to give the key away", async || {
         let queue = broker.ok(&["queue", "show", "http", "-o", "json"]).await;
         let queue: serde_json::Value = serde_json::from_str(&queue).unwrap();
         (queue["stats"]["leased"] == 1).then_some(())
     })
     .await;
+}
+
+on_each!(a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again);
+/// The answer to a claim is lost with its connection: the proxy asks again, and is known.
+async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let wire = Wire::to(&broker.address).await;
+    let more = ["--broker-timeout", "60s", "--lease", "60s"];
+    let proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
+    wire.swallow_answers();
+    let asking = proxy.asking(request("/charges", "k"));
+    until_leased(&broker).await;
     assert_eq!(upstream.calls(), 1);
     wire.cut();
     let told = asking.await.unwrap();
@@ -119,9 +126,26 @@ async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again() {
     assert_eq!(upstream.calls_by_key()["k"], 1);
 }
 
-#[tokio::test]
-async fn a_client_that_hangs_up_finds_its_answer_when_it_comes_again() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt);
+async fn a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let wire = Wire::to(&broker.address).await;
+    let more = ["--broker-timeout", "60s", "--lease", "2s"];
+    let mut proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
+    wire.swallow_answers();
+    let asking = proxy.asking(request("/charges", "k"));
+    until_leased(&broker).await;
+    proxy.kill();
+    assert!(asking.await.is_err(), "the client saw its connection break");
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    assert!(insist(&proxy.address, "k").await.is_some(), "it is free when its lease is over");
+    assert_eq!(upstream.calls_by_key()["k"], 1);
+}
+
+on_each!(a_client_that_hangs_up_finds_its_answer_when_it_comes_again);
+async fn a_client_that_hangs_up_finds_its_answer_when_it_comes_again(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let mut stream = TcpStream::connect(&proxy.address).unwrap();
     let head = "POST /gate HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 7\r\n\r\n";
@@ -156,12 +180,14 @@ async fn insist(address: &str, key: &str) -> Option<String> {
     }
 }
 
-#[tokio::test]
-async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_and_again() {
+on_each!(every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_and_again);
+async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_and_again(
+    partitions: u16,
+) {
     const CLIENTS: usize = 8;
     const KEYS: usize = 60;
     const KILLS: usize = 5;
-    let (mut broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let (mut broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let more = ["--lease", "5s"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let ended = Arc::new(AtomicUsize::new(0));

@@ -11,9 +11,9 @@ use crate::upstream::Upstream;
 /// Long enough for what should be in time, on a busy machine.
 const TIMEOUT: [&str; 2] = ["--upstream-timeout", "1s"];
 
-#[tokio::test]
-async fn an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free() {
-    let broker = Broker::start().await;
+on_each!(an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free);
+async fn an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free(partitions: u16) {
+    let broker = Broker::start(partitions).await;
     let upstream = Upstream::start().await;
     let address = upstream.address.to_string();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
@@ -29,10 +29,13 @@ async fn an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free()
     assert!(proxy.metric("hapax_proxy_settlements_total{how=\"released\"}").await >= 1);
 }
 
-#[tokio::test]
-async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says_so() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
-    let more = [&TIMEOUT[..], &["--lease", "500ms"]].concat();
+on_each!(an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says_so);
+async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says_so(
+    partitions: u16,
+) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    // No lease ends in this test: what is in doubt is parked at once.
+    let more = [&TIMEOUT[..], &["--lease", "1h"]].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     for (path, status, code, calls) in
         [("/hang", 504, "upstream_timeout", 1), ("/cut", 502, "upstream_failed", 2)]
@@ -41,7 +44,7 @@ async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says
         assert_eq!(first.problem(), (status, code.to_owned()), "{path}");
         assert!(!first.headers.contains_key("retry-after"), "{first:?}");
         let claim_key = first.json()["claim_key"].as_str().unwrap().to_owned();
-        let again = proxy.ask(patient(path, "k")).await;
+        let again = proxy.ask(request(path, "k")).await;
         assert_eq!(again.problem(), (409, "in_doubt".to_owned()), "{path}");
         assert_eq!(again.json()["claim_key"], claim_key);
         assert_eq!(upstream.calls(), calls, "{path}");
@@ -57,10 +60,10 @@ async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says
     assert_eq!(proxy.metric("hapax_proxy_settlements_total{how=\"in_doubt\"}").await, 2);
 }
 
-#[tokio::test]
-async fn a_response_that_breaks_off_is_not_asked_for_again() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
-    let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--lease", "500ms"]).await;
+on_each!(a_response_that_breaks_off_is_not_asked_for_again);
+async fn a_response_that_breaks_off_is_not_asked_for_again(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--lease", "1h"]).await;
     let asking = proxy.asking(request("/half", "k"));
     until("the head of the response", async || {
         let series = "hapax_proxy_upstream_requests_total{ended=\"2xx\"}";
@@ -69,21 +72,27 @@ async fn a_response_that_breaks_off_is_not_asked_for_again() {
     .await;
     upstream.open(1);
     assert_eq!(asking.await.unwrap().problem(), (500, "in_doubt".to_owned()));
-    let again = proxy.ask(patient("/half", "k")).await;
+    let again = proxy.ask(request("/half", "k")).await;
     assert_eq!((again.problem(), upstream.calls()), ((409, "in_doubt".to_owned()), 1));
 
     // One that does not end in time is no different.
-    let slow = ["--lease", "500ms", "--upstream-timeout", "1s", "--namespace", "slow"];
+    let slow = ["--lease", "1h", "--upstream-timeout", "1s", "--namespace", "slow"];
     let slow = Proxy::start(&broker.url(), &upstream.url(), &slow).await;
     let told = slow.ask(request("/half", "k")).await;
     assert_eq!((told.problem(), upstream.calls()), ((500, "in_doubt".to_owned()), 2));
 }
 
-#[tokio::test]
-async fn an_upstream_that_honours_keys_itself_is_called_again_with_the_same_one() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
-    let more = [&TIMEOUT[..], &["--lease", "500ms", "--in-doubt", "retry"]].concat();
+on_each!(an_upstream_that_honours_keys_itself_is_called_again_with_the_same_one);
+async fn an_upstream_that_honours_keys_itself_is_called_again_with_the_same_one(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    // No lease ends in this test: the key is free at once.
+    let more = [&TIMEOUT[..], &["--lease", "1h", "--in-doubt", "retry"]].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+    for _ in 0..2 {
+        let told = proxy.ask(request("/half", "half")).await;
+        assert_eq!(told.problem(), (500, "in_doubt".to_owned()), "it broke off in the middle");
+    }
+    assert_eq!(upstream.calls_by_key()["half"], 2);
     for (path, status, code) in
         [("/hang", 504, "upstream_timeout"), ("/cut", 502, "upstream_failed")]
     {
@@ -110,9 +119,9 @@ async fn asleep(
     (proxy, asking)
 }
 
-#[tokio::test]
-async fn a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parked() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parked);
+async fn a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parked(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let (sleeper, first) = asleep(&broker, &upstream, &[]).await;
     upstream.open(1);
     let other = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
@@ -126,9 +135,9 @@ async fn a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parke
     assert_eq!(upstream.calls(), 1);
 }
 
-#[tokio::test]
-async fn a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile);
+async fn a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let retry = ["--in-doubt", "retry"];
     let (sleeper, first) = asleep(&broker, &upstream, &retry).await;
     upstream.open(2);
@@ -143,9 +152,9 @@ async fn a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile()
     assert_eq!(upstream.calls_by_key()["k"], 2, "the upstream is told that it is the same one");
 }
 
-#[tokio::test]
-async fn while_the_broker_is_away_requests_pass_unprotected_where_that_was_chosen() {
-    let (mut broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(while_the_broker_is_away_requests_pass_unprotected_where_that_was_chosen);
+async fn while_the_broker_is_away_requests_pass_unprotected_where_that_was_chosen(partitions: u16) {
+    let (mut broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let more = ["--fail-open", "--broker-timeout", "300ms"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);

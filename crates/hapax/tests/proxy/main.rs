@@ -6,6 +6,10 @@
     reason = "a test stops at surprises"
 )]
 
+#[macro_use]
+#[path = "../client/on_each.rs"]
+mod on_each;
+
 mod crashes;
 mod doubt;
 mod process;
@@ -14,4 +18,5 @@ mod starts;
 mod stops;
 mod through;
 mod upstream;
+#[expect(dead_code, reason = "the tests of the layer need more of it")]
 mod wire;

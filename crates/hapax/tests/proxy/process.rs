@@ -68,14 +68,15 @@ async fn pause(child: &Child) {
 pub(crate) struct Broker {
     child: Child,
     directory: TempDir,
+    partitions: u16,
     pub(crate) address: String,
 }
 
 impl Broker {
-    pub(crate) async fn start() -> Self {
+    pub(crate) async fn start(partitions: u16) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (child, address) = serve(directory.path(), "127.0.0.1:0").await;
-        Self { child, directory, address }
+        let (child, address) = serve(directory.path(), "127.0.0.1:0", partitions).await;
+        Self { child, directory, partitions, address }
     }
 
     pub(crate) fn url(&self) -> String {
@@ -102,7 +103,7 @@ impl Broker {
 
     /// On the same port and data.
     pub(crate) async fn start_again(&mut self) {
-        (self.child, _) = serve(self.directory.path(), &self.address).await;
+        (self.child, _) = serve(self.directory.path(), &self.address, self.partitions).await;
     }
 
     /// Runs a command against it.
@@ -126,12 +127,12 @@ impl Drop for Broker {
     }
 }
 
-async fn serve(directory: &Path, listen: &str) -> (Child, String) {
+async fn serve(directory: &Path, listen: &str, partitions: u16) -> (Child, String) {
     let port_file = directory.join("port");
     let _ = std::fs::remove_file(&port_file);
     let mut child = hapax(directory)
         .args(["serve", "--listen", listen, "--data", "data", "--port-file", "port"])
-        .args(["--auth", "off", "--log", "error"])
+        .args(["--auth", "off", "--log", "error", "--partitions", &partitions.to_string()])
         .spawn()
         .unwrap();
     let address = until("the broker's port", async || {

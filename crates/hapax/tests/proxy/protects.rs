@@ -7,10 +7,10 @@ use http_body_util::Full;
 use crate::process::{Broker, Proxy, patient, request};
 use crate::upstream::{BINARY, Upstream};
 
-#[tokio::test]
-async fn many_identical_requests_through_two_proxies_are_one_call() {
+on_each!(many_identical_requests_through_two_proxies_are_one_call);
+async fn many_identical_requests_through_two_proxies_are_one_call(partitions: u16) {
     const COUNT: usize = 24;
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let one = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let two = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let asking = (0..COUNT).map(|number| {
@@ -28,9 +28,9 @@ async fn many_identical_requests_through_two_proxies_are_one_call() {
     assert_eq!(upstream.calls_by_key()["k"], 1, "the upstream is told the key");
 }
 
-#[tokio::test]
-async fn a_replay_is_the_upstreams_response_byte_for_byte() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_replay_is_the_upstreams_response_byte_for_byte);
+async fn a_replay_is_the_upstreams_response_byte_for_byte(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let first = proxy.ask(request("/charges", "k")).await;
     assert_eq!((first.status, first.is_replayed()), (201, false));
@@ -51,9 +51,9 @@ async fn a_replay_is_the_upstreams_response_byte_for_byte() {
     assert_eq!(upstream.calls(), 1);
 }
 
-#[tokio::test]
-async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted);
+async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--request-max", "1000"]).await;
     let with = |key: Option<&str>, body: Vec<u8>| {
         let mut request = Request::post("/charges");
@@ -108,9 +108,9 @@ async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted
     assert_eq!(proxy.beside("/readyz").await.status, 200);
 }
 
-#[tokio::test]
-async fn what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself);
+async fn what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let usual = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let chosen = ["--release", "404", "--namespace", "other"];
     let chosen = Proxy::start(&broker.url(), &upstream.url(), &chosen).await;
@@ -126,9 +126,9 @@ async fn what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself() {
     }
 }
 
-#[tokio::test]
-async fn callers_are_told_apart_by_the_header_that_was_chosen() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(callers_are_told_apart_by_the_header_that_was_chosen);
+async fn callers_are_told_apart_by_the_header_that_was_chosen(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy =
         Proxy::start(&broker.url(), &upstream.url(), &["--tenant-header", "X-Account"]).await;
     let of = |account: &str, token: &str| {
@@ -153,9 +153,9 @@ async fn callers_are_told_apart_by_the_header_that_was_chosen() {
     }
 }
 
-#[tokio::test]
-async fn a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice);
+async fn a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--response-max", "5"]).await;
     let first = proxy.ask(request("/charges", "k")).await;
     assert_eq!((first.status, first.body.len()), (201, BINARY.len() + 1));

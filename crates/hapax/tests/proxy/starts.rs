@@ -19,7 +19,7 @@ const PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.
 
 #[tokio::test]
 async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
-    let broker = Broker::start().await;
+    let broker = Broker::start(1).await;
     for (arguments, why) in [
         (vec!["--route", "GET /charges"], "can be repeated as it is"),
         (vec!["--route", "POST charges"], "does not begin with a slash"),
@@ -41,7 +41,7 @@ async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
 
 #[tokio::test]
 async fn a_broker_that_is_not_there_is_told_at_once() {
-    let mut broker = Broker::start().await;
+    let mut broker = Broker::start(1).await;
     broker.kill();
     let (code, text) = refused(&broker, &[&UPSTREAM[..], &ROUTE, &PORTS].concat()).await;
     assert_eq!(code, Some(6), "{text}");
@@ -50,7 +50,7 @@ async fn a_broker_that_is_not_there_is_told_at_once() {
 
 #[tokio::test]
 async fn a_queue_that_would_weaken_the_promise_is_refused_and_a_missing_one_is_made() {
-    let broker = Broker::start().await;
+    let broker = Broker::start(1).await;
     broker.ok(&["queue", "create", "loose"]).await;
     broker.ok(&["queue", "create", "lossy", "--guarantee", "at-most-once"]).await;
     broker.ok(&["queue", "create", "small", "--on-lost", "park", "--max-body-bytes", "9"]).await;
@@ -77,7 +77,7 @@ async fn a_queue_that_would_weaken_the_promise_is_refused_and_a_missing_one_is_m
 
 #[tokio::test]
 async fn a_port_that_is_taken_is_named() {
-    let broker = Broker::start().await;
+    let broker = Broker::start(1).await;
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let arguments = ["--listen", &address, "--metrics-listen", "127.0.0.1:0"];
@@ -87,7 +87,7 @@ async fn a_port_that_is_taken_is_named() {
 
 #[tokio::test]
 async fn it_says_what_it_protects_and_what_to_try_next() {
-    let broker = Broker::start().await;
+    let broker = Broker::start(1).await;
     let mut command = hapax(broker.path());
     command.arg("proxy").args(UPSTREAM).args(ROUTE).args(PORTS);
     command.args(["--optional-route", "PUT /orders/{order}", "--port-file", "ports"]);

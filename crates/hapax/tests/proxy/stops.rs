@@ -6,9 +6,9 @@ use std::net::TcpStream;
 use crate::process::{Broker, Proxy, request, until};
 use crate::upstream::Upstream;
 
-#[tokio::test]
-async fn a_proxy_that_is_told_to_stop_finishes_what_it_began() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_that_is_told_to_stop_finishes_what_it_began);
+async fn a_proxy_that_is_told_to_stop_finishes_what_it_began(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let mut proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let asking = proxy.asking(request("/gate", "waits"));
     let mut stream = TcpStream::connect(&proxy.address).unwrap();
@@ -32,9 +32,9 @@ async fn a_proxy_that_is_told_to_stop_finishes_what_it_began() {
     assert_eq!(upstream.calls(), 2);
 }
 
-#[tokio::test]
-async fn a_proxy_does_not_wait_for_ever_and_says_so() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_proxy_does_not_wait_for_ever_and_says_so);
+async fn a_proxy_does_not_wait_for_ever_and_says_so(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let mut proxy = Proxy::start(&broker.url(), &upstream.url(), &["--drain", "200ms"]).await;
     let asking = proxy.asking(request("/hang", "k"));
     upstream.called(1).await;

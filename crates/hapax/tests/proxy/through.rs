@@ -12,9 +12,9 @@ use hyper_util::rt::TokioExecutor;
 use crate::process::{Broker, Proxy, in_time, until};
 use crate::upstream::Upstream;
 
-#[tokio::test]
-async fn the_upstream_is_told_who_asked_and_nothing_of_the_connection() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(the_upstream_is_told_who_asked_and_nothing_of_the_connection);
+async fn the_upstream_is_told_who_asked_and_nothing_of_the_connection(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let request = Request::post("/echo?a=%20b&c")
         .header("host", "shop.example")
@@ -46,9 +46,9 @@ async fn the_upstream_is_told_who_asked_and_nothing_of_the_connection() {
     }
 }
 
-#[tokio::test]
-async fn clients_may_speak_http_2() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(clients_may_speak_http_2);
+async fn clients_may_speak_http_2(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http();
     for (path, is_replayed) in [("/echo", false), ("/charges", false), ("/charges", true)] {
@@ -68,9 +68,9 @@ async fn clients_may_speak_http_2() {
     assert_eq!(upstream.calls(), 1);
 }
 
-#[tokio::test]
-async fn a_response_streams_through_as_it_comes() {
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(a_response_streams_through_as_it_comes);
+async fn a_response_streams_through_as_it_comes(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let client = Client::builder(TokioExecutor::new()).build_http();
     let uri = format!("http://{}/stream", proxy.address);
@@ -85,11 +85,11 @@ async fn a_response_streams_through_as_it_comes() {
     assert!(in_time(body.frame()).await.is_none());
 }
 
-#[tokio::test]
-async fn an_upload_streams_through_as_it_comes_and_has_no_bound() {
+on_each!(an_upload_streams_through_as_it_comes_and_has_no_bound);
+async fn an_upload_streams_through_as_it_comes_and_has_no_bound(partitions: u16) {
     const PIECE: usize = 64 * 1_024;
     const PIECES: usize = 48;
-    let (broker, upstream) = (Broker::start().await, Upstream::start().await);
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--request-max", "1000"]).await;
     let address = proxy.address.clone();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -113,9 +113,9 @@ async fn an_upload_streams_through_as_it_comes_and_has_no_bound() {
     assert!(answer.ends_with(&length.to_string()), "{answer}");
 }
 
-#[tokio::test]
-async fn what_is_not_protected_does_not_need_the_broker() {
-    let (mut broker, upstream) = (Broker::start().await, Upstream::start().await);
+on_each!(what_is_not_protected_does_not_need_the_broker);
+async fn what_is_not_protected_does_not_need_the_broker(partitions: u16) {
+    let (mut broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
     let more = ["--broker-timeout", "300ms"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     broker.kill();

@@ -37,6 +37,11 @@ impl Engine {
         }
     }
 
+    /// Gives messages back, uncharged, that were received for somebody who never got them.
+    pub(crate) fn give_back(&self, messages: Vec<Delivery>) {
+        drop(Parcel::new(&self.shared, messages));
+    }
+
     async fn receive_anywhere(
         &self,
         receive: Receive,

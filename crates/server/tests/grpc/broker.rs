@@ -109,9 +109,22 @@ impl House {
         works
     }
 
+    /// The same, on a connection of its own that takes a frame or two and is not read from.
+    pub(crate) async fn works_narrow(&self, queue: &str, credit: u32) -> Works {
+        let narrow = Endpoint::from_shared(self.address.clone()).unwrap();
+        let narrow = narrow.initial_stream_window_size(65_535).connect_lazy();
+        let works = Self::unopened_by(HapaxClient::new(narrow)).await;
+        works.say(opening(queue, credit)).await;
+        works
+    }
+
     pub(crate) async fn unopened(&self) -> Works {
+        Self::unopened_by(self.client.clone()).await
+    }
+
+    async fn unopened_by(mut client: HapaxClient<Channel>) -> Works {
         let (up, frames) = mpsc::channel(4);
-        let down = self.client.clone().work(ReceiverStream::new(frames)).await.unwrap();
+        let down = client.work(ReceiverStream::new(frames)).await.unwrap();
         Works { up, down: down.into_inner(), deliveries: Vec::new(), settled: Vec::new() }
     }
 

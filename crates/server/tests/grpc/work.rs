@@ -78,6 +78,53 @@ async fn no_more_is_delivered_than_there_is_credit_for() {
     assert_eq!(house.stats("orders").await.leased, 9);
 }
 
+/// A worker that takes no more than a frame or two, and messages that come with it in one receive.
+const LARGE: u64 = 40;
+
+async fn large(house: &House) {
+    let body = Bytes::from(vec![b'x'; 50_000]);
+    let all = (0..LARGE).map(|number| message(number, &format!("k{number}"), body.clone()));
+    house.send("orders", all.collect()).await;
+}
+
+async fn until_leased(house: &House, is_it: impl Fn(u64) -> bool) {
+    let looking = async {
+        while !is_it(house.stats("orders").await.leased) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    in_time(looking).await;
+}
+
+#[tokio::test]
+async fn l11_what_a_worker_did_not_take_before_it_went_is_given_back_uncharged() {
+    let house = House::with_queue("orders", r#"{"lease_ms":600000}"#).await;
+    large(&house).await;
+    let works = house.works_narrow("orders", LARGE as u32).await;
+    until_leased(&house, |leased| leased == LARGE).await;
+    drop(works);
+    until_leased(&house, |leased| leased < LARGE / 2).await;
+    let mut others = house.works("orders", LARGE as u32).await;
+    let given_back = others.deliveries(LARGE as usize / 2).await;
+    assert!(given_back.iter().all(|delivery| delivery.attempt == 1), "they never left");
+}
+
+#[tokio::test]
+async fn l11_what_a_worker_does_not_take_for_long_is_given_back_uncharged() {
+    let house = House::with_queue("orders", r#"{"lease_ms":15000}"#).await;
+    large(&house).await;
+    let mut works = house.works_narrow("orders", LARGE as u32).await;
+    until_leased(&house, |leased| leased == LARGE).await;
+    until_leased(&house, |leased| leased < LARGE / 2).await;
+    let mut others = house.works("orders", LARGE as u32 / 2).await;
+    let given_back = others.deliveries(LARGE as usize / 2).await;
+    assert!(given_back.iter().all(|delivery| delivery.attempt == 1), "they never left");
+    assert_eq!(house.stats("orders").await.lease_lost_total, 0);
+    // When it reads on it gets what there is, for the credit of those that it did not get.
+    let rest = works.deliveries(LARGE as usize / 2).await;
+    assert!(rest.iter().all(|one| given_back.iter().all(|other| other.key != one.key)));
+}
+
 #[tokio::test]
 async fn a_stream_without_credit_settles_and_delivers_nothing() {
     let house = House::with_queue("orders", "{}").await;

@@ -9,18 +9,18 @@ mod inbox;
 #[path = "../../examples/outbox.rs"]
 mod outbox;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_program_of_the_inbox_takes_the_money_once() {
-    let house = House::open("{}").await;
+on_each!(the_program_of_the_inbox_takes_the_money_once, flavor = "multi_thread");
+async fn the_program_of_the_inbox_takes_the_money_once(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let server = house.client.address().to_owned();
     let (euro, result) = in_time(inbox::run(&server, house.path())).await.unwrap();
     assert_eq!((euro, result.as_str()), (83, "17 euro taken"));
     house.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_program_of_the_outbox_sends_what_is_committed() {
-    let house = House::open("{}").await;
+on_each!(the_program_of_the_outbox_sends_what_is_committed, flavor = "multi_thread");
+async fn the_program_of_the_outbox_sends_what_is_committed(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let server = house.client.address().to_owned();
     let (orders, moved) = in_time(outbox::run(&server, house.path())).await.unwrap();
     assert_eq!((orders, moved), (1, 2));

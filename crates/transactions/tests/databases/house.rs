@@ -34,10 +34,11 @@ pub(crate) struct House {
 }
 
 impl House {
-    /// A broker with the queue `orders` of these rules.
-    pub(crate) async fn open(rules: &str) -> Self {
+    /// A broker of so many partitions with the queue `orders` of these rules.
+    pub(crate) async fn open(partitions: u16, rules: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut settings = Settings::default();
+        settings.partitions = partitions;
         settings.listen = "127.0.0.1:0".parse().unwrap();
         settings.data = directory.path().join("data");
         settings.auth = Auth::Off;

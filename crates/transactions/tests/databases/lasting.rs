@@ -25,12 +25,12 @@ fn rows(postgres: &Postgres) -> i64 {
     postgres.number("SELECT count(*) FROM hapax_inbox")
 }
 
+on_each!(a_row_outlives_its_retention_while_its_message_can_come, flavor = "multi_thread");
 /// A worker that has committed and dies before it settles, and is dead for longer than rows are
 /// kept: its message waits, and so does its row.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_row_outlives_its_retention_while_its_message_can_come() {
+async fn a_row_outlives_its_retention_while_its_message_can_come(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
+    let house = House::open(partitions, HASTY).await;
     let pool = stage::deadpool(&postgres);
     let wire = Arc::new(Wire::to(&house).await);
     let lost = tokio::spawn(Worker::new(wire.client.queue("orders")).run_in_transaction(
@@ -66,6 +66,38 @@ async fn a_row_outlives_its_retention_while_its_message_can_come() {
     house.stop().await;
 }
 
+on_each!(
+    a_row_outlives_the_retention_of_its_queue_by_the_clock_while_its_message_waits,
+    flavor = "multi_thread"
+);
+/// The same by the clock, for a queue that remembers for two seconds: its message waits for longer
+/// than that, as the queue is paused.
+async fn a_row_outlives_the_retention_of_its_queue_by_the_clock_while_its_message_waits(
+    partitions: u16,
+) {
+    let Some(postgres) = stage::postgres() else { return };
+    let rules = r#"{"retention_ms":2000,"retry_horizon_ms":1000,"lease_ms":1000,
+        "backoff_min_ms":0,"backoff_max_ms":50}"#;
+    let house = House::open(partitions, rules).await;
+    let pool = stage::deadpool(&postgres);
+    house.send("order-1").await;
+    let taken = house.take().await;
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    house.admin.pause_queue("orders").await.unwrap();
+    committed_by_hand(&pool, &inbox, taken.key()).await;
+    drop(taken);
+    let old = "SELECT count(*) FROM hapax_inbox WHERE entered_at < now() - interval '3 seconds'";
+    until("the row to be old", || async { postgres.number(old) == 1 }).await;
+    assert_eq!(inbox.sweep(&pool, &house.orders()).await.unwrap(), 0, "the message still waits");
+    let worker = follow_up(&house, pool.clone());
+    house.admin.resume_queue("orders").await.unwrap();
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged", "the stored result");
+    assert_eq!(effects(&postgres), 0, "nothing is done again");
+    worker.abort();
+    house.stop().await;
+}
+
 /// Enters and finishes a message by hand, as a worker does that dies before it settles.
 async fn committed_by_hand(pool: &deadpool_postgres::Pool, inbox: &Inbox, key: &str) {
     let mut transaction = pool.begin().await.unwrap();
@@ -75,11 +107,11 @@ async fn committed_by_hand(pool: &deadpool_postgres::Pool, inbox: &Inbox, key: &
     <deadpool_postgres::Pool as Pool>::commit(transaction).await.unwrap();
 }
 
+on_each!(a_sweep_asks_the_broker_about_every_key, flavor = "multi_thread");
 /// Every state that a key can be in: its row goes when the message cannot come any more.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_sweep_asks_the_broker_about_every_key() {
+async fn a_sweep_asks_the_broker_about_every_key(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(AGAIN_AT_ONCE).await;
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let pool = stage::deadpool(&postgres);
     let orders = house.orders();
     let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
@@ -128,10 +160,10 @@ async fn a_sweep_asks_the_broker_about_every_key() {
     house.stop().await;
 }
 
+on_each!(nothing_is_swept_while_the_broker_is_away, flavor = "multi_thread");
 /// A broker that cannot be asked answers nothing, so nothing is swept.
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_swept_while_the_broker_is_away() {
-    let house = House::open("{}").await;
+async fn nothing_is_swept_while_the_broker_is_away(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let database = stage::sqlite(house.path());
     let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
     let entered = database.transaction(|transaction| {
@@ -149,11 +181,11 @@ async fn nothing_is_swept_while_the_broker_is_away() {
     house.stop().await;
 }
 
+on_each!(a_handler_that_panics_is_rolled_back, flavor = "multi_thread");
 /// A handler that panics has written nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_handler_that_panics_is_rolled_back() {
+async fn a_handler_that_panics_is_rolled_back(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(AGAIN_AT_ONCE).await;
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let pool = stage::deadpool(&postgres);
     let worker = tokio::spawn(Worker::new(house.orders()).run_in_transaction(
         pool,
@@ -174,12 +206,12 @@ async fn a_handler_that_panics_is_rolled_back() {
     house.stop().await;
 }
 
+on_each!(a_result_that_is_too_large_is_noticed_before_the_commit, flavor = "multi_thread");
 /// A result that the queue does not take is noticed while the effect can be rolled back, so that a
 /// mended handler can carry the message out after a redrive.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_result_that_is_too_large_is_noticed_before_the_commit() {
+async fn a_result_that_is_too_large_is_noticed_before_the_commit(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(r#"{"max_body_bytes":1000}"#).await;
+    let house = House::open(partitions, r#"{"max_body_bytes":1000}"#).await;
     let pool = stage::deadpool(&postgres);
     let run = |bytes: usize| {
         let worker = Worker::new(house.orders());
@@ -197,11 +229,9 @@ async fn a_result_that_is_too_large_is_noticed_before_the_commit() {
     assert!(key.error.contains("2000 bytes") && key.error.contains("takes 1000"), "{}", key.error);
     assert_eq!((key.attempts, effects(&postgres), rows(&postgres)), (1, 0, 0));
     // Rules are asked for again before a result is refused.
-    house.send("order-2").await;
     house.admin.put_queue("orders", r#"{"max_body_bytes":3000}"#, None).await.unwrap();
-    worker.abort();
-    let worker = run(2_000);
-    in_time(house.ended("order-2")).await;
+    house.send("order-2").await;
+    assert_eq!(in_time(house.ended("order-2")).await.state(), State::Done);
     worker.abort();
 
     house.admin.put_queue("orders", r#"{"max_body_bytes":1000}"#, None).await.unwrap();
@@ -228,11 +258,16 @@ async fn redrive(house: &House, key: &str) {
     .await;
 }
 
+on_each!(
+    a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_being_done,
+    flavor = "multi_thread"
+);
 /// A row of an earlier release may have a result that the queue refuses: the message is done all
 /// the same.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_being_done() {
-    let house = House::open(r#"{"max_body_bytes":1000}"#).await;
+async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_being_done(
+    partitions: u16,
+) {
+    let house = House::open(partitions, r#"{"max_body_bytes":1000}"#).await;
     let database = stage::sqlite(house.path());
     let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
     let large = hapax_client::Blob::new("x".repeat(2_000));
@@ -254,10 +289,49 @@ async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_bei
     house.stop().await;
 }
 
+on_each!(a_result_that_was_stored_as_text_is_read, flavor = "multi_thread");
+/// SQLite keeps what it is given: a program in another language may store its result as text.
+async fn a_result_that_was_stored_as_text_is_read(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    let database = stage::sqlite(house.path());
+    for (key, result, kind) in [
+        ("text", "'charged'", "'text/plain'"),
+        ("number", "17", "NULL"),
+        ("typed", "X'63'", "X'612f62'"),
+    ] {
+        let row = format!(
+            "INSERT INTO hapax_inbox (consumer, tenant, queue, message_key, message_group,
+             generation, fence, result, result_type)
+             VALUES ('billing', 'default', 'orders', '{key}', '', 0, 1, {result}, {kind})"
+        );
+        database.execute_batch(&row).unwrap();
+        house.send(key).await;
+    }
+    let blocking = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
+        database.clone(),
+        "billing",
+        |_tx, _message| -> Result<(), Failure> { panic!("it is done") },
+    ));
+    let text = in_time(house.ended("text")).await.result.unwrap();
+    assert_eq!((&text.body[..], &*text.content_type), (&b"charged"[..], "text/plain"));
+    assert_eq!(in_time(house.ended("number")).await.result.unwrap().body, "17");
+    let typed = in_time(house.ended("typed")).await.result.unwrap();
+    assert_eq!((&typed.body[..], &*typed.content_type), (&b"c"[..], "a/b"));
+    blocking.abort();
+    let pool = stage::sqlx_sqlite(&database).await;
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    let mut transaction = Pool::begin(&pool).await.unwrap();
+    let entered = inbox.enter(&mut transaction, stage::incoming("text", 2)).await.unwrap();
+    let stored = hapax_client::Blob::new("charged").content_type("text/plain");
+    assert_eq!(entered, Entered::Done(Some(stored)), "by the other driver too");
+    drop(transaction);
+    house.stop().await;
+}
+
+on_each!(an_inbox_of_another_tenant_than_the_worker_is_refused, flavor = "multi_thread");
 /// The deliveries say whose they are: an inbox of another tenant takes none, and its worker stops.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_inbox_of_another_tenant_than_the_worker_is_refused() {
-    let house = House::open("{}").await;
+async fn an_inbox_of_another_tenant_than_the_worker_is_refused(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     let database = stage::sqlite(house.path());
     house.send("order-1").await;
     let started = Worker::new(house.orders()).run_in_blocking_transaction(

@@ -2,6 +2,10 @@
 //! statements for MySQL as they are printed.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
 
+#[macro_use]
+#[path = "../../../hapax/tests/client/on_each.rs"]
+mod on_each;
+
 mod cluster;
 mod guides;
 mod house;

@@ -81,9 +81,12 @@ impl Running {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirmed() {
-    let house = House::open(r#"{"order":"group"}"#).await;
+on_each!(
+    rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirmed,
+    flavor = "multi_thread"
+);
+async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirmed(partitions: u16) {
+    let house = House::open(partitions, r#"{"order":"group"}"#).await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         // It would be an hour until the next look: rows are told of.
@@ -112,10 +115,10 @@ async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirme
     house.stop().await;
 }
 
+on_each!(a_poison_row_is_parked_after_its_tries_and_its_group_goes_on, flavor = "multi_thread");
 /// A row that no retry helps holds back its group, and no other, until it is parked.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on() {
-    let house = House::open(r#"{"max_body_bytes":100}"#).await;
+async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on(partitions: u16) {
+    let house = House::open(partitions, r#"{"max_body_bytes":100}"#).await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         let poison = "x".repeat(200);
@@ -207,10 +210,10 @@ fn insert_of(row: &str) -> String {
     format!("INSERT INTO hapax_outbox ({row}, 'orders', 'g', '')")
 }
 
+on_each!(a_row_that_cannot_be_read_is_parked_and_the_others_flow, flavor = "multi_thread");
 /// A row that is no message is parked with its reason, and harms itself alone.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_read_is_parked_and_the_others_flow() {
-    let house = House::open("{}").await;
+async fn a_row_that_cannot_be_read_is_parked_and_the_others_flow(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         without_checks(&outbox);
@@ -255,10 +258,10 @@ async fn new_tables_take_no_row_that_is_no_message() {
     }
 }
 
+on_each!(a_row_larger_than_a_frame_harms_itself_alone, flavor = "multi_thread");
 /// A row that fits no frame: refused like any other that is too large, while the others flow.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_row_larger_than_a_frame_harms_itself_alone() {
-    let house = House::open(r#"{"max_body_bytes":16777216}"#).await;
+async fn a_row_larger_than_a_frame_harms_itself_alone(partitions: u16) {
+    let house = House::open(partitions, r#"{"max_body_bytes":16777216}"#).await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         let huge = |bytes: u32| match outbox {
@@ -288,10 +291,14 @@ async fn a_row_larger_than_a_frame_harms_itself_alone() {
     house.stop().await;
 }
 
+on_each!(
+    a_queue_that_takes_nothing_now_costs_no_row_a_try_and_holds_up_no_other,
+    flavor = "multi_thread"
+);
 /// A queue that is full says so for now: no row is charged with a try for it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_queue_that_takes_nothing_now_costs_no_row_a_try_and_holds_up_no_other() {
-    let house = House::open(r#"{"max_messages":1}"#).await;
+async fn a_queue_that_takes_nothing_now_costs_no_row_a_try_and_holds_up_no_other(partitions: u16) {
+    // The bound holds for each partition, and such a queue lives in one.
+    let house = House::open(partitions, r#"{"max_messages":1,"order":"group"}"#).await;
     house.admin.put_queue("others", "{}", None).await.unwrap();
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
@@ -314,9 +321,9 @@ async fn a_queue_that_takes_nothing_now_costs_no_row_a_try_and_holds_up_no_other
     house.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn one_relay_works_and_another_stands_by_until_it_is_gone() {
-    let house = House::open("{}").await;
+on_each!(one_relay_works_and_another_stands_by_until_it_is_gone, flavor = "multi_thread");
+async fn one_relay_works_and_another_stands_by_until_it_is_gone(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         let first = Relay::new(house.client.clone(), &outbox.url()).unwrap();
@@ -341,12 +348,12 @@ async fn one_relay_works_and_another_stands_by_until_it_is_gone() {
     house.stop().await;
 }
 
+on_each!(a_row_that_becomes_visible_late_is_moved_too, flavor = "multi_thread");
 /// A transaction that began first and commits last has the smaller id. To delete by "up to" would
 /// lose its message.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_becomes_visible_late_is_moved_too() {
+async fn a_row_that_becomes_visible_late_is_moved_too(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open("{}").await;
+    let house = House::open(partitions, "{}").await;
     let pool = stage::deadpool(&postgres);
     let outbox = Outbox::Postgres(postgres);
     let mut early = pool.get().await.unwrap();
@@ -364,11 +371,11 @@ async fn a_row_that_becomes_visible_late_is_moved_too() {
     house.stop().await;
 }
 
+on_each!(the_end_of_every_message_is_written_back, flavor = "multi_thread");
 /// Results flow back: done with the result, dead with the error, and what was waited for when a
 /// relay was dropped is waited for by the next.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_every_message_is_written_back() {
-    let house = House::open("{}").await;
+async fn the_end_of_every_message_is_written_back(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         for key in ["good", "bad", "ugly"] {
@@ -408,10 +415,10 @@ async fn the_end_of_every_message_is_written_back() {
     house.stop().await;
 }
 
+on_each!(an_error_with_a_nul_byte_is_written_back_too, flavor = "multi_thread");
 /// An error that a database cannot store as it is is written without what it cannot store.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_error_with_a_nul_byte_is_written_back_too() {
-    let house = House::open("{}").await;
+async fn an_error_with_a_nul_byte_is_written_back_too(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         for key in ["a", "bad", "c"] {
@@ -437,11 +444,14 @@ async fn an_error_with_a_nul_byte_is_written_back_too() {
     house.stop().await;
 }
 
+on_each!(
+    a_row_older_than_the_queue_remembers_is_parked_and_not_done_again,
+    flavor = "multi_thread"
+);
 /// Sent, forgotten by the queue, and sent again because the relay died before it could delete: the
 /// row's date tells. Without it, it would be done a second time.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_row_older_than_the_queue_remembers_is_parked_and_not_done_again() {
-    let house = House::open("{}").await;
+async fn a_row_older_than_the_queue_remembers_is_parked_and_not_done_again(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
     for outbox in Outbox::of_every_kind(&house) {
         house.admin.purge_queue("orders", true).await.unwrap();
         let old = match outbox {
@@ -461,7 +471,7 @@ async fn a_row_older_than_the_queue_remembers_is_parked_and_not_done_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_is_told_at_the_start_with_the_next_step() {
-    let house = House::open("{}").await;
+    let house = House::open(1, "{}").await;
     let nowhere = format!("sqlite://{}", house.path().join("nowhere.db").display());
     let relay = Relay::new(house.client.clone(), &nowhere).unwrap();
     let error = in_time(relay.run()).await.unwrap_err().to_string();
@@ -488,7 +498,7 @@ async fn what_is_missing_is_told_at_the_start_with_the_next_step() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_encrypted_connection_goes_to_the_server_that_was_vouched_for() {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open("{}").await;
+    let house = House::open(1, "{}").await;
     let ours = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let others = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let port = encrypted(&postgres, &ours).await;

@@ -40,10 +40,15 @@ pub(crate) fn follow_up(
     })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_handler_in_a_transaction_settles_with_its_result_and_rolls_back_its_errors() {
+on_each!(
+    a_handler_in_a_transaction_settles_with_its_result_and_rolls_back_its_errors,
+    flavor = "multi_thread"
+);
+async fn a_handler_in_a_transaction_settles_with_its_result_and_rolls_back_its_errors(
+    partitions: u16,
+) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
+    let house = House::open(partitions, HASTY).await;
     let pool = stage::sqlx_postgres(&postgres).await;
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&tries);
@@ -103,11 +108,11 @@ async fn a_swallowed_error_is_no_commit<P: Pool>(
 const UNIQUE: &str =
     "CREATE TABLE accounts (name text PRIMARY KEY); INSERT INTO accounts VALUES ('a')";
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_swallowed_error_is_no_commit_by_tokio_postgres() {
+on_each!(a_swallowed_error_is_no_commit_by_tokio_postgres, flavor = "multi_thread");
+async fn a_swallowed_error_is_no_commit_by_tokio_postgres(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
     postgres.sql(UNIQUE);
-    let house = House::open(AGAIN_AT_ONCE).await;
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let pool = stage::deadpool(&postgres);
     a_swallowed_error_is_no_commit(&house, &postgres, pool, |tx, is_first| {
         Box::pin(async move {
@@ -123,11 +128,11 @@ async fn a_swallowed_error_is_no_commit_by_tokio_postgres() {
     house.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_swallowed_error_is_no_commit_by_sqlx_on_postgres() {
+on_each!(a_swallowed_error_is_no_commit_by_sqlx_on_postgres, flavor = "multi_thread");
+async fn a_swallowed_error_is_no_commit_by_sqlx_on_postgres(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
     postgres.sql(UNIQUE);
-    let house = House::open(AGAIN_AT_ONCE).await;
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let pool = stage::sqlx_postgres(&postgres).await;
     a_swallowed_error_is_no_commit(&house, &postgres, pool, |tx, is_first| {
         Box::pin(async move {
@@ -145,11 +150,11 @@ async fn a_swallowed_error_is_no_commit_by_sqlx_on_postgres() {
 
 const OR_ROLLBACK: &str = "INSERT OR ROLLBACK INTO accounts VALUES ('a')";
 
+on_each!(a_rollback_that_a_handler_swallows_is_no_commit_by_rusqlite, flavor = "multi_thread");
 /// SQLite rolls back at once where it is told so, and would commit every statement after that on
 /// its own.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rollback_that_a_handler_swallows_is_no_commit_by_rusqlite() {
-    let house = House::open(AGAIN_AT_ONCE).await;
+async fn a_rollback_that_a_handler_swallows_is_no_commit_by_rusqlite(partitions: u16) {
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let database = stage::sqlite(house.path());
     database.execute_batch(UNIQUE).unwrap();
     let worker = Worker::new(house.orders()).run_in_blocking_transaction(
@@ -176,9 +181,12 @@ async fn a_rollback_that_a_handler_swallows_is_no_commit_by_rusqlite() {
     house.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rollback_that_a_handler_swallows_is_no_commit_by_sqlx_on_sqlite() {
-    let house = House::open(AGAIN_AT_ONCE).await;
+on_each!(
+    a_rollback_that_a_handler_swallows_is_no_commit_by_sqlx_on_sqlite,
+    flavor = "multi_thread"
+);
+async fn a_rollback_that_a_handler_swallows_is_no_commit_by_sqlx_on_sqlite(partitions: u16) {
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let database = stage::sqlite(house.path());
     database.execute_batch(UNIQUE).unwrap();
     let pool = stage::sqlx_sqlite(&database).await;
@@ -201,11 +209,11 @@ async fn a_rollback_that_a_handler_swallows_is_no_commit_by_sqlx_on_sqlite() {
     house.stop().await;
 }
 
+on_each!(a_worker_lost_between_commit_and_settle_has_had_its_effect_once, flavor = "multi_thread");
 /// Place 4: the worker dies after its effect and before its ack.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_lost_between_commit_and_settle_has_had_its_effect_once() {
+async fn a_worker_lost_between_commit_and_settle_has_had_its_effect_once(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
+    let house = House::open(partitions, HASTY).await;
     let pool = stage::deadpool(&postgres);
     let wire = Arc::new(Wire::to(&house).await);
     let lost = tokio::spawn(Worker::new(wire.client.queue("orders")).run_in_transaction(
@@ -235,11 +243,16 @@ async fn a_worker_lost_between_commit_and_settle_has_had_its_effect_once() {
     house.stop().await;
 }
 
+on_each!(
+    without_an_inbox_a_worker_lost_between_commit_and_settle_has_its_effect_twice,
+    flavor = "multi_thread"
+);
 /// The same scene by a worker that commits its effect and has no inbox.
-#[tokio::test(flavor = "multi_thread")]
-async fn without_an_inbox_a_worker_lost_between_commit_and_settle_has_its_effect_twice() {
+async fn without_an_inbox_a_worker_lost_between_commit_and_settle_has_its_effect_twice(
+    partitions: u16,
+) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
+    let house = House::open(partitions, HASTY).await;
     let pool = stage::deadpool(&postgres);
     let wire = Arc::new(Wire::to(&house).await);
     let handler = |pool: deadpool_postgres::Pool, wire: Option<Arc<Wire>>| {
@@ -270,12 +283,12 @@ pub(crate) async fn until_effects(postgres: &Postgres, count: i64) {
     crate::house::until("the effect", || async { effects(postgres) == count }).await;
 }
 
+on_each!(two_deliveries_at_once_are_one_effect, flavor = "multi_thread");
 /// Two deliveries of one message at once: the first is in the middle of its transaction when its
 /// lease is lost and the second begins.
-#[tokio::test(flavor = "multi_thread")]
-async fn two_deliveries_at_once_are_one_effect() {
+async fn two_deliveries_at_once_are_one_effect(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
+    let house = House::open(partitions, HASTY).await;
     let pool = stage::deadpool(&postgres);
     let wire = Arc::new(Wire::to(&house).await);
     let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -313,11 +326,11 @@ async fn two_deliveries_at_once_are_one_effect() {
     house.stop().await;
 }
 
+on_each!(a_paused_worker_that_wakes_late_writes_nothing, flavor = "multi_thread");
 /// A worker that sleeps through the loss of its lease, and wakes when the message is done.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_paused_worker_that_wakes_late_writes_nothing() {
+async fn a_paused_worker_that_wakes_late_writes_nothing(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
+    let house = House::open(partitions, HASTY).await;
     let pool = stage::deadpool(&postgres);
     house.send("order-1").await;
     let late = house.take().await;
@@ -343,12 +356,15 @@ async fn a_paused_worker_that_wakes_late_writes_nothing() {
     house.stop().await;
 }
 
+on_each!(
+    a_lost_answer_to_the_commit_is_looked_up_and_not_taken_for_a_failure,
+    flavor = "multi_thread"
+);
 /// Place 5: the database commits, and its answer is lost.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_answer_to_the_commit_is_looked_up_and_not_taken_for_a_failure() {
+async fn a_lost_answer_to_the_commit_is_looked_up_and_not_taken_for_a_failure(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(HASTY).await;
-    let address = forgetful(&postgres).await;
+    let house = House::open(partitions, HASTY).await;
+    let address = forgetful(&postgres, true).await;
     let config = format!("postgres://postgres@{address}/{}", postgres.name());
     let manager = deadpool_postgres::Manager::new(config.parse().unwrap(), tokio_postgres::NoTls);
     let pool = deadpool_postgres::Pool::builder(manager).build().unwrap();
@@ -362,8 +378,28 @@ async fn a_lost_answer_to_the_commit_is_looked_up_and_not_taken_for_a_failure() 
     house.stop().await;
 }
 
-/// Passes bytes on to PostgreSQL, and hangs up where it would answer to the first COMMIT.
-async fn forgetful(postgres: &Postgres) -> std::net::SocketAddr {
+on_each!(a_commit_that_never_reached_the_database_is_a_failed_attempt, flavor = "multi_thread");
+/// The other half of it: the answer is as lost, and the database knows of no commit.
+async fn a_commit_that_never_reached_the_database_is_a_failed_attempt(partitions: u16) {
+    let Some(postgres) = stage::postgres() else { return };
+    let house = House::open(partitions, AGAIN_AT_ONCE).await;
+    let address = forgetful(&postgres, false).await;
+    let config = format!("postgres://postgres@{address}/{}", postgres.name());
+    let manager = deadpool_postgres::Manager::new(config.parse().unwrap(), tokio_postgres::NoTls);
+    let pool = deadpool_postgres::Pool::builder(manager).build().unwrap();
+    let second = follow_up(&house, pool);
+    house.send("order-1").await;
+    let key = in_time(house.ended("order-1")).await;
+    assert_eq!(key.result.unwrap().body, "charged by the second");
+    assert_eq!(key.attempts, 2, "the first one has failed");
+    assert_eq!(effects(&postgres), 1);
+    second.abort();
+    house.stop().await;
+}
+
+/// Passes bytes on to PostgreSQL, and hangs up where it would answer to the first COMMIT, or
+/// where that would reach it.
+async fn forgetful(postgres: &Postgres, reaches: bool) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let socket = postgres.socket();
@@ -384,6 +420,9 @@ async fn forgetful(postgres: &Postgres) -> std::net::SocketAddr {
                         let said = bytes.get(..count).unwrap_or_default();
                         let commits = said.windows(7).any(|part| part == b"COMMIT\0");
                         if commits && is_first.swap(false, Ordering::Relaxed) {
+                            if !reaches {
+                                return;
+                            }
                             // Said only when nobody listens for the answer any more.
                             forget.notify_one();
                         }
@@ -410,7 +449,7 @@ async fn forgetful(postgres: &Postgres) -> std::net::SocketAddr {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inbox_that_forgets_before_its_queue_is_refused_at_the_start() {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open("{}").await;
+    let house = House::open(1, "{}").await;
     let pool = stage::deadpool(&postgres);
     let short = Consumer::new("billing").retention(Duration::from_secs(3_600));
     let started = Worker::new(house.orders())
@@ -423,7 +462,7 @@ async fn an_inbox_that_forgets_before_its_queue_is_refused_at_the_start() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_table_is_told_at_the_start() {
-    let house = House::open("{}").await;
+    let house = House::open(1, "{}").await;
     let path = house.path().join("empty.db");
     let database = hapax_transactions::sqlite::Database::open(path).unwrap();
     let started = Worker::new(house.orders()).run_in_blocking_transaction(
@@ -436,10 +475,10 @@ async fn a_missing_table_is_told_at_the_start() {
     house.stop().await;
 }
 
+on_each!(with_sqlite_a_lost_settle_is_one_effect_too, flavor = "multi_thread");
 /// The same with SQLite: the first worker is lost between commit and settle.
-#[tokio::test(flavor = "multi_thread")]
-async fn with_sqlite_a_lost_settle_is_one_effect_too() {
-    let house = House::open(HASTY).await;
+async fn with_sqlite_a_lost_settle_is_one_effect_too(partitions: u16) {
+    let house = House::open(partitions, HASTY).await;
     let database = stage::sqlite(house.path());
     let wire = Arc::new(Wire::to(&house).await);
     let lost = Worker::new(wire.client.queue("orders")).run_in_blocking_transaction(

@@ -3,14 +3,15 @@
 //! One task does everything, as with sends. It has a receive standing for as many messages as the
 //! worker has credit, and several while the queue has more than one brings: then the next is being
 //! decided while the last is synced. Who does not take its deliveries is not asked for more, nor
-//! read from. When the broker stops the worker is told, and the stream ends when it holds nothing
-//! any more.
+//! read from, and others get them in the end. When the broker stops the worker is told, and the
+//! stream ends when it holds nothing any more.
 
 mod settles;
+mod unsent;
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -31,6 +32,7 @@ use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Opened, Permit, Service, WAIT_MAX};
 use settles::{List, Part};
+use unsent::Unsent;
 
 /// Credit of one stream: what a worker may hold that it did not settle.
 const CREDIT_MAX: u32 = 100_000;
@@ -57,6 +59,8 @@ type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::S
 enum News {
     Settled(Part),
     Lost(u64),
+    /// So many messages were given back that the worker did not take.
+    GivenBack(usize),
     Stopping,
 }
 
@@ -71,8 +75,7 @@ pub(super) struct WorkStream {
     standing: VecDeque<Standing>,
     /// The last receive brought all it asked for: there is more.
     is_flowing: bool,
-    /// Received, and not yet on their way.
-    deliveries: std::vec::IntoIter<Delivery>,
+    unsent: Arc<Unsent>,
     /// How large the last messages were.
     message_bytes: usize,
     /// How long leases last, as the worker was last told.
@@ -126,6 +129,7 @@ impl WorkStream {
     ) -> Self {
         Self {
             intake: Intake::new(service.clone(), frames),
+            unsent: Arc::new(Unsent::new(service.clone())),
             service,
             principal,
             open: None,
@@ -133,7 +137,6 @@ impl WorkStream {
             is_drained: false,
             standing: VecDeque::new(),
             is_flowing: false,
-            deliveries: Vec::new().into_iter(),
             message_bytes: MESSAGE_BYTES,
             told_lease_ms: None,
             outbox: Outbox::default(),
@@ -193,8 +196,8 @@ impl WorkStream {
 
     fn open(&mut self, open: proto::WorkOpen) -> Result<(), Problem> {
         let permit = self.service.authorise(&self.principal, Action::Work, &open.queue)?;
-        let listening =
-            tokio::spawn(listen(self.service.clone(), permit.clone(), self.outbox.clone()));
+        let (unsent, outbox) = (Arc::clone(&self.unsent), self.outbox.clone());
+        let listening = tokio::spawn(listen(self.service.clone(), permit.clone(), unsent, outbox));
         let (service, asked) = (self.service.clone(), permit.clone());
         let checking: Boxed<bool> = Box::pin(async move {
             Ok(service.show(&asked).await?.view.config.dedup_scope == DedupScope::Group)
@@ -216,6 +219,11 @@ impl WorkStream {
         for news in self.arrived.drain(..) {
             match news {
                 News::Lost(fence) => self.lost.push(fence),
+                News::GivenBack(count) => {
+                    self.held = self.held.saturating_sub(count);
+                    let credit = u32::try_from(count).unwrap_or(u32::MAX);
+                    self.credit = self.credit.saturating_add(credit).min(CREDIT_MAX);
+                }
                 News::Stopping => {
                     self.standing.clear();
                     self.closing = Closing::Untold;
@@ -239,7 +247,7 @@ impl WorkStream {
             open.keys_per_group = checked.map_err(|problem| status(&problem))?;
             open.checking = None;
         }
-        while self.deliveries.as_slice().is_empty() {
+        while self.unsent.lock().is_empty() {
             self.stand();
             let Some((received, max)) = self.received(context) else { return Ok(()) };
             let messages = received.map_err(|problem| status(&problem))?;
@@ -254,7 +262,7 @@ impl WorkStream {
             self.is_flowing = count >= max;
             self.credit = self.credit.saturating_sub(count);
             self.held += messages.len();
-            self.deliveries = messages.into_iter();
+            self.unsent.lock().fill(messages);
         }
         Ok(())
     }
@@ -322,8 +330,9 @@ impl WorkStream {
 
     fn put_deliveries(&mut self, frame: &mut Vec<u8>) {
         let Some(open) = &self.open else { return };
+        let mut unsent = self.unsent.lock();
         while frame.len() < FRAME_BYTES
-            && let Some(message) = self.deliveries.next()
+            && let Some(message) = unsent.next()
         {
             if frame.capacity() < FRAME_BYTES {
                 frame.reserve(FRAME_BYTES + self.message_bytes);
@@ -343,6 +352,9 @@ impl WorkStream {
             }
             let lease = self.service.seal(&open.permit, &message);
             convert::put_delivery(frame, &message, &lease);
+        }
+        if !unsent.is_empty() {
+            self.unsent.are_left();
         }
     }
 
@@ -384,11 +396,13 @@ fn put_whole(frame: &mut Vec<u8>, reply: &proto::WorkReply) {
     let _ = prost::Message::encode(reply, frame);
 }
 
-/// Tells of leases of the queue that are lost, and of the end of the broker.
-async fn listen(service: Service, permit: Permit, outbox: Outbox<News>) {
+/// Tells of leases of the queue that are lost, of messages that were given back, and of the end of
+/// the broker.
+async fn listen(service: Service, permit: Permit, unsent: Arc<Unsent>, outbox: Outbox<News>) {
     use tokio::sync::broadcast::error::RecvError;
     let mut lost = service.lost();
     let mut draining = Some(Box::pin(service.engine().draining()));
+    let mut watching = pin!(unsent.watch(|count| outbox.push(News::GivenBack(count))));
     loop {
         let stops = async {
             match &mut draining {
@@ -403,6 +417,7 @@ async fn listen(service: Service, permit: Permit, outbox: Outbox<News>) {
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
+            never = &mut watching => match never {},
             () = stops => {
                 draining = None;
                 outbox.push(News::Stopping);
@@ -444,5 +459,6 @@ impl Drop for WorkStream {
         if !left.is_empty() {
             self.service.settle_parts(&open.permit, left, |_, _| {});
         }
+        self.unsent.give_back();
     }
 }

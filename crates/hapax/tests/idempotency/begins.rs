@@ -1,0 +1,112 @@
+//! Between the claim of a key and its handler: the layer tells the broker that it begins, and the
+//! answer does not arrive. The rows of the table of docs/guides/http-idempotency.md about that.
+
+use std::time::Duration;
+
+use hapax_client::Client;
+use hapax_idempotency::Outcome;
+use hapax_wire::proto::{ResolveRetry, State, resolve_request::Resolution};
+use tokio::task::JoinHandle;
+
+use crate::shop::{House, LONG, Shop, Told, in_time, named, request};
+use crate::wire::Wire;
+
+/// Enough for a broker that answers, on a busy machine.
+const ENOUGH: Duration = Duration::from_secs(4);
+
+/// A request whose begin is recorded by the broker, and whose answer stands still on its way.
+struct Unanswered {
+    house: House,
+    wire: Wire,
+    shop: Shop,
+    claim_key: String,
+    asking: JoinHandle<Told>,
+}
+
+impl Unanswered {
+    async fn start(partitions: u16, lease: Duration, broker_timeout: Duration) -> Self {
+        let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
+        let wire = Wire::to(&house.address.to_string()).await;
+        let client = Client::connect(&wire.url).unwrap();
+        let builder = house.builder_with(client).lease(lease).broker_timeout(broker_timeout);
+        let shop = Shop::open(builder);
+        wire.hold_answers();
+        let asking = shop.asking(request("/status/200", "k"));
+        let looking = async {
+            loop {
+                // What was said before the look is no answer to a begin that the look does not see.
+                let said = wire.said();
+                if let Some(claim_key) = begun(&house).await {
+                    return claim_key;
+                }
+                wire.pass(said);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let claim_key = in_time(looking).await;
+        assert_eq!(shop.calls(), 0, "nobody was told that it may begin");
+        Self { house, wire, shop, claim_key, asking }
+    }
+
+    /// What the client was told, who waited.
+    async fn told(&mut self) -> Told {
+        let told = in_time(&mut self.asking).await.unwrap();
+        assert_eq!((told.status, told.code().as_str()), (503, "unavailable"));
+        assert_eq!(told.outcome, Some(Outcome::Unavailable));
+        assert_eq!(self.shop.calls(), 0);
+        told
+    }
+}
+
+/// The key of the one claim there is, when it has begun.
+async fn begun(house: &House) -> Option<String> {
+    let leased = house.admin.browse("http", State::Leased, 1, "").await.unwrap();
+    let claim_key = leased.messages.into_iter().next()?.key;
+    let key = house.key(&claim_key).await;
+    key.history.iter().any(|event| event.event == "begun").then_some(claim_key)
+}
+
+on_each!(a_begin_whose_answer_is_lost_with_its_connection_is_asked_for_again);
+async fn a_begin_whose_answer_is_lost_with_its_connection_is_asked_for_again(partitions: u16) {
+    let Unanswered { house, wire, shop, asking, .. } =
+        Unanswered::start(partitions, LONG, LONG).await;
+    wire.cut();
+    let told = in_time(asking).await.unwrap();
+    assert_eq!((told.status, told.is_replayed(), shop.calls()), (200, false, 1));
+    assert!(house.shop().ask(request("/status/200", "k")).await.is_replayed());
+}
+
+on_each!(a_key_is_given_back_when_its_begin_is_not_answered_in_time);
+async fn a_key_is_given_back_when_its_begin_is_not_answered_in_time(partitions: u16) {
+    // Its lease would last for longer than this test does.
+    let lease = Duration::from_secs(3_600);
+    let mut unanswered = Unanswered::start(partitions, lease, ENOUGH).await;
+    unanswered.told().await;
+    let Unanswered { house, wire, shop, .. } = unanswered;
+    wire.cut();
+    assert!(shop.idempotency.drained(LONG).await, "the broker can be reached again");
+    assert_eq!((house.stats().await.leased, house.stats().await.parked), (0, 0));
+    let told = shop.ask(request("/status/200", "k")).await;
+    assert_eq!((told.status, told.is_replayed(), shop.calls()), (200, false, 1));
+}
+
+on_each!(a_begun_key_is_in_doubt_when_the_broker_is_away_for_longer_than_its_lease);
+async fn a_begun_key_is_in_doubt_when_the_broker_is_away_for_longer_than_its_lease(
+    partitions: u16,
+) {
+    let lease = Duration::from_secs(2);
+    let mut unanswered = Unanswered::start(partitions, lease, ENOUGH).await;
+    unanswered.wire.go_away();
+    unanswered.told().await;
+    let Unanswered { house, wire, shop, claim_key, .. } = unanswered;
+    let parked = house.admin.key(named(&claim_key), LONG).await.unwrap();
+    assert_eq!(parked.state(), State::Parked, "nobody could tell that nothing was done");
+    wire.come_back();
+    assert!(shop.idempotency.drained(LONG).await);
+    let told = shop.ask(request("/status/200", "k")).await;
+    assert_eq!((told.status, told.code().as_str(), shop.calls()), (409, "in_doubt", 0));
+    let retry = Resolution::Retry(ResolveRetry {});
+    house.admin.resolve_key(named(&claim_key), retry).await.unwrap();
+    let told = shop.ask(request("/status/200", "k")).await;
+    assert_eq!((told.status, told.is_replayed(), shop.calls()), (200, false, 1));
+}
