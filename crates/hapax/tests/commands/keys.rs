@@ -129,8 +129,10 @@ fn a_parked_message_waits_until_somebody_resolves_it() {
     broker.ok(&["queue", "create", "charges", "--on-lost", "park"]);
     for (key, answer) in [("a", "--done=charged"), ("b", "--retry")] {
         broker.ok(&["send", "charges", "x", "--key", key]);
-        let received = broker.json(&["receive", "charges", "--lease", "1s"]);
-        broker.ok(&["settle", "begin", "charges", received["lease"].as_str().unwrap()]);
+        let received = broker.json(&["receive", "charges"]);
+        let lease = received["lease"].as_str().unwrap();
+        broker.ok(&["settle", "begin", "charges", lease]);
+        broker.ok(&["settle", "extend", "charges", lease, "--lease", "1s"]);
         let parked = broker.run(&["get", "charges", key, "--wait", "100s"]);
         assert_eq!(parked.code, Some(7), "{parked:?}");
         assert!(parked.out.contains(&format!("hapax resolve charges {key}")), "{parked:?}");
