@@ -63,7 +63,13 @@ pub struct First {
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.code.as_str(), self.detail)
+        write!(f, "{}: {}", self.code.as_str(), self.detail)?;
+        match &self.first {
+            Some(first) if !first.differs.is_empty() => {
+                write!(f, " ({} differs)", first.differs.join(", "))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -224,6 +230,19 @@ mod tests {
         assert!(error.is_retryable());
         assert!(error.to_string().contains("http://here"), "{error}");
         assert!(!Error::of_status(&tonic::Status::unimplemented("?"), "").is_retryable());
+    }
+
+    #[test]
+    fn a_conflict_says_what_differs() {
+        let problem = proto::Problem {
+            code: "conflict".to_owned(),
+            detail: "the key was used for another operation".to_owned(),
+            differs: vec!["body".to_owned(), "group".to_owned()],
+            id: vec![1; 16].into(),
+            ..Default::default()
+        };
+        let told = Error::of_problem(problem).to_string();
+        assert_eq!(told, "conflict: the key was used for another operation (body, group differs)");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::commands::{
     backup, bench, check, dead, demo, get, keys, log, manual, peek, proxy, queue, receive, relay,
-    send, serve, settings, sql, tail, token, work,
+    send, serve, settings, sql, tail, token, version, work,
 };
 use crate::exit;
 
@@ -51,7 +51,7 @@ pub(crate) enum Command {
   hapax receive orders --ack
   hapax receive orders -o json | jq -r .lease")]
     Receive(receive::Receive),
-    /// Say what becomes of a message that was taken by hand.
+    /// Settle a message that was taken by hand.
     #[command(after_help = "Examples:
   hapax settle done orders LEASE 'receipt 17'
   hapax settle fail orders LEASE --error timeout")]
@@ -59,7 +59,7 @@ pub(crate) enum Command {
     /// Run a command for every message.
     #[command(after_help = work::HELP)]
     Work(work::Work),
-    /// Everything about a key, and the why of it.
+    /// Show a key: its state and why it is in it, its result, its history.
     #[command(after_help = "Examples:
   hapax get orders order-42
   hapax get orders order-42 --wait 30s --result > receipt.pdf")]
@@ -79,7 +79,10 @@ pub(crate) enum Command {
   hapax peek orders
   hapax peek orders --state delayed --limit 100 -o json")]
     Peek(peek::Peek),
-    /// Follow what happens in a queue.
+    /// Follow what happens in a queue, by looking at it every 250 ms to 2 s.
+    ///
+    /// Messages that come and go between two looks are counted, not named, and so are those beyond
+    /// the first 100 of a state. `hapax get` has the history of a key.
     #[command(after_help = "Examples:
   hapax tail orders
   hapax tail orders --key order- --for 1m -o json")]
@@ -165,6 +168,11 @@ Examples:
   hapax man queue create | man -l -
   hapax man --dir man/man1")]
     Man(manual::Man),
+    /// Print the version of this program.
+    #[command(after_help = "Examples:
+  hapax version
+  hapax version -o json")]
+    Version(version::Version),
     /// Send, deliver and settle orders while being killed; then show that nothing was lost or
     /// doubled.
     #[command(after_help = "Examples:
@@ -176,10 +184,28 @@ Examples:
     Victim(demo::Victim),
 }
 
+impl Command {
+    /// Whether it reads the broker's settings, and with them says which variables mean nothing.
+    pub(crate) fn reads_settings(&self) -> bool {
+        matches!(self, Self::Dev(_) | Self::Serve(_) | Self::Config(_) | Self::Victim(_))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+
+    /// What these print is no answer but a text of its own, or a log.
+    const WITHOUT_OUTPUT: [&str; 7] = [
+        "hapax dev",
+        "hapax serve",
+        "hapax proxy",
+        "hapax relay",
+        "hapax sql",
+        "hapax completions",
+        "hapax man",
+    ];
 
     fn visit(command: &clap::Command, path: &str, each: &mut impl FnMut(&str, &clap::Command)) {
         for child in command.get_subcommands().filter(|child| !child.is_hide_set()) {
@@ -192,6 +218,15 @@ mod tests {
     #[test]
     fn the_tree_is_well_formed() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_with_an_answer_prints_it_as_json_too() {
+        visit(&Arguments::command(), "hapax", &mut |path, command| {
+            let has_output = command.get_arguments().any(|argument| argument.get_id() == "format");
+            let is_group = command.has_subcommands();
+            assert_eq!(has_output, !is_group && !WITHOUT_OUTPUT.contains(&path), "{path}");
+        });
     }
 
     #[test]

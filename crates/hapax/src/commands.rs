@@ -20,6 +20,7 @@ pub(crate) mod settings;
 pub(crate) mod sql;
 pub(crate) mod tail;
 pub(crate) mod token;
+pub(crate) mod version;
 pub(crate) mod work;
 
 use std::future::Future;
@@ -60,6 +61,7 @@ pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Log(log) => wait(log::run(log)),
         Command::Completions(shell) => manual::completions(shell, Arguments::command()),
         Command::Man(man) => manual::man(man, Arguments::command()),
+        Command::Version(version) => version::run(version),
         Command::Demo(arguments) => demo::run(arguments).map(|()| Exit::Ok).map_err(Into::into),
         Command::Victim(victim) => demo::victim::run(victim).map(|()| Exit::Ok).map_err(Into::into),
     }

@@ -65,7 +65,7 @@ pub(crate) struct Envelope {
     /// Messages of a group are delivered in order, in queues with order = group.
     #[arg(long)]
     group: Option<String>,
-    /// What the body is, such as application/json.
+    /// The content type of the body, such as application/json.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
     /// Kept with the message and handed to the worker; may be repeated.

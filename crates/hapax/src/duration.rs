@@ -27,12 +27,21 @@ pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// One number and its unit, rounded down: what an eye takes in at once.
-pub(crate) fn short(ms: u64) -> String {
+/// The same rounded to the nearest, for times to come: seven days less a second are seven days.
+pub(crate) fn nearest(ms: u64) -> String {
+    let (unit_ms, _) = unit(ms);
+    short(ms.saturating_add(unit_ms / 2))
+}
+
+fn unit(ms: u64) -> (u64, &'static str) {
     const UNITS: &[(u64, &str)] =
         &[(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
-    let (unit_ms, name) =
-        UNITS.iter().find(|(unit_ms, _)| ms >= *unit_ms).copied().unwrap_or((1, "ms"));
+    UNITS.iter().find(|(unit_ms, _)| ms >= *unit_ms).copied().unwrap_or((1, "ms"))
+}
+
+/// One number and its unit, rounded down: what an eye takes in at once.
+pub(crate) fn short(ms: u64) -> String {
+    let (unit_ms, name) = unit(ms);
     match ms / unit_ms {
         // Days are coarse at first.
         1 if name == "d" => format!("{} h", ms / 3_600_000),

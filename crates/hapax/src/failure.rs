@@ -3,6 +3,7 @@
 use std::io;
 
 use hapax_wire::{Code, proto};
+use serde_json::{Map, Value};
 
 use crate::exit::Exit;
 
@@ -13,15 +14,24 @@ pub(crate) struct Failure {
     pub(crate) what: String,
     /// What to do now, where that is known.
     pub(crate) next: Option<String>,
-    /// Of what the broker refused.
+    /// The code of the broker, where it refused.
     pub(crate) code: Option<Code>,
+    /// When the broker asked to come again.
+    pub(crate) retry_after_ms: Option<u64>,
     /// Whoever read our output went away. Nothing is wrong, and there is nobody to tell.
     pub(crate) is_broken_pipe: bool,
 }
 
 impl Failure {
     pub(crate) fn new(exit: Exit, what: impl Into<String>) -> Self {
-        Self { exit, what: what.into(), next: None, code: None, is_broken_pipe: false }
+        Self {
+            exit,
+            what: what.into(),
+            next: None,
+            code: None,
+            retry_after_ms: None,
+            is_broken_pipe: false,
+        }
     }
 
     pub(crate) fn usage(what: impl Into<String>) -> Self {
@@ -42,15 +52,43 @@ impl Failure {
                 "the same command can be repeated under the same key, after {}",
                 crate::duration::short(wait)
             )),
-            (Some(code), None) => Some(code.what_to_do().to_owned()),
+            (Some(code), None) => what_to_do(code),
             (None, None) => None,
         };
         let what = match code {
             Some(code) => format!("{}: {}", code.as_str(), problem.detail),
             None => format!("{}: {}", problem.code, problem.detail),
         };
-        Self { next, code, ..Self::new(exit, what) }
+        Self { next, code, retry_after_ms: wait, ..Self::new(exit, what) }
     }
+
+    /// The document that `-o json` ends with. Its fields are those of an answer that is an error.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut fields = Map::new();
+        fields.insert("answer".to_owned(), "error".into());
+        let mut detail = self.what.as_str();
+        if let Some(code) = self.code {
+            let prefix = format!("{}: ", code.as_str());
+            detail = detail.strip_prefix(&prefix).unwrap_or(detail);
+            fields.insert("code".to_owned(), code.as_str().into());
+            fields.insert("retryable".to_owned(), code.is_retryable().into());
+        }
+        fields.insert("detail".to_owned(), detail.into());
+        if let Some(wait) = self.retry_after_ms {
+            fields.insert("retry_after_ms".to_owned(), wait.into());
+        }
+        if let Some(next) = &self.next {
+            fields.insert("next".to_owned(), next.as_str().into());
+        }
+        fields.insert("exit".to_owned(), (self.exit as u8).into());
+        fields.into()
+    }
+}
+
+/// The advice for a code. That of a request that is wrong is about a field of HTTP's answers, which
+/// is the error itself here.
+pub(crate) fn what_to_do(code: Code) -> Option<String> {
+    (code != Code::Invalid).then(|| code.what_to_do().to_owned())
 }
 
 impl From<anyhow::Error> for Failure {

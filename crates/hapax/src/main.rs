@@ -3,10 +3,12 @@
 mod arguments;
 mod commands;
 mod content;
+mod diagnosis;
 mod duration;
 mod exit;
 mod failure;
 mod moment;
+mod parse;
 mod partition;
 #[cfg(test)]
 mod reference;
@@ -17,7 +19,7 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 
 use crate::arguments::Arguments;
 use crate::exit::Exit;
@@ -26,16 +28,23 @@ use crate::exit::Exit;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let Some(command) = Arguments::parse().command else {
+    let parsed = parse::parse();
+    let Some(command) = parsed.arguments.command else {
         // Whoever closed the output does not want the help.
         let _ = Arguments::command().print_long_help();
         return Exit::Ok.into();
     };
+    if !command.reads_settings() {
+        parse::warn_of_variables();
+    }
     match commands::run(&command) {
         Ok(exit) => exit.into(),
         Err(failure) => {
             if !failure.is_broken_pipe {
-                screen::complain(&failure.what, failure.next.as_deref());
+                match parsed.is_json {
+                    true => screen::say(failure.to_json()),
+                    false => screen::complain(&failure.what, failure.next.as_deref()),
+                }
             }
             failure.exit.into()
         }

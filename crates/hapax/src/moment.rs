@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 
-use crate::duration::short;
+use crate::duration::{nearest, short};
 
 pub(crate) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -31,7 +31,7 @@ pub(crate) fn relative(now_ms: u64, ms: u64) -> String {
     match now_ms.checked_sub(ms) {
         Some(0..1_000) => "just now".to_owned(),
         Some(past) => format!("{} ago", short(past)),
-        None => format!("in {}", short(ms - now_ms)),
+        None => format!("in {}", nearest(ms - now_ms)),
     }
 }
 
@@ -61,6 +61,7 @@ mod tests {
         assert_eq!(relative(now, now - 20), "just now");
         assert_eq!(relative(now, now - 185_000), "3 m ago");
         assert_eq!(relative(now, now + 5_000), "in 5 s");
+        assert_eq!(relative(now, now + 7 * 86_400_000 - 5_000), "in 7 d");
         assert_eq!(plain(1_700_000_000_123), "2023-11-14 22:13:20.123");
         assert_eq!(of_day(1_700_000_000_123), "22:13:20.123");
     }

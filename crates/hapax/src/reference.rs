@@ -22,28 +22,41 @@ hapax send orders 'three lemons' --key order-42    # in_flight: the same message
 hapax send orders 'four limes' --key order-42      # conflict, exit code 4
 hapax work orders --exec 'tr a-z A-Z'              # does it; Ctrl-C when it is done
 hapax send orders 'three lemons' --key order-42    # done, with the result THREE LEMONS
-hapax get orders order-42                          # everything that happened, and why
+hapax get orders order-42                          # its state, its history, and why
 ```
 
 ## Which broker
 
 Commands that talk to a broker speak gRPC to `--server` (or `HAPAX_SERVER`), by default
-`http://127.0.0.1:4747`. A broker that wants to know who asks gets `--token` (better:
+`http://127.0.0.1:4747`. `--token` is the API token, for brokers that want one (better:
 `HAPAX_TOKEN`, since arguments are visible to everybody on the machine). For `https` addresses
 `--ca` (`HAPAX_CA`) names the certificate that signed the broker's; `--client-cert` and
 `--client-key` (`HAPAX_CLIENT_CERT`, `HAPAX_CLIENT_KEY`) are for brokers that ask for one. These
-options are not repeated below.
+options are not repeated below. Variables that begin with `HAPAX_` and mean nothing are warned of.
 
 `dev`, `serve` and `config show` take a flag for every setting: see [settings.md](settings.md).
 
 ## What is printed
 
-Tables are for people and may change. `-o json` is for programs: its fields are those of the HTTP
-door and are only ever added to. Answers go to the standard output, everything said besides (a key
-that was made up, a hint, a progress bar) to the standard error. Colours and progress bars appear
-on a terminal only, and no colours where `NO_COLOR` is set. Texts that others wrote (keys, errors,
-bodies) are shown with control characters escaped; `hapax get --result` and `-o json` give them as
-they are.
+Tables are for people and may change. `-o json` is for programs, and every command that answers
+something takes it: its fields are those of the HTTP door and are only ever added to. Answers go to
+the standard output, everything said besides (a key that was made up, a hint, a progress bar) to
+the standard error. Colours and progress bars appear on a terminal only; `NO_COLOR` turns colours
+off, `CLICOLOR_FORCE=1` turns them on where there is no terminal. Texts that others wrote (keys,
+errors, bodies) are shown with control characters escaped; `hapax get --result` and `-o json` give
+them as they are.
+
+A command that fails says why on the standard error. With `-o json` that is one line of JSON, the
+last one; the exit code is in it, and the broker's `code` where the broker refused. Shown on two
+lines here:
+
+```json
+{\"answer\":\"error\",\"code\":\"no_such_queue\",\"detail\":\"there is no queue ordres\",\"exit\":3,
+ \"next\":\"did you mean orders?\",\"retryable\":false}
+```
+
+A send or a settle that is refused is an answer as well, and is on the standard output too. Only
+mistakes in the command line itself are text always.
 
 Durations are a number and a unit: `500ms`, `30s`, `5m`, `2h`, `7d`. Times are RFC 3339, or an
 age: `2h` is two hours ago.
@@ -74,11 +87,17 @@ The command runs as `sh -c COMMAND`, in a process group of its own, once per del
 | headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_` |
 | recovery points | `HAPAX_POINT_NAME`, spelled the same way, where they are text |
 
+Of two headers, or points, whose names give the same variable the first in order is set (`x-y`
+before `x_y`). Values with a zero byte or of more than 64 KiB are left out, since no command could
+be started with them; `hapax get` shows them.
+
 | exit | means |
 |---|---|
 | 0 | done; what was written to the standard output is the result, if anything was |
 | 75 | not now: a failed attempt with the last words of the standard error, tried again after \
-the queue's backoff. It counts, so that a message that is never ready is dead one day |
+the queue's backoff. It counts as any other: with the default rules (10 attempts, waits between \
+1 s and a bound that doubles) a message that is not ready within four to nine minutes is dead. \
+For longer outages give the queue more `--max-attempts` or a longer `--backoff-min`, or redrive |
 | 76 | in doubt: nobody knows whether the effect happened. Parked, where the command has begun \
 (`hapax settle begin`) and the queue parks; failed otherwise |
 | 129 to 192, or killed by a signal | the same: a shell exits with 128 and the number of the \

@@ -6,13 +6,13 @@
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 
-use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::{ArgMatches, Args, ValueEnum};
+use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use hapax_wire::proto::State;
 
-/// What every command with something to list takes.
+/// What every command takes that has an answer to print.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
     /// A table for people, or JSON for programs.
@@ -25,6 +25,13 @@ pub(crate) struct Output {
 enum Format {
     Table,
     Json,
+}
+
+/// Whether the command that was parsed is to write JSON.
+pub(crate) fn asks_for_json(matches: &ArgMatches) -> bool {
+    let format = matches.try_get_one::<Format>("format").ok().flatten();
+    let below = matches.subcommand().is_some_and(|(_, below)| asks_for_json(below));
+    below || format == Some(&Format::Json)
 }
 
 impl Output {
@@ -94,6 +101,14 @@ pub(crate) fn complain(what: &str, next: Option<&str>) {
     }
 }
 
+/// `1 message`, `2 messages`.
+pub(crate) fn count(number: impl Into<u64>, thing: &str) -> String {
+    match number.into() {
+        1 => format!("1 {thing}"),
+        many => format!("{many} {thing}s"),
+    }
+}
+
 /// As `table`s and `why` call a state.
 pub(crate) fn state_name(state: State) -> &'static str {
     match state {
@@ -151,7 +166,8 @@ fn paint(has_colour: bool, colour: Colour, text: impl Display) -> String {
 fn has_colour(stream: &impl IsTerminal) -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    stream.is_terminal() && !is_set("NO_COLOR") && !is_dumb
+    let is_forced = std::env::var_os("CLICOLOR_FORCE").is_some_and(|v| !v.is_empty() && v != "0");
+    !is_set("NO_COLOR") && (is_forced || (stream.is_terminal() && !is_dumb))
 }
 
 /// Text of others, made harmless: no control characters, nothing that turns the direction.
@@ -177,6 +193,20 @@ pub(crate) fn brief(text: &str, most: usize) -> String {
     }
 }
 
+/// Text that fits into so many columns.
+fn cut(text: &str, width: usize) -> String {
+    match text.chars().count() > width {
+        true => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
+}
+
+/// The columns of the terminal that the standard output goes to; `None` where it goes elsewhere.
+fn terminal_width() -> Option<usize> {
+    let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
+    (width.0 > 0).then_some(width.0.into())
+}
+
 /// Bytes for people: text as it is, anything else by its size.
 pub(crate) fn body(bytes: &[u8], most: usize) -> String {
     match std::str::from_utf8(bytes) {
@@ -189,7 +219,11 @@ pub(crate) fn body(bytes: &[u8], most: usize) -> String {
 pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
     let bar = ProgressBar::new(total);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
+        // A bar that cannot be drawn is no reason to stop.
+        let _ = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
+    }));
     bar
 }
 
@@ -204,7 +238,12 @@ pub(crate) struct Table {
 struct Column {
     name: &'static str,
     is_right: bool,
+    /// Whether it gives way where the terminal is too narrow.
+    may_shrink: bool,
 }
+
+/// The least that is left of a column that gives way.
+const SHRUNK_MIN: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Cell {
@@ -229,11 +268,13 @@ impl<T: Display> From<T> for Cell {
 }
 
 impl Table {
-    /// Names that begin with `>` are of columns that stand right.
+    /// Names that begin with `>` are of columns that stand right; those that begin with `~` are cut
+    /// where the terminal is too narrow for all.
     pub(crate) fn new(names: &[&'static str]) -> Self {
-        let columns = names.iter().map(|name| match name.strip_prefix('>') {
-            Some(name) => Column { name, is_right: true },
-            None => Column { name, is_right: false },
+        let columns = names.iter().map(|name| Column {
+            name: name.trim_start_matches(['>', '~']),
+            is_right: name.starts_with('>'),
+            may_shrink: name.starts_with('~'),
         });
         Self { columns: columns.collect(), rows: Vec::new() }
     }
@@ -245,29 +286,48 @@ impl Table {
     pub(crate) fn print(&self, screen: Screen) -> io::Result<()> {
         let mut text = String::new();
         // Writing to a string cannot fail.
-        let _ = self.write(&mut text, screen.has_colour);
+        let _ = self.write(&mut text, screen.has_colour, terminal_width());
         screen.bytes(text.as_bytes())
     }
 
-    fn write(&self, out: &mut impl fmt::Write, has_colour: bool) -> fmt::Result {
-        let heads: Vec<Cell> =
-            self.columns.iter().map(|column| Cell::coloured(Colour::Bold, column.name)).collect();
-        let widths: Vec<usize> = (0..self.columns.len())
+    /// As wide as its cells, and no wider than `most` where columns can give way.
+    fn widths(&self, heads: &Vec<Cell>, most: Option<usize>) -> Vec<usize> {
+        let mut widths: Vec<usize> = (0..self.columns.len())
             .map(|place| {
-                let cells = self.rows.iter().chain([&heads]).filter_map(|row| row.get(place));
+                let cells = self.rows.iter().chain([heads]).filter_map(|row| row.get(place));
                 cells.map(|cell| cell.text.chars().count()).max().unwrap_or(0)
             })
             .collect();
+        let gaps = 2 * widths.len().saturating_sub(1);
+        while most.is_some_and(|most| widths.iter().sum::<usize>() + gaps > most) {
+            let shrinking = widths.iter_mut().zip(&self.columns);
+            let shrinking = shrinking.filter(|(width, it)| it.may_shrink && **width > SHRUNK_MIN);
+            let Some((widest, _)) = shrinking.max_by_key(|(width, _)| **width) else { break };
+            *widest -= 1;
+        }
+        widths
+    }
+
+    fn write(
+        &self,
+        out: &mut impl fmt::Write,
+        has_colour: bool,
+        most: Option<usize>,
+    ) -> fmt::Result {
+        let heads: Vec<Cell> =
+            self.columns.iter().map(|column| Cell::coloured(Colour::Bold, column.name)).collect();
+        let widths = self.widths(&heads, most);
         for row in [&heads].into_iter().chain(&self.rows) {
             let mut line = String::new();
             for ((cell, column), width) in row.iter().zip(&self.columns).zip(&widths) {
                 if !line.is_empty() {
                     line.push_str("  ");
                 }
-                let padding = " ".repeat(width - cell.text.chars().count());
+                let shown = cut(&cell.text, *width);
+                let padding = " ".repeat(width.saturating_sub(shown.chars().count()));
                 let text = match cell.colour {
-                    Some(colour) => paint(has_colour, colour, &cell.text),
-                    None => cell.text.clone(),
+                    Some(colour) => paint(has_colour, colour, &shown),
+                    None => shown,
                 };
                 match column.is_right {
                     true => line.extend([padding, text]),
@@ -290,11 +350,28 @@ mod tests {
         table.row(["orders".into(), 12.into()]);
         table.row(["e".into(), Cell::coloured(Colour::Red, 1_000_000)]);
         let mut text = String::new();
-        table.write(&mut text, false).unwrap();
+        table.write(&mut text, false, None).unwrap();
         assert_eq!(text, "QUEUE     READY\norders       12\ne       1000000\n");
         text.clear();
-        table.write(&mut text, true).unwrap();
+        table.write(&mut text, true, None).unwrap();
         assert!(text.contains("e       \x1b[31m1000000\x1b[0m"), "{text:?}");
+    }
+
+    #[test]
+    fn columns_that_may_shrink_give_way_to_a_narrow_terminal_and_others_do_not() {
+        let mut table = Table::new(&["KEY", "~ERROR"]);
+        table.row(["order-42".into(), "connection refused by the bank".into()]);
+        let width = |most| {
+            let mut text = String::new();
+            table.write(&mut text, false, Some(most)).unwrap();
+            text.lines().map(|line| line.chars().count()).max().unwrap()
+        };
+        assert_eq!(width(200), 40, "as wide as what it holds");
+        assert_eq!(width(25), 25);
+        assert_eq!(width(5), 18, "the key stays whole");
+        let mut text = String::new();
+        table.write(&mut text, false, Some(25)).unwrap();
+        assert!(text.contains("order-42  connection ref…"), "{text}");
     }
 
     #[test]

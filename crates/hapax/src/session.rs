@@ -10,6 +10,7 @@ use hapax_wire::{Code, proto};
 use tokio::time::Instant;
 
 use crate::content::Envelope;
+use crate::diagnosis;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::clean;
@@ -28,10 +29,11 @@ pub(crate) struct Connection {
     #[arg(long, env = "HAPAX_SERVER", value_name = "URL")]
     #[arg(default_value = "http://127.0.0.1:4747")]
     server: String,
-    /// Says who asks, where the broker wants to know; better given as a variable than here.
+    /// The API token, for brokers that want one; better set as a variable: others can read
+    /// arguments.
     #[arg(long, env = "HAPAX_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// Who signed the broker's certificate, as a PEM file, for https addresses.
+    /// The certificate that signed the broker's, as a PEM file, for https addresses.
     #[arg(long, env = "HAPAX_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
     /// The certificate to show to a broker that asks for one, as a PEM file.
@@ -81,7 +83,10 @@ impl Connection {
         command: impl AsyncFnOnce(&Session) -> Result<Exit, Failure>,
     ) -> Result<Exit, Failure> {
         let session = Session { client: Admin::new(self.client()?) };
-        command(&session).await.map_err(|failure| self.explain(failure))
+        match command(&session).await {
+            Err(failure) => Err(self.explain(failure).await),
+            Ok(exit) => Ok(exit),
+        }
     }
 
     /// Runs a command about one queue, so that a queue that is not there is explained.
@@ -90,31 +95,61 @@ impl Connection {
         queue: &str,
         command: impl AsyncFnOnce(&Session) -> Result<Exit, Failure>,
     ) -> Result<Exit, Failure> {
+        self.on_queue(queue, true, command).await
+    }
+
+    /// The same for a command that takes something away: creating the queue would not help.
+    pub(crate) async fn on_existing(
+        &self,
+        queue: &str,
+        command: impl AsyncFnOnce(&Session) -> Result<Exit, Failure>,
+    ) -> Result<Exit, Failure> {
+        self.on_queue(queue, false, command).await
+    }
+
+    async fn on_queue(
+        &self,
+        queue: &str,
+        may_create: bool,
+        command: impl AsyncFnOnce(&Session) -> Result<Exit, Failure>,
+    ) -> Result<Exit, Failure> {
         let session = Session { client: Admin::new(self.client()?) };
         match command(&session).await {
             Err(failure) if failure.code == Some(Code::NoSuchQueue) => {
-                Err(missing(&session, queue, failure).await)
+                Err(missing(&session, queue, may_create, failure).await)
             }
-            Err(failure) => Err(self.explain(failure)),
+            Err(failure) => Err(self.explain(failure).await),
             Ok(exit) => Ok(exit),
         }
     }
 
-    fn explain(&self, failure: Failure) -> Failure {
-        let next = match failure.exit {
-            Exit::Unavailable => {
-                let here = ["127.0.0.1", "localhost", "[::1]"];
-                match here.iter().any(|host| self.server.contains(host)) {
-                    true => "start a broker with: hapax dev",
-                    false => "check --server (or HAPAX_SERVER), and whether the broker runs there",
-                }
-            }
-            Exit::Refused if self.token.is_none() => {
-                "set HAPAX_TOKEN; make one where the data is: hapax token create --can send,work"
-            }
-            _ => return failure,
-        };
-        Failure { next: Some(next.to_owned()), ..failure }
+    async fn explain(&self, failure: Failure) -> Failure {
+        // Not the words of a broker: a web server answered.
+        let is_foreign = failure.what.contains("grpc-status header missing");
+        if failure.exit == Exit::Refused && self.token.is_none() {
+            return failure.next(
+                "set HAPAX_TOKEN; make one where the data is: hapax token create --can send,work",
+            );
+        }
+        if failure.exit != Exit::Unavailable && !is_foreign {
+            return failure;
+        }
+        if let Some(hint) = diagnosis::hint(&failure.what, self.ca.is_some()) {
+            return failure.next(hint);
+        }
+        if (is_foreign || !failure.what.contains("refused"))
+            && let Some(found) = diagnosis::look(&self.server, &failure).await
+        {
+            return Failure { code: Some(Code::Unavailable), ..found };
+        }
+        if failure.next.is_some() {
+            return failure;
+        }
+        let here = ["127.0.0.1", "localhost", "[::1]"];
+        failure.next(match here.iter().any(|host| self.server.contains(host)) {
+            true => "start a broker with: hapax dev",
+            false => "check --server (or HAPAX_SERVER), and whether the broker runs there",
+        })
     }
 }
 
@@ -124,12 +159,16 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
 }
 
 /// A queue that is not there: the one that was meant, or the command that creates it.
-async fn missing(session: &Session, queue: &str, failure: Failure) -> Failure {
+async fn missing(session: &Session, queue: &str, may_create: bool, failure: Failure) -> Failure {
     let known = session.client.queues().await.unwrap_or_default();
     let known: Vec<&str> = known.iter().map(|known| known.queue.as_str()).collect();
-    let next = match closest(queue, known.iter().copied()) {
-        Some(near) => format!("did you mean {near}? Or create it: hapax queue create {queue}"),
-        None => format!("create it with: hapax queue create {queue}"),
+    let next = match (closest(queue, known.iter().copied()), may_create) {
+        (Some(near), true) => {
+            format!("did you mean {near}? Or create it: hapax queue create {queue}")
+        }
+        (Some(near), false) => format!("did you mean {near}?"),
+        (None, true) => format!("create it with: hapax queue create {queue}"),
+        (None, false) => "hapax queue ls lists the queues".to_owned(),
     };
     Failure { what: format!("there is no queue {}", clean(queue)), next: Some(next), ..failure }
 }
@@ -235,10 +274,11 @@ impl From<Error> for Failure {
             (Error::Refused(_), Some(ms)) => {
                 Some(format!("try again in {}", crate::duration::short(ms)))
             }
-            (Error::Refused(refusal), None) => Some(refusal.code.what_to_do().to_owned()),
+            (Error::Refused(refusal), None) => crate::failure::what_to_do(refusal.code),
             _ => None,
         };
-        Self { next, code: Some(code), ..Self::new(Exit::of(code), error.to_string()) }
+        let failure = Self::new(Exit::of(code), error.to_string());
+        Self { next, code: Some(code), retry_after_ms: wait, ..failure }
     }
 }
 

@@ -1,25 +1,36 @@
-//! The why of a key, in one sentence: what happened, what it waits for, what can be done.
+//! Why a key is in its state, in one sentence: what happened, what it waits for, what can be done.
 
 use hapax_wire::proto::{Key, State};
 
 use crate::moment::{plain, relative};
-use crate::screen::{body, brief, clean};
+use crate::screen::{body, brief, clean, state_name as name};
+
+/// What keeps a ready message from a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Nothing: it waits for one.
+    #[default]
+    Free,
+    /// The queue is paused.
+    Paused,
+    /// This message of its group goes first.
+    Behind { key: String, state: State },
+}
 
 /// One sentence for people, and the command that helps where one does.
-pub(crate) fn why(queue: &str, key: &Key, now_ms: u64) -> String {
-    let name = clean(&key.key);
+pub(crate) fn why(queue: &str, key: &Key, held: &Held, now_ms: u64) -> String {
+    let shown = clean(&key.key);
     let when = |ms: u64| format!("{} ({})", plain(ms), relative(now_ms, ms));
     let deadline = key.deadline_ms.map(when);
     let mut text = match key.state() {
         State::Done => done(key, now_ms),
-        State::Ready if key.attempts == 0 => {
-            format!("waits for a worker since {}", when(key.accepted_at_ms))
+        State::Ready => {
+            let tried = match key.attempts {
+                0 => String::new(),
+                many => format!(", after {}{}", attempts(many), last_error(&key.error)),
+            };
+            format!("{} {}{tried}", waits(queue, held), when(ready_since(key)))
         }
-        State::Ready => format!(
-            "waits for a worker again, after {}{}",
-            attempts(key.attempts),
-            last_error(&key.error)
-        ),
         State::Delayed if key.attempts == 0 => match deadline {
             Some(deadline) => format!("was sent with a delay and is due at {deadline}"),
             None => "was sent with a delay".to_owned(),
@@ -38,12 +49,12 @@ pub(crate) fn why(queue: &str, key: &Key, now_ms: u64) -> String {
         ),
         State::Parked => format!(
             "its effect had begun when {} lost the lease, so nobody knows whether it happened. \
-             Find out, then: hapax resolve {queue} {name} --done RESULT, or --retry",
+             Find out, then: hapax resolve {queue} {shown} --done RESULT, or --retry",
             somebody(&key.worker)
         ),
         State::Dead => format!(
             "dead after {}{}. Once the cause is gone: \
-             hapax dead redrive {queue} --key {name} --yes",
+             hapax dead redrive {queue} --key {shown} --yes",
             attempts(key.attempts),
             last_error(&key.error)
         ),
@@ -56,6 +67,38 @@ pub(crate) fn why(queue: &str, key: &Key, now_ms: u64) -> String {
         text.push_str(&format!("; {} so far, answered, not run", duplicates(key.duplicates)));
     }
     text
+}
+
+/// What a ready message waits for, up to the time.
+fn waits(queue: &str, held: &Held) -> String {
+    match held {
+        Held::Free => "waits for a worker since".to_owned(),
+        Held::Paused => format!(
+            "its queue is paused: nothing is delivered before hapax queue resume {queue}; ready \
+             since"
+        ),
+        Held::Behind { key, state } => {
+            let key = clean(key);
+            let helps = match state {
+                State::Dead => {
+                    format!(", until hapax dead redrive {queue} --key {key} --yes, or dead discard")
+                }
+                State::Parked => format!(", until hapax resolve {queue} {key}"),
+                _ => String::new(),
+            };
+            format!(
+                "waits behind {key} of its group, which is {}{helps}; ready since",
+                name(*state)
+            )
+        }
+    }
+}
+
+/// When it became ready the last time, as far as its history tells.
+fn ready_since(key: &Key) -> u64 {
+    let events = ["sent", "lost", "released", "redriven", "replayed", "resolved", "freed", "rerun"];
+    let times = key.history.iter().filter(|event| events.contains(&event.event.as_str()));
+    times.map(|event| event.at_ms).max().unwrap_or(key.accepted_at_ms).max(key.accepted_at_ms)
 }
 
 fn done(key: &Key, now_ms: u64) -> String {
@@ -79,8 +122,8 @@ fn done(key: &Key, now_ms: u64) -> String {
     };
     let repeated = match key.duplicates {
         0 => format!("a duplicate would be answered with {result}"),
-        1 => format!("1 duplicate was answered with {result}"),
-        many => format!("{many} duplicates were answered with {result}"),
+        1 => format!("1 duplicate was answered, not run; the next one gets {result}"),
+        many => format!("{many} duplicates were answered, not run; the next one gets {result}"),
     };
     let until = match key.remembered_until_ms {
         Some(ms) => format!("remembered until {} ({})", plain(ms), relative(now_ms, ms)),
@@ -112,7 +155,7 @@ fn duplicates(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hapax_wire::proto::Blob;
+    use hapax_wire::proto::{self, Blob};
 
     const NOW: u64 = 1_700_000_000_000;
 
@@ -130,7 +173,7 @@ mod tests {
 
     #[track_caller]
     fn check(key: Key, expected: &str) {
-        assert_eq!(why("orders", &key, NOW), expected);
+        assert_eq!(why("orders", &key, &Held::Free, NOW), expected);
     }
 
     #[test]
@@ -145,7 +188,8 @@ mod tests {
         check(
             done,
             "done once at 2023-11-14 22:12:20.000 (1 m ago) by billing-1; 3 duplicates were \
-             answered with its result paid; remembered until 2023-11-20 22:13:20.000 (in 6 d)",
+             answered, not run; the next one gets its result paid; remembered until 2023-11-20 \
+             22:13:20.000 (in 6 d)",
         );
     }
 
@@ -168,11 +212,39 @@ mod tests {
     }
 
     #[test]
+    fn what_is_ready_and_cannot_be_taken_tells_what_is_in_its_way() {
+        let ready = Key { attempts: 0, ..key(State::Ready) };
+        let told = |held: Held| why("orders", &ready, &held, NOW);
+        assert!(told(Held::Paused).starts_with("its queue is paused"), "{}", told(Held::Paused));
+        let behind = |state| told(Held::Behind { key: "order-41".to_owned(), state });
+        let leased = behind(State::Leased);
+        assert!(leased.starts_with("waits behind order-41 of its group, which is leased; "));
+        let dead = behind(State::Dead);
+        assert!(dead.contains("hapax dead redrive orders --key order-41 --yes"), "{dead}");
+        assert!(behind(State::Parked).contains("hapax resolve orders order-41"));
+    }
+
+    #[test]
+    fn a_message_that_became_ready_again_waits_since_then() {
+        let event = |at_ms, event: &str| proto::Event {
+            at_ms,
+            event: event.to_owned(),
+            ..proto::Event::default()
+        };
+        let history = vec![event(NOW - 180_000, "sent"), event(NOW - 2_000, "replayed")];
+        check(
+            Key { attempts: 0, history, ..key(State::Ready) },
+            "waits for a worker since 2023-11-14 22:13:18.000 (2 s ago)",
+        );
+    }
+
+    #[test]
     fn what_has_ended_badly_tells_the_next_step() {
-        let dead = why("orders", &Key { error: "no".to_owned(), ..key(State::Dead) }, NOW);
+        let dead = Key { error: "no".to_owned(), ..key(State::Dead) };
+        let dead = why("orders", &dead, &Held::Free, NOW);
         assert!(dead.starts_with("dead after 1 attempt: no. Once the cause is gone: "), "{dead}");
         assert!(dead.ends_with("hapax dead redrive orders --key order-42 --yes"), "{dead}");
-        let parked = why("orders", &key(State::Parked), NOW);
+        let parked = why("orders", &key(State::Parked), &Held::Free, NOW);
         assert!(parked.contains("hapax resolve orders order-42 --done RESULT"), "{parked}");
     }
 }

@@ -60,7 +60,8 @@ impl Problem {
     /// As a response with any body that is made of bytes.
     pub fn into_response<B: From<Bytes>>(self) -> Response<B> {
         let mut document = json!({
-            "type": format!("/errors/{}", self.code),
+            // Not a path: it would be one of the service behind, which has no such page.
+            "type": format!("urn:hapax:error:{}", self.code),
             "title": self.title,
             "status": self.status.as_u16(),
             "detail": self.detail,
@@ -202,7 +203,7 @@ mod tests {
         assert_eq!(response.headers()["content-type"], "application/problem+json");
         assert_eq!(response.headers()["retry-after"], "2");
         let document: Value = serde_json::from_slice(response.body()).unwrap();
-        assert_eq!(document["type"], "/errors/in_flight");
+        assert_eq!(document["type"], "urn:hapax:error:in_flight");
         assert_eq!(document["code"], "in_flight");
         assert_eq!(document["status"], 409);
         assert_eq!(document["retryable"], true);

@@ -30,7 +30,7 @@ pub use fields::{Dialect, FIELDS, FOREVER, FieldError, config_from_fields};
 pub use finding::{Finding, Mistakes, Rule, Severity, exit_code};
 pub use kind::{Auth, Bytes, Endpoint};
 pub use lint::lint;
-pub use load::{Loaded, Profile, Sources};
+pub use load::{Loaded, Profile, Sources, unknown_variables};
 pub use origin::Origin;
 pub use reference::reference;
 pub use show::Shown;

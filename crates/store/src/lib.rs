@@ -20,6 +20,6 @@ mod volume;
 
 pub use contract::{Checkpoint, Claim, EachBatch, Epoch, Room, Sequence, Store};
 pub use error::{Corruption, Error};
-pub use os::OsVolume;
+pub use os::{OsVolume, create_private_directory};
 pub use row::{NEVER, PointKey, RowSet};
 pub use volume::{File, Lock, Volume};

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +10,16 @@ use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 
 use crate::{File, Lock, Volume};
+
+/// Bodies, keys and results are for the broker's user alone.
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// Creates a directory for data, with its parents, that its owner alone may read. One that is there
+/// keeps its permissions.
+pub fn create_private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
+}
 
 /// A directory. Plain blocking system calls only, so that tools that inject faults see them.
 #[derive(Debug)]
@@ -50,7 +60,7 @@ impl OsVolume {
 
     /// Creates `path` with its parents where missing, and makes the creation durable.
     pub fn create(path: &Path) -> io::Result<Self> {
-        fs::create_dir_all(path)?;
+        create_private_directory(path)?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::File::open(parent)?.sync_all()?;
         }
@@ -71,6 +81,7 @@ impl Volume for OsVolume {
             .read(true)
             .write(true)
             .create_new(true)
+            .mode(FILE_MODE)
             .open(self.path.join(name))?;
         Ok(Arc::new(OsFile(file)))
     }
@@ -108,6 +119,7 @@ impl Volume for OsVolume {
     fn lock(&self, name: &str) -> io::Result<Box<dyn Lock>> {
         let mut options = fs::OpenOptions::new();
         options.read(true).write(!self.read_only).create(!self.read_only).truncate(false);
+        options.mode(FILE_MODE);
         let opened = options.open(self.path.join(name));
         let directory = self.lock_directory()?;
         let file = match opened {

@@ -11,11 +11,12 @@ use clap::Args;
 use hapax_server::engine::Data;
 use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
+use serde_json::{Value, json};
 
 use super::check::partitions;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Screen, progress};
+use crate::screen::{Output, Screen, count, progress};
 use crate::session::{Connection, Session};
 
 const BAR: &str = "{bar:40} {bytes}/{total_bytes}, {eta} left";
@@ -31,6 +32,8 @@ pub(crate) struct Backup {
     online: bool,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -39,17 +42,20 @@ pub(crate) struct Restore {
     backup: PathBuf,
     /// Where to: a directory that does not exist yet, or is empty.
     directory: PathBuf,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
+    let screen = backup.output.screen();
     match (backup.online, backup.paths.as_slice()) {
         (true, [target]) => {
-            backup.connection.open(async |session| online(session, target).await).await
+            backup.connection.open(async |session| online(session, screen, target).await).await
         }
         (true, _) => Err(Failure::usage("with --online give the target alone")
             .next("the broker knows where its data is: hapax backup --online TARGET")),
         (false, [directory, target]) => {
-            copy(directory, target)
+            copy(screen, directory, target)
                 .with_context(|| format!("no backup of {}", directory.display()))?;
             Ok(Exit::Ok)
         }
@@ -61,15 +67,15 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
 }
 
 pub(crate) fn restore(restore: &Restore) -> Result<Exit, Failure> {
-    copy(&restore.backup, &restore.directory)
+    copy(restore.output.screen(), &restore.backup, &restore.directory)
         .with_context(|| format!("{} is not restored", restore.directory.display()))?;
     Ok(Exit::Ok)
 }
 
-async fn online(session: &Session, target: &Path) -> Result<Exit, Failure> {
+async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit, Failure> {
     // The broker has a working directory of its own.
     let target = std::path::absolute(target)?;
-    let path = target.to_str().ok_or_else(|| Failure::usage("the target's name is no UTF-8"))?;
+    let path = target.to_str().ok_or_else(|| Failure::usage("the target's name is not UTF-8"))?;
     let mut backup = session.client.backup(path).await?;
     let bar = progress(0, BAR);
     let mut bytes = 0;
@@ -85,31 +91,40 @@ async fn online(session: &Session, target: &Path) -> Result<Exit, Failure> {
         let what = "the broker broke off; the copy is of no use";
         return Err(Failure::new(Exit::Failure, what));
     }
-    Screen::plain().line(format_args!("{path} holds {bytes} bytes, verified"))?;
+    match screen.is_json() {
+        true => screen.json(&json!({ "target": path, "bytes": bytes, "verified": true }))?,
+        false => screen.line(format_args!("{path} holds {bytes} bytes, verified"))?,
+    }
     Ok(Exit::Ok)
 }
 
 /// A restored directory is one more copy: what makes a backup consistent makes it usable. The
 /// source is only read.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+fn copy(screen: Screen, from: &Path, to: &Path) -> Result<()> {
     let parts = partitions(from).map_err(|failure| anyhow::anyhow!(failure.what))?;
     Data::refuse_target_inside(from, to)?;
     ensure!(is_empty(to)?, "{} is not empty", to.display());
+    let mut copied = Vec::new();
     if parts == [from] {
-        return copy_partition(from, to);
+        copied.push(copy_partition(screen, from, to)?);
+    } else {
+        hapax_store::create_private_directory(to)?;
+        for part in &parts {
+            let name = part.file_name().context("a partition has a name")?;
+            copied.push(copy_partition(screen, part, &to.join(name))?);
+        }
+        Data::copy_head(from, to)?;
     }
-    fs::create_dir_all(to)?;
-    for part in &parts {
-        let name = part.file_name().context("a partition has a name")?;
-        copy_partition(part, &to.join(name))?;
+    if screen.is_json() {
+        let target = to.display().to_string();
+        screen.json(&json!({ "target": target, "verified": true, "partitions": copied }))?;
+    } else if parts != [from] {
+        screen.line(format_args!(
+            "{} holds {}, with the broker's secret and tokens: keep it as safe as the data",
+            to.display(),
+            count(parts.len() as u64, "partition")
+        ))?;
     }
-    Data::copy_head(from, to)?;
-    Screen::plain().line(format_args!(
-        "{} holds all {} partitions, with the broker's secret and tokens: keep it as safe as the \
-         data",
-        to.display(),
-        parts.len()
-    ))?;
     Ok(())
 }
 
@@ -121,7 +136,8 @@ fn is_empty(directory: &Path) -> io::Result<bool> {
     }
 }
 
-fn copy_partition(from: &Path, to: &Path) -> Result<()> {
+/// Copies one partition, reports it, and returns what `-o json` prints of it.
+fn copy_partition(screen: Screen, from: &Path, to: &Path) -> Result<Value> {
     let volume =
         OsVolume::read_only(from).with_context(|| format!("{} cannot be read", from.display()))?;
     let options = disk::Options { must_exist: true, ..disk::Options::default() };
@@ -134,7 +150,15 @@ fn copy_partition(from: &Path, to: &Path) -> Result<()> {
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    let screen = Screen::plain();
+    let told = json!({
+        "directory": to.display().to_string(),
+        "last_batch": summary.last,
+        "rows": summary.archive.rows,
+        "batches": summary.batches,
+    });
+    if screen.is_json() {
+        return Ok(told);
+    }
     if summary.last == 0 {
         screen.line(format_args!("{} is empty: nothing was ever written to it", to.display()))?;
     } else {
@@ -146,5 +170,5 @@ fn copy_partition(from: &Path, to: &Path) -> Result<()> {
             summary.batches
         ))?;
     }
-    Ok(())
+    Ok(told)
 }

@@ -23,7 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Screen, progress};
+use crate::screen::{Output, progress};
 use crate::session::Connection;
 use broker::Own;
 use ledger::Ledger;
@@ -36,7 +36,7 @@ after, with --latency at the same rate.
 
 Examples:
   hapax bench
-  hapax bench --producers 4 --workers 4 --size 1024 --count 2000000 --json
+  hapax bench --producers 4 --workers 4 --size 1024 --count 2000000 -o json
   hapax bench --dedup off
   hapax bench --latency --rate 200 --count 4000
   hapax bench --server http://127.0.0.1:4747 --count 100000";
@@ -58,7 +58,7 @@ pub(crate) struct Bench {
     /// Messages that a producer has on their way at once, and a worker in its hands.
     #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
     window: usize,
-    /// Messages that are sent and not yet done: at so many, producers wait for workers.
+    /// Messages that are sent and not yet done: beyond this, producers wait for workers.
     #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
     backlog: u64,
     /// With `off`, messages without keys in an at-least-once queue.
@@ -70,13 +70,13 @@ pub(crate) struct Bench {
     /// Messages per second, with --latency.
     #[arg(long, value_name = "COUNT", default_value_t = 100, requires = "latency")]
     rate: u64,
-    /// Print JSON.
-    #[arg(long)]
+    /// The same as -o json.
+    #[arg(long, hide = true)]
     json: bool,
     /// A broker that runs already. A queue is made for the run and deleted afterwards.
     #[arg(long, value_name = "URL")]
     server: Option<String>,
-    /// Says who asks, where that broker wants to know.
+    /// The API token for that broker.
     #[arg(long, env = "HAPAX_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// The process of that broker, if it is on this machine: its processor time is told then.
@@ -88,6 +88,8 @@ pub(crate) struct Bench {
     /// How many partitions that broker has.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     partitions: u16,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<Exit, Failure> {
@@ -146,8 +148,8 @@ async fn measure(bench: &Bench) -> Result<Exit, Failure> {
         admin.delete_queue(&queue).await?;
     }
     let report = measured?;
-    let screen = Screen::plain();
-    match bench.json {
+    let screen = bench.output.screen();
+    match bench.json || screen.is_json() {
         true => screen.json(&report)?,
         false => report.print(screen)?,
     }
@@ -199,7 +201,7 @@ async fn live(
 
 /// A bar on a terminal.
 async fn watch(ledger: Arc<Ledger>, count: u64) {
-    let bar = progress(count, "{bar:40} {human_pos}/{human_len} lives, {per_sec}, {eta} left");
+    let bar = progress(count, "{bar:40} {human_pos}/{human_len} lives, {rate}, {eta} left");
     let mut every = tokio::time::interval(Duration::from_millis(200));
     loop {
         every.tick().await;

@@ -43,7 +43,7 @@ pub(crate) enum Command {
 pub(crate) struct List {
     /// The queue.
     queue: String,
-    /// At most so many messages.
+    /// At most this many messages.
     #[arg(long, default_value_t = 20, value_name = "COUNT")]
     limit: usize,
     #[command(flatten)]
@@ -98,17 +98,10 @@ impl Filter {
         let has_error =
             self.error_contains.as_ref().is_none_or(|text| message.error.contains(text.as_str()));
         let has_group = self.group.as_ref().is_none_or(|group| *group == message.group);
-        let died_at = died_at(message);
+        let died_at = peek::died_at(message);
         let is_early = self.before.is_none_or(|before| died_at < before);
         has_error && has_group && is_early && self.after.is_none_or(|after| died_at >= after)
     }
-}
-
-/// The history tells when; it is what is left where a message has died more than once.
-fn died_at(message: &proto::Key) -> u64 {
-    let deaths = message.history.iter().filter(|event| event.event == "dead");
-    let last = deaths.map(|event| event.at_ms).max();
-    last.or(message.finished_at_ms).unwrap_or(message.accepted_at_ms)
 }
 
 impl Selection {
@@ -149,7 +142,7 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
             break;
         }
     }
-    peek::list(list.output.screen(), &found)?;
+    peek::list_dead(list.output.screen(), &found)?;
     if has_more {
         say("there is more: --limit COUNT");
     }

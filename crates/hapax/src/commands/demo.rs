@@ -17,8 +17,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use hapax_core::{Answer, Command, Content, Outcome, QueueName, Send};
+use serde_json::json;
 
 use crate::partition::Local;
+use crate::screen::Output;
 pub(crate) use victim::Victim;
 
 #[derive(Debug, Args)]
@@ -32,6 +34,8 @@ pub(crate) struct Arguments {
     /// How long each process lives, in milliseconds.
     #[arg(long, default_value_t = 250)]
     life_ms: u64,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// What the child said, by order: the first id it was told, and whether it is answered.
@@ -42,12 +46,16 @@ struct Told {
     duplicates: u64,
 }
 
-#[expect(clippy::print_stdout, reason = "the command's output")]
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let data = &arguments.data;
     ensure!(!data.join("broker.json").exists(), "{} is a broker's data", data.display());
-    println!("Every order is sent twice, and the process that handles them is killed (kill -9)");
-    println!("{} times. What it was told before it died must hold afterwards.\n", arguments.kills);
+    let screen = arguments.output.screen();
+    let say = |text: String| if screen.is_json() { Ok(()) } else { screen.line(text) };
+    say(format!(
+        "Every order is sent twice, and the process that handles them is killed (kill -9)\n{} \
+         times. What it was told before it died must hold afterwards.\n",
+        arguments.kills
+    ))?;
     let first = orders_so_far(data)?;
     let mut told = Told::default();
     for round in 1..=arguments.kills + 1 {
@@ -55,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let before = (told.accepted.len(), told.done.len(), told.duplicates);
         let next = first + told.accepted.len() as u64;
         let lived = live_and_die(arguments, next, is_last, &mut told)?;
-        println!(
+        say(format!(
             "  process {round:>2}   accepted {:>6}   duplicates absorbed {:>6}   done {:>6}   {}",
             told.accepted.len() - before.0,
             told.duplicates - before.2,
@@ -65,17 +73,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             } else {
                 format!("killed after {} ms", lived.as_millis())
             },
-        );
+        ))?;
     }
     verify(data, first, &told)?;
-    println!(
-        "\n{} orders accepted, {} duplicates absorbed. Asked again about each one: all done,",
+    if screen.is_json() {
+        screen.json(&json!({
+            "data": data.display().to_string(),
+            "kills": arguments.kills,
+            "accepted": told.accepted.len(),
+            "duplicates": told.duplicates,
+            "lost": 0,
+            "doubled": 0,
+        }))?;
+        return Ok(());
+    }
+    let data = data.display();
+    say(format!(
+        "\n{} orders accepted, {} duplicates absorbed. Asked again about each one: all done,\n0 \
+         lost, 0 doubled, every receipt is the first one.\n\nThe data is in {data}. Next, verify \
+         it from end to end:\n  hapax check {data}",
         told.accepted.len(),
         told.duplicates
-    );
-    println!("0 lost, 0 doubled, every receipt is the first one.\n");
-    println!("The data is in {}. Next, verify it from end to end:", data.display());
-    println!("  hapax check {}", data.display());
+    ))?;
     Ok(())
 }
 

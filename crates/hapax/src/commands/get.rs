@@ -1,10 +1,11 @@
-//! `hapax get`: everything about a key, and the why of it.
+//! `hapax get`: a key, its history, and why it is in its state.
 
 use std::time::Duration;
 
 use clap::Args;
 use hapax_wire::proto::{self, State};
 
+use super::peek::PAGE;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -12,13 +13,13 @@ use crate::moment::{self, plain, relative};
 use crate::screen::{Colour, Output, Screen, Table, body, brief, clean};
 use crate::session::{Connection, KeyArguments, Session};
 use crate::shapes;
-use crate::why::why;
+use crate::why::{Held, why};
 
 #[derive(Debug, Args)]
 pub(crate) struct Get {
     #[command(flatten)]
     name: KeyArguments,
-    /// Wait so long for the message to be done, dead or parked.
+    /// Wait at most this long for the message to be done, dead or parked.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     wait: Duration,
     /// Print nothing but the bytes of the result.
@@ -49,21 +50,58 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
         return match (&key.result, exit) {
             (Some(result), _) => screen.bytes(&result.body).map(|()| exit).map_err(Failure::from),
             (None, Exit::Ok) => Ok(exit),
-            (None, _) => Err(Failure::new(exit, why(get.name.queue(), &key, moment::now_ms()))),
+            (None, _) => {
+                let held = held(session, get.name.queue(), &key).await;
+                Err(Failure::new(exit, why(get.name.queue(), &key, &held, moment::now_ms())))
+            }
         };
     }
-    match screen.is_json() {
-        true => screen.json(&shapes::Key::of(&key))?,
-        false => print(screen, get.name.queue(), &key)?,
+    if screen.is_json() {
+        screen.json(&shapes::Key::of(&key))?;
+        return Ok(exit);
     }
+    let held = held(session, get.name.queue(), &key).await;
+    print(screen, get.name.queue(), &key, &held)?;
     Ok(exit)
 }
 
-fn print(screen: Screen, queue: &str, key: &proto::Key) -> Result<(), Failure> {
+/// What keeps a ready message from a worker. It looks at the first page of each place that holds a
+/// group, and says nothing of what it does not find there, or may not see.
+async fn held(session: &Session, queue: &str, key: &proto::Key) -> Held {
+    if key.state() != State::Ready {
+        return Held::Free;
+    }
+    let Ok(around) = session.client.queue(queue).await else { return Held::Free };
+    if around.paused {
+        return Held::Paused;
+    }
+    let rules: serde_json::Value = serde_json::from_str(&around.config_json).unwrap_or_default();
+    let is = |rule: &str, value: &str| rules.get(rule).is_some_and(|it| it == value);
+    if !is("order", "group") || key.group.is_empty() {
+        return Held::Free;
+    }
+    let dead_hold = is("on_group_dead", "park");
+    for place in [State::Leased, State::Parked, State::Delayed, State::Dead] {
+        if place == State::Dead && !dead_hold {
+            continue;
+        }
+        let Ok(page) = session.client.browse(queue, place, PAGE, "").await else { continue };
+        // A delay that was asked for does not hold a group; a backoff does.
+        let holds = |it: &&proto::Key| {
+            it.group == key.group && (place != State::Delayed || it.attempts > 0)
+        };
+        if let Some(first) = page.messages.iter().find(holds) {
+            return Held::Behind { key: first.key.clone(), state: place };
+        }
+    }
+    Held::Free
+}
+
+fn print(screen: Screen, queue: &str, key: &proto::Key, held: &Held) -> Result<(), Failure> {
     let now = moment::now_ms();
     let name = screen.paint(Colour::Bold, clean(&key.key));
     screen.line(format_args!("{name}  {}", screen.state(key.state())))?;
-    screen.line(format_args!("  why         {}", why(queue, key, now)))?;
+    screen.line(format_args!("  why         {}", why(queue, key, held, now)))?;
     let at = |ms: u64| format!("{} ({})", plain(ms), relative(now, ms));
     let mut fields = vec![
         ("queue", queue.to_owned()),
@@ -121,7 +159,7 @@ fn list<'a>(
 
 fn history(screen: Screen, events: &[proto::Event], now: u64) -> Result<(), Failure> {
     screen.line("")?;
-    let mut table = Table::new(&["AT", "", "WHAT", "WHO", ""]);
+    let mut table = Table::new(&["AT", "AGE", "WHAT", "WHO", "~DETAIL"]);
     for event in events {
         // A storm of duplicates is one event with a count.
         let detail = match event.event.as_str() {

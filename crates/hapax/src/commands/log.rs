@@ -1,10 +1,11 @@
 //! `hapax log`: what a running broker logs, changed while it runs.
 
 use clap::Args;
+use serde_json::json;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Screen, clean};
+use crate::screen::{Output, clean};
 use crate::session::Connection;
 
 #[derive(Debug, Args)]
@@ -14,14 +15,22 @@ pub(crate) struct Log {
     filter: String,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) async fn run(log: &Log) -> Result<Exit, Failure> {
     log.connection
         .open(async |session| {
             session.client.set_log(&log.filter).await?;
-            let filter = clean(&log.filter);
-            Screen::plain().line(format_args!("the broker logs {filter} until it is restarted"))?;
+            let screen = log.output.screen();
+            match screen.is_json() {
+                true => screen.json(&json!({ "answer": "ok", "log": log.filter }))?,
+                false => {
+                    let filter = clean(&log.filter);
+                    screen.line(format_args!("the broker logs {filter} until it is restarted"))?;
+                }
+            }
             Ok(Exit::Ok)
         })
         .await

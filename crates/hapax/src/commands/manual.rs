@@ -33,7 +33,13 @@ pub(crate) fn completions(completions: &Completions, mut tree: Command) -> Resul
     Ok(Exit::Ok)
 }
 
+/// `hapax help COMMAND` is no command of its own, and needs no page.
+fn without_help(command: Command) -> Command {
+    command.disable_help_subcommand(true).mut_subcommands(without_help)
+}
+
 pub(crate) fn man(man: &Man, mut tree: Command) -> Result<Exit, Failure> {
+    tree = without_help(tree);
     tree.build();
     if let Some(dir) = &man.dir {
         std::fs::create_dir_all(dir)

@@ -21,10 +21,10 @@ pub(crate) const PAGE: u32 = 500;
 pub(crate) struct Peek {
     /// The queue.
     queue: String,
-    /// Only what is in this place; without it all of them, the next to be delivered first.
+    /// Only messages in this state; without it all of them, the next to be delivered first.
     #[arg(long, value_parser = parse_state)]
     state: Option<State>,
-    /// At most so many messages of each place.
+    /// At most this many messages of each state.
     #[arg(long, default_value_t = 20, value_name = "COUNT")]
     limit: usize,
     #[command(flatten)]
@@ -108,20 +108,68 @@ pub(crate) fn list(screen: Screen, messages: &[proto::Key]) -> Result<(), Failur
         return Ok(());
     }
     let now = moment::now_ms();
-    let mut table = Table::new(&["KEY", "STATE", ">ATTEMPTS", "ACCEPTED", "GROUP", "", "BODY"]);
+    let mut table =
+        Table::new(&["KEY", "STATE", ">ATTEMPTS", "ACCEPTED", "SINCE", "GROUP", "~NOTE", "~BODY"]);
     for message in messages {
         table.row([
             brief(&message.key, 60).into(),
             Cell::state(message.state()),
             message.attempts.into(),
             moment::relative(now, message.accepted_at_ms).into(),
+            since(message, now).into(),
             brief(&message.group, 30).into(),
             circumstance(message, now).into(),
-            message.message.as_ref().map(|blob| body(&blob.body, 40)).unwrap_or_default().into(),
+            content(message).into(),
         ]);
     }
     table.print(screen)?;
     Ok(())
+}
+
+/// Dead messages, with the time and the error of their death.
+pub(crate) fn list_dead(screen: Screen, messages: &[proto::Key]) -> Result<(), Failure> {
+    if screen.is_json() || messages.is_empty() {
+        return list(screen, messages);
+    }
+    let now = moment::now_ms();
+    let mut table =
+        Table::new(&["KEY", ">ATTEMPTS", "ACCEPTED", "DIED", "GROUP", "~ERROR", "~BODY"]);
+    for message in messages {
+        table.row([
+            brief(&message.key, 60).into(),
+            message.attempts.into(),
+            moment::relative(now, message.accepted_at_ms).into(),
+            moment::relative(now, died_at(message)).into(),
+            brief(&message.group, 30).into(),
+            brief(&message.error, 60).into(),
+            content(message).into(),
+        ]);
+    }
+    table.print(screen)?;
+    Ok(())
+}
+
+/// When a dead message died: the history tells, and keeps the last time where it died more often.
+pub(crate) fn died_at(message: &proto::Key) -> u64 {
+    let deaths = message.history.iter().filter(|event| event.event == "dead");
+    let last = deaths.map(|event| event.at_ms).max();
+    last.or(message.finished_at_ms).unwrap_or(message.accepted_at_ms)
+}
+
+/// Since when a message is where it is, where its history tells.
+fn since(message: &proto::Key, now: u64) -> String {
+    let event = match message.state() {
+        State::Dead => return moment::relative(now, died_at(message)),
+        State::Parked => "parked",
+        State::Leased => "leased",
+        _ => return String::new(),
+    };
+    let times = message.history.iter().filter(|it| it.event == event).map(|it| it.at_ms);
+    times.max().map(|at| moment::relative(now, at)).unwrap_or_default()
+}
+
+fn content(message: &proto::Key) -> String {
+    message.message.as_ref().map(|blob| body(&blob.body, 40)).unwrap_or_default()
 }
 
 /// What matters most about a message where it is.

@@ -5,6 +5,7 @@
 //! `proxy/metrics.rs`.
 
 mod headers;
+mod keys;
 mod metrics;
 mod queue;
 mod statuses;
@@ -20,7 +21,7 @@ use clap::{Args, ValueEnum};
 use hapax_idempotency::{Headers, Idempotency, OnUnavailable, Route};
 use hapax_server::listen::{Limits, Listener};
 use hapax_server::log;
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE};
 use http::{HeaderName, Request};
 use hyper::body::Incoming;
 use tokio::sync::watch;
@@ -47,7 +48,9 @@ Examples:
   hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges'
   hapax proxy --upstream http://shop:8080 --listen 0.0.0.0:80 --route 'POST /orders/{order}/pay' \
 --optional-route 'PUT,PATCH /orders/{order}' --tenant-header x-account
-  hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges' --in-doubt retry";
+  hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges' --in-doubt retry
+  hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /hooks/stripe' --key-json /id
+  hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /hooks' --key-header webhook-id";
 
 /// What becomes of a key when the upstream may have acted and its answer is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,12 +82,20 @@ pub(crate) struct Proxy {
     /// Sets keys apart from those of other services on the same queue.
     #[arg(long, value_name = "NAME", default_value = "")]
     namespace: String,
+    /// The header that the key is in [default: Idempotency-Key].
+    #[arg(long, value_name = "NAME", conflicts_with = "key_json")]
+    key_header: Option<HeaderName>,
+    /// Take the key from the JSON body: a JSON pointer such as /id or /data/object/id, to a string
+    /// or an integer.
+    #[arg(long, value_name = "POINTER", value_parser = keys::pointer)]
+    key_json: Option<String>,
     /// Callers are told apart by this header: their keys do not meet. Without it all callers
-    /// share their keys, and a retry must come with the same Authorization.
+    /// share their keys, and a retry must repeat Authorization, Cookie and X-Api-Key.
     #[arg(long, value_name = "NAME")]
     tenant_header: Option<HeaderName>,
     /// Headers that a retry must repeat, besides method, path, query and body [default:
-    /// Content-Type]. May be repeated. Without --tenant-header, Authorization always is one.
+    /// Content-Type]. May be repeated. Without --tenant-header, Authorization, Cookie and X-Api-Key
+    /// always are among them.
     #[arg(long = "compare-header", value_name = "NAME")]
     compare_headers: Vec<HeaderName>,
     /// Only these headers of a response are remembered [default: all but Set-Cookie, Date and
@@ -211,10 +222,10 @@ fn idempotency(
         .worker(worker_name())
         .observe(metrics.observer());
     for route in &proxy.routes {
-        builder = builder.route(route.clone());
+        builder = builder.route(keys::of(proxy, route.clone()));
     }
     for route in &proxy.optional_routes {
-        builder = builder.route(route.clone().optional());
+        builder = builder.route(keys::of(proxy, route.clone().optional()));
     }
     if let Some(name) = proxy.tenant_header.clone() {
         builder = builder.tenant(move |request| {
@@ -223,12 +234,7 @@ fn idempotency(
             values.next().is_none().then_some(value)
         });
     }
-    if !proxy.compare_headers.is_empty() {
-        // Callers who share their keys must not get each other's responses.
-        let authorization = proxy.tenant_header.is_none().then_some(AUTHORIZATION);
-        let compared = proxy.compare_headers.iter().cloned().chain(authorization);
-        builder = builder.fingerprint_headers(compared);
-    }
+    builder = builder.fingerprint_headers(compared(proxy));
     if !proxy.keep_headers.is_empty() {
         builder = builder.headers(Headers::only(&proxy.keep_headers));
     }
@@ -236,6 +242,19 @@ fn idempotency(
         builder = builder.on_unavailable(OnUnavailable::Open);
     }
     builder.build().map_err(|broken| Failure::usage(broken.to_string()))
+}
+
+/// The headers that a retry must repeat. Callers who share their keys must not get each other's
+/// responses, so that what tells them apart is compared.
+fn compared(proxy: &Proxy) -> Vec<HeaderName> {
+    let mut compared = proxy.compare_headers.clone();
+    if compared.is_empty() {
+        compared.push(CONTENT_TYPE);
+    }
+    if proxy.tenant_header.is_none() {
+        compared.extend([AUTHORIZATION, COOKIE, HeaderName::from_static("x-api-key")]);
+    }
+    compared
 }
 
 async fn bind(address: SocketAddr) -> Result<Listener, Failure> {
@@ -290,8 +309,8 @@ fn welcome(
     screen
         .line("Try next, twice, in another terminal; the second time brings the first answer:")?;
     screen.line("")?;
-    let key = "Idempotency-Key: try-1";
-    screen.line(format_args!("  curl -i -X {method} -H '{key}' --data '{{}}' '{url}{path}'"))?;
+    let (header, body) = keys::example(proxy);
+    screen.line(format_args!("  curl -i -X {method}{header} --data '{body}' '{url}{path}'"))?;
     screen.line("")?;
     screen.line("Ctrl-C stops it, once what was begun has ended.")?;
     Ok(())

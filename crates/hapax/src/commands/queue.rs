@@ -4,13 +4,13 @@ mod rules;
 
 use clap::{Args, Subcommand};
 use hapax_wire::proto;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::duration::short;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Cell, Colour, Output, Screen, Table, say};
+use crate::screen::{Cell, Colour, Output, Screen, Table, count, say};
 use crate::session::{Connection, Session};
 use crate::shapes;
 use rules::Rules;
@@ -43,28 +43,21 @@ pub(crate) enum Command {
   hapax queue rm orders
   hapax queue rm orders --yes")]
     Rm(Remove),
-    /// Hand out no more messages. Sends and settles go on.
+    /// Deliver no more messages. Sends and settles go on.
     #[command(after_help = "Examples:
   hapax queue pause orders")]
-    Pause(Name),
-    /// Hand out messages again.
+    Pause(One),
+    /// Deliver messages again.
     #[command(after_help = "Examples:
   hapax queue resume orders")]
-    Resume(Name),
-    /// Drop what waits in a queue; its keys stay remembered. Only tells, unless --yes.
+    Resume(One),
+    /// Drop what waits in a queue; its keys stay remembered. Only tells, unless --yes. What is
+    /// dropped is not delivered any more; the counts of a large queue follow within seconds.
     #[command(after_help = "Examples:
   hapax queue purge orders
   hapax queue purge orders --yes
   hapax queue purge orders --keys --yes")]
     Purge(Purge),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Name {
-    /// The queue.
-    queue: String,
-    #[command(flatten)]
-    connection: Connection,
 }
 
 #[derive(Debug, Args)]
@@ -106,6 +99,8 @@ pub(crate) struct Remove {
     yes: bool,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +115,8 @@ pub(crate) struct Purge {
     yes: bool,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
@@ -135,16 +132,18 @@ pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
             change.connection.on(&change.queue, async |session| set(session, change).await).await
         }
         Command::Rm(remove) => {
-            remove.connection.on(&remove.queue, async |session| rm(session, remove).await).await
+            let connection = &remove.connection;
+            connection.on_existing(&remove.queue, async |session| rm(session, remove).await).await
         }
-        Command::Pause(name) => {
-            name.connection.on(&name.queue, async |session| pause(session, name).await).await
+        Command::Pause(one) => {
+            one.connection.on(&one.queue, async |session| pause(session, one).await).await
         }
-        Command::Resume(name) => {
-            name.connection.on(&name.queue, async |session| resume(session, name).await).await
+        Command::Resume(one) => {
+            one.connection.on(&one.queue, async |session| resume(session, one).await).await
         }
         Command::Purge(args) => {
-            args.connection.on(&args.queue, async |session| purge(session, args).await).await
+            let connection = &args.connection;
+            connection.on_existing(&args.queue, async |session| purge(session, args).await).await
         }
     }
 }
@@ -255,8 +254,8 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn alarming(colour: Colour, count: u64) -> Cell {
-    if count == 0 { count.into() } else { Cell::coloured(colour, count) }
+fn alarming(colour: Colour, number: u64) -> Cell {
+    if number == 0 { number.into() } else { Cell::coloured(colour, number) }
 }
 
 async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
@@ -297,53 +296,93 @@ async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
 
 async fn rm(session: &Session, remove: &Remove) -> Result<Exit, Failure> {
     let queue = session.client.queue(&remove.queue).await?;
-    let screen = Screen::plain();
-    if !remove.yes {
-        screen.line(format_args!("would delete {} with {}", remove.queue, holds(&queue)))?;
-        screen.line("nothing was changed; add --yes to do it")?;
-        return Ok(Exit::Ok);
+    let screen = remove.output.screen();
+    if remove.yes {
+        session.client.delete_queue(&remove.queue).await?;
     }
-    session.client.delete_queue(&remove.queue).await?;
-    screen.line(format_args!("deleted {} with {}", remove.queue, holds(&queue)))?;
+    if screen.is_json() {
+        let shape = shapes::queue(&queue);
+        let stats = shape.get("stats");
+        let (deleted, dry_run) = (remove.yes, !remove.yes);
+        let told = json!({
+            "queue": remove.queue, "deleted": deleted, "dry_run": dry_run, "stats": stats
+        });
+        screen.json(&told)?;
+    } else if remove.yes {
+        screen.line(format_args!("deleted {} with {}", remove.queue, holds(&queue)))?;
+    } else {
+        screen.line(format_args!("would delete {} with {}", remove.queue, holds(&queue)))?;
+        screen.line(NOTHING_CHANGED)?;
+    }
     Ok(Exit::Ok)
 }
 
-async fn pause(session: &Session, name: &Name) -> Result<Exit, Failure> {
-    session.client.pause_queue(&name.queue).await?;
-    Screen::plain().line(format_args!("{} hands out nothing until it is resumed", name.queue))?;
-    Ok(Exit::Ok)
+async fn pause(session: &Session, one: &One) -> Result<Exit, Failure> {
+    session.client.pause_queue(&one.queue).await?;
+    let what = format!("{} delivers nothing until it is resumed", one.queue);
+    told(one.output.screen(), &session.client.queue(&one.queue).await?, what)
 }
 
-async fn resume(session: &Session, name: &Name) -> Result<Exit, Failure> {
-    session.client.resume_queue(&name.queue).await?;
-    Screen::plain().line(format_args!("{} hands out messages again", name.queue))?;
-    Ok(Exit::Ok)
+async fn resume(session: &Session, one: &One) -> Result<Exit, Failure> {
+    session.client.resume_queue(&one.queue).await?;
+    let what = format!("{} delivers messages again", one.queue);
+    told(one.output.screen(), &session.client.queue(&one.queue).await?, what)
 }
 
 async fn purge(session: &Session, args: &Purge) -> Result<Exit, Failure> {
     let queue = session.client.queue(&args.queue).await?;
-    let screen = Screen::plain();
-    let keys = match args.keys {
-        true => "and forget every key: what is sent again is done again",
-        false => "and keep the keys: what is sent again is answered as discarded",
-    };
+    let screen = args.output.screen();
     let stats = queue.stats.unwrap_or_default();
     let waiting = stats.ready + stats.delayed + stats.parked + stats.dead;
-    if !args.yes {
-        screen.line(format_args!("would drop {waiting} messages {keys}"))?;
-        screen.line("nothing was changed; add --yes to do it")?;
+    if args.yes {
+        session.client.purge_queue(&args.queue, args.keys).await?;
+    }
+    if screen.is_json() {
+        let told = json!({
+            "queue": args.queue,
+            "messages": waiting,
+            "leased": stats.leased,
+            "keys": args.keys,
+            "purged": args.yes,
+            "dry_run": !args.yes,
+        });
+        screen.json(&told)?;
         return Ok(Exit::Ok);
     }
-    session.client.purge_queue(&args.queue, args.keys).await?;
-    screen.line(format_args!("dropped {waiting} messages {keys}"))?;
-    if stats.leased > 0 {
-        screen.line(format_args!("{} are left to the workers that hold them", stats.leased))?;
+    let messages = count(waiting, "message");
+    screen.line(match (args.yes, args.keys) {
+        (true, true) => {
+            format!("dropped {messages}, and forgot every key: sent again, they are new")
+        }
+        (true, false) => {
+            format!("dropped {messages}, and kept the keys: sent again, they stay discarded")
+        }
+        (false, true) => {
+            format!("would drop {messages}, and forget every key: sent again, they are new")
+        }
+        (false, false) => {
+            format!("would drop {messages}, and keep the keys: sent again, they stay discarded")
+        }
+    })?;
+    match args.yes {
+        false => screen.line(NOTHING_CHANGED)?,
+        true if stats.leased > 0 => {
+            let verb = if stats.leased == 1 { "is" } else { "are" };
+            screen.line(format_args!(
+                "{} {verb} leased: left to whoever works on it",
+                stats.leased
+            ))?;
+        }
+        true => {}
     }
     Ok(Exit::Ok)
 }
 
+const NOTHING_CHANGED: &str = "nothing was changed; add --yes to do it";
+
 fn holds(queue: &proto::Queue) -> String {
     let stats = queue.stats.unwrap_or_default();
     let messages = stats.ready + stats.delayed + stats.leased + stats.parked + stats.dead;
-    format!("{messages} messages ({} dead, {} leased)", stats.dead, stats.leased)
+    let messages = count(messages, "message");
+    format!("{messages} ({} dead, {} leased)", stats.dead, stats.leased)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use hapax_wire::proto::{self, SettleKind, settle::Verb};
+use hapax_wire::proto::{self, SettleKind, State, settle::Verb};
 
 use crate::content::Body;
 use crate::duration::{self, milliseconds};
@@ -18,19 +18,19 @@ use crate::shapes;
 pub(crate) struct Receive {
     /// The queue.
     queue: String,
-    /// At most so many messages.
+    /// At most this many messages.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     max: u32,
-    /// Wait so long for the first one.
+    /// Wait at most this long for the first one.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     wait: Duration,
-    /// Keep them so long; without it as long as the queue says.
+    /// The length of the lease; without it that of the queue.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     lease: Option<Duration>,
     /// Settle them as done at once, without a result.
     #[arg(long)]
     ack: bool,
-    /// Who works, as the history of the keys will say.
+    /// The worker's name in the history of the keys.
     #[arg(long, default_value_t = worker_name())]
     worker: String,
     #[command(flatten)]
@@ -57,7 +57,7 @@ enum Verdict {
         lease: Lease,
         #[command(flatten)]
         result: Body,
-        /// What the result is, such as application/json.
+        /// The content type of the result, such as application/json.
         #[arg(long, value_name = "TYPE")]
         content_type: Option<String>,
     },
@@ -160,7 +160,7 @@ async fn act(session: &Session, receive: &Receive) -> Result<Exit, Failure> {
     let deliveries = session.client.receive(request).await?;
     if deliveries.is_empty() {
         say(format_args!(
-            "no message came; hapax queue show {} tells what it holds",
+            "no message came; hapax queue show {} shows what it holds",
             receive.queue
         ));
         return Ok(Exit::WaitOver);
@@ -195,7 +195,7 @@ fn print(screen: Screen, deliveries: &[proto::Delivery], is_settled: bool) -> Re
         return Ok(());
     }
     let now = moment::now_ms();
-    let mut table = Table::new(&["KEY", ">ATTEMPT", "DEADLINE", "BODY", "LEASE"]);
+    let mut table = Table::new(&["KEY", ">ATTEMPT", "DEADLINE", "~BODY", "LEASE"]);
     for delivery in deliveries {
         let lease = match is_settled {
             true => "settled as done".to_owned(),
@@ -260,9 +260,10 @@ async fn settle_one(
     }
     if !screen.is_json() {
         let now = moment::now_ms();
-        let until = match answer.deadline_ms {
-            Some(at) => format!(", {}", moment::relative(now, at)),
-            None => String::new(),
+        let until = match (answer.state(), answer.deadline_ms) {
+            (_, None) => String::new(),
+            (State::Leased, Some(at)) => format!("; its lease ends {}", moment::relative(now, at)),
+            (_, Some(at)) => format!("; due {}", moment::relative(now, at)),
         };
         screen.line(format_args!("ok  the message is {}{until}", state_name(answer.state())))?;
     }

@@ -41,7 +41,7 @@ pub(crate) struct Relay {
     /// password better given as a variable than here.
     #[arg(long, env = "HAPAX_DATABASE", value_name = "URL", hide_env_values = true)]
     database: String,
-    /// Who signed the certificate of PostgreSQL, as a PEM file; the connection is encrypted then.
+    /// The certificate that signed PostgreSQL's, as a PEM file; the connection is encrypted then.
     #[arg(long, env = "HAPAX_DATABASE_CA", value_name = "FILE")]
     database_ca: Option<PathBuf>,
     /// A row that is refused so often is parked.

@@ -12,7 +12,7 @@ use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Colour, Output, Screen, brief, clean, complain, say, state_name};
+use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say, state_name};
 use crate::session::{Connection, Session};
 use crate::shapes;
 
@@ -22,19 +22,20 @@ pub(crate) struct Send {
     queue: String,
     #[command(flatten)]
     body: Body,
-    /// The name of the operation. Who repeats it gets the first answer, and no second effect.
-    /// Without one a UUIDv7 is made and shown.
+    /// The name of the operation: sent again under it, a message gets the first answer and has no
+    /// second effect. Without one a UUIDv7 is made and shown.
     #[arg(long, short)]
     key: Option<String>,
     #[command(flatten)]
     envelope: Envelope,
-    /// Wait so long for the message to be done, and print its result.
+    /// Wait at most this long for the message to be done, and print its result.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     wait: Option<Duration>,
-    /// Where the broker is away or refuses for now, try again under the same key for so long.
+    /// While the broker is away or refuses for now, try again under the same key for this long.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     retry: Duration,
-    /// Read messages from the standard input, one JSON document a line:
+    /// Read messages from the standard input, one JSON document per line. They are sent in
+    /// batches, up to the first line that is wrong:
     /// {"key":…,"body":…,"group":…,"content_type":…,"headers":{…},"delay_ms":…}
     #[arg(long, conflicts_with_all = ["body", "file", "key", "wait"])]
     batch: bool,
@@ -93,12 +94,13 @@ fn tell(
     let (colour, told, exit) = match answer.kind() {
         AnswerKind::Done => (
             Colour::Green,
-            format!("accepted {since}, done after {} attempts", outcome.attempts),
+            format!("accepted {since}, done after {}", count(outcome.attempts, "attempt")),
             Exit::Ok,
         ),
         AnswerKind::Dead => {
             let error = brief(&outcome.error, 200);
-            (Colour::Red, format!("after {} attempts: {error}", outcome.attempts), Exit::Ended)
+            let attempts = count(outcome.attempts, "attempt");
+            (Colour::Red, format!("after {attempts}: {error}"), Exit::Ended)
         }
         AnswerKind::Parked => {
             let next = format!("hapax resolve {queue} {} --done | --retry", clean(key));
@@ -151,7 +153,7 @@ fn refused(queue: &str, key: &str, problem: &hapax_wire::proto::Problem) -> Fail
     Failure { what, next: Some(next), ..failure }
 }
 
-/// Many answers at once: those that were refused, and the numbers.
+/// The answers of a batch: the refused ones are reported, the others counted.
 #[derive(Debug, Default)]
 struct Tally {
     accepted: u64,
@@ -161,11 +163,14 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, line: u64, key: &str, answer: &Answer) {
+    fn count(&mut self, screen: Screen, line: u64, key: &str, answer: &Answer) {
         match (answer.kind(), &answer.problem) {
             (_, Some(problem)) => {
                 let failure = Failure::of_problem(problem);
-                complain(&format!("line {line}, key {}: {}", clean(key), failure.what), None);
+                // As JSON it has been told already.
+                if !screen.is_json() {
+                    complain(&format!("line {line}, key {}: {}", clean(key), failure.what), None);
+                }
                 self.refused += 1;
                 self.exit = Some(self.exit.unwrap_or(Exit::Ok).and(failure.exit));
             }

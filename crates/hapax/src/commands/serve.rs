@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{ArgMatches, Args, FromArgMatches};
-use hapax_server::settings::{self, Loaded, Profile, Settings, Severity, Sources};
+use hapax_server::settings::{self, Loaded, Mistakes, Profile, Settings, Severity, Sources};
 use hapax_server::{Broker, log};
+use hapax_store::{OsVolume, Volume, disk};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::Exit;
@@ -59,9 +60,14 @@ impl Flags {
             Sources { other_variables: VARIABLES, ..Sources::of_process(profile, &self.0) };
         Settings::load(&sources).map_err(|mistakes| {
             let next = "hapax config show prints what is set where; hapax lint FILE checks a file";
-            Failure::usage(mistakes.to_string()).next(next)
+            Failure::usage(mistaken(&mistakes)).next(next)
         })
     }
+}
+
+/// What is wrong, for a line that begins with `error:` already.
+pub(crate) fn mistaken(mistakes: &Mistakes) -> String {
+    mistakes.to_string().replacen(": error: ", ": ", 1)
 }
 
 pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
@@ -97,13 +103,14 @@ async fn live(
 ) -> Result<Exit, Failure> {
     let address = broker.address();
     tracing::info!(%address, tls = broker.is_encrypted(), "listening");
+    warn_of_room(&settings.data);
     let scheme = if broker.is_encrypted() { "https" } else { "http" };
     let url = format!("{scheme}://{address}");
     if let Some(file) = &serve.port_file {
         write_whole(file, &address.to_string())?;
     }
     if profile == Profile::Dev {
-        welcome(&url, &settings.data)?;
+        welcome(&url, settings)?;
     }
     let stop_timeout = settings.stop_timeout;
     broker.run(told_to_stop(signals, stop_timeout)).await.map_err(anyhow::Error::from)?;
@@ -126,6 +133,23 @@ fn warn(loaded: &Loaded) {
         if finding.severity() == Severity::Warning {
             tracing::warn!("{finding}");
         }
+    }
+}
+
+/// A disk without room refuses every send, which is better known before the first one.
+fn warn_of_room(data: &Path) {
+    let least = disk::Options::default().journal.free_bytes_min;
+    let free = OsVolume::open(data).and_then(|volume| volume.free_bytes());
+    if let Ok(free) = free
+        && free < least
+    {
+        tracing::warn!(
+            "{} has {} MiB free, less than the {} MiB that the broker keeps for settles: every \
+             send is refused as store_full until there is more",
+            data.display(),
+            free >> 20,
+            least >> 20
+        );
     }
 }
 
@@ -186,8 +210,9 @@ pub(crate) async fn told_to_stop(mut signals: Signals, stop_timeout: Duration) {
     });
 }
 
-fn welcome(url: &str, data: &Path) -> Result<(), Failure> {
+fn welcome(url: &str, settings: &Settings) -> Result<(), Failure> {
     let screen = Screen::plain();
+    let data = &settings.data;
     let program = program();
     let head = screen.paint(Colour::Bold, format_args!("Hapax is ready at {url}"));
     screen.line(format_args!("{head}, with its data in {}", data.display()))?;
@@ -199,7 +224,10 @@ fn welcome(url: &str, data: &Path) -> Result<(), Failure> {
     screen.line("Try next, in another terminal:")?;
     screen.line("")?;
     let default = url == "http://127.0.0.1:4747";
-    let server = if default { String::new() } else { format!(" --server {url}") };
+    let mut server = if default { String::new() } else { format!(" --server {url}") };
+    if settings.tls_cert.is_some() {
+        server.push_str(" --ca CA.pem");
+    }
     for command in [
         "queue create orders",
         "send orders 'three lemons' --key order-42",
@@ -208,6 +236,10 @@ fn welcome(url: &str, data: &Path) -> Result<(), Failure> {
         screen.line(format_args!("  {program} {command}{server}"))?;
     }
     screen.line("")?;
+    if let Some(certificate) = &settings.tls_cert {
+        let path = certificate.display();
+        screen.line(format_args!("CA.pem is what signed {path}; {path} itself if nobody did."))?;
+    }
     screen.line("Sent again, order-42 gets its first answer. Ctrl-C stops the broker.")?;
     Ok(())
 }

@@ -31,10 +31,10 @@ const ROUND_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Tail {
     /// The queue.
     queue: String,
-    /// Stop after so long; without it, at Ctrl-C.
+    /// Stop after this time; without it, at Ctrl-C.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     r#for: Option<Duration>,
-    /// Tell only of keys that begin with this.
+    /// Name only keys that begin with this; the counts are of the whole queue.
     #[arg(long, value_name = "PREFIX", default_value = "")]
     key: String,
     #[command(flatten)]
@@ -154,7 +154,9 @@ fn tell(screen: Screen, message: &Key) -> Result<(), Failure> {
     let now = moment::now_ms();
     if screen.is_json() {
         let at = moment::rfc3339(now);
-        screen.json_line(&json!({ "at": at, "message": shapes::Key::of(message) }))?;
+        let event = state_name(message.state());
+        let told = json!({ "at": at, "event": event, "message": shapes::Key::of(message) });
+        screen.json_line(&told)?;
         return Ok(());
     }
     let state = screen
@@ -199,7 +201,8 @@ fn numbers(
                 .iter()
                 .map(|(name, count)| (name.replace(' ', "_"), (*count).into()))
                 .collect();
-            screen.json_line(&json!({ "at": moment::rfc3339(time), "counts": counts }))?;
+            let at = moment::rfc3339(time);
+            screen.json_line(&json!({ "at": at, "event": "counts", "counts": counts }))?;
         }
         return Ok(grew.len());
     }

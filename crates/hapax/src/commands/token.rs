@@ -4,11 +4,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, Subcommand};
+use clap::builder::Resettable;
+use clap::{ArgMatches, Args, FromArgMatches, Subcommand};
 use hapax_server::auth::{Error, Listed, NewToken, Pattern, Patterns, Permissions, TokenFile};
+use hapax_server::settings::{self, Origin, Profile, Settings, Sources};
 use jiff::Timestamp;
 use serde_json::json;
 
+use super::serve::mistaken;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -28,17 +31,78 @@ pub(crate) enum Command {
   hapax token ls
   hapax token ls --data data/hapax -o json")]
     Ls(List),
-    /// Revoke a token. A running broker refuses it from then on.
+    /// Revoke a token. A running broker refuses it within about a second.
     #[command(after_help = "Examples:
   hapax token rm shop-backend")]
     Rm(Remove),
 }
 
-#[derive(Debug, Args)]
-struct Data {
-    /// The broker's data directory.
-    #[arg(long = "data", env = "HAPAX_DATA", value_name = "DIR", default_value = "./hapax-data")]
-    path: PathBuf,
+/// Where the broker's data is: `--data`, `HAPAX_DATA`, or `data` in the settings file.
+#[derive(Clone, Debug)]
+struct Data(ArgMatches);
+
+impl FromArgMatches for Data {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(matches.clone()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0 = matches.clone();
+        Ok(())
+    }
+}
+
+impl Args for Data {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let all = settings::arguments(clap::Command::new("settings"));
+        let ours = all.get_arguments().filter(|flag| SETTINGS.contains(&flag.get_id().as_str()));
+        let command = command.args(ours.map(|flag| flag.clone().help_heading(Resettable::Reset)));
+        command.mut_arg("data", |flag| {
+            flag.help("The broker's data directory [default: ./hapax-data]").long_help(
+                "The broker's data directory. One that is missing is made where it was named.\n\
+                 [default: ./hapax-data] [env: HAPAX_DATA]",
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+/// The settings that say where the data is.
+const SETTINGS: [&str; 2] = ["config", "data"];
+
+impl Data {
+    /// The directory, and whether somebody named it.
+    fn directory(&self) -> Result<(PathBuf, bool), Failure> {
+        let mut sources = Sources::of_process(Profile::Serve, &self.0);
+        // What else is set is the broker's business.
+        sources.environment.retain(|(name, _)| *name == *"HAPAX_DATA" || *name == *"HAPAX_CONFIG");
+        let loaded =
+            Settings::load(&sources).map_err(|mistakes| Failure::usage(mistaken(&mistakes)))?;
+        let is_named = loaded.settings.origin("data") != Origin::Default;
+        Ok((loaded.settings.data.clone(), is_named))
+    }
+
+    fn tokens(&self) -> Result<TokenFile, Failure> {
+        Ok(TokenFile::in_directory(&self.directory()?.0))
+    }
+
+    /// For a token that is to be made. A directory that is not there is only made where somebody
+    /// named it: tokens for a broker that runs elsewhere would be of no use.
+    fn tokens_to_create(&self) -> Result<TokenFile, Failure> {
+        let (directory, is_named) = self.directory()?;
+        if !directory.exists() {
+            if !is_named {
+                let what = format!("there is no data directory {}", directory.display());
+                let next = "name the broker's: --data DIR, HAPAX_DATA, or data in hapax.toml";
+                return Err(Failure::new(Exit::Missing, what).next(next));
+            }
+            say(format_args!("{} was not there, and is made for it", directory.display()));
+        }
+        Ok(TokenFile::in_directory(&directory))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -79,6 +143,8 @@ pub(crate) struct Remove {
     token: String,
     #[command(flatten)]
     data: Data,
+    #[command(flatten)]
+    output: Output,
 }
 
 pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
@@ -101,12 +167,14 @@ fn make(create: &Create) -> Result<Exit, Failure> {
         can: create.can,
         expires_at: expires_at.context("--expires is too far away")?,
     };
-    let made = TokenFile::in_directory(&create.data.path).create(new, now).map_err(failed)?;
+    let file = create.data.tokens_to_create()?;
+    let made = file.create(new, now).map_err(failed)?;
     let screen = create.output.screen();
     if screen.is_json() {
         let mut told = json!(made.listed);
         if let Some(fields) = told.as_object_mut() {
             fields.insert("token".to_owned(), made.token.into());
+            fields.insert("file".to_owned(), file.path().display().to_string().into());
         }
         screen.json(&told)?;
         return Ok(Exit::Ok);
@@ -114,24 +182,30 @@ fn make(create: &Create) -> Result<Exit, Failure> {
     screen.line(&made.token)?;
     let listed = &made.listed;
     say(format_args!(
-        "token {} of the tenant {}: can {} on {}; it cannot be shown again",
+        "token {} of the tenant {}: can {} on {}; it cannot be shown again. It is in {}, which a \
+         running broker reads within about a second",
         clean(listed.name.as_deref().unwrap_or(&listed.id)),
         listed.tenant,
         listed.can,
-        listed.queues
+        listed.queues,
+        file.path().display()
     ));
     Ok(Exit::Ok)
 }
 
 fn ls(list: &List) -> Result<Exit, Failure> {
     let screen = list.output.screen();
-    let tokens = TokenFile::in_directory(&list.data.path).list().map_err(failed)?;
+    let file = list.data.tokens()?;
+    let tokens = file.list().map_err(failed)?;
     if screen.is_json() {
         screen.json(&tokens)?;
         return Ok(Exit::Ok);
     }
     if tokens.is_empty() {
-        say("there are no tokens; make one with: hapax token create --can send,work");
+        say(format_args!(
+            "there are no tokens in {}; make one with: hapax token create --can send,work",
+            file.path().display()
+        ));
         return Ok(Exit::Ok);
     }
     let mut table = Table::new(&["ID", "NAME", "TENANT", "QUEUES", "CAN", "CREATED", "EXPIRES"]);
@@ -161,10 +235,23 @@ fn ls(list: &List) -> Result<Exit, Failure> {
 }
 
 fn rm(remove: &Remove) -> Result<Exit, Failure> {
-    let removed =
-        TokenFile::in_directory(&remove.data.path).revoke(&remove.token).map_err(failed)?;
+    let file = remove.data.tokens()?;
+    let removed = file.revoke(&remove.token).map_err(|error| {
+        let is_missing = matches!(error, Error::NoSuchToken(_));
+        let failure = failed(error);
+        match is_missing {
+            true => {
+                failure.next(format!("hapax token ls lists those in {}", file.path().display()))
+            }
+            false => failure,
+        }
+    })?;
+    let screen = remove.output.screen();
     let name = removed.name.as_deref().unwrap_or(&removed.id);
-    crate::screen::Screen::plain().line(format_args!("revoked {}", clean(name)))?;
+    match screen.is_json() {
+        true => screen.json(&removed)?,
+        false => screen.line(format_args!("revoked {}", clean(name)))?,
+    }
     Ok(Exit::Ok)
 }
 

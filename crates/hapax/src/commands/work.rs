@@ -6,6 +6,7 @@
 mod process;
 mod report;
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use tokio::sync::watch;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, say};
+use crate::screen::{Output, count, say};
 use crate::session::{Connection, Session, worker_name};
 use process::{Ended, Process};
 use report::Report;
@@ -27,11 +28,14 @@ use report::Report;
 pub(crate) const HELP: &str = "The command gets the body on its standard input, and HAPAX_KEY, \
 HAPAX_QUEUE, HAPAX_ID, HAPAX_ATTEMPT, HAPAX_GENERATION, HAPAX_FENCE, HAPAX_LEASE, HAPAX_GROUP, \
 HAPAX_CONTENT_TYPE, HAPAX_TENANT, HAPAX_LEASE_MS, HAPAX_HEADER_name and HAPAX_POINT_name in its \
-environment. Exit 0 is done, with the standard output as the result; 75 is not now; 76 is in \
+environment. Exit 0 is done, with the standard output as the result. 75 is not now: a failed \
+attempt that is tried again after the queue's backoff. It counts as any other, so with the default \
+rules (10 attempts, waits between 1 s and a bound that doubles) what is not ready within four to \
+nine minutes is dead: give the queue more --max-attempts or a longer --backoff-min. 76 is in \
 doubt, and so is a command that a signal, --timeout or a hurried stop ended: where it has begun \
 (`hapax settle begin`) and the queue parks, the message is parked, otherwise it has failed. Any \
-other exit code has failed, with the last words of the standard error. When the lease is lost the \
-whole process group is stopped. Ctrl-C finishes what runs and gives back the rest.
+other exit code is a failed attempt, with the last words of the standard error. When the lease is \
+lost the whole process group is stopped. Ctrl-C finishes what runs and gives back the rest.
 
 Examples:
   hapax work orders --exec 'tr a-z A-Z'
@@ -43,10 +47,10 @@ Examples:
 pub(crate) struct Work {
     /// The queue.
     queue: String,
-    /// What to run for every message, by `sh -c`.
+    /// The command to run for every message, by `sh -c`.
     #[arg(long, value_name = "COMMAND")]
     exec: String,
-    /// So many commands at once.
+    /// How many commands run at once.
     #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
     concurrency: usize,
     /// A command that takes longer is stopped, and has failed, or is in doubt if it has begun.
@@ -55,7 +59,7 @@ pub(crate) struct Work {
     /// Leases of this length; without it as long as the queue says. They are extended meanwhile.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     lease: Option<Duration>,
-    /// End when there was nothing to do for so long.
+    /// End when there was nothing to do for this long.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     idle: Option<Duration>,
     /// How long running commands may take to finish after Ctrl-C.
@@ -64,13 +68,13 @@ pub(crate) struct Work {
     /// The longest result. A command that writes more has failed for good.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_result: usize,
-    /// What the results are, such as application/json.
+    /// The content type of the results, such as application/json.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
-    /// Who works, as the history of the keys will say.
+    /// The worker's name in the history of the keys.
     #[arg(long, default_value_t = worker_name())]
     worker: String,
-    /// Do not tell about every message.
+    /// Print no line per message.
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
@@ -112,10 +116,8 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
     let ended = worker.run_until(stop, handler).await;
     job.report.end();
     ended?;
-    let count = job.count.load(Ordering::Relaxed);
     if !work.output.screen().is_json() {
-        let messages = if count == 1 { "message" } else { "messages" };
-        say(format_args!("worked on {count} {messages}"));
+        say(format_args!("worked on {}", count(job.count.load(Ordering::Relaxed), "message")));
     }
     Ok(Exit::Ok)
 }
@@ -153,14 +155,15 @@ async fn stop(job: Arc<Job>) {
         return;
     };
     tokio::select! {
-        _ = interrupt.recv() => {}
+        // The terminal has written ^C where the next line begins.
+        _ = interrupt.recv() => end_line(),
         _ = terminate.recv() => {}
         () = idle(&job) => return,
     }
     let running = job.running.load(Ordering::Relaxed);
     if running > 0 {
-        let commands = if running == 1 { "command" } else { "commands" };
-        say(format_args!("finishing {running} {commands}; once more to stop them"));
+        let commands = count(running as u64, "command");
+        say(format_args!("finishing {commands}; once more to stop them"));
     }
     tokio::spawn(async move {
         tokio::select! {
@@ -170,6 +173,12 @@ async fn stop(job: Arc<Job>) {
         }
         job.hurry.send_replace(true);
     });
+}
+
+fn end_line() {
+    if std::io::stderr().is_terminal() {
+        say("");
+    }
 }
 
 /// Ends when nothing has run for as long as the command line says.

@@ -60,6 +60,57 @@ fn completions_and_manuals_are_made_from_the_commands() {
     let told = hapax(directory.path()).args(["man", "--dir", "pages"]).output().unwrap();
     assert!(told.status.success());
     assert!(directory.path().join("pages/hapax-queue-create.1").exists());
+    let pages = std::fs::read_dir(directory.path().join("pages")).unwrap();
+    for page in pages {
+        let name = page.unwrap().file_name().into_string().unwrap();
+        assert!(!name.contains("help"), "a page about help: {name}");
+    }
+}
+
+#[test]
+fn the_version_is_told_by_a_flag_and_by_a_command() {
+    assert_eq!(run(&["version"]).out, run(&["--version"]).out);
+    assert!(run(&["version"]).out.starts_with("hapax "));
+}
+
+#[test]
+fn what_was_misspelt_is_told_with_what_was_meant() {
+    let told = run(&["send", "orders", "x", "--kye", "a"]);
+    assert!(told.code == Some(2) && told.err.contains("'--key'"), "{told:?}");
+    let directory = tempfile::tempdir().unwrap();
+    let version = |name: &str| {
+        let mut command = hapax(directory.path());
+        Told::of(&command.arg("version").env(name, "http://127.0.0.1:1").output().unwrap())
+    };
+    let told = version("HAPAX_SEVER");
+    assert!(told.code == Some(0) && told.err.contains("HAPAX_SERVER"), "{told:?}");
+    for known in ["HAPAX_SERVER", "HAPAX_DATA", "HAPAX_KEY", "HAPAX_HEADER_TRACE"] {
+        assert_eq!(version(known).err, "", "{known}");
+    }
+}
+
+#[test]
+fn a_usage_error_shows_nothing_that_a_variable_set() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = hapax(directory.path());
+    command.args(["queue", "show"]).env("HAPAX_SERVER", "http://127.0.0.1:1");
+    let told = Told::of(&command.output().unwrap());
+    assert!(told.code == Some(2) && !told.err.contains("--server"), "{told:?}");
+}
+
+#[test]
+fn colours_can_be_forced_and_forbidden() {
+    let directory = tempfile::tempdir().unwrap();
+    let lint = |variables: &[&str]| {
+        std::fs::write(directory.path().join("a.toml"), "nonsense = 1\n").unwrap();
+        let mut command = hapax(directory.path());
+        command.args(["lint", "a.toml"]).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+        command.envs(variables.iter().map(|name| (name, "1")));
+        Told::of(&command.output().unwrap()).out.contains('\x1b')
+    };
+    assert!(!lint(&[]), "it is no terminal");
+    assert!(lint(&["CLICOLOR_FORCE"]));
+    assert!(!lint(&["CLICOLOR_FORCE", "NO_COLOR"]), "whoever wants none gets none");
 }
 
 #[test]
@@ -83,6 +134,8 @@ fn settings_are_shown_with_their_origins_and_wrong_ones_are_refused() {
     std::fs::write(directory.path().join("hapax.toml"), "partitons = 3\n").unwrap();
     let told = show(&[]);
     assert!(told.code == Some(2) && told.err.contains("partitons"), "{told:?}");
+    let error: serde_json::Value = serde_json::from_str(told.err.trim()).unwrap();
+    assert!(!error["detail"].as_str().unwrap().contains("error:"), "said once: {error}");
     let refused = hapax(directory.path()).arg("serve").output().unwrap();
     assert_eq!(refused.status.code(), Some(2), "a broker does not start on it either");
 }

@@ -20,7 +20,9 @@ fn get_tells_the_whole_story_and_the_why_of_it() {
     }
     let done = broker.ok(&["get", "orders", "order-42"]);
     assert!(done.contains("done once at"), "{done}");
-    assert!(done.contains("by billing-1; 3 duplicates were answered with its result paid"));
+    assert!(done.contains(
+        "by billing-1; 3 duplicates were answered, not run; the next one gets its result paid"
+    ));
     for event in ["sent", "leased", "saved", "done", "duplicate"] {
         assert!(done.contains(event), "{event}: {done}");
     }
@@ -31,6 +33,34 @@ fn get_tells_the_whole_story_and_the_why_of_it() {
     assert!(shape["history"].as_array().unwrap().len() >= 4, "{shape}");
     assert_eq!(broker.ok(&["get", "orders", "order-42", "--result"]), "paid");
     assert_eq!(broker.run(&["get", "orders", "nothing"]).code, Some(3));
+}
+
+#[test]
+fn the_why_of_a_ready_message_says_what_is_in_its_way() {
+    let broker = Broker::start();
+    let rules = ["--order", "group", "--on-group-dead", "park"];
+    broker.ok(&[&["queue", "create", "pay"], &rules[..]].concat());
+    for key in ["g1", "g2"] {
+        broker.ok(&["send", "pay", "x", "--key", key, "--group", "eu"]);
+    }
+    let why = || {
+        let told = broker.ok(&["get", "pay", "g2"]);
+        told.lines().find(|line| line.starts_with("  why")).unwrap().to_owned()
+    };
+    assert!(why().contains("waits for a worker since"), "{}", why());
+    broker.ok(&["queue", "pause", "pay"]);
+    assert!(why().contains("its queue is paused") && why().contains("queue resume pay"));
+    broker.ok(&["queue", "resume", "pay"]);
+    let lease = broker.json(&["receive", "pay"])["lease"].as_str().unwrap().to_owned();
+    assert!(why().contains("waits behind g1 of its group, which is leased"), "{}", why());
+    broker.ok(&["settle", "fail", "pay", &lease, "--delay", "1h"]);
+    assert!(why().contains("waits behind g1 of its group, which is delayed"), "{}", why());
+    broker.ok(&["send", "pay", "x", "--key", "h1", "--group", "us"]);
+    broker.ok(&["send", "pay", "x", "--key", "h2", "--group", "us"]);
+    broker.kill_message("pay", "no such account");
+    let told = broker.ok(&["get", "pay", "h2"]);
+    assert!(told.contains("waits behind h1 of its group, which is dead"), "{told}");
+    assert!(told.contains("hapax dead redrive pay --key h1 --yes"), "{told}");
 }
 
 #[test]
@@ -99,8 +129,10 @@ fn a_parked_message_waits_until_somebody_resolves_it() {
     broker.ok(&["queue", "create", "charges", "--on-lost", "park"]);
     for (key, answer) in [("a", "--done=charged"), ("b", "--retry")] {
         broker.ok(&["send", "charges", "x", "--key", key]);
-        let received = broker.json(&["receive", "charges", "--lease", "1s"]);
-        broker.ok(&["settle", "begin", "charges", received["lease"].as_str().unwrap()]);
+        let received = broker.json(&["receive", "charges"]);
+        let lease = received["lease"].as_str().unwrap();
+        broker.ok(&["settle", "begin", "charges", lease]);
+        broker.ok(&["settle", "extend", "charges", lease, "--lease", "1s"]);
         let parked = broker.run(&["get", "charges", key, "--wait", "100s"]);
         assert_eq!(parked.code, Some(7), "{parked:?}");
         assert!(parked.out.contains(&format!("hapax resolve charges {key}")), "{parked:?}");
@@ -108,5 +140,7 @@ fn a_parked_message_waits_until_somebody_resolves_it() {
     }
     assert_eq!(broker.ok(&["get", "charges", "a", "--result"]), "charged");
     assert_eq!(broker.json(&["receive", "charges"])["key"], "b");
-    assert_eq!(broker.run(&["resolve", "charges", "a"]).code, Some(2), "say which");
+    let neither = broker.fails(2, &["resolve", "charges", "a"]);
+    assert!(neither.contains("--done") && neither.contains("--retry"), "{neither}");
+    assert_eq!(broker.run(&["resolve", "charges", "a", "--done", "--retry"]).code, Some(2));
 }

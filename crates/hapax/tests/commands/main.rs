@@ -15,6 +15,7 @@ mod broker;
 mod dead;
 mod doors;
 mod help;
+mod json;
 mod keys;
 mod local;
 mod queues;

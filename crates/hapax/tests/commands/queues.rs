@@ -75,13 +75,26 @@ fn a_queue_that_is_not_there_is_explained_with_the_one_that_was_meant() {
 }
 
 #[test]
+fn what_takes_a_queue_away_does_not_offer_to_create_it() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    for verb in ["rm", "purge"] {
+        let error = broker.fails(3, &["queue", verb, "nowhere", "--yes"]);
+        assert!(error.contains("hapax queue ls") && !error.contains("create"), "{error}");
+        let error = broker.fails(3, &["queue", verb, "ordres", "--yes"]);
+        assert!(error.contains("did you mean orders?") && !error.contains("create"), "{error}");
+    }
+}
+
+#[test]
 fn a_purge_drops_messages_and_keeps_their_keys_unless_told() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
-    assert!(broker.ok(&["queue", "purge", "orders"]).contains("would drop 1 messages"));
+    assert!(broker.ok(&["queue", "purge", "orders"]).contains("would drop 1 message, and keep"));
     assert_eq!(broker.json(&["queue", "show", "orders"])["stats"]["ready"], 1);
-    broker.ok(&["queue", "purge", "orders", "--yes"]);
+    let told = broker.ok(&["queue", "purge", "orders", "--yes"]);
+    assert!(told.contains("dropped 1 message, and kept the keys"), "{told}");
     assert_eq!(broker.json(&["queue", "show", "orders"])["stats"]["ready"], 0);
     assert_eq!(broker.run(&["send", "orders", "x", "--key", "a"]).code, Some(7), "still known");
     broker.ok(&["queue", "purge", "orders", "--keys", "--yes"]);

@@ -166,6 +166,32 @@ fn a_batch_answers_every_line_and_one_conflict_harms_no_neighbour() {
 }
 
 #[test]
+fn a_batch_with_a_wrong_line_has_sent_what_came_before_it_and_nothing_after() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let input = b"{\"key\":\"a\",\"body\":\"x\"}\n\n{\"key\":\"b\",\"body\":{}}\n\
+                  {\"key\":\"c\",\"body\":\"x\"}\n";
+    let told = broker.run_with(&["send", "orders", "--batch"], input);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(told.out.contains("1 accepted, 0 sent before, 0 refused"), "{told:?}");
+    assert!(told.err.contains("line 3: ") && told.err.contains("go on with line 3"), "{told:?}");
+    assert_eq!(broker.json(&["get", "orders", "a"])["state"], "ready", "as it says");
+    assert_eq!(broker.run(&["get", "orders", "c"]).code, Some(3), "not what came after");
+}
+
+#[test]
+fn a_settle_says_when_the_lease_ends_or_the_message_is_due() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    let lease = broker.json(&["receive", "orders"])["lease"].as_str().unwrap().to_owned();
+    let told = broker.ok(&["settle", "extend", "orders", &lease, "--lease", "5m"]);
+    assert!(told.starts_with("ok  the message is leased; its lease ends in 5 m"), "{told}");
+    let told = broker.ok(&["settle", "fail", "orders", &lease, "--delay", "1h"]);
+    assert!(told.starts_with("ok  the message is delayed; due in 1 h"), "{told}");
+}
+
+#[test]
 fn a_send_that_is_refused_for_now_says_so_or_tries_again_if_told() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders", "--max-messages", "1"]);

@@ -33,6 +33,84 @@ fn a_second_broker_on_the_same_data_or_port_is_refused() {
     broker.ok(&["queue", "ls"]);
 }
 
+/// What `hapax queue ls` says about this server.
+fn look_at(server: &str, arguments: &[&str]) -> Told {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = hapax(directory.path());
+    command.args(["queue", "ls", "--server", server]).args(arguments);
+    Told::of(&command.output().unwrap())
+}
+
+#[test]
+fn a_certificate_of_an_authority_is_told_from_one_of_a_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    // As `openssl req -x509` makes it.
+    let mut request = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    request.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    std::fs::write(path.join("cert.pem"), request.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(path.join("key.pem"), key.serialize_pem()).unwrap();
+    let tls = ["--auth", "off", "--tls-cert", "cert.pem", "--tls-key", "key.pem"];
+    let broker = Broker::start_in(directory, &tls);
+    let port = broker.url.rsplit(':').next().unwrap();
+    let certificate = path.join("cert.pem");
+    let server = format!("https://localhost:{port}");
+    let told = look_at(&server, &["--ca", certificate.to_str().unwrap()]);
+    assert!(told.code == Some(6) && told.err.contains("CA:FALSE"), "{told:?}");
+}
+
+#[test]
+fn what_is_no_broker_is_told_as_such() {
+    use std::io::{Read, Write};
+    let broker = Broker::start();
+    let https = broker.url.replace("http://", "https://");
+    let told = look_at(&https, &[]);
+    assert!(told.code == Some(6) && told.err.contains("use http://"), "{told:?}");
+
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", server.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in server.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 1_024]);
+            let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
+        }
+    });
+    let told = look_at(&url, &[]);
+    assert_eq!(told.code, Some(6), "{told:?}");
+    assert!(told.err.contains("is not a Hapax broker: 404 Not Found"), "{told:?}");
+    assert!(told.err.contains("check --server"), "{told:?}");
+}
+
+#[test]
+fn data_and_backups_are_for_their_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    fn modes(path: &std::path::Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
+        let mode = std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        found.push((path.to_owned(), mode));
+        if path.is_dir() {
+            for entry in std::fs::read_dir(path).unwrap() {
+                modes(&entry.unwrap().path(), found);
+            }
+        }
+    }
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    broker.ok(&["backup", "--online", "copy"]);
+    broker.ok(&["restore", "copy", "back"]);
+    let mut found = Vec::new();
+    for name in ["data", "copy", "back"] {
+        modes(&broker.path().join(name), &mut found);
+    }
+    assert!(found.len() > 12, "{found:?}");
+    for (path, mode) in found {
+        let expected = if path.is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(mode, expected, "{}: {mode:o}", path.display());
+    }
+}
+
 #[test]
 fn commands_reach_a_broker_over_tls_if_they_trust_its_certificate() {
     let directory = tempfile::tempdir().unwrap();
@@ -51,7 +129,11 @@ fn commands_reach_a_broker_over_tls_if_they_trust_its_certificate() {
     let told = run(&["--ca", "cert.pem"]);
     assert!(told.code == Some(0) && told.out.trim() == "[]", "{told:?}");
     let stranger = run(&[]);
-    assert_ne!(stranger.code, Some(0), "nobody vouched for it: {stranger:?}");
+    assert_eq!(stranger.code, Some(6), "nobody vouched for it: {stranger:?}");
+    assert!(stranger.err.contains("--ca FILE"), "{stranger:?}");
+    let plain = Told::of(&broker.command(&["queue", "ls"]).output().unwrap());
+    assert_eq!(plain.code, Some(6), "{plain:?}");
+    assert!(plain.err.contains("it speaks TLS: use https://"), "{plain:?}");
     let missing = run(&["--ca", "nowhere.pem"]);
     assert!(missing.code == Some(2) && missing.err.contains("nowhere.pem"), "{missing:?}");
 }

@@ -29,7 +29,9 @@ fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
     });
     assert_eq!(run(&admin, &["queue", "create", "orders.eu"]).code, Some(0));
     assert_eq!(run(&admin, &["queue", "create", "mail"]).code, Some(0));
-    assert_eq!(run(&sender, &["send", "orders.eu", "x"]).code, Some(0));
+    until("the broker to notice the second one", || {
+        (run(&sender, &["send", "orders.eu", "x"]).code == Some(0)).then_some(())
+    });
     assert_eq!(run(&sender, &["receive", "orders.eu"]).code, Some(5), "it may only send");
     assert_eq!(run(&sender, &["send", "mail", "x"]).code, Some(3), "as if it were not there");
     let nonsense = run("hapax_nonsense", &["queue", "ls"]);
@@ -55,6 +57,36 @@ fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
     until("the broker to notice that it is gone", || {
         (run(&admin, &["queue", "ls"]).code == Some(5)).then_some(())
     });
+}
+
+#[test]
+fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let create = |arguments: &[&str]| {
+        let mut command = hapax(directory.path());
+        Told::of(
+            &command.args(["token", "create", "--can", "send"]).args(arguments).output().unwrap(),
+        )
+    };
+    let told = create(&[]);
+    assert_eq!(told.code, Some(3), "no data is here, and none was named: {told:?}");
+    assert!(told.err.contains("hapax-data") && told.err.contains("--data DIR"), "{told:?}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing was made");
+
+    std::fs::write(directory.path().join("hapax.toml"), "data = \"var/hapax\"\n").unwrap();
+    let told = create(&[]);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    assert!(told.err.contains("var/hapax was not there"), "{told:?}");
+    assert!(told.err.contains("var/hapax/tokens.json"), "{told:?}");
+    assert!(directory.path().join("var/hapax/tokens.json").exists(), "as the settings say");
+
+    std::fs::create_dir(directory.path().join("mine")).unwrap();
+    let told = create(&["--data", "mine"]);
+    assert!(told.err.contains("mine/tokens.json") && !told.err.contains("was not there"));
+    let mut list = hapax(directory.path());
+    let told = Told::of(&list.args(["token", "ls", "--data", "none"]).output().unwrap());
+    assert!(told.code == Some(0) && told.err.contains("none/tokens.json"), "{told:?}");
+    assert!(!directory.path().join("none").exists(), "looking makes nothing");
 }
 
 #[test]

@@ -153,6 +153,48 @@ async fn callers_are_told_apart_by_the_header_that_was_chosen(partitions: u16) {
     }
 }
 
+on_each!(callers_who_share_their_keys_get_nothing_of_each_other);
+async fn callers_who_share_their_keys_get_nothing_of_each_other(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
+    for name in ["authorization", "cookie", "x-api-key"] {
+        let of = |caller: &str| {
+            let mut request = request("/charges", name);
+            request.headers_mut().insert(name, caller.parse().unwrap());
+            request
+        };
+        assert_eq!(proxy.ask(of("ada")).await.status, 201, "{name}");
+        assert!(proxy.ask(of("ada")).await.is_replayed(), "{name}");
+        assert_eq!(proxy.ask(of("eve")).await.problem(), (422, "conflict".to_owned()), "{name}");
+    }
+}
+
+on_each!(a_key_may_be_in_another_header_or_in_the_body);
+async fn a_key_may_be_in_another_header_or_in_the_body(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let start = async |more: &[&str]| Proxy::start(&broker.url(), &upstream.url(), more).await;
+    let hook = |name: &str, key: &str, body: &str| {
+        let request = Request::post("/charges").header(name, key);
+        request.body(Full::from(body.to_owned())).unwrap()
+    };
+    let by_header = start(&["--key-header", "webhook-id"]).await;
+    let ask = async |name, key| by_header.ask(hook(name, key, "{}")).await;
+    assert_eq!(ask("webhook-id", "evt_1").await.status, 201);
+    assert!(ask("webhook-id", "evt_1").await.is_replayed());
+    assert_eq!(ask("webhook-id", "evt_2").await.status, 201);
+    assert_eq!(ask("idempotency-key", "k").await.problem(), (400, "missing_key".to_owned()));
+
+    let by_body = start(&["--key-json", "/data/id", "--namespace", "body"]).await;
+    let ask = async |body| by_body.ask(hook("x", "y", body)).await;
+    assert_eq!(ask(r#"{"data":{"id":"evt_1"}}"#).await.status, 201);
+    assert!(ask(r#"{"data":{"id":"evt_1"}}"#).await.is_replayed());
+    assert_eq!(ask(r#"{"data":{"id":2}}"#).await.status, 201);
+    let other = ask(r#"{"data":{"id":"evt_1"},"more":1}"#).await;
+    assert_eq!(other.problem(), (422, "conflict".to_owned()));
+    assert_eq!(other.json()["type"], "urn:hapax:error:conflict", "no page of the upstream's");
+    assert_eq!(ask(r#"{"data":{}}"#).await.problem(), (400, "missing_key".to_owned()));
+}
+
 on_each!(a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice);
 async fn a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice(partitions: u16) {
     let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);

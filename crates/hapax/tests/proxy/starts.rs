@@ -28,7 +28,7 @@ async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
         (vec!["--route", "POST /a", "--route", "POST /a"], "name a route once"),
         (vec![], "--route"),
         (vec!["--route", "POST /a", "--upstream", "https://shop"], "plain http"),
-        (vec!["--route", "POST /a", "--release", "6xx"], "is no status"),
+        (vec!["--route", "POST /a", "--release", "6xx"], "is not a status"),
         (vec!["--route", "POST /a", "--lease", "1ms"], "100 ms"),
     ] {
         let is_given = arguments.contains(&"--upstream");

@@ -4,7 +4,7 @@
 //! place, under a lock that one writer holds at a time. A broker that runs on the directory
 //! notices by itself. The file knows hashes only, and its owner alone may read it all the same.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ impl TokenFile {
     /// given its tokens before it is started.
     pub fn create(&self, new: NewToken, now: Timestamp) -> Result<Created, Error> {
         new.check(now)?;
-        fs::create_dir_all(&self.directory)
+        hapax_store::create_private_directory(&self.directory)
             .map_err(|source| io_error("create", &self.directory, source))?;
         let _lock = self.lock()?;
         let mut entries = self.read()?;

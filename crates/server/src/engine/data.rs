@@ -202,7 +202,7 @@ impl Head {
         let mut bytes = serde_json::to_vec(self)
             .map_err(|error| Error::Damaged(file.clone(), error.to_string()))?;
         bytes.push(b'\n');
-        write(&file, &bytes, 0o644)
+        write(&file, &bytes, 0o600)
     }
 }
 
@@ -271,7 +271,7 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
 fn create_directory(path: &Path) -> io::Result<()> {
     let path = std::path::absolute(path)?;
     let missing = path.ancestors().take_while(|ancestor| !ancestor.exists()).count();
-    fs::create_dir_all(&path)?;
+    hapax_store::create_private_directory(&path)?;
     // The parent of an existing directory may not have its name yet either: somebody made it just
     // before us.
     for parent in path.ancestors().skip(1).take(missing.max(1)) {

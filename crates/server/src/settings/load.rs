@@ -146,9 +146,7 @@ fn read_environment(
     for (name, value) in variables {
         let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
         let Some(entry) = Values::TABLE.iter().find(|entry| entry.variable() == name) else {
-            if !sources.other_variables.contains(&name) {
-                warnings.push(unknown_variable(name));
-            }
+            warnings.extend(unknown_variables([name], sources.other_variables));
             continue;
         };
         // Found already; and an empty variable is how many tools spell an absent one.
@@ -195,11 +193,22 @@ fn not_text(entry: &Entry<Values>, origin: Origin) -> Finding {
     wrong(entry, origin, "its value is not UTF-8".to_owned())
 }
 
-fn unknown_variable(name: &str) -> String {
-    let variables: Vec<String> = Values::TABLE.iter().map(Entry::variable).collect();
-    let meant = closest(name, variables.iter().map(String::as_str));
-    let hint = meant.map_or_else(String::new, |meant| format!(": did you mean {meant}?"));
-    format!("the variable {name} is no setting and has no effect{hint}")
+/// A warning for each `HAPAX_…` variable that is neither a setting nor one of `others`.
+pub fn unknown_variables<'a>(
+    names: impl IntoIterator<Item = &'a str>,
+    others: &[&str],
+) -> Vec<String> {
+    let settings: Vec<String> = Values::TABLE.iter().map(Entry::variable).collect();
+    let known: Vec<&str> = settings.iter().map(String::as_str).chain(others.to_vec()).collect();
+    let unknown =
+        names.into_iter().filter(|name| name.starts_with(PREFIX) && !known.contains(name));
+    unknown
+        .map(|name| {
+            let meant = closest(name, known.iter().copied());
+            let hint = meant.map_or_else(String::new, |meant| format!(": did you mean {meant}?"));
+            format!("the variable {name} is not a setting and has no effect{hint}")
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -345,7 +354,7 @@ mod tests {
         ];
         let loaded = Setup { variables: &variables, ..NOTHING }.load().unwrap();
         let [colour, listen] = loaded.warnings.as_slice() else { panic!("{:?}", loaded.warnings) };
-        assert!(colour.contains("HAPAX_COLOUR is no setting and has no effect"), "{colour}");
+        assert!(colour.contains("HAPAX_COLOUR is not a setting and has no effect"), "{colour}");
         assert!(listen.ends_with("did you mean HAPAX_LISTEN?"), "{listen}");
         assert_eq!(loaded.settings.origin("data"), Origin::Default);
         assert!(!loaded.warnings.join(" ").contains("secret"));

@@ -9,7 +9,7 @@ use super::super::peek::{self, PAGE, Pages};
 use super::Selection;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, clean, progress, say};
+use crate::screen::{Output, clean, count, progress, say};
 use crate::session::{Connection, Session};
 
 /// A dry run shows so many of them.
@@ -65,11 +65,11 @@ async fn act(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     if discard.selection.yes {
-        screen.line(format_args!("discarded {discarded} dead messages"))?;
+        screen.line(format_args!("discarded {}", count(discarded, "dead message")))?;
         return Ok(Exit::Ok);
     }
-    peek::list(screen, &shown)?;
-    screen.line(format_args!("would discard {seen} dead messages"))?;
+    peek::list_dead(screen, &shown)?;
+    screen.line(format_args!("would discard {}", count(seen, "dead message")))?;
     screen.line("nothing was changed; add --yes to do it")?;
     Ok(Exit::Ok)
 }
@@ -119,11 +119,11 @@ async fn keys(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
         let told = json!({ "matched": matched, "discarded": discarded, "dry_run": dry_run });
         screen.json(&told)?;
     } else if dry_run {
-        peek::list(screen, &found)?;
-        screen.line(format_args!("would discard {matched} dead messages"))?;
+        peek::list_dead(screen, &found)?;
+        screen.line(format_args!("would discard {}", count(matched as u64, "dead message")))?;
         screen.line("nothing was changed; add --yes to do it")?;
     } else {
-        screen.line(format_args!("discarded {discarded} dead messages"))?;
+        screen.line(format_args!("discarded {}", count(discarded, "dead message")))?;
     }
     Ok(Exit::Ok)
 }

@@ -9,7 +9,7 @@ use super::Selection;
 use crate::content::new_key;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, Screen, clean, progress, say};
+use crate::screen::{Output, Screen, clean, count, progress, say};
 use crate::session::{Connection, Session};
 use crate::shapes;
 
@@ -19,7 +19,7 @@ const WATCH: Duration = Duration::from_millis(200);
 pub(crate) struct Redrive {
     /// The queue.
     queue: String,
-    /// At most so many per second.
+    /// At most this many per second.
     #[arg(long, value_name = "COUNT")]
     rate: Option<u32>,
     /// The name of this redrive: repeated under it, nothing moves twice. Made up without one.
@@ -103,7 +103,7 @@ async fn watch(
     mut latest: proto::RedriveProgress,
 ) -> Result<proto::RedriveProgress, Failure> {
     let whole = |told: &proto::RedriveProgress| told.total.unwrap_or(told.matched);
-    let bar = progress(whole(&latest), "{bar:40} {human_pos}/{human_len}, {per_sec}, {eta} left");
+    let bar = progress(whole(&latest), "{bar:40} {human_pos}/{human_len}, {rate}, {eta} left");
     while !latest.done {
         bar.set_length(whole(&latest));
         bar.set_position(latest.moved);
@@ -125,9 +125,9 @@ fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Ex
         let proto::RedriveProgress { id, moved, matched, .. } = told;
         let of = told.total.unwrap_or(*matched);
         screen.line(match (told.dry_run, told.cancelled, told.done) {
-            (true, _, _) => format!("would redrive {matched} dead messages"),
+            (true, _, _) => format!("would redrive {}", count(*matched, "dead message")),
             (_, true, _) => format!("redrive {id} is cancelled: {moved} of {of} moved"),
-            (_, _, true) => format!("redrove {moved} dead messages (redrive {id})"),
+            (_, _, true) => format!("redrove {} (redrive {id})", count(*moved, "dead message")),
             _ => format!(
                 "redrive {id} goes on: {moved} of {of} moved; watch it with --status {id}, stop \
                  it with: hapax dead redrive {queue} --cancel {id}"

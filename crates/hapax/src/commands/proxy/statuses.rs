@@ -31,7 +31,7 @@ impl FromStr for Statuses {
             return Ok(Self(Vec::new()));
         }
         let ranges = text.split(',').map(str::trim).map(|part| {
-            let bad = || format!("{part:?} is no status: write 408,429,5xx, or none");
+            let bad = || format!("{part:?} is not a status: write 408,429,5xx, or none");
             let (first, last) = match part.strip_suffix("xx") {
                 Some(hundred) => {
                     let hundred: u16 = hundred.parse().map_err(|_| bad())?;

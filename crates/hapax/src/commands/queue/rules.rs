@@ -32,7 +32,7 @@ pub(super) struct Rules {
     /// How long a worker may keep a message without extending.
     #[arg(long, value_name = "DURATION", value_parser = parse)]
     lease: Option<Duration>,
-    /// After so many attempts a message is dead.
+    /// A message is dead after this many attempts.
     #[arg(long, value_name = "COUNT")]
     max_attempts: Option<u32>,
     /// The shortest wait after a failure.

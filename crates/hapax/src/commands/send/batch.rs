@@ -45,58 +45,102 @@ pub(super) async fn run(
     retry: Duration,
     screen: Screen,
 ) -> Result<Exit, Failure> {
-    let bar = progress(0, "{spinner} {human_pos} messages, {per_sec}");
+    let bar = progress(0, "{spinner} {human_pos} messages, {rate}");
     let mut tally = Tally::default();
-    let mut number = 0;
-    let mut lines = Lines { input: std::io::stdin().lock(), number: 0 };
-    loop {
-        let messages = lines.batch()?;
-        if messages.is_empty() {
-            break;
-        }
+    let mut lines = Lines::new(std::io::stdin().lock());
+    let ended = loop {
+        let batch = match lines.batch() {
+            Ok(batch) if batch.is_empty() => break Ok(()),
+            Ok(batch) => batch,
+            Err(wrong) => break Err(wrong),
+        };
+        let (numbers, messages): (Vec<u64>, Vec<_>) = batch.into_iter().unzip();
         let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
-        let answers = session.send(queue, messages, retry).await?;
+        let answers = match session.send(queue, messages, retry).await {
+            Ok(answers) => answers,
+            Err(failure) => break Err(unanswered(failure, &numbers)),
+        };
         bar.inc(keys.len() as u64);
-        for (key, answer) in keys.iter().zip(&answers) {
-            number += 1;
+        for ((number, key), answer) in numbers.iter().zip(&keys).zip(&answers) {
             if screen.is_json() {
                 screen.json_line(&shapes::Answer::of(queue, key, answer))?;
             }
-            bar.suspend(|| tally.count(number, key, answer));
+            bar.suspend(|| tally.count(screen, *number, key, answer));
         }
-    }
+    };
     bar.finish_and_clear();
+    // What was sent is told however it ended.
     if !screen.is_json() {
         screen.line(format_args!(
             "{} accepted, {} sent before, {} refused",
             tally.accepted, tally.duplicates, tally.refused
         ))?;
     }
+    ended?;
     Ok(tally.exit.unwrap_or(Exit::Ok))
+}
+
+/// The broker did not answer for these lines; those before them have their answers.
+fn unanswered(failure: Failure, numbers: &[u64]) -> Failure {
+    let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return failure };
+    let next = format!(
+        "lines {first} to {last} may have been accepted or not; those before them were answered. \
+         Send again from line {first} on, under the same keys"
+    );
+    let next = match &failure.next {
+        Some(before) => format!("{before}\n{next}"),
+        None => next,
+    };
+    failure.next(next)
 }
 
 /// The standard input, line by line.
 struct Lines<R> {
     input: R,
     number: u64,
+    /// A line that is wrong, kept until what came before it was handed out.
+    wrong: Option<Failure>,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// As many messages as one call takes; none at the end.
-    fn batch(&mut self) -> Result<Vec<proto::Message>, Failure> {
+    fn new(input: R) -> Self {
+        Self { input, number: 0, wrong: None }
+    }
+
+    /// As many messages as one call takes, with the numbers of their lines; none at the end. A line
+    /// that is wrong is told after all that came before it.
+    fn batch(&mut self) -> Result<Vec<(u64, proto::Message)>, Failure> {
         let mut messages = Vec::new();
         let mut bytes = 0;
-        while messages.len() < MESSAGES_MAX && bytes < BATCH_BYTES_MAX {
-            let Some(line) = self.line()? else { break };
-            let message = message(&line).map_err(|why| {
-                let next = "every line is one JSON document, as in hapax send --help; what came \
-                            before it was sent, and can be sent again";
-                Failure::usage(format!("line {}: {why}", self.number)).next(next)
-            })?;
-            bytes += message.body.len();
-            messages.push(message);
+        while messages.len() < MESSAGES_MAX && bytes < BATCH_BYTES_MAX && self.wrong.is_none() {
+            match self.next_message() {
+                Ok(None) => break,
+                Ok(Some(message)) => {
+                    bytes += message.body.len();
+                    messages.push((self.number, message));
+                }
+                Err(wrong) => self.wrong = Some(wrong),
+            }
         }
-        Ok(messages)
+        match self.wrong.take() {
+            Some(wrong) if messages.is_empty() => Err(wrong),
+            wrong => {
+                self.wrong = wrong;
+                Ok(messages)
+            }
+        }
+    }
+
+    fn next_message(&mut self) -> Result<Option<proto::Message>, Failure> {
+        let Some(line) = self.line()? else { return Ok(None) };
+        let number = self.number;
+        message(&line).map(Some).map_err(|why| {
+            let next = format!(
+                "every line is one JSON document, as in hapax send --help. The lines before it \
+                 were sent: put it right and go on with line {number}"
+            );
+            Failure::usage(format!("line {number}: {why}")).next(next)
+        })
     }
 
     fn line(&mut self) -> Result<Option<String>, Failure> {
@@ -147,9 +191,9 @@ mod tests {
     fn lines_become_messages_and_empty_ones_are_passed_over() {
         let input =
             "{\"key\":\"a\",\"body\":\"1\"}\n\n{\"body_base64\":\"/w==\",\"group\":\"g\"}\n";
-        let mut lines = Lines { input: input.as_bytes(), number: 0 };
-        let messages = lines.batch().unwrap();
-        assert_eq!(messages.len(), 2);
+        let mut lines = Lines::new(input.as_bytes());
+        let (numbers, messages): (Vec<u64>, Vec<_>) = lines.batch().unwrap().into_iter().unzip();
+        assert_eq!(numbers, [1, 3]);
         assert_eq!((&*messages[0].key, &messages[0].body[..]), ("a", &b"1"[..]));
         assert_eq!((&*messages[1].group, &messages[1].body[..]), ("g", &[0xff][..]));
         assert_eq!(messages[1].key.len(), 36, "a key is made where there is none");
@@ -165,10 +209,21 @@ mod tests {
             ("{\"body\":\"\",\"body_base64\":\"\"}", "not both"),
             ("{\"body\":\"\",\"issued_at\":\"once\"}", "give a time"),
         ] {
-            let mut lines = Lines { input: line.as_bytes(), number: 0 };
+            let mut lines = Lines::new(line.as_bytes());
             let failure = lines.batch().unwrap_err();
             assert!(failure.what.contains(why), "{line}: {}", failure.what);
             assert_eq!(failure.exit, Exit::Usage);
         }
+    }
+
+    #[test]
+    fn a_wrong_line_is_told_after_all_that_came_before_it() {
+        let input = "{\"key\":\"a\",\"body\":\"1\"}\n\nnonsense\n{\"key\":\"b\",\"body\":\"2\"}\n";
+        let mut lines = Lines::new(input.as_bytes());
+        let batch = lines.batch().unwrap();
+        assert_eq!(batch.len(), 1, "the line before it is sent");
+        let wrong = lines.batch().unwrap_err();
+        assert!(wrong.what.starts_with("line 3: "), "{}", wrong.what);
+        assert!(wrong.next.unwrap().contains("go on with line 3"));
     }
 }

@@ -1,5 +1,6 @@
 //! One run of the command: a process group of its own, fed, read and, where it must be, stopped.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -16,6 +17,11 @@ use crate::shapes;
 
 /// Between asking a command to end and ending it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest variable, of headers and recovery points; Linux starts no command with one of 128
+/// KiB.
+const VARIABLE_BYTES_MAX: usize = 64 * 1_024;
+/// All of a kind together; Linux has at least 128 KiB and usually 2 MiB for all.
+const VARIABLES_BYTES_MAX: usize = 512 * 1_024;
 /// What is kept of the standard error: as much as a message's error holds.
 const WORDS_BYTES: usize = 4_000;
 /// "Try again later", in sysexits.
@@ -63,14 +69,11 @@ impl Process {
             .env("HAPAX_LEASE", shapes::lease(delivery.lease().as_ref()))
             .env("HAPAX_GROUP", delivery.group().unwrap_or_default())
             .env("HAPAX_CONTENT_TYPE", delivery.content_type().unwrap_or_default());
-        for (name, value) in delivery.headers() {
-            set(&mut command, "HAPAX_HEADER_", name, value);
-        }
-        for (name, bytes) in delivery.recovery_points() {
-            if let Ok(text) = std::str::from_utf8(bytes) {
-                set(&mut command, "HAPAX_POINT_", name, text);
-            }
-        }
+        let points = delivery.recovery_points();
+        let points =
+            points.filter_map(|(name, data)| Some((name, std::str::from_utf8(data).ok()?)));
+        command.envs(variables("HAPAX_HEADER_", delivery.headers()));
+        command.envs(variables("HAPAX_POINT_", points));
         Self(command)
     }
 
@@ -210,12 +213,25 @@ async fn last<W: io::Write>(
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// A variable whose name is made from somebody's text.
-fn set(command: &mut Command, prefix: &str, name: &str, value: &str) {
-    // The environment ends a value there.
-    if !value.contains('\0') {
-        command.env(variable(prefix, name), value);
+/// Variables whose names are made from somebody's texts. Of names that are spelled the same the
+/// first in order counts. What an environment cannot hold is left out: a value with a zero byte, or
+/// too much, with which no command could be started.
+fn variables<'a>(
+    prefix: &str,
+    named: impl Iterator<Item = (&'a str, &'a str)>,
+) -> BTreeMap<String, &'a str> {
+    let mut named: Vec<_> = named.collect();
+    named.sort_unstable();
+    let mut room = VARIABLES_BYTES_MAX;
+    let mut variables = BTreeMap::new();
+    for (name, value) in named {
+        let bytes = prefix.len() + name.len() + value.len();
+        if !value.contains('\0') && bytes <= VARIABLE_BYTES_MAX && bytes <= room {
+            room -= bytes;
+            variables.entry(variable(prefix, name)).or_insert(value);
+        }
     }
+    variables
 }
 
 fn variable(prefix: &str, name: &str) -> String {
@@ -265,5 +281,9 @@ mod tests {
     #[test]
     fn names_become_variables() {
         assert_eq!(variable("HAPAX_POINT_", "charged-at.1"), "HAPAX_POINT_CHARGED_AT_1");
+        let long = "x".repeat(VARIABLE_BYTES_MAX);
+        let named = [("x_y", "2"), ("x-y", "1"), ("zero", "a\0b"), ("long", &long)];
+        let variables = variables("HAPAX_HEADER_", named.into_iter());
+        assert_eq!(variables.into_iter().collect::<Vec<_>>(), [("HAPAX_HEADER_X_Y".into(), "1")]);
     }
 }

@@ -1,0 +1,125 @@
+//! Why a broker cannot be reached, found out where the error alone does not tell: certificates,
+//! `http` in place of `https`, and servers that are no broker.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+
+/// For all of a look at the other end.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The first byte of an alert: what a server that speaks TLS answers to anything else.
+const TLS_ALERT: u8 = 0x15;
+
+/// Causes by what the error says, and what helps.
+const CAUSES: &[(&str, &str)] = &[
+    (
+        "CaUsedAsEndEntity",
+        "the broker's certificate is marked as that of an authority (CA:TRUE), as openssl req \
+         -x509 makes it; make it with -addext basicConstraints=critical,CA:FALSE",
+    ),
+    (
+        "NotValidForName",
+        "the broker's certificate does not name the host of --server: use one that it names, or \
+         make it with -addext subjectAltName=DNS:HOST,IP:ADDRESS",
+    ),
+    ("Expired", "the broker's certificate has expired: renew it; a running broker reads it again"),
+    ("NotValidYet", "the broker's certificate is not valid yet: compare the clocks"),
+    (
+        "CertificateRequired",
+        "the broker asks for a certificate of yours: --client-cert FILE --client-key FILE",
+    ),
+    ("InvalidContentType", "it does not speak TLS: use http:// in --server, or another port"),
+];
+
+/// What helps with a failure to reach the broker, as far as the error tells.
+pub(crate) fn hint(what: &str, has_ca: bool) -> Option<&'static str> {
+    if what.contains("UnknownIssuer") || what.contains("BadSignature") {
+        return Some(match has_ca {
+            true => "the certificate of --ca did not sign the broker's",
+            false => {
+                "--ca FILE (or HAPAX_CA) names the certificate that signed the broker's, or the \
+                 broker's own if nobody did"
+            }
+        });
+    }
+    CAUSES.iter().find(|(cause, _)| what.contains(cause)).map(|(_, hint)| *hint)
+}
+
+/// Who is at the other end.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Tls,
+    /// A web server that is no broker, with its status line.
+    Other(String),
+}
+
+/// Looks at who answers at this address, for a failure that does not say.
+pub(crate) async fn look(server: &str, failure: &Failure) -> Option<Failure> {
+    let uri: http::Uri = server.parse().ok()?;
+    if uri.scheme_str() != Some("http") {
+        return None;
+    }
+    let address = format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(80));
+    let looked = tokio::time::timeout(PATIENCE, ask(&address)).await.ok()?.ok()?;
+    let next = match found(&looked)? {
+        Found::Tls => format!("it speaks TLS: use https://{address}, with --ca FILE"),
+        Found::Other(status) => {
+            let what = format!("what answers at {server} is not a Hapax broker: {status}");
+            let next = "check --server (or HAPAX_SERVER)";
+            return Some(Failure::new(Exit::Unavailable, what).next(next));
+        }
+    };
+    Some(Failure { next: Some(next), ..Failure::new(Exit::Unavailable, failure.what.clone()) })
+}
+
+async fn ask(address: &str) -> std::io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET /livez HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut bytes = Vec::new();
+    // What came before the other end broke off tells enough.
+    let _ = stream.take(1_024).read_to_end(&mut bytes).await;
+    Ok(bytes)
+}
+
+/// `None` for a broker, and for what cannot be told.
+fn found(answer: &[u8]) -> Option<Found> {
+    if answer.first() == Some(&TLS_ALERT) {
+        return Some(Found::Tls);
+    }
+    let text = String::from_utf8_lossy(answer);
+    let (line, headers) = text.split_once("\r\n")?;
+    let (version, status) = line.split_once(' ')?;
+    let is_broker = headers.to_ascii_lowercase().contains("\nrequest-id:");
+    (version.starts_with("HTTP/") && !is_broker).then(|| Found::Other(crate::screen::clean(status)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_answers_is_told_by_the_first_bytes() {
+        assert_eq!(found(&[0x15, 3, 3, 0, 2, 2, 22]), Some(Found::Tls));
+        let other = found(b"HTTP/1.0 404 File not found\r\nServer: SimpleHTTP\r\n\r\n");
+        assert_eq!(other, Some(Found::Other("404 File not found".to_owned())));
+        let broker = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nrequest-id: 1\r\n\r\nok\n";
+        assert_eq!(found(broker), None);
+        assert_eq!(found(b""), None);
+    }
+
+    #[test]
+    fn every_trouble_with_certificates_has_a_next_step() {
+        let invalid = |cause: &str| format!("cannot reach it: invalid peer certificate: {cause}");
+        let hint = |cause: &str, has_ca| hint(&invalid(cause), has_ca).unwrap_or_default();
+        assert!(hint("Other(OtherError(CaUsedAsEndEntity))", true).contains("CA:FALSE"));
+        assert!(hint("UnknownIssuer", false).contains("--ca FILE"));
+        assert!(hint("UnknownIssuer", true).contains("did not sign"));
+        assert!(hint("NotValidForNameContext { .. }", true).contains("subjectAltName"));
+        assert_eq!(hint("Revoked", true), "");
+    }
+}
