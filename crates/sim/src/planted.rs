@@ -49,6 +49,10 @@ pub enum Bug {
     JournalTakesLess,
     /// A partition whose directory is missing is made anew.
     StoreMadeAnew,
+    /// A copy holds on to the rows before it holds on to the journal.
+    RowsPinnedFirst,
+    /// Segments are used again while they are copied.
+    SegmentsNotPinned,
 }
 
 /// The bytes of one partition: on the simulated disk, or in memory where owners race.

@@ -150,6 +150,25 @@ fn planted_leases_that_are_not_read_back_turn_the_suite_red() {
     turns_red(Bug::LeasesCut, &[Kind::Power], 30);
 }
 
+/// Plants a bug in how copies are taken: with copies all the time the checker must notice.
+fn turns_copies_red(bug: Bug, seeds: u64) {
+    let sound = Settings { copy_every: 60, ..settings(&[]) };
+    green(0..seeds, &sound);
+    let planted = Settings { bug: Some(bug), ..sound };
+    let red = (0..seeds).filter(|seed| run(*seed, &planted).violation.is_some()).count();
+    assert!(red > 0, "{bug:?} went unnoticed in {seeds} seeds");
+}
+
+#[test]
+fn planted_copy_that_pins_the_rows_first_turns_the_suite_red() {
+    turns_copies_red(Bug::RowsPinnedFirst, 30);
+}
+
+#[test]
+fn planted_copy_of_segments_that_are_used_again_turns_the_suite_red() {
+    turns_copies_red(Bug::SegmentsNotPinned, 30);
+}
+
 /// Runs whole brokers and expects every one of them to be green.
 fn green_brokers(seeds: std::ops::Range<u64>, settings: &broker::Settings) -> Tally {
     let mut total = Tally::default();

@@ -54,18 +54,52 @@ pub fn backup(
     target: &dyn Volume,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Summary, Error> {
+    backup_planted(source, target, None, &mut |stage| match stage {
+        Stage::BetweenPins => {}
+        Stage::Copied { done, total } => progress(done, total),
+    })
+}
+
+/// How far a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// One of journal and rows is held on to, the other is not yet.
+    BetweenPins,
+    Copied {
+        done: u64,
+        total: u64,
+    },
+}
+
+/// A bug in copying, for tests that must notice it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// The rows are held on to before the journal.
+    RowsFirst,
+    /// The journal's segments are copied without being held on to.
+    Unpinned,
+}
+
+/// The same for tests: a bug may be planted, and the store can go on at any stage.
+#[doc(hidden)]
+pub fn backup_planted(
+    source: &Source,
+    target: &dyn Volume,
+    planted: Option<Planted>,
+    reached: &mut dyn FnMut(Stage),
+) -> Result<Summary, Error> {
     let Some(shared) = source.shared.upgrade() else {
         return Err(Error::Stopped("it was closed".to_owned()));
     };
     shared.journal.stop().check()?;
     refuse_taken(target)?;
-    let moment = Moment::capture(&shared);
+    let moment = Moment::capture(&shared, planted, &mut || reached(Stage::BetweenPins));
     let total = moment.parts().iter().map(|part| part.len).sum();
     let mut done = 0;
     for part in moment.parts() {
         copy(&*shared.volume, target, &part, &mut |len| {
             done += len;
-            progress(done, total);
+            reached(Stage::Copied { done, total });
         })?;
     }
     moment.seal(target)?;
@@ -79,7 +113,7 @@ pub fn backup(
 struct Moment {
     identity: u64,
     pinned: Pinned,
-    _pin: Pin,
+    _pin: Option<Pin>,
     /// The segments with batches that the rows do not have, and perhaps some before.
     segments: Vec<Segment>,
     last: Sequence,
@@ -93,12 +127,20 @@ struct Part {
 }
 
 impl Moment {
-    fn capture(shared: &Shared) -> Self {
+    fn capture(shared: &Shared, planted: Option<Planted>, between: &mut dyn FnMut()) -> Self {
         let _ownership = lock(&shared.ownership);
         // In this order: the rows may move on after the journal is pinned, and then need less of
         // it; the other way round they could need what is gone.
+        let early = (planted == Some(Planted::RowsFirst)).then(|| {
+            let pinned = shared.archive.pin();
+            between();
+            pinned
+        });
         let pin = shared.journal.pin();
-        let pinned = shared.archive.pin();
+        let pinned = early.unwrap_or_else(|| {
+            between();
+            shared.archive.pin()
+        });
         let view = shared.journal.view(&pin);
         let next = pinned.head().through + 1;
         let mut segments = view.segments;
@@ -106,6 +148,7 @@ impl Moment {
             segments.drain(..start);
         }
         let identity = shared.identity;
+        let pin = (planted != Some(Planted::Unpinned)).then_some(pin);
         Self { identity, pinned, _pin: pin, segments, last: view.last, end: view.end }
     }
 
