@@ -12,6 +12,7 @@
 //! steps: of a change, of a hand-over, of a reconciliation.
 
 mod change;
+mod copy;
 mod drain;
 mod flow;
 
@@ -40,13 +41,15 @@ pub struct Settings {
     pub steps: u64,
     /// One crash in this many steps; none where it is zero.
     pub crash_every: u64,
+    /// One copy, and one restore, in this many steps.
+    pub copy_every: u64,
     pub bug: Option<Bug>,
     pub trace: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { steps: 500, crash_every: 60, bug: None, trace: false }
+        Self { steps: 500, crash_every: 60, copy_every: 500, bug: None, trace: false }
     }
 }
 
@@ -93,6 +96,13 @@ struct Broker {
     draining: bool,
     /// Messages that each partition said it holds, by queue.
     held: BTreeMap<(usize, usize), u64>,
+    /// A copy that is being taken, and the last one that was.
+    copying: Option<copy::Copy>,
+    copy: Option<copy::Copy>,
+    /// The largest batch that the journals take, where it is small.
+    journal_takes: Option<usize>,
+    /// A partition whose writer panicked: it does nothing any more, and the process ends soon.
+    fallen: Option<usize>,
 }
 
 /// One partition of the process.
@@ -130,6 +140,8 @@ struct Batch {
 }
 
 const TRACE_LINES_MAX: usize = 100_000;
+/// What a small journal takes at once: more than any single command of a run decides.
+const JOURNAL_TAKES: usize = 16 * 1_024;
 
 impl Broker {
     fn new(seed: u64, settings: &Settings) -> Self {
@@ -144,6 +156,7 @@ impl Broker {
             batches_in_flight: scene.partition.batches_in_flight,
             ..draw_steps(&mut random)
         };
+        let journal_takes = random.one_in(3).then_some(JOURNAL_TAKES);
         let mut checker = Checker::new(&scene.queues, count);
         checker.receive_bytes = options.bounds.receive_bytes;
         Self {
@@ -164,6 +177,10 @@ impl Broker {
             seen: vec![Time(0); count],
             draining: false,
             held: BTreeMap::new(),
+            copying: None,
+            copy: None,
+            fallen: None,
+            journal_takes,
             scene,
         }
     }
@@ -190,8 +207,22 @@ impl Broker {
     fn one_step(&mut self) -> Going {
         let crash_every = self.settings.crash_every;
         if crash_every > 0 && self.random.one_in(crash_every) {
+            if self.fallen.is_none() && self.random.one_in(3) {
+                self.fall();
+            } else {
+                self.crash();
+                return self.start();
+            }
+        }
+        if self.fallen.is_some() && self.random.one_in(8) {
             self.crash();
             return self.start();
+        }
+        match self.random.below(self.settings.copy_every) {
+            0 => self.begin_copy(),
+            1 => return self.restore(),
+            _ if self.copying.is_some() && self.random.one_in(16) => self.copy_next(),
+            _ => {}
         }
         let partition = self.random.index(self.stores.len());
         match self.random.weighted(&[20, 24, 20, 20, 8, 2]) {
@@ -217,6 +248,7 @@ impl Broker {
                 Ok(())
             }
             _ => match self.owners.get_mut(partition) {
+                Some(_) if self.fallen == Some(partition) => Ok(()),
                 Some(owner) => owner.partition.checkpoint().map_err(failed),
                 None => Ok(()),
             },
@@ -240,15 +272,25 @@ impl Broker {
     /// Starts a process: every partition recovers, is shown to the checker, and is brought to
     /// what the leader decided before anybody is served.
     fn start(&mut self) -> Going {
+        self.lose_a_store();
+        let (bug, journal_takes) = (self.settings.bug, self.journal_takes);
+        let faults = memory::Faults { held: true, ..memory::Faults::default() };
         for (number, store) in self.stores.iter().enumerate() {
-            store.set_faults(memory::Faults { held: true, ..memory::Faults::default() });
+            store.set_faults(memory::Faults { batch_bytes_max: journal_takes, ..faults });
             let options = Options {
                 partition: number as u16,
-                partitions: self.stores.len() as u16,
+                partitions: match bug {
+                    Some(Bug::FencesShared) => number as u16 + 1,
+                    _ => self.stores.len() as u16,
+                },
                 seed: self.random.bits(),
                 ..self.options
             };
             let partition = Partition::open(store.another(), options).map_err(failed)?;
+            if bug == Some(Bug::JournalTakesLess) {
+                let batch_bytes_max = Some(JOURNAL_TAKES / 8);
+                store.set_faults(memory::Faults { batch_bytes_max, ..faults });
+            }
             let seen = self.seen.get(number).copied().unwrap_or(Time(0));
             self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);
             let wall = Time(self.clocks.wall_ms);
@@ -272,15 +314,36 @@ impl Broker {
         self.reconcile()
     }
 
+    /// The planted bug: the directory of a partition is missing, and an empty one takes its place.
+    fn lose_a_store(&mut self) {
+        if self.settings.bug == Some(Bug::StoreMadeAnew) && self.random.one_in(4) {
+            let partition = self.random.index(self.stores.len());
+            if let Some(store) = self.stores.get_mut(partition) {
+                *store = MemoryStore::default();
+            }
+        }
+    }
+
     fn look_at_queues(&mut self, partition: usize) {
         for queue in 0..self.scene.queues.len() {
             self.push(partition, vec![Op::Show { queue }], Whose::Client);
         }
     }
 
-    /// The process ends, by a kill, a power cut, or a writer that panics. What was not answered
+    /// The writer of a partition panics. Nothing of it is answered any more; the others go on
+    /// until the process has ended.
+    fn fall(&mut self) {
+        let partition = self.random.index(self.stores.len());
+        self.note(|| format!("{partition} falls"));
+        self.tally.count("writers that panicked");
+        self.fallen = Some(partition);
+    }
+
+    /// The process ends, by a kill, a power cut, or since a writer panicked. What was not answered
     /// may have been done or not.
     fn crash(&mut self) {
+        self.fallen = None;
+        self.copying = None;
         self.note(|| "crash".to_owned());
         self.tally.count("crashes of all partitions");
         if self.changes.is_any() {

@@ -128,6 +128,7 @@ impl Checker {
         self.receives.values_mut().for_each(|lost| *lost = true);
         self.claims.values_mut().for_each(|lost| *lost = true);
         self.emits.clone_from(&then.emits);
+        self.kept.clone_from(&then.kept);
     }
 
     /// Makes an item known before it is sent. A derived key may be known already.

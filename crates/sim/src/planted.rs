@@ -39,6 +39,20 @@ pub enum Bug {
     RelayConfirmedEarly,
     /// An emit that its queue refuses for good is struck off the list.
     RefusedDropped,
+    /// While partitions are copied, lists of emits forget what arrives.
+    ConfirmedWhileCopied,
+    /// The leader is copied before the others, which may then know more than it does.
+    LeaderCopiedFirst,
+    /// Partitions do not count their fences apart from each other.
+    FencesShared,
+    /// Batches grow beyond what the journal takes.
+    JournalTakesLess,
+    /// A partition whose directory is missing is made anew.
+    StoreMadeAnew,
+    /// A copy holds on to the rows before it holds on to the journal.
+    RowsPinnedFirst,
+    /// Segments are used again while they are copied.
+    SegmentsNotPinned,
 }
 
 /// The bytes of one partition: on the simulated disk, or in memory where owners race.

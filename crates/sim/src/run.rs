@@ -31,6 +31,8 @@ pub struct Settings {
     pub faults: Choice,
     /// One fault in this many steps.
     pub fault_every: u64,
+    /// One copy, and one restore, in this many steps.
+    pub copy_every: u64,
     pub bug: Option<Bug>,
     /// Keep a line for everything that happens.
     pub trace: bool,
@@ -38,7 +40,8 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { steps: 600, faults: Choice::Drawn, fault_every: 40, bug: None, trace: false }
+        let (fault_every, copy_every) = (40, 1_200);
+        Self { steps: 600, faults: Choice::Drawn, fault_every, copy_every, bug: None, trace: false }
     }
 }
 
@@ -214,7 +217,7 @@ impl Run {
         if self.freed_at.is_some_and(|freed| freed <= self.step) {
             self.free();
         }
-        match self.random.below(2 * self.settings.steps) {
+        match self.random.below(self.settings.copy_every) {
             0 => self.back_up()?,
             1 => self.restore()?,
             _ => {}

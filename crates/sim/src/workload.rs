@@ -230,8 +230,9 @@ impl Workload {
 
     /// Leases that the broker does not know any more, since it was set back, are thrown away.
     pub fn forget_unknown(&mut self, checker: &Checker) {
-        self.held.retain(|held| checker.knows_lease(0, held.fence()));
-        self.stale.retain(|held| checker.knows_lease(0, held.fence()));
+        let is_known = |held: &Held| checker.knows_fence(held.fence());
+        self.held.retain(is_known);
+        self.stale.retain(is_known);
         self.relays.clear();
     }
 

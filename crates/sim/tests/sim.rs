@@ -150,6 +150,25 @@ fn planted_leases_that_are_not_read_back_turn_the_suite_red() {
     turns_red(Bug::LeasesCut, &[Kind::Power], 30);
 }
 
+/// Plants a bug in how copies are taken: with copies all the time the checker must notice.
+fn turns_copies_red(bug: Bug, seeds: u64) {
+    let sound = Settings { copy_every: 60, ..settings(&[]) };
+    green(0..seeds, &sound);
+    let planted = Settings { bug: Some(bug), ..sound };
+    let red = (0..seeds).filter(|seed| run(*seed, &planted).violation.is_some()).count();
+    assert!(red > 0, "{bug:?} went unnoticed in {seeds} seeds");
+}
+
+#[test]
+fn planted_copy_that_pins_the_rows_first_turns_the_suite_red() {
+    turns_copies_red(Bug::RowsPinnedFirst, 30);
+}
+
+#[test]
+fn planted_copy_of_segments_that_are_used_again_turns_the_suite_red() {
+    turns_copies_red(Bug::SegmentsNotPinned, 30);
+}
+
 /// Runs whole brokers and expects every one of them to be green.
 fn green_brokers(seeds: std::ops::Range<u64>, settings: &broker::Settings) -> Tally {
     let mut total = Tally::default();
@@ -178,6 +197,9 @@ fn several_partitions_lose_and_double_nothing() {
             ("reconciliations", 50),
             ("emits to another partition", 100),
             ("dead letters handed over", 20),
+            ("writers that panicked", 100),
+            ("copies", 50),
+            ("restores", 20),
         ],
     );
 }
@@ -185,9 +207,19 @@ fn several_partitions_lose_and_double_nothing() {
 /// Plants a bug between the partitions: the checker must notice, in seeds that are green without
 /// it. A seed that is red anyway proves nothing about the bug.
 fn turns_brokers_red(bug: Bug, seeds: u64) {
-    let sound = broker::Settings::default();
+    turns_red_by(bug, seeds, &broker::Settings::default());
+}
+
+/// The same where copies are taken and restored all the time.
+fn turns_restored_brokers_red(bug: Bug, seeds: u64) {
+    let default = broker::Settings::default();
+    let sound = broker::Settings { steps: 1_500, crash_every: 300, copy_every: 100, ..default };
+    turns_red_by(bug, seeds, &sound);
+}
+
+fn turns_red_by(bug: Bug, seeds: u64, sound: &broker::Settings) {
     let planted = broker::Settings { bug: Some(bug), ..sound.clone() };
-    let is_green = |seed: &u64| broker::run(*seed, &sound).violation.is_none();
+    let is_green = |seed: &u64| broker::run(*seed, sound).violation.is_none();
     let green: Vec<u64> = (0..seeds).filter(is_green).collect();
     assert!(green.len() as u64 > seeds / 2, "{} of {seeds} seeds are green", green.len());
     let told = green.into_iter().filter_map(|seed| broker::run(seed, &planted).violation);
@@ -214,6 +246,31 @@ fn planted_emit_that_is_confirmed_early_turns_the_brokers_red() {
 #[test]
 fn planted_emit_that_is_dropped_when_its_queue_refuses_it_turns_the_brokers_red() {
     turns_brokers_red(Bug::RefusedDropped, 100);
+}
+
+#[test]
+fn planted_list_that_forgets_emits_while_it_is_copied_turns_the_brokers_red() {
+    turns_restored_brokers_red(Bug::ConfirmedWhileCopied, 250);
+}
+
+#[test]
+fn planted_leader_that_is_copied_first_turns_the_brokers_red() {
+    turns_restored_brokers_red(Bug::LeaderCopiedFirst, 200);
+}
+
+#[test]
+fn planted_fences_that_partitions_share_turn_the_brokers_red() {
+    turns_brokers_red(Bug::FencesShared, 20);
+}
+
+#[test]
+fn planted_batches_that_the_journal_refuses_turn_the_brokers_red() {
+    turns_brokers_red(Bug::JournalTakesLess, 20);
+}
+
+#[test]
+fn planted_partition_that_is_made_anew_turns_the_brokers_red() {
+    turns_brokers_red(Bug::StoreMadeAnew, 20);
 }
 
 #[test]

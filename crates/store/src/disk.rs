@@ -36,7 +36,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use backup::{Moment, Source, backup};
+pub use backup::{Moment, Planted, Source, Stage, backup, backup_planted};
 pub use check::{Summary, check};
 pub use marker::NAME as MARKER_NAME;
 pub use threads::Threads;

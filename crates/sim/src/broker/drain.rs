@@ -11,6 +11,11 @@ impl Broker {
     pub(super) fn drain(&mut self) -> Going {
         self.note(|| "drain".to_owned());
         self.draining = true;
+        if self.fallen.is_some() {
+            self.crash();
+            self.start()?;
+        }
+        self.abandon_copy();
         self.quiet()?;
         let rounds_max = ROUNDS + 2 * self.checker.items().len() as u64;
         for round in 0..rounds_max {

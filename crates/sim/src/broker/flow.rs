@@ -76,6 +76,9 @@ impl Broker {
 
     /// The partition decides what is in its inbox, several calls in one batch.
     pub(super) fn decide(&mut self, partition: usize) -> Going {
+        if self.fallen == Some(partition) {
+            return Ok(());
+        }
         let most = self.random.between(1, CALLS_MAX) as usize;
         let (clocks, random) = (self.clocks, self.random.bits());
         let Some(owner) = self.owners.get_mut(partition) else { return Ok(()) };
@@ -99,6 +102,7 @@ impl Broker {
             owner.partition.machine().check_invariants();
             owner.partition.check_memory();
         }
+        self.note_asked(partition, at, &ops);
         if !ops.is_empty() {
             self.note(|| format!("{partition} decides {ops:?}"));
         }
@@ -115,7 +119,7 @@ impl Broker {
 
     /// Hands out the answers that may leave.
     pub(super) fn poll(&mut self, partition: usize) -> Going {
-        loop {
+        while self.fallen != Some(partition) {
             let Some(owner) = self.owners.get_mut(partition) else { return Ok(()) };
             let Some(answered) = owner.partition.poll().map_err(failed)? else { return Ok(()) };
             let mut told = Vec::new();
@@ -141,6 +145,7 @@ impl Broker {
             }
             self.relay(partition, answered.effects);
         }
+        Ok(())
     }
 
     fn told(
@@ -265,7 +270,7 @@ impl Broker {
         }
     }
 
-    fn tell_list(&mut self, from: usize, commands: Vec<Command>) {
+    pub(super) fn tell_list(&mut self, from: usize, commands: Vec<Command>) {
         let ops = commands.iter().map(|command| match command {
             Command::Relayed { id, arrival } => Op::Relayed { id: *id, arrival: arrival.clone() },
             _ => unreachable!("a list of emits hears nothing else"),

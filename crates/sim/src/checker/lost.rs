@@ -92,12 +92,19 @@ impl Checker {
     }
 
     fn lost_settle(&mut self, at: Time, held: &Held, how: &How) {
-        let Some(lease) = self.leases.get_mut(&(self.here, held.fence())) else { return };
-        if let Some(end) = End::of(how) {
+        let lease = self.leases.get_mut(&(self.here, held.fence()));
+        let is_seen = lease.is_some();
+        if let Some(lease) = lease
+            && let Some(end) = End::of(how)
+        {
             lease.may_end(end);
         }
         let (life, spec, config) = self.passed(at, held.item);
-        let may_hold = life.fence == held.fence() && life.may_settle(End::of(how));
+        let may_hold = match is_seen {
+            true => life.fence == held.fence() && life.may_settle(End::of(how)),
+            // What was given and settled while a copy was taken may both be in it.
+            false => life.unseen_lease && life.places.may_be(Places::LEASED),
+        };
         if !may_hold {
             return;
         }

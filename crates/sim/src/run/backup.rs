@@ -7,6 +7,8 @@ use hapax_store::disk;
 use super::{Going, Run, wrong};
 use crate::checker::Checker;
 use crate::op::Op;
+use crate::planted::Bug;
+use crate::world::Step;
 use crate::{Random, SimDisk};
 
 /// A copy, and what is known of it.
@@ -36,10 +38,18 @@ impl Run {
         let mut went = Ok(());
         let mut pace: Random = self.random.branch();
         let volume = copy.mount();
-        let copied = disk::backup(&source, &*volume, &mut |_, _| {
+        let planted = match self.settings.bug {
+            Some(Bug::RowsPinnedFirst) => Some(disk::Planted::RowsFirst),
+            Some(Bug::SegmentsNotPinned) => Some(disk::Planted::Unpinned),
+            _ => None,
+        };
+        let copied = disk::backup_planted(&source, &*volume, planted, &mut |stage| {
             for _ in 0..pace.below(12) {
                 if went.is_ok() {
-                    went = self.go_on();
+                    went = match stage {
+                        disk::Stage::BetweenPins => self.work_on(&mut pace),
+                        disk::Stage::Copied { .. } => self.go_on(),
+                    };
                 }
             }
         });
@@ -85,6 +95,19 @@ impl Run {
         self.workload.forget_unknown(&self.checker);
         self.urgent.retain(|op| !matches!(op, Op::Settle { .. }));
         self.reopen()
+    }
+
+    /// The workers of the store go on while nobody asks for anything.
+    fn work_on(&mut self, pace: &mut Random) -> Going<()> {
+        let cut = self.world.checkpoint();
+        self.excuse(cut)?;
+        let workers = [Step::Flusher, Step::Checkpointer, Step::Keeper, Step::Merger];
+        for _ in 0..pace.below(8) {
+            for worker in workers {
+                self.work(worker)?;
+            }
+        }
+        Ok(())
     }
 
     /// A step of the broker while a copy is taken.

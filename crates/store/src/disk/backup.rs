@@ -34,9 +34,17 @@ impl Source {
     /// The state of this moment, to be copied. Until it is dropped, the files that it is made of
     /// stay; whoever copies several stores captures all of them first.
     pub fn capture(&self) -> Result<Moment, Error> {
+        self.capture_planted(None, &mut || {})
+    }
+
+    fn capture_planted(
+        &self,
+        planted: Option<Planted>,
+        between: &mut dyn FnMut(),
+    ) -> Result<Moment, Error> {
         let shared = self.shared.upgrade().ok_or_else(closed)?;
         shared.journal.stop().check()?;
-        Ok(Moment::capture(self.clone(), &shared))
+        Ok(Moment::capture(self.clone(), &shared, planted, between))
     }
 
     /// Whether nothing is under way that the owner started: all batches are durable, and no
@@ -63,6 +71,38 @@ pub fn backup(
     source.capture()?.copy(target, progress)
 }
 
+/// How far a copy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// One of journal and rows is held on to, the other is not yet.
+    BetweenPins,
+    Copied {
+        done: u64,
+        total: u64,
+    },
+}
+
+/// A bug in copying, for tests that must notice it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// The rows are held on to before the journal.
+    RowsFirst,
+    /// The journal's segments are copied without being held on to.
+    Unpinned,
+}
+
+/// The same for tests: a bug may be planted, and the store can go on at any stage.
+#[doc(hidden)]
+pub fn backup_planted(
+    source: &Source,
+    target: &dyn Volume,
+    planted: Option<Planted>,
+    reached: &mut dyn FnMut(Stage),
+) -> Result<Summary, Error> {
+    let moment = source.capture_planted(planted, &mut || reached(Stage::BetweenPins))?;
+    moment.copy(target, &mut |done, total| reached(Stage::Copied { done, total }))
+}
+
 fn closed() -> Error {
     Error::Stopped("it was closed".to_owned())
 }
@@ -72,7 +112,7 @@ pub struct Moment {
     source: Source,
     identity: u64,
     pinned: Pinned,
-    _pin: Pin,
+    _pin: Option<Pin>,
     /// The segments with batches that the rows do not have, and perhaps some before.
     segments: Vec<Segment>,
     last: Sequence,
@@ -122,12 +162,25 @@ impl Moment {
         self.parts().iter().map(|part| part.len).sum()
     }
 
-    fn capture(source: Source, shared: &Shared) -> Self {
+    fn capture(
+        source: Source,
+        shared: &Shared,
+        planted: Option<Planted>,
+        between: &mut dyn FnMut(),
+    ) -> Self {
         let _ownership = lock(&shared.ownership);
         // In this order: the rows may move on after the journal is pinned, and then need less of
         // it; the other way round they could need what is gone.
+        let early = (planted == Some(Planted::RowsFirst)).then(|| {
+            let pinned = shared.archive.pin();
+            between();
+            pinned
+        });
         let pin = shared.journal.pin();
-        let pinned = shared.archive.pin();
+        let pinned = early.unwrap_or_else(|| {
+            between();
+            shared.archive.pin()
+        });
         let view = shared.journal.view(&pin);
         let next = pinned.head().through + 1;
         let mut segments = view.segments;
@@ -135,6 +188,7 @@ impl Moment {
             segments.drain(..start);
         }
         let identity = shared.identity;
+        let pin = (planted != Some(Planted::Unpinned)).then_some(pin);
         let (last, end) = (view.last, view.end);
         Self { source, identity, pinned, _pin: pin, segments, last, end }
     }

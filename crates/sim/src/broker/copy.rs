@@ -1,0 +1,104 @@
+//! Copies of all partitions, one after the other, while the broker goes on; and what is restored
+//! from them.
+
+use hapax_core::Time;
+use hapax_partition::change::copied;
+use hapax_store::memory::MemoryStore;
+
+use super::{Broker, Going};
+use crate::checker::Checker;
+use crate::op::Op;
+use crate::planted::Bug;
+
+/// A copy, and what is known of it.
+pub(super) struct Copy {
+    /// By partition; `None` where it is still to be copied.
+    stores: Vec<Option<MemoryStore>>,
+    /// Partitions that are still to be copied.
+    left: Vec<usize>,
+    /// What was seen before it was begun. All of it is in the copy.
+    before: Box<Checker>,
+    /// What was asked and not answered by then, or asked since: each may be in it.
+    perhaps: Vec<(usize, Time, Op)>,
+}
+
+impl Broker {
+    /// Begins to copy, as the engine does: from now on no list forgets an emit.
+    pub(super) fn begin_copy(&mut self) {
+        if self.copying.is_some() {
+            return;
+        }
+        self.note(|| "a copy begins".to_owned());
+        if self.settings.bug != Some(Bug::ConfirmedWhileCopied) {
+            self.confirmations.hold();
+        }
+        let mut perhaps = Vec::new();
+        for (partition, owner) in self.owners.iter().enumerate() {
+            for batch in owner.pending.values() {
+                let ops = batch.calls.iter().flat_map(|(ops, _)| ops.iter().cloned());
+                perhaps.extend(ops.map(|op| (partition, batch.at, op)));
+            }
+        }
+        let count = self.stores.len();
+        let left = match self.settings.bug {
+            Some(Bug::LeaderCopiedFirst) => (0..count).collect(),
+            _ => copied(count).collect(),
+        };
+        let (stores, before) = (vec![None; count], Box::new(self.checker.clone()));
+        self.copying = Some(Copy { stores, left, before, perhaps });
+    }
+
+    /// What a partition decides while a copy is taken may be in it.
+    pub(super) fn note_asked(&mut self, partition: usize, at: Time, ops: &[Op]) {
+        if let Some(copy) = &mut self.copying {
+            copy.perhaps.extend(ops.iter().map(|op| (partition, at, op.clone())));
+        }
+    }
+
+    /// Copies the next partition.
+    pub(super) fn copy_next(&mut self) {
+        let Some(copy) = &mut self.copying else { return };
+        if !copy.left.is_empty() {
+            let partition = copy.left.remove(0);
+            let store = self.stores.get(partition).map(MemoryStore::copy);
+            if let Some(place) = copy.stores.get_mut(partition) {
+                *place = store;
+            }
+            self.note(|| format!("{partition} is copied"));
+            return;
+        }
+        self.copy = self.copying.take();
+        self.tally.count("copies");
+        self.let_go();
+    }
+
+    /// Copies no further: what is there is no copy.
+    pub(super) fn abandon_copy(&mut self) {
+        self.copying = None;
+        self.let_go();
+    }
+
+    fn let_go(&mut self) {
+        for (to, commands) in self.confirmations.let_go() {
+            self.tell_list(to, commands);
+        }
+    }
+
+    /// The machine is lost, and the copy takes its place.
+    pub(super) fn restore(&mut self) -> Going {
+        let Some(Copy { stores, before, perhaps, .. }) = self.copy.take() else { return Ok(()) };
+        self.note(|| "restore".to_owned());
+        self.tally.count("restores");
+        self.crash();
+        self.stores = stores.into_iter().flatten().collect();
+        self.checker.set_back(&before);
+        for (partition, at, op) in &perhaps {
+            if let Op::Delete { queue } = op {
+                self.checker.keep(*queue, false);
+            }
+            self.checker.lost(*partition, *at, op);
+        }
+        self.workload.forget_unknown(&self.checker);
+        self.start()
+    }
+}
