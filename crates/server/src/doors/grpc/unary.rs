@@ -14,7 +14,7 @@ use hapax_wire::{Code, proto};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Door;
+use super::{Door, principal};
 use super::convert::{self, some};
 use super::status::status;
 use crate::auth::{Action, Principal};
@@ -45,7 +45,7 @@ impl Door {
         call: impl FnOnce(Service, Permit, T) -> F,
     ) -> Told<R> {
         let told = async {
-            let principal = self.principal(&request)?;
+            let principal = principal(&request)?;
             let message = request.into_inner();
             let permit = self.service.authorise(&principal, action, queue(&message))?;
             call(self.service.clone(), permit, message).await
@@ -96,7 +96,7 @@ impl Hapax for Door {
     }
 
     async fn settle(&self, request: Request<proto::SettleRequest>) -> Told<proto::SettleReply> {
-        let principal = self.principal(&request).map_err(|problem| status(&problem))?;
+        let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.with(
             request,
             Action::Work,
@@ -267,7 +267,7 @@ impl Hapax for Door {
         request: Request<proto::ListQueuesRequest>,
     ) -> Told<proto::ListQueuesReply> {
         let told = async {
-            let principal = self.principal(&request)?;
+            let principal = principal(&request)?;
             let queues = self.service.list(&principal).await?;
             let queues: Result<Vec<_>, Problem> = queues.iter().map(shown).collect();
             Ok(Response::new(proto::ListQueuesReply { queues: queues? }))
@@ -310,7 +310,7 @@ impl Hapax for Door {
     }
 
     async fn backup(&self, request: Request<proto::BackupRequest>) -> Told<Progress> {
-        let principal = self.principal(&request).map_err(|problem| status(&problem))?;
+        let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.service.operate(&principal).map_err(|problem| status(&problem))?;
         let target = PathBuf::from(request.into_inner().directory);
         if !target.is_absolute() {
@@ -328,7 +328,7 @@ impl Hapax for Door {
     }
 
     async fn set_log(&self, request: Request<proto::SetLogRequest>) -> Told<proto::Empty> {
-        let told = self.principal(&request).and_then(|principal| {
+        let told = principal(&request).and_then(|principal| {
             self.service.set_log(&principal, &request.get_ref().filter)?;
             Ok(Response::new(proto::Empty {}))
         });
@@ -350,8 +350,6 @@ async fn send_batch(
         let detail = format!("a batch has at most {BATCH_MAX} messages");
         return Err(Problem::new(Code::TooLarge, detail));
     }
-    let bytes = frame.messages.iter().map(|message| message.body.len() + 256).sum();
-    let _admitted = service.admit(bytes).await?;
     let mut refused = Vec::with_capacity(frame.messages.len());
     let mut sends = Vec::with_capacity(frame.messages.len());
     for message in &frame.messages {
@@ -402,7 +400,7 @@ async fn receive(
 
 async fn settle(
     service: &Service,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     permit: &Permit,
     it: proto::SettleRequest,
 ) -> Result<proto::SettleReply, Problem> {

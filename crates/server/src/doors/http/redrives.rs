@@ -48,7 +48,7 @@ pub(super) async fn post(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let payload = read_json(&service, &headers, body, REDRIVE_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, REDRIVE_BYTES_MAX).await?;
     let redrive: json::Redrive<'_> = parse(&payload)?;
     let (id, select) = (redrive.id.as_deref(), select(&redrive)?);
     let mut view = start(&service, &permit, id, select, redrive.dry_run, redrive.per_s).await?;
@@ -147,7 +147,7 @@ pub(super) async fn cancel(
 /// The redrive of the path.
 fn named(
     service: &Service,
-    caller: &Principal,
+    caller: &Arc<Principal>,
     path: Result<Path<(String, String)>, PathRejection>,
 ) -> Result<(Permit, String), Failure> {
     let Path((queue, id)) =
