@@ -140,6 +140,11 @@ impl Service {
         &self.0.metrics
     }
 
+    /// Whether callers have to show tokens.
+    pub fn wants_tokens(&self) -> bool {
+        matches!(self.0.auth, Auth::Tokens(_))
+    }
+
     /// Who asks, by the value of the `authorization` header or metadata.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<Principal>, Problem> {
         Ok(self.0.auth.authenticate(authorization, Timestamp::now())?)

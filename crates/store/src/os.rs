@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,7 +50,8 @@ impl OsVolume {
 
     /// Creates `path` with its parents where missing, and makes the creation durable.
     pub fn create(path: &Path) -> io::Result<Self> {
-        fs::create_dir_all(path)?;
+        // What is stored is for the owner's eyes.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             fs::File::open(parent)?.sync_all()?;
         }

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,7 +99,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     if parts == [from] {
         return copy_partition(from, to);
     }
-    fs::create_dir_all(to)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(to)?;
     for part in &parts {
         let name = part.file_name().context("a partition has a name")?;
         copy_partition(part, &to.join(name))?;

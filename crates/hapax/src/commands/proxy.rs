@@ -17,10 +17,9 @@ use std::time::Duration;
 
 use axum::body::Body;
 use clap::{Args, ValueEnum};
-use hapax_idempotency::{Headers, Idempotency, OnUnavailable, Route};
+use hapax_idempotency::{CREDENTIALS, Headers, Idempotency, OnUnavailable, Route};
 use hapax_server::listen::{Limits, Listener};
 use hapax_server::log;
-use http::header::AUTHORIZATION;
 use http::{HeaderName, Request};
 use hyper::body::Incoming;
 use tokio::sync::watch;
@@ -80,11 +79,12 @@ pub(crate) struct Proxy {
     #[arg(long, value_name = "NAME", default_value = "")]
     namespace: String,
     /// Callers are told apart by this header: their keys do not meet. Without it all callers
-    /// share their keys, and a retry must come with the same Authorization.
+    /// share their keys, and a retry must come with the same Authorization, Cookie and X-Api-Key.
     #[arg(long, value_name = "NAME")]
     tenant_header: Option<HeaderName>,
     /// Headers that a retry must repeat, besides method, path, query and body [default:
-    /// Content-Type]. May be repeated. Without --tenant-header, Authorization always is one.
+    /// Content-Type]. May be repeated. Without --tenant-header, Authorization, Cookie and
+    /// X-Api-Key always are.
     #[arg(long = "compare-header", value_name = "NAME")]
     compare_headers: Vec<HeaderName>,
     /// Only these headers of a response are remembered [default: all but Set-Cookie, Date and
@@ -225,8 +225,9 @@ fn idempotency(
     }
     if !proxy.compare_headers.is_empty() {
         // Callers who share their keys must not get each other's responses.
-        let authorization = proxy.tenant_header.is_none().then_some(AUTHORIZATION);
-        let compared = proxy.compare_headers.iter().cloned().chain(authorization);
+        let credentials = proxy.tenant_header.is_none().then_some(CREDENTIALS);
+        let credentials = credentials.into_iter().flatten();
+        let compared = proxy.compare_headers.iter().cloned().chain(credentials);
         builder = builder.fingerprint_headers(compared);
     }
     if !proxy.keep_headers.is_empty() {

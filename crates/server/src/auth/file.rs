@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use hapax_core::QueueName;
@@ -144,8 +144,9 @@ impl TokenFile {
     /// given its tokens before it is started.
     pub fn create(&self, new: NewToken, now: Timestamp) -> Result<Created, Error> {
         new.check(now)?;
-        fs::create_dir_all(&self.directory)
-            .map_err(|source| io_error("create", &self.directory, source))?;
+        let mut directory = fs::DirBuilder::new();
+        let made = directory.recursive(true).mode(0o700).create(&self.directory);
+        made.map_err(|source| io_error("create", &self.directory, source))?;
         let _lock = self.lock()?;
         let mut entries = self.read()?;
         if entries.len() >= TOKENS_MAX {

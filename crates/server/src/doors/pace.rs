@@ -30,7 +30,8 @@ impl Pace {
 
     /// When the next part has to be here at the latest.
     pub(super) fn next_by(&self) -> Instant {
-        let earned = Duration::from_micros(self.received.saturating_mul(1_000_000) / BYTES_PER_S_MIN);
+        let earned =
+            Duration::from_micros(self.received.saturating_mul(1_000_000) / BYTES_PER_S_MIN);
         let by_rate = self.began + (GRACE + earned).min(WHOLE);
         by_rate.min(Instant::now() + PART)
     }

@@ -11,6 +11,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use hapax_store::disk;
@@ -271,7 +272,8 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
 fn create_directory(path: &Path) -> io::Result<()> {
     let path = std::path::absolute(path)?;
     let missing = path.ancestors().take_while(|ancestor| !ancestor.exists()).count();
-    fs::create_dir_all(&path)?;
+    // Bodies and keys are for the broker's own user.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
     // The parent of an existing directory may not have its name yet either: somebody made it just
     // before us.
     for parent in path.ancestors().skip(1).take(missing.max(1)) {

@@ -4,8 +4,8 @@
 //! not that of everything before them. Within a tenant the order stays. What is small (settles,
 //! receives, questions) always goes.
 //!
-//! While a checkpoint is behind, those who took much since it was cut wait for it, and the others go
-//! on from a reserve.
+//! While a checkpoint is behind, those who took much since it was cut wait for it, and the others
+//! go on from a reserve.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -211,8 +211,7 @@ mod tests {
         shares.share_out(now, None, &mut asks, &mut later);
         assert_eq!(keys(&asks), ["n0"]);
         let reserve = Some(300 * 1_024);
-        let mut asks =
-            vec![sends("noisy", "n1", 10), Ask::Drain, sends("quiet", "q0", 50 * 1_024)];
+        let mut asks = vec![sends("noisy", "n1", 10), Ask::Drain, sends("quiet", "q0", 50 * 1_024)];
         shares.share_out(now, reserve, &mut asks, &mut later);
         assert_eq!((keys(&asks), keys(&later)), (vec!["q0"], vec!["n1"]));
         assert_eq!(asks.len(), 2, "what brings no messages goes too");

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hapax_core::{Command, Effect, Outcome, Stamp, Time};
 use hapax_partition::{Answered, Clock, Partition, Ticket};
-use hapax_store::Sequence;
 use hapax_store::disk::DiskStore;
+use hapax_store::{Room, Sequence, Store, journal};
 
 use super::inbox::{Ask, Inbox, Reply, Seen, Taken};
 use super::rooms::{Guest, Rooms};
@@ -65,6 +65,8 @@ pub(super) struct Writer {
     draining: bool,
     stopping: bool,
     alarmed: bool,
+    /// The disk has little room left, and that was logged.
+    is_full: bool,
 }
 
 struct Batch {
@@ -112,6 +114,7 @@ impl Writer {
             draining: false,
             stopping: false,
             alarmed: false,
+            is_full: false,
         }
     }
 
@@ -151,6 +154,7 @@ impl Writer {
                 self.answer(answered);
             }
             self.watch_checkpoint();
+            self.watch_room();
             if self.stopping && self.batches.is_empty() && !self.partition.is_waiting() {
                 return self.finish();
             }
@@ -339,6 +343,26 @@ impl Writer {
         }
         self.cut = through.map(|through| (through, Instant::now()));
         self.shares.begin();
+    }
+
+    /// Logs that sends are refused for lack of disk, and that they are taken again.
+    fn watch_room(&mut self) {
+        let is_full = self.partition.store_mut().room() == Room::Low;
+        if is_full == self.is_full {
+            return;
+        }
+        self.is_full = is_full;
+        let partition = self.number;
+        let free_bytes_min = journal::Options::default().free_bytes_min;
+        if is_full {
+            tracing::warn!(
+                partition,
+                free_bytes_min,
+                "the disk has too little room: sends are refused until there is more, work goes on"
+            );
+        } else {
+            tracing::info!(partition, "the disk has room again: sends are taken");
+        }
     }
 
     fn now(&mut self) -> Time {

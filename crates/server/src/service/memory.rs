@@ -179,7 +179,13 @@ impl State {
     }
 
     /// Takes the memory at once, where nobody of the tenant waits for the same lane.
-    fn try_take(&mut self, tenant: &Arc<str>, request: u64, first: usize, bytes: i64) -> Option<usize> {
+    fn try_take(
+        &mut self,
+        tenant: &Arc<str>,
+        request: u64,
+        first: usize,
+        bytes: i64,
+    ) -> Option<usize> {
         let known = self.tenants.get(tenant);
         let held = known.map_or([0, 0], |known| known.held);
         let is_free = |lane: usize| {
@@ -230,7 +236,8 @@ impl State {
             self.forget_if_idle(&tenant);
         }
         let is_exempt = oldest.is_none();
-        let exempt = exempt.filter(|_| self.exempt.is_none()).map(|(_, tenant, lane)| (tenant, lane));
+        let exempt =
+            exempt.filter(|_| self.exempt.is_none()).map(|(_, tenant, lane)| (tenant, lane));
         let (tenant, lane) = oldest.map(|(_, tenant, lane)| (tenant, lane)).or(exempt)?;
         let waiter = self.tenants.get_mut(&tenant)?.waiting.get_mut(lane)?.pop_front()?;
         self.waiting -= 1;
@@ -251,9 +258,8 @@ impl State {
     }
 
     fn forget_if_idle(&mut self, tenant: &Arc<str>) {
-        let is_idle = |known: &Tenant| {
-            known.held == [0, 0] && known.waiting.iter().all(VecDeque::is_empty)
-        };
+        let is_idle =
+            |known: &Tenant| known.held == [0, 0] && known.waiting.iter().all(VecDeque::is_empty);
         if self.tenants.get(tenant).is_some_and(is_idle) {
             self.tenants.remove(tenant);
         }

@@ -65,9 +65,8 @@ pub(super) async fn admit(
     extensions.insert(principal);
     extensions.insert(meter.clone());
     let timing = (!is_stream).then(Timing::begin);
-    let request = request.map(|body| {
-        Body::new(Metered { body, meter: meter.clone(), arrived: None, timing })
-    });
+    let request = request
+        .map(|body| Body::new(Metered { body, meter: meter.clone(), arrived: None, timing }));
     // The answer to a unary call is there when this ends; a stream has its own copy.
     let response = next.run(request).await;
     drop(meter);

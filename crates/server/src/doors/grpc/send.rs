@@ -67,11 +67,7 @@ struct Part {
 }
 
 impl SendStream {
-    pub(super) fn new(
-        service: Service,
-        principal: Arc<Principal>,
-        intake: Intake,
-    ) -> Self {
+    pub(super) fn new(service: Service, principal: Arc<Principal>, intake: Intake) -> Self {
         Self {
             intake,
             draining: Box::pin(service.engine().draining()),

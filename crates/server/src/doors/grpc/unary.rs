@@ -14,9 +14,9 @@ use hapax_wire::{Code, proto};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Door, principal};
 use super::convert::{self, some};
 use super::status::status;
+use super::{Door, principal};
 use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::engine::Cursor;

@@ -120,11 +120,7 @@ enum Closing {
 }
 
 impl WorkStream {
-    pub(super) fn new(
-        service: Service,
-        principal: Arc<Principal>,
-        intake: Intake,
-    ) -> Self {
+    pub(super) fn new(service: Service, principal: Arc<Principal>, intake: Intake) -> Self {
         Self {
             intake,
             revoked: Box::pin(service.revoked(&principal)),

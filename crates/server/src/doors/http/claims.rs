@@ -82,7 +82,8 @@ pub(super) async fn post(
                 deadline: shape::time(*deadline),
                 recovery_points: shape::points(recovery_points),
             };
-            output::sized(&service, permit.tenant(), StatusCode::CREATED, &fresh, 128 * 1_024).await?
+            output::sized(&service, permit.tenant(), StatusCode::CREATED, &fresh, 128 * 1_024)
+                .await?
         }
         Answer::InFlight(in_flight) => {
             let left = in_flight.deadline.map_or(0, |deadline| deadline.since(shape::now()));

@@ -115,7 +115,8 @@ pub(super) async fn replay(
     }
     head.key = at.key.as_str().into();
     head.group = head.group.or(at.group.as_deref());
-    let payload = read(&service, permit.tenant(), &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+    let payload =
+        read(&service, permit.tenant(), &headers, body, limits::BODY_BYTES_MAX as usize).await?;
     let content = head.content(&payload.bytes)?;
     let fingerprint = head.fingerprint(&blake3::hash(&payload.bytes));
     let name = service.key_name(&permit, &at.key, head.group);

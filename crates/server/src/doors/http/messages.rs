@@ -94,7 +94,8 @@ pub(super) async fn send(
     let mut response = match wait_for(&service, &permit, &answer, &content, wait).await? {
         Some(view) => {
             let told = shape::waited(&at.queue, &view, is_new);
-            output::sized(&service, permit.tenant(), status(is_new), &told, shape::key_bytes(&view)).await?
+            output::sized(&service, permit.tenant(), status(is_new), &told, shape::key_bytes(&view))
+                .await?
         }
         None => {
             let (mut room, bytes) = (usize::MAX, answer_bytes(&answer));
@@ -215,7 +216,8 @@ pub(super) async fn batch(
         Err((key, problem)) => shape::refusal(key.as_deref(), problem),
     });
     let told = json::Answers { answers: told.collect() };
-    output::sized(&service, permit.tenant(), StatusCode::OK, &told, bytes_about + 300 * kept.len()).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &told, bytes_about + 300 * kept.len())
+        .await
 }
 
 /// What is kept of a message of a batch until it is answered; of a refused one, its key.
@@ -340,7 +342,8 @@ pub(super) async fn browse(
         messages: page.messages.iter().map(|view| shape::key(None, view)).collect(),
         next: page.next.map(write_cursor),
     };
-    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX)).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX))
+        .await
 }
 
 fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {

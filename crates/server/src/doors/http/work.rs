@@ -43,7 +43,8 @@ pub(super) async fn receive(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Work)?;
     let (receive, wait) = {
-        let payload = read_json(&service, permit.tenant(), &headers, body, RECEIVE_REQUEST_BYTES_MAX).await?;
+        let payload =
+            read_json(&service, permit.tenant(), &headers, body, RECEIVE_REQUEST_BYTES_MAX).await?;
         let asked: json::Receive<'_> = parse(&payload)?;
         let receive = Receive {
             queue: permit.queue().clone(),
@@ -115,7 +116,14 @@ pub(super) async fn settle(
         })
         .collect();
     let bytes_about = 200 * kept.len() + shape::in_json(ANSWER_BYTES_MAX - room);
-    output::sized(&service, permit.tenant(), StatusCode::OK, &json::Settles { answers }, bytes_about).await
+    output::sized(
+        &service,
+        permit.tenant(),
+        StatusCode::OK,
+        &json::Settles { answers },
+        bytes_about,
+    )
+    .await
 }
 
 /// What the answer to a settle tells, by what was asked.
@@ -215,7 +223,11 @@ fn emits(
     emits.collect()
 }
 
-fn to_emit(service: &Service, caller: &Arc<Principal>, emit: &json::Emit<'_>) -> Result<Emit, Problem> {
+fn to_emit(
+    service: &Service,
+    caller: &Arc<Principal>,
+    emit: &json::Emit<'_>,
+) -> Result<Emit, Problem> {
     let queue = service.may_emit(caller, &emit.queue)?;
     if let Some(key) = emit.key.as_deref() {
         key::check_field("key", key)?;

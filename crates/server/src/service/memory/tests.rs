@@ -102,9 +102,8 @@ fn who_gives_up_lets_those_behind_it_go() {
 #[test]
 fn requests_that_are_partly_read_do_not_wait_for_each_other_for_ever() {
     let memory = Memory::new(64 * MIB);
-    let mut all: Vec<Admitted> = (0..8)
-        .map(|number| memory.request(&tenant(&format!("tenant-{}", number % 4))))
-        .collect();
+    let mut all: Vec<Admitted> =
+        (0..8).map(|number| memory.request(&tenant(&format!("tenant-{}", number % 4)))).collect();
     let mut done = 0;
     let mut rounds = 0;
     while !all.is_empty() {
