@@ -161,6 +161,7 @@ impl Machine {
             history: extra.history,
             points: Default::default(),
             content: None,
+            dated_ahead: None,
         };
         let key = message.content.key();
         KeyView {

@@ -52,6 +52,8 @@ pub struct KeyRecord {
     pub points: BTreeMap<String, Bytes>,
     /// The message itself, where the queue keeps bodies and it is done.
     pub content: Option<Arc<Content>>,
+    /// The date that its sender gave the operation, where it is later than its end.
+    pub dated_ahead: Option<Time>,
 }
 
 impl KeyRecord {
@@ -196,7 +198,8 @@ pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
         || record.error.is_some()
         || !record.history.is_empty()
         || !record.points.is_empty()
-        || record.content.is_some();
+        || record.content.is_some()
+        || record.dated_ahead.is_some();
     let mut flags = record.end as u8;
     for (set, flag) in [
         (has_parts, HAS_PARTS),
@@ -236,12 +239,17 @@ pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
         out.number(record.duplicates);
         out.number(record.losses.into());
         out.number(record.generation.into());
-        out.u8(u8::from(record.error.is_some()) | u8::from(record.content.is_some()) << 1);
+        let present =
+            [record.error.is_some(), record.content.is_some(), record.dated_ahead.is_some()];
+        out.u8(present.iter().rev().fold(0, |bits, is| bits << 1 | u8::from(*is)));
         out.text(record.error.as_deref().unwrap_or_default());
         encode_history(&record.history, out);
         encode_points(&record.points, out);
         if let Some(content) = &record.content {
             encode_content(content, out);
+        }
+        if let Some(dated) = record.dated_ahead {
+            out.number(dated.0);
         }
     }
 }
@@ -293,6 +301,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
         history: Vec::new(),
         points: BTreeMap::new(),
         content: None,
+        dated_ahead: None,
     };
     if flags & HAS_MORE != 0 {
         record.duplicates = reader.number("duplicates")?;
@@ -303,9 +312,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
         record.error = (present & 1 != 0).then(|| error.into());
         record.history = decode_history(reader)?;
         record.points = decode_points(reader)?;
-        // Records of 0.1 have none.
+        // Records of 0.1 have neither.
         if present & 2 != 0 {
             record.content = Some(decode_content(reader)?);
+        }
+        if present & 4 != 0 {
+            record.dated_ahead = Some(Time(reader.number("dated")?));
         }
     }
     reader.end()?;
@@ -443,6 +455,7 @@ mod tests {
             history: Vec::new(),
             points: BTreeMap::new(),
             content: None,
+            dated_ahead: None,
         }
     }
 
@@ -464,6 +477,7 @@ mod tests {
             result: Some(Blob { content_type: Some("a/b".into()), body: Bytes::from_static(b"r") }),
             points: [("charged".to_owned(), Bytes::from_static(b"1"))].into(),
             history: vec![event(What::Lost, ""), event(What::Duplicate, "7")],
+            dated_ahead: Some(Time(1_700_000_000_000)),
             ..uneventful()
         }
     }

@@ -379,5 +379,6 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
         history,
         points: if ending.end == End::Freed { extra.points } else { Default::default() },
         content: keeps.then_some(message.content),
+        dated_ahead: extra.dated_ahead.filter(|dated| *dated > at),
     }
 }

@@ -15,6 +15,11 @@ use crate::limits;
 use crate::policy::{Headers, Policy};
 use crate::route::{BadRoute, Route};
 
+/// Headers that tell callers apart. Where nothing else does, they are compared with those of the
+/// first request.
+pub const CREDENTIALS: [HeaderName; 3] =
+    [header::AUTHORIZATION, header::COOKIE, HeaderName::from_static("x-api-key")];
+
 /// What a protected request gets while the broker cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnUnavailable {
@@ -149,7 +154,7 @@ impl Builder {
     ///
     /// Put authentication outside the layer and read here what it found out, such as the account's
     /// number among the request's extensions; not a token that changes between two tries. Where
-    /// nothing is said all callers share their keys, and `Authorization` is compared with that of
+    /// nothing is said all callers share their keys, and [`CREDENTIALS`] are compared with those of
     /// the first request, so that nobody gets another caller's response.
     pub fn tenant(
         mut self,
@@ -167,7 +172,7 @@ impl Builder {
     }
 
     /// Headers that a retry must repeat, besides method, path, query and body. By default
-    /// `Content-Type`, and `Authorization` where there is no [`Builder::tenant`].
+    /// `Content-Type`, and [`CREDENTIALS`] where there is no [`Builder::tenant`].
     pub fn fingerprint_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.headers = Some(names.into_iter().collect());
         self
@@ -275,7 +280,7 @@ impl Builder {
         }
         let mut headers = self.headers.unwrap_or_else(|| match rules.tenant {
             Some(_) => vec![header::CONTENT_TYPE],
-            None => vec![header::AUTHORIZATION, header::CONTENT_TYPE],
+            None => CREDENTIALS.into_iter().chain([header::CONTENT_TYPE]).collect(),
         });
         headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         headers.dedup();
@@ -305,13 +310,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whose_key_it_is_decides_whether_authorization_is_compared() {
+    async fn whose_key_it_is_decides_whether_credentials_are_compared() {
         let compared = |builder: Builder| {
             let layer = builder.required("POST /a").build().unwrap();
             let names = &layer.rules().fingerprint_headers;
             names.iter().map(|name| name.as_str().to_owned()).collect::<Vec<_>>()
         };
-        assert_eq!(compared(builder()), ["authorization", "content-type"]);
+        let all = ["authorization", "content-type", "cookie", "x-api-key"];
+        assert_eq!(compared(builder()), all);
         assert_eq!(compared(builder().tenant(|_| None)), ["content-type"]);
         let chosen = builder().fingerprint_headers([header::ETAG, header::ACCEPT, header::ETAG]);
         assert_eq!(compared(chosen), ["accept", "etag"]);

@@ -53,7 +53,7 @@ mod settle;
 mod stored;
 
 pub use body::ResponseBody;
-pub use builder::{BuildError, Builder, OnUnavailable};
+pub use builder::{BuildError, Builder, CREDENTIALS, OnUnavailable};
 pub use check::QueueRules;
 pub use event::{Event, Outcome, Settlement};
 pub use layer::{Guarded, Idempotency};

@@ -142,8 +142,9 @@ pub struct Partition<S> {
     stuck_bytes: usize,
     /// What the checkpoint under way goes through.
     cutting: Option<Sequence>,
-    /// When the last checkpoint was cut.
+    /// When the last checkpoint was cut, and what heads took then.
     cut_at: Time,
+    cut_head_bytes: usize,
     /// The time of the last batch in the journal.
     journaled_at: Time,
     /// No time before this one is told: an earlier owner may have told a later one.
@@ -206,6 +207,7 @@ impl<S: Store> Partition<S> {
             stuck_bytes: 0,
             cutting: None,
             cut_at: Time(0),
+            cut_head_bytes: 0,
             journaled_at,
             not_before: match claim.closed {
                 true => journaled_at,
@@ -429,6 +431,7 @@ impl<S: Store> Partition<S> {
         })?;
         self.cutting = Some(self.appended);
         self.cut_at = self.machine.now();
+        self.cut_head_bytes = self.machine.usage().head_bytes();
         self.journal_bytes = 0;
         Ok(())
     }
@@ -436,6 +439,16 @@ impl<S: Store> Partition<S> {
     /// Whether a checkpoint is being written.
     pub fn is_checkpointing(&self) -> bool {
         self.cutting.is_some()
+    }
+
+    /// The last batch of the checkpoint that is being written.
+    pub fn checkpoint_through(&self) -> Option<Sequence> {
+        self.cutting
+    }
+
+    /// From now on no more than this is on its way to the disk at once, plus a batch.
+    pub fn set_in_flight_bytes(&mut self, bytes: usize) {
+        self.options.in_flight_bytes = bytes;
     }
 
     /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;

@@ -227,6 +227,22 @@ impl Auth {
     }
 }
 
+impl Auth {
+    /// Ends when a principal found earlier would not be found any more.
+    pub fn revoked(
+        &self,
+        principal: Arc<Principal>,
+    ) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let auth = self.clone();
+        async move {
+            match auth {
+                Self::Off(_) => std::future::pending().await,
+                Self::Tokens(tokens) => tokens.revoked(&principal).await,
+            }
+        }
+    }
+}
+
 /// The token in `Bearer TOKEN`. The scheme is written in any case, as HTTP has it.
 fn bearer(value: &[u8]) -> Option<&str> {
     let value = std::str::from_utf8(value).ok()?;

@@ -4,6 +4,7 @@
 pub mod config;
 pub mod grpc;
 pub mod http;
+mod pace;
 
 use crate::service::Service;
 

@@ -31,7 +31,8 @@ use tokio::sync::{broadcast, oneshot, watch};
 pub use data::Data;
 use inbox::{Ask, Inbox, Outcomes, Reply};
 pub use list::Omitted;
-pub use queues::{Cursor, Page, Told};
+use queues::Listing;
+pub use queues::{Cursor, Page, Survey, Told};
 use writer::Writer;
 
 /// How long a stop may take, from the last answer on.
@@ -160,6 +161,8 @@ pub(crate) struct Shared {
     confirmations: Mutex<Confirmations>,
     /// One at a time.
     backups: Mutex<()>,
+    /// What each partition told of its queues last.
+    listings: Vec<Mutex<Listing>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -196,6 +199,7 @@ impl Engine {
             sources: partitions.iter().map(|partition| partition.store().source()).collect(),
             confirmations: Mutex::default(),
             backups: Mutex::new(()),
+            listings: (0..count).map(|_| Mutex::default()).collect(),
             data,
             threads: Mutex::new(Vec::new()),
         });

@@ -5,6 +5,7 @@
 //! limits wrap the calls here too, so that neither doors nor rules mention them.
 
 mod keys;
+mod memory;
 mod queues;
 mod weight;
 
@@ -17,7 +18,7 @@ use hapax_core::{Refusal, Settle, Settled, Verb};
 use hapax_partition::route;
 use hapax_wire::Code;
 use jiff::Timestamp;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
+use tokio::sync::broadcast;
 
 use crate::auth::{Action, Auth, Principal, authorise};
 use crate::engine::{Engine, Omitted, Stopped};
@@ -27,12 +28,17 @@ use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tenants::Tenants;
 
+pub use memory::Admitted;
+pub(crate) use memory::Memory;
 pub use queues::{Change, Queue};
 pub use weight::Ceiling;
 use weight::Weights;
 
 /// How long a caller may wait at most.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// How long a request waits for memory at most.
+pub(crate) const ADMISSION: Duration = Duration::from_secs(10);
 
 /// The broker as doors see it. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -47,9 +53,7 @@ struct Inner {
     metrics: Metrics,
     log: Option<log::Handle>,
     seal: Seal,
-    /// Memory for requests in flight, in KiB.
-    budget: Arc<Semaphore>,
-    budget_kib: u32,
+    memory: Memory,
 }
 
 /// What a service is made of, besides its engine.
@@ -83,6 +87,7 @@ impl Default for Options {
 /// Somebody may do something to a queue.
 #[derive(Clone, Debug)]
 pub struct Permit {
+    principal: Arc<Principal>,
     queue: QueueName,
     action: Action,
 }
@@ -90,6 +95,10 @@ pub struct Permit {
 impl Permit {
     pub fn queue(&self) -> &QueueName {
         &self.queue
+    }
+
+    pub fn tenant(&self) -> &Arc<str> {
+        self.principal.tenant()
     }
 }
 
@@ -111,8 +120,6 @@ pub enum Opened {
 impl Service {
     pub fn new(engine: Engine, options: Options) -> Self {
         let seal = Seal::new(*engine.data().secret());
-        let kib = options.budget_bytes / 1_024;
-        let budget_kib = u32::try_from(kib).unwrap_or(u32::MAX >> 3).max(1_024);
         Self(Arc::new(Inner {
             engine,
             auth: options.auth,
@@ -121,8 +128,7 @@ impl Service {
             metrics: options.metrics,
             log: options.log,
             seal,
-            budget: Arc::new(Semaphore::new(budget_kib as usize)),
-            budget_kib,
+            memory: Memory::new(options.budget_bytes),
         }))
     }
 
@@ -132,6 +138,11 @@ impl Service {
 
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Whether callers have to show tokens.
+    pub fn wants_tokens(&self) -> bool {
+        matches!(self.0.auth, Auth::Tokens(_))
     }
 
     /// Who asks, by the value of the `authorization` header or metadata.
@@ -144,17 +155,41 @@ impl Service {
         self.0.auth.is_current(principal, Timestamp::now())
     }
 
+    /// Ends when somebody who was known when a stream began is not known any more.
+    pub fn revoked(
+        &self,
+        principal: &Arc<Principal>,
+    ) -> impl Future<Output = ()> + std::marker::Send + 'static + use<> {
+        self.0.auth.revoked(Arc::clone(principal))
+    }
+
+    /// Waits for something as long as the permit's owner is known.
+    async fn while_current<T>(
+        &self,
+        permit: &Permit,
+        wait: Duration,
+        something: impl Future<Output = T>,
+    ) -> Result<T, Problem> {
+        if wait.is_zero() {
+            return Ok(something.await);
+        }
+        tokio::select! {
+            it = something => Ok(it),
+            () = self.revoked(&permit.principal) => Err(revoked()),
+        }
+    }
+
     /// The one way to a permit.
     pub fn authorise(
         &self,
-        principal: &Principal,
+        principal: &Arc<Principal>,
         action: Action,
         queue: &str,
     ) -> Result<Permit, Problem> {
         let name = QueueName::new(principal.tenant(), queue)
             .map_err(|_| Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -"))?;
         authorise(principal, action, queue).map_err(|denied| denied.problem(action, queue))?;
-        Ok(Permit { queue: name, action })
+        Ok(Permit { principal: Arc::clone(principal), queue: name, action })
     }
 
     /// Whether somebody may do what concerns the whole broker.
@@ -172,19 +207,15 @@ impl Service {
         log.set(filter).map_err(|error| Problem::invalid(error.to_string()))
     }
 
-    /// Waits for memory to hold a request of so many bytes; held until the permit is dropped.
-    pub async fn admit(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
-        let kib = u32::try_from(bytes.div_ceil(1_024)).unwrap_or(u32::MAX);
-        let kib = kib.clamp(1, self.0.budget_kib);
-        let admitted = Arc::clone(&self.0.budget).acquire_many_owned(kib).await;
-        admitted.map_err(|_| Problem::new(Code::Unavailable, "the broker stops"))
+    /// A request of a tenant that holds no memory yet: it takes some as its bytes arrive.
+    pub fn request(&self, tenant: &Arc<str>) -> Admitted {
+        self.0.memory.request(tenant)
     }
 
-    /// As [`Service::admit`], where there is memory at once.
-    pub fn try_admit(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let kib = u32::try_from(bytes.div_ceil(1_024)).unwrap_or(u32::MAX);
-        let kib = kib.clamp(1, self.0.budget_kib);
-        Arc::clone(&self.0.budget).try_acquire_many_owned(kib).ok()
+    /// Waits for memory for so many bytes more of a request, for a bounded time.
+    pub async fn admit(&self, admitted: &mut Admitted, bytes: usize) -> Result<(), Problem> {
+        let taken = tokio::time::timeout(ADMISSION, admitted.take(bytes)).await;
+        taken.map_err(|_| no_memory())
     }
 
     /// Sends messages; the answers are in their order, refusals among them.
@@ -241,8 +272,15 @@ impl Service {
         wait: Duration,
     ) -> Result<Vec<Delivery>, Problem> {
         debug_assert!(permit.action == Action::Work, "{permit:?}");
-        let received = self.engine().receive(receive, wait.min(WAIT_MAX)).await;
-        received.map_err(stopped)?.map_err(|refusal| refused(permit, refusal))
+        // Whoever waits here and goes away leaves its messages to others.
+        let received = self.engine().receive(receive, wait.min(WAIT_MAX));
+        let received = self.while_current(permit, wait, received).await?;
+        let messages = received.map_err(stopped)?.map_err(|refusal| refused(permit, refusal))?;
+        if !messages.is_empty() && !self.is_current(&permit.principal) {
+            self.engine().give_back(messages);
+            return Err(revoked());
+        }
+        Ok(messages)
     }
 
     /// A lease as it goes out with a delivery.
@@ -261,7 +299,7 @@ impl Service {
     }
 
     /// Whether the permit's owner may emit to a queue of its tenant.
-    pub fn may_emit(&self, principal: &Principal, queue: &str) -> Result<QueueName, Problem> {
+    pub fn may_emit(&self, principal: &Arc<Principal>, queue: &str) -> Result<QueueName, Problem> {
         Ok(self.authorise(principal, Action::Send, queue)?.queue)
     }
 
@@ -358,7 +396,8 @@ impl Service {
                 return Ok(Claimed { answer, lease });
             }
             let key = self.key_name(permit, claim.content.key(), claim.content.group());
-            let _ended = self.engine().look(key, left).await.map_err(stopped)?;
+            let ended = self.engine().look(key, left);
+            let _ended = self.while_current(permit, left, ended).await?.map_err(stopped)?;
         }
     }
 
@@ -400,6 +439,18 @@ fn refused(permit: &Permit, refusal: Refusal) -> Problem {
         Refusal::NoSuchQueue => Problem::no_such_queue(&permit.queue.queue),
         other => other.into(),
     }
+}
+
+/// The token is not known any more.
+pub(crate) fn revoked() -> Problem {
+    let detail = "the token was revoked, changed, or has expired meanwhile";
+    Problem::new(Code::Unauthorized, detail)
+}
+
+/// The requests of the tenant, or of all tenants, hold as much memory as they may.
+pub(crate) fn no_memory() -> Problem {
+    let detail = "the broker has no memory left for requests of this size; others use it";
+    Problem::new(Code::Unavailable, detail)
 }
 
 /// The partition stopped: whether the command was carried out is not known, and a retry is safe.

@@ -6,6 +6,7 @@ mod engine {
     mod changes;
     mod data;
     mod panics;
+    mod survey;
     mod waiting;
 }
 

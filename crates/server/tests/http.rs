@@ -7,6 +7,7 @@ mod http {
     mod claims;
     mod documents;
     mod errors;
+    mod fairness;
     mod hostile;
     mod house;
     mod keys;

@@ -7,13 +7,12 @@ use crate::content::{Content, Invalid};
 use crate::decision::{Decision, QueueId};
 use crate::ids::{Stamp, Time};
 use crate::key::{Digest, Fingerprint};
-use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Extra, Links, Message, Slot, State};
 use crate::moves::send::{group_of, is_remembered, wake};
 use crate::outcome::{Outcome, Refusal};
 use crate::places::keys::Known;
-use crate::record::{End, KeyRecord, What, remember};
+use crate::record::{End, What, remember};
 use crate::row::nobody;
 use crate::state::event;
 
@@ -85,13 +84,12 @@ pub(crate) fn apply(
     };
     let Some(queue) = machine.queues.get_mut(queue_id) else { return };
     let group = group_of(queue, &content);
-    let dated_ahead = date_of(&record, queue.config.retention_ms).filter(|dated| *dated > at);
     debug_assert!(record.seq < machine.next_seq, "numbers are given once");
     queue.count_key(record.drop_at(), false);
     machine.keys.supersede(digest, &record);
     let mut history = record.history;
     remember(&mut history, event(at, What::Replayed, &nobody(), ""));
-    let (duplicates, losses) = (record.duplicates, record.losses);
+    let (duplicates, losses, dated_ahead) = (record.duplicates, record.losses, record.dated_ahead);
     let extra = Extra { history, duplicates, losses, dated_ahead, ..Extra::default() };
     machine.enter(Message {
         seq: record.seq,
@@ -112,11 +110,4 @@ pub(crate) fn apply(
         row: None,
         links: Links { before: Slot::NONE, after: Slot::NONE },
     });
-}
-
-/// The latest date that the operation may have, by what its record promised: it is remembered until
-/// its date plus the retention, and no date is taken that is more than so much ahead.
-fn date_of(record: &KeyRecord, retention_ms: Option<u64>) -> Option<Time> {
-    let promised = Time(record.expires_at.0.checked_sub(retention_ms.unwrap_or_default())?);
-    Some(promised.min(record.accepted_at.plus(limits::DATED_AHEAD_MS)))
 }

@@ -188,12 +188,6 @@ impl Model {
         }
         let ordered = content.group().filter(|_| queue.config.order == Order::Group);
         let ordered = ordered.map(Into::into);
-        // No later than a day behind its first send, and as late as it was to be remembered.
-        let latest = record.accepted_at.plus(limits::DATED_AHEAD_MS);
-        let retention = queue.config.retention_ms.unwrap_or_default();
-        let promised = record.expires_at.0.checked_sub(retention).map(Time);
-        let dated_ahead =
-            promised.map(|promised| promised.min(latest)).filter(|dated| *dated > self.at);
         let mut history = record.history;
         history.push(event(self.at, What::Replayed, &"".into(), ""));
         self.records.remove(&scope);
@@ -220,7 +214,7 @@ impl Model {
             lost: None,
             worker: None,
             claim_id: None,
-            dated_ahead,
+            dated_ahead: record.dated_ahead,
             history,
         });
         Ok(())

@@ -250,6 +250,7 @@ impl Message {
             history: self.history.clone(),
             points: Default::default(),
             content: None,
+            dated_ahead: None,
         };
         KeyView {
             key: self.scope.as_ref().map(|scope| scope.2.as_str().into()),
@@ -381,6 +382,7 @@ impl Model {
             history,
             points: if end == End::Freed { message.points } else { Default::default() },
             content: keeps.then_some(message.content),
+            dated_ahead: message.dated_ahead.filter(|dated| *dated > self.at),
         };
         self.records.insert(scope, record);
     }

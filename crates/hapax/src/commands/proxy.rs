@@ -18,10 +18,9 @@ use std::time::Duration;
 
 use axum::body::Body;
 use clap::{Args, ValueEnum};
-use hapax_idempotency::{Headers, Idempotency, OnUnavailable, Route};
+use hapax_idempotency::{CREDENTIALS, Headers, Idempotency, OnUnavailable, Route};
 use hapax_server::listen::{Limits, Listener};
 use hapax_server::log;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, COOKIE};
 use http::{HeaderName, Request};
 use hyper::body::Incoming;
 use tokio::sync::watch;
@@ -234,7 +233,13 @@ fn idempotency(
             values.next().is_none().then_some(value)
         });
     }
-    builder = builder.fingerprint_headers(compared(proxy));
+    if !proxy.compare_headers.is_empty() {
+        // Callers who share their keys must not get each other's responses.
+        let credentials = proxy.tenant_header.is_none().then_some(CREDENTIALS);
+        let credentials = credentials.into_iter().flatten();
+        let compared = proxy.compare_headers.iter().cloned().chain(credentials);
+        builder = builder.fingerprint_headers(compared);
+    }
     if !proxy.keep_headers.is_empty() {
         builder = builder.headers(Headers::only(&proxy.keep_headers));
     }
@@ -242,19 +247,6 @@ fn idempotency(
         builder = builder.on_unavailable(OnUnavailable::Open);
     }
     builder.build().map_err(|broken| Failure::usage(broken.to_string()))
-}
-
-/// The headers that a retry must repeat. Callers who share their keys must not get each other's
-/// responses, so that what tells them apart is compared.
-fn compared(proxy: &Proxy) -> Vec<HeaderName> {
-    let mut compared = proxy.compare_headers.clone();
-    if compared.is_empty() {
-        compared.push(CONTENT_TYPE);
-    }
-    if proxy.tenant_header.is_none() {
-        compared.extend([AUTHORIZATION, COOKIE, HeaderName::from_static("x-api-key")]);
-    }
-    compared
 }
 
 async fn bind(address: SocketAddr) -> Result<Listener, Failure> {

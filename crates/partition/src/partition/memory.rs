@@ -58,6 +58,26 @@ impl<S: Store> Partition<S> {
         records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
     }
 
+    /// How far memory has filled up since the checkpoint under way was cut: from 0 to 1, where
+    /// whoever takes much should wait for the checkpoint. What is beyond 1 is the reserve of
+    /// [`Partition::reserve_bytes`], at whose end everybody waits. `None` without a checkpoint.
+    pub fn filling(&self) -> Option<f64> {
+        self.cutting?;
+        let usage = self.machine.usage();
+        let records_max = self.records_max() * 5 / 2 - self.reserve_bytes();
+        let records_max = records_max.saturating_sub(usage.frozen_bytes.max(self.records_max()));
+        let heads_max = (self.heads_max() * 3).saturating_sub(self.reserve_bytes());
+        let heads = usage.head_bytes().saturating_sub(self.cut_head_bytes);
+        let heads_max = heads_max.saturating_sub(self.cut_head_bytes);
+        let part = |used: usize, max: usize| used as f64 / max.max(1) as f64;
+        Some(part(usage.unwritten_bytes, records_max).max(part(heads, heads_max)))
+    }
+
+    /// Memory that is kept for those who take little, while a checkpoint is behind.
+    pub fn reserve_bytes(&self) -> usize {
+        share(&self.options) / 4
+    }
+
     fn records_max(&self) -> usize {
         share(&self.options)
     }

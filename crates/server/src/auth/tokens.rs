@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
+use tokio::sync::watch;
 use tracing::{error, info};
 
 use super::file::{Entry, Error, TokenFile};
@@ -29,6 +30,8 @@ pub struct Tokens {
     /// Of the file that was tried last, good or not: each is tried, and complained of, once.
     tried: Mutex<Option<Stamp>>,
     known: ArcSwap<HashMap<Id, Known>>,
+    /// Says that there is a new set.
+    changed: watch::Sender<()>,
 }
 
 #[derive(Debug)]
@@ -44,7 +47,12 @@ impl Tokens {
         let file = TokenFile::in_directory(data);
         let tried = Stamp::of(&file.path());
         let known = known(file.read()?);
-        Ok(Self { file, tried: Mutex::new(tried), known: ArcSwap::from_pointee(known) })
+        Ok(Self {
+            file,
+            tried: Mutex::new(tried),
+            known: ArcSwap::from_pointee(known),
+            changed: watch::Sender::new(()),
+        })
     }
 
     /// Whose token it is; `None` where it is malformed, unknown, wrong or expired. The answer
@@ -63,6 +71,15 @@ impl Tokens {
         let all = self.known.load();
         let known = principal.token.and_then(|id| all.get(&id));
         known.is_some_and(|known| known.is_valid(now) && *known.principal == *principal)
+    }
+
+    /// Ends when the principal's token is not known any more, or says something else.
+    pub async fn revoked(&self, principal: &Principal) {
+        let mut changed = self.changed.subscribe();
+        while self.is_current(principal, Timestamp::now()) {
+            // Besides the file, time ends tokens.
+            let _ = tokio::time::timeout(FOLLOW_EVERY, changed.changed()).await;
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -107,6 +124,7 @@ impl Tokens {
                 let known = known(entries);
                 info!(tokens = known.len(), "the tokens were read again");
                 self.known.store(Arc::new(known));
+                self.changed.send_replace(());
                 true
             }
             Err(error) => {

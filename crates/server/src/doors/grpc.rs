@@ -5,6 +5,7 @@
 
 mod convert;
 mod intake;
+mod meter;
 mod outbox;
 mod send;
 mod status;
@@ -19,8 +20,8 @@ use axum::routing::post;
 use bytes::Bytes;
 use futures_util::Stream;
 use hapax_wire::lean::Raw;
-use hapax_wire::proto;
 use hapax_wire::proto::hapax_server::HapaxServer;
+use hapax_wire::{Code, proto};
 use tonic::server::{Grpc, StreamingService};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
@@ -29,6 +30,8 @@ use tracing::Instrument;
 use crate::auth::Principal;
 use crate::problem::Problem;
 use crate::service::Service;
+use intake::Intake;
+use meter::Meter;
 use send::SendStream;
 use status::status;
 use work::WorkStream;
@@ -44,6 +47,7 @@ pub fn routes(service: Service) -> axum::Router {
     tokio::spawn(report(health, service.clone()));
     let sends = Opener { service: service.clone(), open: SendStream::new };
     let works = Opener { service: service.clone(), open: WorkStream::new };
+    let metered = service.clone();
     let door = HapaxServer::new(Door { service })
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
@@ -61,8 +65,9 @@ pub fn routes(service: Service) -> axum::Router {
     let streams = axum::Router::new()
         .route(SEND, post(move |request: HttpRequest| serve(sends.clone(), request)))
         .route(WORK, post(move |request: HttpRequest| serve(works.clone(), request)));
+    let metered = axum::middleware::from_fn_with_state(metered, meter::admit);
     let traced = axum::middleware::from_fn(trace);
-    routes.routes().into_axum_router().merge(streams).layer(traced)
+    routes.routes().into_axum_router().merge(streams).layer(metered).layer(traced)
 }
 
 /// Every call in a span of its own, where spans are exported. Of a stream it is the opening.
@@ -91,7 +96,7 @@ where
     grpc.streaming(opener, request).await
 }
 
-/// Opens streams for callers whose token is good.
+/// Opens streams for callers who are known.
 #[derive(Clone)]
 struct Opener<O> {
     service: Service,
@@ -100,7 +105,7 @@ struct Opener<O> {
 
 impl<O, S> StreamingService<Bytes> for Opener<O>
 where
-    O: Fn(Service, Arc<Principal>, Streaming<Bytes>) -> S,
+    O: Fn(Service, Arc<Principal>, Intake) -> S,
     S: Stream<Item = Result<Vec<u8>, Status>>,
 {
     type Response = Vec<u8>;
@@ -108,8 +113,10 @@ where
     type Future = Ready<Result<Response<S>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
-        let opened = principal(&self.service, &request).map(|principal| {
-            Response::new((self.open)(self.service.clone(), principal, request.into_inner()))
+        let opened = principal(&request).and_then(|principal| {
+            let meter = request.extensions().get::<Meter>().cloned().ok_or_else(unmetered)?;
+            let intake = Intake::new(request.into_inner(), meter);
+            Ok(Response::new((self.open)(self.service.clone(), principal, intake)))
         });
         ready(opened.map_err(|problem| status(&problem)))
     }
@@ -136,13 +143,12 @@ struct Door {
     service: Service,
 }
 
-impl Door {
-    fn principal<T>(&self, request: &Request<T>) -> Result<Arc<Principal>, Problem> {
-        principal(&self.service, request)
-    }
+/// Who calls, as the meter found out.
+fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Problem> {
+    request.extensions().get::<Arc<Principal>>().cloned().ok_or_else(unmetered)
 }
 
-fn principal<T>(service: &Service, request: &Request<T>) -> Result<Arc<Principal>, Problem> {
-    let value = request.metadata().get("authorization");
-    service.authenticate(value.map(|value| value.as_bytes()))
+/// Every route leads through the meter.
+fn unmetered() -> Problem {
+    Problem::new(Code::Internal, "the call was not authenticated")
 }

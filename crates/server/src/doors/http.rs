@@ -20,6 +20,7 @@ mod pages;
 mod queues;
 mod redrives;
 mod shape;
+mod unread;
 mod work;
 
 use axum::Router;
@@ -35,7 +36,7 @@ pub fn router(service: Service) -> Router {
     routes()
         .fallback(pages::lost)
         .method_not_allowed_fallback(pages::misused)
-        .layer(axum::middleware::from_fn(dispatch::dispatch))
+        .layer(axum::middleware::from_fn_with_state(service.clone(), dispatch::dispatch))
         .with_state(service)
 }
 

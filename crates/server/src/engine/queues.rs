@@ -4,10 +4,11 @@
 //! next start, is [`hapax_partition::change`]'s to know. Here a change gets a task of its own, so
 //! that it ends whatever its caller does, and a lock, so that it is the only one of its queue.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hapax_core::{
     Browse, Claim, Command, Configure, KeyView, Outcome, QueueName, QueueView, Redrive,
@@ -59,6 +60,23 @@ impl fmt::Display for Cursor {
         write!(f, "{}-", self.partition)?;
         self.seq.map_or(Ok(()), |seq| write!(f, "{seq}"))
     }
+}
+
+type List = Vec<(QueueName, QueueView)>;
+
+/// Queues as the partitions told of them.
+#[derive(Debug, Default)]
+pub struct Survey {
+    pub queues: Vec<(QueueName, QueueView)>,
+    /// Whether each partition answered in time.
+    pub answered: Vec<bool>,
+}
+
+/// What a partition told of its queues last, and the answer it still owes.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    last: List,
+    pending: Option<oneshot::Receiver<List>>,
 }
 
 impl Engine {
@@ -123,22 +141,55 @@ impl Engine {
         &self,
         tenant: Option<&str>,
     ) -> Result<Vec<(QueueName, QueueView)>, Stopped> {
-        let mut all: HashMap<QueueName, QueueView> = HashMap::new();
-        for partition in 0..self.partitions() {
-            let tenant = tenant.map(str::to_owned);
-            let list = self.inspect(partition, move |partition| list(partition, tenant)).await?;
-            if partition == 0 {
-                all = list.into_iter().collect();
-                continue;
-            }
-            for (name, view) in list {
-                // What the leader lacks it has dropped.
-                all.entry(name).and_modify(|whole| add(whole, &view));
-            }
+        let lists: Vec<_> = (0..self.partitions())
+            .map(|partition| {
+                let tenant = tenant.map(str::to_owned);
+                self.start_inspect(partition, move |partition| list(partition, tenant))
+            })
+            .collect();
+        let mut all = Vec::with_capacity(lists.len());
+        for list in lists {
+            all.push(list.await.map_err(|_| Stopped::silent())?);
         }
-        let mut all: Vec<_> = all.into_iter().collect();
-        all.sort_by(|(a, _), (b, _)| (&a.tenant, &a.queue).cmp(&(&b.tenant, &b.queue)));
-        Ok(all)
+        Ok(join(all))
+    }
+
+    /// Every queue as far as partitions tell in time. Of one that does not, what it told last.
+    pub async fn survey(&self, wait: Duration) -> Survey {
+        let until = tokio::time::Instant::now() + wait;
+        let asked: Vec<_> = (0..self.partitions())
+            .map(|partition| {
+                // One that was asked and has not answered yet is not asked again.
+                let pending = self.pending(partition);
+                pending.unwrap_or_else(|| self.start_inspect(partition, |it| list(it, None)))
+            })
+            .collect();
+        let mut survey = Survey::default();
+        let mut lists = Vec::with_capacity(asked.len());
+        for (partition, mut pending) in asked.into_iter().enumerate() {
+            let told = tokio::time::timeout_at(until, &mut pending).await;
+            let Some(listing) = self.shared.listings.get(partition) else { continue };
+            let mut listing = listing.lock().unwrap_or_else(PoisonError::into_inner);
+            match told {
+                Ok(Ok(list)) => {
+                    listing.last = list;
+                    survey.answered.push(true);
+                }
+                Ok(Err(_)) => survey.answered.push(false), // It stopped.
+                Err(_) => {
+                    listing.pending = Some(pending);
+                    survey.answered.push(false);
+                }
+            }
+            lists.push(listing.last.clone());
+        }
+        survey.queues = join(lists);
+        survey
+    }
+
+    fn pending(&self, partition: usize) -> Option<oneshot::Receiver<List>> {
+        let listing = self.shared.listings.get(partition)?;
+        listing.lock().unwrap_or_else(PoisonError::into_inner).pending.take()
     }
 
     /// Looks into a partition, on its writer's thread; what was seen leaves when it is durable.
@@ -147,13 +198,21 @@ impl Engine {
         partition: usize,
         look: impl FnOnce(&Partition<DiskStore>) -> T + Send + 'static,
     ) -> Result<T, Stopped> {
+        self.start_inspect(partition, look).await.map_err(|_| Stopped::silent())
+    }
+
+    fn start_inspect<T: Send + 'static>(
+        &self,
+        partition: usize,
+        look: impl FnOnce(&Partition<DiskStore>) -> T + Send + 'static,
+    ) -> oneshot::Receiver<T> {
         let (sender, receiver) = oneshot::channel();
         let inspect = move |partition: &Partition<DiskStore>| -> Seen {
             let seen = look(partition);
             Box::new(move || drop(sender.send(seen)))
         };
         self.shared.push(partition, Ask::Inspect(Box::new(inspect)));
-        receiver.await.map_err(|_| Stopped::silent())
+        receiver
     }
 
     /// Takes a key for a caller who does the work itself.
@@ -334,6 +393,24 @@ impl Drop for Held {
             self.0.submit(partition, commands, Box::new(|_| {}));
         }
     }
+}
+
+/// Puts the partitions' lists together, in the order of the names.
+fn join(lists: Vec<List>) -> List {
+    let mut lists = lists.into_iter();
+    let mut all = lists.next().unwrap_or_default(); // What the leader has dropped is gone.
+    all.sort_by(|(a, _), (b, _)| by_name(a).cmp(&by_name(b)));
+    for (name, view) in lists.flatten() {
+        let found = all.binary_search_by(|(known, _)| by_name(known).cmp(&by_name(&name)));
+        if let Some((_, whole)) = found.ok().and_then(|place| all.get_mut(place)) {
+            add(whole, &view);
+        }
+    }
+    all
+}
+
+fn by_name(name: &QueueName) -> (&str, &str) {
+    (&name.tenant, &name.queue)
 }
 
 fn list(partition: &Partition<DiskStore>, tenant: Option<String>) -> Vec<(QueueName, QueueView)> {

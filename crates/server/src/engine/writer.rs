@@ -20,15 +20,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use hapax_core::{Command, Effect, Outcome, Stamp, Time};
 use hapax_partition::{Answered, Clock, Partition, Ticket};
 use hapax_store::disk::DiskStore;
+use hapax_store::{Room, Sequence, Store, journal};
 
 use super::inbox::{Ask, Inbox, Reply, Seen, Taken};
 use super::rooms::{Guest, Rooms};
-use super::{Beat, Shared, Stopped, shares};
+use super::shares::Shares;
+use super::{Beat, Shared, Stopped};
 
 /// A deadline that is due is met at once; this keeps a wrong one from being a busy loop.
 const SLEEP_MIN: Duration = Duration::from_micros(200);
 /// How long a writer sleeps at most: the wall clock is looked at this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// The same while asks wait for a checkpoint to come further.
+const PACED_SLEEP_MAX: Duration = Duration::from_millis(2);
+/// This part of the memory that is there for the time of a checkpoint can be taken at its
+/// beginning; the rest follows as the checkpoint comes along.
+const PACED_START: f64 = 0.25;
 
 pub(super) struct Writer {
     partition: Partition<DiskStore>,
@@ -48,11 +55,18 @@ pub(super) struct Writer {
     rooms: Rooms,
     /// Those who waited and may get something now.
     called: Vec<Guest>,
-    /// When the checkpoint under way was cut.
-    cut: Option<Instant>,
+    /// The checkpoint under way, and when it was cut.
+    cut: Option<(Sequence, Instant)>,
+    /// How long the checkpoint before it took.
+    cut_took: Option<Duration>,
+    shares: Shares,
+    /// What is left in `asks` waits for the checkpoint.
+    is_paced: bool,
     draining: bool,
     stopping: bool,
     alarmed: bool,
+    /// The disk has little room left, and that was logged.
+    is_full: bool,
 }
 
 struct Batch {
@@ -94,9 +108,13 @@ impl Writer {
             rooms: Rooms::default(),
             called: Vec::new(),
             cut: None,
+            cut_took: None,
+            shares: Shares::default(),
+            is_paced: false,
             draining: false,
             stopping: false,
             alarmed: false,
+            is_full: false,
         }
     }
 
@@ -136,6 +154,7 @@ impl Writer {
                 self.answer(answered);
             }
             self.watch_checkpoint();
+            self.watch_room();
             if self.stopping && self.batches.is_empty() && !self.partition.is_waiting() {
                 return self.finish();
             }
@@ -157,14 +176,16 @@ impl Writer {
         if self.asks.is_empty() && self.called.is_empty() && !is_due {
             return Ok(false);
         }
+        let asks = self.share_out();
+        if asks.is_empty() && self.called.is_empty() && !is_due {
+            return Ok(false);
+        }
         let mut commands = Vec::new();
         // Those who waited longest come first.
         for guest in self.called.drain(..) {
             commands.push(guest.command());
             self.parts.push(Part::Guest(guest));
         }
-        let mut asks = std::mem::take(&mut self.asks);
-        shares::share_out(&mut asks, &mut self.asks);
         self.taken = asks.into();
         while let Some(ask) = self.taken.pop_front() {
             match ask {
@@ -198,6 +219,26 @@ impl Writer {
         }
         self.submit(now, commands)?;
         Ok(true)
+    }
+
+    /// What goes into the next batch; the others stay.
+    fn share_out(&mut self) -> Vec<Ask> {
+        let mut asks = std::mem::take(&mut self.asks);
+        let now = Instant::now();
+        let is_behind = self.partition.filling().is_some_and(|filled| filled > self.allowed(now));
+        let reserve = is_behind.then(|| self.partition.reserve_bytes());
+        self.shares.share_out(now, reserve, &mut asks, &mut self.asks);
+        self.is_paced = is_behind && !self.asks.is_empty();
+        self.partition.set_in_flight_bytes(self.shares.in_flight_bytes(now));
+        asks
+    }
+
+    /// How far memory may be filled by now: as far as the checkpoint has come, if it takes as long
+    /// as the one before.
+    fn allowed(&self, now: Instant) -> f64 {
+        let (Some((_, cut)), Some(took)) = (self.cut, self.cut_took) else { return 1.0 };
+        let progress = now.saturating_duration_since(cut).as_secs_f64() / took.as_secs_f64();
+        (PACED_START + (1.0 - PACED_START) * progress).min(1.0)
     }
 
     fn submit(&mut self, at: Time, commands: Vec<Command>) -> Result<(), hapax_partition::Error> {
@@ -296,13 +337,36 @@ impl Writer {
     }
 
     fn watch_checkpoint(&mut self) {
-        match (self.partition.is_checkpointing(), self.cut) {
-            (true, None) => self.cut = Some(Instant::now()),
-            (false, Some(cut)) => {
-                self.cut = None;
-                self.shared.beat(self.number, Beat::Checkpointed { took: cut.elapsed() });
-            }
-            _ => {}
+        let through = self.partition.checkpoint_through();
+        if through == self.cut.map(|(through, _)| through) {
+            return;
+        }
+        if let Some((_, cut)) = self.cut {
+            let took = cut.elapsed();
+            self.cut_took = Some(took);
+            self.shared.beat(self.number, Beat::Checkpointed { took });
+        }
+        self.cut = through.map(|through| (through, Instant::now()));
+        self.shares.begin();
+    }
+
+    /// Logs that sends are refused for lack of disk, and that they are taken again.
+    fn watch_room(&mut self) {
+        let is_full = self.partition.store_mut().room() == Room::Low;
+        if is_full == self.is_full {
+            return;
+        }
+        self.is_full = is_full;
+        let partition = self.number;
+        let free_bytes_min = journal::Options::default().free_bytes_min;
+        if is_full {
+            tracing::warn!(
+                partition,
+                free_bytes_min,
+                "the disk has too little room: sends are refused until there is more, work goes on"
+            );
+        } else {
+            tracing::info!(partition, "the disk has room again: sends are taken");
         }
     }
 
@@ -328,11 +392,12 @@ impl Writer {
         let due = self.partition.next_deadline();
         // A busy partition is woken by its disk, not by what is asked.
         let takes = !self.partition.is_busy();
-        if takes && !self.asks.is_empty() {
+        if takes && !self.asks.is_empty() && !self.is_paced {
             return;
         }
         let until = due.filter(|_| takes).map(|due| Duration::from_millis(due.since(now)));
-        let longest = until.unwrap_or(SLEEP_MAX).clamp(SLEEP_MIN, SLEEP_MAX);
+        let most = if self.is_paced { PACED_SLEEP_MAX } else { SLEEP_MAX };
+        let longest = until.unwrap_or(most).clamp(SLEEP_MIN, most);
         self.inbox.sleep(takes, longest);
     }
 

@@ -10,12 +10,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Metric, Registry, Unit};
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use super::{Metrics, QueueMeters};
 use crate::engine::Engine;
 
 /// How the page is labelled.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// How long partitions have to tell of their queues.
+const SURVEY: Duration = Duration::from_millis(100);
 
 type Labels = Vec<(&'static str, String)>;
 type Level = Gauge<f64, AtomicU64>;
@@ -27,9 +31,10 @@ impl Metrics {
         self.register_process(&mut registry, engine);
         self.register_port(&mut registry);
         self.register_doors(&mut registry);
-        // A partition that stopped has nothing to show; the rest of the page says so.
-        let queues = engine.queues(None).await.unwrap_or_default();
-        register_queues(&mut registry, &queues);
+        // A slow partition does not hold up the page that is to show it.
+        let survey = engine.survey(SURVEY).await;
+        register_answered(&mut registry, &survey.answered);
+        register_queues(&mut registry, &survey.queues);
         let mut page = String::new();
         // Writing to a string does not fail.
         let _ = encode_registry(&mut page, &registry);
@@ -140,6 +145,17 @@ impl Metrics {
             Series(ages),
         );
     }
+}
+
+fn register_answered(registry: &mut Registry, answered: &[bool]) {
+    let levels = Family::<Labels, Level>::default();
+    for (partition, answered) in answered.iter().enumerate() {
+        let labels = vec![("partition", partition.to_string())];
+        levels.get_or_create(&labels).set(if *answered { 1.0 } else { 0.0 });
+    }
+    let help = "Whether the partition told of its queues within 100 ms; if not, its part of their \
+                figures is that of an earlier page";
+    registry.register("partition_answered", help, levels);
 }
 
 /// Metrics that exist already, put under one name with their labels.

@@ -29,7 +29,8 @@ impl Service {
         key: KeyName,
         wait: Duration,
     ) -> Result<KeyView, Problem> {
-        let looked = self.engine().look(key, wait.min(WAIT_MAX)).await.map_err(stopped)?;
+        let looked = self.engine().look(key, wait.min(WAIT_MAX));
+        let looked = self.while_current(permit, wait, looked).await?.map_err(stopped)?;
         looked.map_err(|refusal| refused(permit, refusal))
     }
 

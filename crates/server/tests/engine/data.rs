@@ -294,3 +294,15 @@ fn a_restored_copy_gives_higher_fences_and_old_leases_settle_nothing() {
         engine.stop();
     }
 }
+
+#[test]
+fn data_is_made_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("new").join("data");
+    filled(&path, 2);
+    for made in [path.clone(), path.join("partition-0000"), path.join("partition-0001")] {
+        let mode = fs::metadata(&made).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "{}", made.display());
+    }
+}

@@ -5,5 +5,6 @@ mod broker;
 mod hostile;
 mod send;
 mod stopping;
+mod tokens;
 mod unary;
 mod work;

@@ -14,7 +14,9 @@ use serde_json::json;
 use super::house::{Ask, House, ask, get, post, put, send};
 
 /// A broker with tokens: `NAME` is of `tenant`, for queues, and can do things.
-fn guarded(tokens: &[(&'static str, &str, &str, &str)]) -> (House, HashMap<&'static str, String>) {
+pub(crate) fn guarded(
+    tokens: &[(&'static str, &str, &str, &str)],
+) -> (House, HashMap<&'static str, String>) {
     let mut made = HashMap::new();
     let house = House::with(1, |path| {
         for (name, tenant, queues, can) in tokens {
@@ -34,7 +36,7 @@ fn guarded(tokens: &[(&'static str, &str, &str, &str)]) -> (House, HashMap<&'sta
     (house, made)
 }
 
-trait By {
+pub(crate) trait By {
     fn by(self, token: &str) -> Self;
 }
 

@@ -1,5 +1,6 @@
 //! Making, listing and revoking tokens.
 
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;

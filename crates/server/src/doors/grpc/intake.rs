@@ -1,38 +1,30 @@
-//! The frames of a stream, each when there is memory for it.
+//! The frames of a stream, each with its share of the memory for requests.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::Stream;
 use hapax_wire::Code;
-use tokio::sync::OwnedSemaphorePermit;
 use tonic::{Status, Streaming};
 
+use super::meter::Meter;
 use super::status::status;
 use crate::problem::Problem;
-use crate::service::Service;
+use crate::service::Admitted;
 
-/// What a frame takes besides its bytes.
-const OVERHEAD_BYTES: usize = 512;
-
-type Admission = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, Problem>> + Send>>;
-
-/// A frame, and its share of the memory for requests, held until the permit is dropped.
-pub(super) type Admitted = (Bytes, OwnedSemaphorePermit);
+/// A frame, and its share of the memory, held until it is dropped.
+pub(super) type Admission = (Bytes, Admitted);
 
 pub(super) struct Intake {
-    service: Service,
     frames: Streaming<Bytes>,
-    /// A frame that waits for memory. No other is read meanwhile.
-    waiting: Option<(Admission, Bytes)>,
+    meter: Meter,
     is_ended: bool,
 }
 
 impl Intake {
-    pub(super) fn new(service: Service, frames: Streaming<Bytes>) -> Self {
-        Self { service, frames, waiting: None, is_ended: false }
+    pub(super) fn new(frames: Streaming<Bytes>, meter: Meter) -> Self {
+        Self { frames, meter, is_ended: false }
     }
 
     /// Whether the caller says no more, or is not listened to any more.
@@ -43,35 +35,23 @@ impl Intake {
     /// Reads no more.
     pub(super) fn end(&mut self) {
         self.is_ended = true;
-        self.waiting = None;
     }
 
     /// The next frame, or `None` at the end.
     pub(super) fn poll(
         &mut self,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Option<Admitted>, Status>> {
+    ) -> Poll<Result<Option<Admission>, Status>> {
         if self.is_ended {
             return Poll::Ready(Ok(None));
         }
-        if self.waiting.is_none() {
-            let Some(frame) = ready!(Pin::new(&mut self.frames).poll_next(context)) else {
-                self.is_ended = true;
-                return Poll::Ready(Ok(None));
-            };
-            let frame = frame.map_err(named)?;
-            let bytes = frame.len() + OVERHEAD_BYTES;
-            if let Some(permit) = self.service.try_admit(bytes) {
-                return Poll::Ready(Ok(Some((frame, permit))));
-            }
-            let service = self.service.clone();
-            let admission = Box::pin(async move { service.admit(bytes).await });
-            self.waiting = Some((admission, frame));
-        }
-        let Some((admission, _)) = &mut self.waiting else { return Poll::Pending };
-        let permit = ready!(admission.as_mut().poll(context)).map_err(|why| status(&why))?;
-        let frame = self.waiting.take().map(|(_, frame)| frame);
-        Poll::Ready(Ok(frame.map(|frame| (frame, permit))))
+        let Some(frame) = ready!(Pin::new(&mut self.frames).poll_next(context)) else {
+            self.is_ended = true;
+            return Poll::Ready(Ok(None));
+        };
+        let frame = frame.map_err(named)?;
+        let admitted = self.meter.split(&frame);
+        Poll::Ready(Ok(Some((frame, admitted))))
     }
 }
 

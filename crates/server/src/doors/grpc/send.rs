@@ -11,20 +11,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use futures_util::Stream;
 use hapax_core::{Answer, Send};
-use hapax_wire::{Code, lean, proto};
-use tokio::sync::OwnedSemaphorePermit;
-use tonic::{Status, Streaming};
+use hapax_wire::{lean, proto};
+use tonic::Status;
 
 use super::convert;
-use super::intake::{Admitted, Intake};
+use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
 use super::status::{malformed, status, stopping};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
-use crate::service::{Permit, Service};
+use crate::service::{Admitted, Permit, Service, revoked};
 
 /// Messages of one stream that wait for their answers, and their bytes: more are not read.
 const UNANSWERED_MAX: usize = 16_384;
@@ -34,15 +32,18 @@ const GATHERED_MAX: usize = 4_096;
 /// A frame down is about this large; one that says more has a single answer.
 const FRAME_BYTES: usize = 32 * 1_024;
 
-type Draining = Pin<Box<dyn Future<Output = ()> + std::marker::Send>>;
+type Event = Pin<Box<dyn Future<Output = ()> + std::marker::Send>>;
 
 pub(super) struct SendStream {
     service: Service,
     principal: Arc<Principal>,
     intake: Intake,
     /// Ready when the broker stops: then no more is read.
-    draining: Draining,
-    is_stopping: bool,
+    draining: Event,
+    /// Ready when the caller's token is not known any more.
+    revoked: Event,
+    /// Why no more is read, until that is said.
+    ending: Option<Problem>,
     /// Of the frame before: most streams are for one queue.
     permit: Option<Permit>,
     outbox: Outbox<Part>,
@@ -66,15 +67,12 @@ struct Part {
 }
 
 impl SendStream {
-    pub(super) fn new(
-        service: Service,
-        principal: Arc<Principal>,
-        frames: Streaming<Bytes>,
-    ) -> Self {
+    pub(super) fn new(service: Service, principal: Arc<Principal>, intake: Intake) -> Self {
         Self {
-            intake: Intake::new(service.clone(), frames),
+            intake,
             draining: Box::pin(service.engine().draining()),
-            is_stopping: false,
+            revoked: Box::pin(service.revoked(&principal)),
+            ending: None,
             service,
             principal,
             permit: None,
@@ -90,9 +88,12 @@ impl SendStream {
 
     /// Takes the frames that are there and hands their messages over.
     fn take(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
-        if !self.is_stopping && self.draining.as_mut().poll(context).is_ready() {
-            self.is_stopping = true;
-            self.intake.end();
+        if self.ending.is_none() && !self.intake.is_ended() {
+            if self.draining.as_mut().poll(context).is_ready() {
+                self.end(stopping());
+            } else if self.revoked.as_mut().poll(context).is_ready() {
+                self.end(revoked());
+            }
         }
         let mut list = List::default();
         while self.unanswered + list.sends.len() < UNANSWERED_MAX
@@ -110,7 +111,13 @@ impl SendStream {
         Ok(())
     }
 
-    fn read(&mut self, (bytes, memory): Admitted, list: &mut List) -> Result<(), Status> {
+    /// Reads no more; what was handed over is answered.
+    fn end(&mut self, why: Problem) {
+        self.intake.end();
+        self.ending = Some(why);
+    }
+
+    fn read(&mut self, (bytes, memory): Admission, list: &mut List) -> Result<(), Status> {
         let mut frame = lean::Frame::read(&bytes).map_err(malformed)?;
         let permit = match self.permit_for(frame.queue) {
             Ok(permit) => permit,
@@ -141,7 +148,7 @@ impl SendStream {
 
     fn permit_for(&mut self, queue: &str) -> Result<Permit, Problem> {
         if !self.service.is_current(&self.principal) {
-            return Err(Problem::new(Code::Unauthorized, "the token was revoked"));
+            return Err(revoked());
         }
         if let Some(permit) = self.permit.as_ref().filter(|known| *known.queue().queue == *queue) {
             return Ok(permit.clone());
@@ -235,7 +242,7 @@ struct List {
     permit: Option<Permit>,
     sends: Vec<(u64, Send)>,
     bytes: usize,
-    memory: Vec<OwnedSemaphorePermit>,
+    memory: Vec<Admitted>,
 }
 
 impl Stream for SendStream {
@@ -257,9 +264,6 @@ impl Stream for SendStream {
         if !stream.intake.is_ended() || stream.unanswered > 0 {
             return Poll::Pending;
         }
-        if std::mem::take(&mut stream.is_stopping) {
-            return Poll::Ready(Some(Err(status(&stopping()))));
-        }
-        Poll::Ready(None)
+        Poll::Ready(stream.ending.take().map(|why| Err(status(&why))))
     }
 }

@@ -14,9 +14,9 @@ use hapax_wire::{Code, proto};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::Door;
 use super::convert::{self, some};
 use super::status::status;
+use super::{Door, principal};
 use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::engine::Cursor;
@@ -47,7 +47,7 @@ impl Door {
         call: impl FnOnce(Service, Permit, T) -> F,
     ) -> Told<R> {
         let told = async {
-            let principal = self.principal(&request)?;
+            let principal = principal(&request)?;
             let message = request.into_inner();
             let permit = self.service.authorise(&principal, action, queue(&message))?;
             call(self.service.clone(), permit, message).await
@@ -114,7 +114,7 @@ impl Hapax for Door {
     }
 
     async fn settle(&self, request: Request<proto::SettleRequest>) -> Told<proto::SettleReply> {
-        let principal = self.principal(&request).map_err(|problem| status(&problem))?;
+        let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.with(
             request,
             Action::Work,
@@ -269,7 +269,7 @@ impl Hapax for Door {
         request: Request<proto::ListQueuesRequest>,
     ) -> Told<proto::ListQueuesReply> {
         let told = async {
-            let principal = self.principal(&request)?;
+            let principal = principal(&request)?;
             let queues = self.service.list(&principal).await?;
             let queues: Result<Vec<_>, Problem> = queues.iter().map(shown).collect();
             Ok(Response::new(proto::ListQueuesReply { queues: queues? }))
@@ -312,7 +312,7 @@ impl Hapax for Door {
     }
 
     async fn backup(&self, request: Request<proto::BackupRequest>) -> Told<Progress> {
-        let principal = self.principal(&request).map_err(|problem| status(&problem))?;
+        let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.service.operate(&principal).map_err(|problem| status(&problem))?;
         let target = PathBuf::from(request.into_inner().directory);
         if !target.is_absolute() {
@@ -330,7 +330,7 @@ impl Hapax for Door {
     }
 
     async fn set_log(&self, request: Request<proto::SetLogRequest>) -> Told<proto::Empty> {
-        let told = self.principal(&request).and_then(|principal| {
+        let told = principal(&request).and_then(|principal| {
             self.service.set_log(&principal, &request.get_ref().filter)?;
             Ok(Response::new(proto::Empty {}))
         });
@@ -359,8 +359,6 @@ async fn send_batch(
         let detail = format!("a batch has at most {BATCH_MAX} messages");
         return Err(Problem::new(Code::TooLarge, detail));
     }
-    let bytes = frame.messages.iter().map(|message| message.body.len() + 256).sum();
-    let _admitted = service.admit(bytes).await?;
     let mut refused = Vec::with_capacity(frame.messages.len());
     let mut sends = Vec::with_capacity(frame.messages.len());
     for message in &frame.messages {
@@ -415,7 +413,7 @@ async fn receive(
 
 async fn settle(
     service: &Service,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     permit: &Permit,
     it: proto::SettleRequest,
 ) -> Result<proto::SettleReply, Problem> {

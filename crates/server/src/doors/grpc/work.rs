@@ -16,21 +16,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::Stream;
-use hapax_core::{DedupScope, Delivery, Receive, Settle, Verb};
-use hapax_wire::{Code, lean, proto};
+use hapax_core::{DedupScope, Delivery, Receive};
+use hapax_wire::{lean, proto};
 use tokio::task::AbortHandle;
 use tokio::time::Sleep;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::convert;
-use super::intake::{Admitted, Intake};
+use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
 use super::status::{malformed, misuse, status, stopping};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
-use crate::service::{Opened, Permit, Service, WAIT_MAX};
+use crate::service::{Permit, Service, WAIT_MAX, revoked};
 use settles::{List, Part};
 use unsent::Unsent;
 
@@ -68,6 +67,8 @@ pub(super) struct WorkStream {
     service: Service,
     principal: Arc<Principal>,
     intake: Intake,
+    /// Ready when the worker's token is not known any more.
+    revoked: Pin<Box<dyn Future<Output = ()> + std::marker::Send>>,
     open: Option<Open>,
     credit: u32,
     /// The worker asks for no more.
@@ -122,14 +123,11 @@ enum Closing {
 }
 
 impl WorkStream {
-    pub(super) fn new(
-        service: Service,
-        principal: Arc<Principal>,
-        frames: Streaming<Bytes>,
-    ) -> Self {
+    pub(super) fn new(service: Service, principal: Arc<Principal>, intake: Intake) -> Self {
         Self {
-            intake: Intake::new(service.clone(), frames),
+            intake,
             unsent: Arc::new(Unsent::new(service.clone())),
+            revoked: Box::pin(service.revoked(&principal)),
             service,
             principal,
             open: None,
@@ -169,10 +167,9 @@ impl WorkStream {
         Ok(())
     }
 
-    fn read(&mut self, (bytes, memory): Admitted, list: &mut List) -> Result<(), Status> {
+    fn read(&mut self, (bytes, memory): Admission, list: &mut List) -> Result<(), Status> {
         if !self.service.is_current(&self.principal) {
-            let problem = Problem::new(Code::Unauthorized, "the token was revoked");
-            return Err(status(&problem));
+            return Err(status(&revoked()));
         }
         let mut frame = lean::WorkFrame::read(&bytes).map_err(malformed)?;
         match (frame.open.take(), &self.open) {
@@ -431,6 +428,11 @@ impl Stream for WorkStream {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let stream = self.get_mut();
+        if !stream.intake.is_ended() && stream.revoked.as_mut().poll(context).is_ready() {
+            stream.intake.end();
+            stream.standing.clear();
+            return Poll::Ready(Some(Err(status(&revoked()))));
+        }
         // What is left first: until it is taken no more is read.
         if let Some(frame) = stream.reply(context) {
             return Poll::Ready(Some(Ok(frame)));
@@ -451,14 +453,6 @@ impl Drop for WorkStream {
         let Some(open) = &self.open else { return };
         open.listening.abort();
         // What was received for the worker and is not on its way goes back, uncharged.
-        let left = self.deliveries.by_ref().map(|it| {
-            let settle = Settle { lease: it.lease, verb: Verb::Release };
-            (0, Opened::Settle(it.id.partition(), settle))
-        });
-        let left: Vec<(u64, Opened)> = left.collect();
-        if !left.is_empty() {
-            self.service.settle_parts(&open.permit, left, |_, _| {});
-        }
         self.unsent.give_back();
     }
 }

@@ -1,9 +1,9 @@
 //! Bodies of requests, read within bounds of memory and time.
 //!
-//! Memory is asked for before it is used: by the length that the caller told, or step by step
-//! where it told none. Who does not send in time, or more than it may, is refused.
+//! Memory is taken as the bytes arrive, in steps that double: who tells a large length and sends
+//! little holds little. Who does not send in time, or more than it may, is refused.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -13,22 +13,20 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::failure::Failure;
+use crate::doors::pace::{Pace, late};
 use crate::problem::Problem;
-use crate::service::{Permit, Service, stopped};
+use crate::service::{Admitted, Permit, Service, stopped};
 
-/// For the next part of a body.
-const PART: Duration = Duration::from_secs(10);
-/// For a whole body.
-const WHOLE: Duration = Duration::from_secs(120);
-/// For memory, where others use it all.
-pub(super) const ADMISSION: Duration = Duration::from_secs(10);
-/// How much is asked for at a time where the length is not known.
+/// How much is asked for at first.
 const STEP_BYTES: usize = 64 * 1_024;
+/// What the smallest request counts for.
+const REQUEST_BYTES_MIN: usize = 1_024;
 const CHUNK_BYTES_MAX: usize = 1_024 * 1_024;
+/// The room for a whole body of a told length is made when so much of it has come.
+const DEPOSIT_BYTES: usize = 1_024 * 1_024;
 /// JSON of unknown length.
 const UNTOLD_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// JSON that says nothing, and so much of JSON that says something as it takes to refuse it.
@@ -41,12 +39,12 @@ const UNASKED_BYTES_MAX: u64 = 1_024 * 1_024;
 #[derive(Debug)]
 pub(super) struct Payload {
     pub(super) bytes: Bytes,
-    admitted: OwnedSemaphorePermit,
+    admitted: Admitted,
 }
 
 impl Payload {
     /// Lets the bytes go. What was made of them still counts.
-    pub(super) fn into_admitted(self) -> OwnedSemaphorePermit {
+    pub(super) fn into_admitted(self) -> Admitted {
         self.admitted
     }
 }
@@ -54,11 +52,13 @@ impl Payload {
 /// Reads a body of at most so many bytes.
 pub(super) async fn read(
     service: &Service,
+    tenant: &Arc<str>,
     headers: &HeaderMap,
     body: Body,
     max: usize,
 ) -> Result<Payload, Failure> {
-    read_within(service, headers, body, Max { bytes: max, would_help: "", queue: None }).await
+    let max = Max { bytes: max, would_help: "", queue: None };
+    read_within(service, tenant, headers, body, max).await
 }
 
 /// Reads a message, which is no larger than its queue takes.
@@ -70,7 +70,7 @@ pub(super) async fn read_message(
 ) -> Result<Payload, Failure> {
     let bytes = limits::BODY_BYTES_MAX as usize;
     let max = Max { bytes, would_help: "", queue: Some(permit.queue()) };
-    read_within(service, headers, body, max).await
+    read_within(service, permit.tenant(), headers, body, max).await
 }
 
 /// Hashes a body of at most so many bytes, without keeping it.
@@ -83,9 +83,9 @@ pub(super) async fn hash(
     if told_length(headers)?.is_some_and(|length| length > max as u64) {
         return Err(too_large(max));
     }
-    let until = Instant::now() + WHOLE;
+    let mut pace = Pace::begin();
     let mut hasher = blake3::Hasher::new();
-    while let Some(frame) = next_frame(&mut body, until).await? {
+    while let Some(frame) = next_frame(&mut body, &mut pace).await? {
         let Ok(part) = frame.into_data() else { continue };
         hasher.update(&part);
         if hasher.count() > max as u64 {
@@ -122,6 +122,7 @@ impl Max<'_> {
 
 async fn read_within(
     service: &Service,
+    tenant: &Arc<str>,
     headers: &HeaderMap,
     mut body: Body,
     mut max: Max<'_>,
@@ -130,17 +131,21 @@ async fn read_within(
     let told = told_length(headers)?;
     max.check(service, told.unwrap_or(0)).await?;
     let length = told.and_then(|length| usize::try_from(length).ok());
-    let mut admitted = admit(service, length.unwrap_or(STEP_BYTES)).await?;
-    let mut room = length.unwrap_or(STEP_BYTES);
-    let until = Instant::now() + WHOLE;
+    let mut room = length.unwrap_or(STEP_BYTES).min(STEP_BYTES);
+    let mut admitted = service.request(tenant);
+    service.admit(&mut admitted, room.max(REQUEST_BYTES_MIN)).await?;
+    let mut pace = Pace::begin();
     let mut parts = Parts::new(length.unwrap_or(0));
-    while let Some(frame) = next_frame(&mut body, until).await? {
+    while let Some(frame) = next_frame(&mut body, &mut pace).await? {
         let Ok(part) = frame.into_data() else { continue };
         let total = parts.len() + part.len();
         max.check(service, total as u64).await?;
         while total > room {
             let step = room.max(STEP_BYTES); // Doubling: the chunks, and what they are joined to.
-            admitted.merge(admit(service, step).await?);
+            let step = length.map_or(step, |length| step.min(length.saturating_sub(room)).max(1));
+            let asked = Instant::now();
+            service.admit(&mut admitted, step).await?;
+            pace.waited(asked.elapsed());
             room += step;
         }
         parts.push(part);
@@ -149,9 +154,10 @@ async fn read_within(
 }
 
 /// Reads a body of JSON; an empty one is an empty object. A large one has told its length, so that
-/// its memory was asked for at once.
+/// it is not joined from parts.
 pub(super) async fn read_json(
     service: &Service,
+    tenant: &Arc<str>,
     headers: &HeaderMap,
     body: Body,
     max: usize,
@@ -163,7 +169,7 @@ pub(super) async fn read_json(
     };
     let would_help = if bytes < max { "; tell its Content-Length to send more" } else { "" };
     let max = Max { bytes, would_help, queue: None };
-    let mut payload = read_within(service, headers, body, max).await?;
+    let mut payload = read_within(service, tenant, headers, body, max).await?;
     if payload.bytes.is_empty() {
         payload.bytes = Bytes::from_static(b"{}");
     }
@@ -179,40 +185,27 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(payload: &'a Payload) -> Result<T, F
 /// counts.
 pub(super) async fn read_nothing(
     service: &Service,
+    tenant: &Arc<str>,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<(), Failure> {
-    let payload = read_json(service, headers, body, NOTHING_BYTES_MAX).await?;
+    let payload = read_json(service, tenant, headers, body, NOTHING_BYTES_MAX).await?;
     let json::Nothing {} = parse(&payload)?;
     Ok(())
 }
 
-pub(super) async fn admit(
-    service: &Service,
-    bytes: usize,
-) -> Result<OwnedSemaphorePermit, Failure> {
-    match timeout(ADMISSION, service.admit(bytes)).await {
-        Ok(admitted) => Ok(admitted?),
-        Err(_) => {
-            let detail = "the broker has no memory left for requests; others use it";
-            Err(Problem::new(Code::Unavailable, detail).into())
-        }
-    }
-}
-
 async fn next_frame(
     body: &mut Body,
-    until: Instant,
+    pace: &mut Pace,
 ) -> Result<Option<http_body::Frame<Bytes>>, Failure> {
-    let by = until.min(Instant::now() + PART);
-    match timeout_at(by, body.frame()).await {
-        Ok(Some(Ok(frame))) => Ok(Some(frame)),
+    match timeout_at(pace.next_by(), body.frame()).await {
+        Ok(Some(Ok(frame))) => {
+            pace.received(frame.data_ref().map_or(0, Bytes::len));
+            Ok(Some(frame))
+        }
         Ok(None) => Ok(None),
         Ok(Some(Err(_))) => Err(Failure::invalid("the body broke off")),
-        Err(_) => {
-            let problem = Problem::new(Code::Unavailable, "the body did not come in time");
-            Err(Failure::with_status(StatusCode::REQUEST_TIMEOUT, problem))
-        }
+        Err(_) => Err(Failure::with_status(StatusCode::REQUEST_TIMEOUT, late())),
     }
 }
 
@@ -295,11 +288,19 @@ impl Parts {
         while !part.is_empty() {
             let room = self.chunks.last().map_or(0, |chunk| chunk.capacity() - chunk.len());
             if room == 0 {
-                let wanted = match self.expected {
-                    0 => self.length.clamp(STEP_BYTES, CHUNK_BYTES_MAX),
-                    expected => expected,
-                };
-                self.chunks.push(BytesMut::with_capacity(wanted));
+                match (self.expected, self.chunks.last_mut()) {
+                    (0, _) => {
+                        let wanted = self.length.clamp(STEP_BYTES, CHUNK_BYTES_MAX);
+                        self.chunks.push(BytesMut::with_capacity(wanted));
+                    }
+                    (expected, None) => {
+                        let wanted = expected.min(DEPOSIT_BYTES);
+                        self.chunks.push(BytesMut::with_capacity(wanted));
+                    }
+                    (expected, Some(chunk)) => {
+                        chunk.reserve(expected.saturating_sub(chunk.len()).max(part.len()));
+                    }
+                }
                 continue;
             }
             let (now, later) = part.split_at(room.min(part.len()));

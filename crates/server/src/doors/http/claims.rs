@@ -82,7 +82,8 @@ pub(super) async fn post(
                 deadline: shape::time(*deadline),
                 recovery_points: shape::points(recovery_points),
             };
-            output::sized(&service, StatusCode::CREATED, &fresh, 128 * 1_024).await?
+            output::sized(&service, permit.tenant(), StatusCode::CREATED, &fresh, 128 * 1_024)
+                .await?
         }
         Answer::InFlight(in_flight) => {
             let left = in_flight.deadline.map_or(0, |deadline| deadline.since(shape::now()));
@@ -92,7 +93,7 @@ pub(super) async fn post(
             check(answer, &at.queue, &headers)?;
             let bytes = answer_bytes(answer);
             let told = shape::answer(&at.queue, &head.key, answer, false);
-            output::sized(&service, StatusCode::OK, &told, bytes).await?
+            output::sized(&service, permit.tenant(), StatusCode::OK, &told, bytes).await?
         }
     };
     let is_new = response.status() == StatusCode::CREATED;

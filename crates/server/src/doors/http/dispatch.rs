@@ -1,21 +1,26 @@
 //! What every request gets, whatever it asks: an id, a span, and an answer even if the handler
 //! falls.
 
+use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::extract::{MatchedPath, Request};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use hapax_wire::{Code, json};
+use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
 use super::input::check_query;
+use super::unread::Unread;
+use crate::listen::Peer;
 use crate::log::request_span;
 use crate::problem::Problem;
+use crate::service::Service;
 
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -49,17 +54,38 @@ impl RequestId {
     }
 }
 
-pub(super) async fn dispatch(mut request: Request, next: Next) -> Response {
+pub(super) async fn dispatch(
+    State(service): State<Service>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let id = RequestId::of(request.headers());
     let span = span(&request, &id);
-    let method = request.method().clone();
-    let checked = check_origin(&method, request.headers()).and_then(|()| {
+    let unread = Unread::of(&mut request);
+    let checked = check_host(&service, &request).and_then(|()| {
+        check_origin(request.method(), request.headers())?;
         let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
         check_query(path, request.uri().query().unwrap_or_default())
     });
     if let Err(failure) = checked {
-        return finish(failure.into_response(), &id, &span);
+        let mut response = finish(failure.into_response(), &id, &span);
+        discard(unread, &mut response).await;
+        return response;
     }
+    let (mut response, is_refused) = answer(request, next, &id, &span).await;
+    if is_refused {
+        discard(unread, &mut response).await;
+    }
+    response
+}
+
+/// The handler's answer, and whether it is a refusal.
+async fn answer(
+    mut request: Request,
+    next: Next,
+    id: &RequestId,
+    span: &tracing::Span,
+) -> (Response, bool) {
     request.extensions_mut().insert(id.clone());
     let handled = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
     let response = handled.unwrap_or_else(|_| {
@@ -68,7 +94,14 @@ pub(super) async fn dispatch(mut request: Request, next: Next) -> Response {
         let detail = "the broker met a fault of its own; its log has this request's id";
         Failure::from(Problem::new(Code::Internal, detail)).into_response()
     });
-    finish(response, &id, &span)
+    let is_refused = response.extensions().get::<Failure>().is_some();
+    (finish(response, id, span), is_refused)
+}
+
+async fn discard(unread: Option<Unread>, response: &mut Response) {
+    if let Some(unread) = unread {
+        unread.finish(response).await;
+    }
 }
 
 fn span(request: &Request, id: &RequestId) -> tracing::Span {
@@ -100,14 +133,55 @@ fn finish(response: Response, id: &RequestId, span: &tracing::Span) -> Response 
 }
 
 /// Web pages of other sites get nothing done here, even where no token is needed: only browsers
-/// send this header, and they send it truly.
+/// send these headers, and they send them truly. Older ones send `Origin` alone.
 fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
-    let site = headers.get(&SEC_FETCH_SITE).map_or(&b""[..], HeaderValue::as_bytes);
-    if !method.is_safe() && matches!(site, b"cross-site" | b"same-site") {
+    if method.is_safe() {
+        return Ok(());
+    }
+    let is_foreign = match headers.get(&SEC_FETCH_SITE).map(HeaderValue::as_bytes) {
+        Some(site) => matches!(site, b"cross-site" | b"same-site"),
+        None => headers.get(ORIGIN).is_some_and(|origin| {
+            let origin = origin.to_str().unwrap_or_default();
+            let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+            origin.split_once("://").map(|(_, rest)| rest) != host
+        }),
+    };
+    if is_foreign {
         let detail = "a web page of another site may not do this";
         return Err(Problem::new(Code::Forbidden, detail).into());
     }
     Ok(())
+}
+
+/// Where no token is needed, a web page could reach the broker under a name of its own that leads
+/// here. From this machine the broker is called by its address or as localhost.
+fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (host, is_doubled) = (hosts.next(), hosts.next().is_some());
+    if is_doubled {
+        return Err(Failure::invalid("Host: it is there twice"));
+    }
+    let peer = request.extensions().get::<Peer>();
+    if service.wants_tokens() || !peer.is_some_and(|peer| peer.address.ip().is_loopback()) {
+        return Ok(());
+    }
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    let host = host.and_then(|host| host.to_str().ok()).or(authority);
+    if host.is_none_or(is_local_name) {
+        return Ok(());
+    }
+    let detail = "without tokens the broker is called by its address or as localhost; this is \
+                  another name";
+    Err(Problem::new(Code::Forbidden, detail).into())
+}
+
+fn is_local_name(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// A new id, in the form of a UUIDv7: it sorts by time.
@@ -125,6 +199,49 @@ pub(super) fn generated() -> HeaderValue {
 mod tests {
     use super::*;
 
+    async fn carry_out(request: Request, next: Next) -> Response {
+        let id = RequestId::of(request.headers());
+        let span = span(&request, &id);
+        answer(request, next, &id, &span).await.0
+    }
+
+    #[test]
+    fn names_of_this_machine_are_known() {
+        for local in [
+            "localhost",
+            "localhost:4747",
+            "LOCALHOST",
+            "a.localhost:1",
+            "127.0.0.1:4747",
+            "[::1]:4747",
+            "[::1]",
+            "10.0.0.7",
+        ] {
+            assert!(is_local_name(local), "{local}");
+        }
+        for foreign in ["evil.example", "evil.example:4747", "localhost.evil.example", "", ":4747"]
+        {
+            assert!(!is_local_name(foreign), "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_origin_changes_nothing() {
+        let check = |pairs: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.insert(*name, HeaderValue::from_str(value).unwrap());
+            }
+            check_origin(&Method::POST, &headers).is_ok()
+        };
+        assert!(check(&[("host", "localhost:4747")]));
+        assert!(check(&[("host", "localhost:4747"), ("origin", "http://localhost:4747")]));
+        assert!(!check(&[("host", "localhost:4747"), ("origin", "http://evil.example")]));
+        assert!(!check(&[("host", "localhost:4747"), ("origin", "null")]));
+        assert!(!check(&[("sec-fetch-site", "cross-site")]));
+        assert!(check(&[("sec-fetch-site", "none"), ("origin", "null")]));
+    }
+
     #[tokio::test]
     async fn a_handler_that_falls_is_an_internal_error_with_the_requests_id() {
         async fn fall() -> Response {
@@ -132,7 +249,7 @@ mod tests {
         }
         let router = axum::Router::new()
             .route("/", axum::routing::get(fall))
-            .layer(axum::middleware::from_fn(dispatch));
+            .layer(axum::middleware::from_fn(carry_out));
         let request = Request::builder().header("request-id", "r-1");
         let request = request.body(axum::body::Body::empty()).unwrap();
         let response = tower::ServiceExt::oneshot(router, request).await.unwrap();

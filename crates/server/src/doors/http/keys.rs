@@ -58,7 +58,7 @@ pub(super) async fn get(
     if key.group.is_none() {
         key.group = at.group.as_deref().map(json::Text::from); // It was found under it.
     }
-    output::sized(&service, StatusCode::OK, &key, shape::key_bytes(&view)).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &key, shape::key_bytes(&view)).await
 }
 
 /// Forget a finished key
@@ -76,7 +76,7 @@ pub(super) async fn forget(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, &headers, body).await?;
+    read_nothing(&service, permit.tenant(), &headers, body).await?;
     service.forget(&permit, at.name(&service, &permit)).await?;
     let changed = json::Changed { key: at.key.as_str().into(), state: None, generation: None };
     Ok(output::small(StatusCode::OK, &changed))
@@ -115,7 +115,8 @@ pub(super) async fn replay(
     }
     head.key = at.key.as_str().into();
     head.group = head.group.or(at.group.as_deref());
-    let payload = read(&service, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+    let payload =
+        read(&service, permit.tenant(), &headers, body, limits::BODY_BYTES_MAX as usize).await?;
     let content = head.content(&payload.bytes)?;
     let fingerprint = head.fingerprint(&blake3::hash(&payload.bytes));
     let name = service.key_name(&permit, &at.key, head.group);
@@ -155,7 +156,7 @@ pub(super) async fn redrive(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, &headers, body).await?;
+    read_nothing(&service, permit.tenant(), &headers, body).await?;
     let select = Select::Keys(vec![at.key.as_str().into()]);
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
@@ -187,7 +188,7 @@ pub(super) async fn discard(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, &headers, body).await?;
+    read_nothing(&service, permit.tenant(), &headers, body).await?;
     service.discard(&permit, at.name(&service, &permit)).await?;
     changed(&service, &permit, &at).await
 }
@@ -208,7 +209,7 @@ pub(super) async fn resolve(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let payload = read_json(&service, &headers, body, SETTLE_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, SETTLE_BYTES_MAX).await?;
     let resolve: json::Resolve<'_> = parse(&payload)?;
     let resolution = match &*resolve.verb {
         "done" => Resolution::Done(resolve.result.as_ref().map(to_blob).transpose()?),

@@ -94,12 +94,13 @@ pub(super) async fn send(
     let mut response = match wait_for(&service, &permit, &answer, &content, wait).await? {
         Some(view) => {
             let told = shape::waited(&at.queue, &view, is_new);
-            output::sized(&service, status(is_new), &told, shape::key_bytes(&view)).await?
+            output::sized(&service, permit.tenant(), status(is_new), &told, shape::key_bytes(&view))
+                .await?
         }
         None => {
             let bytes = answer_bytes(&answer);
             let told = shape::answer(&at.queue, content.key(), &answer, false);
-            output::sized(&service, status(is_new), &told, bytes).await?
+            output::sized(&service, permit.tenant(), status(is_new), &told, bytes).await?
         }
     };
     mark(&mut response, is_new, wait);
@@ -193,7 +194,7 @@ pub(super) async fn batch(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Send)?;
-    let payload = read_json(&service, &headers, body, BATCH_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, BATCH_BYTES_MAX).await?;
     let (sends, kept) = gather(permit.queue(), &payload.bytes)?;
     let admitted = payload.into_admitted();
     let (answers, omitted) = match sends.is_empty() {
@@ -214,7 +215,8 @@ pub(super) async fn batch(
         Err((key, problem)) => shape::refusal(key.as_deref(), problem),
     });
     let told = json::Answers { answers: told.collect() };
-    output::sized(&service, StatusCode::OK, &told, bytes_about + 300 * kept.len()).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &told, bytes_about + 300 * kept.len())
+        .await
 }
 
 /// What is kept of a message of a batch until it is answered; of a refused one, its key.
@@ -339,7 +341,8 @@ pub(super) async fn browse(
         messages: page.messages.iter().map(|view| shape::key(None, view)).collect(),
         next: page.next.map(write_cursor),
     };
-    output::sized(&service, StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX)).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX))
+        .await
 }
 
 fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {

@@ -15,12 +15,10 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use http_body::{Frame, SizeHint};
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
-use super::body::admit;
 use super::failure::Failure;
-use crate::service::Service;
+use crate::service::{Admitted, Service};
 
 /// From here on an answer is a large one.
 const LARGE_BYTES: usize = 64 * 1_024;
@@ -37,6 +35,7 @@ pub(super) fn small(status: StatusCode, value: &impl Serialize) -> Response {
 /// An answer of about so many bytes.
 pub(super) async fn sized(
     service: &Service,
+    tenant: &Arc<str>,
     status: StatusCode,
     value: &impl Serialize,
     bytes_about: usize,
@@ -44,7 +43,8 @@ pub(super) async fn sized(
     if bytes_about < LARGE_BYTES {
         return Ok(finish(status, Body::from(write(value, bytes_about.max(512)))));
     }
-    let admitted = admit(service, bytes_about).await?;
+    let mut admitted = service.request(tenant);
+    service.admit(&mut admitted, bytes_about).await?;
     let bytes = Bytes::from(write(value, bytes_about));
     Ok(finish(status, Body::new(Held::new(bytes, admitted))))
 }
@@ -71,14 +71,14 @@ struct Held {
     timer: AbortHandle,
 }
 
-type Shelf = Arc<Mutex<Option<(Bytes, OwnedSemaphorePermit)>>>;
+type Shelf = Arc<Mutex<Option<(Bytes, Admitted)>>>;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the answer was not read in time")]
 struct Unread;
 
 impl Held {
-    fn new(bytes: Bytes, admitted: OwnedSemaphorePermit) -> Self {
+    fn new(bytes: Bytes, admitted: Admitted) -> Self {
         let left = bytes.len();
         let shelf: Shelf = Arc::new(Mutex::new(Some((bytes, admitted))));
         let clearing = Arc::clone(&shelf);
@@ -134,35 +134,37 @@ mod tests {
     use super::*;
     use http_body::Body as _;
     use http_body_util::BodyExt;
-    use tokio::sync::Semaphore;
 
-    async fn held(bytes: usize) -> (Held, Arc<Semaphore>) {
-        let budget = Arc::new(Semaphore::new(10));
-        let admitted = Arc::clone(&budget).acquire_many_owned(10).await.unwrap();
-        (Held::new(vec![b'x'; bytes].into(), admitted), budget)
+    use crate::service::Memory;
+
+    async fn held(bytes: usize) -> (Held, Memory) {
+        let memory = Memory::new(1_024 * 1_024);
+        let mut admitted = memory.request(&"default".into());
+        admitted.take(bytes).await;
+        (Held::new(vec![b'x'; bytes].into(), admitted), memory)
     }
 
     #[tokio::test]
     async fn a_large_answer_leaves_in_parts_and_gives_its_memory_back() {
-        let (mut held, budget) = held(3 * LARGE_BYTES + 5).await;
+        let (mut held, memory) = held(3 * LARGE_BYTES + 5).await;
         assert_eq!(held.size_hint().exact(), Some(3 * LARGE_BYTES as u64 + 5));
         let mut parts = Vec::new();
         while let Some(part) = held.frame().await {
-            assert!(parts.is_empty() || budget.available_permits() == 0 || held.is_end_stream());
+            assert!(parts.is_empty() || !memory.is_whole() || held.is_end_stream());
             parts.push(part.unwrap().into_data().unwrap().len());
         }
         assert_eq!(parts, [LARGE_BYTES, LARGE_BYTES, LARGE_BYTES, 5]);
-        assert_eq!(budget.available_permits(), 10);
+        assert!(memory.is_whole());
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_nobody_reads_is_let_go() {
-        let (mut held, budget) = held(2 * LARGE_BYTES).await;
+        let (mut held, memory) = held(2 * LARGE_BYTES).await;
         held.frame().await.unwrap().unwrap();
-        assert_eq!(budget.available_permits(), 0);
+        assert!(!memory.is_whole());
         // The clock is the test's own: it goes on when nothing else does.
         tokio::time::sleep(READ + Duration::from_secs(1)).await;
-        assert_eq!(budget.available_permits(), 10);
+        assert!(memory.is_whole());
         assert!(held.frame().await.unwrap().is_err());
     }
 }

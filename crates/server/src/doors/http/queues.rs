@@ -49,7 +49,7 @@ pub(super) async fn put(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Create)?;
-    let payload = read_json(&service, &headers, body, CONFIG_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, CONFIG_BYTES_MAX).await?;
     let config = config::read(&payload.bytes)?;
     let if_match = precondition(&service, &at, &headers).await?;
     let (queue, is_new) = service.configure(&permit, config, if_match.as_deref()).await?;
@@ -120,7 +120,7 @@ pub(super) async fn list(
     let etags: Vec<String> = queues.iter().map(Queue::etag).collect();
     let shapes = queues.iter().zip(&etags).map(|(queue, etag)| shape::queue(queue, etag));
     let list = json::Queues { queues: shapes.collect() };
-    output::sized(&service, StatusCode::OK, &list, queues.len() * 1_100).await
+    output::sized(&service, caller.tenant(), StatusCode::OK, &list, queues.len() * 1_100).await
 }
 
 /// Delete a queue with its messages and keys
@@ -163,7 +163,7 @@ pub(super) async fn pause(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, &headers, body).await?;
+    read_nothing(&service, permit.tenant(), &headers, body).await?;
     change(&service, &permit, Change::Pause).await
 }
 
@@ -180,7 +180,7 @@ pub(super) async fn resume(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, &headers, body).await?;
+    read_nothing(&service, permit.tenant(), &headers, body).await?;
     change(&service, &permit, Change::Resume).await
 }
 
@@ -201,7 +201,7 @@ pub(super) async fn purge(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let payload = read_json(&service, &headers, body, CONFIG_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, CONFIG_BYTES_MAX).await?;
     let json::Purge { keys } = parse(&payload)?;
     change(&service, &permit, Change::Purge { keys }).await
 }

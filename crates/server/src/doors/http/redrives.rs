@@ -48,7 +48,7 @@ pub(super) async fn post(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let payload = read_json(&service, &headers, body, REDRIVE_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, REDRIVE_BYTES_MAX).await?;
     let redrive: json::Redrive<'_> = parse(&payload)?;
     let (id, select) = (redrive.id.as_deref(), select(&redrive)?);
     let mut view = start(&service, &permit, id, select, redrive.dry_run, redrive.per_s).await?;
@@ -143,7 +143,7 @@ pub(super) async fn cancel(
 /// How far the redrive of the path has come, after it was cancelled where that is asked for.
 async fn named(
     service: &Service,
-    caller: &Principal,
+    caller: &Arc<Principal>,
     path: Result<Path<(String, String)>, PathRejection>,
     cancel: bool,
 ) -> Result<Response, Failure> {

@@ -1,12 +1,13 @@
 //! Receiving and settling.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use hapax_core::{Content, Delivery, Emit, Fingerprint, Receive, Settle, Verb};
+use hapax_core::{Content, Delivery, Emit, Fingerprint, Receive, Verb};
 use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 
@@ -42,7 +43,8 @@ pub(super) async fn receive(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Work)?;
     let (receive, wait) = {
-        let payload = read_json(&service, &headers, body, RECEIVE_REQUEST_BYTES_MAX).await?;
+        let payload =
+            read_json(&service, permit.tenant(), &headers, body, RECEIVE_REQUEST_BYTES_MAX).await?;
         let asked: json::Receive<'_> = parse(&payload)?;
         let receive = Receive {
             queue: permit.queue().clone(),
@@ -60,25 +62,14 @@ pub(super) async fn receive(
         .iter()
         .map(|it| shape::delivery(&permit, shape::lease(&service.seal(&permit, it)), it));
     let answer = json::Received { messages: messages.collect() };
-    match output::sized(&service, StatusCode::OK, &answer, bytes_about).await {
+    match output::sized(&service, permit.tenant(), StatusCode::OK, &answer, bytes_about).await {
         Ok(response) => Ok(response),
         Err(failure) => {
             drop(answer);
-            release(&service, &permit, given).await?; // They did not get anywhere.
+            service.engine().give_back(given); // They did not get anywhere.
             Err(failure)
         }
     }
-}
-
-async fn release(
-    service: &Service,
-    permit: &Permit,
-    messages: Vec<Delivery>,
-) -> Result<(), Problem> {
-    let items = messages.into_iter().map(|it| {
-        Opened::Settle(it.id.partition(), Settle { lease: it.lease, verb: Verb::Release })
-    });
-    service.settle(permit, items.collect()).await.map(drop)
 }
 
 fn delivery_bytes(it: &Delivery) -> usize {
@@ -103,7 +94,7 @@ pub(super) async fn settle(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Work)?;
-    let payload = read_json(&service, &headers, body, SETTLE_BYTES_MAX).await?;
+    let payload = read_json(&service, permit.tenant(), &headers, body, SETTLE_BYTES_MAX).await?;
     let (items, kept) = gather(&service, &permit, &at.caller, &payload.bytes)?;
     let admitted = payload.into_admitted();
     let (settled, omitted) = match items.is_empty() {
@@ -122,7 +113,8 @@ pub(super) async fn settle(
     });
     let answers: Vec<json::Settled<'_>> = told.collect();
     let bytes_about = 200 * kept.len() + shape::in_json(result_bytes);
-    output::sized(&service, StatusCode::OK, &json::Settles { answers }, bytes_about).await
+    let answers = json::Settles { answers };
+    output::sized(&service, permit.tenant(), StatusCode::OK, &answers, bytes_about).await
 }
 
 /// What the answer to a settle tells, by what was asked.
@@ -136,7 +128,7 @@ type Kept = Result<Told, Problem>;
 fn gather(
     service: &Service,
     permit: &Permit,
-    caller: &Principal,
+    caller: &Arc<Principal>,
     json: &[u8],
 ) -> Result<(Vec<Opened>, Vec<Kept>), Failure> {
     let settle = json::Settle::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
@@ -170,7 +162,7 @@ fn gather(
 
 fn verb(
     service: &Service,
-    caller: &Principal,
+    caller: &Arc<Principal>,
     item: &json::SettleItem<'_>,
 ) -> Result<Verb, Problem> {
     Ok(match &*item.verb {
@@ -206,7 +198,7 @@ fn verb(
 
 fn emits(
     service: &Service,
-    caller: &Principal,
+    caller: &Arc<Principal>,
     item: &json::SettleItem<'_>,
 ) -> Result<Vec<Emit>, Problem> {
     let Some(emits) = &item.emit else { return Ok(Vec::new()) };
@@ -222,7 +214,11 @@ fn emits(
     emits.collect()
 }
 
-fn to_emit(service: &Service, caller: &Principal, emit: &json::Emit<'_>) -> Result<Emit, Problem> {
+fn to_emit(
+    service: &Service,
+    caller: &Arc<Principal>,
+    emit: &json::Emit<'_>,
+) -> Result<Emit, Problem> {
     let queue = service.may_emit(caller, &emit.queue)?;
     if let Some(key) = emit.key.as_deref() {
         key::check_field("key", key)?;

@@ -4,21 +4,20 @@ use std::sync::Arc;
 
 use hapax_core::{Settled, Verb};
 use hapax_wire::{lean, proto};
-use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 
 use super::super::convert;
 use super::super::status::malformed;
 use super::{News, WorkStream};
 use crate::problem::Problem;
-use crate::service::Opened;
+use crate::service::{Admitted, Opened};
 
 /// Settles that were read and not yet handed over.
 #[derive(Default)]
 pub(super) struct List {
     pub(super) settles: Vec<(u64, Opened)>,
     pub(super) bytes: usize,
-    pub(super) memory: Vec<OwnedSemaphorePermit>,
+    pub(super) memory: Vec<Admitted>,
 }
 
 /// Answers of one partition to one list.

@@ -1,0 +1,116 @@
+//! While a checkpoint is behind: memory says how far it has filled up, and a reserve is left for
+//! those who take little.
+
+#![expect(clippy::unwrap_used, reason = "a test that fails should say where")]
+
+use std::sync::Arc;
+
+use hapax_core::{
+    Answer, Command, Config, Configure, Content, KeyName, Outcome, QueueName, Receive, Send,
+    Settle, Settled, Stamp, Time, Verb,
+};
+use hapax_partition::{Options, Partition};
+use hapax_store::OsVolume;
+use hapax_store::disk::{self, DiskStore, Workers};
+
+const MEMORY_BYTES: usize = 4 * 1_024 * 1_024;
+
+fn queue() -> QueueName {
+    QueueName::new("default", "orders").unwrap()
+}
+
+fn send(number: u64) -> Command {
+    let content = Content::builder(&number.to_string()).build(&[b'x'; 100]).unwrap();
+    Command::Send(Send::new(queue(), content))
+}
+
+/// A partition whose journal is written and whose checkpoints are not.
+struct Slow {
+    partition: Partition<DiskStore>,
+    workers: Workers,
+    sent: u64,
+}
+
+impl Slow {
+    fn open(path: &std::path::Path) -> Self {
+        let mut options = disk::Options { identity: 5, ..disk::Options::default() };
+        options.journal.segment_bytes = 1_024 * 1_024;
+        options.journal.free_bytes_min = 0;
+        let volume = Arc::new(OsVolume::create(path).unwrap());
+        let (store, workers) = DiskStore::open(volume, options, Arc::new(|| {})).unwrap();
+        let options = Options { memory_bytes: MEMORY_BYTES, seed: 3, ..Options::default() };
+        let partition = Partition::open(store, options).unwrap();
+        Self { partition, workers, sent: 0 }
+    }
+
+    fn call(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
+        let stamp = Stamp { at: Time(1_700_000_000_000 + self.sent), random: 7 };
+        let ticket = self.partition.submit(stamp, commands).unwrap();
+        loop {
+            while self.workers.flusher.step().unwrap() || self.workers.keeper.step().unwrap() {}
+            match self.partition.poll().unwrap() {
+                Some(answered) if answered.ticket == ticket => return answered.outcomes,
+                _ => {}
+            }
+        }
+    }
+
+    fn send_some(&mut self) {
+        self.sent += 20;
+        let outcomes = self.call((self.sent - 20..self.sent).map(send).collect());
+        let is_accepted =
+            |outcome: &Outcome| matches!(outcome, Outcome::Sent(Answer::Accepted { .. }));
+        assert!(outcomes.iter().all(is_accepted), "{outcomes:?}");
+    }
+
+    fn filling(&self) -> f64 {
+        self.partition.filling().unwrap_or(0.0)
+    }
+}
+
+#[test]
+fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut slow = Slow::open(&directory.path().join("partition"));
+    let (config, if_version) = (Config::default(), None);
+    slow.call(vec![Command::Configure(Configure { queue: queue(), config, if_version })]);
+    assert_eq!(slow.partition.filling(), None, "no checkpoint, no hurry");
+    let mut last = 0.0;
+    while slow.filling() < 1.0 {
+        slow.send_some();
+        assert!(!slow.partition.is_busy(), "callers are told before they have to wait");
+        assert!(slow.filling() >= last, "it grows until the checkpoint is written");
+        last = slow.filling();
+        assert!(slow.sent < 1_000_000, "memory has an end");
+    }
+    // What needs little goes on.
+    let key = KeyName { queue: queue(), key: "0".into(), group: None };
+    assert!(matches!(slow.call(vec![Command::Look(key)])[..], [Outcome::Key(_)]));
+    let receive = Receive {
+        queue: queue(),
+        max: 1,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: None,
+        several_per_group: false,
+    };
+    let received = slow.call(vec![Command::Receive(receive)]).remove(0);
+    let Outcome::Received(messages) = received else { panic!("{received:?}") };
+    let lease = messages.into_iter().next().unwrap().lease;
+    let verb = Verb::Done { result: None, emits: Vec::new() };
+    let settled = slow.call(vec![Command::Settle(Settle { lease, verb })]).remove(0);
+    assert!(!matches!(settled, Outcome::Settled(Settled::LeaseLost { .. })), "{settled:?}");
+    assert!(!slow.partition.is_busy());
+    // The reserve has an end too.
+    let before = slow.sent;
+    while !slow.partition.is_busy() {
+        slow.send_some();
+        assert!(slow.sent < 1_000_000, "memory has an end");
+    }
+    let bytes = (slow.sent - before) as usize * 100;
+    assert!(bytes >= slow.partition.reserve_bytes() / 4, "{bytes} bytes of the reserve");
+    assert!(slow.filling() > 1.0);
+    while slow.workers.step().unwrap() {}
+    while slow.partition.poll().unwrap().is_some() {}
+    assert!(!slow.partition.is_busy());
+}

@@ -1,0 +1,138 @@
+//! What a refused request still sends.
+//!
+//! A caller that sends its whole body before it reads the answer loses an answer that comes
+//! earlier, when the connection is closed on it. So a little of the rest is read and thrown away,
+//! and where more is left, the answer says that the connection ends.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{CONNECTION, EXPECT};
+use http::{HeaderValue, Version};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use tokio::time::timeout;
+
+/// As much of a body is thrown away as an ordinary message may have, several times.
+const DISCARD_BYTES_MAX: usize = 4 * 1_024 * 1_024;
+/// And for no longer than this.
+const DISCARD: Duration = Duration::from_secs(2);
+
+/// A body that a handler may leave unread.
+#[derive(Clone, Debug)]
+pub(super) struct Unread {
+    body: Arc<Mutex<Option<Body>>>,
+    /// The caller waits to be asked for its body.
+    is_expected: bool,
+}
+
+impl Unread {
+    /// Keeps a hand on the body of a request of HTTP/1, if it has one. HTTP/2 ends requests one by
+    /// one.
+    pub(super) fn of(request: &mut Request) -> Option<Self> {
+        if request.version() >= Version::HTTP_2 || request.body().is_end_stream() {
+            return None;
+        }
+        let is_expected = request.headers().contains_key(EXPECT);
+        let body = std::mem::take(request.body_mut());
+        let unread = Self { body: Arc::new(Mutex::new(Some(body))), is_expected };
+        *request.body_mut() = Body::new(unread.clone());
+        Some(unread)
+    }
+
+    /// Throws away what is left, and marks the answer where the connection cannot go on.
+    pub(super) async fn finish(self, response: &mut Response) {
+        let Some(mut body) = self.lock().take() else { return };
+        let rest = async {
+            let mut bytes = 0;
+            while bytes <= DISCARD_BYTES_MAX {
+                match body.frame().await {
+                    Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                    Some(Err(_)) => return false,
+                    None => return true,
+                }
+            }
+            false
+        };
+        let is_whole = !self.is_expected && timeout(DISCARD, rest).await.unwrap_or(false);
+        if !is_whole {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Body>> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HttpBody for Unread {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let mut body = self.lock();
+        let Some(unread) = body.as_mut() else { return Poll::Ready(None) };
+        let polled = Pin::new(unread).poll_frame(context);
+        if matches!(polled, Poll::Ready(None)) {
+            *body = None; // All of it was read.
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.lock().as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.lock().as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    fn request(bytes: usize, chunks: usize) -> Request {
+        let part = Bytes::from(vec![b'x'; bytes]);
+        let parts = (0..chunks).map(move |_| Ok::<_, Infallible>(part.clone()));
+        Request::new(Body::from_stream(futures_util::stream::iter(parts)))
+    }
+
+    async fn is_closed(unread: Unread) -> bool {
+        let mut response = Response::new(Body::empty());
+        unread.finish(&mut response).await;
+        response.headers().contains_key(CONNECTION)
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_a_refused_body_is_thrown_away_or_the_connection_ends() {
+        assert!(Unread::of(&mut Request::new(Body::empty())).is_none());
+        let mut small = request(1_000, 3);
+        assert!(!is_closed(Unread::of(&mut small).unwrap()).await);
+        let mut large = request(1_024 * 1_024, 8);
+        assert!(is_closed(Unread::of(&mut large).unwrap()).await);
+        let mut expected = request(10, 1);
+        expected.headers_mut().insert(EXPECT, HeaderValue::from_static("100-continue"));
+        assert!(is_closed(Unread::of(&mut expected).unwrap()).await, "it was never asked for");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_was_read_has_no_rest() {
+        let mut request = request(10, 3);
+        let unread = Unread::of(&mut request).unwrap();
+        let read = request.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(read.len(), 30);
+        assert!(unread.lock().is_none());
+        assert!(!is_closed(unread).await);
+    }
+}
