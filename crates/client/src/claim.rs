@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::answer::{Answer, Outcome};
 use crate::backoff::Backoff;
+use crate::client::SENT_BYTES_MAX;
 use crate::delivery::Lease;
 use crate::error::Error;
 use crate::message::{Blob, ms, new_key, since_epoch};
@@ -326,6 +327,10 @@ async fn extend(
 
 /// Settles one lease, retrying while the broker cannot be reached.
 async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Settled, Error> {
+    let bytes = settle.bytes();
+    if bytes > SENT_BYTES_MAX {
+        return Err(Error::too_large(bytes, SENT_BYTES_MAX));
+    }
     let client = queue.client();
     let until = Instant::now() + client.timeout();
     let items = vec![settle.into_proto(0, lease.0.clone())];

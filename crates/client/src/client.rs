@@ -164,7 +164,8 @@ impl Client {
     pub(crate) fn rpc(&self) -> Rpc {
         HapaxClient::with_interceptor(self.0.channel.clone(), self.0.bearer.clone())
             .max_decoding_message_size(FRAME_BYTES_MAX)
-            .max_encoding_message_size(FRAME_BYTES_MAX)
+        // What is too large to be sent is the broker's to say: an encoder that gives up looks like
+        // a connection that broke, and would be tried again.
     }
 
     pub(crate) fn error(&self, status: &Status) -> Error {

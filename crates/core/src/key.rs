@@ -186,8 +186,8 @@ fn netstrings(parts: &[&str]) -> String {
 
 /// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time. A UUIDv7 tells
 /// whatever its time is; a word of 26 letters may look like a ULID by chance, mostly of a time that
-/// is thousands of years ahead. A clock that runs ahead by days is no chance: what it dates must not
-/// pass for undated now and be new again when its date has come.
+/// is thousands of years ahead. A clock that runs ahead by days is no chance: what it dates must
+/// not pass for undated now and be new again when its date has come.
 pub fn date(key: &str, now: Time) -> Option<Time> {
     let latest = now.plus(limits::ULID_AHEAD_MS).0;
     let uuid = uuid_date(key).filter(|at| *at >= limits::DATED_FROM_MS);

@@ -1,8 +1,8 @@
 //! Dead messages get another life under their own key.
 //!
-//! A redrive has an id: repeated, it moves nothing twice. It is a job that goes on in bounded steps,
-//! at the rate that was asked for: over the keys that it names, or over the messages that were dead
-//! when it began. A few keys are one step, which is taken at once.
+//! A redrive has an id: repeated, it moves nothing twice. It is a job that goes on in bounded
+//! steps, at the rate that was asked for: over the keys that it names, or over the messages that
+//! were dead when it began. A few keys are one step, which is taken at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -433,7 +433,7 @@ pub(crate) fn apply(
 }
 
 /// Of a redrive that names keys: those that are missing, and those left to look at, once it has
-/// come to the cursor. Redrives of 0.1 were over at once, and knew what was missing when they began.
+/// come to the cursor. Redrives of 0.1 were over at once, and began with what was missing.
 fn missing(machine: &Machine, job: &Job, digests: &[Digest], cursor: Seq) -> Option<Vec<Arc<str>>> {
     let queue = machine.queues.get(job.started.queue).filter(|_| job.started.by_keys)?;
     let seen = cursor.checked_sub(job.cursor).filter(|_| cursor != Seq::MAX)? as usize;

@@ -110,7 +110,8 @@ impl Model {
             let dead = index.filter(|index| self.messages[*index].place() == Place::Dead);
             if !digests.contains(&digest(&scope)) {
                 // What died in this very moment may be too late for it.
-                let is_old = |index: usize| matches!(self.messages[index].state, State::Dead { at, .. } if at < self.at);
+                let state = |index: usize| self.messages[index].state.clone();
+                let is_old = |index| matches!(state(index), State::Dead { at, .. } if at < self.at);
                 assert!(!dead.is_some_and(is_old), "a redrive passed over {scope:?} of {queue}");
                 job.view.missing.push(scope.2.as_str().into());
                 continue;

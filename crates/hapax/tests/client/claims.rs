@@ -6,8 +6,15 @@ use hapax_client::{Claim, Code, Done, Held, Settle, Settled};
 
 use crate::house::{House, LONG, Wire, in_time, named};
 
+/// For a lease that ends within a test, and that a busy machine can extend in time.
+const SHORT: Duration = Duration::from_secs(5);
+
 async fn fresh(house: &House, key: &str) -> Held {
-    let request = house.orders().claim(key).body("17 euro").lease(Duration::from_secs(2));
+    fresh_for(house, key, SHORT).await
+}
+
+async fn fresh_for(house: &House, key: &str, lease: Duration) -> Held {
+    let request = house.orders().claim(key).body("17 euro").lease(lease);
     match request.take().await.unwrap() {
         Claim::Fresh(held) => held,
         other => panic!("not fresh: {other:?}"),
@@ -107,7 +114,7 @@ on_each!(a_longer_extension_of_a_claim_is_not_taken_back);
 async fn a_longer_extension_of_a_claim_is_not_taken_back(partitions: u16) {
     let house = House::open(partitions, "{}").await;
     let held = fresh(&house, "k").await;
-    assert_eq!(held.lease_length(), Duration::from_secs(2));
+    assert_eq!(held.lease_length(), SHORT);
     held.extend(Some(Duration::from_secs(600))).await.unwrap();
     let asked = house.key("k").await.deadline_ms.unwrap();
     // For longer than its own lease, in which it extends itself more than once.
@@ -124,7 +131,7 @@ on_each!(what_no_frame_takes_is_refused_at_once_and_harms_nothing_else);
 /// Larger than what a stream takes, than what the broker takes, and than what the client sends.
 async fn what_no_frame_takes_is_refused_at_once_and_harms_nothing_else(partitions: u16) {
     let house = House::open(partitions, "{}").await;
-    let held = fresh(&house, "k").await;
+    let held = fresh_for(&house, "k", Duration::from_secs(3_600)).await;
     for mebibytes in [17, 33, 65] {
         let huge = bytes::Bytes::from(vec![b'x'; mebibytes << 20]);
         let result = Settle::Done(Done::new().result(huge.clone()));

@@ -1,5 +1,5 @@
-//! Epochs of an owner. Fences of one epoch come to an end, so a partition that gave out half of them
-//! raises its epoch while it goes on.
+//! Epochs of an owner. Fences of one epoch come to an end, so a partition that gave out half of
+//! them raises its epoch while it goes on.
 
 use hapax_core::Fence;
 use hapax_store::{Room, Store};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{Config, Content, Guarantee, Send};
+use hapax_core::{Answer, Blob, Config, Content, Guarantee, Send, Settle, Verb};
 use hapax_partition::change::Change;
 
 use crate::{LONG, create, message, on_one_and_on_four, open, queue, receive};
@@ -85,5 +85,45 @@ fn l7_who_went_away_at_the_beginning_of_a_wait_takes_no_message_that_comes_later
             let received = engine.receive(receive("orders", 1), LONG).await.unwrap().unwrap();
             assert_eq!(received.len(), 1, "message {n} went to somebody who is gone");
         }
+    });
+}
+
+#[test]
+fn a_receive_is_bounded_by_bytes_over_all_partitions() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        for n in 0..40 {
+            let content = Content::builder(&format!("k{n}")).build(&vec![0; 1 << 20]).unwrap();
+            engine.send(vec![Send::new(queue("orders"), content)]).await.unwrap();
+        }
+        let received = engine.receive(receive("orders", 40), Duration::ZERO).await;
+        let count = received.unwrap().unwrap().len();
+        // The first partitions may have less than 8 MiB; the next one is asked for as much again.
+        assert!((8..=16).contains(&count), "{count} MiB");
+    });
+}
+
+#[test]
+fn results_of_one_list_are_bounded_by_bytes() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        let keys = || (0..40).map(|n| message("orders", &format!("k{n}"), "b")).collect::<Vec<_>>();
+        engine.send(keys()).await.unwrap();
+        let mut left = 40;
+        while left > 0 {
+            let received = engine.receive(receive("orders", 40), Duration::ZERO).await;
+            for delivery in received.unwrap().unwrap() {
+                let body = vec![b'r'; 1 << 20].into();
+                let result = Some(Blob { content_type: None, body });
+                let verb = Verb::Done { result, emits: Vec::new() };
+                let settle = Settle { lease: delivery.lease, verb };
+                engine.settle(vec![(delivery.id.partition(), settle)]).await.unwrap();
+                left -= 1;
+            }
+        }
+        let told = engine.send_within(keys(), 8 << 20).await.unwrap();
+        let has = |answer: &Answer| matches!(answer, Answer::Done(it) if it.result.is_some());
+        assert_eq!(told.iter().filter(|(answer, _)| has(answer)).count(), 8);
+        assert!(told.iter().all(|(answer, omitted)| has(answer) != *omitted));
     });
 }
