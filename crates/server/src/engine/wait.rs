@@ -39,7 +39,7 @@ impl Engine {
 
     /// Gives messages back, uncharged, that were received for somebody who never got them.
     pub(crate) fn give_back(&self, messages: Vec<Delivery>) {
-        drop(Parcel::new(&self.shared, messages));
+        drop(Parcel::new(&self.shared, None, messages));
     }
 
     async fn receive_anywhere(
@@ -48,7 +48,8 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let (count, first) = (self.partitions(), self.shared.turn());
-        let (mut parcel, mut bytes) = (Parcel::new(&self.shared, Vec::new()), 0);
+        let (mut parcel, mut bytes) =
+            (Parcel::new(&self.shared, receive.receive_id.clone(), Vec::new()), 0);
         for partition in (first..first + count).map(|partition| partition % count) {
             let max = receive.max.saturating_sub(parcel.messages.len() as u32);
             // Each partition keeps to the bound; all of them together do, too.
@@ -77,7 +78,7 @@ impl Engine {
         partition: usize,
         receive: Receive,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
-        let (reply, receiver) = Hand::new(&self.shared).reply();
+        let (reply, receiver) = Hand::new(&self.shared, &receive).reply();
         self.shared.submit(partition, vec![Command::Receive(receive)], reply);
         Ok(receiver.await.map_err(|_| Stopped::silent())??.map(Parcel::open))
     }
@@ -90,7 +91,7 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let turn = Turn::default();
-        let hand = Hand::new(&self.shared);
+        let hand = Hand::new(&self.shared, &receive);
         let (first, receiver) = hand.clone().reply();
         let mut first = Some(first);
         for partition in partitions {
@@ -174,15 +175,17 @@ impl Drop for Leaving<'_> {
 }
 
 /// Messages on their way to whoever waits. Those that nobody takes out are given back, uncharged:
-/// whoever asked for them went away.
+/// whoever asked for them went away. Under an id they are asked for again, and whoever did so may
+/// hold them already: those stay leased.
 struct Parcel {
     shared: Arc<Shared>,
+    id: Option<Arc<str>>,
     messages: Vec<Delivery>,
 }
 
 impl Parcel {
-    fn new(shared: &Arc<Shared>, messages: Vec<Delivery>) -> Self {
-        Self { shared: Arc::clone(shared), messages }
+    fn new(shared: &Arc<Shared>, id: Option<Arc<str>>, messages: Vec<Delivery>) -> Self {
+        Self { shared: Arc::clone(shared), id, messages }
     }
 
     fn open(mut self) -> Vec<Delivery> {
@@ -192,6 +195,9 @@ impl Parcel {
 
 impl Drop for Parcel {
     fn drop(&mut self) {
+        if self.id.is_some() {
+            return;
+        }
         let messages = std::mem::take(&mut self.messages).into_iter();
         let releases = messages.map(|message| {
             let settle = Settle { lease: message.lease, verb: Verb::Release };
@@ -211,12 +217,15 @@ type Received = Result<Result<Parcel, Refusal>, Stopped>;
 #[derive(Clone)]
 struct Hand {
     shared: Arc<Shared>,
+    /// The id of the receive.
+    id: Option<Arc<str>>,
     sender: Arc<Mutex<Option<oneshot::Sender<Received>>>>,
 }
 
 impl Hand {
-    fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), sender: Arc::default() }
+    fn new(shared: &Arc<Shared>, receive: &Receive) -> Self {
+        let (shared, id) = (Arc::clone(shared), receive.receive_id.clone());
+        Self { shared, id, sender: Arc::default() }
     }
 
     fn reply(self) -> (Reply, oneshot::Receiver<Received>) {
@@ -233,8 +242,8 @@ impl Hand {
 
     fn give(self, outcomes: Outcomes) {
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let received =
-            received(outcomes).map(|told| told.map(|list| Parcel::new(&self.shared, list)));
+        let pack = |list| Parcel::new(&self.shared, self.id.clone(), list);
+        let received = received(outcomes).map(|told| told.map(pack));
         if let Some(sender) = sender {
             drop(sender.send(received)); // What does not arrive gives its messages back.
         }

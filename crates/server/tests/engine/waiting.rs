@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use hapax_core::{Answer, Blob, Config, Content, Guarantee, Send, Settle, Verb};
+use hapax_core::{Answer, Blob, Config, Content, Guarantee, Receive, Send, Settle, Settled, Verb};
 use hapax_partition::change::Change;
 
-use crate::{LONG, create, message, on_one_and_on_four, open, queue, receive};
+use crate::{LONG, create, done, message, on_one_and_on_four, open, queue, receive};
 
 #[test]
 fn who_waits_is_woken_where_another_took_less_than_it_was_called_for() {
@@ -126,4 +126,31 @@ fn results_of_one_list_are_bounded_by_bytes() {
         assert_eq!(told.iter().filter(|(answer, _)| has(answer)).count(), 8);
         assert!(told.iter().all(|(answer, omitted)| has(answer) != *omitted));
     });
+}
+
+#[test]
+fn l10_a_repeated_receive_keeps_the_leases_that_its_first_caller_never_got() {
+    // An id is known to one partition: the one that has the message, or another.
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let engine = open(directory.path(), 1);
+    runtime.block_on(async {
+        create(&engine, "orders", Config { lease_ms: 600_000, ..Config::default() }).await;
+        for round in 0..60u64 {
+            engine.send(vec![message("orders", &format!("k{round}"), "b")]).await.unwrap();
+            let receive =
+                Receive { receive_id: Some(format!("r{round}").into()), ..receive("orders", 1) };
+            let first = engine.receive(receive.clone(), LONG);
+            let first = tokio::time::timeout(Duration::from_micros(round * 30), first).await;
+            // The caller is gone, or has its answer and asks again all the same.
+            drop(first);
+            let again = engine.receive(receive, LONG).await.unwrap().unwrap();
+            let [delivery] = again.as_slice() else { panic!("{again:?}") };
+            // Whatever was on its way to the first caller has come to nothing by now.
+            engine.inspect(0, |_| ()).await.unwrap();
+            let settled = done(&engine, delivery, vec![]).await;
+            assert!(matches!(settled, Settled::Ok { .. }), "round {round}: {settled:?}");
+        }
+    });
+    engine.stop();
 }
