@@ -242,3 +242,27 @@ async fn a_header_or_a_parameter_that_means_nothing_is_refused() {
     house.ask(get("/livez?verbose")).await;
     assert_eq!(house.key("orders", "finished").await["state"], "done");
 }
+
+#[tokio::test]
+async fn a_settle_with_a_field_of_another_verb_is_refused_and_does_nothing() {
+    let (house, lease) = busy_house().await;
+    for settle in [
+        json!({"do": "fail", "result": {"body": "x"}}),
+        json!({"do": "fail", "emit": []}),
+        json!({"do": "done", "error": "x"}),
+        json!({"do": "done", "delay_ms": 1}),
+        json!({"do": "release", "dead": true}),
+        json!({"do": "extend", "delay_ms": 1}),
+        json!({"do": "begin", "name": "x"}),
+        json!({"do": "park", "body": "x"}),
+        json!({"do": "park", "body_base64": "eA=="}),
+        json!({"do": "save", "name": "x", "body": "y", "lease_ms": 1}),
+    ] {
+        let mut item = settle.clone();
+        item["lease"] = lease.clone();
+        let told = house.settle("orders", item).await;
+        assert_eq!(told["code"], "invalid", "{settle}: {told}");
+    }
+    let done = house.settle("orders", json!({"lease": lease, "do": "done"})).await;
+    assert_eq!(done["answer"], "ok", "{done}");
+}

@@ -165,6 +165,7 @@ fn verb(
     caller: &Arc<Principal>,
     item: &json::SettleItem<'_>,
 ) -> Result<Verb, Problem> {
+    refuse_other_fields(item)?;
     Ok(match &*item.verb {
         "done" => Verb::Done {
             result: item.result.as_ref().map(to_blob).transpose()?,
@@ -194,6 +195,32 @@ fn verb(
             return Err(Problem::invalid(detail));
         }
     })
+}
+
+/// A field of another verb would be ignored, though whoever set it counts on it.
+fn refuse_other_fields(item: &json::SettleItem<'_>) -> Result<(), Problem> {
+    let given = [
+        ("result", item.result.is_some(), &["done"][..]),
+        ("emit", item.emit.is_some(), &["done"]),
+        ("error", item.error.is_some(), &["fail", "park"]),
+        ("delay_ms", item.delay_ms.is_some(), &["fail"]),
+        ("dead", item.dead.is_some(), &["fail"]),
+        ("lease_ms", item.lease_ms.is_some(), &["extend"]),
+        ("name", item.name.is_some(), &["save"]),
+        ("body", item.body.is_some(), &["save"]),
+        ("body_base64", item.body_base64.is_some(), &["save"]),
+    ];
+    let known = given.iter().any(|(_, _, verbs)| verbs.contains(&&*item.verb));
+    let known = known || matches!(&*item.verb, "release" | "begin");
+    let wrong = given.iter().find(|(_, is, verbs)| *is && !verbs.contains(&&*item.verb));
+    match wrong.filter(|_| known) {
+        Some((field, _, verbs)) => Err(Problem::invalid(format!(
+            "{field} belongs to do: {:?}, not to {:?}",
+            verbs.join(" or "),
+            item.verb
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn emits(
