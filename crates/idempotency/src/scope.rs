@@ -113,6 +113,25 @@ mod tests {
         assert_eq!(expected, "9f0bffd967d373335e7f3e012e9dda01a1f595e264b4b7e99a1bd0e3d68c3442");
     }
 
+    #[test]
+    fn callers_with_other_cookies_or_api_keys_are_told_apart_and_others_keep_their_fingerprint() {
+        let of = |pairs: &[(&str, &str)], headers: &[HeaderName]| {
+            let mut request = Request::post("/charges");
+            for (name, value) in pairs {
+                request = request.header(*name, *value);
+            }
+            let (parts, ()) = request.body(()).unwrap().into_parts();
+            fingerprint(&parts, headers, &Bytes::from_static(b"x"))
+        };
+        let bare = of(&[], &CREDENTIALS);
+        assert_eq!(bare, of(&[], &[AUTHORIZATION]), "as of a release that compared no others");
+        for name in ["cookie", "x-api-key"] {
+            let one = of(&[(name, "a")], &CREDENTIALS);
+            assert_ne!(one, bare);
+            assert_ne!(one, of(&[(name, "b")], &CREDENTIALS));
+        }
+    }
+
     fn print(request: http::request::Builder, body: &'static str) -> String {
         let (parts, ()) = request.body(()).unwrap().into_parts();
         fingerprint(&parts, &HEADERS, &Bytes::from_static(body.as_bytes()))

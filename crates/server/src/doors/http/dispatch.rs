@@ -154,7 +154,8 @@ fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
 }
 
 /// Where no token is needed, a web page could reach the broker under a name of its own that leads
-/// here. From this machine the broker is called by its address or as localhost.
+/// here. From this machine the broker is called by its address, as localhost, or by a name of the
+/// local network.
 fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (host, is_doubled) = (hosts.next(), hosts.next().is_some());
@@ -170,8 +171,8 @@ fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
     if host.is_none_or(is_local_name) {
         return Ok(());
     }
-    let detail = "without tokens the broker is called by its address or as localhost; this is \
-                  another name";
+    let detail = "Host: without tokens the broker is called by its address or as localhost; this \
+                  is another name";
     Err(Problem::new(Code::Forbidden, detail).into())
 }
 
@@ -181,7 +182,9 @@ fn is_local_name(host: &str) -> bool {
         _ => host,
     };
     let name = name.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
+    // Nobody on the internet owns a name without a dot.
+    let is_of_a_network = !name.is_empty() && !name.contains('.');
+    is_of_a_network || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// A new id, in the form of a UUIDv7: it sorts by time.
@@ -216,10 +219,12 @@ mod tests {
             "[::1]:4747",
             "[::1]",
             "10.0.0.7",
+            "hapax:4747",
         ] {
             assert!(is_local_name(local), "{local}");
         }
-        for foreign in ["evil.example", "evil.example:4747", "localhost.evil.example", "", ":4747"]
+        for foreign in
+            ["evil.example", "evil.example:4747", "localhost.evil.example", "", ":4747", "evil."]
         {
             assert!(!is_local_name(foreign), "{foreign}");
         }

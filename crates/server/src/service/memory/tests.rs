@@ -1,3 +1,5 @@
+//! Who gets memory and who waits, without any task.
+
 use super::*;
 use std::task::Waker;
 
