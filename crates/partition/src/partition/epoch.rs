@@ -12,7 +12,10 @@ impl<S: Store> Partition<S> {
     pub(super) fn raise_epoch(&mut self) -> Result<(), Error> {
         let is_quiet = self.cutting.is_none() && self.store.durable()? == self.appended;
         if is_quiet && self.store.room() != Room::Low {
-            let claim = self.store.claim()?;
+            let claim = match self.store.claim() {
+                Err(error) if error.is_full() => return Ok(()), // There are fences left until later.
+                claim => claim?,
+            };
             assert_eq!(claim.last, self.appended, "the owner before was this one");
             if claim.epoch >= Fence::EPOCHS {
                 return Err(Error::Epochs(claim.epoch));

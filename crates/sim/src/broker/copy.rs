@@ -48,9 +48,9 @@ impl Broker {
         self.copying = Some(Copy { stores, left, before, perhaps });
     }
 
-    /// What a partition decides while a copy is taken may be in it.
+    /// What a partition decides before it is copied may be in the copy.
     pub(super) fn note_asked(&mut self, partition: usize, at: Time, ops: &[Op]) {
-        if let Some(copy) = &mut self.copying {
+        if let Some(copy) = self.copying.as_mut().filter(|copy| copy.left.contains(&partition)) {
             copy.perhaps.extend(ops.iter().map(|op| (partition, at, op.clone())));
         }
     }

@@ -235,9 +235,14 @@ impl Checker {
 
     /// The queue has these rules now, for certain.
     fn rule(&mut self, at: Time, queue: usize, config: &Config) {
-        // What was due under the old rules may have happened under them.
-        for item in self.homed(queue) {
-            self.passed(at, item);
+        // What was due under the old rules, or under any that it may have had since, may have
+        // happened under them.
+        let known = self.state(queue).config.clone();
+        for rules in self.state(queue).candidates().into_iter().chain([known]) {
+            self.state_mut(queue).config = rules;
+            for item in self.homed(queue) {
+                self.passed(at, item);
+            }
         }
         let state = self.state_mut(queue);
         if !state.had.contains(&state.config) && state.may_exist() {

@@ -16,7 +16,11 @@ impl Store for DiskStore {
         // An older owner's checkpoint is refused like its appends.
         shared.abandon_checkpoint();
         let epoch = shared.next_epoch();
-        shared.commit_epoch(epoch).map_err(|error| shared.fail(error))?;
+        shared.commit_epoch(epoch).map_err(|error| match self.epoch {
+            // An owner goes on as it is, and may try again.
+            Some(_) if error.is_full() => error,
+            _ => shared.fail(error),
+        })?;
         let (last, closed) = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
         let head = shared.archive.head();
         assert_eq!(head.epoch, epoch, "the manifest has the epoch before any record");
