@@ -9,9 +9,12 @@ use crate::problem::Problem;
 
 pub(crate) use hapax_wire::key::IDEMPOTENCY_KEY;
 
-/// Dates are believed between these: a word of 26 letters is not a ULID.
+/// Dates are believed from here on.
 const DATED_FROM: Duration = Duration::from_millis(1_451_606_400_000); // 2016-01-01
+/// What is dated further ahead is refused, as by the broker: its key would be forgotten too early.
 const DATED_AHEAD: Duration = Duration::from_secs(24 * 60 * 60);
+/// A word of 26 letters that would be a ULID of a time further ahead is none.
+const ULID_AHEAD: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 impl From<Malformed> for Problem {
     fn from(malformed: Malformed) -> Self {
@@ -25,8 +28,15 @@ pub(crate) fn read(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Stri
 }
 
 /// Whether a text can be a key at all.
-pub(crate) fn check(key: &str) -> Result<(), Problem> {
-    Ok(key::check(key)?)
+pub(crate) fn check(key: &str, now: SystemTime) -> Result<(), Problem> {
+    key::check(key)?;
+    match date(key, now) {
+        Some(date) if date > now + DATED_AHEAD => {
+            let detail = "the key is dated more than a day ahead: is the clock right that made it?";
+            Err(Problem::malformed_key(detail))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why a key may be missing although the client thinks it sent one.
@@ -42,9 +52,11 @@ pub(crate) fn missing(headers: &HeaderMap, name: &HeaderName) -> Problem {
 /// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time. The broker
 /// would see it too, were the key not hashed on its way there.
 pub(crate) fn date(key: &str, now: SystemTime) -> Option<SystemTime> {
-    let at = Duration::from_millis(uuid_date(key).or_else(|| ulid_date(key))?);
-    let ahead = now.duration_since(UNIX_EPOCH).unwrap_or_default() + DATED_AHEAD;
-    (DATED_FROM..=ahead).contains(&at).then(|| UNIX_EPOCH + at)
+    let latest = now.duration_since(UNIX_EPOCH).unwrap_or_default() + ULID_AHEAD;
+    let uuid = uuid_date(key).map(Duration::from_millis).filter(|at| *at >= DATED_FROM);
+    let ulid = || ulid_date(key).map(Duration::from_millis);
+    let ulid = || ulid().filter(|at| (DATED_FROM..=latest).contains(at));
+    uuid.or_else(ulid).map(|at| UNIX_EPOCH + at)
 }
 
 /// In its usual form, with hyphens.
@@ -106,5 +118,20 @@ mod tests {
         ] {
             assert_eq!(ms(undated), None, "{undated}");
         }
+    }
+
+    #[test]
+    fn k8_a_key_that_is_dated_more_than_a_day_ahead_is_refused() {
+        let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+        for (key, made) in [
+            ("017f22e2-79b0-7cc3-98c4-dc0c0c07398f", 1_645_557_742_000),
+            ("01ARZ3NDEKTSV4RRFFQ69G5FAV", 1_469_922_850_259),
+        ] {
+            let made = UNIX_EPOCH + Duration::from_millis(made);
+            check(key, made - days(1)).unwrap();
+            let refused = check(key, made - days(2)).unwrap_err();
+            assert_eq!(refused.code(), "malformed_key", "{key}");
+        }
+        check("order-42", UNIX_EPOCH).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use hapax_client::Queue;
@@ -260,10 +261,7 @@ fn ask(
     let key = match (key, &route.key) {
         (Some(key), _) => key,
         (None, KeySource::Function(key_from)) => match key_from(parts, body) {
-            Some(key) => {
-                crate::key::check(&key)?;
-                key
-            }
+            Some(key) => key,
             None if route.is_required => {
                 let detail = "this request has nothing in it that could be its key";
                 return Err(Problem::missing_key(detail));
@@ -272,6 +270,7 @@ fn ask(
         },
         (None, KeySource::Header(_)) => return Ok(None),
     };
+    crate::key::check(&key, SystemTime::now())?;
     let scope = Scope {
         namespace: &rules.namespace,
         tenant: &tenant,

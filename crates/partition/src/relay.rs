@@ -80,3 +80,33 @@ impl Confirmations {
         }
     }
 }
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+mod tests {
+    use hapax_core::{Config, Content, Emit, QueueName, Time};
+
+    use super::*;
+
+    #[test]
+    fn l3_what_its_queue_refused_for_good_is_handed_over_as_a_dead_letter() {
+        let queue = QueueName::new("default", "emails").unwrap();
+        let mut routes = Routes::new(1);
+        routes.enter(&queue, &Config::default());
+        let relay = |id, refused: Option<&str>| Relay {
+            id,
+            emit: Emit::new(queue.clone(), "n", Content::builder("k").build(b"hi").unwrap()),
+            within: false,
+            issued_at: Time(1),
+            attempts: 0,
+            refused: refused.map(Into::into),
+        };
+        let parts = hand_over(vec![relay(7, None), relay(8, Some("too large"))], &routes, || 0);
+        let [Part { tags, commands, .. }] = parts.as_slice() else { panic!("{parts:?}") };
+        assert_eq!(tags, &[7, 8]);
+        let [Command::Send(_), Command::DeadLetter(letter)] = commands.as_slice() else {
+            panic!("{commands:?}")
+        };
+        assert_eq!(&*letter.error, "too large");
+    }
+}

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use clap::{ArgMatches, Args, FromArgMatches};
 use hapax_server::settings::{self, Loaded, Mistakes, Profile, Settings, Severity, Sources};
 use hapax_server::{Broker, log};
-use hapax_store::{OsVolume, Volume, disk};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::Exit;
@@ -103,7 +102,6 @@ async fn live(
 ) -> Result<Exit, Failure> {
     let address = broker.address();
     tracing::info!(%address, tls = broker.is_encrypted(), "listening");
-    warn_of_room(&settings.data);
     let scheme = if broker.is_encrypted() { "https" } else { "http" };
     let url = format!("{scheme}://{address}");
     if let Some(file) = &serve.port_file {
@@ -133,23 +131,6 @@ fn warn(loaded: &Loaded) {
         if finding.severity() == Severity::Warning {
             tracing::warn!("{finding}");
         }
-    }
-}
-
-/// A disk without room refuses every send, which is better known before the first one.
-fn warn_of_room(data: &Path) {
-    let least = disk::Options::default().journal.free_bytes_min;
-    let free = OsVolume::open(data).and_then(|volume| volume.free_bytes());
-    if let Ok(free) = free
-        && free < least
-    {
-        tracing::warn!(
-            "{} has {} MiB free, less than the {} MiB that the broker keeps for settles: every \
-             send is refused as store_full until there is more",
-            data.display(),
-            free >> 20,
-            least >> 20
-        );
     }
 }
 
