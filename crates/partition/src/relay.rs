@@ -82,7 +82,6 @@ impl Confirmations {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
 mod tests {
     use hapax_core::{Config, Content, Emit, QueueName, Time};
 
