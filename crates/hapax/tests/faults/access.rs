@@ -163,11 +163,11 @@ impl House {
         let _ = door.ask(&Request::new("DELETE", "/v1/queues/orders"));
         let made = door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({})));
         assert!(matches!(made.status, 200 | 201), "{}", made.text());
-        for (key, verb) in [("done", "done"), ("dead", "fail")] {
+        let ends = [json!({ "do": "done" }), json!({ "do": "fail", "error": "e", "dead": true })];
+        for (key, mut item) in ["done", "dead"].into_iter().zip(ends) {
             door.ask(&Request::send(QUEUE, key, "x")).is(201);
             let told = door.ask(&Request::post("/v1/queues/orders/receive", &json!({}))).is(200);
-            let lease = &told["messages"][0]["lease"];
-            let item = json!({ "lease": lease, "do": verb, "error": "e", "dead": true });
+            item["lease"] = told["messages"][0]["lease"].clone();
             let settle = Request::post("/v1/queues/orders/settle", &json!({ "items": [item] }));
             assert_eq!(door.ask(&settle).is(200)["answers"][0]["answer"], "ok");
         }
