@@ -236,21 +236,24 @@ pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
         None => {}
     }
     if has_more {
-        out.number(record.duplicates);
-        out.number(record.losses.into());
-        out.number(record.generation.into());
-        let present =
-            [record.error.is_some(), record.content.is_some(), record.dated_ahead.is_some()];
-        out.u8(present.iter().rev().fold(0, |bits, is| bits << 1 | u8::from(*is)));
-        out.text(record.error.as_deref().unwrap_or_default());
-        encode_history(&record.history, out);
-        encode_points(&record.points, out);
-        if let Some(content) = &record.content {
-            encode_content(content, out);
-        }
-        if let Some(dated) = record.dated_ahead {
-            out.number(dated.0);
-        }
+        encode_more(record, out);
+    }
+}
+
+fn encode_more(record: &KeyRecord, out: &mut Vec<u8>) {
+    out.number(record.duplicates);
+    out.number(record.losses.into());
+    out.number(record.generation.into());
+    let present = [record.error.is_some(), record.content.is_some(), record.dated_ahead.is_some()];
+    out.u8(present.iter().rev().fold(0, |bits, is| bits << 1 | u8::from(*is)));
+    out.text(record.error.as_deref().unwrap_or_default());
+    encode_history(&record.history, out);
+    encode_points(&record.points, out);
+    if let Some(content) = &record.content {
+        encode_content(content, out);
+    }
+    if let Some(dated) = record.dated_ahead {
+        out.number(dated.0);
     }
 }
 

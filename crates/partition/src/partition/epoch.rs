@@ -13,7 +13,7 @@ impl<S: Store> Partition<S> {
         let is_quiet = self.cutting.is_none() && self.store.durable()? == self.appended;
         if is_quiet && self.store.room() != Room::Low {
             let claim = match self.store.claim() {
-                Err(error) if error.is_full() => return Ok(()), // There are fences left until later.
+                Err(error) if error.is_full() => return Ok(()), // Fences are left until later.
                 claim => claim?,
             };
             assert_eq!(claim.last, self.appended, "the owner before was this one");
