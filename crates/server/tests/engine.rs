@@ -419,6 +419,12 @@ fn l5_a_redrive_by_keys_names_the_keys_that_no_partition_has_among_its_dead() {
             per_s: None,
         };
         let mut view = engine.redrive(redrive).await.unwrap().unwrap();
+        let over = async {
+            while !view.done {
+                view = engine.redrive_progress(&queue("orders"), "r1").await.unwrap().unwrap();
+            }
+        };
+        tokio::time::timeout(LONG, over).await.unwrap();
         view.missing.sort();
         let missing: Vec<&str> = view.missing.iter().map(|key| &**key).collect();
         assert_eq!(missing, ["k10", "k11", "k12", "k13", "k14"]);

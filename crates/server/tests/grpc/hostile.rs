@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use hapax_wire::proto::settle::Verb;
 use hapax_wire::proto::{self, AnswerKind};
 use http::{Request, StatusCode, Version};
@@ -154,34 +153,6 @@ async fn speak(house: &House, path: &str, frame: &'static [u8]) -> Option<String
     }
     let body = in_time(response.into_body().collect()).await.unwrap();
     body.trailers().and_then(text)
-}
-
-#[tokio::test]
-async fn what_a_worker_that_went_away_was_not_sent_comes_back_uncharged() {
-    const COUNT: u64 = 60;
-    let house = House::with_queue("orders", r#"{"lease_ms":3600000}"#).await;
-    let body = Bytes::from(vec![b'x'; 64 * 1_024]);
-    let large = (0..COUNT).map(|number| message(number, &format!("k{number}"), body.clone()));
-    house.send("orders", large.collect()).await;
-    // It never reads: what was received for it waits in the broker.
-    let works = house.works("orders", COUNT as u32).await;
-    in_time(async {
-        while house.stats("orders").await.leased < COUNT / 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    let leased = house.stats("orders").await.leased;
-    drop(works);
-    let mut again = house.works("orders", 1).await;
-    let delivery = again.deliveries(1).await.remove(0);
-    assert_eq!(delivery.attempt, 1, "uncharged");
-    in_time(async {
-        while house.stats("orders").await.leased > leased / 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
 }
 
 #[tokio::test]
