@@ -152,8 +152,13 @@ fn raises_epochs<S: Store>(open: &mut dyn FnMut(Options) -> S) {
     let first = partition.epoch();
     drive(&mut partition, 0, vec![configure(Config::default())]);
     let mut kept = Vec::new();
-    let mut fences = churn(&mut partition, 1, &mut kept);
-    assert!(partition.epoch() > first + 3, "80 leases in epochs of 6: {}", partition.epoch());
+    let (mut fences, mut round) = (Vec::new(), 1);
+    // A checkpoint that takes long puts it off.
+    while partition.epoch() <= first + 3 {
+        assert!(round < 2_000, "leases in epochs of 6: {}", partition.epoch());
+        fences.extend(churn(&mut partition, round, &mut kept));
+        round += 40;
+    }
     assert!(kept.iter().all(|lease| partition.gave(lease.fence)));
     // A new owner is above them all, and leases of every epoch settle.
     let last = partition.epoch();
@@ -161,10 +166,11 @@ fn raises_epochs<S: Store>(open: &mut dyn FnMut(Options) -> S) {
     let mut partition = Partition::open(open(options), options).unwrap();
     assert!(partition.epoch() > last);
     assert!(!kept.iter().any(|lease| partition.gave(lease.fence)));
-    fences.extend(churn(&mut partition, 50, &mut kept));
+    fences.extend(churn(&mut partition, round + 10, &mut kept));
     assert!(fences.is_sorted_by(|a, b| a < b), "fences grow: {fences:?}");
-    let outcomes = drive(&mut partition, 1_000, kept.iter().map(|lease| done(*lease)).collect());
-    assert_eq!(outcomes.len(), 80);
+    let settles = kept.iter().map(|lease| done(*lease)).collect();
+    let outcomes = drive(&mut partition, (round + 60) * 10, settles);
+    assert_eq!(outcomes.len(), kept.len());
     let is_ok = |outcome: &Outcome| matches!(outcome, Outcome::Settled(Settled::Ok { .. }));
     assert!(outcomes.iter().all(is_ok), "{outcomes:?}");
 }
