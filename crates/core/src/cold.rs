@@ -44,8 +44,6 @@ pub enum Need {
 pub enum RangeOf {
     /// One row, by its name.
     One,
-    /// What is in workers' hands, for a new owner.
-    Leased(QueueId),
     Ready(QueueId),
     Leads(QueueId),
     Members(QueueId, Digest),
@@ -206,11 +204,6 @@ impl Machine {
         let last_seq = last.map_or(0, |last| seq_of(&last));
         match of {
             RangeOf::One => {}
-            RangeOf::Leased(queue) => {
-                if let Some(queue) = self.queues.get_mut(*queue) {
-                    queue.leased_from = last.filter(|_| left_off).map(RowKey::next);
-                }
-            }
             RangeOf::Browse if all => {}
             RangeOf::Browse => self.browsed.push((*from, last_seq)),
             RangeOf::Ready(queue) => {
@@ -313,6 +306,13 @@ impl Machine {
                     queue.ready.admit(seq, slot);
                 }
                 self.file_mortal(slot);
+            }
+            (Place::Leased, _) => {
+                if let Some(queue) = self.queues.get_mut(queue_id) {
+                    queue.leased.come_back(self.messages.at(slot));
+                    self.leases_away -= 1;
+                }
+                self.file(slot);
             }
             _ => self.file(slot),
         }
@@ -454,9 +454,11 @@ impl Machine {
             return;
         }
         let mut named = false;
+        let mut bytes = 0;
         for (queue, turn) in expire::round(self, self.now) {
             match turn {
-                Turn::Leases | Turn::Lives => {}
+                Turn::Lives => {}
+                Turn::Leases => self.need_lost(queue, &mut bytes, needs),
                 Turn::Delays => self.need_delayed(queue, needs),
                 Turn::Purge => self.need_purge(queue, needs),
                 // One of those that name keys has its turn in a tick, or many of them together
@@ -468,6 +470,19 @@ impl Machine {
                 }
                 Turn::Redrive(job) => redrive::need_rows(self, queue, &job, needs),
             }
+        }
+    }
+
+    /// Leases that are over and whose messages are in the rows alone: as many as a tick loses, and
+    /// as take no more memory than a receive does. The next ticks have the others.
+    fn need_lost(&self, queue: &Queue, bytes: &mut usize, needs: &mut Vec<Need>) {
+        let over = queue.leased.away().take_while(|(deadline, _)| *deadline <= self.now);
+        for (_, lease) in over.take(self.bounds.expire_step) {
+            if *bytes > self.bounds.receive_bytes {
+                break;
+            }
+            *bytes += lease.bytes;
+            needs.push(Need::Point(lease.digest));
         }
     }
 
@@ -505,6 +520,7 @@ impl Machine {
     pub(crate) fn browsed_rows(&self, queue: &Queue, browse: &Browse) -> Option<(RowKey, RowKey)> {
         let file = match browse.place {
             Place::Ready => File::Ready,
+            Place::Leased => File::Leased,
             Place::Parked => File::Parked,
             Place::Dead => File::Dead,
             _ => return None,

@@ -86,11 +86,8 @@ impl Fetch {
                 self.more.retain(|need| match need {
                     Need::Range { of, .. } if is_over && is_job(of) => false,
                     // A job goes on with the next batch: all at once, it would bring a whole
-                    // queue into memory. Recovery goes on by itself.
-                    Need::Range {
-                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
-                        ..
-                    } => {
+                    // queue into memory.
+                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
                         let is_same =
                             |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
                         !read.iter().any(is_same)
