@@ -31,6 +31,8 @@ pub enum Need {
     /// A group, which is a point too. Where there is no such point, [`Machine::absent`] wants to
     /// know of either.
     Group(QueueId, Digest),
+    /// A message, by the name of its row.
+    Row(RowKey),
     Range {
         from: RowKey,
         to: RowKey,
@@ -42,8 +44,6 @@ pub enum Need {
 /// What a range is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeOf {
-    /// One row, by its name.
-    One,
     Ready(QueueId),
     Leads(QueueId),
     Members(QueueId, Digest),
@@ -156,8 +156,7 @@ impl Machine {
             }
             point::ALIVE => {
                 if self.is_news(digest) {
-                    let from = RowKey::try_from(rest)?;
-                    needs.push(Need::Range { from, to: from.next(), limit: 1, of: RangeOf::One });
+                    needs.push(Need::Row(RowKey::try_from(rest)?));
                 }
             }
             point::GROUP => {
@@ -172,7 +171,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes in a row of a range.
+    /// Takes in a row.
     pub fn warm_row(
         &mut self,
         key: &[u8],
@@ -203,7 +202,6 @@ impl Machine {
         let last = last.and_then(|last| RowKey::try_from(last).ok());
         let last_seq = last.map_or(0, |last| seq_of(&last));
         match of {
-            RangeOf::One => {}
             RangeOf::Browse if all => {}
             RangeOf::Browse => self.browsed.push((*from, last_seq)),
             RangeOf::Ready(queue) => {
@@ -262,7 +260,7 @@ impl Machine {
                 self.add_group(Group::new(*digest, *queue));
                 self.asked.push(*digest);
             }
-            Need::Group(..) | Need::Range { .. } => {}
+            Need::Group(..) | Need::Row(_) | Need::Range { .. } => {}
         }
     }
 
@@ -285,9 +283,7 @@ impl Machine {
         {
             // The group's row comes first: counts must not start from nothing.
             self.need_group(message.queue, group, needs);
-            if let Some(row) = message.row {
-                needs.push(Need::Range { from: row, to: row.next(), limit: 1, of: RangeOf::One });
-            }
+            needs.extend(message.row.map(Need::Row));
             return;
         }
         let (place, seq) = (message.place(), message.seq);

@@ -272,8 +272,13 @@ impl World {
                         }
                         None => self.machine.absent(need),
                     },
-                    Need::Range { .. } => {
-                        let Need::Range { from, to, limit, .. } = need else { continue };
+                    Need::Row(row) => {
+                        for (key, value) in self.rows.range(row, &row.next(), 1) {
+                            let warmed = self.machine.warm_row(&key, &value, &mut more);
+                            warmed.expect("rows read back");
+                        }
+                    }
+                    Need::Range { from, to, limit, .. } => {
                         let rows = self.rows.range(from, to, *limit);
                         for (key, value) in &rows {
                             let warmed = self.machine.warm_row(key, value, &mut more);
@@ -296,7 +301,7 @@ impl World {
                     }
                     Need::Range { .. } => !read.contains(need),
                     Need::Group(..) => true,
-                    Need::Point(_) => false,
+                    Need::Point(_) | Need::Row(_) => false,
                 });
             }
             needs = more;
