@@ -511,7 +511,7 @@ fn l6_who_releases_a_dead_head_wakes_those_who_wait_for_its_followers() {
 #[test]
 fn l6_a_claim_that_is_given_up_wakes_those_who_wait_behind_it_in_its_group() {
     let fail = Verb::Fail { error: "boom".to_owned(), delay_ms: None, dead: false };
-    let park = Verb::Park { error: "unsure".to_owned() };
+    let park = Verb::Park { error: "unsure".to_owned(), delay_ms: None, dead: false };
     for verb in [Verb::Release, fail, park] {
         let mut world = super::script::after("queue orders order=group");
         let content = Content::builder("k1").group(Some("g")).build(b"").unwrap();
