@@ -114,7 +114,7 @@ fn a_lease_settles_the_same_wherever_its_message_is() {
             Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: false },
             Verb::Fail { error: "no".to_owned(), delay_ms: None, dead: true },
             Verb::Release,
-            Verb::Park { error: "who knows".to_owned() },
+            Verb::Park { error: "who knows".to_owned(), delay_ms: None, dead: false },
             Verb::Extend { lease_ms: Some(60_000) },
             Verb::Begin,
             Verb::Save { name: "point".to_owned(), data: b"saved"[..].into() },

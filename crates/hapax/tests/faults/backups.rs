@@ -200,9 +200,9 @@ fn a20_a_restored_broker_takes_no_key_for_a_new_one(partitions: u16) {
     broker.has_not_panicked();
 }
 
-/// What a copy that was broken off looks like: it is refused, stays as it is, and nothing is made.
 on_one_and_on_four!(a20_an_incomplete_copy_is_not_restored);
 
+/// What a copy that was broken off looks like: it is refused, stays as it is, and nothing is made.
 fn a20_an_incomplete_copy_is_not_restored(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let setup = Setup::new(directory.path()).partitions(partitions);
