@@ -273,12 +273,10 @@ impl Machine {
             }
             table::MESSAGE => {
                 let message = decode_message(row, value)?;
-                if message.lease().is_none() {
-                    return Err(BadBytes::Bounds("lease"));
-                }
+                let lease = message.lease().ok_or(BadBytes::Bounds("lease"))?;
                 if let Some(queue) = self.queues.get_mut(message.queue) {
                     queue.leased.leave_away(&message);
-                    self.leases_away += 1;
+                    self.leases_away.insert(message.seq, lease.fence);
                 }
             }
             other => return Err(BadBytes::Tag("row", other)),

@@ -306,7 +306,8 @@ impl Machine {
             (Place::Leased, _) => {
                 if let Some(queue) = self.queues.get_mut(queue_id) {
                     queue.leased.come_back(self.messages.at(slot));
-                    self.leases_away -= 1;
+                    let was_away = self.leases_away.remove(&seq);
+                    debug_assert!(was_away.is_some(), "a lease comes back once");
                 }
                 self.file(slot);
             }
@@ -450,11 +451,11 @@ impl Machine {
             return;
         }
         let mut named = false;
-        let mut bytes = 0;
+        let (mut left, mut bytes) = (self.bounds.tick_step, 0);
         for (queue, turn) in expire::round(self, self.now) {
             match turn {
                 Turn::Lives => {}
-                Turn::Leases => self.need_lost(queue, &mut bytes, needs),
+                Turn::Leases => self.need_lost(queue, &mut left, &mut bytes, needs),
                 Turn::Delays => self.need_delayed(queue, needs),
                 Turn::Purge => self.need_purge(queue, needs),
                 // One of those that name keys has its turn in a tick, or many of them together
@@ -469,17 +470,26 @@ impl Machine {
         }
     }
 
-    /// Leases that are over and whose messages are in the rows alone: as many as a tick loses, and
-    /// as take no more memory than a receive does. The next ticks have the others.
-    fn need_lost(&self, queue: &Queue, bytes: &mut usize, needs: &mut Vec<Need>) {
+    /// Leases that are over and whose messages are in the rows alone: as many as a tick loses, with
+    /// those in memory, and as take no more memory than a receive does. The next ticks have the
+    /// others: whatever is read now and not lost now could not leave memory again.
+    fn need_lost(&self, queue: &Queue, left: &mut usize, bytes: &mut usize, needs: &mut Vec<Need>) {
+        let most = self.bounds.expire_step.min(*left);
+        let mut lost = 0;
+        for slot in queue.leased.expired(&self.messages, self.now).take(most) {
+            lost += 1;
+            *bytes += self.messages.at(slot).footprint();
+        }
         let over = queue.leased.away().take_while(|(deadline, _)| *deadline <= self.now);
-        for (_, lease) in over.take(self.bounds.expire_step) {
+        for (_, lease) in over.take(most - lost) {
             if *bytes > self.bounds.receive_bytes {
                 break;
             }
+            lost += 1;
             *bytes += lease.bytes;
             needs.push(Need::Point(lease.digest));
         }
+        *left -= lost;
     }
 
     fn need_delayed(&self, queue: &Queue, needs: &mut Vec<Need>) {

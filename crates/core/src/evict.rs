@@ -100,10 +100,11 @@ impl Machine {
     /// Keeps the end of a lease whose message is about to leave memory.
     fn leave_lease(&mut self, id: QueueId, slot: Slot) {
         let Some(queue) = self.queues.get_mut(id) else { return };
-        if self.messages.at(slot).place() == Place::Leased {
+        if let Some(fence) = self.messages.at(slot).lease().map(|lease| lease.fence) {
             queue.leased.leave(&mut self.messages, slot);
-            queue.leased.leave_away(self.messages.at(slot));
-            self.leases_away += 1;
+            let message = self.messages.at(slot);
+            queue.leased.leave_away(message);
+            self.leases_away.insert(message.seq, fence);
         }
     }
 

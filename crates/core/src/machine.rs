@@ -6,6 +6,8 @@
 //! - time never runs backwards;
 //! - a decision applied twice is applied once.
 
+use std::collections::BTreeMap;
+
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -41,8 +43,8 @@ pub struct Machine {
     pub(crate) groups: Groups,
     pub(crate) relays: Relays,
     pub(crate) receives: Receives,
-    /// Leases of all queues whose messages are in the rows alone.
-    pub(crate) leases_away: usize,
+    /// Leases of all queues whose messages are in the rows alone, by the message.
+    pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// Messages and groups that changed since the last checkpoint was frozen.
     pub(crate) dirty: Vec<(Seq, Slot)>,
     pub(crate) dirty_groups: Vec<Digest>,
@@ -276,7 +278,7 @@ impl Machine {
             groups: Groups::new(seed),
             relays: Relays::default(),
             receives: Receives::default(),
-            leases_away: 0,
+            leases_away: BTreeMap::new(),
             dirty: Vec::new(),
             dirty_groups: Vec::new(),
             asked: Vec::new(),
@@ -473,8 +475,8 @@ impl Machine {
             group_bytes: self.groups.bytes(),
             relays: self.relays.len(),
             relay_bytes: self.relays.bytes(),
-            leases: self.leases_away,
-            lease_bytes: self.leases_away * AWAY_BYTES,
+            leases: self.leases_away.len(),
+            lease_bytes: self.leases_away.len() * AWAY_BYTES,
             receives: self.receives.len(),
             receive_bytes: self.receives.bytes(),
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,

@@ -28,8 +28,8 @@ pub(crate) struct Away {
     pub(crate) bytes: usize,
 }
 
-/// About how much memory an [`Away`] takes, with its place in the tree.
-pub(crate) const AWAY_BYTES: usize = 64;
+/// About how much memory an [`Away`] takes, with its place in the tree and its fence.
+pub(crate) const AWAY_BYTES: usize = 88;
 
 impl Default for Leased {
     fn default() -> Self {

@@ -212,3 +212,106 @@ fn leases_that_end_together_come_back_into_memory_a_part_at_a_time() {
         assert_eq!((view.stats.leased, view.stats.lease_lost_total), (0, COUNT as u64));
     }
 }
+
+#[test]
+fn l10_a_repeated_receive_gets_its_leases_however_many_came_since() {
+    for place in [Where::Memory, Where::Rows, Where::Restarted] {
+        let bounds = Bounds { refill: 1, ..Bounds::default() };
+        let config = Config { order: Order::None, ..Config::default() };
+        let mut world = World::with_bounds(bounds);
+        let configure = Configure { queue: name(), config, if_version: None };
+        world.run(Command::Configure(configure));
+        let mut first = None;
+        for number in 0..20 {
+            let content = Content::builder(&format!("k{number}")).build(b"x").unwrap();
+            world.run(Command::Send(Send::new(name(), content)));
+            let outcome = world.run(receive(number));
+            first.get_or_insert(outcome);
+            match place {
+                Where::Memory => {}
+                Where::Rows => {
+                    world.checkpoint();
+                    world.evict();
+                }
+                Where::Restarted => {
+                    world.checkpoint();
+                    world.crash();
+                }
+            }
+        }
+        assert_eq!(Some(world.run(receive(0))), first, "{place:?}");
+        assert_eq!(world.machine.usage().receives, 20, "{place:?}: each has a lease that holds");
+    }
+}
+
+#[test]
+fn receives_are_forgotten_whose_leases_were_lost_wherever_the_messages_are() {
+    let bounds = Bounds { refill: 1, ..Bounds::default() };
+    let config = Config {
+        order: Order::None,
+        lease_ms: 1_000,
+        max_attempts: 1_000,
+        backoff_min_ms: 0,
+        backoff_max_ms: 0,
+        ..Config::default()
+    };
+    let mut world = World::with_bounds(bounds);
+    world.run(Command::Configure(Configure { queue: name(), config, if_version: None }));
+    let content = Content::builder("k").build(b"x").unwrap();
+    world.run(Command::Send(Send::new(name(), content)));
+    for number in 0..50 {
+        let outcome = world.run(receive(number));
+        assert!(matches!(&outcome, Outcome::Received(got) if got.len() == 1), "{outcome:?}");
+        world.checkpoint();
+        world.evict();
+        world.wait(1_000);
+        world.checkpoint();
+        world.evict();
+    }
+    let receives = world.machine.usage().receives;
+    assert!(receives <= 4, "{receives} are remembered, and one message was leased");
+}
+
+#[test]
+fn leases_of_many_queues_that_end_together_come_back_no_faster_than_they_are_lost() {
+    let bounds = Bounds { expire_step: 3, tick_step: 6, ..Bounds::default() };
+    for place in [Where::Rows, Where::Restarted] {
+        let mut world = World::with_bounds(bounds);
+        let queue = |number| QueueName::new("default", &format!("q{number}")).unwrap();
+        let (queues, each) = (10, 9);
+        for queue in (0..queues).map(queue) {
+            let config = Config { lease_ms: 30_000, ..Config::default() };
+            let configure = Configure { queue: queue.clone(), config, if_version: None };
+            world.run(Command::Configure(configure));
+            for key in 0..each {
+                let content = Content::builder(&format!("k{key}")).build(b"x").unwrap();
+                world.run(Command::Send(Send::new(queue.clone(), content)));
+            }
+            let outcome = world.run(Command::Receive(Receive {
+                queue,
+                max: each,
+                lease_ms: None,
+                worker: "w".into(),
+                receive_id: None,
+                several_per_group: false,
+            }));
+            assert!(matches!(&outcome, Outcome::Received(got) if got.len() == each as usize));
+        }
+        world.checkpoint();
+        match place {
+            Where::Restarted => world.crash(),
+            _ => assert_eq!(world.evict(), queues * each as usize),
+        }
+        world.at = world.at.plus(30_000);
+        let mut ticks = 0;
+        while world.machine.usage().leases > 0 {
+            world.run(Command::Expire);
+            world.checkpoint();
+            world.evict();
+            let usage = world.machine.usage();
+            assert!(usage.messages <= bounds.tick_step, "{place:?}: {usage:?}");
+            ticks += 1;
+            assert!(ticks <= 2 * queues * each as usize / bounds.tick_step, "{place:?}");
+        }
+    }
+}
