@@ -150,9 +150,13 @@ impl Error {
             return Self::Unreachable { endpoint: endpoint.to_owned(), why: reason(status) };
         };
         let after = text(metadata, RETRY_AFTER).and_then(|text| text.parse().ok());
+        let detail = match other_server(status.message()) {
+            Some(why) => format!("no broker answers at {endpoint}: {why}"),
+            None => status.message().to_owned(),
+        };
         Self::Refused(Box::new(Refusal {
             code,
-            detail: status.message().to_owned(),
+            detail,
             retry_after: after.map(Duration::from_millis),
             first: None,
         }))
@@ -196,6 +200,17 @@ fn foreign(code: tonic::Code) -> Option<Code> {
     }
 }
 
+/// What the words of the transport mean where something else than a broker answered. They are
+/// those of tonic and h2: a test holds on to them.
+fn other_server(words: &str) -> Option<String> {
+    if let Some((_, status)) = words.split_once("grpc-status header missing, mapped from HTTP ") {
+        return Some(format!("it is another web server, or a proxy without gRPC ({status})"));
+    }
+    let is_other = ["frame with invalid size", "invalid compression flag"];
+    let is_other = is_other.iter().any(|it| words.contains(it));
+    is_other.then(|| format!("it is another server, which does not speak gRPC ({words})"))
+}
+
 /// The innermost cause says the most: "connection refused" instead of "transport error".
 fn reason(status: &tonic::Status) -> String {
     let mut cause = std::error::Error::source(status);
@@ -204,7 +219,11 @@ fn reason(status: &tonic::Status) -> String {
         last = error.to_string();
         cause = error.source();
     }
-    if last.is_empty() { format!("{:?}", status.code()) } else { last }
+    match other_server(&last) {
+        Some(why) => why,
+        None if last.is_empty() => format!("{:?}", status.code()),
+        None => last,
+    }
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ impl Queue {
     ///
     /// Where the broker cannot be reached for the client's timeout, what has no answer by then has
     /// the error in its place, and what was not sent yet has it too. It is the whole call's error
-    /// only where there is no answer at all.
+    /// only where there is no answer at all, and no message without a key was given one.
     ///
     /// Messages of one group keep their order unless one of them has to be retried.
     pub async fn send_all<M: Into<Message>>(
@@ -94,7 +94,7 @@ impl Queue {
             let (part, broken) = self.send_until(some, until).await;
             if let Some(error) = &broken
                 && answers.is_empty()
-                && part.iter().all(Result::is_err)
+                && part.iter().all(|answer| matches!(answer, Err(error) if error.key().is_none()))
             {
                 return Err(error.clone());
             }

@@ -16,10 +16,12 @@ const OF_WORK: &[&str] = &[
     "HAPAX_FENCE",
     "HAPAX_GENERATION",
     "HAPAX_GROUP",
+    "HAPAX_HEADERS",
     "HAPAX_ID",
     "HAPAX_KEY",
     "HAPAX_LEASE",
     "HAPAX_LEASE_MS",
+    "HAPAX_POINTS",
     "HAPAX_QUEUE",
     "HAPAX_TENANT",
 ];

@@ -84,12 +84,14 @@ The command runs as `sh -c COMMAND`, in a process group of its own, once per del
 | how long the lease lasts | `HAPAX_LEASE_MS`, from its last extension on |
 | tenant | `HAPAX_TENANT` |
 | group and content type | `HAPAX_GROUP`, `HAPAX_CONTENT_TYPE`; empty where there is none |
-| headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_` |
-| recovery points | `HAPAX_POINT_NAME`, spelled the same way, where they are text |
+| headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_`; all of them as JSON \
+in `HAPAX_HEADERS` |
+| recovery points | `HAPAX_POINT_NAME`, spelled the same way, where they are text; all of them as \
+JSON in `HAPAX_POINTS`, each with `body` or `body_base64` |
 
-Of two headers, or points, whose names give the same variable the first in order is set (`x-y`
-before `x_y`). Values with a zero byte or of more than 64 KiB are left out, since no command could
-be started with them; `hapax get` shows them.
+Of headers, or points, whose names give the same variable (`x-y` and `x_y`) none is set: they are
+in the JSON alone. Values with a zero byte, and values or JSON of more than 64 KiB, are left out,
+since no command could be started with them; `hapax get` shows them.
 
 | exit | means |
 |---|---|

@@ -125,7 +125,7 @@ impl Connection {
 
     async fn explain(&self, failure: Failure) -> Failure {
         // Not the words of a broker: a web server answered.
-        let is_foreign = failure.what.contains("grpc-status header missing");
+        let is_foreign = failure.what.contains("it is another ");
         if failure.exit == Exit::Refused && self.token.is_none() {
             return failure.next(
                 "set HAPAX_TOKEN; make one where the data is: hapax token create --can send,work",

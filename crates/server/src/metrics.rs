@@ -4,6 +4,7 @@
 //! partitions when somebody scrapes. A queue that does not exist gets no series, so that nobody
 //! can fill the memory with names.
 
+mod plain;
 mod requests;
 mod scrape;
 
@@ -18,6 +19,7 @@ use crate::engine::Beat;
 use crate::listen;
 use requests::Requests;
 
+pub use plain::{CONTENT_TYPE as PLAIN_CONTENT_TYPE, plain};
 pub use scrape::CONTENT_TYPE;
 
 /// All that is counted. Cheap to clone.

@@ -6,7 +6,7 @@ use crate::decision::{Decision, QueueId};
 use crate::ids::{Stamp, Time};
 use crate::key::Digest;
 use crate::machine::{Machine, Verdict};
-use crate::moves::send::is_remembered;
+use crate::moves::send::{hands_on, is_remembered};
 use crate::outcome::{Outcome, Place, Refusal};
 use crate::places::keys::Known;
 use crate::record::{End, What, remember};
@@ -28,11 +28,19 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, key: &KeyName, out: &mut V
             out.decisions.push(Decision::Forgotten { digest, queue: queue.id });
             Outcome::Ok
         }
+        // The key of a freed claim is unknown already, but what it saved waits for the next one.
+        Some(Known::Record(record))
+            if hands_on(&record, queue, stamp.at) && !record.points.is_empty() =>
+        {
+            out.decisions.push(Decision::Forgotten { digest, queue: queue.id });
+            Outcome::Ok
+        }
         _ => Outcome::Refused(Refusal::NoSuchKey),
     }
 }
 
-/// Forgets a remembered key, or a dead message whose key is released by another send.
+/// Forgets a remembered key, what a freed claim saved, or a dead message whose key is released by
+/// another send.
 pub(crate) fn apply(machine: &mut Machine, at: Time, digest: &Digest, queue: QueueId) {
     let forgotten = event(at, What::Forgotten, &nobody(), "");
     match machine.keys.find(&machine.messages, digest) {
@@ -40,13 +48,15 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, digest: &Digest, queue: Que
             let ending = Ending { event: Some(forgotten), ..Ending::new(End::Forgotten) };
             machine.end(at, slot, ending);
         }
-        Some(Known::Record(mut record)) if !record.is_ghost() => {
+        Some(Known::Record(mut record)) if !record.is_ghost() || !record.points.is_empty() => {
+            let counts = !record.is_ghost();
             record.end = End::Forgotten;
             record.result = None;
             record.content = None;
+            record.points.clear();
             remember(&mut record.history, forgotten);
             machine.keys.remember(digest, &record);
-            if let Some(queue) = machine.queues.get_mut(queue) {
+            if let Some(queue) = machine.queues.get_mut(queue).filter(|_| counts) {
                 queue.count_key(record.drop_at(), false);
                 queue.dirty = true;
             }

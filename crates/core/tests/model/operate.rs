@@ -141,11 +141,16 @@ impl Model {
             let place = self.messages[index].place().as_str();
             return Outcome::Refused(Refusal::Invalid(Invalid::State(place)));
         }
-        if self.remembered(queue, &scope).is_none() {
+        let saved = self.records.get(&scope).is_some_and(|record| {
+            let is_ours = record.expires_at > self.at && record.seq >= queue.keys_from;
+            is_ours && !record.points.is_empty()
+        });
+        if self.remembered(queue, &scope).is_none() && !saved {
             return Outcome::Refused(Refusal::NoSuchKey);
         }
         let forgotten = event(self.at, What::Forgotten, &"".into(), "");
         let record = self.records.get_mut(&scope).expect("it is remembered");
+        record.points.clear();
         record.end = End::Forgotten;
         record.result = None;
         record.content = None;

@@ -60,6 +60,26 @@ fn claim_failed_frees_the_key_unless_it_is_final() {
 }
 
 #[test]
+fn what_a_freed_claim_saved_can_be_forgotten() {
+    check(
+        "
+        queue  orders
+        claim  k1 f                  => fresh
+        settle k1 save charged 17    => ok leased
+        forget k1                    => invalid State(\"leased\")
+        settle k1 release            => ok discarded
+        show   keys                  => keys=0
+        forget k1                    => ok
+        forget k1                    => no_such_key
+        show   keys                  => keys=0
+        claim  k1 f                  => fresh
+        settle k1 release            => ok discarded
+        forget k1                    => no_such_key
+        ",
+    );
+}
+
+#[test]
 fn claim_lost_frees_the_key() {
     check(
         "

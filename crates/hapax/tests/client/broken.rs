@@ -4,9 +4,47 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hapax_client::{Batch, Message, Settle, Worker};
+use std::time::Duration;
+
+use hapax_client::{Admin, Batch, Client, Message, Settle, Worker};
 
 use crate::house::{House, LONG, Wire, in_time};
+
+/// A web server that is no broker: with gRPC's HTTP/2, or without.
+async fn web_server(status: &'static str, speaks_http2: bool) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        if speaks_http2 {
+            let status = http::StatusCode::from_bytes(status.as_bytes()).unwrap();
+            let app = axum::Router::new().fallback(move || async move { (status, "<html>") });
+            axum::serve(listener, app).await.unwrap();
+        }
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let answer = format!("HTTP/1.1 {status} It is\r\ncontent-length: 0\r\n\r\n");
+            let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, answer.as_bytes()).await;
+            tokio::spawn(async move {
+                let mut sink = tokio::io::sink();
+                let _ = tokio::io::copy(&mut stream, &mut sink).await;
+            });
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_web_server_in_place_of_a_broker_is_called_one() {
+    for (status, speaks_http2) in
+        [("404", true), ("403", true), ("200", true), ("502", true), ("404", false)]
+    {
+        let url = web_server(status, speaks_http2).await;
+        let client = Client::builder(&url).timeout(Duration::from_secs(1)).connect().unwrap();
+        let told = in_time(Admin::new(client).queue("orders")).await.unwrap_err().to_string();
+        assert!(told.contains(&url) && told.contains("it is another "), "{status}: {told}");
+        assert!(!told.contains("grpc-status"), "{status}: {told}");
+    }
+}
 
 on_each!(a_sender_over_a_breaking_wire_sends_everything_once);
 async fn a_sender_over_a_breaking_wire_sends_everything_once(partitions: u16) {

@@ -51,15 +51,22 @@ fn the_command_gets_the_message_and_its_output_is_the_result(partitions: u16) {
         "eu",
         "--header",
         "trace-id=7",
+        "--header",
+        "x-user=ada",
+        "--header",
+        "x_user=eve",
         "--content-type",
         "text/plain",
     ]);
     let exec = "echo \"$HAPAX_KEY $HAPAX_QUEUE $HAPAX_ATTEMPT $HAPAX_GENERATION $HAPAX_GROUP \
-                $HAPAX_CONTENT_TYPE $HAPAX_HEADER_TRACE_ID ${#HAPAX_ID} $HAPAX_FENCE\"; tr a-z A-Z";
+                $HAPAX_CONTENT_TYPE $HAPAX_HEADER_TRACE_ID ${#HAPAX_ID} ${HAPAX_HEADER_X_USER-none} $HAPAX_HEADERS $HAPAX_FENCE\"; \
+                tr a-z A-Z";
     let worker = Worker::start(&broker, exec, &["--worker", "ada"]);
     let done = state(&broker, "order-42", "done");
     let result = done["result"]["body"].as_str().unwrap();
-    assert!(result.starts_with("order-42 orders 1 0 eu text/plain 7 36 "), "{result}");
+    assert!(result.starts_with("order-42 orders 1 0 eu text/plain 7 36 none {"), "{result}");
+    let headers = r#"{"trace-id":"7","x-user":"ada","x_user":"eve"}"#;
+    assert!(result.contains(headers), "{result}");
     assert!(result.ends_with("\nTHREE LEMONS"), "{result}");
     assert_eq!(done["worker"], "ada");
     assert_eq!(worker.drain(), Some(0));

@@ -142,7 +142,22 @@ async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
     house.ask(from("192.0.2.7:5")).await.fails(401, "unauthorized");
     let told = house.ask(from("192.0.2.7:5").by(&tokens["root"])).await;
     assert_eq!(told.status, 200);
-    assert!(told.header("content-type").starts_with("text/plain"));
+    assert!(told.header("content-type").starts_with("text/plain; version=0.0.4"));
+    let types: Vec<(&str, &str)> = told
+        .text()
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE "))
+        .filter_map(|line| line.split_once(' '))
+        .collect();
+    for line in told.text().lines().filter(|line| !line.starts_with('#')) {
+        let name = line.split(['{', ' ']).next().unwrap();
+        let is_of = |(of, kind): &&(&str, &str)| match *kind {
+            "histogram" => name.strip_prefix(of).is_some_and(|rest| rest.starts_with('_')),
+            _ => name == *of,
+        };
+        let (_, kind) = types.iter().find(is_of).unwrap_or_else(|| panic!("what is {line}?"));
+        assert_eq!(name.ends_with("_total"), *kind == "counter", "{line}");
+    }
     let open = from("127.0.0.1:5").header("accept", "application/openmetrics-text;version=1.0.0");
     let told = house.ask(open).await;
     assert!(told.header("content-type").starts_with("application/openmetrics-text"));

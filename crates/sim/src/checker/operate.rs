@@ -23,9 +23,17 @@ impl Checker {
                 self.narrow(at, *item, Places::ABSENT)
             }
             (Op::Forget { item }, Outcome::Ok) => {
-                self.narrow(at, *item, Places::ENDED)?;
+                let is_claim = self.item(*item).claim;
+                let (life, ..) = self.passed(at, *item);
+                let saved = !life.may_be_saved.is_empty() || !life.past_points.is_empty();
+                // What a freed claim saved is forgotten too.
+                let absent = if is_claim && saved { Places::ABSENT } else { Places::default() };
+                self.narrow(at, *item, Places::ENDED.or(absent))?;
                 let (life, ..) = self.passed(at, *item);
                 life.places = Places::ABSENT;
+                life.saved.clear();
+                life.may_be_saved.clear();
+                life.past_points.clear();
                 Ok(())
             }
             (Op::Forget { item } | Op::Replay { item, .. }, Outcome::Refused(refusal)) => {

@@ -5,7 +5,7 @@
 //! another has written, and reading it touches no page.
 
 use std::fs::{File, TryLockError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::types::ValueRef;
@@ -135,15 +135,26 @@ impl Sqlite {
     }
 }
 
+/// The file to lock. Whoever can read it can lock it: it may have been made by another user.
+fn lock_file(path: &Path) -> std::io::Result<File> {
+    let made = File::options().create(true).truncate(false).write(true).open(path);
+    match made {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => File::open(path),
+        made => made,
+    }
+}
+
 impl Source for Sqlite {
     async fn lock(&mut self) -> Result<bool, Error> {
         if self.lock.is_some() {
             return Ok(true);
         }
         let what = "the lock beside the database cannot be taken";
-        let mut path = self.path.clone().into_os_string();
+        // One lock, whatever the path.
+        let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        let mut path = path.into_os_string();
         path.push("-relay-lock");
-        let file = File::create(&path).map_err(Error::database(what))?;
+        let file = lock_file(path.as_ref()).map_err(Error::database(what))?;
         match file.try_lock() {
             Ok(()) => self.lock = Some(file),
             Err(TryLockError::WouldBlock) => return Ok(false),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_client::Delivery;
 use rustix::process::{Pid, Signal, kill_process_group};
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, Command};
 
@@ -22,6 +23,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const VARIABLE_BYTES_MAX: usize = 64 * 1_024;
 /// All of a kind together; Linux has at least 128 KiB and usually 2 MiB for all.
 const VARIABLES_BYTES_MAX: usize = 512 * 1_024;
+/// How the variables begin that are named after something of the message.
+const OF_NAMES: [&str; 4] = ["HAPAX_HEADER_", "HAPAX_POINT_", "HAPAX_HEADERS", "HAPAX_POINTS"];
 /// What is kept of the standard error: as much as a message's error holds.
 const WORDS_BYTES: usize = 4_000;
 /// "Try again later", in sysexits.
@@ -69,11 +72,22 @@ impl Process {
             .env("HAPAX_LEASE", shapes::lease(delivery.lease().as_ref()))
             .env("HAPAX_GROUP", delivery.group().unwrap_or_default())
             .env("HAPAX_CONTENT_TYPE", delivery.content_type().unwrap_or_default());
+        // Those of a worker that runs inside of another's command are not this message's.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| OF_NAMES.iter().any(|of| name.starts_with(of))) {
+                command.env_remove(name);
+            }
+        }
         let points = delivery.recovery_points();
-        let points =
-            points.filter_map(|(name, data)| Some((name, std::str::from_utf8(data).ok()?)));
+        let texts = points.filter_map(|(name, data)| Some((name, std::str::from_utf8(data).ok()?)));
         command.envs(variables("HAPAX_HEADER_", delivery.headers()));
-        command.envs(variables("HAPAX_POINT_", points));
+        command.envs(variables("HAPAX_POINT_", texts));
+        let headers: BTreeMap<_, _> = delivery.headers().collect();
+        let points = delivery.recovery_points();
+        let points: BTreeMap<_, _> =
+            points.map(|(name, data)| (name, shapes::Body::of(data, ""))).collect();
+        command.envs(whole("HAPAX_HEADERS", &headers));
+        command.envs(whole("HAPAX_POINTS", &points));
         Self(command)
     }
 
@@ -213,25 +227,35 @@ async fn last<W: io::Write>(
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Variables whose names are made from somebody's texts. Of names that are spelled the same the
-/// first in order counts. What an environment cannot hold is left out: a value with a zero byte, or
-/// too much, with which no command could be started.
+/// Variables whose names are made from somebody's texts. Of names that give the same variable none
+/// is set: a command that means one of them must not get the other. What an environment cannot
+/// hold is left out: a value with a zero byte, or too much, with which no command could be started.
 fn variables<'a>(
     prefix: &str,
     named: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> BTreeMap<String, &'a str> {
-    let mut named: Vec<_> = named.collect();
-    named.sort_unstable();
-    let mut room = VARIABLES_BYTES_MAX;
-    let mut variables = BTreeMap::new();
+    let mut variables: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (name, value) in named {
-        let bytes = prefix.len() + name.len() + value.len();
-        if !value.contains('\0') && bytes <= VARIABLE_BYTES_MAX && bytes <= room {
-            room -= bytes;
-            variables.entry(variable(prefix, name)).or_insert(value);
-        }
+        variables.entry(variable(prefix, name)).or_default().push(value);
     }
-    variables
+    let mut room = VARIABLES_BYTES_MAX;
+    let alone = variables.into_iter().filter_map(|(name, values)| match values[..] {
+        [value] => Some((name, value)),
+        _ => None,
+    });
+    let fits = alone.filter(|(name, value)| {
+        let bytes = name.len() + value.len();
+        let fits = !value.contains('\0') && bytes <= VARIABLE_BYTES_MAX && bytes <= room;
+        room -= if fits { bytes } else { 0 };
+        fits
+    });
+    fits.collect()
+}
+
+/// All of a kind under their own names, as JSON; nothing where that is too much for a variable.
+fn whole(name: &'static str, named: &impl Serialize) -> Option<(&'static str, String)> {
+    let text = serde_json::to_string(named).ok()?;
+    (name.len() + text.len() <= VARIABLE_BYTES_MAX).then_some((name, text))
 }
 
 fn variable(prefix: &str, name: &str) -> String {
@@ -282,8 +306,22 @@ mod tests {
     fn names_become_variables() {
         assert_eq!(variable("HAPAX_POINT_", "charged-at.1"), "HAPAX_POINT_CHARGED_AT_1");
         let long = "x".repeat(VARIABLE_BYTES_MAX);
-        let named = [("x_y", "2"), ("x-y", "1"), ("zero", "a\0b"), ("long", &long)];
+        let named = [("trace-id", "7"), ("zero", "a\0b"), ("long", &long)];
         let variables = variables("HAPAX_HEADER_", named.into_iter());
-        assert_eq!(variables.into_iter().collect::<Vec<_>>(), [("HAPAX_HEADER_X_Y".into(), "1")]);
+        let one = [("HAPAX_HEADER_TRACE_ID".into(), "7")];
+        assert_eq!(variables.into_iter().collect::<Vec<_>>(), one);
+    }
+
+    #[test]
+    fn names_that_give_one_variable_give_none() {
+        let named = [("x_y", "2"), ("a", "3"), ("x-y", "1"), ("X.y", "0")];
+        let variables = variables("HAPAX_HEADER_", named.into_iter());
+        assert_eq!(variables.into_iter().collect::<Vec<_>>(), [("HAPAX_HEADER_A".into(), "3")]);
+        let (name, text) = whole("HAPAX_HEADERS", &BTreeMap::from(named)).unwrap();
+        assert_eq!(
+            (name, text.as_str()),
+            ("HAPAX_HEADERS", r#"{"X.y":"0","a":"3","x-y":"1","x_y":"2"}"#)
+        );
+        assert_eq!(whole("HAPAX_HEADERS", &"x".repeat(VARIABLE_BYTES_MAX)), None);
     }
 }

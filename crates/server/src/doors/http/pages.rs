@@ -12,12 +12,12 @@ use super::failure::Failure;
 use super::input::Caller;
 use super::{messages, openapi, output, work};
 use crate::listen::Peer;
+use crate::metrics;
 use crate::problem::Problem;
 use crate::service::{Service, WAIT_MAX};
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What this is
 #[utoipa::path(
@@ -79,7 +79,7 @@ pub(super) async fn readyz(State(service): State<Service>) -> Result<Response, F
 
 /// What the broker counts
 ///
-/// In the text format of OpenMetrics. From the broker's own machine it is open, from elsewhere it
+/// In the text format of OpenMetrics where `Accept` names it, else in that of Prometheus. From the broker's own machine it is open, from elsewhere it
 /// needs a valid token.
 #[utoipa::path(
     get, path = "/metrics", tag = "broker",
@@ -96,8 +96,10 @@ pub(super) async fn metrics(
         caller?;
     }
     let text = service.metrics().encode(service.engine()).await;
-    let kind = if accepts(&headers, "openmetrics") { OPENMETRICS } else { TEXT };
-    Ok(page(StatusCode::OK, kind, text))
+    Ok(match accepts(&headers, "openmetrics") {
+        true => page(StatusCode::OK, metrics::CONTENT_TYPE, text),
+        false => page(StatusCode::OK, metrics::PLAIN_CONTENT_TYPE, metrics::plain(&text)),
+    })
 }
 
 /// This document
