@@ -32,6 +32,9 @@ pub struct Waiter<R> {
     wish: Wish,
     turn: Turn,
     reply: R,
+    /// There was something for it here while another partition held its turn. Only then it is
+    /// called again: partitions that have nothing for it would otherwise call it in a circle.
+    is_passed_over: bool,
 }
 
 #[derive(Debug)]
@@ -74,11 +77,11 @@ const CAME_MIN: usize = 64;
 
 impl<R> Waiter<R> {
     pub fn receive(receive: Receive, turn: Turn, reply: R) -> Self {
-        Self { wish: Wish::Receive(receive), turn, reply }
+        Self { wish: Wish::Receive(receive), turn, reply, is_passed_over: false }
     }
 
     pub fn look(key: KeyName, turn: Turn, reply: R) -> Self {
-        Self { wish: Wish::Look(key), turn, reply }
+        Self { wish: Wish::Look(key), turn, reply, is_passed_over: false }
     }
 
     pub fn command(&self) -> Command {
@@ -94,6 +97,11 @@ impl<R> Waiter<R> {
             Wish::Receive(receive) => Some(&receive.queue),
             Wish::Look(_) => None,
         }
+    }
+
+    /// Where its answer goes.
+    pub fn reply(&self) -> &R {
+        &self.reply
     }
 
     /// Ends the wait. By whoever holds its turn.
@@ -112,10 +120,13 @@ impl<R> Default for Waiters<R> {
 
 impl<R> Waiters<R> {
     /// Takes a waiter in. Returns it where its command is to be decided now.
-    pub fn admit(&mut self, waiter: Waiter<R>) -> Option<Waiter<R>> {
+    pub fn admit(&mut self, mut waiter: Waiter<R>) -> Option<Waiter<R>> {
         match waiter.turn.take() {
             Taken::Yes => return Some(waiter),
-            Taken::Held => self.wait(waiter),
+            Taken::Held => {
+                waiter.is_passed_over = true;
+                self.wait(waiter);
+            }
             Taken::Over => {}
         }
         None
@@ -165,14 +176,14 @@ impl<R> Waiters<R> {
     /// Messages of the queue can be received.
     pub fn wake(&mut self, queue: QueueId, machine: &Machine) {
         if let Some(name) = machine.queue_name(queue) {
-            self.call_receivers(name, machine.ready(queue));
+            self.call_receivers(name, machine.ready(queue), |_| true);
         }
     }
 
     /// Calls the receivers of a queue again that were passed over while another partition held
     /// their turns.
     pub fn call_again(&mut self, queue: &QueueName, machine: &Machine) {
-        self.call_receivers(queue, machine.ready_in(queue));
+        self.call_receivers(queue, machine.ready_in(queue), |waiter| waiter.is_passed_over);
     }
 
     /// The key's message has ended.
@@ -214,25 +225,39 @@ impl<R> Waiters<R> {
         self.receivers.entry(queue).or_default().push_back(waiter);
     }
 
-    /// So many messages of the queue can be received: as many as they are enough for try again.
-    fn call_receivers(&mut self, queue: &QueueName, ready: u64) {
+    /// So many messages of the queue are ready: as many of those that `concerns` names as they are
+    /// enough for try again.
+    fn call_receivers(
+        &mut self,
+        queue: &QueueName,
+        ready: u64,
+        concerns: impl Fn(&Waiter<R>) -> bool,
+    ) {
         let Some(waiting) = self.receivers.get_mut(queue) else { return };
         let mut wanted = 0;
-        let mut held = Vec::new();
+        let mut kept = Vec::new();
         while wanted < ready
-            && let Some(waiter) = waiting.pop_front()
+            && let Some(mut waiter) = waiting.pop_front()
         {
+            if !concerns(&waiter) {
+                kept.push(waiter);
+                continue;
+            }
             let Wish::Receive(receive) = &waiter.wish else { unreachable!("a receiver receives") };
             match waiter.turn.take() {
                 Taken::Yes => {
                     wanted += u64::from(receive.max);
+                    waiter.is_passed_over = false;
                     self.called.push(waiter);
                 }
-                Taken::Held => held.push(waiter),
+                Taken::Held => {
+                    waiter.is_passed_over = true;
+                    kept.push(waiter);
+                }
                 Taken::Over => {}
             }
         }
-        for waiter in held.into_iter().rev() {
+        for waiter in kept.into_iter().rev() {
             waiting.push_front(waiter);
         }
         if waiting.is_empty() {

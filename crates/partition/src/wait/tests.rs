@@ -4,6 +4,9 @@ use hapax_store::memory::MemoryStore;
 use super::*;
 use crate::{Options, Partition};
 
+/// The first queue of a partition.
+const QUEUE: QueueId = 0;
+
 fn queue() -> QueueName {
     QueueName::new("default", "orders").unwrap()
 }
@@ -42,6 +45,11 @@ fn come(waiters: &mut Waiters<u32>, number: u32, max: u32, turn: &Turn) {
     assert!(matches!(served, Served::Waits), "{served:?}");
 }
 
+/// News: messages of the queue can be received.
+fn wake(waiters: &mut Waiters<u32>, partition: &Partition<MemoryStore>) {
+    waiters.wake(QUEUE, partition.machine());
+}
+
 fn called(waiters: &mut Waiters<u32>) -> Vec<u32> {
     let called = waiters.take_called();
     called.into_iter().map(|waiter| waiter.reply).collect()
@@ -54,14 +62,14 @@ fn as_many_receivers_are_called_as_the_messages_are_enough_for_first_come_first(
     for (number, max) in [(1, 2), (2, 2), (3, 1)] {
         come(&mut waiters, number, max, &Turn::default());
     }
-    waiters.call_again(&QueueName::new("default", "emails").unwrap(), partition.machine());
+    waiters.wake(QUEUE + 1, partition.machine());
     assert!(!waiters.has_called(), "messages of another queue");
-    waiters.call_again(&queue(), partition.machine());
+    wake(&mut waiters, &partition);
     assert!(waiters.has_called());
     assert_eq!(called(&mut waiters), [1, 2]);
-    waiters.call_again(&queue(), partition.machine());
+    wake(&mut waiters, &partition);
     assert_eq!(called(&mut waiters), [3]);
-    waiters.call_again(&queue(), partition.machine());
+    wake(&mut waiters, &partition);
     assert_eq!(called(&mut waiters), [], "nobody is left");
 }
 
@@ -70,7 +78,7 @@ fn nobody_is_called_for_nothing() {
     let partition = with_ready(0);
     let mut waiters = Waiters::default();
     come(&mut waiters, 1, 1, &Turn::default());
-    waiters.call_again(&queue(), partition.machine());
+    wake(&mut waiters, &partition);
     assert!(!waiters.has_called());
 }
 
@@ -82,7 +90,7 @@ fn whoever_gave_up_leaves_its_place_to_the_next() {
     come(&mut waiters, 1, 1, &first);
     come(&mut waiters, 2, 1, &Turn::default());
     assert!(first.give_up());
-    waiters.call_again(&queue(), partition.machine());
+    wake(&mut waiters, &partition);
     assert_eq!(called(&mut waiters), [2]);
 }
 
@@ -94,7 +102,7 @@ fn whoever_is_served_elsewhere_is_passed_over_and_called_again_where_it_got_noth
     come(&mut here, 1, 1, &both);
     come(&mut here, 2, 1, &mine);
     let waiter = there.admit(Waiter::receive(receive(queue(), 1), both.clone(), 1)).unwrap();
-    here.call_again(&queue(), partition.machine());
+    wake(&mut here, &partition);
     assert_eq!(called(&mut here), [2], "the first is being served there");
     mine.finish();
     let served = there.serve(waiter, Outcome::Received(Vec::new()));
@@ -114,6 +122,34 @@ fn a_newcomer_whose_turn_is_held_elsewhere_waits() {
     assert_eq!(turn.give_back(), Given::Missed, "it came by");
     waiters.call_again(&queue(), partition.machine());
     assert_eq!(called(&mut waiters), [1]);
+}
+
+/// Messages that nobody can be handed, since their queue is paused, count as ready.
+#[test]
+fn partitions_that_have_nothing_for_a_receiver_do_not_call_it_in_a_circle() {
+    let mut partition = with_ready(1);
+    decide(&mut partition, vec![Command::Pause(queue())]);
+    let mut all: Vec<Waiters<u32>> = (0..4).map(|_| Waiters::default()).collect();
+    let turn = Turn::default();
+    let mut serving = Vec::new();
+    for (number, waiters) in all.iter_mut().enumerate() {
+        let waiter = waiters.admit(Waiter::receive(receive(queue(), 1), turn.clone(), 1));
+        serving.extend(waiter.map(|waiter| (number, waiter)));
+    }
+    let mut tried = Vec::new();
+    while let Some((number, waiter)) = serving.pop() {
+        tried.push(number);
+        assert!(tried.len() <= all.len(), "in a circle: {tried:?}");
+        let outcome = decide(&mut partition, vec![waiter.command()]).remove(0);
+        let served = all[number].serve(waiter, outcome);
+        if matches!(served, Served::PassedOver(_)) {
+            for (other, waiters) in all.iter_mut().enumerate().filter(|(at, _)| *at != number) {
+                waiters.call_again(&queue(), partition.machine());
+                serving.extend(waiters.take_called().into_iter().map(|waiter| (other, waiter)));
+            }
+        }
+    }
+    assert_eq!(tried, [0, 1, 2, 3], "each was asked once");
 }
 
 fn look(partition: &mut Partition<MemoryStore>, key: &str) -> (KeyName, Box<KeyView>) {
@@ -164,7 +200,7 @@ fn a_partition_that_closes_ends_every_wait() {
     let (key, view) = look(&mut partition, "0");
     let waiter = waiters.admit(Waiter::look(key, Turn::default(), 3)).unwrap();
     waiters.serve(waiter, Outcome::Key(view));
-    waiters.call_again(&queue(), partition.machine());
+    wake(&mut waiters, &partition);
     let mut ended = waiters.close();
     ended.sort_unstable();
     assert_eq!(ended, [1, 2, 3], "also the one who was called");
