@@ -394,6 +394,27 @@ fn memory_is_bounded_whatever_waits_for_its_time() {
     backlog(config, 20_000, |_| None, true);
 }
 
+#[test]
+fn what_could_not_leave_memory_leaves_it_with_the_next_checkpoint() {
+    let store = MemoryStore::default();
+    let options = Options { memory_bytes: 1 << 20, seed: 3, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    let heads_max = options.memory_bytes / 4;
+    let mut sent = 0;
+    while partition.machine().usage().head_bytes() < heads_max * 3 / 2 {
+        call(&mut partition, sent, vec![send(&sent.to_string(), None)]);
+        sent += 1;
+    }
+    assert!(!partition.is_checkpointing(), "too little for a checkpoint, and no row to leave to");
+    partition.checkpoint().unwrap();
+    while partition.poll().unwrap().is_some() || partition.is_checkpointing() {}
+    let usage = partition.machine().usage();
+    assert!(usage.head_bytes() <= heads_max, "{usage:?}");
+    let received = deliveries(&call(&mut partition, sent, vec![receive(1_000)]));
+    assert!(!received.is_empty(), "they come back when they are needed");
+}
+
 /// Large messages that are in the rows alone, and the partition that knows them.
 fn large_backlog(count: u64, bytes: usize) -> (Partition<MemoryStore>, Options) {
     let store = MemoryStore::default();

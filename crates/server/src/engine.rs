@@ -9,7 +9,6 @@ mod inbox;
 mod list;
 mod queues;
 mod relay;
-mod rooms;
 mod shares;
 mod wait;
 mod writer;
@@ -504,7 +503,7 @@ impl Shared {
     /// Other partitions may have something for those who wait for messages of the queue.
     fn call_elsewhere(&self, here: usize, queue: &QueueName) {
         for partition in (0..self.partitions()).filter(|partition| *partition != here) {
-            self.push(partition, Ask::Call(queue.clone()));
+            self.push(partition, Ask::CallAgain(queue.clone()));
         }
     }
 

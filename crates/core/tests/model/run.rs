@@ -405,7 +405,8 @@ impl Runner {
                 let arrival = match how {
                     Reached::Arrived => Arrival::Arrived,
                     Reached::Later => Arrival::Later,
-                    Reached::Refused => Arrival::Refused(text("refused", *which)),
+                    // Never twice for the same reason: the first one stays.
+                    Reached::Refused => Arrival::Refused(text("refused", self.model.at.0)),
                 };
                 Command::Relayed { id, arrival }
             }
@@ -560,7 +561,7 @@ fn key_name(key: u8) -> Arc<str> {
     }
 }
 
-fn text(prefix: &str, number: u8) -> Arc<str> {
+fn text(prefix: &str, number: impl std::fmt::Display) -> Arc<str> {
     format!("{prefix}{number}").into()
 }
 
