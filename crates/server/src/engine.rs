@@ -422,6 +422,10 @@ impl Stopped {
     fn silent() -> Self {
         Self("the partition stopped without an answer".into())
     }
+
+    fn late(partition: usize, wait: Duration) -> Self {
+        Self(format!("partition {partition} did not answer within {wait:?}").into())
+    }
 }
 
 impl Shared {

@@ -30,7 +30,7 @@ use crate::tenants::Tenants;
 
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
-pub use queues::{Change, Queue};
+pub use queues::{Change, Queue, Queues};
 pub use weight::Ceiling;
 use weight::Weights;
 

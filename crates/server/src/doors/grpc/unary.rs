@@ -21,7 +21,7 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::engine::Cursor;
 use crate::problem::Problem;
-use crate::service::{self, Change, Opened, Permit, Queue, Service};
+use crate::service::{self, Change, Opened, Permit, Queue, Queues, Service};
 
 /// As with a batch of HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -270,9 +270,9 @@ impl Hapax for Door {
     ) -> Told<proto::ListQueuesReply> {
         let told = async {
             let principal = principal(&request)?;
-            let queues = self.service.list(&principal).await?;
+            let Queues { queues, unanswered } = self.service.list(&principal).await?;
             let queues: Result<Vec<_>, Problem> = queues.iter().map(shown).collect();
-            Ok(Response::new(proto::ListQueuesReply { queues: queues? }))
+            Ok(Response::new(proto::ListQueuesReply { queues: queues?, unanswered }))
         };
         told.await.map_err(|problem: Problem| status(&problem))
     }
