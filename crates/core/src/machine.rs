@@ -19,7 +19,7 @@ use crate::outcome::{Effect, Outcome};
 use crate::places::groups::Groups;
 use crate::places::keys::Keys;
 use crate::places::relay::Relays;
-use crate::queue::Queues;
+use crate::queues::Queues;
 use crate::receives::Receives;
 use crate::row::RowKey;
 
@@ -53,6 +53,8 @@ pub struct Machine {
     pub(crate) keys_expired: bool,
     /// The store has room for settles only.
     store_full: bool,
+    /// Queues with limits that hold more or less than was reported. Not durable.
+    pub(crate) held_changed: Vec<QueueId>,
     /// Where the next tick begins.
     pub(crate) tick: Tick,
     /// The queue whose delays end first. Not durable.
@@ -277,6 +279,7 @@ impl Machine {
             next_due: Time::NEVER,
             keys_expired: false,
             store_full: false,
+            held_changed: Vec::new(),
             tick: Tick::default(),
             delays_from: 0,
             scratch: Verdict::default(),

@@ -5,6 +5,7 @@
 mod engine {
     mod changes;
     mod data;
+    mod limits;
     mod panics;
     mod survey;
     mod waiting;
