@@ -16,7 +16,8 @@ use crate::message::{Blob, Message, ms};
 pub enum Settle {
     /// It is done: the result is stored, the follow-ups are sent, all or nothing.
     Done(Done),
-    /// It did not work. It is tried again later, or given up.
+    /// It did not work: it is tried again later, or given up. Or, by [`Failure::in_doubt`], nobody
+    /// knows: a message whose effect has begun is parked, where the queue parks.
     Fail(Failure),
     /// Give it back, uncounted.
     Release,
@@ -27,9 +28,6 @@ pub enum Settle {
     Begin,
     /// Stores a recovery point; the next attempt receives it.
     Save { name: String, data: Bytes },
-    /// Nobody knows whether it worked. A message whose effect has begun is parked, where the queue
-    /// parks; anywhere else it has failed.
-    Park { error: String },
 }
 
 /// What the broker keeps of an error.
@@ -45,8 +43,9 @@ impl Settle {
         Self::Fail(Failure::new(error))
     }
 
+    /// Nobody knows whether it worked: [`Failure::in_doubt`].
     pub fn park(error: impl Into<String>) -> Self {
-        Self::Park { error: error.into() }
+        Self::Fail(Failure { is_in_doubt: true, ..Failure::new(error) })
     }
 
     /// About how large it is on the wire: everything that has no small bound.
@@ -60,7 +59,7 @@ impl Settle {
                 result + done.emits.iter().map(Emit::bytes).sum::<usize>()
             }
             Self::Save { name, data } => name.len() + data.len(),
-            Self::Fail(_) | Self::Park { .. } => ERROR_BYTES_MAX,
+            Self::Fail(_) => ERROR_BYTES_MAX,
             Self::Release | Self::Extend(_) | Self::Begin => 0,
         }
     }
@@ -84,16 +83,11 @@ impl Settle {
                 result: done.result.map(Blob::into_proto),
                 emits: done.emits.into_iter().map(Emit::into_proto).collect(),
             }),
-            Self::Fail(failure) => Verb::Fail(proto::Fail {
-                error: cut(failure.error),
-                delay_ms: failure.delay.map(ms),
-                dead: failure.is_final,
-            }),
+            Self::Fail(failure) => failure.into_proto(),
             Self::Release => Verb::Release(proto::Release {}),
             Self::Extend(lease) => Verb::Extend(proto::Extend { lease_ms: lease.map(ms) }),
             Self::Begin => Verb::Begin(proto::Begin {}),
             Self::Save { name, data } => Verb::Save(proto::Save { name, body: data }),
-            Self::Park { error } => Verb::Park(proto::Park { error: cut(error) }),
         };
         proto::Settle { r#ref: reference, lease, verb: Some(verb) }
     }
@@ -238,7 +232,8 @@ impl Failure {
     /// Nobody knows whether it worked: for an effect that cannot be repeated, after
     /// [`Context::begin`](crate::Context::begin). A queue that parks then parks the message, with
     /// this error; any other failure says that the effect did not happen, and has the message
-    /// delivered again. Without a `begin` in this attempt it is a failure as any other.
+    /// delivered again. Without a `begin` in this attempt it is the failure that it is made of: of
+    /// one by [`Failure::dead`] a message that has not begun is dead.
     ///
     /// ```
     /// use hapax_client::Failure;
@@ -273,9 +268,12 @@ impl Failure {
         self.is_in_doubt
     }
 
-    /// Whether there is nothing but an error: no delay, and it may be tried again.
-    pub(crate) fn is_plain(&self) -> bool {
-        !self.is_final && self.delay.is_none()
+    fn into_proto(self) -> Verb {
+        let (error, delay_ms, dead) = (cut(self.error), self.delay.map(ms), self.is_final);
+        match self.is_in_doubt {
+            true => Verb::Park(proto::Park { error, delay_ms, dead }),
+            false => Verb::Fail(proto::Fail { error, delay_ms, dead }),
+        }
     }
 }
 
@@ -377,7 +375,8 @@ mod tests {
         for settle in [Settle::fail(long.clone()), Settle::park(long)] {
             assert!(settle.bytes() <= ERROR_BYTES_MAX);
             let (Some(Verb::Fail(proto::Fail { error, .. }))
-            | Some(Verb::Park(proto::Park { error }))) = settle.into_proto(1, Bytes::new()).verb
+            | Some(Verb::Park(proto::Park { error, .. }))) =
+                settle.into_proto(1, Bytes::new()).verb
             else {
                 panic!("another verb")
             };

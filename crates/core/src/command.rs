@@ -253,9 +253,12 @@ pub enum Verb {
         dead: bool,
     },
     Release,
-    /// In doubt: parks a begun message of a queue with `on_lost = "park"`; anywhere else a `Fail`.
+    /// In doubt: parks a begun message of a queue with `on_lost = "park"`; anywhere else a `Fail`
+    /// with the same fields.
     Park {
         error: String,
+        delay_ms: Option<u64>,
+        dead: bool,
     },
     Extend {
         lease_ms: Option<u64>,

@@ -6,6 +6,8 @@
 //! - time never runs backwards;
 //! - a decision applied twice is applied once.
 
+use std::collections::BTreeMap;
+
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -18,6 +20,7 @@ use crate::moves;
 use crate::outcome::{Effect, Outcome};
 use crate::places::groups::Groups;
 use crate::places::keys::Keys;
+use crate::places::leased::AWAY_BYTES;
 use crate::places::relay::Relays;
 use crate::queues::Queues;
 use crate::receives::Receives;
@@ -40,6 +43,8 @@ pub struct Machine {
     pub(crate) groups: Groups,
     pub(crate) relays: Relays,
     pub(crate) receives: Receives,
+    /// Leases of all queues whose messages are in the rows alone, by the message.
+    pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// Messages and groups that changed since the last checkpoint was frozen.
     pub(crate) dirty: Vec<(Seq, Slot)>,
     pub(crate) dirty_groups: Vec<Digest>,
@@ -128,6 +133,9 @@ pub struct Usage {
     /// Emits that wait to be handed to their queues.
     pub relays: usize,
     pub relay_bytes: usize,
+    /// Ends of leases whose messages are in the rows alone.
+    pub leases: usize,
+    pub lease_bytes: usize,
     /// Receives that may be repeated.
     pub receives: usize,
     pub receive_bytes: usize,
@@ -142,7 +150,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What can leave memory for the rows, but for what is leased or changed.
+    /// What can leave memory for the rows, but for what changed.
     pub fn head_bytes(&self) -> usize {
         self.message_bytes + self.group_bytes
     }
@@ -272,6 +280,7 @@ impl Machine {
             groups: Groups::new(seed),
             relays: Relays::default(),
             receives: Receives::default(),
+            leases_away: BTreeMap::new(),
             dirty: Vec::new(),
             dirty_groups: Vec::new(),
             asked: Vec::new(),
@@ -469,6 +478,8 @@ impl Machine {
             group_bytes: self.groups.bytes(),
             relays: self.relays.len(),
             relay_bytes: self.relays.bytes(),
+            leases: self.leases_away.len(),
+            lease_bytes: self.leases_away.len() * AWAY_BYTES,
             receives: self.receives.len(),
             receive_bytes: self.receives.bytes(),
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,

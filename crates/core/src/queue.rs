@@ -16,14 +16,14 @@ use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::message::{Message, Slot};
-use crate::outcome::{RedriveView, Stats};
+use crate::outcome::{Place, RedriveView, Stats};
 use crate::places::delayed::Delayed;
 use crate::places::groups::Leads;
 use crate::places::leased::Leased;
 use crate::places::ready::Ready;
 use crate::places::shelf::Shelf;
 use crate::record::{decode_error, encode_error};
-use crate::row::{File, RowKey};
+use crate::row::RowKey;
 
 #[derive(Debug)]
 pub(crate) struct Queue {
@@ -54,8 +54,6 @@ pub(crate) struct Queue {
     pub(crate) leads: Option<Leads>,
     pub(crate) delayed: Delayed,
     pub(crate) leased: Leased,
-    /// Where a new owner goes on reading the rows of leases; `None` where all are in memory.
-    pub(crate) leased_from: Option<RowKey>,
     pub(crate) parked: Shelf,
     pub(crate) dead: Shelf,
     /// When messages in memory outlive their time.
@@ -72,6 +70,13 @@ pub(crate) struct Purge {
     pub(crate) delete: bool,
     /// Where the rows have been read up to; `None` where all of them have. Not durable.
     pub(crate) cursor: Option<RowKey>,
+}
+
+impl Purge {
+    /// Whether the message is on its way out. What a worker holds stays, unless its queue goes.
+    pub(crate) fn takes(&self, message: &Message) -> bool {
+        message.seq < self.below && (self.delete || message.place() != Place::Leased)
+    }
 }
 
 /// A redrive under way, or remembered.
@@ -252,7 +257,6 @@ impl Queue {
             leads: None,
             delayed: Delayed::default(),
             leased: Leased::default(),
-            leased_from: None,
             parked: Shelf::default(),
             dead: Shelf::default(),
             mortal: BTreeMap::new(),
@@ -269,7 +273,7 @@ impl Queue {
     /// A message left memory: a purge under way that has read past its row goes back to it.
     pub(crate) fn purge_again(&mut self, message: &Message) {
         if let (Some(purge), Some(row)) = (&mut self.purge, message.row)
-            && message.seq < purge.below
+            && purge.takes(message)
         {
             purge.cursor = Some(purge.cursor.map_or(row, |cursor| cursor.min(row)));
         }
@@ -402,9 +406,6 @@ impl Queue {
         if queue.stats.ready > 0 {
             queue.ready = Ready::cold(0, next_seq);
             queue.leads = Some(Leads::all(next_seq));
-        }
-        if queue.stats.leased > 0 {
-            queue.leased_from = Some(RowKey::file(id, File::Leased));
         }
         if queue.stats.delayed > 0 {
             queue.delayed = Delayed::cold();

@@ -94,7 +94,7 @@ impl RowKey {
     }
 
     /// The smallest name after this one.
-    pub(crate) fn next(self) -> Self {
+    pub fn next(self) -> Self {
         Self::new(&[self.as_slice(), &[0]])
     }
 

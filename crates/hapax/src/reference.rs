@@ -93,7 +93,9 @@ be started with them; `hapax get` shows them.
 
 | exit | means |
 |---|---|
-| 0 | done; what was written to the standard output is the result, if anything was |
+| 0 | done; what was written to the standard output is the result, if anything was. If that is \
+more than `--max-result` or the queue takes: parked, where the command has begun and the queue \
+parks; dead otherwise, since running it again would not help |
 | 75 | not now: a failed attempt with the last words of the standard error, tried again after \
 the queue's backoff. It counts as any other: with the default rules (10 attempts, waits between \
 1 s and a bound that doubles) a message that is not ready within four to nine minutes is dead. \

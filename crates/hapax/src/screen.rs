@@ -184,9 +184,11 @@ pub(crate) fn clean(text: &str) -> String {
     out
 }
 
-/// The beginning, where it is longer than a line should be.
+/// The beginning, where it is longer than a line should be. The rest is not looked at: it may be
+/// of many megabytes.
 pub(crate) fn brief(text: &str, most: usize) -> String {
-    let text = clean(text);
+    let end = text.char_indices().nth(most + 1).map_or(text.len(), |(end, _)| end);
+    let text = clean(text.get(..end).unwrap_or(text));
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text,

@@ -14,6 +14,7 @@ use crate::layer::Idempotency;
 use crate::limits;
 use crate::policy::{Headers, Policy};
 use crate::route::{BadRoute, Route};
+use crate::upload::Uploads;
 
 /// Headers that tell callers apart. Where nothing else does, they are compared with those of the
 /// first request.
@@ -74,6 +75,8 @@ pub(crate) struct Rules {
     pub(crate) request_bytes_max: usize,
     pub(crate) response_bytes_max: usize,
     pub(crate) worker: String,
+    /// Room for bodies that have not come whole.
+    pub(crate) uploads: Uploads,
     /// As many operations as may be under way.
     pub(crate) room: Arc<Semaphore>,
     observer: Option<Observer>,
@@ -115,6 +118,7 @@ impl Builder {
             request_bytes_max: limits::REQUEST_BYTES_MAX,
             response_bytes_max: limits::RESPONSE_BYTES_MAX,
             worker: String::new(),
+            uploads: Uploads::new(limits::UPLOADS_BYTES_MAX),
             room: Arc::new(Semaphore::new(limits::OPERATIONS_MAX)),
             observer: None,
             running: watch::Sender::new(0),
@@ -242,8 +246,16 @@ impl Builder {
         self
     }
 
-    /// How many requests may be under way under keys: 1,024. One more gets 503. Each may hold its
-    /// request and its response in memory.
+    /// Memory for the bodies of requests that have not come whole: 256 MiB, and at least one body
+    /// of [`Builder::request_max`]. What finds no more room gets 503. The first 16 KiB of each are
+    /// not counted, so that slow uploads keep no small request out.
+    pub fn uploads_max(mut self, bytes: usize) -> Self {
+        self.rules.uploads = Uploads::new(bytes);
+        self
+    }
+
+    /// How many requests may be under way under keys, from when they have come whole: 1,024. One
+    /// more gets 503. Each may hold its request and its response in memory.
     pub fn operations_max(mut self, operations: usize) -> Self {
         self.rules.room = Arc::new(Semaphore::new(operations.min(Semaphore::MAX_PERMITS)));
         self
@@ -282,6 +294,8 @@ impl Builder {
             Some(_) => vec![header::CONTENT_TYPE],
             None => CREDENTIALS.into_iter().chain([header::CONTENT_TYPE]).collect(),
         });
+        let uploads = std::mem::replace(&mut rules.uploads, Uploads::new(0));
+        rules.uploads = uploads.at_least(rules.request_bytes_max);
         headers.sort_unstable_by(|one, other| one.as_str().cmp(other.as_str()));
         headers.dedup();
         rules.fingerprint_headers = headers;

@@ -14,9 +14,8 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use hapax_client::Queue;
 use http::request::Parts;
-use http::{HeaderMap, Request, Response, StatusCode, header};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
@@ -28,9 +27,10 @@ use crate::limits::TENANT_BYTES_MAX;
 use crate::operation::Operation;
 use crate::prefer;
 use crate::problem::Problem;
-use crate::route::{KeySource, Route, segments_of_path};
+use crate::route::{KeySource, Path, Route};
 use crate::run::{self, Asked};
 use crate::scope::{Scope, fingerprint};
+use crate::upload::{self, Unread};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
@@ -109,9 +109,13 @@ where
         let other = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, other);
         let rules = Arc::clone(&self.rules);
-        let path = segments_of_path(request.uri().path());
+        let path = Path::of(request.uri().path());
         let is_it = |route: &&Route| route.matches(request.method(), &path);
         let Some(route) = rules.routes.iter().find(is_it).cloned() else {
+            if let Some(problem) = lookalike(&rules, &request) {
+                let refused = refuse(&rules, problem);
+                return Box::pin(async { Ok(refused) });
+            }
             return bypass(&rules, inner.call(request));
         };
         let key = match key_of(&route, request.headers()) {
@@ -124,6 +128,17 @@ where
             }
         };
         Box::pin(protect(rules, route, key, request, inner))
+    }
+}
+
+/// Why a request must not pass unprotected, though it is for none of the routes: some services
+/// would read it as one for a route.
+fn lookalike<B>(rules: &Rules, request: &Request<B>) -> Option<Problem> {
+    let (method, path) = (request.method(), Path::loosely(request.uri().path()));
+    let route = rules.routes.iter().find(|route| route.may_match(method, &path))?;
+    match key_of(route, request.headers()) {
+        Ok(Key::Absent) => None, // It would not be protected in the usual spelling either.
+        _ => Some(Problem::lookalike(route)),
     }
 }
 
@@ -161,6 +176,11 @@ where
     })
 }
 
+fn overloaded<R>(rules: &Rules, why: &str) -> Response<ResponseBody<R>> {
+    let problem = Problem::unavailable(&format!("{why}; nothing was done"), rules.retry_after);
+    run::tell(rules, Outcome::Overloaded, problem.into_response())
+}
+
 /// Reads the request whole, and hands it over to a task of its own.
 async fn protect<S, B, R>(
     rules: Arc<Rules>,
@@ -178,19 +198,17 @@ where
     R: Body<Data = Bytes> + Send + Unpin + 'static,
     R::Error: std::fmt::Display,
 {
-    let Ok(room) = Arc::clone(&rules.room).try_acquire_owned() else {
-        let detail = "too many requests under keys are under way; nothing was done";
-        let problem = Problem::unavailable(detail, rules.retry_after);
-        return Ok(run::tell(&rules, Outcome::Overloaded, problem.into_response()));
-    };
     let (mut parts, body) = request.into_parts();
-    let read = async {
-        let tenant = tenant_of(&rules, &parts)?;
-        Ok((tenant, read(&rules, &parts.headers, body).await?))
-    };
-    let (tenant, body) = match read.await {
-        Ok(read) => read,
+    let tenant = match tenant_of(&rules, &parts) {
+        Ok(tenant) => tenant,
         Err(problem) => return Ok(refuse(&rules, problem)),
+    };
+    let body = match upload::read(&rules, &parts.headers, body).await {
+        Ok(body) => body,
+        Err(Unread::Refused(problem)) => return Ok(refuse(&rules, problem)),
+        Err(Unread::NoRoom) => {
+            return Ok(overloaded(&rules, "too many requests under keys are on their way"));
+        }
     };
     let asked = match ask(&rules, &route, key, tenant, &parts, &body) {
         Ok(Some(asked)) => asked,
@@ -198,6 +216,10 @@ where
             return bypass(&rules, inner.call(Request::from_parts(parts, B::from(body)))).await;
         }
         Err(problem) => return Ok(refuse(&rules, problem)),
+    };
+    // Not before: who sends slowly takes no place of those who have sent.
+    let Ok(room) = Arc::clone(&rules.room).try_acquire_owned() else {
+        return Ok(overloaded(&rules, "too many requests under keys are under way"));
     };
     let handler = move |operation: Option<Operation>| {
         if let Some(operation) = operation {
@@ -225,27 +247,6 @@ fn tenant_of(rules: &Rules, parts: &Parts) -> Result<String, Problem> {
     match tenant.len() > TENANT_BYTES_MAX {
         true => Err(Problem::no_tenant()),
         false => Ok(tenant),
-    }
-}
-
-/// The whole body, within its bounds of size and time.
-async fn read<B>(rules: &Rules, headers: &HeaderMap, body: B) -> Result<Bytes, Problem>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let max = rules.request_bytes_max;
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    let announced = announced.and_then(|value| value.parse::<u64>().ok());
-    if announced.is_some_and(|bytes| bytes > max as u64) {
-        return Err(Problem::too_large(max));
-    }
-    let collected = Limited::new(body, max).collect();
-    match tokio::time::timeout(rules.request_timeout, collected).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::too_large(max)),
-        Ok(Err(_)) => Err(Problem::broken_request()),
-        Err(_) => Err(Problem::request_timeout(rules.request_timeout)),
     }
 }
 

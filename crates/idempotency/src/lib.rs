@@ -51,6 +51,7 @@ mod run;
 mod scope;
 mod settle;
 mod stored;
+mod upload;
 
 pub use body::ResponseBody;
 pub use builder::{BuildError, Builder, CREDENTIALS, OnUnavailable};

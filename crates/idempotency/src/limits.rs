@@ -26,6 +26,11 @@ pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a response is tried to be stored, behind the back of the one who waited for it.
 pub(crate) const SETTLE_PATIENCE: Duration = Duration::from_secs(600);
+/// Bodies of requests that have not come whole, together, without the first of each.
+pub(crate) const UPLOADS_BYTES_MAX: usize = 256 * 1_024 * 1_024;
+/// The part of a body that takes no room from others: about what its connection takes anyway. So
+/// no number of slow requests keeps a small one out.
+pub(crate) const UPLOAD_FREE_BYTES: usize = 16 * 1_024;
 /// Requests under keys at a time.
 pub(crate) const OPERATIONS_MAX: usize = 1_024;
 /// When to come again to a key that is in progress.

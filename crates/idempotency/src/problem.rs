@@ -7,6 +7,8 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
+use crate::route::Route;
+
 /// An answer of the layer's own, `application/problem+json`.
 ///
 /// `code` is for programs; it is one of those of the broker, where they mean the same, or
@@ -98,6 +100,16 @@ impl Problem {
 
     pub(crate) fn broken_request() -> Self {
         let detail = "the body of the request broke off; nothing was done";
+        let title = "The request cannot be understood";
+        Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
+    }
+
+    pub(crate) fn lookalike(route: &Route) -> Self {
+        let detail = format!(
+            "services differ in how they read the method and the path of this request (case, \
+             encoded slashes, ';'), and some would take it for {route}, which needs a key: write \
+             it as that"
+        );
         let title = "The request cannot be understood";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }

@@ -3,7 +3,9 @@
 //! A pattern is methods and a path: `POST /charges`, `PUT,PATCH /orders/{order}`,
 //! `POST /files/{*path}`. `{name}` is one segment, `{*name}` the rest, at least one. A path is
 //! compared as most services would read it: percent-encodings decoded, empty segments and dots
-//! resolved. So another spelling of a protected path is protected too.
+//! resolved. So another spelling of a protected path is protected too. Where services differ (case,
+//! encoded slashes, `;`, encodings of encodings) a path that one of them would read as a protected
+//! one is told, so that nobody has to guess.
 
 use std::fmt;
 use std::str::FromStr;
@@ -99,15 +101,22 @@ impl Route {
         &self.path
     }
 
-    pub(crate) fn matches(&self, method: &Method, path: &[String]) -> bool {
-        if !self.methods.contains(method) {
-            return false;
-        }
-        let mut path = path.iter();
+    pub(crate) fn matches(&self, method: &Method, path: &Path) -> bool {
+        self.methods.contains(method) && self.fits(path, |literal, part| literal == part)
+    }
+
+    /// Whether some service would read it as one for this route; the path is read loosely.
+    pub(crate) fn may_match(&self, method: &Method, path: &Path) -> bool {
+        let is_it = |own: &Method| own.as_str().eq_ignore_ascii_case(method.as_str());
+        self.methods.iter().any(is_it) && self.fits(path, |literal, part| folded(literal) == part)
+    }
+
+    fn fits(&self, path: &Path, is_same: impl Fn(&str, &str) -> bool) -> bool {
+        let mut path = path.0.iter();
         for segment in &self.segments {
             let Some(part) = path.next() else { return false };
             match segment {
-                Segment::Literal(literal) if literal == part => {}
+                Segment::Literal(literal) if is_same(literal, part) => {}
                 Segment::Literal(_) => return false,
                 Segment::Any => {}
                 Segment::Rest => return true,
@@ -195,21 +204,53 @@ fn segment(text: &str) -> Result<Segment, String> {
     }
 }
 
-/// A path as most services read it.
-pub(crate) fn segments_of_path(path: &str) -> Vec<String> {
-    let mut segments = Vec::new();
-    for text in path.split('/').map(decoded) {
-        match text.as_str() {
-            "" | "." => {}
-            ".." => drop(segments.pop()),
-            _ => segments.push(text),
-        }
+/// The segments of a request's path.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Path(Vec<String>);
+
+impl Path {
+    /// As most services read it.
+    pub(crate) fn of(path: &str) -> Self {
+        Self::resolved(path.split('/').map(decoded))
     }
-    segments
+
+    /// As one segment after another that any service could read it as: encodings of encodings are
+    /// decoded before it is split, backslashes are slashes, parameters (`;`) and what follows a
+    /// zero byte are cut off, and case does not count.
+    pub(crate) fn loosely(path: &str) -> Self {
+        let mut text = path.to_owned();
+        for _ in 0..DECODED_MAX {
+            if !text.contains('%') {
+                break;
+            }
+            text = decoded(&text);
+        }
+        let uncut = |part: &str| part.split([';', '\0']).next().map(folded).unwrap_or_default();
+        Self::resolved(text.split(['/', '\\']).map(uncut))
+    }
+
+    fn resolved(parts: impl Iterator<Item = String>) -> Self {
+        let mut segments = Vec::new();
+        for text in parts {
+            match text.as_str() {
+                "" | "." => {}
+                ".." => drop(segments.pop()),
+                _ => segments.push(text),
+            }
+        }
+        Self(segments)
+    }
 }
+
+/// How often an encoding is decoded at most.
+const DECODED_MAX: usize = 4;
 
 fn decoded(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+fn folded(text: &str) -> String {
+    text.to_lowercase()
 }
 
 #[cfg(test)]
@@ -218,7 +259,12 @@ mod tests {
 
     fn matches(pattern: &str, method: Method, path: &str) -> bool {
         let route: Route = pattern.parse().unwrap();
-        route.matches(&method, &segments_of_path(path))
+        route.matches(&method, &Path::of(path))
+    }
+
+    fn may_match(pattern: &str, method: &str, path: &str) -> bool {
+        let route: Route = pattern.parse().unwrap();
+        route.may_match(&method.parse().unwrap(), &Path::loosely(path))
     }
 
     #[test]
@@ -253,6 +299,33 @@ mod tests {
         }
         assert!(matches("POST /größe", Method::POST, "/gr%C3%B6%C3%9Fe"));
         assert!(!matches("POST /charges", Method::POST, "/Charges"));
+    }
+
+    #[test]
+    fn what_some_service_reads_as_a_protected_path_is_noticed() {
+        for path in [
+            "/CHARGES",
+            "/charges%2f",
+            "/..%2Fcharges",
+            "/x%2f..%2fcharges",
+            "/charges;a=b",
+            "/x;a/..;/charges",
+            "/charges%3Ba=b",
+            "/charges%00.txt",
+            "/x\\..\\charges",
+            "/%5ccharges",
+            "/%2563harges",
+            "/%25252e%25252e/charges",
+        ] {
+            assert!(!matches("POST /charges", Method::POST, path), "{path}");
+            assert!(may_match("POST /charges", "POST", path), "{path}");
+            assert!(!may_match("PUT /charges", "POST", path), "{path}");
+        }
+        assert!(may_match("POST /charges", "post", "/charges"));
+        assert!(may_match("POST /Größe/{id}", "POST", "/gr%C3%B6%C3%9Fe/7;v=1"));
+        for path in ["/charge", "/charges/7", "/x/charges", "/", "/charges%2f7"] {
+            assert!(!may_match("POST /charges", "POST", path), "{path}");
+        }
     }
 
     #[test]

@@ -522,6 +522,30 @@ fn leases_end_after_a_restart_whatever_their_bytes() {
 }
 
 #[test]
+fn rows_are_read_by_name_however_far_apart_they_are() {
+    for rows_passed in [0, 3, 64] {
+        let store = MemoryStore::default();
+        let options = Options { seed: 3, rows_passed, ..Options::default() };
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        let sends = (0..300).map(|number| send(&number.to_string(), None));
+        let commands = [configure(Config::default())].into_iter().chain(sends);
+        call(&mut partition, 0, commands.collect());
+        let leased = deliveries(&call(&mut partition, 1, vec![receive(300)]));
+        partition.checkpoint().unwrap();
+        drop(partition);
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        // Neighbours, the next but three, one far away, the last; in one batch, and not in order.
+        let wanted = [299, 0, 1, 5, 100, 101, 200];
+        let settle = |number: &usize| done(leased[*number].lease);
+        let answers = call(&mut partition, 2, wanted.iter().map(settle).collect());
+        let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Settled(Settled::Ok { .. }));
+        assert!(answers.iter().all(is_done), "{answers:?}");
+        assert_eq!(partition.machine().usage().messages, 0, "nothing else is read");
+        assert_eq!(partition.machine().usage().leases, 300 - wanted.len());
+    }
+}
+
+#[test]
 fn every_part_of_a_large_batch_is_journaled() {
     let store = MemoryStore::default();
     let options = Options { seed: 3, batch_bytes: 500, gather_bytes: 300, ..Options::default() };

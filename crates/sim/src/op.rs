@@ -149,7 +149,9 @@ pub enum How {
     },
     Release,
     /// In doubt whether the effect happened.
-    Park,
+    Park {
+        dead: bool,
+    },
     Extend {
         lease_ms: u64,
     },
@@ -339,7 +341,9 @@ impl<'a> Maker<'a> {
                 Verb::Fail { error: "it failed".to_owned(), delay_ms: *delay_ms, dead: *dead }
             }
             How::Release => Verb::Release,
-            How::Park => Verb::Park { error: "in doubt".to_owned() },
+            How::Park { dead } => {
+                Verb::Park { error: "in doubt".to_owned(), delay_ms: None, dead: *dead }
+            }
             How::Extend { lease_ms } => Verb::Extend { lease_ms: Some(*lease_ms) },
             How::Begin => Verb::Begin,
             How::Save(name) => Verb::Save { name: (*name).to_owned(), data: point_of(item, name) },

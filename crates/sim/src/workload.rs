@@ -142,7 +142,8 @@ impl Workload {
                 }
             }
             (Op::Settle { held, how }, Outcome::Settled(Settled::Ok { .. })) => {
-                if matches!(how, How::Done(_) | How::Fail { .. } | How::Release | How::Park) {
+                if matches!(how, How::Done(_) | How::Fail { .. } | How::Release | How::Park { .. })
+                {
                     self.drop_lease(held);
                 }
             }
@@ -358,7 +359,7 @@ impl Workload {
             2 => How::Release,
             3 => How::Extend { lease_ms: random.between(100, 4_000) },
             4 => How::Begin,
-            6 => How::Park,
+            6 => How::Park { dead: random.one_in(3) },
             _ => How::Save(random.pick(&POINTS).copied().unwrap_or("charged")),
         };
         Op::Settle { held, how }

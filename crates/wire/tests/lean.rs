@@ -119,7 +119,7 @@ fn settles_are_read_and_written_as_the_generated_types_do() {
         Verb::Extend(proto::Extend { lease_ms: Some(7) }),
         Verb::Begin(proto::Begin {}),
         Verb::Save(proto::Save { name: "n".to_owned(), body: "data".into() }),
-        Verb::Park(proto::Park { error: "killed".to_owned() }),
+        Verb::Park(proto::Park { error: "killed".to_owned(), delay_ms: Some(7), dead: true }),
     ];
     for (verb, number) in verbs.into_iter().zip(NUMBERS.into_iter().cycle()) {
         let settle =

@@ -1,6 +1,6 @@
 //! The task that drives a worker's stream.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -42,8 +42,6 @@ pub(super) struct Driver<R> {
     waiting: VecDeque<(Number, Delivery)>,
     tasks: JoinSet<Ended>,
     numbers: HashMap<Id, Number>,
-    /// Those whose handler said that an effect begins.
-    begun: HashSet<Number>,
     asks: (mpsc::UnboundedSender<Ask>, mpsc::UnboundedReceiver<Ask>),
     /// What the settles without an answer were, by their tags.
     settles: HashMap<u64, Settling>,
@@ -67,10 +65,10 @@ enum Settling {
 /// What a handler asked for.
 #[derive(Clone, Copy)]
 enum Asked {
-    Begin,
     /// To keep the lease until then.
     Extend(Instant),
-    Save,
+    /// What changes nothing here.
+    Other,
 }
 
 /// How far a stop has come.
@@ -97,7 +95,6 @@ where
             waiting: VecDeque::new(),
             tasks: JoinSet::new(),
             numbers: HashMap::new(),
-            begun: HashSet::new(),
             asks: mpsc::unbounded_channel(),
             settles: HashMap::new(),
             next_tag: 0,
@@ -244,10 +241,7 @@ where
                 self.leases.granted(number, Some(until));
             }
             (Asked::Extend(_), Err(_)) => self.leases.granted(number, None),
-            (Asked::Begin, Err(_)) => {
-                self.begun.remove(&number);
-            }
-            (Asked::Begin | Asked::Save, Ok(Settled::Ok { .. })) | (Asked::Save, Err(_)) => {}
+            (Asked::Other, Ok(Settled::Ok { .. }) | Err(_)) => {}
         }
     }
 
@@ -261,13 +255,9 @@ where
                 // The result or the follow-ups cannot be stored, now or later.
                 tracing::warn!(%error, "a result was refused");
                 let refused = format!("the result was refused: {error}");
-                let settle = match self.begun.contains(&number) {
-                    true => Settle::park(refused),
-                    false => Settle::Fail(Failure::dead(format!(
-                        "{refused}; running it again would not help"
-                    ))),
-                };
-                self.end(number, settle);
+                // Running it again would not help. Whether an effect has begun the broker knows
+                // best: another process than this one may have said so.
+                self.end(number, Settle::Fail(Failure::in_doubt(Failure::dead(refused))));
                 return;
             }
             (Err(error), _) => tracing::warn!(%error, "a settle was refused"),
@@ -282,7 +272,6 @@ where
 
     fn forget(&mut self, number: Number) {
         self.leases.drop(number);
-        self.begun.remove(&number);
     }
 
     /// A handler is finished.
@@ -291,20 +280,11 @@ where
         let Some(number) = self.numbers.remove(&id) else { return };
         let settle = match ended {
             Ok((_, Ok(done))) => Settle::Done(done),
-            Ok((_, Err(failure))) if failure.is_in_doubt() && self.may_park(number, &failure) => {
-                Settle::park(failure.error())
-            }
             Ok((_, Err(failure))) => Settle::Fail(failure),
             // A panic says nothing about an effect that had begun.
             Err(error) => Settle::park(panic_text(error)),
         };
         self.end(number, settle);
-    }
-
-    /// Whether a failure in doubt is said as one. The broker knows best whether an effect has
-    /// begun, also by another process; but a delay, and that a message is given up, are lost then.
-    fn may_park(&self, number: Number, failure: &Failure) -> bool {
-        failure.is_plain() || self.begun.contains(&number)
     }
 
     /// Settles a lease for good. It is held until the answer is there.
@@ -324,17 +304,13 @@ where
     fn ask(&mut self, mut ask: Ask) {
         let now = Instant::now();
         let asked = match &mut ask.settle {
-            Settle::Begin => {
-                self.begun.insert(ask.number);
-                Asked::Begin
-            }
             Settle::Extend(length) => {
                 let wanted = length.unwrap_or(self.leases.length());
                 let wanted = self.leases.want(ask.number, wanted, now);
                 *length = Some(wanted);
                 Asked::Extend(now + wanted)
             }
-            _ => Asked::Save,
+            _ => Asked::Other,
         };
         self.settle(ask.number, ask.settle, Settling::Ask(ask.number, asked, ask.reply));
     }

@@ -79,7 +79,7 @@ fn answer(
         Verb::Done { result, emits } => holder.done(result, emits, out),
         Verb::Fail { error, delay_ms, dead } => holder.fail(&error, delay_ms, dead, out),
         Verb::Release => Ok(holder.release(out)),
-        Verb::Park { error } => Ok(holder.park(&error, out)),
+        Verb::Park { error, delay_ms, dead } => holder.park(&error, delay_ms, dead, out),
         Verb::Extend { lease_ms } => holder.extend(lease_ms, out),
         Verb::Begin => holder.begin(out),
         Verb::Save { name, data } => holder.save(&name, data, out),
@@ -207,14 +207,7 @@ impl Holder<'_> {
         dead: bool,
         out: &mut Verdict,
     ) -> Result<Settled, Settled> {
-        if let Some(delay) = delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
-            return Err(Settled::Invalid(Invalid::Delay(delay)));
-        }
-        let next = match (self.message.claim, dead) {
-            (_, true) => Next::Dead,
-            (true, false) => Next::Freed,
-            (false, false) => after_failure(self.message, self.queue, self.stamp, delay_ms),
-        };
+        let next = self.failed(delay_ms, dead)?;
         let digest = self.message.digest;
         let error: Arc<str> = bounded(error).into();
         out.decisions.push(Decision::Failed { digest, fence: self.fence, error, next });
@@ -223,6 +216,18 @@ impl Holder<'_> {
             self.wake_group(out);
         }
         Ok(answer_of(next))
+    }
+
+    /// Where a failure brings the message.
+    fn failed(&self, delay_ms: Option<u64>, dead: bool) -> Result<Next, Settled> {
+        if let Some(delay) = delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
+            return Err(Settled::Invalid(Invalid::Delay(delay)));
+        }
+        Ok(match (self.message.claim, dead) {
+            (_, true) => Next::Dead,
+            (true, false) => Next::Freed,
+            (false, false) => after_failure(self.message, self.queue, self.stamp, delay_ms),
+        })
     }
 
     /// Gives the message back, uncounted, at its old place.
@@ -241,13 +246,17 @@ impl Holder<'_> {
 
     /// In doubt whether the effect happened: parks what was begun, where the queue parks. What was
     /// not begun did not happen, and fails.
-    fn park(&self, error: &str, out: &mut Verdict) -> Settled {
+    fn park(
+        &self,
+        error: &str,
+        delay_ms: Option<u64>,
+        dead: bool,
+        out: &mut Verdict,
+    ) -> Result<Settled, Settled> {
+        let failed = self.failed(delay_ms, dead)?;
         let begun = self.message.lease().is_some_and(|lease| lease.begun);
-        let next = match (begun && self.queue.config.on_lost == OnLost::Park, self.message.claim) {
-            (true, _) => Next::Parked,
-            (false, true) => Next::Freed,
-            (false, false) => after_failure(self.message, self.queue, self.stamp, None),
-        };
+        let parks = begun && self.queue.config.on_lost == OnLost::Park;
+        let next = if parks { Next::Parked } else { failed };
         let digest = self.message.digest;
         let error: Arc<str> = bounded(error).into();
         out.decisions.push(Decision::Parked { digest, fence: self.fence, error, next });
@@ -255,7 +264,7 @@ impl Holder<'_> {
             out.effects.push(Effect::Ended { digest });
             self.wake_group(out);
         }
-        answer_of(next)
+        Ok(answer_of(next))
     }
 
     fn extend(&self, lease_ms: Option<u64>, out: &mut Verdict) -> Result<Settled, Settled> {

@@ -171,7 +171,7 @@ pub(crate) enum Do {
     Done { result: Option<u8>, emits: Vec<Emitted> },
     Fail { error: u8, delay_ms: Option<u64>, dead: bool },
     Release,
-    Park { error: u8 },
+    Park { error: u8, delay_ms: Option<u64>, dead: bool },
     Extend { lease_ms: Option<u64> },
     Begin,
     Save { name: u8, data: u8 },
@@ -378,10 +378,11 @@ fn verb() -> impl Strategy<Value = Do> {
     let delay = prop_oneof![3 => Just(None), 1 => (0u64..500).prop_map(Some)];
     prop_oneof![
         4 => (result, emits).prop_map(|(result, emits)| Do::Done { result, emits }),
-        5 => (0u8..3, delay, prop::bool::weighted(0.3))
+        5 => (0u8..3, delay.clone(), prop::bool::weighted(0.3))
             .prop_map(|(error, delay_ms, dead)| Do::Fail { error, delay_ms, dead }),
         2 => Just(Do::Release),
-        2 => (0u8..3).prop_map(|error| Do::Park { error }),
+        2 => (0u8..3, delay, prop::bool::weighted(0.3))
+            .prop_map(|(error, delay_ms, dead)| Do::Park { error, delay_ms, dead }),
         2 => lease_ms().prop_map(|lease_ms| Do::Extend { lease_ms }),
         3 => Just(Do::Begin),
         2 => (0u8..4, 0u8..3).prop_map(|(name, data)| Do::Save { name, data }),

@@ -603,7 +603,11 @@ fn verb_of(verb: &Do) -> Verb {
             dead: *dead,
         },
         Do::Release => Verb::Release,
-        Do::Park { error } => Verb::Park { error: text("error", *error).to_string() },
+        Do::Park { error, delay_ms, dead } => Verb::Park {
+            error: text("error", *error).to_string(),
+            delay_ms: *delay_ms,
+            dead: *dead,
+        },
         Do::Extend { lease_ms } => Verb::Extend { lease_ms: *lease_ms },
         Do::Begin => Verb::Begin,
         Do::Save { name, data } => {

@@ -165,7 +165,9 @@ impl Model {
                 self.fail(index, name.fence, error, *delay_ms, *dead)
             }
             Verb::Release => self.release(index, name.fence),
-            Verb::Park { error } => self.park(index, name.fence, error),
+            Verb::Park { error, delay_ms, dead } => {
+                self.park(index, name.fence, error, *delay_ms, *dead)
+            }
             Verb::Extend { lease_ms } => self.extend(index, *lease_ms),
             Verb::Begin => self.begin(index),
             Verb::Save { name, data } => self.save(index, name, data),
@@ -241,13 +243,7 @@ impl Model {
         delay_ms: Option<u64>,
         dead: bool,
     ) -> Settled {
-        let next = if dead {
-            Next::Dead
-        } else if self.messages[index].claim {
-            Next::Freed
-        } else {
-            self.after_failure(index, delay_ms)
-        };
+        let next = self.failed(index, delay_ms, dead);
         let at = self.at;
         let message = &mut self.messages[index];
         let (worker, name) = (message.holder(), message.queue.clone());
@@ -258,16 +254,27 @@ impl Model {
         self.leave_lease(index, fence, How::Failed, next)
     }
 
-    fn park(&mut self, index: usize, fence: Fence, error: &str) -> Settled {
+    fn failed(&self, index: usize, delay_ms: Option<u64>, dead: bool) -> Next {
+        match (dead, self.messages[index].claim) {
+            (true, _) => Next::Dead,
+            (false, true) => Next::Freed,
+            (false, false) => self.after_failure(index, delay_ms),
+        }
+    }
+
+    fn park(
+        &mut self,
+        index: usize,
+        fence: Fence,
+        error: &str,
+        delay_ms: Option<u64>,
+        dead: bool,
+    ) -> Settled {
         let at = self.at;
         let message = &self.messages[index];
         let begun = matches!(message.state, State::Leased { begun: true, .. });
         let parks = self.queue(&message.queue).expect("its queue").config.on_lost == OnLost::Park;
-        let next = match (begun && parks, message.claim) {
-            (true, _) => Next::Parked,
-            (false, true) => Next::Freed,
-            (false, false) => self.after_failure(index, None),
-        };
+        let next = if begun && parks { Next::Parked } else { self.failed(index, delay_ms, dead) };
         let message = &mut self.messages[index];
         let (worker, name) = (message.holder(), message.queue.clone());
         message.error = Some(error.into());

@@ -193,6 +193,51 @@ fn l8_park_says_that_it_is_in_doubt_and_the_message_waits_for_somebody_who_knows
 }
 
 #[test]
+fn l8_park_with_dead_parks_what_was_begun_and_ends_everything_else() {
+    check(
+        "
+        queue  careful on_lost=park
+        queue  orders
+        send   @careful k1 a
+        send   @careful k2 a
+        send   @orders k3 a
+        receive @careful w 2         => k1#1 k2#1
+        receive @orders w 1          => k3#1
+        settle k1 begin              => ok leased
+        settle k3 begin              => ok leased
+        settle k1 park dead error=refused  => ok parked
+        settle k2 park dead error=refused  => ok dead
+        settle k3 park dead error=refused  => ok dead
+        settle k2 park dead error=refused  => ok dead
+        settle k2 fail dead error=refused  => lease_lost dead
+        settle k1 fail dead error=refused  => lease_lost parked
+        show   @careful parked dead failed  => parked=1 dead=1 failed=1
+        look   @careful k2 history error  => history=sent,leased@w,failed:refused@w,dead:refused \
+error=refused
+        claim  @careful c1 f         => fresh
+        settle c1 park dead error=refused  => ok dead
+        claim  @careful c2 f         => fresh
+        settle c2 begin              => ok leased
+        settle c2 park dead error=refused  => ok parked
+        settle k1 done result=x      => ok done
+        ",
+    );
+}
+
+#[test]
+fn l8_park_of_what_was_not_begun_waits_as_long_as_it_says() {
+    check(
+        "
+        queue  careful on_lost=park backoff=1s
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 park delay=1h      => ok delayed in=1h
+        settle k1 park delay=2h      => ok delayed in=1h
+        ",
+    );
+}
+
+#[test]
 fn l8_park_is_a_failure_of_what_was_not_begun_or_where_the_queue_does_not_park() {
     check(
         "

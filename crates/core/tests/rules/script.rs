@@ -498,7 +498,11 @@ impl Run {
                 dead: words.flag("dead"),
             },
             "release" => Verb::Release,
-            "park" => Verb::Park { error: words.option("error").unwrap_or_else(|| "doubt".into()) },
+            "park" => Verb::Park {
+                error: words.option("error").unwrap_or_else(|| "doubt".into()),
+                delay_ms: words.option("delay").map(|delay| duration(&delay)),
+                dead: words.flag("dead"),
+            },
             "extend" => Verb::Extend { lease_ms },
             "begin" => Verb::Begin,
             "save" => {

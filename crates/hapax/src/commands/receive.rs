@@ -82,13 +82,20 @@ enum Verdict {
     /// In doubt: its effect may have happened. A begun message of a queue with on-lost = park is
     /// parked until somebody resolves it; anywhere else this is a failure.
     #[command(after_help = "Examples:
-  hapax settle park charges LEASE --error 'killed in the middle'")]
+  hapax settle park charges LEASE --error 'killed in the middle'
+  hapax settle park charges LEASE --error 'its result is too large' --dead")]
     Park {
         #[command(flatten)]
         lease: Lease,
         /// What is known, for whoever resolves it.
         #[arg(long, default_value = "in doubt")]
         error: String,
+        /// Where it is a failure: try again after this, instead of the queue's backoff.
+        #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+        delay: Option<Duration>,
+        /// Where it is a failure: no further attempt.
+        #[arg(long)]
+        dead: bool,
     },
     /// Give it back uncounted, as if it had not been taken.
     #[command(after_help = "Examples:
@@ -227,7 +234,10 @@ pub(crate) async fn settle(settle: &Settle) -> Result<Exit, Failure> {
             let delay_ms = delay.map(milliseconds);
             (lease, Verb::Fail(proto::Fail { error: error.clone(), delay_ms, dead: *dead }))
         }
-        Verdict::Park { lease, error } => (lease, Verb::Park(proto::Park { error: error.clone() })),
+        Verdict::Park { lease, error, delay, dead } => {
+            let delay_ms = delay.map(milliseconds);
+            (lease, Verb::Park(proto::Park { error: error.clone(), delay_ms, dead: *dead }))
+        }
         Verdict::Release { lease } => (lease, Verb::Release(proto::Release {})),
         Verdict::Begin { lease } => (lease, Verb::Begin(proto::Begin {})),
         Verdict::Save { lease, name, data } => {

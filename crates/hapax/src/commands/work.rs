@@ -65,7 +65,7 @@ pub(crate) struct Work {
     /// How long running commands may take to finish after Ctrl-C.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "25s")]
     drain: Duration,
-    /// The longest result. A command that writes more has failed for good.
+    /// The longest result. What writes more is dead, or parked if it has begun and the queue parks.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_result: usize,
     /// The content type of the results, such as application/json.
@@ -216,7 +216,7 @@ async fn handle(job: Arc<Job>, delivery: Delivery, context: Context) -> Result<D
         Ended::RetryLater(error) | Ended::Failed(error) => Err(Failed::new(error)),
         // The command may have said `begin` by itself: the broker knows.
         Ended::InDoubt(error) => Err(Failed::in_doubt(error)),
-        Ended::TooMuch(error) => Err(Failed::dead(error)),
+        Ended::TooMuch(error) => Err(Failed::in_doubt(Failed::dead(error))),
         // Nobody is told: the lease is somebody else's.
         Ended::Lost => Err(Failed::new("the lease was lost")),
     }

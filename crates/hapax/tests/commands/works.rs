@@ -262,11 +262,32 @@ on_one_and_on_four!(a_begun_command_with_a_plain_exit_code_is_what_it_says);
 fn a_begun_command_with_a_plain_exit_code_is_what_it_says(partitions: u16) {
     check_begun(partitions, "exit 0", &[], "done", 1);
     check_begun(partitions, "exit 3", &[], "dead", 3);
+}
+
+on_one_and_on_four!(a_begun_command_whose_result_is_refused_is_parked);
+fn a_begun_command_whose_result_is_refused_is_parked(partitions: u16) {
     let much = ["--max-result", "1000"];
-    check_begun(partitions, "head -c 2000 /dev/zero", &much, "dead", 1);
+    let parked = check_begun(partitions, "head -c 2000 /dev/zero", &much, "parked", 1);
+    let error = parked["error"].as_str().unwrap();
+    assert!(error.contains("more than 1000 bytes"), "more than the worker takes: {parked}");
     let more = ["--max-result", "3000000"];
-    let dead = check_begun(partitions, "head -c 2000000 /dev/zero", &more, "dead", 1);
-    assert!(dead["error"].as_str().unwrap().contains("too_large"), "more than the queue: {dead}");
+    let parked = check_begun(partitions, "head -c 2000000 /dev/zero", &more, "parked", 1);
+    let error = parked["error"].as_str().unwrap();
+    assert!(error.contains("too_large"), "more than the queue takes: {parked}");
+}
+
+on_one_and_on_four!(a_command_that_has_not_begun_is_dead_when_its_result_is_refused);
+fn a_command_that_has_not_begun_is_dead_when_its_result_is_refused(partitions: u16) {
+    for (most, bytes, why) in [(1_000, 2_000, "more than"), (3_000_000, 2_000_000, "too_large")] {
+        let broker = parking(partitions);
+        let most = most.to_string();
+        let run = format!("head -c {bytes} /dev/zero");
+        let worker = Worker::start(&broker, &run, &["--max-result", &most]);
+        let dead = state(&broker, "a", "dead");
+        assert_eq!(worker.drain(), Some(0));
+        assert_eq!(dead["attempts"], 1, "running it again would not help: {dead}");
+        assert!(dead["error"].as_str().unwrap().contains(why), "{dead}");
+    }
 }
 
 on_one_and_on_four!(begun_commands_that_a_second_signal_stops_are_parked);

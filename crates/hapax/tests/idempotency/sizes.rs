@@ -45,6 +45,49 @@ async fn a_request_beyond_the_bound_of_those_under_way_is_refused(partitions: u1
     assert_eq!(shop.ask(request("/charges", "c")).await.status, 201);
 }
 
+on_each!(slow_uploads_keep_no_other_request_out);
+async fn slow_uploads_keep_no_other_request_out(partitions: u16) {
+    let house = House::open(partitions, "{}").await;
+    // Room for one body of 16 KiB beyond what each has for itself.
+    let builder = house.builder().operations_max(1).uploads_max(0);
+    let shop = Shop::open(builder.request_max(32 << 10));
+    let slow = |bytes: usize, key: &str| {
+        let first = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b'x'; bytes].into())]);
+        let never = futures_util::stream::pending::<Result<Bytes, _>>();
+        let body = Body::from_stream(futures_util::StreamExt::chain(first, never));
+        Request::post("/charges").header("idempotency-key", key).body(body).unwrap()
+    };
+    let whole = |bytes: usize, key: &str| {
+        let frames = [vec![b'x'; bytes / 2], vec![b'x'; bytes - bytes / 2]];
+        let frames = frames.map(|frame| Ok::<_, std::io::Error>(Bytes::from(frame)));
+        let body = Body::from_stream(futures_util::stream::iter(frames));
+        Request::post("/charges").header("idempotency-key", key).body(body).unwrap()
+    };
+    let small: Vec<_> = (0..50).map(|n| shop.asking(slow(1, &format!("slow {n}")))).collect();
+    assert_eq!(shop.ask(whole(10, "a")).await.status, 201, "they have no place yet");
+    assert_eq!(shop.ask(whole(32 << 10, "b")).await.status, 201, "nor take they room");
+    let large = shop.asking(slow((32 << 10) - 1, "large"));
+    let refused = crate::shop::in_time(async {
+        loop {
+            let told = shop.ask(whole(32 << 10, "c")).await;
+            if told.status == 503 {
+                break told;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let refused = refused.await;
+    assert_eq!(
+        (refused.code().as_str(), refused.outcome),
+        ("unavailable", Some(Outcome::Overloaded))
+    );
+    assert_eq!(shop.ask(whole(10, "d")).await.status, 201, "small ones are not concerned");
+    large.abort();
+    assert!(large.await.is_err());
+    assert_eq!(shop.ask(whole(32 << 10, "e")).await.status, 201, "it gave its room back");
+    small.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 on_each!(a_request_that_breaks_off_or_does_not_end_is_refused);
 async fn a_request_that_breaks_off_or_does_not_end_is_refused(partitions: u16) {
     let house = House::open(partitions, "{}").await;

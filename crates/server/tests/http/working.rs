@@ -232,10 +232,13 @@ async fn settles_are_bounded_in_number() {
 
 #[tokio::test]
 async fn a_message_in_doubt_is_parked_only_where_it_was_begun_and_the_queue_parks() {
-    for (config, begin, state) in [
-        (r#"{"on_lost":"park"}"#, true, "parked"),
-        (r#"{"on_lost":"park"}"#, false, "delayed"),
-        ("{}", true, "delayed"),
+    for (config, begin, dead, state) in [
+        (r#"{"on_lost":"park"}"#, true, false, "parked"),
+        (r#"{"on_lost":"park"}"#, false, false, "delayed"),
+        ("{}", true, false, "delayed"),
+        (r#"{"on_lost":"park"}"#, true, true, "parked"),
+        (r#"{"on_lost":"park"}"#, false, true, "dead"),
+        ("{}", true, true, "dead"),
     ] {
         let house = House::with_queue(config).await;
         house.send("orders", "k", "x").await;
@@ -243,7 +246,8 @@ async fn a_message_in_doubt_is_parked_only_where_it_was_begun_and_the_queue_park
         if begin {
             house.settle("orders", json!({"lease": lease, "do": "begin"})).await;
         }
-        let park = json!({"lease": lease, "do": "park", "error": "killed in the middle"});
+        let park = json!({"lease": lease, "do": "park", "error": "killed in the middle",
+                          "dead": dead});
         let told = house.settle("orders", park.clone()).await;
         assert_eq!((&told["answer"], &told["state"]), (&json!("ok"), &json!(state)), "{config}");
         let again = house.settle("orders", park).await;

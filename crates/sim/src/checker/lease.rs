@@ -54,7 +54,7 @@ impl End {
             How::Done(_) => Some(Self::Done),
             How::Fail { .. } => Some(Self::Fail),
             How::Release => Some(Self::Release),
-            How::Park => Some(Self::Park),
+            How::Park { .. } => Some(Self::Park),
             How::Extend { .. } | How::Begin | How::Save(_) => None,
         }
     }
@@ -389,13 +389,13 @@ impl Checker {
                 }
                 life.end(Places::DONE, at);
             }
-            How::Fail { .. } | How::Release | How::Park
+            How::Fail { .. } | How::Release | How::Park { .. }
                 if spec.claim && place == Place::Discarded =>
             {
                 life.places = Places::ABSENT;
             }
-            How::Park if place == Place::Parked => life.lapsed = true, // It may still be done.
-            How::Fail { .. } | How::Park => {
+            How::Park { .. } if place == Place::Parked => life.lapsed = true, // It may still be done.
+            How::Fail { .. } | How::Park { .. } => {
                 life.due_from = deadline.unwrap_or(Time::NEVER);
                 life.sender_delays = false;
             }
@@ -457,13 +457,13 @@ fn expected(
             copy.fail(at, config, false);
             copy.places
         }
-        How::Park if repeats => {
+        How::Park { .. } if repeats => {
             Places::PARKED.or(Places::DEAD).or(Places::DELAYED).or(Places::DISCARDED)
         }
-        How::Park => {
+        How::Park { dead } => {
             let mut copy = life.clone();
             copy.places = Places::default();
-            copy.doubt(at, item, config, life.places);
+            copy.doubt(at, (item, *dead), config, life.places);
             copy.places
         }
         How::Release if item.claim => Places::DISCARDED,

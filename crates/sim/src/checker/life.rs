@@ -291,8 +291,15 @@ impl Life {
         }
     }
 
-    /// Its holder may have said that it is in doubt, while it was in one of these places.
-    pub(crate) fn doubt(&mut self, at: Time, item: &Item, config: &Config, before: Places) {
+    /// Its holder may have said that it is in doubt, and that it is `dead` if it is not parked,
+    /// while it was in one of these places.
+    pub(crate) fn doubt(
+        &mut self,
+        at: Time,
+        (item, dead): (&Item, bool),
+        config: &Config,
+        before: Places,
+    ) {
         let parks = config.on_lost == OnLost::Park && before.may_be(Places::LEASED);
         if parks && self.begun != Begun::No {
             self.places.add(Places::PARKED);
@@ -300,9 +307,9 @@ impl Life {
         if parks && self.begun == Begun::Yes && before == Places::LEASED {
             return;
         }
-        match item.claim {
+        match item.claim && !dead {
             true => self.places.add(Places::DISCARDED),
-            false => self.fail(at, config, false),
+            false => self.fail(at, config, dead),
         }
     }
 

@@ -117,9 +117,9 @@ impl Checker {
                 life.places.add(Places::ABSENT);
             }
             How::Fail { dead, .. } => life.fail(at, config, *dead),
-            How::Park => {
-                life.doubt(at, spec, config, life.places);
-                if spec.claim {
+            How::Park { dead } => {
+                life.doubt(at, (spec, *dead), config, life.places);
+                if spec.claim && !dead {
                     life.places = life.places.without(Places::DISCARDED).or(Places::ABSENT);
                 }
                 life.lapsed = true; // Whoever is in doubt may still be done.

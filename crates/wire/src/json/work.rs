@@ -136,10 +136,10 @@ pub struct SettleItem<'a> {
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub error: Option<Text<'a>>,
-    /// Of `fail`: instead of the queue's backoff.
+    /// Of `fail` and `park`: instead of the queue's backoff.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay_ms: Option<u64>,
-    /// Of `fail`: no further attempt.
+    /// Of `fail`, and of a `park` that does not park: no further attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead: Option<bool>,
     /// Of `extend`: from now on; the queue's own where it is left out.

@@ -223,11 +223,16 @@ pub struct Save {
     pub body: ::prost::bytes::Bytes,
 }
 /// In doubt: the effect may have happened. Parks a begun message of a queue with `on_lost = park`;
-/// anywhere else it is a `Fail`.
+/// anywhere else it is a `Fail` with the same fields. With `dead` it is what to say where the work
+/// is done and its result was refused: parked if it has begun, dead if not, and never repeated.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Park {
     #[prost(string, tag = "1")]
     pub error: ::prost::alloc::string::String,
+    #[prost(uint64, optional, tag = "2")]
+    pub delay_ms: ::core::option::Option<u64>,
+    #[prost(bool, tag = "3")]
+    pub dead: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkReply {

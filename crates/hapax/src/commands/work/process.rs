@@ -190,7 +190,7 @@ async fn first(source: Option<impl AsyncRead + Unpin>, most: usize) -> Output {
     while let Ok(count @ 1..) = source.read(&mut buffer).await {
         let room = most.saturating_sub(kept.len());
         is_whole &= count <= room;
-        kept.extend(buffer.iter().take(count.min(room)));
+        kept.extend_from_slice(buffer.get(..count.min(room)).unwrap_or_default());
     }
     if is_whole { Output::Whole(kept.into()) } else { Output::TooMuch(most) }
 }

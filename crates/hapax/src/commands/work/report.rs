@@ -95,7 +95,6 @@ impl Report {
     fn confirmed(&self, line: &Line, settle: &Settle, answer: &Result<Settled, Error>) {
         let error = match settle {
             Settle::Fail(failure) => brief(failure.error(), ERROR_MAX),
-            Settle::Park { error } => brief(error, ERROR_MAX),
             _ => line.detail.clone(),
         };
         let (name, colour, detail) = match answer {

@@ -77,7 +77,9 @@ pub(super) fn verb(
         Said::Extend(extend) => Verb::Extend { lease_ms: extend.lease_ms },
         Said::Begin(_) => Verb::Begin,
         Said::Save(save) => Verb::Save { name: save.name, data: own(&save.body) },
-        Said::Park(park) => Verb::Park { error: park.error },
+        Said::Park(park) => {
+            Verb::Park { error: park.error, delay_ms: park.delay_ms, dead: park.dead }
+        }
     })
 }
 

@@ -177,7 +177,11 @@ fn verb(
             dead: item.dead.unwrap_or_default(),
         },
         "release" => Verb::Release,
-        "park" => Verb::Park { error: item.error.as_deref().unwrap_or_default().to_owned() },
+        "park" => Verb::Park {
+            error: item.error.as_deref().unwrap_or_default().to_owned(),
+            delay_ms: item.delay_ms,
+            dead: item.dead.unwrap_or_default(),
+        },
         "extend" => Verb::Extend { lease_ms: item.lease_ms },
         "begin" => Verb::Begin,
         "save" => {
@@ -203,8 +207,8 @@ fn refuse_other_fields(item: &json::SettleItem<'_>) -> Result<(), Problem> {
         ("result", item.result.is_some(), &["done"][..]),
         ("emit", item.emit.is_some(), &["done"]),
         ("error", item.error.is_some(), &["fail", "park"]),
-        ("delay_ms", item.delay_ms.is_some(), &["fail"]),
-        ("dead", item.dead.is_some(), &["fail"]),
+        ("delay_ms", item.delay_ms.is_some(), &["fail", "park"]),
+        ("dead", item.dead.is_some(), &["fail", "park"]),
         ("lease_ms", item.lease_ms.is_some(), &["extend"]),
         ("name", item.name.is_some(), &["save"]),
         ("body", item.body.is_some(), &["save"]),
