@@ -66,7 +66,7 @@ impl Engine {
         room: &Arc<Room>,
         reply: impl FnOnce(Result<Kept, Stopped>) + Send + 'static,
     ) {
-        self.shared.submit(partition, commands, Within::new(room, reply));
+        self.shared.submit(partition, commands, Within::boxed(room, reply));
     }
 
     /// Sends messages, each to its partition, with the results that have room. `reply` is called
@@ -84,7 +84,7 @@ impl Engine {
             });
             let start = |Part { partition, tags, commands }| {
                 let reply = reply.clone();
-                (partition, commands, Within::new(room, move |kept| reply(tags, kept)))
+                (partition, commands, Within::boxed(room, move |kept| reply(tags, kept)))
             };
             route::split(routes.partitions(), items).into_iter().map(start).collect()
         });
@@ -119,7 +119,7 @@ impl Engine {
             let start = |part: Part<usize>| {
                 let (sender, receiver) = oneshot::channel();
                 replies.push((part.tags, receiver));
-                let reply = Within::new(&room, move |kept| drop(sender.send(kept)));
+                let reply = Within::boxed(&room, move |kept| drop(sender.send(kept)));
                 (part.partition, part.commands, reply)
             };
             route::split(routes.partitions(), items).into_iter().map(start).collect()
@@ -150,7 +150,7 @@ pub(super) struct Within<F> {
 }
 
 impl<F: FnOnce(Result<Kept, Stopped>) + Send + 'static> Within<F> {
-    pub(super) fn new(room: &Arc<Room>, reply: F) -> Reply {
+    pub(super) fn boxed(room: &Arc<Room>, reply: F) -> Reply {
         Box::new(Self { room: Arc::clone(room), seen: 0, omitted: Vec::new(), reply })
     }
 }
@@ -216,7 +216,7 @@ mod tests {
     fn within(room: &Arc<Room>) -> (Reply, Told) {
         let told = Told::default();
         let keep = Arc::clone(&told);
-        (Within::new(room, move |kept| *keep.lock().unwrap() = Some(kept.unwrap())), told)
+        (Within::boxed(room, move |kept| *keep.lock().unwrap() = Some(kept.unwrap())), told)
     }
 
     fn taken(told: &Told) -> (Vec<usize>, Vec<usize>) {
