@@ -260,6 +260,7 @@ impl Machine {
             table::QUEUE => {
                 let id = u32::from_be_bytes(exactly(rest)?);
                 self.queues.insert(Queue::decode(id, value, self.next_seq)?);
+                self.report_later(id);
             }
             table::RELAY => self.relays.load(u64::from_be_bytes(exactly(rest)?), value)?,
             table::RECEIVE => self.boot_receive(Digest(exactly(rest)?), value)?,

@@ -22,7 +22,7 @@ use crate::places::groups::Groups;
 use crate::places::keys::Keys;
 use crate::places::leased::AWAY_BYTES;
 use crate::places::relay::Relays;
-use crate::queue::Queues;
+use crate::queues::Queues;
 use crate::receives::Receives;
 use crate::row::RowKey;
 
@@ -58,6 +58,8 @@ pub struct Machine {
     pub(crate) keys_expired: bool,
     /// The store has room for settles only.
     store_full: bool,
+    /// Queues with limits that hold more or less than was reported. Not durable.
+    pub(crate) held_changed: Vec<QueueId>,
     /// Where the next tick begins.
     pub(crate) tick: Tick,
     /// The queue whose delays end first. Not durable.
@@ -286,6 +288,7 @@ impl Machine {
             next_due: Time::NEVER,
             keys_expired: false,
             store_full: false,
+            held_changed: Vec::new(),
             tick: Tick::default(),
             delays_from: 0,
             scratch: Verdict::default(),

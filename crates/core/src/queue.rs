@@ -11,6 +11,7 @@ use crate::decision::bytes_of::{
     encode_end, encode_missing, encode_name,
 };
 use crate::decision::{QueueId, RedriveStarted};
+use crate::holding::Elsewhere;
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
@@ -58,6 +59,7 @@ pub(crate) struct Queue {
     /// When messages in memory outlive their time.
     pub(crate) mortal: BTreeMap<(Time, Seq), Slot>,
     pub(crate) rate: Rate,
+    pub(crate) elsewhere: Elsewhere,
     pub(crate) dirty: bool,
 }
 
@@ -174,6 +176,12 @@ impl Rate {
         *self = Self { used_milli: self.used_at(per_s, at) + 1_000, at };
     }
 
+    /// Other partitions took tokens. Two seconds' worth at most are missing: reports can be old.
+    pub(crate) fn take_elsewhere(&mut self, per_s: u32, at: Time, count: u64) {
+        let used = self.used_at(per_s, at).saturating_add(count.saturating_mul(1_000));
+        *self = Self { used_milli: used.min(u64::from(per_s) * 2_000), at: at.max(self.at) };
+    }
+
     fn used_at(&self, per_s: u32, at: Time) -> u64 {
         let back = at.since(self.at).saturating_mul(per_s.into());
         self.used_milli.saturating_sub(back)
@@ -253,6 +261,7 @@ impl Queue {
             dead: Shelf::default(),
             mortal: BTreeMap::new(),
             rate: Rate::default(),
+            elsewhere: Elsewhere::default(),
             dirty: true,
         }
     }
@@ -472,86 +481,4 @@ pub(crate) fn decode_job(queue: QueueId, job: Digest, bytes: &[u8]) -> Result<Jo
     }
     reader.end()?;
     Ok(job)
-}
-
-/// Queues by number and by name.
-#[derive(Debug, Default)]
-pub(crate) struct Queues {
-    by_id: Vec<Option<Box<Queue>>>,
-    by_name: hashbrown::HashTable<(u64, QueueId)>,
-    count: usize,
-}
-
-impl Queues {
-    pub(crate) fn get(&self, id: QueueId) -> Option<&Queue> {
-        self.by_id.get(id as usize)?.as_deref()
-    }
-
-    pub(crate) fn get_mut(&mut self, id: QueueId) -> Option<&mut Queue> {
-        self.by_id.get_mut(id as usize)?.as_deref_mut()
-    }
-
-    /// A queue that takes messages; one being deleted is gone already.
-    pub(crate) fn named(&self, name: &QueueName) -> Option<&Queue> {
-        let found = self.by_name.find(name.hash(), |(hash, id)| {
-            *hash == name.hash()
-                && self.get(*id).is_some_and(|queue| queue.name == *name && !queue.is_deleted())
-        })?;
-        self.get(found.1)
-    }
-
-    pub(crate) fn insert(&mut self, queue: Queue) {
-        let (id, hash) = (queue.id, queue.name.hash());
-        if self.by_id.len() <= id as usize {
-            self.by_id.resize_with(id as usize + 1, || None);
-        }
-        debug_assert!(self.get(id).is_none());
-        if let Some(place) = self.by_id.get_mut(id as usize) {
-            *place = Some(Box::new(queue));
-        }
-        self.by_name.insert_unique(hash, (hash, id), |(hash, _)| *hash);
-        self.count += 1;
-        debug_assert_eq!(self.count, self.by_name.len(), "found by number and by name");
-    }
-
-    pub(crate) fn remove(&mut self, id: QueueId) {
-        let Some(queue) = self.by_id.get_mut(id as usize).and_then(Option::take) else { return };
-        let hash = queue.name.hash();
-        if let Ok(entry) = self.by_name.find_entry(hash, |(_, known)| *known == id) {
-            entry.remove();
-        }
-        self.count -= 1;
-        debug_assert_eq!(self.count, self.by_name.len(), "found by number and by name");
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.count
-    }
-
-    /// The number of the next queue.
-    pub(crate) fn next_id(&self) -> QueueId {
-        self.by_id.len() as QueueId
-    }
-
-    /// Numbers of queues that were deleted are not given again.
-    pub(crate) fn set_next_id(&mut self, next_id: QueueId) {
-        if self.by_id.len() < next_id as usize {
-            self.by_id.resize_with(next_id as usize, || None);
-        }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Queue> {
-        self.by_id.iter().filter_map(Option::as_deref)
-    }
-
-    /// All of them, from a number on and then those before it.
-    pub(crate) fn iter_from(&self, id: QueueId) -> impl Iterator<Item = &Queue> {
-        let at = (id as usize).min(self.by_id.len());
-        let (before, from) = self.by_id.split_at_checked(at).unwrap_or_default();
-        from.iter().chain(before).filter_map(Option::as_deref)
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Queue> {
-        self.by_id.iter_mut().filter_map(Option::as_deref_mut)
-    }
 }

@@ -1,6 +1,7 @@
 //! The partition itself: submit, poll, checkpoint.
 
 mod epoch;
+mod holding;
 mod memory;
 
 use std::collections::VecDeque;

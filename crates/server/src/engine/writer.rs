@@ -146,6 +146,7 @@ impl Writer {
             let mut idle = true;
             while let Some(answered) = self.partition.poll()? {
                 idle = false;
+                self.report();
                 self.answer(answered);
             }
             self.watch_checkpoint();
@@ -236,12 +237,22 @@ impl Writer {
     fn submit(&mut self, at: Time, commands: Vec<Command>) -> Result<(), hapax_partition::Error> {
         let count = commands.len();
         let stamp = Stamp { at, random: fastrand::u64(..) };
+        self.shared.unheard(self.number).iter().for_each(|report| self.partition.hear(report));
         let ticket = self.partition.submit(stamp, commands)?;
+        self.report();
         let parts = std::mem::take(&mut self.parts);
         let (submitted, outcomes) = (Instant::now(), Vec::new());
         self.batches.push_back(Batch { ticket, submitted, parts, outcomes });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         Ok(())
+    }
+
+    /// Tells the other partitions what this one holds, before anybody is answered.
+    fn report(&mut self) {
+        let reports = self.partition.take_reports();
+        if !reports.is_empty() {
+            self.shared.report(&reports);
+        }
     }
 
     /// Gives a durable batch to those who asked, and then its news to those who wait.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Stamp, Time};
+use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Report, Stamp, Time};
 use hapax_partition::relay;
 
 use super::{Ask, Batch, Broker, Call, Going, Whose, failed, wrong};
@@ -118,15 +118,28 @@ impl Broker {
         let ops: Vec<Op> = batch.calls.iter().flat_map(|(ops, _)| ops.clone()).collect();
         let ticket = owner.partition.submit(Stamp { at, random }, commands).map_err(failed)?;
         owner.pending.insert(ticket, batch);
+        let reports = owner.partition.take_reports();
         if random.is_multiple_of(8) {
             owner.partition.machine().check_invariants();
             owner.partition.check_memory();
         }
+        self.report(&reports);
         self.note_asked(partition, at, &ops);
         if !ops.is_empty() {
             self.note(|| format!("{partition} decides {ops:?}"));
         }
         Ok(())
+    }
+
+    /// Tells all other partitions what one of them holds.
+    fn report(&mut self, reports: &[Report]) {
+        for report in reports {
+            for (number, owner) in self.owners.iter_mut().enumerate() {
+                if number != usize::from(report.partition) {
+                    owner.partition.hear(report);
+                }
+            }
+        }
     }
 
     /// What was decided becomes durable.
