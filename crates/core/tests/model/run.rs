@@ -52,7 +52,10 @@ impl Runner {
                 self.quiet();
             }
             Op::Expire => self.quiet(),
-            Op::Tick => self.tick(),
+            Op::Tick => {
+                self.tick();
+                self.end_delays();
+            }
             Op::Crash => {
                 match self.dying {
                     Dying::Once => self.world.crash(),
