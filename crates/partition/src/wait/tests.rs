@@ -1,3 +1,5 @@
+//! Who waits, who is called, and who is not.
+
 use hapax_core::{Config, Configure, Content, KeyView, Send, Stamp, Time};
 use hapax_store::memory::MemoryStore;
 
