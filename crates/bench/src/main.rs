@@ -63,7 +63,9 @@ fn main() -> anyhow::Result<()> {
         What::Victim(arguments) => recovery::victim(&arguments),
         What::All => {
             lives::run(&Default::default(), directory()?.path(), &report)?;
-            recovery::run(&Default::default(), directory()?.path(), &report)?;
+            for arguments in recovery::Arguments::ALL {
+                recovery::run(&arguments, directory()?.path(), &report)?;
+            }
             growth::run(&Default::default(), directory()?.path(), &report)
         }
     }

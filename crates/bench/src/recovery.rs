@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use hapax_core::{Command, Content, Outcome, QueueName, Receive, Send};
+use hapax_core::{Command, Content, Delivery, Outcome, QueueName, Receive, Send, Settle, Verb};
 use serde::Serialize;
 
 use crate::load::{Rig, key};
@@ -17,34 +17,40 @@ pub(crate) struct Arguments {
     /// How many unfinished messages.
     #[arg(long, default_value_t = 1_000_000)]
     messages: u64,
+    /// How many of them are received and done behind the last checkpoint, before the end.
+    #[arg(long, default_value_t = 0)]
+    done: u64,
 }
 
-impl Default for Arguments {
-    fn default() -> Self {
-        Self { messages: 1_000_000 }
-    }
+impl Arguments {
+    /// What is run by `all`: nothing done, and much done.
+    pub(crate) const ALL: [Self; 2] =
+        [Self { messages: 1_000_000, done: 0 }, Self { messages: 1_000_000, done: 300_000 }];
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Victim {
     path: PathBuf,
     messages: u64,
+    done: u64,
 }
 
 #[derive(Serialize)]
 struct Fields {
     messages: u64,
+    done: u64,
     recovered_s: f64,
     first_delivery_s: f64,
 }
 
 pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> Result<()> {
-    let path = directory.join("recovery");
-    let messages = arguments.messages;
+    let Arguments { messages, done } = *arguments;
+    let path = directory.join(format!("recovery-{done}"));
     let mut victim = Process::new(std::env::current_exe()?)
         .arg("victim")
         .arg(&path)
         .arg(messages.to_string())
+        .arg(done.to_string())
         .stdin(Stdio::null())
         .spawn()?;
     let ready = path.with_extension("ready");
@@ -72,11 +78,13 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
         anyhow::bail!("unexpected answers: {outcomes:?}");
     };
     ensure!(deliveries.len() == 100, "the oldest are delivered");
-    ensure!(view.stats.ready + view.stats.leased == messages, "every message is back");
+    ensure!(view.stats.ready + view.stats.leased == messages - done, "every message is back");
+    ensure!(view.stats.keys == done, "and every key");
     rig.close()?;
-    let fields = Fields { messages, recovered_s, first_delivery_s };
+    let fields = Fields { messages, done, recovered_s, first_delivery_s };
     let lines = [
-        line("unfinished messages", grouped(messages as f64)),
+        line("messages", grouped(messages as f64)),
+        line("done behind the last checkpoint", grouped(done as f64)),
         line("back after kill -9", format!("{recovered_s:.2} s")),
         line("first delivery", format!("{first_delivery_s:.2} s")),
     ];
@@ -88,10 +96,55 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
 pub(crate) fn victim(arguments: &Victim) -> Result<()> {
     let mut rig = Rig::open(&arguments.path)?;
     let queue = rig.queue("unfinished", true)?;
+    send(&mut rig, &queue, arguments.messages)?;
+    if arguments.done > 0 {
+        rig.partition.checkpoint()?;
+        while rig.partition.is_checkpointing() {
+            std::thread::park_timeout(Duration::from_millis(1));
+            while rig.partition.poll()?.is_some() {}
+        }
+        // A new owner has the messages in rows alone, as one that drains a long backlog.
+        rig.close()?;
+        rig = Rig::open(&arguments.path)?;
+        drain(&mut rig, &queue, arguments.done)?;
+    }
+    std::fs::write(arguments.path.with_extension("ready"), b"")
+        .context("cannot tell that the messages are there")?;
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Receives and finishes messages.
+fn drain(rig: &mut Rig, queue: &QueueName, count: u64) -> Result<()> {
+    let mut left = count;
+    while left > 0 {
+        let receive = Receive {
+            queue: queue.clone(),
+            max: left.min(1_000) as u32,
+            lease_ms: None,
+            worker: "w".into(),
+            receive_id: None,
+            several_per_group: false,
+        };
+        let outcomes = rig.call(vec![Command::Receive(receive)])?;
+        let [Outcome::Received(deliveries)] = outcomes.as_slice() else {
+            anyhow::bail!("unexpected answers: {outcomes:?}");
+        };
+        let verb = || Verb::Done { result: None, emits: Vec::new() };
+        let settle = |delivery: &Delivery| Settle { lease: delivery.lease, verb: verb() };
+        let settles = deliveries.iter().map(|delivery| Command::Settle(settle(delivery)));
+        rig.call(settles.collect())?;
+        left -= deliveries.len() as u64;
+    }
+    Ok(())
+}
+
+fn send(rig: &mut Rig, queue: &QueueName, count: u64) -> Result<()> {
     let body = vec![b'b'; 100];
     let mut next = 0;
-    while next < arguments.messages {
-        let end = (next + 1_000).min(arguments.messages);
+    while next < count {
+        let end = (next + 1_000).min(count);
         let mut commands = Vec::with_capacity(1_000);
         for number in next..end {
             let content = Content::builder(&key(number)).build(&body)?;
@@ -110,9 +163,5 @@ pub(crate) fn victim(arguments: &Victim) -> Result<()> {
             std::thread::park_timeout(Duration::from_millis(1));
         }
     }
-    std::fs::write(arguments.path.with_extension("ready"), b"")
-        .context("cannot tell that the messages are there")?;
-    loop {
-        std::thread::park();
-    }
+    Ok(())
 }

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 
 use crate::codec::{BadBytes, Reader, Write};
-use crate::cold::{Need, RangeOf};
 use crate::command::{LeaseName, QueueName};
 use crate::decision::bytes_of::decode_digest;
 use crate::ids::Time;
@@ -22,7 +21,7 @@ use crate::places::keys::Generation;
 use crate::queue::{Queue, decode_job, encode_job};
 use crate::receives::Remembered;
 use crate::record::{decode_fence, encode_fence};
-use crate::row::{File, RowKey, RowSink, encode_message, point, table};
+use crate::row::{File, RowKey, RowSink, decode_message, encode_message, point, table};
 
 /// A consistent cut through the state, ready to be written.
 #[derive(Debug)]
@@ -229,34 +228,26 @@ impl Machine {
     }
 
     /// The ranges a new owner reads whole, in this order, before it replays the journal: the
-    /// machine, its queues, and then, as [`Machine::leased`] needs, what is in workers' hands.
+    /// machine, its queues, and then [`Machine::leases`], what is in workers' hands.
     pub fn boot_ranges() -> Vec<(RowKey, RowKey)> {
         let tables = [table::MACHINE, table::QUEUE, table::RELAY, table::RECEIVE, table::REDRIVE];
         tables.map(|tag| (RowKey::table(tag), RowKey::table(tag).after_prefix())).to_vec()
     }
 
-    /// See [`Machine::boot_ranges`].
-    pub fn leased(&self, needs: &mut Vec<Need>) {
-        for queue in self.queues.iter() {
-            if let Some(from) = queue.leased_from {
-                let to = RowKey::file(queue.id, File::Leased).after_prefix();
-                let of = RangeOf::Leased(queue.id);
-                needs.push(Need::Range { from, to, limit: self.bounds.refill, of });
-            }
-        }
+    /// The ranges of leases, one for each queue that has some. See [`Machine::boot_ranges`].
+    pub fn leases(&self) -> Vec<(RowKey, RowKey)> {
+        let queues = self.queues.iter().filter(|queue| queue.stats.leased > 0);
+        let files = queues.map(|queue| RowKey::file(queue.id, File::Leased));
+        files.map(|file| (file, file.after_prefix())).collect()
     }
 
-    /// Whether everything is in memory that [`Machine::leased`] asks for.
-    pub fn is_read(&self) -> bool {
-        self.queues.iter().all(|queue| queue.leased_from.is_none())
-    }
-
-    /// A queue whose leases are not all in memory, with how many are counted and how many are
+    /// A queue of whose leases not all ends are known, with how many are counted and how many are
     /// there. One that is not would never end, and hold its group for ever.
     pub fn missing_leases(&self) -> Option<(&QueueName, u64, u64)> {
         self.queues.iter().find_map(|queue| {
-            let (counted, here) = (queue.stats.leased, queue.leased.iter(&self.messages).count());
-            (counted != here as u64).then_some((&queue.name, counted, here as u64))
+            let here = queue.leased.iter(&self.messages).count() + queue.leased.away().len();
+            let (counted, here) = (queue.stats.leased, here as u64);
+            (counted != here).then_some((&queue.name, counted, here))
         })
     }
 
@@ -269,6 +260,7 @@ impl Machine {
             table::QUEUE => {
                 let id = u32::from_be_bytes(exactly(rest)?);
                 self.queues.insert(Queue::decode(id, value, self.next_seq)?);
+                self.report_later(id);
             }
             table::RELAY => self.relays.load(u64::from_be_bytes(exactly(rest)?), value)?,
             table::RECEIVE => self.boot_receive(Digest(exactly(rest)?), value)?,
@@ -278,6 +270,14 @@ impl Machine {
                 let job = decode_job(id, digest, value)?;
                 if let Some(queue) = self.queues.get_mut(id) {
                     queue.redrives.insert(digest, job);
+                }
+            }
+            table::MESSAGE => {
+                let message = decode_message(row, value)?;
+                let lease = message.lease().ok_or(BadBytes::Bounds("lease"))?;
+                if let Some(queue) = self.queues.get_mut(message.queue) {
+                    queue.leased.leave_away(&message);
+                    self.leases_away.insert(message.seq, lease.fence);
                 }
             }
             other => return Err(BadBytes::Tag("row", other)),

@@ -31,6 +31,8 @@ pub enum Need {
     /// A group, which is a point too. Where there is no such point, [`Machine::absent`] wants to
     /// know of either.
     Group(QueueId, Digest),
+    /// A message, by the name of its row.
+    Row(RowKey),
     Range {
         from: RowKey,
         to: RowKey,
@@ -42,10 +44,6 @@ pub enum Need {
 /// What a range is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeOf {
-    /// One row, by its name.
-    One,
-    /// What is in workers' hands, for a new owner.
-    Leased(QueueId),
     Ready(QueueId),
     Leads(QueueId),
     Members(QueueId, Digest),
@@ -158,8 +156,7 @@ impl Machine {
             }
             point::ALIVE => {
                 if self.is_news(digest) {
-                    let from = RowKey::try_from(rest)?;
-                    needs.push(Need::Range { from, to: from.next(), limit: 1, of: RangeOf::One });
+                    needs.push(Need::Row(RowKey::try_from(rest)?));
                 }
             }
             point::GROUP => {
@@ -174,7 +171,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes in a row of a range.
+    /// Takes in a row.
     pub fn warm_row(
         &mut self,
         key: &[u8],
@@ -205,12 +202,6 @@ impl Machine {
         let last = last.and_then(|last| RowKey::try_from(last).ok());
         let last_seq = last.map_or(0, |last| seq_of(&last));
         match of {
-            RangeOf::One => {}
-            RangeOf::Leased(queue) => {
-                if let Some(queue) = self.queues.get_mut(*queue) {
-                    queue.leased_from = last.filter(|_| left_off).map(RowKey::next);
-                }
-            }
             RangeOf::Browse if all => {}
             RangeOf::Browse => self.browsed.push((*from, last_seq)),
             RangeOf::Ready(queue) => {
@@ -269,7 +260,7 @@ impl Machine {
                 self.add_group(Group::new(*digest, *queue));
                 self.asked.push(*digest);
             }
-            Need::Group(..) | Need::Range { .. } => {}
+            Need::Group(..) | Need::Row(_) | Need::Range { .. } => {}
         }
     }
 
@@ -292,9 +283,7 @@ impl Machine {
         {
             // The group's row comes first: counts must not start from nothing.
             self.need_group(message.queue, group, needs);
-            if let Some(row) = message.row {
-                needs.push(Need::Range { from: row, to: row.next(), limit: 1, of: RangeOf::One });
-            }
+            needs.extend(message.row.map(Need::Row));
             return;
         }
         let (place, seq) = (message.place(), message.seq);
@@ -313,6 +302,14 @@ impl Machine {
                     queue.ready.admit(seq, slot);
                 }
                 self.file_mortal(slot);
+            }
+            (Place::Leased, _) => {
+                if let Some(queue) = self.queues.get_mut(queue_id) {
+                    queue.leased.come_back(self.messages.at(slot));
+                    let was_away = self.leases_away.remove(&seq);
+                    debug_assert!(was_away.is_some(), "a lease comes back once");
+                }
+                self.file(slot);
             }
             _ => self.file(slot),
         }
@@ -454,9 +451,11 @@ impl Machine {
             return;
         }
         let mut named = false;
+        let (mut left, mut bytes) = (self.bounds.tick_step, 0);
         for (queue, turn) in expire::round(self, self.now) {
             match turn {
-                Turn::Leases | Turn::Lives => {}
+                Turn::Lives => {}
+                Turn::Leases => self.need_lost(queue, &mut left, &mut bytes, needs),
                 Turn::Delays => self.need_delayed(queue, needs),
                 Turn::Purge => self.need_purge(queue, needs),
                 // One of those that name keys has its turn in a tick, or many of them together
@@ -469,6 +468,28 @@ impl Machine {
                 Turn::Redrive(job) => redrive::need_rows(self, queue, &job, needs),
             }
         }
+    }
+
+    /// Leases that are over and whose messages are in the rows alone: as many as a tick loses, with
+    /// those in memory, and as take no more memory than a receive does. The next ticks have the
+    /// others: whatever is read now and not lost now could not leave memory again.
+    fn need_lost(&self, queue: &Queue, left: &mut usize, bytes: &mut usize, needs: &mut Vec<Need>) {
+        let most = self.bounds.expire_step.min(*left);
+        let mut lost = 0;
+        for slot in queue.leased.expired(&self.messages, self.now).take(most) {
+            lost += 1;
+            *bytes += self.messages.at(slot).footprint();
+        }
+        let over = queue.leased.away().take_while(|(deadline, _)| *deadline <= self.now);
+        for (_, lease) in over.take(most - lost) {
+            if *bytes > self.bounds.receive_bytes {
+                break;
+            }
+            lost += 1;
+            *bytes += lease.bytes;
+            needs.push(Need::Point(lease.digest));
+        }
+        *left -= lost;
     }
 
     fn need_delayed(&self, queue: &Queue, needs: &mut Vec<Need>) {
@@ -505,6 +526,7 @@ impl Machine {
     pub(crate) fn browsed_rows(&self, queue: &Queue, browse: &Browse) -> Option<(RowKey, RowKey)> {
         let file = match browse.place {
             Place::Ready => File::Ready,
+            Place::Leased => File::Leased,
             Place::Parked => File::Parked,
             Place::Dead => File::Dead,
             _ => return None,

@@ -1,9 +1,8 @@
 //! Eviction: what the rows have may leave memory, and comes back when it is needed.
 //!
-//! What stays: messages in workers' hands, whose deadlines are kept in memory, delayed ones whose
-//! time has come, and whatever changed since the last snapshot. Everything else can leave, so that
-//! what is in memory takes no more than it is given, whatever is waiting, parked, dead, held or was
-//! brought back.
+//! What stays: the deadlines of leases, messages whose time has come, and whatever changed since
+//! the last snapshot. Everything else can leave, so that what is in memory takes no more than it is
+//! given, whatever is waiting, in workers' hands, parked, dead, held or was brought back.
 //!
 //! Invariant: after [`Machine::evict`] what is left takes at most the target, or none of it could
 //! leave, or as much left as was asked for.
@@ -76,6 +75,13 @@ impl Machine {
         queue.redrives.values_mut().for_each(|job| job.horizon = 0);
         queue.ready.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
         queue.delayed.evict(self.now, keep, |seq, slot| evict(Place::Delayed, seq, slot));
+        for slot in queue.leased.iter(messages) {
+            let message = messages.at(slot);
+            let is_over = message.deadline() <= Some(self.now); // It would be read again at once.
+            if !is_over && matches!(evict(Place::Leased, message.seq, slot), Fate::Enough) {
+                break;
+            }
+        }
         for digest in &queue.groups {
             let group = self.groups.get_mut(digest);
             assert!(group.is_some(), "a queue lists the groups that are in memory");
@@ -84,10 +90,22 @@ impl Machine {
             group.members.evict(keep, |seq, slot| evict(Place::Ready, seq, slot));
         }
         for slot in &chosen {
+            self.leave_lease(id, *slot);
             let message = self.unhouse(*slot);
             self.left(id, &message);
         }
         chosen.len() + self.evict_groups(id, keep, target, most - chosen.len())
+    }
+
+    /// Keeps the end of a lease whose message is about to leave memory.
+    fn leave_lease(&mut self, id: QueueId, slot: Slot) {
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        if let Some(fence) = self.messages.at(slot).lease().map(|lease| lease.fence) {
+            queue.leased.leave(&mut self.messages, slot);
+            let message = self.messages.at(slot);
+            queue.leased.leave_away(message);
+            self.leases_away.insert(message.seq, fence);
+        }
     }
 
     /// A message left memory: what runs by what is in memory knows.
@@ -166,9 +184,8 @@ impl Machine {
     #[doc(hidden)]
     pub fn evictable_bytes(&self) -> usize {
         let messages = self.messages.iter().filter(|(_, message)| {
-            let is_due = message.place() == Place::Delayed && message.deadline() <= Some(self.now);
-            let is_written = !message.dirty && message.row.is_some();
-            is_written && message.lease().is_none() && !is_due
+            let is_due = message.deadline().is_some_and(|deadline| deadline <= self.now);
+            !message.dirty && message.row.is_some() && !is_due
         });
         let groups = self.queues.iter().flat_map(|queue| &queue.groups);
         let groups = groups.filter_map(|digest| self.groups.get(digest));

@@ -28,7 +28,7 @@ pub struct Stamp {
     pub random: u64,
 }
 
-/// The how-manieth message of its partition. Orders messages by age.
+/// Position of a message in its partition, from 1. Orders messages by age.
 pub type Seq = u64;
 
 /// Names a lease and orders it: grows with every lease of a partition, and no two partitions of a

@@ -27,6 +27,9 @@ impl Machine {
         let groups = groups.filter_map(|digest| self.groups.get(digest));
         let bytes: usize = groups.map(crate::places::groups::footprint).sum();
         assert_eq!(bytes, self.groups.bytes(), "groups are counted");
+        let away = self.queues.iter().map(|queue| queue.leased.away().len());
+        let known = self.leases_away.len();
+        assert_eq!(away.sum::<usize>(), known, "leases left to the rows are known by message");
         for queue in self.queues.iter() {
             self.check_places(queue);
             self.check_stats(queue);
@@ -99,7 +102,7 @@ impl Machine {
         for (place, count, is_all_here) in [
             (Place::Ready, stats.ready, is_ready_here),
             (Place::Delayed, stats.delayed, is_delayed_here),
-            (Place::Leased, stats.leased, true),
+            (Place::Leased, stats.leased, queue.leased.away().len() == 0),
             (Place::Parked, stats.parked, false),
             (Place::Dead, stats.dead, false),
         ] {
@@ -107,6 +110,11 @@ impl Machine {
             assert!(here <= count, "{here} {place:?} in memory, {count} counted");
             assert!(!is_all_here || here == count, "{here} {place:?} are all, {count} counted");
         }
+        let (here, away) = (self.resident(queue, Place::Leased).len(), queue.leased.away());
+        assert_eq!((here + away.len()) as u64, stats.leased, "the end of every lease is known");
+        let is_here = |digest: &Digest| self.keys.living(&self.messages, digest).is_some();
+        let mut away = queue.leased.away();
+        assert!(!away.any(|(_, lease)| is_here(&lease.digest)), "who is away is not here");
         let mine = self.messages.iter().filter(|(_, message)| message.queue == queue.id);
         let bytes: u64 = mine.map(|(_, message)| message.content.size() as u64).sum();
         assert!(bytes <= stats.bytes, "{bytes} bytes in memory, {} counted", stats.bytes);
@@ -160,9 +168,10 @@ impl Machine {
         let mortal = mortal.map(|(slot, message)| ((message.ttl_at, message.seq), slot));
         assert_eq!(mortal.collect::<BTreeMap<_, _>>(), queue.mortal, "lives with an end");
         let leases = mine().filter_map(|(_, message)| message.lease().map(|lease| lease.deadline));
-        let next = queue.leased.next_deadline(&self.messages).map(|(deadline, _)| deadline);
-        assert_eq!(leases.min(), next, "the lease that ends first is found first");
-        let ends = mine().filter_map(|(_, message)| message.deadline());
+        let away = || queue.leased.away().map(|(deadline, _)| deadline);
+        let next = queue.leased.next_deadline(&self.messages);
+        assert_eq!(leases.chain(away()).min(), next, "the lease that ends first is found first");
+        let ends = mine().filter_map(|(_, message)| message.deadline()).chain(away());
         let lives = queue.mortal.keys().map(|(ttl_at, _)| *ttl_at);
         let buckets = queue.remembered.keys().map(|drop_at| Time(*drop_at));
         let receives = self.receives.by_end.keys().map(|(until, _)| *until);

@@ -17,6 +17,7 @@ mod config;
 mod content;
 mod decision;
 mod evict;
+mod holding;
 mod ids;
 mod invariants;
 mod key;
@@ -28,6 +29,7 @@ mod moves;
 mod outcome;
 mod places;
 mod queue;
+mod queues;
 mod receives;
 mod record;
 mod row;
@@ -47,6 +49,7 @@ pub use content::{Builder, Content, Invalid};
 pub use decision::{
     Accepted, ClaimLease, Configured, Decision, Leased, Next, QueueId, RedriveStarted,
 };
+pub use holding::{Holding, Report};
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
 pub use key::{Differs, Digest, Fingerprint, Parent, date, derive};
 pub use limits::Bounds;

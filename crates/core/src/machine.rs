@@ -6,6 +6,8 @@
 //! - time never runs backwards;
 //! - a decision applied twice is applied once.
 
+use std::collections::BTreeMap;
+
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -18,8 +20,9 @@ use crate::moves;
 use crate::outcome::{Effect, Outcome};
 use crate::places::groups::Groups;
 use crate::places::keys::Keys;
+use crate::places::leased::AWAY_BYTES;
 use crate::places::relay::Relays;
-use crate::queue::Queues;
+use crate::queues::Queues;
 use crate::receives::Receives;
 use crate::row::RowKey;
 
@@ -40,6 +43,8 @@ pub struct Machine {
     pub(crate) groups: Groups,
     pub(crate) relays: Relays,
     pub(crate) receives: Receives,
+    /// Leases of all queues whose messages are in the rows alone, by the message.
+    pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// Messages and groups that changed since the last checkpoint was frozen.
     pub(crate) dirty: Vec<(Seq, Slot)>,
     pub(crate) dirty_groups: Vec<Digest>,
@@ -53,6 +58,8 @@ pub struct Machine {
     pub(crate) keys_expired: bool,
     /// The store has room for settles only.
     store_full: bool,
+    /// Queues with limits that hold more or less than was reported. Not durable.
+    pub(crate) held_changed: Vec<QueueId>,
     /// Where the next tick begins.
     pub(crate) tick: Tick,
     /// The queue whose delays end first. Not durable.
@@ -126,6 +133,9 @@ pub struct Usage {
     /// Emits that wait to be handed to their queues.
     pub relays: usize,
     pub relay_bytes: usize,
+    /// Ends of leases whose messages are in the rows alone.
+    pub leases: usize,
+    pub lease_bytes: usize,
     /// Receives that may be repeated.
     pub receives: usize,
     pub receive_bytes: usize,
@@ -140,7 +150,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// What can leave memory for the rows, but for what is leased or changed.
+    /// What can leave memory for the rows, but for what changed.
     pub fn head_bytes(&self) -> usize {
         self.message_bytes + self.group_bytes
     }
@@ -270,6 +280,7 @@ impl Machine {
             groups: Groups::new(seed),
             relays: Relays::default(),
             receives: Receives::default(),
+            leases_away: BTreeMap::new(),
             dirty: Vec::new(),
             dirty_groups: Vec::new(),
             asked: Vec::new(),
@@ -277,6 +288,7 @@ impl Machine {
             next_due: Time::NEVER,
             keys_expired: false,
             store_full: false,
+            held_changed: Vec::new(),
             tick: Tick::default(),
             delays_from: 0,
             scratch: Verdict::default(),
@@ -466,6 +478,8 @@ impl Machine {
             group_bytes: self.groups.bytes(),
             relays: self.relays.len(),
             relay_bytes: self.relays.bytes(),
+            leases: self.leases_away.len(),
+            lease_bytes: self.leases_away.len() * AWAY_BYTES,
             receives: self.receives.len(),
             receive_bytes: self.receives.bytes(),
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,

@@ -11,18 +11,19 @@ use crate::decision::bytes_of::{
     encode_end, encode_missing, encode_name,
 };
 use crate::decision::{QueueId, RedriveStarted};
+use crate::holding::Elsewhere;
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::limits;
 use crate::message::{Message, Slot};
-use crate::outcome::{RedriveView, Stats};
+use crate::outcome::{Place, RedriveView, Stats};
 use crate::places::delayed::Delayed;
 use crate::places::groups::Leads;
 use crate::places::leased::Leased;
 use crate::places::ready::Ready;
 use crate::places::shelf::Shelf;
 use crate::record::{decode_error, encode_error};
-use crate::row::{File, RowKey};
+use crate::row::RowKey;
 
 #[derive(Debug)]
 pub(crate) struct Queue {
@@ -53,13 +54,12 @@ pub(crate) struct Queue {
     pub(crate) leads: Option<Leads>,
     pub(crate) delayed: Delayed,
     pub(crate) leased: Leased,
-    /// Where a new owner goes on reading the rows of leases; `None` where all are in memory.
-    pub(crate) leased_from: Option<RowKey>,
     pub(crate) parked: Shelf,
     pub(crate) dead: Shelf,
     /// When messages in memory outlive their time.
     pub(crate) mortal: BTreeMap<(Time, Seq), Slot>,
     pub(crate) rate: Rate,
+    pub(crate) elsewhere: Elsewhere,
     pub(crate) dirty: bool,
 }
 
@@ -70,6 +70,13 @@ pub(crate) struct Purge {
     pub(crate) delete: bool,
     /// Where the rows have been read up to; `None` where all of them have. Not durable.
     pub(crate) cursor: Option<RowKey>,
+}
+
+impl Purge {
+    /// Whether the message is on its way out. What a worker holds stays, unless its queue goes.
+    pub(crate) fn takes(&self, message: &Message) -> bool {
+        message.seq < self.below && (self.delete || message.place() != Place::Leased)
+    }
 }
 
 /// A redrive under way, or remembered.
@@ -169,6 +176,12 @@ impl Rate {
         *self = Self { used_milli: self.used_at(per_s, at) + 1_000, at };
     }
 
+    /// Other partitions took tokens. Two seconds' worth at most are missing: reports can be old.
+    pub(crate) fn take_elsewhere(&mut self, per_s: u32, at: Time, count: u64) {
+        let used = self.used_at(per_s, at).saturating_add(count.saturating_mul(1_000));
+        *self = Self { used_milli: used.min(u64::from(per_s) * 2_000), at: at.max(self.at) };
+    }
+
     fn used_at(&self, per_s: u32, at: Time) -> u64 {
         let back = at.since(self.at).saturating_mul(per_s.into());
         self.used_milli.saturating_sub(back)
@@ -244,11 +257,11 @@ impl Queue {
             leads: None,
             delayed: Delayed::default(),
             leased: Leased::default(),
-            leased_from: None,
             parked: Shelf::default(),
             dead: Shelf::default(),
             mortal: BTreeMap::new(),
             rate: Rate::default(),
+            elsewhere: Elsewhere::default(),
             dirty: true,
         }
     }
@@ -260,7 +273,7 @@ impl Queue {
     /// A message left memory: a purge under way that has read past its row goes back to it.
     pub(crate) fn purge_again(&mut self, message: &Message) {
         if let (Some(purge), Some(row)) = (&mut self.purge, message.row)
-            && message.seq < purge.below
+            && purge.takes(message)
         {
             purge.cursor = Some(purge.cursor.map_or(row, |cursor| cursor.min(row)));
         }
@@ -394,9 +407,6 @@ impl Queue {
             queue.ready = Ready::cold(0, next_seq);
             queue.leads = Some(Leads::all(next_seq));
         }
-        if queue.stats.leased > 0 {
-            queue.leased_from = Some(RowKey::file(id, File::Leased));
-        }
         if queue.stats.delayed > 0 {
             queue.delayed = Delayed::cold();
         }
@@ -471,86 +481,4 @@ pub(crate) fn decode_job(queue: QueueId, job: Digest, bytes: &[u8]) -> Result<Jo
     }
     reader.end()?;
     Ok(job)
-}
-
-/// Queues by number and by name.
-#[derive(Debug, Default)]
-pub(crate) struct Queues {
-    by_id: Vec<Option<Box<Queue>>>,
-    by_name: hashbrown::HashTable<(u64, QueueId)>,
-    count: usize,
-}
-
-impl Queues {
-    pub(crate) fn get(&self, id: QueueId) -> Option<&Queue> {
-        self.by_id.get(id as usize)?.as_deref()
-    }
-
-    pub(crate) fn get_mut(&mut self, id: QueueId) -> Option<&mut Queue> {
-        self.by_id.get_mut(id as usize)?.as_deref_mut()
-    }
-
-    /// A queue that takes messages; one being deleted is gone already.
-    pub(crate) fn named(&self, name: &QueueName) -> Option<&Queue> {
-        let found = self.by_name.find(name.hash(), |(hash, id)| {
-            *hash == name.hash()
-                && self.get(*id).is_some_and(|queue| queue.name == *name && !queue.is_deleted())
-        })?;
-        self.get(found.1)
-    }
-
-    pub(crate) fn insert(&mut self, queue: Queue) {
-        let (id, hash) = (queue.id, queue.name.hash());
-        if self.by_id.len() <= id as usize {
-            self.by_id.resize_with(id as usize + 1, || None);
-        }
-        debug_assert!(self.get(id).is_none());
-        if let Some(place) = self.by_id.get_mut(id as usize) {
-            *place = Some(Box::new(queue));
-        }
-        self.by_name.insert_unique(hash, (hash, id), |(hash, _)| *hash);
-        self.count += 1;
-        debug_assert_eq!(self.count, self.by_name.len(), "found by number and by name");
-    }
-
-    pub(crate) fn remove(&mut self, id: QueueId) {
-        let Some(queue) = self.by_id.get_mut(id as usize).and_then(Option::take) else { return };
-        let hash = queue.name.hash();
-        if let Ok(entry) = self.by_name.find_entry(hash, |(_, known)| *known == id) {
-            entry.remove();
-        }
-        self.count -= 1;
-        debug_assert_eq!(self.count, self.by_name.len(), "found by number and by name");
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.count
-    }
-
-    /// The number of the next queue.
-    pub(crate) fn next_id(&self) -> QueueId {
-        self.by_id.len() as QueueId
-    }
-
-    /// Numbers of queues that were deleted are not given again.
-    pub(crate) fn set_next_id(&mut self, next_id: QueueId) {
-        if self.by_id.len() < next_id as usize {
-            self.by_id.resize_with(next_id as usize, || None);
-        }
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Queue> {
-        self.by_id.iter().filter_map(Option::as_deref)
-    }
-
-    /// All of them, from a number on and then those before it.
-    pub(crate) fn iter_from(&self, id: QueueId) -> impl Iterator<Item = &Queue> {
-        let at = (id as usize).min(self.by_id.len());
-        let (before, from) = self.by_id.split_at_checked(at).unwrap_or_default();
-        from.iter().chain(before).filter_map(Option::as_deref)
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Queue> {
-        self.by_id.iter_mut().filter_map(Option::as_deref_mut)
-    }
 }

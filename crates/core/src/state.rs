@@ -49,6 +49,7 @@ impl Machine {
         if let Some(queue) = self.queues.get_mut(queue) {
             queue.stats.bytes += size;
         }
+        self.report_later(queue);
         self.count_place(slot, true);
         self.file(slot);
         self.touch(slot);
@@ -111,6 +112,7 @@ impl Machine {
         self.count_place(slot, false);
         self.unfile(slot);
         let message = self.unhouse(slot);
+        self.report_later(message.queue);
         let digest = message.digest;
         if let Some(group) = &message.group {
             self.regroup(group);

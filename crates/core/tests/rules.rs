@@ -8,6 +8,7 @@
 mod support;
 
 mod rules {
+    mod away;
     mod bad_input;
     mod bounds;
     mod bytes;

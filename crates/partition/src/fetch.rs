@@ -1,6 +1,6 @@
 //! Fetching what the machine needs from the store before it decides.
 
-use hapax_core::{Machine, Need, RangeOf};
+use hapax_core::{Machine, Need, RangeOf, RowKey};
 use hapax_store::{PointKey, Store};
 
 use crate::partition::Error;
@@ -13,10 +13,13 @@ pub(crate) struct Fetch {
     keys: Vec<PointKey>,
     /// Which need each key belongs to.
     origin: Vec<usize>,
+    rows: Vec<RowKey>,
     /// Ranges that were read for the question at hand: reading them again would tell nothing new.
     read: Vec<Need>,
     /// A range is left off after so many bytes, and no job reads another one in the same tick.
     range_bytes: usize,
+    /// A scan for single rows passes over so many others before it seeks.
+    rows_passed: usize,
     /// What the jobs of this tick have read.
     job_bytes: usize,
     /// What was read since `start`, and how much may be.
@@ -27,12 +30,20 @@ pub(crate) struct Fetch {
 /// A range that has no rows is not free: with many jobs, no tick reads all of theirs.
 const RANGE_BYTES_MIN: usize = 4_096;
 
+/// So many bytes of a row that nobody wants count as another one.
+const PASSED_BYTES: usize = 4_096;
+/// Rows are near if so many names are between them for each row that a scan may pass over: most
+/// names may be of rows that were deleted.
+const NAMES_PER_ROW: u64 = 4;
+/// Rows that one scan reads, so that it is not long to find where it ends.
+const SCAN_ROWS_MAX: usize = 1_024;
+
 /// A need leads to at most a few more; a chain longer than this is a bug.
 const ROUNDS_MAX: usize = 10_000;
 
 impl Fetch {
-    pub(crate) fn new(range_bytes: usize) -> Self {
-        Self { range_bytes, bytes_max: usize::MAX, ..Self::default() }
+    pub(crate) fn new(range_bytes: usize, rows_passed: usize) -> Self {
+        Self { range_bytes, rows_passed, bytes_max: usize::MAX, ..Self::default() }
     }
 
     /// Begins to count what is read.
@@ -76,8 +87,9 @@ impl Fetch {
             }
             self.more.clear();
             let found = self.fetch_points(machine, store)?;
+            let rows = self.fetch_rows(machine, store)?;
             let ranges = self.fetch_ranges(machine, store)?;
-            if self.more.is_empty() && (found || ranges) {
+            if self.more.is_empty() && (found || rows || ranges) {
                 // New knowledge may call for the next range, or for the group of a body that a
                 // record kept; keys were all asked for before.
                 ask(machine, &mut self.more);
@@ -86,18 +98,15 @@ impl Fetch {
                 self.more.retain(|need| match need {
                     Need::Range { of, .. } if is_over && is_job(of) => false,
                     // A job goes on with the next batch: all at once, it would bring a whole
-                    // queue into memory. Recovery goes on by itself.
-                    Need::Range {
-                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
-                        ..
-                    } => {
+                    // queue into memory.
+                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
                         let is_same =
                             |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
                         !read.iter().any(is_same)
                     }
                     Need::Range { .. } => !read.contains(need),
                     Need::Group(..) => true,
-                    Need::Point(_) => false,
+                    Need::Point(_) | Need::Row(_) => false,
                 });
             }
             std::mem::swap(&mut self.needs, &mut self.more);
@@ -150,6 +159,47 @@ impl Fetch {
         Ok(found_any)
     }
 
+    /// Reads rows by their names. Neighbours share a scan: to seek costs as much as to pass over
+    /// some rows that nobody wants. Those far apart do not: nobody knows how many rows were deleted
+    /// between them, and a scan reads over those as well.
+    fn fetch_rows(&mut self, machine: &mut Machine, store: &mut impl Store) -> Result<bool, Error> {
+        self.rows.clear();
+        self.rows.extend(self.needs.iter().filter_map(|need| match need {
+            Need::Row(row) => Some(*row),
+            _ => None,
+        }));
+        self.rows.sort_unstable();
+        self.rows.dedup();
+        let mut wanted = self.rows.iter().peekable();
+        while let Some(from) = wanted.peek().map(|row| **row)
+            && self.bytes <= self.bytes_max
+        {
+            let (mut failed, mut passed, mut left_off) = (None, 0, false);
+            let more = &mut self.more;
+            let to = neighbours_end(from, wanted.clone(), self.rows_passed);
+            store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
+                while wanted.next_if(|row| row.as_slice() < key).is_some() {} // Not there.
+                if wanted.next_if(|row| row.as_slice() == key).is_some() {
+                    passed = 0;
+                    self.bytes += value.len();
+                    failed = machine.warm_row(key, value, more).err();
+                } else {
+                    passed += 1 + value.len() / PASSED_BYTES;
+                }
+                left_off =
+                    failed.is_some() || passed > self.rows_passed || self.bytes > self.bytes_max;
+                !left_off
+            })?;
+            if let Some(error) = failed {
+                return Err(Error::Bytes(error));
+            }
+            if !left_off {
+                while wanted.next_if(|row| **row < to).is_some() {} // Not there.
+            }
+        }
+        Ok(!self.rows.is_empty())
+    }
+
     fn fetch_ranges(
         &mut self,
         machine: &mut Machine,
@@ -194,6 +244,23 @@ impl Fetch {
         }
         Ok(any)
     }
+}
+
+/// Where a scan ends that begins with the row `from` and reads those of the `wanted` that are near.
+fn neighbours_end<'a>(
+    from: RowKey,
+    wanted: impl Iterator<Item = &'a RowKey>,
+    rows_passed: usize,
+) -> RowKey {
+    let near = NAMES_PER_ROW * (rows_passed as u64 + 1);
+    let mut last = from;
+    for row in wanted.take(SCAN_ROWS_MAX) {
+        if last.names_to(row).is_none_or(|names| names > near) {
+            break;
+        }
+        last = *row;
+    }
+    last.next()
 }
 
 /// Whether the range is read for something that goes on with every tick.

@@ -18,8 +18,9 @@
 //! - memory is bounded: changes wait for a checkpoint up to a limit, and then so do callers.
 //!
 //! Several partitions make a broker: [`route`] tells which one a message belongs to, [`change`] is
-//! a change of a queue over all of them, [`relay`] hands emits from one to another. All three are
-//! plain data, driven by the broker's engine and by the simulator alike.
+//! a change of a queue over all of them, [`relay`] hands emits from one to another, [`wait`] knows
+//! who waits for messages and for the ends of keys. All four are plain data, driven by the
+//! broker's engine and by the simulator alike.
 //!
 //! It refuses to know threads, sockets and the clock; time comes from a [`Clock`] that is told
 //! what the clocks say.
@@ -76,6 +77,7 @@ mod partition;
 mod recover;
 pub mod relay;
 pub mod route;
+pub mod wait;
 
 pub use clock::Clock;
 pub use partition::{Answered, Error, Options, Partition, Ticket};

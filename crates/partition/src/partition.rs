@@ -1,6 +1,7 @@
 //! The partition itself: submit, poll, checkpoint.
 
 mod epoch;
+mod holding;
 mod memory;
 
 use std::collections::VecDeque;
@@ -42,6 +43,9 @@ pub struct Options {
     /// again: what is in it comes into memory, and a thousand rows may be a thousand times the
     /// largest body.
     pub range_bytes: usize,
+    /// Rows that nobody wants and a scan passes over on its way to the next one that somebody
+    /// wants, where they are small; behind more of them it seeks.
+    pub rows_passed: usize,
     /// Bytes of the journal that are decoded at once by recovery.
     pub gather_bytes: usize,
     /// Messages that leave memory at once, so that nobody waits long for it.
@@ -64,6 +68,7 @@ impl Default for Options {
             batch_bytes: 4 * 1_024 * 1_024,
             in_flight_bytes: 4 * 1_024 * 1_024,
             range_bytes: 8 * 1_024 * 1_024,
+            rows_passed: 64,
             gather_bytes: 8 * 1_024 * 1_024,
             evict_step: 4_096,
             answer_bytes: 16 * 1_024 * 1_024,
@@ -183,7 +188,7 @@ impl<S: Store> Partition<S> {
     pub fn open(mut store: S, mut options: Options) -> Result<Self, Error> {
         let relay_bytes = (options.memory_bytes / 8).max(RELAY_BYTES_MIN);
         options.bounds.relay_bytes = options.bounds.relay_bytes.min(relay_bytes);
-        let mut fetch = Fetch::new(options.range_bytes);
+        let mut fetch = Fetch::new(options.range_bytes, options.rows_passed);
         let Recovered { mut machine, claim, journal_bytes } =
             recover(&mut store, &mut fetch, &options)?;
         machine.expect_records(memory::share(&options));

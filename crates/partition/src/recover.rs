@@ -1,6 +1,6 @@
 //! Opening: own the partition, load what must be in memory, apply the journal's tail.
 
-use hapax_core::{Bounds, Decision, Fence, Machine, Time, read_batch};
+use hapax_core::{Bounds, Decision, Fence, Machine, RowKey, Time, read_batch};
 use hapax_store::{Claim, Store};
 
 use crate::fetch::Fetch;
@@ -28,11 +28,9 @@ pub(crate) fn recover(
     let bounds = fitting(options.bounds, claim.batch_bytes_max);
     let Options { partition, partitions, seed, .. } = *options;
     let mut machine = Machine::with_bounds(partition, partitions, claim.epoch, seed, bounds);
-    load(store, &mut machine)?;
-    // However many there are: a page at a time.
-    while !machine.is_read() {
-        fetch.fetch(&mut machine, store, Machine::leased)?;
-    }
+    load(store, &mut machine, Machine::boot_ranges())?;
+    let leases = machine.leases();
+    load(store, &mut machine, leases)?;
     check_leases(&machine)?;
 
     // A store cannot read rows while it reads its journal, so batches are gathered in between.
@@ -65,7 +63,7 @@ fn fitting(bounds: Bounds, batch_bytes_max: usize) -> Bounds {
 /// What a tick writes for one message that it moves, and more.
 const MOVED_BYTES: usize = 128;
 
-/// A lease that is counted and not in memory would never end.
+/// A lease that is counted and whose end is not known would never end.
 fn check_leases(machine: &Machine) -> Result<(), Error> {
     match machine.missing_leases() {
         Some((queue, counted, found)) => Err(Error::Leases {
@@ -97,8 +95,12 @@ fn gather(store: &mut impl Store, from: u64, most: usize) -> Result<Gathered, Er
     failed.map_or(Ok((batches, bytes_read)), Err)
 }
 
-fn load(store: &mut impl Store, machine: &mut Machine) -> Result<(), Error> {
-    for (from, to) in Machine::boot_ranges() {
+fn load(
+    store: &mut impl Store,
+    machine: &mut Machine,
+    ranges: Vec<(RowKey, RowKey)>,
+) -> Result<(), Error> {
+    for (from, to) in ranges {
         let mut failed = None;
         store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
             failed = machine.boot(key, value).err();

@@ -67,13 +67,18 @@ impl World {
 
     /// A start after a crash, up to where callers are served.
     fn restart(&mut self) -> Result<(), LeaderBehind> {
+        self.restart_in_rounds().map(drop)
+    }
+
+    /// The same; returns how many rounds of reconciliation had something to do.
+    fn restart_in_rounds(&mut self) -> Result<usize, LeaderBehind> {
         self.open();
-        for _ in 0..3 {
+        for round in 0..3 {
             let known: Vec<Known> = (0..PARTITIONS).map(|number| self.known(number)).collect();
             let steps = reconcile(&known)?;
             if steps.is_empty() {
                 self.routes = routes(&known);
-                return Ok(());
+                return Ok(round);
             }
             for step in steps {
                 for outcome in self.call(step.partition, step.commands) {
@@ -247,6 +252,30 @@ fn k1_a_key_sent_while_its_queue_is_made_is_accepted_once() {
                 (0..PARTITIONS).filter(|number| world.view(*number).unwrap().stats.ready > 0);
             assert_eq!(holders.count(), 1, "a group is in one partition");
         }
+    }
+}
+
+/// A follower that knows an earlier queue of the name, which was paused or not, starts with the
+/// new one as the leader has it.
+#[test]
+fn a_queue_that_was_created_again_is_paused_everywhere_or_nowhere() {
+    for (was_paused, is_paused) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut world = World::new();
+        world.all(configure(Config::default())).unwrap();
+        if was_paused {
+            world.all(Change::Pause(queue())).unwrap();
+        }
+        (0..20).for_each(|n| drop(world.send(&format!("k{n}"), None)));
+        world.call(0, vec![Command::Delete(queue())]);
+        let anew = Configure { queue: queue(), config: changed_config(), if_version: None };
+        world.call(0, vec![Command::Configure(anew)]);
+        if is_paused {
+            world.call(0, vec![Command::Pause(queue())]);
+        }
+        assert_eq!(world.restart_in_rounds(), Ok(1), "the leader knows all of it");
+        let agreed = world.agreed().unwrap();
+        assert_eq!(agreed.paused, is_paused, "the earlier one was paused: {was_paused}");
+        assert_eq!((agreed.config, world.ready()), (changed_config(), 0));
     }
 }
 

@@ -394,6 +394,27 @@ fn memory_is_bounded_whatever_waits_for_its_time() {
     backlog(config, 20_000, |_| None, true);
 }
 
+#[test]
+fn what_could_not_leave_memory_leaves_it_with_the_next_checkpoint() {
+    let store = MemoryStore::default();
+    let options = Options { memory_bytes: 1 << 20, seed: 3, ..Options::default() };
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(Config::default())]);
+    let heads_max = options.memory_bytes / 4;
+    let mut sent = 0;
+    while partition.machine().usage().head_bytes() < heads_max * 3 / 2 {
+        call(&mut partition, sent, vec![send(&sent.to_string(), None)]);
+        sent += 1;
+    }
+    assert!(!partition.is_checkpointing(), "too little for a checkpoint, and no row to leave to");
+    partition.checkpoint().unwrap();
+    while partition.poll().unwrap().is_some() || partition.is_checkpointing() {}
+    let usage = partition.machine().usage();
+    assert!(usage.head_bytes() <= heads_max, "{usage:?}");
+    let received = deliveries(&call(&mut partition, sent, vec![receive(1_000)]));
+    assert!(!received.is_empty(), "they come back when they are needed");
+}
+
 /// Large messages that are in the rows alone, and the partition that knows them.
 fn large_backlog(count: u64, bytes: usize) -> (Partition<MemoryStore>, Options) {
     let store = MemoryStore::default();
@@ -471,6 +492,14 @@ impl OnDisk {
         }
     }
 
+    /// Cuts a checkpoint and waits until it is written.
+    fn checkpoint(&mut self, ms: u64) {
+        self.partition.checkpoint().unwrap();
+        while self.partition.is_checkpointing() {
+            self.call(ms, vec![]);
+        }
+    }
+
     /// A whole life.
     fn live(&mut self, ms: u64, key: &str) {
         self.call(ms, vec![send(key, None)]);
@@ -519,6 +548,62 @@ fn leases_end_after_a_restart_whatever_their_bytes() {
         }
     }
     assert_eq!(came.len(), 20, "every lease ends: {came:?}");
+}
+
+#[test]
+fn rows_are_read_by_name_however_far_apart_they_are() {
+    for rows_passed in [0, 3, 64] {
+        let store = MemoryStore::default();
+        let options = Options { seed: 3, rows_passed, ..Options::default() };
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        let sends = (0..300).map(|number| send(&number.to_string(), None));
+        let commands = [configure(Config::default())].into_iter().chain(sends);
+        call(&mut partition, 0, commands.collect());
+        let leased = deliveries(&call(&mut partition, 1, vec![receive(300)]));
+        partition.checkpoint().unwrap();
+        drop(partition);
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        // Neighbours, the next but three, one far away, the last; in one batch, and not in order.
+        let wanted = [299, 0, 1, 5, 100, 101, 200];
+        let settle = |number: &usize| done(leased[*number].lease);
+        let answers = call(&mut partition, 2, wanted.iter().map(settle).collect());
+        let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Settled(Settled::Ok { .. }));
+        assert!(answers.iter().all(is_done), "{answers:?}");
+        assert_eq!(partition.machine().usage().messages, 0, "nothing else is read");
+        assert_eq!(partition.machine().usage().leases, 300 - wanted.len());
+    }
+}
+
+#[test]
+fn rows_that_are_far_apart_are_read_without_what_was_deleted_between_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = OnDisk::open(directory.path());
+    disk.call(0, vec![configure(Config::default())]);
+    let mut leased = Vec::new();
+    for round in 0..6 {
+        let sends = (0..1_000).map(|number| send(&format!("{round}-{number}"), None));
+        disk.call(1, sends.collect());
+        leased.extend(deliveries(&disk.call(1, vec![receive(1_000)])));
+    }
+    // So many wait behind them that what is deleted is not worth a merge.
+    for round in 6..30 {
+        let sends = (0..1_000).map(|number| send(&format!("{round}-{number}"), None));
+        disk.call(1, sends.collect());
+    }
+    disk.checkpoint(2);
+    let (first, last) = (leased.remove(0), leased.pop().unwrap());
+    disk.call(3, leased.iter().map(|delivery| done(delivery.lease)).collect());
+    disk.checkpoint(4);
+    drop(disk);
+    let mut disk = OnDisk::open(directory.path());
+    assert_eq!(disk.partition.machine().usage().leases, 2);
+    let blocks = |disk: &OnDisk| disk.partition.store().archive().stats().blocks_read;
+    let before = blocks(&disk);
+    let answers = disk.call(5, vec![done(first.lease), done(last.lease)]);
+    let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Settled(Settled::Ok { .. }));
+    assert!(answers.iter().all(is_done), "{answers:?}");
+    let read = blocks(&disk) - before;
+    assert!(read <= 8, "two leases, and {read} blocks were read");
 }
 
 #[test]

@@ -5,11 +5,11 @@
 //! answers together. It knows the rules of routing only; what a command means is the core's.
 
 mod data;
+mod holdings;
 mod inbox;
 mod list;
 mod queues;
 mod relay;
-mod rooms;
 mod shares;
 mod wait;
 mod writer;
@@ -23,14 +23,15 @@ use std::time::Duration;
 use hapax_core::{Answer, Command, Fence, KeyName, Outcome, QueueName, Send, Settle, Settled};
 use hapax_partition::change::{Known, LeaderBehind};
 use hapax_partition::relay::Confirmations;
-use hapax_partition::route::{self, Part, Routes};
+use hapax_partition::route::Routes;
 use hapax_partition::{Clock, Partition};
 use hapax_store::disk::{self, DiskStore};
 use tokio::sync::{broadcast, oneshot, watch};
 
 pub use data::Data;
-use inbox::{Ask, Inbox, Outcomes, Reply};
-pub use list::Omitted;
+use holdings::Unheard;
+use inbox::{Ask, Inbox, Reply};
+pub use list::{Kept, Omitted, Room};
 use queues::Listing;
 pub use queues::{Cursor, Page, Survey, Told};
 use writer::Writer;
@@ -161,8 +162,9 @@ pub(crate) struct Shared {
     confirmations: Mutex<Confirmations>,
     /// One at a time.
     backups: Mutex<()>,
-    /// What each partition told of its queues last.
+    /// The last report of each partition about its queues.
     listings: Vec<Mutex<Listing>>,
+    unheard: Vec<Unheard>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -178,7 +180,7 @@ impl Engine {
         let memory_bytes = options.memory_bytes / count.max(1);
         let partitions = (0..data.partitions()).zip(stores);
         let partitions = partitions.map(|(number, store)| own(&data, number, store, memory_bytes));
-        let partitions: Vec<_> = partitions.collect::<Result<_, _>>()?;
+        let mut partitions: Vec<_> = partitions.collect::<Result<_, _>>()?;
         data.complete()?;
         wait_for_the_wall_clock(&partitions);
         // Before the writers, which may have something due at once: then the time goes on.
@@ -200,9 +202,11 @@ impl Engine {
             confirmations: Mutex::default(),
             backups: Mutex::new(()),
             listings: (0..count).map(|_| Mutex::default()).collect(),
+            unheard: (0..count).map(|_| Unheard::default()).collect(),
             data,
             threads: Mutex::new(Vec::new()),
         });
+        partitions.iter_mut().for_each(|partition| shared.report(&partition.take_reports()));
         for (number, partition) in partitions.into_iter().enumerate() {
             shared.start(number, partition)?;
         }
@@ -314,30 +318,6 @@ impl Engine {
         told.map(|(outcome, omitted)| Ok((sent(outcome)?, omitted))).collect()
     }
 
-    /// Sends messages, each to its partition. `reply` is called once for each part of them, with
-    /// what the caller knows them by, as in [`Engine::submit`].
-    pub fn submit_sends<T: std::marker::Send + 'static>(
-        &self,
-        sends: Vec<(T, Send)>,
-        reply: impl Fn(Vec<T>, Result<Vec<Outcome>, Stopped>) + Clone + std::marker::Send + 'static,
-    ) {
-        self.shared.submit_routed(|routes| {
-            let items = sends.into_iter().map(|(tag, send)| {
-                let partition = routes.of_send(&send, || self.shared.turn());
-                (partition, tag, Command::Send(send))
-            });
-            route::split(routes.partitions(), items)
-                .into_iter()
-                .map(|Part { partition, tags, commands }| {
-                    let reply = reply.clone();
-                    let reply = move |outcomes: Outcomes| reply(tags, outcomes);
-                    let reply: Reply = Box::new(reply);
-                    (partition, commands, reply)
-                })
-                .collect()
-        });
-    }
-
     /// Settles leases, each in its partition; the answers are in their order.
     pub async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped> {
         let outcomes = self.call_each(settles, |_, (partition, settle)| {
@@ -422,6 +402,10 @@ impl Stopped {
     fn silent() -> Self {
         Self("the partition stopped without an answer".into())
     }
+
+    fn late(partition: usize, wait: Duration) -> Self {
+        Self(format!("partition {partition} did not answer within {wait:?}").into())
+    }
 }
 
 impl Shared {
@@ -504,7 +488,7 @@ impl Shared {
     /// Other partitions may have something for those who wait for messages of the queue.
     fn call_elsewhere(&self, here: usize, queue: &QueueName) {
         for partition in (0..self.partitions()).filter(|partition| *partition != here) {
-            self.push(partition, Ask::Call(queue.clone()));
+            self.push(partition, Ask::CallAgain(queue.clone()));
         }
     }
 

@@ -21,7 +21,7 @@ use jiff::Timestamp;
 use tokio::sync::broadcast;
 
 use crate::auth::{Action, Auth, Principal, authorise};
-use crate::engine::{Engine, Omitted, Stopped};
+use crate::engine::{Engine, Kept, Omitted, Room, Stopped};
 use crate::lease::{LEASE_BYTES, Seal};
 use crate::log;
 use crate::metrics::Metrics;
@@ -30,7 +30,7 @@ use crate::tenants::Tenants;
 
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
-pub use queues::{Change, Queue};
+pub use queues::{Change, Queue, Queues};
 pub use weight::Ceiling;
 use weight::Weights;
 
@@ -108,6 +108,13 @@ pub struct Claimed {
     pub answer: Answer,
     /// Of a fresh one.
     pub lease: Option<[u8; LEASE_BYTES]>,
+}
+
+/// Answers to one list of a stream, and the places of those whose results had no room.
+#[derive(Clone, Debug)]
+pub struct Listed<T> {
+    pub answers: Vec<T>,
+    pub omitted: Vec<usize>,
 }
 
 /// A settle whose lease was opened; one that does not open is lost.
@@ -248,18 +255,20 @@ impl Service {
         &self,
         permit: &Permit,
         sends: Vec<(u64, Send)>,
-        reply: impl Fn(Vec<u64>, Result<Vec<Answer>, Problem>) + Clone + Sendable,
+        room: &Arc<Room>,
+        reply: impl Fn(Vec<u64>, Result<Listed<Answer>, Problem>) + Clone + Sendable,
     ) -> Result<(), (Vec<u64>, Problem)> {
         if let Err(problem) = self.check_rate(permit, sends.len()) {
             return Err((sends.into_iter().map(|(number, _)| number).collect(), problem));
         }
         let (service, queue) = (self.clone(), permit.queue.clone());
-        self.engine().submit_sends(sends, move |numbers, outcomes| {
-            let answers = outcomes.map_err(stopped).map(answers);
-            if let Ok(answers) = &answers {
-                service.0.metrics.answered(&queue, answers);
-            }
-            reply(numbers, answers);
+        self.engine().submit_sends(sends, room, move |numbers, kept| {
+            let listed = kept.map_err(stopped).map(|Kept { outcomes, omitted }| {
+                let answers = answers(outcomes);
+                service.0.metrics.answered(&queue, &answers);
+                Listed { answers, omitted }
+            });
+            reply(numbers, listed);
         });
         Ok(())
     }
@@ -344,7 +353,8 @@ impl Service {
         &self,
         permit: &Permit,
         items: Vec<(u64, Opened)>,
-        reply: impl Fn(Vec<u64>, Result<Vec<Settled>, Problem>) + Clone + Sendable,
+        room: &Arc<Room>,
+        reply: impl Fn(Vec<u64>, Result<Listed<Settled>, Problem>) + Clone + Sendable,
     ) {
         let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
         for (number, item) in items {
@@ -358,17 +368,18 @@ impl Service {
         if !lost.is_empty() {
             let answers = vec![LOST; lost.len()];
             self.0.metrics.settled(permit.queue(), &answers);
-            reply(lost, Ok(answers));
+            reply(lost, Ok(Listed { answers, omitted: Vec::new() }));
         }
         let engine = self.engine();
         for part in route::split(engine.partitions(), settles.into_iter()) {
             let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
-            engine.submit(part.partition, part.commands, move |outcomes| {
-                let answers = outcomes.map_err(stopped).map(settled);
-                if let Ok(answers) = &answers {
-                    service.0.metrics.settled(&queue, answers);
-                }
-                reply(part.tags, answers);
+            engine.submit_within(part.partition, part.commands, room, move |kept| {
+                let listed = kept.map_err(stopped).map(|Kept { outcomes, omitted }| {
+                    let answers = settled(outcomes);
+                    service.0.metrics.settled(&queue, &answers);
+                    Listed { answers, omitted }
+                });
+                reply(part.tags, listed);
             });
         }
     }

@@ -5,6 +5,7 @@
 mod engine {
     mod changes;
     mod data;
+    mod limits;
     mod panics;
     mod survey;
     mod waiting;
@@ -241,14 +242,15 @@ fn pages_redrives_and_listings_put_partitions_together() {
         assert_eq!((progress.matched, progress.moved), (50, 50));
         assert_eq!(engine.redrive(redrive).await.unwrap().unwrap().moved, 50, "nothing twice");
         let names: Vec<String> = engine
-            .queues(Some("default"))
+            .queues("default", LONG)
             .await
             .unwrap()
+            .queues
             .iter()
             .map(|(name, view)| format!("{} {}", name.queue, view.stats.ready))
             .collect();
         assert_eq!(names, ["a-second 0", "orders 50"]);
-        assert_eq!(engine.queues(Some("other")).await.unwrap().len(), 0);
+        assert_eq!(engine.queues("other", LONG).await.unwrap().queues.len(), 0);
     });
 }
 

@@ -15,13 +15,15 @@ mod change;
 mod copy;
 mod drain;
 mod flow;
+mod wait;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hapax_core::{Command, Outcome, Time};
+use hapax_core::{Command, Outcome, QueueName, Time};
 use hapax_partition::relay::Confirmations;
 use hapax_partition::route::Routes;
+use hapax_partition::wait::{Waiter, Waiters};
 use hapax_partition::{Clock, Error, Options, Partition, Ticket};
 use hapax_store::memory::{self, MemoryStore};
 
@@ -101,6 +103,8 @@ struct Broker {
     copy: Option<copy::Copy>,
     /// The largest batch that the journals take, where it is small.
     journal_takes: Option<usize>,
+    /// Clients that wait, and what was found beside them.
+    waits: wait::Waits,
     /// A partition whose writer panicked: it does nothing any more, and the process ends soon.
     fallen: Option<usize>,
 }
@@ -109,8 +113,18 @@ struct Broker {
 struct Owner {
     partition: Partition<MemoryStore>,
     clock: Clock,
-    inbox: VecDeque<Call>,
+    inbox: VecDeque<Ask>,
     pending: BTreeMap<Ticket, Batch>,
+    waiters: Waiters<u64>,
+}
+
+/// What comes to a partition.
+enum Ask {
+    Call(Call),
+    /// A client that would rather wait than get nothing.
+    Wait(Op, Waiter<u64>),
+    /// To call those again who wait for messages of a queue.
+    CallAgain(QueueName),
 }
 
 /// Commands that belong together, and who wants to know what came of them.
@@ -120,9 +134,13 @@ struct Call {
     whose: Whose,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Whose {
     Client,
+    /// A client that may go on waiting.
+    Waiter(Waiter<u64>),
+    /// Looks for what somebody waits for.
+    Probe,
     /// A step of a change: its number, and the place of the step.
     Change(u64, usize),
     /// Emits of a partition, by their numbers in its list.
@@ -180,6 +198,7 @@ impl Broker {
             copying: None,
             copy: None,
             fallen: None,
+            waits: wait::Waits::new(seed),
             journal_takes,
             scene,
         }
@@ -224,6 +243,7 @@ impl Broker {
             _ if self.copying.is_some() && self.random.one_in(16) => self.copy_next(),
             _ => {}
         }
+        self.leave()?;
         let partition = self.random.index(self.stores.len());
         match self.random.weighted(&[20, 24, 20, 20, 8, 2]) {
             0 => {
@@ -295,8 +315,8 @@ impl Broker {
             self.clocks.wall_ms = self.clocks.wall_ms.max(seen.0);
             let wall = Time(self.clocks.wall_ms);
             let clock = Clock::start(partition.now(), wall, self.clocks.monotonic_us);
-            let (inbox, pending) = (VecDeque::new(), BTreeMap::new());
-            self.owners.push(Owner { partition, clock, inbox, pending });
+            let (inbox, pending, waiters) = (VecDeque::new(), BTreeMap::new(), Waiters::default());
+            self.owners.push(Owner { partition, clock, inbox, pending, waiters });
         }
         self.routes = Routes::new(self.stores.len());
         // As the engine does: what any partition knows, the leader before the others.
@@ -355,7 +375,7 @@ impl Broker {
             }
             // What the engine itself was at is not a client's to try again: a client that did
             // would hide an emit that was lost.
-            let is_client = |whose: &Whose| matches!(whose, Whose::Client);
+            let is_client = |whose: &Whose| matches!(whose, Whose::Client | Whose::Waiter(_));
             for batch in owner.pending.into_values() {
                 for (ops, whose) in &batch.calls {
                     for op in ops {
@@ -368,14 +388,21 @@ impl Broker {
                 }
             }
             // The rest was never decided.
-            for call in owner.inbox.iter().filter(|call| is_client(&call.whose)) {
-                call.ops.iter().for_each(|op| self.workload.lost(op, &self.checker));
+            for ask in &owner.inbox {
+                match ask {
+                    Ask::Call(call) if is_client(&call.whose) => {
+                        call.ops.iter().for_each(|op| self.workload.lost(op, &self.checker));
+                    }
+                    Ask::Wait(op, _) => self.workload.lost(op, &self.checker),
+                    Ask::Call(_) | Ask::CallAgain(_) => {}
+                }
             }
         }
         for store in &mut self.stores {
             *store = store.crash();
         }
         self.workload.crashed();
+        self.waits.forget();
     }
 
     fn note(&mut self, line: impl FnOnce() -> String) {

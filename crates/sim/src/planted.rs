@@ -49,6 +49,12 @@ pub enum Bug {
     JournalTakesLess,
     /// A partition whose directory is missing is made anew.
     StoreMadeAnew,
+    /// Receivers that wait do not hear that there are messages again.
+    WakeLost,
+    /// A receiver that was passed over while another partition served it is not called again.
+    PassedOver,
+    /// Whoever waits for the end of a key does not hear of it.
+    EndLost,
     /// A copy holds on to the rows before it holds on to the journal.
     RowsPinnedFirst,
     /// Segments are used again while they are copied.

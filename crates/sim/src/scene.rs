@@ -113,6 +113,7 @@ pub(crate) fn draw_steps(random: &mut Random) -> Options {
         bounds,
         batch_bytes: batch * 128,
         range_bytes: range * 256,
+        rows_passed: range,
         evict_step: evict,
         ..Options::default()
     }

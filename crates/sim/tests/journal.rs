@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hapax_sim::volume::Trigger;
 use hapax_sim::{Random, SimDisk};
-use hapax_store::journal::{Bounds, Journal, Options};
+use hapax_store::journal::{Bounds, Journal, Options, Position};
 use hapax_store::{Error, Sequence};
 
 const IDENTITY: u64 = 7;
@@ -46,7 +46,8 @@ impl Run {
     fn open(&mut self) -> Result<Journal, Error> {
         // The manifest's epoch is durable before the journal sees it.
         self.epoch += 1;
-        let bounds = Bounds { epoch: self.epoch, through: self.through };
+        let synced = Position::default();
+        let bounds = Bounds { epoch: self.epoch, through: self.through, synced };
         let journal = open(&self.disk, bounds)?;
         let (last, _) = journal.begin(self.epoch)?;
         assert!(
@@ -189,7 +190,7 @@ fn a_tail_cut_at_every_byte_leaves_whole_batches_or_is_refused() {
     let disk = SimDisk::new(1);
     let volume = disk.mount();
     Journal::create(&*volume, &options(), IDENTITY).unwrap();
-    let bounds = Bounds { epoch: 1, through: 0 };
+    let bounds = Bounds { epoch: 1, through: 0, synced: Position::default() };
     let journal = open(&disk, bounds).unwrap();
     journal.begin(1).unwrap();
     let batches = [[b'a'; 100], [b'b'; 100], [b'c'; 100]];

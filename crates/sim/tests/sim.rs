@@ -200,6 +200,12 @@ fn several_partitions_lose_and_double_nothing() {
             ("emits to another partition", 100),
             ("dead letters handed over", 20),
             ("writers that panicked", 100),
+            ("waits", 500),
+            ("waiters answered", 500),
+            ("waiters passed over", 100),
+            ("waiters that left", 500),
+            ("queues that somebody waits for", 300),
+            ("keys that somebody waits for", 30),
             ("copies", 50),
             ("restores", 20),
         ],
@@ -277,6 +283,21 @@ fn planted_batches_that_the_journal_refuses_turn_the_brokers_red() {
 #[test]
 fn planted_partition_that_is_made_anew_turns_the_brokers_red() {
     turns_brokers_red(Bug::StoreMadeAnew, 20);
+}
+
+#[test]
+fn planted_wake_that_is_lost_turns_the_brokers_red() {
+    turns_brokers_red(Bug::WakeLost, 100);
+}
+
+#[test]
+fn planted_waiter_that_is_passed_over_turns_the_brokers_red() {
+    turns_brokers_red(Bug::PassedOver, 200);
+}
+
+#[test]
+fn planted_end_of_a_key_that_is_not_told_turns_the_brokers_red() {
+    turns_brokers_red(Bug::EndLost, 200);
 }
 
 #[test]

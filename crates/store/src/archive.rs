@@ -76,6 +76,8 @@ impl Default for Options {
 pub struct Head {
     pub epoch: Epoch,
     pub through: Sequence,
+    /// How far the journal was synced; 0 where nothing says so.
+    pub synced: u64,
 }
 
 /// How far a step of a job came.
@@ -130,7 +132,7 @@ impl Archive {
                 let label = volume.describe(manifest::NAME);
                 return Err(manifest::corrupt(&label, 0, MANIFEST_MISSING));
             }
-            let shared = Shared::new(volume, options, View::default(), 1, Vec::new());
+            let shared = Shared::new(volume, options, View::default(), 1, 0, Vec::new());
             shared.swap(|empty| Some(empty.clone()))?;
             return Ok(Self(Arc::new(shared)));
         };
@@ -139,12 +141,19 @@ impl Archive {
         remove_leftovers(volume.as_ref(), &names, &manifest)?;
         // Numbers of leftovers are not used again: their old blocks would pass for new ones.
         let next_run = ids.iter().map(|id| id + 1).fold(manifest.next_run, u64::max);
-        Ok(Self(Arc::new(Shared::new(volume, options, view, next_run, repaired))))
+        let synced = manifest.synced;
+        Ok(Self(Arc::new(Shared::new(volume, options, view, next_run, synced, repaired))))
     }
 
     pub fn head(&self) -> Head {
         let view = self.0.view();
-        Head { epoch: view.epoch, through: view.through }
+        Head { epoch: view.epoch, through: view.through, synced: self.0.synced() }
+    }
+
+    /// Notes how far the journal is synced, for the next manifest: a journal that ends earlier is
+    /// not the one that the rows were written beside.
+    pub fn note_synced(&self, synced: u64) {
+        self.0.note_synced(synced);
     }
 
     /// Raises the epoch, durably when it returns. A lower one than the newest is
@@ -193,8 +202,9 @@ impl Archive {
     /// Holds on to the archive of this moment, for a backup.
     pub fn pin(&self) -> Pinned {
         let view = self.0.view();
-        let manifest = view.manifest(self.0.next_run()).encode();
-        Pinned { view, manifest }
+        let synced = self.0.synced();
+        let manifest = view.manifest(self.0.next_run(), synced).encode();
+        Pinned { view, manifest, synced }
     }
 
     pub fn stats(&self) -> Stats {
@@ -233,11 +243,13 @@ impl Archive {
 pub struct Pinned {
     view: Arc<View>,
     manifest: Vec<u8>,
+    synced: u64,
 }
 
 impl Pinned {
     pub fn head(&self) -> Head {
-        Head { epoch: self.view.epoch, through: self.view.through }
+        let View { epoch, through, .. } = *self.view;
+        Head { epoch, through, synced: self.synced }
     }
 
     /// Name and contents of the manifest. A backup writes it last.

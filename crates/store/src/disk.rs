@@ -17,7 +17,7 @@
 //! Invariants:
 //! - the format marker is the last file of a new store and of a backup: without it a directory
 //!   with anything in it is refused;
-//! - an epoch is in the manifest before any record bears it;
+//! - an epoch is in the manifest before any record bears it, and its seal's place soon after;
 //! - a checkpoint's `through` is durable in the journal before the manifest has it, and a segment
 //!   is let go after that;
 //! - a failure in any worker stops all of it, for good.
@@ -43,7 +43,7 @@ pub use threads::Threads;
 pub use workers::{Checkpointer, Merger, Workers};
 
 use crate::archive::{self, Archive, CheckpointJob, MergeJob, Reader};
-use crate::journal::{self, Bounds, Journal, Wake};
+use crate::journal::{self, Bounds, Journal, Position, Wake};
 use crate::{Checkpoint, Epoch, Error, Lock, OsVolume, Room, Sequence, Volume};
 use threads::Signal;
 
@@ -60,8 +60,10 @@ pub struct Options {
     pub identity: u64,
     /// Refuse a directory that holds no store, instead of creating one there.
     pub must_exist: bool,
-    /// For the first open of a copy: the least epoch of its owner, so that it is above all epochs
-    /// of the original, whose owners went on after the copy was made.
+    /// For the first open of a copy: the epoch of its owner, so that it is above all epochs of the
+    /// original, whose owners went on after the copy was made. It grows with the time of opening, so
+    /// that copies which are opened one after the other are above each other, in whatever order they
+    /// were made. Where the copy is ahead of it, its epoch is raised by a large step.
     pub lineage: Option<Epoch>,
 }
 
@@ -100,7 +102,8 @@ impl DiskStore {
             None => Archive::open(Arc::clone(&volume), options.archive)?.head(),
         };
         let signals = Arc::new(Signals::default());
-        let bounds = Bounds { epoch: head.epoch, through: head.through };
+        let synced = Position::from_bits(head.synced);
+        let bounds = Bounds { epoch: head.epoch, through: head.through, synced };
         let (on_wake, on_nudge) = (Arc::clone(&signals), Arc::clone(&signals));
         let user_wake = Arc::clone(&wake);
         let journal = Journal::open(

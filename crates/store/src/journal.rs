@@ -230,6 +230,11 @@ impl Journal {
         Ok(self.core.durable.load(Ordering::Acquire))
     }
 
+    /// The end of what was synced.
+    pub fn synced(&self) -> Position {
+        lock(&self.core.shelf).durable.1
+    }
+
     /// Says that the rows hold everything up to `through`: the keeper lets older segments go.
     pub fn release(&self, through: Sequence) {
         let durable = self.core.durable.load(Ordering::Acquire);

@@ -21,9 +21,9 @@ use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, RowSet, 
 pub struct Faults {
     /// Batches and checkpoints become durable only in [`MemoryStore::settle`].
     pub held: bool,
-    /// The how-manieth append from now on, counting from 1, fails and stops the store.
+    /// The append with this number, counted from now on from 1, fails and stops the store.
     pub failing_append: Option<u64>,
-    /// The how-manieth sync from now on, counting from 1, fails and stops the store.
+    /// The sync with this number, counted from now on from 1, fails and stops the store.
     pub failing_sync: Option<u64>,
     /// There is [`Room::Low`], and checkpoints wait.
     pub full: bool,

@@ -16,9 +16,24 @@ const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
 /// Creates a directory for data, with its parents, that its owner alone may read. One that is there
-/// keeps its permissions.
+/// keeps its permissions. Their names are durable when it returns.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
+    let path = std::path::absolute(path)?;
+    let missing = path.ancestors().take_while(|ancestor| !ancestor.exists()).count();
+    fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&path)?;
+    if missing == 0 {
+        // Its name may not be durable either: somebody may have made it just before us. A parent
+        // that is closed to us was made by somebody else, who may be asked to.
+        return match path.parent().map(fs::File::open) {
+            Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            Some(parent) => parent?.sync_all(),
+            None => Ok(()),
+        };
+    }
+    for parent in path.ancestors().skip(1).take(missing) {
+        fs::File::open(parent)?.sync_all()?;
+    }
+    Ok(())
 }
 
 /// A directory. Plain blocking system calls only, so that tools that inject faults see them.
@@ -61,9 +76,6 @@ impl OsVolume {
     /// Creates `path` with its parents where missing, and makes the creation durable.
     pub fn create(path: &Path) -> io::Result<Self> {
         create_private_directory(path)?;
-        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            fs::File::open(parent)?.sync_all()?;
-        }
         Self::open(path)
     }
 }

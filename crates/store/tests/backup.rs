@@ -155,3 +155,38 @@ fn backups_during_appends_checkpoints_and_recycling_are_consistent() {
     assert!(backups.join().unwrap() > 0);
     store.close().unwrap();
 }
+
+/// Opens a copy as a broker does: above an epoch that grows with the time.
+fn open_copy(disk: &Disk, least: hapax_store::Epoch) -> hapax_store::Epoch {
+    let options = disk::Options { lineage: Some(least), ..small() };
+    let store = Stepped::open(disk, &options).unwrap();
+    store.claim.epoch
+}
+
+fn copy_of(disk: &Disk) -> Disk {
+    let store = Stepped::open(disk, &small()).unwrap();
+    let target = Disk::default();
+    backup(&store.store.source(), &target, &mut |_, _| {}).unwrap();
+    target
+}
+
+#[test]
+fn a_copy_that_is_opened_later_has_the_higher_epoch_also_where_it_is_the_older_one() {
+    let original = Disk::default();
+    let (old, older) = (copy_of(&original), copy_of(&original));
+    let first = open_copy(&old, 1_000);
+    assert_eq!(first, 1_000);
+    // A copy of the copy, and then one from before it.
+    let second = open_copy(&copy_of(&old), 1_010);
+    let third = open_copy(&older, 1_011);
+    assert!(first < second && second < third, "{first} {second} {third}");
+}
+
+#[test]
+fn a_copy_that_is_ahead_of_the_time_is_raised_by_a_large_step() {
+    let original = Disk::default();
+    let copy = copy_of(&original);
+    assert_eq!(open_copy(&copy, 50), 50);
+    let ahead = open_copy(&copy_of(&copy), 50);
+    assert!(ahead > 4_000, "{ahead}");
+}

@@ -206,6 +206,28 @@ fn a_missing_segment_is_refused() {
 }
 
 #[test]
+fn d4_a_journal_set_back_as_a_whole_to_before_its_last_owner_is_refused() {
+    let disk = crashed(5);
+    let journal = |disk: &Disk| -> Vec<(String, Vec<u8>)> {
+        let names = disk.segments().into_iter().chain(["journal.mark".to_owned()]);
+        names.map(|name| (name.clone(), disk.bytes(&name))).collect()
+    };
+    let before = journal(&disk);
+    let mut store = Stepped::open(&disk, &small()).unwrap();
+    store.append_next().unwrap();
+    store.flush().unwrap();
+    drop(store);
+    // Segments and mark of the time before: intact, and they agree.
+    let is_new = |name: &String| before.iter().all(|(known, _)| known != name);
+    disk.segments().iter().filter(|name| is_new(name)).for_each(|name| disk.delete(name));
+    before.iter().for_each(|(name, bytes)| disk.set_bytes(name, bytes));
+    let snapshot = disk.snapshot();
+    let refused = Stepped::open(&disk, &small()).err();
+    assert!(matches!(refused, Some(Error::Corrupt(_))), "{refused:?}");
+    assert_eq!(disk.snapshot(), snapshot, "nothing was changed");
+}
+
+#[test]
 fn an_empty_journal_beside_a_manifest_is_refused() {
     let disk = crashed(5);
     for name in disk.segments() {

@@ -93,6 +93,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, configured: Configured) {
     if let Some(queue) = machine.queues.get_mut(id) {
         queue.configure(at, config, version);
     }
+    machine.report_later(id);
 }
 
 pub(crate) fn apply_paused(machine: &mut Machine, queue: QueueId, paused: bool) {

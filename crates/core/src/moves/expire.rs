@@ -57,7 +57,7 @@ pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>
 fn next_due(machine: &Machine, at: Time) -> Time {
     let mut next = machine.receives.by_end.first_key_value().map_or(Time::NEVER, |(end, ())| end.0);
     for queue in machine.queues.iter() {
-        let leased = queue.leased.next_deadline(&machine.messages).map(|(deadline, _)| deadline);
+        let leased = queue.leased.next_deadline(&machine.messages);
         let mortal = queue.mortal.first_key_value().map(|((ttl_at, _), _)| *ttl_at);
         let keys = queue.remembered.first_key_value().map(|(drop_at, _)| Time(*drop_at));
         let purge = queue.purge.as_ref().map(|_| at);
@@ -125,7 +125,8 @@ pub(crate) fn round(machine: &Machine, at: Time) -> impl Iterator<Item = (&Queue
 fn turns(machine: &Machine, queue: &Queue, at: Time) -> impl Iterator<Item = Turn> {
     let is_alive = !queue.is_deleted(); // Everything in a deleted one goes with it.
     let delays = is_alive && queue.delayed.cold_due(at).is_some();
-    let leases = is_alive && queue.leased.expired(&machine.messages, at).next().is_some();
+    let leases = queue.leased.next_deadline(&machine.messages).is_some_and(|end| end <= at);
+    let leases = is_alive && leases;
     let lives = is_alive && queue.mortal.range(..=(at, u64::MAX)).next().is_some();
     let singles = [
         (delays, Turn::Delays),

@@ -11,7 +11,7 @@ use crate::key::Digest;
 use crate::machine::{Machine, Verdict};
 use crate::message::{Message, Slot};
 use crate::moves::send::wake;
-use crate::outcome::{Effect, Outcome, Place, Refusal};
+use crate::outcome::{Effect, Outcome, Refusal};
 use crate::queue::{Purge, Queue};
 use crate::record::{End, What};
 use crate::row::{RowKey, nobody};
@@ -85,9 +85,7 @@ pub(crate) fn victims(machine: &Machine, queue: &Queue) -> Vec<Slot> {
 pub(crate) fn takes(machine: &Machine, message: &Message) -> bool {
     let queue = machine.queues.get(message.queue);
     let purge = queue.and_then(|queue| queue.purge.as_ref());
-    purge.is_some_and(|purge| {
-        message.seq < purge.below && (purge.delete || message.place() != Place::Leased)
-    })
+    purge.is_some_and(|purge| purge.takes(message))
 }
 
 pub(crate) fn apply_started(

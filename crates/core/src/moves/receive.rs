@@ -267,11 +267,12 @@ fn remember(machine: &mut Machine, at: Time, id: Digest, leases: Vec<LeaseName>)
     let until = at.plus(limits::RECEIVE_ID_MS);
     let remembered = Remembered { until, leases, dirty: true, stored: false };
     machine.receives.insert(id, remembered);
-    let (keys, messages) = (&machine.keys, &machine.messages);
+    let (keys, messages, away) = (&machine.keys, &machine.messages, &machine.leases_away);
     machine.receives.sweep(machine.bounds.refill, |name| {
         let slot = keys.living(messages, &name.digest);
         let lease = slot.and_then(|slot| messages.at(slot).lease());
-        lease.is_some_and(|lease| lease.fence == name.fence)
+        let fence = lease.map(|lease| lease.fence).or_else(|| away.get(&name.seq).copied());
+        fence == Some(name.fence)
     });
     machine.due(until);
 }

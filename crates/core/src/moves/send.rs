@@ -131,13 +131,15 @@ pub(crate) fn check_room(
     bytes: u64,
     beyond_quota: bool,
 ) -> Result<(), Answer> {
-    let config = &queue.config;
+    let (config, elsewhere) = (&queue.config, &queue.elsewhere);
     let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
     let is_bounded = !beyond_quota;
-    if is_bounded && config.max_messages.is_some_and(|max| queue.stats.messages() >= max) {
+    let messages = || queue.stats.messages() + elsewhere.messages;
+    if is_bounded && config.max_messages.is_some_and(|max| messages() >= max) {
         return over(Quota::Messages, 1_000);
     }
-    if is_bounded && config.max_bytes.is_some_and(|max| queue.stats.bytes + bytes > max) {
+    let bytes = || queue.stats.bytes + elsewhere.bytes + bytes;
+    if is_bounded && config.max_bytes.is_some_and(|max| bytes() > max) {
         return over(Quota::Bytes, 1_000);
     }
     if let Some(per_s) = config.sends_per_s {
@@ -320,6 +322,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
     queue.stats.sent_total += 1;
     if let Some(per_s) = queue.config.sends_per_s {
         queue.rate.take(per_s, at);
+        queue.elsewhere.accepted += 1;
     }
     let group = group_of(queue, &accepted.content);
     let mut extra = before.as_ref().and_then(|record| inherited(record, queue, at));

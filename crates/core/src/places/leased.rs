@@ -1,24 +1,40 @@
-//! Messages in workers' hands, by deadline. Always in memory.
+//! Messages in workers' hands, by deadline. Their deadlines are always in memory.
 //!
 //! Leases of one queue mostly last equally long, so their deadlines ascend: a list through the
 //! messages themselves appends and unlinks in constant time. The few that do not fit go into a
 //! tree. A heap with lazy deletion would keep millions of settled leases until their deadline.
+//! Where memory is short a message is left to its row, and of its lease only the end is known here.
 
 use std::collections::BTreeMap;
 
 use crate::ids::{Seq, Time};
-use crate::message::{Links, Messages, Slot};
+use crate::key::Digest;
+use crate::message::{Links, Message, Messages, Slot};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Leased {
     first: Slot,
     last: Slot,
     odd: BTreeMap<(Time, Seq), Slot>,
+    /// Those whose messages are in the rows alone.
+    away: BTreeMap<(Time, Seq), Away>,
 }
+
+/// A lease whose message is in the rows alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Away {
+    pub(crate) digest: Digest,
+    /// How much memory its message takes.
+    pub(crate) bytes: usize,
+}
+
+/// About how much memory an [`Away`] takes, with its place in the tree and its fence.
+pub(crate) const AWAY_BYTES: usize = 88;
 
 impl Default for Leased {
     fn default() -> Self {
-        Self { first: Slot::NONE, last: Slot::NONE, odd: BTreeMap::new() }
+        let (odd, away) = (BTreeMap::new(), BTreeMap::new());
+        Self { first: Slot::NONE, last: Slot::NONE, odd, away }
     }
 }
 
@@ -67,14 +83,32 @@ impl Leased {
         debug_assert_eq!(is_empty, self.last == Slot::NONE, "a list has two ends, or none");
     }
 
-    pub(crate) fn next_deadline(&self, messages: &Messages) -> Option<(Time, Slot)> {
-        let odd = self.odd.first_key_value().map(|((deadline, _), slot)| (*deadline, *slot));
-        let first =
-            (self.first != Slot::NONE).then(|| (deadline(messages, self.first).0, self.first));
-        [odd, first].into_iter().flatten().min()
+    /// The message is left to its row, and no longer in the list.
+    pub(crate) fn leave_away(&mut self, message: &Message) {
+        let lease = Away { digest: message.digest, bytes: message.footprint() };
+        let before = self.away.insert(place(message), lease);
+        debug_assert_eq!(before, None, "a lease is left to the rows once");
     }
 
-    /// Those whose deadline has passed.
+    /// The message came back from its row.
+    pub(crate) fn come_back(&mut self, message: &Message) {
+        let lease = self.away.remove(&place(message));
+        debug_assert!(lease.is_some_and(|lease| lease.digest == message.digest));
+    }
+
+    /// Leases whose messages are in the rows alone, by their end.
+    pub(crate) fn away(&self) -> impl ExactSizeIterator<Item = (Time, Away)> {
+        self.away.iter().map(|((deadline, _), lease)| (*deadline, *lease))
+    }
+
+    pub(crate) fn next_deadline(&self, messages: &Messages) -> Option<Time> {
+        let first = (self.first != Slot::NONE).then(|| deadline(messages, self.first).0);
+        let odd = self.odd.first_key_value().map(|((deadline, _), _)| *deadline);
+        let away = self.away().next().map(|(deadline, _)| deadline);
+        [first, odd, away].into_iter().flatten().min()
+    }
+
+    /// Those in memory whose deadline has passed.
     pub(crate) fn expired<'a>(
         &'a self,
         messages: &'a Messages,
@@ -84,6 +118,7 @@ impl Leased {
         list.chain(self.odd.range(..=(at, Seq::MAX)).map(|(_, slot)| *slot))
     }
 
+    /// Those in memory.
     pub(crate) fn iter<'a>(&'a self, messages: &'a Messages) -> impl Iterator<Item = Slot> + 'a {
         self.list(messages).chain(self.odd.values().copied())
     }
@@ -98,7 +133,10 @@ impl Leased {
 }
 
 fn deadline(messages: &Messages, slot: Slot) -> (Time, Seq) {
-    let message = messages.at(slot);
+    place(messages.at(slot))
+}
+
+fn place(message: &Message) -> (Time, Seq) {
     let lease = message.lease();
     debug_assert!(lease.is_some(), "only leased messages are filed here");
     (lease.map_or(Time::NEVER, |lease| lease.deadline), message.seq)

@@ -347,6 +347,76 @@ fn l3_a_refused_emit_waits_while_its_queue_is_gone_or_full() {
     );
 }
 
+#[test]
+fn l3_a_refused_emit_keeps_its_first_reason() {
+    check(
+        "
+        queue  emails max_body=9
+        queue  orders
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hello:k9  => ok done
+        queue  emails max_body=3
+        relay  reached               => invalid BodyTooLarge { bytes: 5, max: 3 }
+        send   @emails k9 a          => accepted ready
+        relay  reached               => conflict body
+        relay  reached
+            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+        relays                       => none
+        show   @emails ready dead    => ready=1 dead=1
+        ",
+    );
+}
+
+#[test]
+fn l3_a_dead_letter_under_a_key_that_is_being_purged_takes_the_key() {
+    check(
+        "
+        queue  emails max_body=9
+        queue  orders
+        send   @emails k8 other
+        send   @emails k9 other
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hello:k9  => ok done
+        queue  emails max_body=3
+        relay  reached               => invalid BodyTooLarge { bytes: 5, max: 3 }
+        purge  @emails keys          => ok
+        & relay reached
+            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+        relays                       => none
+        wait   1s
+        browse @emails dead          => k9
+        show   @emails ready dead keys  => ready=0 dead=1 keys=0
+        redrive @emails r1 keys=k9   => matched=1 moved=1 done
+        receive @emails v 9          => k9#1
+        look   @emails k9 body       => body=hello
+        ",
+    );
+}
+
+#[test]
+fn l3_a_dead_letter_under_a_key_whose_message_alone_is_purged_leaves_the_key() {
+    check(
+        "
+        queue  emails max_body=9
+        queue  orders
+        send   @emails k9 other
+        send   k1 a
+        receive w 1                  => k1#1
+        settle k1 done emit=emails:n:hello:k9  => ok done
+        queue  emails max_body=3
+        relay  reached               => invalid BodyTooLarge { bytes: 5, max: 3 }
+        purge  @emails               => ok
+        & relay reached              => conflict body
+        wait   1s
+        relay  reached
+            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+        send   @emails k9 a          => conflict body
+        ",
+    );
+}
+
 /// The lease of one message.
 fn leased(world: &mut World) -> LeaseName {
     let queue = name("orders");

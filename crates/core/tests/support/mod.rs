@@ -219,15 +219,9 @@ impl World {
         self.epoch += 1;
         let seed = u64::from(self.epoch) * 77;
         self.machine = Machine::with_bounds(0, PARTITIONS, self.epoch, seed, self.bounds);
-        for (from, to) in Machine::boot_ranges() {
-            for (key, value) in self.rows.range(&from, &to, usize::MAX) {
-                self.machine.boot(&key, &value).expect("rows read back");
-            }
-        }
-        while !self.machine.is_read() {
-            self.fetch(Machine::leased);
-        }
-        assert_eq!(self.machine.missing_leases(), None, "every lease is in memory");
+        self.boot(Machine::boot_ranges());
+        self.boot(self.machine.leases());
+        assert_eq!(self.machine.missing_leases(), None, "the end of every lease is known");
         for bytes in self.journal.clone() {
             let (at, decisions) = read_batch(&bytes).expect("batches read back");
             self.machine.advance(at, &mut Vec::new());
@@ -239,9 +233,17 @@ impl World {
             }
             self.machine.cool();
         }
-        assert_eq!(self.machine.missing_leases(), None, "every lease is in memory");
+        assert_eq!(self.machine.missing_leases(), None, "the end of every lease is known");
         self.machine.expect_records(4_096);
         self.at = self.at.max(self.machine.now());
+    }
+
+    fn boot(&mut self, ranges: Vec<(RowKey, RowKey)>) {
+        for (from, to) in ranges {
+            for (key, value) in self.rows.range(&from, &to, usize::MAX) {
+                self.machine.boot(&key, &value).expect("rows read back");
+            }
+        }
     }
 
     /// The batch is decided: whatever it was, the state must hold together.
@@ -270,8 +272,13 @@ impl World {
                         }
                         None => self.machine.absent(need),
                     },
-                    Need::Range { .. } => {
-                        let Need::Range { from, to, limit, .. } = need else { continue };
+                    Need::Row(row) => {
+                        for (key, value) in self.rows.range(row, &row.next(), 1) {
+                            let warmed = self.machine.warm_row(&key, &value, &mut more);
+                            warmed.expect("rows read back");
+                        }
+                    }
+                    Need::Range { from, to, limit, .. } => {
                         let rows = self.rows.range(from, to, *limit);
                         for (key, value) in &rows {
                             let warmed = self.machine.warm_row(key, value, &mut more);
@@ -286,18 +293,15 @@ impl World {
             if more.is_empty() {
                 ask(&self.machine, &mut more);
                 more.retain(|need| match need {
-                    // A job goes on with the next batch, recovery by itself.
-                    Need::Range {
-                        of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_) | RangeOf::Leased(_)),
-                        ..
-                    } => {
+                    // A job goes on with the next batch.
+                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
                         let is_same =
                             |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
                         !read.iter().any(is_same)
                     }
                     Need::Range { .. } => !read.contains(need),
                     Need::Group(..) => true,
-                    Need::Point(_) => false,
+                    Need::Point(_) | Need::Row(_) => false,
                 });
             }
             needs = more;

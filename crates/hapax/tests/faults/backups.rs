@@ -162,10 +162,11 @@ impl<'a> Keys<'a> {
     }
 }
 
-#[test]
-fn a20_a_restored_broker_takes_no_key_for_a_new_one() {
+on_one_and_on_four!(a20_a_restored_broker_takes_no_key_for_a_new_one);
+
+fn a20_a_restored_broker_takes_no_key_for_a_new_one(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
@@ -181,7 +182,7 @@ fn a20_a_restored_broker_takes_no_key_for_a_new_one() {
     let (backup, restored) = (directory.path().join("backup"), directory.path().join("restored"));
     ran(hapax(&["backup"]).arg(&setup.data).arg(&backup));
     ran(hapax(&["restore"]).arg(&backup).arg(&restored));
-    let setup = Setup::new(directory.path()).data(&restored);
+    let setup = Setup::new(directory.path()).partitions(partitions).data(&restored);
     let broker = setup.start();
     let mut door = broker.connection();
     let known = door.ask(&Request::send("orders", "done", "x")).is(200);
@@ -199,11 +200,12 @@ fn a20_a_restored_broker_takes_no_key_for_a_new_one() {
     broker.has_not_panicked();
 }
 
+on_one_and_on_four!(a20_an_incomplete_copy_is_not_restored);
+
 /// What a copy that was broken off looks like: it is refused, stays as it is, and nothing is made.
-#[test]
-fn a20_an_incomplete_copy_is_not_restored() {
+fn a20_an_incomplete_copy_is_not_restored(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
@@ -228,7 +230,8 @@ fn a20_an_incomplete_copy_is_not_restored() {
         assert!(!told.status.success() && said.contains("missing"), "without {missing}: {said}");
         let told = hapax(&["check"]).arg(&backup).output().unwrap();
         assert!(!told.status.success(), "without {missing}: {}", words(&told));
-        let (code, said) = Setup::new(directory.path()).data(&backup).refuses();
+        let (code, said) =
+            Setup::new(directory.path()).partitions(partitions).data(&backup).refuses();
         assert!(code != 0 && said.contains(missing), "without {missing}: {said}");
         assert!(before == contents(&backup), "without {missing} something was changed");
         assert!(!restored.exists(), "without {missing} something was made");

@@ -14,8 +14,9 @@ const JUMP_S: i64 = 2 * 60 * 60;
 const RULES: &str =
     r#"{"lease_ms":60000,"retention_ms":3600000,"retry_horizon_ms":60000,"delay_ms":0}"#;
 
-#[test]
-fn a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm() {
+on_one_and_on_four!(a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm);
+
+fn a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm(partitions: u16) {
     let Some(library) = library() else {
         return skip(ROW, "libfaketime is not installed (package faketime)");
     };
@@ -23,6 +24,7 @@ fn a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm() {
     let clock = Clock { file: directory.path().join("clock") };
     clock.set(0);
     let setup = Setup::new(directory.path())
+        .partitions(partitions)
         .variable("LD_PRELOAD", &library.display().to_string())
         .variable("FAKETIME_TIMESTAMP_FILE", &clock.file.display().to_string())
         .variable("FAKETIME_NO_CACHE", "1")
@@ -70,10 +72,11 @@ fn a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm() {
     say("A14: the clock jumped by 2 hours four times; no key and no lease ended, each was told");
 }
 
-#[test]
-fn a14_restarts_do_not_push_the_brokers_time_ahead_of_the_wall_clock() {
+on_one_and_on_four!(a14_restarts_do_not_push_the_brokers_time_ahead_of_the_wall_clock);
+
+fn a14_restarts_do_not_push_the_brokers_time_ahead_of_the_wall_clock(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     let queue = Request::new("PUT", "/v1/queues/orders").header("content-type", "application/json");

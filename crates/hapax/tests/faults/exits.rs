@@ -18,10 +18,11 @@ const STOPS: usize = 4;
 const PER_LIFE: usize = 20;
 const BOUND: Duration = Duration::from_secs(30);
 
-#[test]
-fn a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_nothing() {
+on_one_and_on_four!(a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_nothing);
+
+fn a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_nothing(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let load = Load::start(&setup);
     let mut cut_off = 0;
@@ -40,7 +41,9 @@ fn a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_nothing() {
         let check = hapax(&["check", "-o", "json"]).arg(&setup.data).output().unwrap();
         let found: Value = serde_json::from_slice(&check.stdout).unwrap();
         assert_eq!(found["sound"], true, "{found}");
-        assert_eq!(found["partitions"][0]["sealed"], true, "closed in good order: {found}");
+        for number in 0..usize::from(partitions) {
+            assert_eq!(found["partitions"][number]["sealed"], true, "in good order: {found}");
+        }
         broker = setup.start();
     }
     let progress = load.progress();
@@ -112,10 +115,11 @@ fn a20_an_old_binary_refuses_newer_data_and_leaves_it_as_it_is() {
     broker.has_not_panicked();
 }
 
-#[test]
-fn a_second_broker_is_kept_out_also_where_the_lock_file_was_removed() {
+on_one_and_on_four!(a_second_broker_is_kept_out_also_where_the_lock_file_was_removed);
+
+fn a_second_broker_is_kept_out_also_where_the_lock_file_was_removed(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = Setup::new(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let second = tempfile::tempdir().unwrap();
     fs::remove_file(setup.data.join("partition-0000/LOCK")).unwrap();

@@ -3,10 +3,12 @@
 //! Bytes to commands and outcomes to bytes, no rules. Refusals of a whole call are statuses with
 //! the code in their metadata; what concerns one message or one settle is an answer in its place.
 
+mod backup;
 mod convert;
 mod intake;
 mod meter;
 mod outbox;
+mod part;
 mod send;
 mod status;
 mod unary;

@@ -191,7 +191,8 @@ impl Head {
 
     fn create(path: &Path, partitions: u16) -> Result<Self, Error> {
         refuse_remains(path)?;
-        create_directory(path).map_err(|error| Error::io("create", path, error))?;
+        hapax_store::create_private_directory(path)
+            .map_err(|error| Error::io("create", path, error))?;
         let head = Self::new(partitions, Some(State::Creating));
         head.write(path)?;
         Ok(head)
@@ -263,19 +264,6 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
             let beside = path.join(name.as_ref());
             return Err(Error::HeadMissing { head: path.join("broker.json"), beside });
         }
-    }
-    Ok(())
-}
-
-/// Creates a directory with its parents, and makes their names durable.
-fn create_directory(path: &Path) -> io::Result<()> {
-    let path = std::path::absolute(path)?;
-    let missing = path.ancestors().take_while(|ancestor| !ancestor.exists()).count();
-    hapax_store::create_private_directory(&path)?;
-    // The parent of an existing directory may not have its name yet either: somebody made it just
-    // before us.
-    for parent in path.ancestors().skip(1).take(missing.max(1)) {
-        fs::File::open(parent)?.sync_all()?;
     }
     Ok(())
 }

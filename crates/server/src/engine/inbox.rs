@@ -2,11 +2,12 @@
 //! sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::Thread;
 
-use hapax_core::{Command, KeyName, Outcome, QueueName, Receive};
+use hapax_core::{Command, Outcome, QueueName};
 use hapax_partition::Partition;
+use hapax_partition::wait::Waiter;
 use hapax_store::disk::DiskStore;
 
 use super::Stopped;
@@ -35,12 +36,10 @@ impl<F: FnOnce(Outcomes) + Send> Replies for F {
 pub(crate) enum Ask {
     /// The outcomes of these commands, in order.
     Commands(Vec<Command>, Reply),
-    /// Messages, as soon as there are any.
-    Receive(Box<Receive>, Turn, Reply),
-    /// A key, as soon as its message has ended.
-    Look(Box<KeyName>, Turn, Reply),
-    /// To look again after those who wait for messages of a queue.
-    Call(QueueName),
+    /// Messages, as soon as there are any, or a key, as soon as its message has ended.
+    Wait(Box<Waiter<Reply>>),
+    /// To call those again who wait for messages of a queue.
+    CallAgain(QueueName),
     /// To see the partition as it is. What is returned runs when that is durable.
     Inspect(Inspect),
     /// Hand out no more messages: who waits for some goes with nothing.
@@ -51,88 +50,6 @@ pub(crate) enum Ask {
 
 pub(crate) type Inspect = Box<dyn FnOnce(&Partition<DiskStore>) -> Seen + Send>;
 pub(crate) type Seen = Box<dyn FnOnce() + Send>;
-
-/// Whose turn it is to answer somebody who waits at several partitions and may give up: one at a
-/// time holds it, and who finds it held is called again where the holder had nothing.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Turn(Arc<AtomicU8>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
-    Yes,
-    /// Another partition holds it, and hears of this when it gives it back.
-    Held,
-    /// Answered, or given up.
-    Over,
-}
-
-const FREE: u8 = 0;
-const HELD: u8 = 1;
-const MISSED: u8 = 2;
-/// Held, and whoever waited has left meanwhile.
-const LEFT: u8 = 3;
-const OVER: u8 = 4;
-
-/// What came of a turn that was given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Given {
-    Back,
-    /// Somebody else would have taken it meanwhile.
-    Missed,
-    /// Nobody waits any more.
-    Over,
-}
-
-impl Turn {
-    pub(crate) fn take(&self) -> Taken {
-        let next = |state| match state {
-            FREE => Some(HELD),
-            HELD => Some(MISSED),
-            _ => None,
-        };
-        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
-            Ok(FREE) => Taken::Yes,
-            Ok(_) | Err(MISSED) => Taken::Held,
-            Err(_) => Taken::Over,
-        }
-    }
-
-    /// By its holder, who had nothing.
-    pub(crate) fn give_back(&self) -> Given {
-        let next = |state| Some(if state == LEFT { OVER } else { FREE });
-        match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
-            Ok(HELD) => Given::Back,
-            Ok(MISSED) => Given::Missed,
-            Ok(LEFT) => Given::Over,
-            other => unreachable!("only its holder gives a turn back: {other:?}"),
-        }
-    }
-
-    /// By its holder, who answers.
-    pub(crate) fn finish(&self) {
-        self.0.store(OVER, Ordering::Release);
-    }
-
-    /// By whoever waits: `false` where an answer may be on its way.
-    pub(crate) fn give_up(&self) -> bool {
-        self.0.compare_exchange(FREE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// By whoever waits and goes away, whatever is on its way.
-    pub(crate) fn leave(&self) {
-        let next = |state| match state {
-            FREE => Some(OVER),
-            HELD | MISSED => Some(LEFT),
-            _ => None,
-        };
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
-    }
-
-    /// Whether nobody waits any more.
-    pub(crate) fn is_over(&self) -> bool {
-        matches!(self.0.load(Ordering::Acquire), LEFT | OVER)
-    }
-}
 
 const AWAKE: u8 = 0;
 const FOR_ANYTHING: u8 = 1;
@@ -232,40 +149,5 @@ impl Inbox {
 impl std::fmt::Debug for Inbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Inbox").finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_turn_is_held_by_one_and_missed_by_others() {
-        let turn = Turn::default();
-        assert_eq!(turn.take(), Taken::Yes);
-        assert!(!turn.give_up(), "an answer may be on its way");
-        assert_eq!(turn.take(), Taken::Held);
-        assert_eq!(turn.give_back(), Given::Missed, "somebody came by");
-        assert_eq!(turn.take(), Taken::Yes);
-        assert_eq!(turn.give_back(), Given::Back);
-        assert!(turn.give_up());
-        assert_eq!(turn.take(), Taken::Over);
-        assert!(turn.is_over());
-    }
-
-    #[test]
-    fn who_leaves_while_its_turn_is_held_is_not_waited_for() {
-        for passed_by in [false, true] {
-            let turn = Turn::default();
-            assert_eq!(turn.take(), Taken::Yes);
-            if passed_by {
-                assert_eq!(turn.take(), Taken::Held);
-            }
-            turn.leave();
-            assert!(turn.is_over());
-            assert_eq!(turn.take(), Taken::Over);
-            assert_eq!(turn.give_back(), Given::Over);
-            assert_eq!(turn.take(), Taken::Over);
-        }
     }
 }

@@ -13,7 +13,83 @@ use super::{Engine, Stopped};
 /// Whether the result of an answer was left out, since there was no room for it.
 pub type Omitted = bool;
 
+/// Memory for results that a caller has not taken yet.
+#[derive(Debug)]
+pub struct Room {
+    bytes: usize,
+    free: AtomicUsize,
+    /// One result has room whatever its size, where there is no other.
+    takes_one: bool,
+}
+
+impl Room {
+    /// For the results of one list.
+    fn of_list(bytes: usize) -> Arc<Self> {
+        Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: false })
+    }
+
+    /// For the results of a stream, which gives room back as they leave.
+    pub fn of_stream(bytes: usize) -> Arc<Self> {
+        Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: true })
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let rest = |free: usize| match free.checked_sub(bytes) {
+            None if self.takes_one && free == self.bytes => Some(0),
+            rest => rest,
+        };
+        bytes == 0 || self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest).is_ok()
+    }
+
+    /// A result of so many bytes has left.
+    pub fn give_back(&self, bytes: usize) {
+        let more = |free: usize| Some(free.saturating_add(bytes).min(self.bytes));
+        if bytes > 0 {
+            let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        }
+    }
+}
+
+/// Outcomes of one list, and the places of those whose results were left out.
+#[derive(Debug)]
+pub struct Kept {
+    pub outcomes: Vec<Outcome>,
+    pub omitted: Vec<usize>,
+}
+
 impl Engine {
+    /// Hands commands to a partition, as [`Engine::submit`] does, with the results that have room.
+    pub fn submit_within(
+        &self,
+        partition: usize,
+        commands: Vec<Command>,
+        room: &Arc<Room>,
+        reply: impl FnOnce(Result<Kept, Stopped>) + Send + 'static,
+    ) {
+        self.shared.submit(partition, commands, Within::boxed(room, reply));
+    }
+
+    /// Sends messages, each to its partition, with the results that have room. `reply` is called
+    /// once for each part of them, with what the caller knows them by, as in [`Engine::submit`].
+    pub fn submit_sends<T: Send + 'static>(
+        &self,
+        sends: Vec<(T, hapax_core::Send)>,
+        room: &Arc<Room>,
+        reply: impl Fn(Vec<T>, Result<Kept, Stopped>) + Clone + Send + 'static,
+    ) {
+        self.shared.submit_routed(|routes| {
+            let items = sends.into_iter().map(|(tag, send)| {
+                let partition = routes.of_send(&send, || self.shared.turn());
+                (partition, tag, Command::Send(send))
+            });
+            let start = |Part { partition, tags, commands }| {
+                let reply = reply.clone();
+                (partition, commands, Within::boxed(room, move |kept| reply(tags, kept)))
+            };
+            route::split(routes.partitions(), items).into_iter().map(start).collect()
+        });
+    }
+
     /// Commands to several partitions at once; the outcomes are in the order of the commands.
     pub(super) async fn call_each<T>(
         &self,
@@ -33,7 +109,7 @@ impl Engine {
         route: impl Fn(&Routes, T) -> (usize, Command),
     ) -> Result<Vec<(Outcome, Omitted)>, Stopped> {
         let count = items.len();
-        let room = Arc::new(AtomicUsize::new(bytes));
+        let room = Room::of_list(bytes);
         let mut replies = Vec::with_capacity(self.partitions());
         self.shared.submit_routed(|routes| {
             let items = items.into_iter().enumerate().map(|(place, item)| {
@@ -43,8 +119,7 @@ impl Engine {
             let start = |part: Part<usize>| {
                 let (sender, receiver) = oneshot::channel();
                 replies.push((part.tags, receiver));
-                let (room, omitted) = (Arc::clone(&room), Vec::new());
-                let reply: Reply = Box::new(Within { room, omitted, sender });
+                let reply = Within::boxed(&room, move |kept| drop(sender.send(kept)));
                 (part.partition, part.commands, reply)
             };
             route::split(routes.partitions(), items).into_iter().map(start).collect()
@@ -52,10 +127,12 @@ impl Engine {
         let mut outcomes: Vec<Option<(Outcome, Omitted)>> = Vec::new();
         outcomes.resize_with(count, || None);
         for (places, reply) in replies {
-            let (part, omitted) = reply.await.map_err(|_| Stopped::silent())??;
-            for (place, told) in places.into_iter().zip(part.into_iter().zip(omitted)) {
+            let part = reply.await.map_err(|_| Stopped::silent())??;
+            let mut omitted = part.omitted.into_iter().peekable();
+            for (index, (place, outcome)) in places.into_iter().zip(part.outcomes).enumerate() {
+                let is_omitted = omitted.next_if_eq(&index).is_some();
                 if let Some(slot) = outcomes.get_mut(place) {
-                    *slot = Some(told);
+                    *slot = Some((outcome, is_omitted));
                 }
             }
         }
@@ -63,38 +140,40 @@ impl Engine {
     }
 }
 
-type Told = Result<(Vec<Outcome>, Vec<Omitted>), Stopped>;
-
-/// Keeps results as long as there is room for them.
-struct Within {
-    room: Arc<AtomicUsize>,
-    /// Of the outcomes that were seen.
-    omitted: Vec<Omitted>,
-    sender: oneshot::Sender<Told>,
+/// Keeps results as long as there is room for them, and hands over the outcomes.
+pub(super) struct Within<F> {
+    room: Arc<Room>,
+    /// How many outcomes were seen.
+    seen: usize,
+    omitted: Vec<usize>,
+    reply: F,
 }
 
-impl Replies for Within {
+impl<F: FnOnce(Result<Kept, Stopped>) + Send + 'static> Within<F> {
+    pub(super) fn boxed(room: &Arc<Room>, reply: F) -> Reply {
+        Box::new(Self { room: Arc::clone(room), seen: 0, omitted: Vec::new(), reply })
+    }
+}
+
+impl<F: FnOnce(Result<Kept, Stopped>) + Send> Replies for Within<F> {
     fn see(&mut self, outcomes: &mut [Outcome]) {
-        for outcome in outcomes.iter_mut().skip(self.omitted.len()) {
-            let result = result_of(outcome);
-            let kept = result.as_ref().and_then(|result| result.as_ref());
-            let bytes = kept.map_or(0, |blob| blob.body.len());
-            let take = |room: usize| room.checked_sub(bytes);
-            let has_room = self.room.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
-            let omitted = has_room.is_err();
-            if omitted && let Some(result) = result {
+        for (place, outcome) in outcomes.iter_mut().enumerate().skip(self.seen) {
+            let Some(result) = result_of(outcome) else { continue };
+            let bytes = result.as_ref().map_or(0, |blob| blob.body.len());
+            if !self.room.take(bytes) {
                 *result = None;
+                self.omitted.push(place);
             }
-            self.omitted.push(omitted);
         }
+        self.seen = outcomes.len();
     }
 
     fn call(mut self: Box<Self>, outcomes: Outcomes) {
-        let told = outcomes.map(|mut outcomes| {
+        let kept = outcomes.map(|mut outcomes| {
             self.see(&mut outcomes);
-            (outcomes, std::mem::take(&mut self.omitted))
+            Kept { outcomes, omitted: std::mem::take(&mut self.omitted) }
         });
-        drop(self.sender.send(told));
+        (self.reply)(kept);
     }
 }
 
@@ -132,25 +211,45 @@ mod tests {
         results.map(|it| it.as_ref().map_or(0, |blob| blob.body.len())).collect()
     }
 
+    type Told = Arc<std::sync::Mutex<Option<Kept>>>;
+
+    fn within(room: &Arc<Room>) -> (Reply, Told) {
+        let told = Told::default();
+        let keep = Arc::clone(&told);
+        (Within::boxed(room, move |kept| *keep.lock().unwrap() = Some(kept.unwrap())), told)
+    }
+
+    fn taken(told: &Told) -> (Vec<usize>, Vec<usize>) {
+        let mut told = told.lock().unwrap().take().unwrap();
+        (kept(&mut told.outcomes), told.omitted)
+    }
+
     #[test]
     fn results_beyond_the_room_are_taken_out_as_they_come() {
-        let room = Arc::new(AtomicUsize::new(100));
-        let (sender, mut receiver) = oneshot::channel();
-        let mut reply = Box::new(Within { room: Arc::clone(&room), omitted: Vec::new(), sender });
+        let room = Room::of_list(100);
+        let (mut reply, told) = within(&room);
         let mut outcomes = vec![done(60), done(60), done(30)];
         reply.see(&mut outcomes);
         assert_eq!(kept(&mut outcomes), [60, 0, 30]);
         // Another partition answers the same list.
-        let (other, mut told) = oneshot::channel();
-        let other = Box::new(Within { room, omitted: Vec::new(), sender: other });
+        let (other, others) = within(&room);
         other.call(Ok(vec![done(20), done(10)]));
-        let (mut part, omitted) = told.try_recv().unwrap().unwrap();
-        assert_eq!((kept(&mut part), omitted), (vec![0, 10], vec![true, false]));
+        assert_eq!(taken(&others), (vec![0, 10], vec![0]));
         // What was seen before is not weighed again.
         outcomes.extend([done(1), done(0), Outcome::Ok]);
         reply.call(Ok(outcomes));
-        let (mut all, omitted) = receiver.try_recv().unwrap().unwrap();
-        assert_eq!(kept(&mut all), [60, 0, 30, 0, 0]);
-        assert_eq!(omitted, [false, true, false, true, false, false]);
+        assert_eq!(taken(&told), (vec![60, 0, 30, 0, 0], vec![1, 3]));
+    }
+
+    #[test]
+    fn a_result_larger_than_the_room_is_kept_where_it_is_the_only_one() {
+        let room = Room::of_stream(100);
+        let (reply, told) = within(&room);
+        reply.call(Ok(vec![done(500), done(1)]));
+        assert_eq!(taken(&told), (vec![500, 0], vec![1]));
+        room.give_back(500);
+        let (reply, told) = within(&room);
+        reply.call(Ok(vec![done(1), done(500), done(99)]));
+        assert_eq!(taken(&told), (vec![1, 0, 99], vec![1]));
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::{
@@ -16,9 +16,11 @@ use hapax_core::{
 };
 use hapax_partition::Partition;
 use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
+use hapax_partition::route::LEADER;
 use hapax_store::OsVolume;
 use hapax_store::disk::{DiskStore, Moment};
 use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::inbox::{Ask, Seen};
 use super::{Answer, Data, Engine, Error, PoisonError, Stopped, sent};
@@ -64,7 +66,7 @@ impl fmt::Display for Cursor {
 
 type List = Vec<(QueueName, QueueView)>;
 
-/// Queues as the partitions told of them.
+/// Queues as the partitions reported them.
 #[derive(Debug, Default)]
 pub struct Survey {
     pub queues: Vec<(QueueName, QueueView)>,
@@ -72,11 +74,36 @@ pub struct Survey {
     pub answered: Vec<bool>,
 }
 
-/// What a partition told of its queues last, and the answer it still owes.
+impl Survey {
+    /// The partitions that did not answer in time.
+    pub fn unanswered(&self) -> impl Iterator<Item = usize> {
+        let answered = self.answered.iter().enumerate();
+        answered.filter(|(_, answered)| !**answered).map(|(partition, _)| partition)
+    }
+}
+
+/// The last report of a partition about its queues, and the answer it still owes.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    last: List,
+    /// `None` before the first report.
+    last: Option<List>,
     pending: Option<oneshot::Receiver<List>>,
+}
+
+impl Listing {
+    /// What the partition still owes. An answer that came meanwhile is its last report, which may
+    /// be old by now: it has to be asked again.
+    fn owed(&mut self) -> Option<oneshot::Receiver<List>> {
+        let mut pending = self.pending.take()?;
+        match pending.try_recv() {
+            Ok(list) => {
+                self.last = Some(list);
+                None
+            }
+            Err(TryRecvError::Empty) => Some(pending),
+            Err(TryRecvError::Closed) => None,
+        }
+    }
 }
 
 impl Engine {
@@ -103,6 +130,10 @@ impl Engine {
 
     async fn carry_out(&self, change: Change) -> Told<Changed> {
         let _one = self.shared.change_lock(change.queue()).lock().await;
+        let deleted = match &change {
+            Change::Delete(queue) => Some(queue.clone()),
+            _ => None,
+        };
         let mut running = Running::begin(change, &mut self.shared.routes_mut());
         while let Some(steps) = running.next() {
             let calls: Vec<_> = steps
@@ -115,7 +146,11 @@ impl Engine {
             }
             running.done(outcomes, &mut self.shared.routes_mut());
         }
-        Ok(running.end())
+        let ended = running.end();
+        if let (Some(queue), Ok(_)) = (deleted, &ended) {
+            self.shared.forget_reports(&queue);
+        }
+        Ok(ended)
     }
 
     /// A queue, its partitions put together.
@@ -136,43 +171,68 @@ impl Engine {
         Ok(Ok(whole))
     }
 
-    /// Every queue, or those of a tenant, in the order of their names.
-    pub async fn queues(
-        &self,
-        tenant: Option<&str>,
-    ) -> Result<Vec<(QueueName, QueueView)>, Stopped> {
-        let lists: Vec<_> = (0..self.partitions())
+    /// The queues of a tenant, in the order of their names: their parts in partitions that answer
+    /// in time as they are, and in others as they were last reported. Fails where nothing is known
+    /// from the leader, which alone knows what queues there are.
+    pub async fn queues(&self, tenant: &str, wait: Duration) -> Result<Survey, Stopped> {
+        let asked: Vec<_> = (0..self.partitions())
             .map(|partition| {
-                let tenant = tenant.map(str::to_owned);
-                self.start_inspect(partition, move |partition| list(partition, tenant))
+                let tenant = tenant.to_owned();
+                self.start_inspect(partition, move |partition| list(partition, Some(&tenant)))
             })
             .collect();
-        let mut all = Vec::with_capacity(lists.len());
-        for list in lists {
-            all.push(list.await.map_err(|_| Stopped::silent())?);
+        let until = tokio::time::Instant::now() + wait;
+        let mut survey = Survey::default();
+        let mut lists = Vec::with_capacity(asked.len());
+        for (partition, asked) in asked.into_iter().enumerate() {
+            let told = tokio::time::timeout_at(until, asked).await;
+            let told = told.ok().and_then(Result::ok);
+            survey.answered.push(told.is_some());
+            match told.or_else(|| self.last_reported(partition, tenant)) {
+                Some(list) => lists.push(list),
+                None if partition == LEADER => return Err(Stopped::late(partition, wait)),
+                None => {}
+            }
         }
-        Ok(join(all))
+        survey.queues = join(lists);
+        Ok(survey)
     }
 
-    /// Every queue as far as partitions tell in time. Of one that does not, what it told last.
+    fn last_reported(&self, partition: usize, tenant: &str) -> Option<List> {
+        let mut listing = self.listing(partition);
+        listing.pending = listing.owed();
+        let last = listing.last.as_ref()?.iter();
+        Some(last.filter(|(name, _)| *name.tenant == *tenant).cloned().collect())
+    }
+
+    /// The names of a tenant's queues.
+    pub async fn queue_names(&self, tenant: &str) -> Result<Vec<QueueName>, Stopped> {
+        let tenant = tenant.to_owned();
+        self.inspect(LEADER, move |partition| {
+            let names = partition.machine().queues().map(|(name, _)| name);
+            names.filter(|name| *name.tenant == *tenant).cloned().collect()
+        })
+        .await
+    }
+
+    /// Every queue as far as partitions answer in time. Of one that does not, its last report.
     pub async fn survey(&self, wait: Duration) -> Survey {
         let until = tokio::time::Instant::now() + wait;
         let asked: Vec<_> = (0..self.partitions())
             .map(|partition| {
                 // One that was asked and has not answered yet is not asked again.
-                let pending = self.pending(partition);
-                pending.unwrap_or_else(|| self.start_inspect(partition, |it| list(it, None)))
+                let owed = self.listing(partition).owed();
+                owed.unwrap_or_else(|| self.start_inspect(partition, |it| list(it, None)))
             })
             .collect();
         let mut survey = Survey::default();
         let mut lists = Vec::with_capacity(asked.len());
         for (partition, mut pending) in asked.into_iter().enumerate() {
             let told = tokio::time::timeout_at(until, &mut pending).await;
-            let Some(listing) = self.shared.listings.get(partition) else { continue };
-            let mut listing = listing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut listing = self.listing(partition);
             match told {
                 Ok(Ok(list)) => {
-                    listing.last = list;
+                    listing.last = Some(list);
                     survey.answered.push(true);
                 }
                 Ok(Err(_)) => survey.answered.push(false), // It stopped.
@@ -181,15 +241,16 @@ impl Engine {
                     survey.answered.push(false);
                 }
             }
-            lists.push(listing.last.clone());
+            lists.push(listing.last.clone().unwrap_or_default());
         }
         survey.queues = join(lists);
         survey
     }
 
-    fn pending(&self, partition: usize) -> Option<oneshot::Receiver<List>> {
-        let listing = self.shared.listings.get(partition)?;
-        listing.lock().unwrap_or_else(PoisonError::into_inner).pending.take()
+    fn listing(&self, partition: usize) -> MutexGuard<'_, Listing> {
+        #[expect(clippy::expect_used, reason = "every partition has a listing from the start")]
+        let listing = self.shared.listings.get(partition).expect("the partition exists");
+        listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks into a partition, on its writer's thread; what was seen leaves when it is durable.
@@ -413,9 +474,9 @@ fn by_name(name: &QueueName) -> (&str, &str) {
     (&name.tenant, &name.queue)
 }
 
-fn list(partition: &Partition<DiskStore>, tenant: Option<String>) -> Vec<(QueueName, QueueView)> {
+fn list(partition: &Partition<DiskStore>, tenant: Option<&str>) -> List {
     let queues = partition.machine().queues();
-    let wanted = queues.filter(|(name, _)| tenant.as_deref().is_none_or(|t| *name.tenant == *t));
+    let wanted = queues.filter(|(name, _)| tenant.is_none_or(|tenant| *name.tenant == *tenant));
     wanted.map(|(name, view)| (name.clone(), view)).collect()
 }
 

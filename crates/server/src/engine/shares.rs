@@ -102,7 +102,10 @@ impl Shares {
 /// How many bytes of messages it brings, and whose they are.
 fn weigh(ask: &Ask) -> (usize, Option<u64>) {
     let (tenant, bytes) = match ask {
-        Ask::Receive(receive, ..) => (&receive.queue.tenant, 0),
+        Ask::Wait(waiter) => match waiter.receives_from() {
+            Some(queue) => (&queue.tenant, 0),
+            None => return (0, None),
+        },
         Ask::Commands(list, _) => match list.first() {
             Some(Command::Send(first)) => {
                 let sizes = list.iter().map(|command| match command {

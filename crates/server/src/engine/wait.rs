@@ -10,10 +10,10 @@ use hapax_core::{
     Command, Delivery, KeyName, KeyView, Outcome, Receive, Refusal, Settle, Verb, limits,
 };
 use hapax_partition::route::{self, LEADER};
+use hapax_partition::wait::{Turn, Waiter, has_ended};
 use tokio::sync::oneshot;
 
-use super::inbox::{Ask, Outcomes, Reply, Turn};
-use super::rooms::has_ended;
+use super::inbox::{Ask, Outcomes, Reply};
 use super::{Engine, Shared, Stopped};
 
 /// How often somebody whose time is over looks whether its answer is on its way.
@@ -96,8 +96,8 @@ impl Engine {
         let mut first = Some(first);
         for partition in partitions {
             let reply = first.take().unwrap_or_else(|| hand.again());
-            let ask = Ask::Receive(Box::new(receive.clone()), turn.clone(), reply);
-            self.shared.push(partition, ask);
+            let waiter = Waiter::receive(receive.clone(), turn.clone(), reply);
+            self.shared.push(partition, Ask::Wait(Box::new(waiter)));
         }
         match self.until(receiver, &turn, wait).await {
             Some(received) => Ok(received??.map(Parcel::open)),
@@ -135,7 +135,8 @@ impl Engine {
         let turn = Turn::default();
         let (sender, receiver) = oneshot::channel();
         let reply: Reply = Box::new(move |outcomes: Outcomes| drop(sender.send(outcomes)));
-        self.shared.push(partition, Ask::Look(Box::new(key.clone()), turn.clone(), reply));
+        let waiter = Waiter::look(key.clone(), turn.clone(), reply);
+        self.shared.push(partition, Ask::Wait(Box::new(waiter)));
         if let Some(outcomes) = self.until(receiver, &turn, wait).await {
             let outcome = outcomes??.pop().ok_or_else(Stopped::silent)?;
             return looked(outcome);

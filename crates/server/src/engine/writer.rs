@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hapax_core::{Command, Effect, Outcome, Stamp, Time};
+use hapax_partition::wait::{Served, Waiter, Waiters};
 use hapax_partition::{Answered, Clock, Partition, Ticket};
 use hapax_store::disk::DiskStore;
 use hapax_store::{Room, Sequence, Store, journal};
 
-use super::inbox::{Ask, Inbox, Reply, Seen, Taken};
-use super::rooms::{Guest, Rooms};
+use super::inbox::{Ask, Inbox, Reply, Seen};
 use super::shares::Shares;
 use super::{Beat, Shared, Stopped};
 
@@ -52,9 +52,7 @@ pub(super) struct Writer {
     answering: VecDeque<Part>,
     /// Who gets what of the batches on their way, oldest first.
     batches: VecDeque<Batch>,
-    rooms: Rooms,
-    /// Those who waited and may get something now.
-    called: Vec<Guest>,
+    waiters: Waiters<Reply>,
     /// The checkpoint under way, and when it was cut.
     cut: Option<(Sequence, Instant)>,
     /// How long the checkpoint before it took.
@@ -62,7 +60,6 @@ pub(super) struct Writer {
     shares: Shares,
     /// What is left in `asks` waits for the checkpoint.
     is_paced: bool,
-    draining: bool,
     stopping: bool,
     alarmed: bool,
     /// The disk has little room left, and that was logged.
@@ -80,7 +77,7 @@ struct Batch {
 /// The next outcomes of a batch, and whose they are.
 enum Part {
     Reply(usize, Reply),
-    Guest(Guest),
+    Waiter(Waiter<Reply>),
     Seen(Seen),
 }
 
@@ -105,13 +102,11 @@ impl Writer {
             parts: Vec::new(),
             answering: VecDeque::new(),
             batches: VecDeque::new(),
-            rooms: Rooms::default(),
-            called: Vec::new(),
+            waiters: Waiters::default(),
             cut: None,
             cut_took: None,
             shares: Shares::default(),
             is_paced: false,
-            draining: false,
             stopping: false,
             alarmed: false,
             is_full: false,
@@ -143,7 +138,7 @@ impl Writer {
         let parts = self.batches.drain(..).flat_map(|batch| batch.parts);
         let parts = self.answering.drain(..).chain(parts).chain(self.parts.drain(..));
         parts.for_each(|part| part.refuse(&why));
-        self.called.drain(..).chain(self.rooms.leave()).for_each(|guest| guest.refuse(&why));
+        self.waiters.close().into_iter().for_each(|reply| reply.call(Err(why.clone())));
     }
 
     fn work(&mut self) -> Result<(), hapax_partition::Error> {
@@ -151,6 +146,7 @@ impl Writer {
             let mut idle = true;
             while let Some(answered) = self.partition.poll()? {
                 idle = false;
+                self.report();
                 self.answer(answered);
             }
             self.watch_checkpoint();
@@ -173,18 +169,18 @@ impl Writer {
         self.inbox.take(&mut self.asks);
         let now = self.now();
         let is_due = self.partition.next_deadline().is_some_and(|due| due <= now);
-        if self.asks.is_empty() && self.called.is_empty() && !is_due {
+        if self.asks.is_empty() && !self.waiters.has_called() && !is_due {
             return Ok(false);
         }
         let asks = self.share_out();
-        if asks.is_empty() && self.called.is_empty() && !is_due {
+        if asks.is_empty() && !self.waiters.has_called() && !is_due {
             return Ok(false);
         }
         let mut commands = Vec::new();
         // Those who waited longest come first.
-        for guest in self.called.drain(..) {
-            commands.push(guest.command());
-            self.parts.push(Part::Guest(guest));
+        for waiter in self.waiters.take_called() {
+            commands.push(waiter.command());
+            self.parts.push(Part::Waiter(waiter));
         }
         self.taken = asks.into();
         while let Some(ask) = self.taken.pop_front() {
@@ -197,17 +193,14 @@ impl Writer {
                         commands.extend(list);
                     }
                 }
-                Ask::Receive(receive, turn, reply) => {
-                    let guest = Guest::receive(*receive, turn, reply);
-                    admit(guest, &mut self.rooms, &mut commands, &mut self.parts);
+                Ask::Wait(waiter) => {
+                    if let Some(waiter) = self.waiters.admit(*waiter) {
+                        commands.push(waiter.command());
+                        self.parts.push(Part::Waiter(waiter));
+                    }
                 }
-                Ask::Look(key, turn, reply) => {
-                    let guest = Guest::look(*key, turn, reply);
-                    admit(guest, &mut self.rooms, &mut commands, &mut self.parts);
-                }
-                Ask::Call(queue) => {
-                    let ready = self.partition.machine().ready_in(&queue);
-                    self.rooms.call_receivers(&queue, ready, &mut self.called);
+                Ask::CallAgain(queue) => {
+                    self.waiters.call_again(&queue, self.partition.machine());
                 }
                 Ask::Inspect(look) => self.parts.push(Part::Seen(look(&self.partition))),
                 Ask::Drain => self.drain(),
@@ -244,12 +237,22 @@ impl Writer {
     fn submit(&mut self, at: Time, commands: Vec<Command>) -> Result<(), hapax_partition::Error> {
         let count = commands.len();
         let stamp = Stamp { at, random: fastrand::u64(..) };
+        self.shared.hear(self.number, |report| self.partition.hear(report));
         let ticket = self.partition.submit(stamp, commands)?;
+        self.report();
         let parts = std::mem::take(&mut self.parts);
         let (submitted, outcomes) = (Instant::now(), Vec::new());
         self.batches.push_back(Batch { ticket, submitted, parts, outcomes });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         Ok(())
+    }
+
+    /// Tells the other partitions what this one holds, before anybody is answered.
+    fn report(&mut self) {
+        let reports = self.partition.take_reports();
+        if !reports.is_empty() {
+            self.shared.report(&reports);
+        }
     }
 
     /// Gives a durable batch to those who asked, and then its news to those who wait.
@@ -292,12 +295,16 @@ impl Writer {
                 Part::Reply(count, reply) => {
                     reply.call(Ok(outcomes.by_ref().take(count).collect()));
                 }
-                Part::Guest(guest) => {
+                Part::Waiter(waiter) => {
                     let Some(outcome) = outcomes.next() else {
                         unreachable!("every command has an outcome");
                     };
-                    if let Some(queue) = self.rooms.serve(guest, outcome, self.draining) {
-                        self.shared.call_elsewhere(self.number, &queue);
+                    match self.waiters.serve(waiter, outcome) {
+                        Served::Answer(reply, outcome) => reply.call(Ok(vec![outcome])),
+                        Served::PassedOver(queue) => {
+                            self.shared.call_elsewhere(self.number, &queue);
+                        }
+                        Served::Waits | Served::Gone => {}
                     }
                 }
                 Part::Seen(seen) => seen(),
@@ -310,14 +317,8 @@ impl Writer {
         let mut relays = Vec::new();
         for effect in effects {
             match effect {
-                Effect::Wake(queue) => {
-                    let machine = self.partition.machine();
-                    if let Some(name) = machine.queue_name(queue) {
-                        let ready = machine.ready(queue);
-                        self.rooms.call_receivers(name, ready, &mut self.called);
-                    }
-                }
-                Effect::Ended { digest } => self.rooms.call_lookers(&digest, &mut self.called),
+                Effect::Wake(queue) => self.waiters.wake(queue, self.partition.machine()),
+                Effect::Ended { digest } => self.waiters.ended(&digest),
                 Effect::Relay(relay) => relays.push(*relay),
                 Effect::Lost { queue, fence, .. } => {
                     if let Some(name) = self.partition.machine().queue_name(queue) {
@@ -332,8 +333,9 @@ impl Writer {
     }
 
     fn drain(&mut self) {
-        self.draining = true;
-        self.rooms.send_receivers_away();
+        for reply in self.waiters.drain() {
+            reply.call(Ok(vec![Outcome::Received(Vec::new())]));
+        }
     }
 
     fn watch_checkpoint(&mut self) {
@@ -416,18 +418,6 @@ impl Writer {
     }
 }
 
-/// Somebody new who is ready to wait: its turn comes now, unless another partition is at it.
-fn admit(guest: Guest, rooms: &mut Rooms, commands: &mut Vec<Command>, parts: &mut Vec<Part>) {
-    match guest.turn.take() {
-        Taken::Yes => {
-            commands.push(guest.command());
-            parts.push(Part::Guest(guest));
-        }
-        Taken::Held => rooms.wait(guest),
-        Taken::Over => {}
-    }
-}
-
 impl Batch {
     /// Takes the parts out whose outcomes are all there, with their outcomes.
     fn whole_parts(&mut self) -> (Vec<Part>, Vec<Outcome>) {
@@ -435,7 +425,7 @@ impl Batch {
         for part in &self.parts {
             let count = match part {
                 Part::Reply(count, _) => *count,
-                Part::Guest(_) => 1,
+                Part::Waiter(_) => 1,
                 Part::Seen(_) => 0,
             };
             if taken + count > self.outcomes.len() {
@@ -451,7 +441,7 @@ impl Part {
     fn refuse(self, why: &Stopped) {
         match self {
             Self::Reply(_, reply) => reply.call(Err(why.clone())),
-            Self::Guest(guest) => guest.refuse(why),
+            Self::Waiter(waiter) => waiter.end().call(Err(why.clone())),
             Self::Seen(_) => {}
         }
     }
@@ -460,13 +450,12 @@ impl Part {
 pub(super) fn refuse(ask: Ask, why: &Stopped) {
     match ask {
         Ask::Commands(_, reply) => reply.call(Err(why.clone())),
-        Ask::Receive(_, turn, reply) | Ask::Look(_, turn, reply) => {
-            if turn.take() == Taken::Yes {
-                turn.finish();
-                reply.call(Err(why.clone()));
+        Ask::Wait(waiter) => {
+            if let Some(waiter) = Waiters::default().admit(*waiter) {
+                waiter.end().call(Err(why.clone()));
             }
         }
-        Ask::Call(_) | Ask::Inspect(_) | Ask::Drain | Ask::Stop => {}
+        Ask::CallAgain(_) | Ask::Inspect(_) | Ask::Drain | Ask::Stop => {}
     }
 }
 

@@ -1,5 +1,7 @@
 //! Queues: created, changed, shown, emptied.
 
+use std::time::Duration;
+
 use hapax_core::{Config, Configure, Purge, QueueName, QueueView};
 use hapax_partition::change;
 use hapax_wire::Code;
@@ -13,6 +15,17 @@ use crate::problem::Problem;
 pub struct Queue {
     pub name: QueueName,
     pub view: QueueView,
+}
+
+/// How long partitions have to answer a list of queues.
+const LIST_WAIT: Duration = Duration::from_secs(1);
+
+/// A list of queues.
+#[derive(Clone, Debug)]
+pub struct Queues {
+    pub queues: Vec<Queue>,
+    /// The partitions that did not answer in time: their part of the figures is missing or old.
+    pub unanswered: Vec<u32>,
 }
 
 impl Queue {
@@ -58,8 +71,8 @@ impl Service {
         if self.0.tenants.limits(tenant).max_queues.is_none() {
             return Ok(());
         }
-        let queues = self.engine().queues(Some(tenant)).await.map_err(stopped)?;
-        if queues.iter().any(|(name, _)| *name == permit.queue) {
+        let queues = self.engine().queue_names(tenant).await.map_err(stopped)?;
+        if queues.contains(&permit.queue) {
             return Ok(());
         }
         let may = self.0.tenants.may_create_queue(tenant, queues.len() as u64);
@@ -76,10 +89,11 @@ impl Service {
     }
 
     /// The queues of the caller's tenant that its token may see.
-    pub async fn list(&self, principal: &Principal) -> Result<Vec<Queue>, Problem> {
-        let queues = self.engine().queues(Some(principal.tenant())).await.map_err(stopped)?;
-        let seen = queues.into_iter().filter(|(name, _)| principal.sees(&name.queue));
-        Ok(seen.map(|(name, view)| Queue { name, view }).collect())
+    pub async fn list(&self, principal: &Principal) -> Result<Queues, Problem> {
+        let survey = self.engine().queues(principal.tenant(), LIST_WAIT).await.map_err(stopped)?;
+        let unanswered = survey.unanswered().map(|partition| partition as u32).collect();
+        let seen = survey.queues.into_iter().filter(|(name, _)| principal.sees(&name.queue));
+        Ok(Queues { queues: seen.map(|(name, view)| Queue { name, view }).collect(), unanswered })
     }
 
     pub async fn delete(&self, permit: &Permit) -> Result<(), Problem> {

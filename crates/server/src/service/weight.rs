@@ -4,6 +4,7 @@
 //! a second, which a `sends_per_s` bounds.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hapax_core::{QueueName, QueueView};
@@ -18,6 +19,9 @@ pub struct Ceiling {
     pub max_messages: Option<u64>,
     pub max_bytes: Option<u64>,
 }
+
+/// How long partitions have to report what their queues hold.
+const SURVEY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Weights {
@@ -61,9 +65,8 @@ impl Service {
         if weights.ceilings.is_empty() {
             return;
         }
-        if let Ok(queues) = self.engine().queues(None).await {
-            weights.weigh(&queues);
-        }
+        // A slow partition counts with what it reported last: the others go on being weighed.
+        weights.weigh(&self.engine().survey(SURVEY).await.queues);
     }
 }
 

@@ -152,7 +152,7 @@ fn a_copy_made_while_queues_change_and_emits_arrive_is_of_one_moment_and_stops_n
 
     let engine = open(copy.path(), 1);
     runtime.block_on(async {
-        let queues = engine.queues(None).await.unwrap();
+        let queues = engine.survey(crate::LONG).await.queues;
         let names: Vec<_> = queues.iter().map(|(name, _)| &*name.queue).collect();
         assert_eq!(names, ["orders"], "nothing that came later");
         let view = &queues[0].1;

@@ -239,3 +239,37 @@ async fn a_stream_without_a_token_is_refused_where_one_is_needed() {
     assert_eq!(code(&status), "unauthorized");
     assert_eq!(status.code(), tonic::Code::Unauthenticated);
 }
+
+#[tokio::test]
+async fn results_that_wait_on_a_stream_are_bounded_and_found_when_they_are_asked_for_again() {
+    let house = House::with_queue("orders", "{}").await;
+    let mut sends = house.sends().await;
+    sends.one("orders", message(1, "k", "body")).await;
+    let mut works = house.works("orders", 1).await;
+    let delivery = works.deliveries(1).await.remove(0);
+    works.settle(vec![done(1, &delivery, "r".repeat(1_000_000).leak())]).await;
+    works.settled(1).await;
+
+    const COUNT: u64 = 24;
+    sends.say("orders", (0..COUNT).map(|n| message(n, "k", "body")).collect()).await;
+    let answers = sends.answers(COUNT as usize).await;
+    let mut results = 0;
+    for answer in &answers {
+        match answer.kind() {
+            AnswerKind::Done => {
+                let result = answer.outcome.as_ref().unwrap().result.as_ref().unwrap();
+                assert_eq!(result.body.len(), 1_000_000);
+                results += 1;
+            }
+            _ => {
+                let problem = answer.problem.as_ref().unwrap();
+                assert_eq!((&*problem.code, problem.retryable), ("unavailable", true));
+            }
+        }
+    }
+    assert!((1..=4).contains(&results), "{results} results of 1 MB were in memory");
+    // What was read has made room.
+    for n in 0..8 {
+        assert_eq!(sends.one("orders", message(n, "k", "body")).await.kind(), AnswerKind::Done);
+    }
+}

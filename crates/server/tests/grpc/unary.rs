@@ -358,6 +358,10 @@ async fn a_backup_tells_its_progress_and_can_be_opened() {
     let taken = refused(client.backup(request(path)).await);
     assert_eq!(code(&taken), "invalid");
     assert!(taken.message().contains("not empty"), "{taken}");
+    let inside = house.service.engine().data().path().join("copy");
+    let inside = refused(client.backup(request(inside.to_str().unwrap())).await);
+    assert_eq!(code(&inside), "invalid");
+    assert!(inside.message().contains("lies in the data"), "{inside}");
 }
 
 #[tokio::test]

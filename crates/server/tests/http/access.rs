@@ -132,7 +132,8 @@ async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
     house.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
     let from = |address: &str| {
         let address: SocketAddr = address.parse().unwrap();
-        get("/metrics").extension(Peer { address, is_encrypted: false })
+        let get = get("/metrics").header("host", "localhost");
+        get.extension(Peer { address, is_encrypted: false })
     };
     for near in ["127.0.0.1:5", "[::1]:5"] {
         let told = house.ask(from(near)).await;

@@ -1,7 +1,7 @@
 //! Copies of all partitions, one after the other, while the broker goes on; and what is restored
 //! from them.
 
-use hapax_core::Time;
+use hapax_core::{Answer, Outcome, Time};
 use hapax_partition::change::copied;
 use hapax_store::memory::MemoryStore;
 
@@ -52,6 +52,25 @@ impl Broker {
     pub(super) fn note_asked(&mut self, partition: usize, at: Time, ops: &[Op]) {
         if let Some(copy) = self.copying.as_mut().filter(|copy| copy.left.contains(&partition)) {
             copy.perhaps.extend(ops.iter().map(|op| (partition, at, op.clone())));
+        }
+    }
+
+    /// What was answered so did nothing, and is in no copy. A key that was refused by one partition
+    /// and accepted by another, while its queue was made anew, would otherwise be looked for in
+    /// the wrong one.
+    pub(super) fn note_refused(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) {
+        let (Op::Send { item, variant }, Outcome::Sent(Answer::NoSuchQueue)) = (op, outcome) else {
+            return;
+        };
+        for copy in self.copying.iter_mut().chain(&mut self.copy) {
+            let is_same = |(of, then, other): &(usize, Time, Op)| {
+                let same = matches!(other, Op::Send { item: i, variant: v }
+                    if i == item && v == variant);
+                same && *of == partition && *then == at
+            };
+            if let Some(place) = copy.perhaps.iter().position(is_same) {
+                copy.perhaps.remove(place);
+            }
         }
     }
 

@@ -16,6 +16,8 @@ impl Broker {
             self.start()?;
         }
         self.abandon_copy();
+        self.check_waiters()?;
+        self.send_waiters_away();
         self.quiet()?;
         let rounds_max = ROUNDS + 2 * self.checker.items().len() as u64;
         for round in 0..rounds_max {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Stamp, Time};
+use hapax_core::{Arrival, Command, Effect, Outcome, Relay, Report, Stamp, Time};
 use hapax_partition::relay;
 
-use super::{Batch, Broker, Call, Going, Whose, failed, wrong};
+use super::{Ask, Batch, Broker, Call, Going, Whose, failed, wrong};
 use crate::checker::brief;
 use crate::op::{Held, How, Op};
 use crate::planted::Bug;
@@ -27,6 +27,7 @@ impl Broker {
                     self.push(partition, vec![op.clone()], Whose::Client);
                 }
             }
+            op if self.may_wait(&op) => self.wait(op),
             op => {
                 let partition = self.route(&op);
                 self.push(partition, vec![op], Whose::Client);
@@ -34,7 +35,7 @@ impl Broker {
         }
     }
 
-    fn route(&mut self, op: &Op) -> usize {
+    pub(super) fn route(&mut self, op: &Op) -> usize {
         let turn = self.random.index(self.stores.len());
         let routes = &self.routes;
         if let Op::Settle { held: Held { id, .. }, .. } | Op::Resolve { id: Some(id), .. } = op {
@@ -70,7 +71,7 @@ impl Broker {
         whose: Whose,
     ) {
         if let Some(owner) = self.owners.get_mut(partition) {
-            owner.inbox.push_back(Call { ops, commands, whose });
+            owner.inbox.push_back(Ask::Call(Call { ops, commands, whose }));
         }
     }
 
@@ -86,27 +87,59 @@ impl Broker {
             return Ok(());
         }
         let count = most.min(owner.inbox.len());
-        let calls: Vec<Call> = owner.inbox.drain(..count).collect();
+        let asks: Vec<Ask> = owner.inbox.drain(..count).collect();
         let now = owner.clock.now(Time(clocks.wall_ms), clocks.monotonic_us);
         let at = now.max(owner.partition.now());
         let mut commands = Vec::new();
         let mut batch = Batch { at, calls: Default::default(), outcomes: Vec::new() };
-        for mut call in calls {
-            commands.append(&mut call.commands);
-            batch.calls.push_back((call.ops, call.whose));
+        // As the writer does: those who were called come first.
+        for waiter in owner.waiters.take_called() {
+            let op = self.waits.op(&waiter);
+            commands.push(waiter.command());
+            batch.calls.push_back((vec![op], Whose::Waiter(waiter)));
+        }
+        for ask in asks {
+            match ask {
+                Ask::Call(mut call) => {
+                    commands.append(&mut call.commands);
+                    batch.calls.push_back((call.ops, call.whose));
+                }
+                Ask::Wait(op, waiter) => {
+                    if let Some(waiter) = owner.waiters.admit(waiter) {
+                        commands.push(waiter.command());
+                        batch.calls.push_back((vec![op], Whose::Waiter(waiter)));
+                    }
+                }
+                Ask::CallAgain(queue) => {
+                    owner.waiters.call_again(&queue, owner.partition.machine());
+                }
+            }
         }
         let ops: Vec<Op> = batch.calls.iter().flat_map(|(ops, _)| ops.clone()).collect();
         let ticket = owner.partition.submit(Stamp { at, random }, commands).map_err(failed)?;
         owner.pending.insert(ticket, batch);
+        let reports = owner.partition.take_reports();
         if random.is_multiple_of(8) {
             owner.partition.machine().check_invariants();
             owner.partition.check_memory();
         }
+        self.report(&reports);
         self.note_asked(partition, at, &ops);
         if !ops.is_empty() {
             self.note(|| format!("{partition} decides {ops:?}"));
         }
         Ok(())
+    }
+
+    /// Tells all other partitions what one of them holds.
+    fn report(&mut self, reports: &[Report]) {
+        for report in reports {
+            for (number, owner) in self.owners.iter_mut().enumerate() {
+                if number != usize::from(report.partition) {
+                    owner.partition.hear(report);
+                }
+            }
+        }
     }
 
     /// What was decided becomes durable.
@@ -143,6 +176,7 @@ impl Broker {
             for (at, ops, outcomes, whose) in told {
                 self.told(partition, at, &ops, outcomes, whose)?;
             }
+            self.call_waiters(partition, &answered.effects);
             self.relay(partition, answered.effects);
         }
         Ok(())
@@ -159,13 +193,17 @@ impl Broker {
         for (op, outcome) in ops.iter().zip(&outcomes) {
             self.note(|| format!("{partition} at {} {op:?} -> {}", at.0, brief(outcome)));
             self.checker.answered(partition, at, op, outcome)?;
+            self.note_refused(partition, at, op, outcome);
             self.tally.count("answers");
-            if matches!(whose, Whose::Client) {
-                self.answered(partition, op, outcome)?;
+            if matches!(whose, Whose::Client | Whose::Probe) {
+                let is_gone = !self.draining && self.clients.one_in(12);
+                self.answered(partition, op, outcome, is_gone)?;
             }
         }
         match whose {
             Whose::Client | Whose::List => Ok(()),
+            Whose::Waiter(waiter) => self.serve(partition, waiter, ops, outcomes),
+            Whose::Probe => self.probed(ops, &outcomes),
             Whose::Change(id, step) => self.changed(id, step, outcomes),
             Whose::Emits(from, ids) => {
                 self.confirm(from, ids, outcomes);
@@ -175,7 +213,13 @@ impl Broker {
     }
 
     /// A client hears of its answer, or has gone away meanwhile.
-    fn answered(&mut self, partition: usize, op: &Op, outcome: &Outcome) -> Going {
+    pub(super) fn answered(
+        &mut self,
+        partition: usize,
+        op: &Op,
+        outcome: &Outcome,
+        is_gone: bool,
+    ) -> Going {
         let keyed = match op {
             Op::Send { item, .. } => {
                 self.checker.items().get(*item).is_some_and(|item| !item.is_keyless())
@@ -189,7 +233,6 @@ impl Broker {
                 if rules.guarantee == hapax_core::Guarantee::AtMostOnce {
                     return Ok(());
                 }
-                let is_gone = !self.draining && self.clients.one_in(12);
                 for delivery in deliveries {
                     let item = self.checker.whose(&delivery.content)?;
                     self.tally.count("deliveries");
@@ -288,7 +331,10 @@ impl Broker {
                 self.poll(partition)?;
             }
             let is_idle = |owner: &super::Owner| {
-                owner.inbox.is_empty() && owner.pending.is_empty() && !owner.partition.is_waiting()
+                owner.inbox.is_empty()
+                    && owner.pending.is_empty()
+                    && !owner.partition.is_waiting()
+                    && !owner.waiters.has_called()
             };
             if self.owners.iter().all(is_idle) && !self.changes.is_any() {
                 return Ok(());

@@ -6,7 +6,7 @@
 //!
 //! The header will not change with the version, so that a newer manifest is told from a damaged
 //! one. The payload: epoch u32, through u64, at u64, next run u64, runs u32; per run its number
-//! u64, bytes u64, sections u32 and these, as in the run's footer.
+//! u64, bytes u64, sections u32 and these, as in the run's footer; synced u64 (since version 2).
 //!
 //! Invariants:
 //! - the manifest is replaced whole, by renaming a synced file over it;
@@ -22,7 +22,7 @@ use crate::{Corruption, Epoch, Error, Sequence, Volume};
 pub(super) const NAME: &str = "MANIFEST";
 pub(super) const TEMPORARY: &str = "MANIFEST.tmp";
 const MAGIC: &[u8; 8] = b"HAPAXMAN";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,9 @@ pub(super) struct Manifest {
     /// No run has this number or a larger one.
     pub(super) next_run: u64,
     pub(super) runs: Vec<Run>,
+    /// How far the journal was synced when this was written, in its own terms; 0 where version 1
+    /// was, which does not say.
+    pub(super) synced: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +63,7 @@ impl Manifest {
             payload.extend_from_slice(&(run.sections.len() as u32).to_le_bytes());
             run.sections.iter().for_each(|meta| meta.put(&mut payload));
         }
+        payload.extend_from_slice(&self.synced.to_le_bytes());
         debug_assert_eq!(parse_payload(&payload).as_ref(), Some(self), "it is read as written");
         let mut out = Vec::with_capacity(HEADER_BYTES + payload.len() + 4);
         out.extend_from_slice(MAGIC);
@@ -133,6 +137,7 @@ fn parse_payload(payload: &[u8]) -> Option<Manifest> {
         at: decoder.u64()?,
         next_run: decoder.u64()?,
         runs: Vec::new(),
+        synced: 0,
     };
     for _ in 0..decoder.u32()? {
         let (id, bytes, count) = (decoder.u64()?, decoder.u64()?, decoder.u32()?);
@@ -143,6 +148,9 @@ fn parse_payload(payload: &[u8]) -> Option<Manifest> {
         }
         (id < manifest.next_run).then_some(())?;
         manifest.runs.push(Run { id, bytes, sections });
+    }
+    if !decoder.is_empty() {
+        manifest.synced = decoder.u64()?;
     }
     decoder.is_empty().then_some(manifest)
 }
@@ -184,4 +192,30 @@ pub(super) enum Failed {
 
 pub(super) fn corrupt(label: &str, offset: u64, what: &str) -> Error {
     Error::Corrupt(Corruption { file: label.to_owned(), offset, what: what.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a manifest as version 1 wrote them.
+    fn version_1(manifest: &Manifest) -> Vec<u8> {
+        let bytes = manifest.encode();
+        let payload = &bytes[HEADER_BYTES..bytes.len() - 4 - 8];
+        let mut out = MAGIC.to_vec();
+        out.extend_from_slice(&1_u32.to_le_bytes());
+        out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+        out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
+        out.extend_from_slice(payload);
+        out.extend_from_slice(&crc32c::crc32c(payload).to_le_bytes());
+        out
+    }
+
+    #[test]
+    fn a_manifest_of_version_1_says_nothing_of_the_journal() {
+        let manifest = Manifest { epoch: 3, through: 9, at: 7, next_run: 2, ..Manifest::default() };
+        let noted = Manifest { synced: 77, ..manifest.clone() };
+        assert_eq!(Manifest::decode(&noted.encode(), "MANIFEST").unwrap(), noted);
+        assert_eq!(Manifest::decode(&version_1(&noted), "MANIFEST").unwrap(), manifest);
+    }
 }

@@ -79,7 +79,7 @@ impl View {
         self.sections().map(|section| section.filter_bytes()).sum()
     }
 
-    pub(super) fn manifest(&self, next_run: u64) -> Manifest {
+    pub(super) fn manifest(&self, next_run: u64, synced: u64) -> Manifest {
         let mut runs = BTreeMap::new();
         for section in self.sections() {
             let run = runs.entry(section.run.id).or_insert_with(|| manifest::Run {
@@ -95,6 +95,7 @@ impl View {
             at: self.at,
             next_run,
             runs: runs.into_values().collect(),
+            synced,
         }
     }
 }
@@ -131,6 +132,8 @@ pub(super) struct Shared {
     view: RwLock<Arc<View>>,
     commit: Mutex<Commit>,
     next_run: AtomicU64,
+    /// How far the journal is known to be synced; every manifest has it.
+    synced: AtomicU64,
     /// Whether a merge job is out; there is one at a time.
     pub(super) merging: AtomicBool,
     /// Whether the last merge found the disk full.
@@ -143,6 +146,7 @@ impl Shared {
         options: Options,
         view: View,
         next_run: u64,
+        synced: u64,
         repaired: Vec<Finding>,
     ) -> Self {
         Self {
@@ -153,6 +157,7 @@ impl Shared {
             view: RwLock::new(Arc::new(view)),
             commit: Mutex::default(),
             next_run: AtomicU64::new(next_run),
+            synced: AtomicU64::new(synced),
             merging: AtomicBool::new(false),
             merge_full: AtomicBool::new(false),
         }
@@ -171,6 +176,14 @@ impl Shared {
         self.next_run.load(Ordering::Relaxed)
     }
 
+    pub(super) fn synced(&self) -> u64 {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_synced(&self, synced: u64) {
+        self.synced.fetch_max(synced, Ordering::AcqRel);
+    }
+
     /// Replaces the newest view, on disk first. `change` says what follows the view of now, or
     /// `None` where nothing needs to be changed.
     pub(super) fn swap(&self, change: impl FnOnce(&View) -> Option<View>) -> Result<(), Error> {
@@ -184,7 +197,7 @@ impl Shared {
         assert!(new.at >= old.at, "so does its time");
         let next_run = self.next_run();
         assert!(new.sections().all(|section| section.run.id < next_run), "numbers are given once");
-        let bytes = new.manifest(self.next_run()).encode();
+        let bytes = new.manifest(self.next_run(), self.synced()).encode();
         match manifest::replace(self.volume.as_ref(), &bytes) {
             Ok(()) => {}
             Err(Failed::Unchanged(error)) => {

@@ -47,7 +47,8 @@ pub fn check(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Sum
     if let (Some(Some(identity)), Some(Some(head))) = (identity, head) {
         summary.epoch = head.epoch;
         summary.through = head.through;
-        let bounds = Bounds { epoch: head.epoch, through: head.through };
+        let synced = Position::from_bits(head.synced);
+        let bounds = Bounds { epoch: head.epoch, through: head.through, synced };
         check_journal(volume, identity, bounds, &mut summary, &mut report)?;
     }
     summary.damages = damages;

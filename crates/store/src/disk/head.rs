@@ -9,9 +9,10 @@ use crate::{Error, Volume};
 
 /// The manifest's header: magic, version, length of the payload, checksum of these.
 const HEADER_LEN: usize = 20;
-const VERSION: u32 = 1;
+/// The last version that is known, and the first one that says how far the journal was synced.
+const VERSION: u32 = 2;
 
-/// Epoch and `through` of an intact manifest of the known version; `None` for any other, which the
+/// What an intact manifest of a known version says; `None` for any other, which the
 /// archive then refuses in its own words.
 pub(super) fn peek(volume: &dyn Volume) -> Result<Option<Head>, Error> {
     let failed = |error| Error::io("read", &volume.describe(MANIFEST_NAME), error);
@@ -33,8 +34,13 @@ fn decode(bytes: &[u8]) -> Option<Head> {
     let intact = crc32c::crc32c(covered) == u32::from_le_bytes(*header_checksum)
         && crc32c::crc32c(payload) == u32::from_le_bytes(*checksum);
     let version = u32::from_le_bytes(*header.get(8..)?.first_chunk()?);
-    (intact && version == VERSION).then_some(())?;
+    (intact && (1..=VERSION).contains(&version)).then_some(())?;
     let (epoch, rest) = payload.split_first_chunk()?;
     let through = rest.first_chunk()?;
-    Some(Head { epoch: u32::from_le_bytes(*epoch), through: u64::from_le_bytes(*through) })
+    let synced = if version < VERSION { &[0; 8] } else { payload.last_chunk()? };
+    Some(Head {
+        epoch: u32::from_le_bytes(*epoch),
+        through: u64::from_le_bytes(*through),
+        synced: u64::from_le_bytes(*synced),
+    })
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use super::{DiskStore, Shared, lock};
 use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
 
-/// How far the epochs of a copy are ahead of those it was copied with, at least.
+/// How far the epochs of a copy are ahead of those it was copied with, where the least epoch that
+/// was asked for is behind them.
 const LINEAGE_STEP: Epoch = 4_096;
 
 impl Store for DiskStore {
@@ -22,6 +23,7 @@ impl Store for DiskStore {
             _ => shared.fail(error),
         })?;
         let (last, closed) = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
+        shared.note_seal(epoch)?;
         let head = shared.archive.head();
         assert_eq!(head.epoch, epoch, "the manifest has the epoch before any record");
         assert!(head.through <= last, "the journal goes as far as the rows");
@@ -131,7 +133,9 @@ impl Shared {
     fn next_epoch(&self) -> Epoch {
         let newest = self.archive.head().epoch;
         match lock(&self.lineage).take() {
-            Some(least) => least.max(newest + LINEAGE_STEP),
+            // Not further than that: the next copy, perhaps an older one, is to be above this.
+            Some(least) if least > newest => least,
+            Some(_) => newest + LINEAGE_STEP,
             None => newest + 1,
         }
     }
@@ -150,6 +154,16 @@ impl Shared {
                 Err(error) if error.is_full() && self.journal.give_up_spare()? => {}
                 committed => return committed,
             }
+        }
+    }
+
+    /// Writes down how far the owner's seal is, so that a journal from before it is refused. Where
+    /// there is no room, the next checkpoint does.
+    fn note_seal(&self, epoch: Epoch) -> Result<(), Error> {
+        self.archive.note_synced(self.journal.synced().to_bits());
+        match self.archive.commit_epoch(epoch) {
+            Err(error) if !error.is_full() => Err(self.fail(error)),
+            _ => Ok(()),
         }
     }
 

@@ -100,6 +100,7 @@ impl Shared {
         // Before asking how far the journal is: else its next step could go unnoticed.
         self.signals.waiting_for_durable.store(true, Ordering::Release);
         let durable = self.journal.durable()?;
+        self.archive.note_synced(self.journal.synced().to_bits());
         match begun.step(durable) {
             Ok(step) => {
                 self.note_full(&self.checkpoint_full, false);

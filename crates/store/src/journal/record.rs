@@ -41,11 +41,11 @@ pub struct Position {
 }
 
 impl Position {
-    pub(super) fn to_bits(self) -> u64 {
+    pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.segment) << 32 | u64::from(self.offset)
     }
 
-    pub(super) fn from_bits(bits: u64) -> Self {
+    pub(crate) fn from_bits(bits: u64) -> Self {
         Self { segment: (bits >> 32) as u32, offset: bits as u32 }
     }
 }

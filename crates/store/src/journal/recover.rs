@@ -9,7 +9,8 @@
 //! several batches are written with one sync, and of such a window any part may have survived.
 //!
 //! The [`mark`] says the same in a file of its own, for the case that a segment's end is gone with
-//! all its headers.
+//! all its headers; and so does the manifest, which knows the last owner's seal and how far the
+//! journal was at the last checkpoint, for the case that segments and mark were set back together.
 //!
 //! Invariants:
 //! - once the store's format marker exists, some segment's header is valid and begins no later
@@ -33,6 +34,8 @@ pub struct Bounds {
     pub epoch: Epoch,
     /// The rows hold everything up to this batch.
     pub through: Sequence,
+    /// The journal was synced up to here when the manifest was written.
+    pub synced: Position,
 }
 
 /// A segment whose records all are valid.
@@ -73,7 +76,7 @@ pub(crate) fn recover(
     let journal = Journal { volume, identity, ids };
     let start = journal.start(bounds)?;
     let (tail, live) = journal.walk(&start, each)?;
-    journal.refuse_damage(&tail)?;
+    journal.refuse_damage(&tail, bounds.synced)?;
     let broken = |what: String| Corruption {
         file: volume.describe(&segment_name(tail.at.segment)),
         offset: u64::from(tail.at.offset),
@@ -155,7 +158,7 @@ impl Journal<'_> {
     }
 
     /// Fails where something behind the tail proves that the tail is not the end.
-    fn refuse_damage(&self, tail: &Cursor) -> Result<(), Error> {
+    fn refuse_damage(&self, tail: &Cursor, noted: Position) -> Result<(), Error> {
         let next = tail.at.segment.saturating_add(1);
         // Where the next segment's first record continues the chain, its header is what is bad.
         let mut place = tail.at;
@@ -165,7 +168,7 @@ impl Journal<'_> {
         {
             place = Position { segment: next, offset: 0 };
         }
-        let Some(proof) = self.proof(place)? else { return self.refuse_marked(tail) };
+        let Some(proof) = self.proof(place)? else { return self.refuse_marked(tail, noted) };
         let mut what = format!(
             "what stood here was safe when {} was written at byte {}",
             segment_name(proof.segment),
@@ -186,18 +189,19 @@ impl Journal<'_> {
         Err(Corruption { file, offset: u64::from(place.offset), what }.into())
     }
 
-    fn refuse_marked(&self, tail: &Cursor) -> Result<(), Error> {
-        match mark::read(self.volume, self.identity)? {
-            Some(synced) if synced > tail.at => {
-                let Position { segment, offset } = synced;
-                let name = segment_name(segment);
-                let what =
-                    format!("the journal ends here, but was safe up to byte {offset} of {name}");
-                let file = self.volume.describe(&segment_name(tail.at.segment));
-                Err(Corruption { file, offset: u64::from(tail.at.offset), what }.into())
-            }
-            _ => Ok(()),
+    /// Fails where the mark or the manifest knows that the journal went further. Both are files of
+    /// their own: a journal that was set back as a whole is noticed by what was not.
+    fn refuse_marked(&self, tail: &Cursor, noted: Position) -> Result<(), Error> {
+        let marked = mark::read(self.volume, self.identity)?;
+        let synced = marked.unwrap_or_default().max(noted);
+        if synced <= tail.at {
+            return Ok(());
         }
+        let Position { segment, offset } = synced;
+        let name = segment_name(segment);
+        let what = format!("the journal ends here, but was safe up to byte {offset} of {name}");
+        let file = self.volume.describe(&segment_name(tail.at.segment));
+        Err(Corruption { file, offset: u64::from(tail.at.offset), what }.into())
     }
 
     /// The first header behind `tail` that was written after the byte there had been synced.

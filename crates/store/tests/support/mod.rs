@@ -75,7 +75,7 @@ struct State {
     /// After this many operations everything fails.
     power_until: Option<u64>,
     bytes_max: Option<u64>,
-    /// The how-manieth sync from now fails, counting from 1.
+    /// The sync with this number, counted from now on from 1, fails.
     failing_sync: Option<u64>,
     syncs_after_failure: u64,
     sync_failed: bool,

@@ -170,6 +170,10 @@ pub struct Stats {
 pub struct Queues<'a> {
     #[serde(borrow)]
     pub queues: Vec<Queue<'a>>,
+    /// The partitions that did not answer in time: their part of the figures is an earlier one, or
+    /// missing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unanswered: Vec<u32>,
 }
 
 /// The body of a request that says nothing more than its path does.

@@ -669,6 +669,10 @@ pub struct ListQueuesRequest {}
 pub struct ListQueuesReply {
     #[prost(message, repeated, tag = "1")]
     pub queues: ::prost::alloc::vec::Vec<Queue>,
+    /// The partitions that did not answer in time: their part of the figures is an earlier one, or
+    /// missing.
+    #[prost(uint32, repeated, tag = "2")]
+    pub unanswered: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PurgeRequest {

@@ -19,10 +19,12 @@ use tonic::Status;
 use super::convert;
 use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
+use super::part::{Part, RESULT_BYTES_MAX};
 use super::status::{malformed, status, stopping};
 use crate::auth::{Action, Principal};
+use crate::engine::Room;
 use crate::problem::Problem;
-use crate::service::{Admitted, Permit, Service, revoked};
+use crate::service::{Admitted, Listed, Permit, Service, revoked};
 
 /// Messages of one stream that wait for their answers, and their bytes: more are not read.
 const UNANSWERED_MAX: usize = 16_384;
@@ -46,24 +48,17 @@ pub(super) struct SendStream {
     ending: Option<Problem>,
     /// Of the frame before: most streams are for one queue.
     permit: Option<Permit>,
-    outbox: Outbox<Part>,
+    outbox: Outbox<Part<Answer>>,
     /// What the writers said, and where the next frame goes on in it.
-    parts: VecDeque<Part>,
-    arrived: Vec<Part>,
+    parts: VecDeque<Part<Answer>>,
+    arrived: Vec<Part<Answer>>,
     /// Refusals that no writer was asked about, encoded.
     refusals: Vec<u8>,
     unanswered: usize,
     unanswered_bytes: usize,
+    results: Arc<Room>,
     /// How many messages the last list had: the next one has as many.
     room: usize,
-}
-
-/// Answers of one partition to one list.
-struct Part {
-    numbers: std::vec::IntoIter<u64>,
-    answers: Result<std::vec::IntoIter<Answer>, Problem>,
-    /// How many bytes each message counts for.
-    each_bytes: usize,
 }
 
 impl SendStream {
@@ -82,6 +77,7 @@ impl SendStream {
             refusals: Vec::new(),
             unanswered: 0,
             unanswered_bytes: 0,
+            results: Room::of_stream(RESULT_BYTES_MAX),
             room: 0,
         }
     }
@@ -170,12 +166,12 @@ impl SendStream {
         let outbox = self.outbox.clone();
         // Memory is given back when everything that was handed over is answered.
         let memory = Arc::new(memory);
-        let reply = move |numbers: Vec<u64>, answers: Result<Vec<Answer>, Problem>| {
+        let results = Arc::clone(&self.results);
+        let reply = move |numbers: Vec<u64>, listed: Result<Listed<Answer>, Problem>| {
             let _until_now = &memory;
-            let (numbers, answers) = (numbers.into_iter(), answers.map(Vec::into_iter));
-            outbox.push(Part { numbers, answers, each_bytes });
+            outbox.push(Part::new(numbers, listed, Arc::clone(&results), each_bytes));
         };
-        match self.service.send_parts(&permit, sends, reply) {
+        match self.service.send_parts(&permit, sends, &self.results, reply) {
             Ok(()) => {
                 self.unanswered += count;
                 self.unanswered_bytes += count * each_bytes;
@@ -191,7 +187,7 @@ impl SendStream {
     fn collect(&mut self, context: &Context<'_>) {
         self.outbox.swap(&mut self.arrived, context.waker());
         for part in self.arrived.drain(..) {
-            let count = part.numbers.len();
+            let count = part.count();
             self.unanswered = self.unanswered.saturating_sub(count);
             self.unanswered_bytes = self.unanswered_bytes.saturating_sub(count * part.each_bytes);
             self.parts.push_back(part);
@@ -205,8 +201,8 @@ impl SendStream {
             && let Some(part) = self.parts.front_mut()
         {
             frame.reserve(FRAME_BYTES + FRAME_BYTES / 4);
-            part.put(&mut frame);
-            if part.numbers.as_slice().is_empty() {
+            part.put(&mut frame, FRAME_BYTES);
+            if part.is_empty() {
                 self.parts.pop_front();
             }
         }
@@ -214,24 +210,7 @@ impl SendStream {
     }
 }
 
-impl Part {
-    /// Encodes answers until the frame is full.
-    fn put(&mut self, frame: &mut Vec<u8>) {
-        while frame.len() < FRAME_BYTES
-            && let Some(number) = self.numbers.next()
-        {
-            match &mut self.answers {
-                Ok(answers) => match answers.next() {
-                    Some(answer) => convert::put_answer(frame, number, answer),
-                    None => unreachable!("every message has an answer"),
-                },
-                Err(problem) => put_refusal(frame, number, problem),
-            }
-        }
-    }
-}
-
-fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
+pub(super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
     let answer = proto::Answer { r#ref: number, ..convert::error(problem) };
     lean::put_nested(frame, lean::ANSWER, &answer);
 }

@@ -1,19 +1,17 @@
 //! The calls of the door, one after the other.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::Stream;
 use hapax_core::{
     Answer, Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Receive, Redrive,
     Resolution, Select, Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
-use tokio::sync::mpsc;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::backup::{self, Progress};
 use super::convert::{self, some};
 use super::status::status;
 use super::{Door, principal};
@@ -21,7 +19,7 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::engine::Cursor;
 use crate::problem::Problem;
-use crate::service::{self, Change, Opened, Permit, Queue, Service};
+use crate::service::{self, Change, Opened, Permit, Queue, Queues, Service};
 
 /// As with a batch of HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -270,9 +268,9 @@ impl Hapax for Door {
     ) -> Told<proto::ListQueuesReply> {
         let told = async {
             let principal = principal(&request)?;
-            let queues = self.service.list(&principal).await?;
+            let Queues { queues, unanswered } = self.service.list(&principal).await?;
             let queues: Result<Vec<_>, Problem> = queues.iter().map(shown).collect();
-            Ok(Response::new(proto::ListQueuesReply { queues: queues? }))
+            Ok(Response::new(proto::ListQueuesReply { queues: queues?, unanswered }))
         };
         told.await.map_err(|problem: Problem| status(&problem))
     }
@@ -314,19 +312,8 @@ impl Hapax for Door {
     async fn backup(&self, request: Request<proto::BackupRequest>) -> Told<Progress> {
         let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.service.operate(&principal).map_err(|problem| status(&problem))?;
-        let target = PathBuf::from(request.into_inner().directory);
-        if !target.is_absolute() {
-            let detail = "name an absolute directory on the broker's machine";
-            return Err(status(&Problem::invalid(detail)));
-        }
-        // Looked at before anything is copied; a directory that does not exist yet is fine.
-        let is_taken = std::fs::read_dir(&target).is_ok_and(|mut files| files.next().is_some());
-        if is_taken || target.is_file() {
-            let detail = "is not empty: name a directory that is, or that does not exist";
-            let detail = format!("{} {detail}", target.display());
-            return Err(status(&Problem::invalid(detail)));
-        }
-        Ok(Response::new(back_up(self.service.clone(), target)))
+        let progress = backup::begin(&self.service, request.into_inner().directory);
+        Ok(Response::new(progress.map_err(|problem| status(&problem))?))
     }
 
     async fn set_log(&self, request: Request<proto::SetLogRequest>) -> Told<proto::Empty> {
@@ -561,38 +548,4 @@ fn shown(queue: &Queue) -> Result<proto::Queue, Problem> {
         etag: queue.etag(),
         created: false,
     })
-}
-
-/// How far a backup has come.
-pub(super) struct Progress(mpsc::Receiver<Result<proto::BackupProgress, Status>>);
-
-impl Stream for Progress {
-    type Item = Result<proto::BackupProgress, Status>;
-
-    fn poll_next(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Self::Item>> {
-        self.0.poll_recv(context)
-    }
-}
-
-fn back_up(service: Service, target: PathBuf) -> Progress {
-    let (sender, receiver) = mpsc::channel(16);
-    tokio::task::spawn_blocking(move || {
-        let mut last = (0, 0);
-        let copied = service.engine().backup(&target, &mut |bytes, total_bytes| {
-            last = (bytes, total_bytes);
-            let progress = proto::BackupProgress { bytes, total_bytes, done: false };
-            // Whoever does not keep up misses some.
-            let _ = sender.try_send(Ok(progress));
-        });
-        let (bytes, total_bytes) = last;
-        let end = match copied {
-            Ok(()) => Ok(proto::BackupProgress { bytes, total_bytes, done: true }),
-            Err(error) => Err(status(&Problem::new(Code::Unavailable, error.to_string()))),
-        };
-        let _ = sender.blocking_send(end);
-    });
-    Progress(receiver)
 }

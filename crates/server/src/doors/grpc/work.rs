@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::Stream;
-use hapax_core::{DedupScope, Delivery, Receive};
+use hapax_core::{DedupScope, Delivery, Receive, Settled};
 use hapax_wire::{lean, proto};
 use tokio::task::AbortHandle;
 use tokio::time::Sleep;
@@ -26,11 +26,14 @@ use tonic::Status;
 use super::convert;
 use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
+use super::part::{Part, RESULT_BYTES_MAX};
 use super::status::{malformed, misuse, status, stopping};
 use crate::auth::{Action, Principal};
+use crate::engine::Room;
 use crate::problem::Problem;
 use crate::service::{Permit, Service, WAIT_MAX, revoked};
-use settles::{List, Part};
+use settles::List;
+pub(super) use settles::put_refusal;
 use unsent::Unsent;
 
 /// Credit of one stream: what a worker may hold that it did not settle.
@@ -56,7 +59,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::S
 
 /// What other threads say to the stream.
 enum News {
-    Settled(Part),
+    Settled(Part<Settled>),
     Lost(u64),
     /// So many messages were given back that the worker did not take.
     GivenBack(usize),
@@ -83,12 +86,13 @@ pub(super) struct WorkStream {
     told_lease_ms: Option<u64>,
     outbox: Outbox<News>,
     arrived: Vec<News>,
-    parts: VecDeque<Part>,
+    parts: VecDeque<Part<Settled>>,
     lost: Vec<u64>,
     /// Answers that no writer was asked for, encoded.
     refusals: Vec<u8>,
     unanswered: usize,
     unanswered_bytes: usize,
+    results: Arc<Room>,
     /// Deliveries on this stream without a settle that ends them.
     held: usize,
     closing: Closing,
@@ -144,6 +148,7 @@ impl WorkStream {
             refusals: Vec::new(),
             unanswered: 0,
             unanswered_bytes: 0,
+            results: Room::of_stream(RESULT_BYTES_MAX),
             held: 0,
             closing: Closing::Not,
         }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use hapax_wire::{Code, json};
 use http::header::{HOST, ORIGIN};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
@@ -163,6 +163,10 @@ fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
         return Err(Failure::invalid("Host: it is there twice"));
     }
     let peer = request.extensions().get::<Peer>();
+    // A proxy in between may go by it: RFC 9112 wants it refused, whatever is in the path.
+    if host.is_none() && peer.is_some() && request.version() == Version::HTTP_11 {
+        return Err(Failure::invalid("Host: it is missing"));
+    }
     if service.wants_tokens() || !peer.is_some_and(|peer| peer.address.ip().is_loopback()) {
         return Ok(());
     }

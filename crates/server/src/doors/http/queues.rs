@@ -14,7 +14,7 @@ use super::{output, shape};
 use crate::auth::Action;
 use crate::doors::config;
 use crate::problem::Problem;
-use crate::service::{Change, Permit, Queue, Service};
+use crate::service::{Change, Permit, Queue, Queues, Service};
 
 /// A configuration is never as large.
 pub(super) const CONFIG_BYTES_MAX: usize = 64 * 1_024;
@@ -108,6 +108,9 @@ pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<R
 }
 
 /// List the queues
+///
+/// A partition that does not answer within a second is named in `unanswered`; its part of the
+/// figures is then an earlier one, or missing.
 #[utoipa::path(
     get, path = "/v1/queues", tag = "queues",
     responses((status = 200, description = "Those that the token may see", body = json::Queues)),
@@ -116,10 +119,10 @@ pub(super) async fn list(
     State(service): State<Service>,
     Caller(caller): Caller,
 ) -> Result<Response, Failure> {
-    let queues = service.list(&caller).await?;
+    let Queues { queues, unanswered } = service.list(&caller).await?;
     let etags: Vec<String> = queues.iter().map(Queue::etag).collect();
     let shapes = queues.iter().zip(&etags).map(|(queue, etag)| shape::queue(queue, etag));
-    let list = json::Queues { queues: shapes.collect() };
+    let list = json::Queues { queues: shapes.collect(), unanswered };
     output::sized(&service, caller.tenant(), StatusCode::OK, &list, queues.len() * 1_100).await
 }
 

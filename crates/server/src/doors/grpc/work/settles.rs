@@ -7,10 +7,11 @@ use hapax_wire::{lean, proto};
 use tonic::Status;
 
 use super::super::convert;
+use super::super::part::Part;
 use super::super::status::malformed;
 use super::{News, WorkStream};
 use crate::problem::Problem;
-use crate::service::{Admitted, Opened};
+use crate::service::{Admitted, Listed, Opened};
 
 /// Settles that were read and not yet handed over.
 #[derive(Default)]
@@ -18,39 +19,6 @@ pub(super) struct List {
     pub(super) settles: Vec<(u64, Opened)>,
     pub(super) bytes: usize,
     pub(super) memory: Vec<Admitted>,
-}
-
-/// Answers of one partition to one list.
-pub(super) struct Part {
-    numbers: std::vec::IntoIter<u64>,
-    answers: Result<std::vec::IntoIter<Settled>, Problem>,
-    /// How many bytes each settle counts for.
-    pub(super) each_bytes: usize,
-}
-
-impl Part {
-    pub(super) fn count(&self) -> usize {
-        self.numbers.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.numbers.as_slice().is_empty()
-    }
-
-    /// Encodes answers until the frame is full.
-    pub(super) fn put(&mut self, frame: &mut Vec<u8>, full: usize) {
-        while frame.len() < full
-            && let Some(number) = self.numbers.next()
-        {
-            match &mut self.answers {
-                Ok(answers) => match answers.next() {
-                    Some(answer) => convert::put_settled(frame, number, answer),
-                    None => unreachable!("every settle has an answer"),
-                },
-                Err(problem) => put_refusal(frame, number, problem),
-            }
-        }
-    }
 }
 
 impl WorkStream {
@@ -102,16 +70,17 @@ impl WorkStream {
         let outbox = self.outbox.clone();
         // Memory is given back when everything that was handed over is answered.
         let memory = Arc::new(memory);
-        let reply = move |numbers: Vec<u64>, answers: Result<Vec<Settled>, Problem>| {
+        let results = Arc::clone(&self.results);
+        let reply = move |numbers: Vec<u64>, listed: Result<Listed<Settled>, Problem>| {
             let _until_now = &memory;
-            let (numbers, answers) = (numbers.into_iter(), answers.map(Vec::into_iter));
-            outbox.push(News::Settled(Part { numbers, answers, each_bytes }));
+            let part = Part::new(numbers, listed, Arc::clone(&results), each_bytes);
+            outbox.push(News::Settled(part));
         };
-        self.service.settle_parts(&open.permit, settles, reply);
+        self.service.settle_parts(&open.permit, settles, &self.results, reply);
     }
 }
 
-fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
+pub(in super::super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
     let answer: proto::SettleAnswer = convert::settle_error(number, problem);
     lean::put_nested(frame, lean::SETTLED, &answer);
 }

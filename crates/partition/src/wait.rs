@@ -1,0 +1,295 @@
+//! Callers that wait: receivers for messages of a queue, lookers for the end of a key.
+//!
+//! ```text
+//!   admit ─▶ its command, in the next batch ─▶ serve ─▶ its answer
+//!              ▲                                 │ nothing
+//!              └──── called: wake, ended ◀──── waits
+//! ```
+//!
+//! First come, first called. Nobody polls: a waiter is called when there is news of its queue or
+//! key. Whoever waits at several partitions has one [`Turn`], so that one partition at a time
+//! decides a command for it.
+//!
+//! Invariants, which the caller keeps: a waiter is in one place at a time, among those who wait,
+//! those who were called, or in a batch; the effects of a batch are told after its outcomes, so
+//! that nobody misses them.
+//!
+//! Cancelled waiters, and those that another partition served, are removed when they are met, or
+//! when as many came as there were.
+
+mod turn;
+
+use std::collections::{HashMap, VecDeque};
+
+use hapax_core::{Command, Digest, KeyName, Machine, Outcome, Place, QueueId, QueueName, Receive};
+
+pub use turn::{Given, Taken, Turn};
+
+/// A caller that would rather wait than get nothing; `R` is where its answer goes. Holds its turn
+/// while it is called and while a batch is decided for it.
+#[derive(Debug)]
+pub struct Waiter<R> {
+    wish: Wish,
+    turn: Turn,
+    reply: R,
+    /// There was something for it here while another partition held its turn. Only then it is
+    /// called again: partitions that have nothing for it would otherwise call it in a circle.
+    is_passed_over: bool,
+}
+
+#[derive(Debug)]
+enum Wish {
+    Receive(Receive),
+    Look(KeyName),
+}
+
+/// What came of the outcome of a waiter's command.
+#[derive(Debug)]
+pub enum Served<R> {
+    /// Its answer.
+    Answer(R, Outcome),
+    Waits,
+    /// It waits for messages of this queue, and other partitions passed it over while it was
+    /// served: they call their receivers again ([`Waiters::call_again`]).
+    PassedOver(QueueName),
+    /// It went away meanwhile.
+    Gone,
+}
+
+/// Everybody who waits at one partition.
+#[derive(Debug)]
+pub struct Waiters<R> {
+    receivers: HashMap<QueueName, VecDeque<Waiter<R>>>,
+    lookers: HashMap<Digest, Vec<Waiter<R>>>,
+    /// Those who may get something now, in the order in which they came.
+    called: Vec<Waiter<R>>,
+    /// No more messages are handed out to those who wait.
+    is_draining: bool,
+    /// How many came since those who left were last looked for.
+    came: usize,
+    /// How many waited then.
+    stayed: usize,
+}
+
+/// Those who left are looked for when as many came as had stayed, from this on: so they are never
+/// many more than those who wait, over all queues and keys.
+const CAME_MIN: usize = 64;
+
+impl<R> Waiter<R> {
+    pub fn receive(receive: Receive, turn: Turn, reply: R) -> Self {
+        Self { wish: Wish::Receive(receive), turn, reply, is_passed_over: false }
+    }
+
+    pub fn look(key: KeyName, turn: Turn, reply: R) -> Self {
+        Self { wish: Wish::Look(key), turn, reply, is_passed_over: false }
+    }
+
+    pub fn command(&self) -> Command {
+        match &self.wish {
+            Wish::Receive(receive) => Command::Receive(receive.clone()),
+            Wish::Look(key) => Command::Look(key.clone()),
+        }
+    }
+
+    /// The queue whose messages it waits for, where it waits for some.
+    pub fn receives_from(&self) -> Option<&QueueName> {
+        match &self.wish {
+            Wish::Receive(receive) => Some(&receive.queue),
+            Wish::Look(_) => None,
+        }
+    }
+
+    /// Where its answer goes.
+    pub fn reply(&self) -> &R {
+        &self.reply
+    }
+
+    /// Ends the wait. By whoever holds its turn.
+    pub fn end(self) -> R {
+        self.turn.finish();
+        self.reply
+    }
+}
+
+impl<R> Default for Waiters<R> {
+    fn default() -> Self {
+        let (receivers, lookers, called) = (HashMap::new(), HashMap::new(), Vec::new());
+        Self { receivers, lookers, called, is_draining: false, came: 0, stayed: 0 }
+    }
+}
+
+impl<R> Waiters<R> {
+    /// Takes a waiter in. Returns it where its command is to be decided now.
+    pub fn admit(&mut self, mut waiter: Waiter<R>) -> Option<Waiter<R>> {
+        match waiter.turn.take() {
+            Taken::Yes => return Some(waiter),
+            Taken::Held => {
+                waiter.is_passed_over = true;
+                self.wait(waiter);
+            }
+            Taken::Over => {}
+        }
+        None
+    }
+
+    /// Whether anybody was called.
+    pub fn has_called(&self) -> bool {
+        !self.called.is_empty()
+    }
+
+    /// Takes out those who were called: their commands come first in the next batch.
+    pub fn take_called(&mut self) -> Vec<Waiter<R>> {
+        std::mem::take(&mut self.called)
+    }
+
+    /// Answers a waiter whose turn is held, or lets it wait.
+    pub fn serve(&mut self, waiter: Waiter<R>, outcome: Outcome) -> Served<R> {
+        match (&waiter.wish, &outcome) {
+            _ if self.is_draining => {}
+            (Wish::Receive(receive), Outcome::Received(messages)) if messages.is_empty() => {
+                let queue = receive.queue.clone();
+                return match waiter.turn.give_back() {
+                    Given::Over => Served::Gone,
+                    Given::Back => {
+                        self.wait(waiter);
+                        Served::Waits
+                    }
+                    Given::Missed => {
+                        self.wait(waiter);
+                        Served::PassedOver(queue)
+                    }
+                };
+            }
+            (Wish::Look(_), Outcome::Key(view)) if !has_ended(view.place) => {
+                if waiter.turn.give_back() == Given::Over {
+                    return Served::Gone;
+                }
+                self.remove_gone();
+                self.lookers.entry(view.digest).or_default().push(waiter);
+                return Served::Waits;
+            }
+            _ => {}
+        }
+        Served::Answer(waiter.end(), outcome)
+    }
+
+    /// Messages of the queue can be received.
+    pub fn wake(&mut self, queue: QueueId, machine: &Machine) {
+        if let Some(name) = machine.queue_name(queue) {
+            self.call_receivers(name, machine.ready(queue), |_| true);
+        }
+    }
+
+    /// Calls the receivers of a queue again that were passed over while another partition held
+    /// their turns.
+    pub fn call_again(&mut self, queue: &QueueName, machine: &Machine) {
+        self.call_receivers(queue, machine.ready_in(queue), |waiter| waiter.is_passed_over);
+    }
+
+    /// The key's message has ended.
+    pub fn ended(&mut self, digest: &Digest) {
+        if self.lookers.is_empty() {
+            return; // The common case costs no look-up.
+        }
+        if let Some(lookers) = self.lookers.remove(digest) {
+            let called = lookers.into_iter().filter(|waiter| waiter.turn.take() == Taken::Yes);
+            self.called.extend(called);
+        }
+    }
+
+    /// No more messages are handed out: ends the wait of all receivers, which get nothing. From
+    /// now on nobody waits.
+    pub fn drain(&mut self) -> Vec<R> {
+        self.is_draining = true;
+        let receivers = std::mem::take(&mut self.receivers).into_values().flatten();
+        receivers.filter(|waiter| waiter.turn.take() == Taken::Yes).map(Waiter::end).collect()
+    }
+
+    /// Ends the wait of everybody, also of those who were called.
+    pub fn close(&mut self) -> Vec<R> {
+        let receivers = std::mem::take(&mut self.receivers).into_values().flatten();
+        let lookers = std::mem::take(&mut self.lookers).into_values().flatten();
+        let waiting = receivers.chain(lookers);
+        let waiting = waiting.filter(|waiter| waiter.turn.take() == Taken::Yes);
+        self.called.drain(..).chain(waiting).map(Waiter::end).collect()
+    }
+
+    /// Lets a receiver wait. One whose turn another partition holds is called again if there is
+    /// need.
+    fn wait(&mut self, waiter: Waiter<R>) {
+        let Wish::Receive(receive) = &waiter.wish else {
+            unreachable!("a looker waits at one partition, which holds its turn");
+        };
+        let queue = receive.queue.clone();
+        self.remove_gone();
+        self.receivers.entry(queue).or_default().push_back(waiter);
+    }
+
+    /// So many messages of the queue are ready: as many of those that `concerns` names as they are
+    /// enough for try again.
+    fn call_receivers(
+        &mut self,
+        queue: &QueueName,
+        ready: u64,
+        concerns: impl Fn(&Waiter<R>) -> bool,
+    ) {
+        let Some(waiting) = self.receivers.get_mut(queue) else { return };
+        let mut wanted = 0;
+        let mut kept = Vec::new();
+        while wanted < ready
+            && let Some(mut waiter) = waiting.pop_front()
+        {
+            if !concerns(&waiter) {
+                kept.push(waiter);
+                continue;
+            }
+            let Wish::Receive(receive) = &waiter.wish else { unreachable!("a receiver receives") };
+            match waiter.turn.take() {
+                Taken::Yes => {
+                    wanted += u64::from(receive.max);
+                    waiter.is_passed_over = false;
+                    self.called.push(waiter);
+                }
+                Taken::Held => {
+                    waiter.is_passed_over = true;
+                    kept.push(waiter);
+                }
+                Taken::Over => {}
+            }
+        }
+        for waiter in kept.into_iter().rev() {
+            waiting.push_front(waiter);
+        }
+        if waiting.is_empty() {
+            self.receivers.remove(queue);
+        }
+    }
+
+    /// Somebody comes: those who left meanwhile go, when it is time to look.
+    fn remove_gone(&mut self) {
+        self.came += 1;
+        if self.came <= self.stayed.max(CAME_MIN) {
+            return;
+        }
+        self.came = 0;
+        self.stayed = 0;
+        self.receivers.retain(|_, waiting| {
+            waiting.retain(|waiter| !waiter.turn.is_over());
+            self.stayed += waiting.len();
+            !waiting.is_empty()
+        });
+        self.lookers.retain(|_, waiting| {
+            waiting.retain(|waiter| !waiter.turn.is_over());
+            self.stayed += waiting.len();
+            !waiting.is_empty()
+        });
+    }
+}
+
+/// Whether there is nothing more to wait for.
+pub fn has_ended(place: Place) -> bool {
+    matches!(place, Place::Done | Place::Dead | Place::Parked | Place::Discarded)
+}
+
+#[cfg(test)]
+mod tests;

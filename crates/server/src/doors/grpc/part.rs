@@ -1,0 +1,121 @@
+//! Answers of one partition to one list of a stream, on their way down.
+//!
+//! Answers that wait to be read hold results, and a list of duplicates may have a large one each.
+//! A stream has room for so much ([`RESULT_BYTES_MAX`]); an answer whose result has none is an error
+//! that may be retried, and finds its room when what is before it has left.
+
+use std::sync::Arc;
+
+use hapax_core::{Answer, Settled};
+use hapax_wire::Code;
+
+use crate::engine::Room;
+use crate::problem::Problem;
+use crate::service::Listed;
+
+/// Bytes of results that wait to be read by the caller of a stream, or one result.
+pub(super) const RESULT_BYTES_MAX: usize = 4 * 1_024 * 1_024;
+
+/// An answer that may have a result.
+pub(super) trait WithResult {
+    fn result_bytes(&self) -> usize;
+    /// Encodes the answer to the message or settle of this number.
+    fn put(self, frame: &mut Vec<u8>, number: u64);
+    fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem);
+}
+
+pub(super) struct Part<T> {
+    numbers: std::vec::IntoIter<u64>,
+    answers: Result<std::vec::IntoIter<T>, Problem>,
+    /// How many were encoded, and which of them have no result.
+    next: usize,
+    omitted: std::iter::Peekable<std::vec::IntoIter<usize>>,
+    room: Arc<Room>,
+    /// How many bytes each message or settle counts for.
+    pub(super) each_bytes: usize,
+}
+
+impl<T: WithResult> Part<T> {
+    pub(super) fn new(
+        numbers: Vec<u64>,
+        listed: Result<Listed<T>, Problem>,
+        room: Arc<Room>,
+        each_bytes: usize,
+    ) -> Self {
+        let (answers, omitted) = match listed {
+            Ok(Listed { answers, omitted }) => (Ok(answers.into_iter()), omitted),
+            Err(problem) => (Err(problem), Vec::new()),
+        };
+        let (numbers, omitted) = (numbers.into_iter(), omitted.into_iter().peekable());
+        Self { numbers, answers, next: 0, omitted, room, each_bytes }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.numbers.as_slice().is_empty()
+    }
+
+    /// Encodes answers until the frame is full.
+    pub(super) fn put(&mut self, frame: &mut Vec<u8>, full: usize) {
+        while frame.len() < full
+            && let Some(number) = self.numbers.next()
+        {
+            let is_omitted = self.omitted.next_if_eq(&self.next).is_some();
+            self.next += 1;
+            match &mut self.answers {
+                Ok(answers) => match answers.next() {
+                    Some(_) if is_omitted => T::put_refusal(frame, number, &no_room()),
+                    Some(answer) => {
+                        self.room.give_back(answer.result_bytes());
+                        answer.put(frame, number);
+                    }
+                    None => unreachable!("everything that was asked has an answer"),
+                },
+                Err(problem) => T::put_refusal(frame, number, problem),
+            }
+        }
+    }
+}
+
+impl WithResult for Answer {
+    fn result_bytes(&self) -> usize {
+        match self {
+            Self::Done(finished) => finished.result.as_ref().map_or(0, |blob| blob.body.len()),
+            _ => 0,
+        }
+    }
+
+    fn put(self, frame: &mut Vec<u8>, number: u64) {
+        super::convert::put_answer(frame, number, self);
+    }
+
+    fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
+        super::send::put_refusal(frame, number, problem);
+    }
+}
+
+impl WithResult for Settled {
+    fn result_bytes(&self) -> usize {
+        match self {
+            Self::LeaseLost { result: Some(blob), .. } => blob.body.len(),
+            _ => 0,
+        }
+    }
+
+    fn put(self, frame: &mut Vec<u8>, number: u64) {
+        super::convert::put_settled(frame, number, self);
+    }
+
+    fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
+        super::work::put_refusal(frame, number, problem);
+    }
+}
+
+fn no_room() -> Problem {
+    let detail = "done, and there is no memory for its result beside those of the others on this \
+                  stream; ask again when they are read";
+    Problem::new(Code::Unavailable, detail)
+}

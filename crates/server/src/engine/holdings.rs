@@ -1,0 +1,47 @@
+//! What each partition holds of queues with limits, on its way to the others.
+//!
+//! A writer reports before it answers, and hears before it decides: whoever was answered by one
+//! partition finds its message counted by every other. Writers that decide at the same moment do
+//! not know of each other yet.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use hapax_core::{Holding, QueueName, Report};
+
+use super::Shared;
+
+/// The newest report of each partition about each queue that a writer has not heard yet.
+pub(super) type Unheard = Mutex<HashMap<(QueueName, u16), Holding>>;
+
+impl Shared {
+    /// Leaves reports for the writers of all other partitions.
+    pub(super) fn report(&self, reports: &[Report]) {
+        for (number, unheard) in self.unheard.iter().enumerate() {
+            let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
+            let others = reports.iter().filter(|report| usize::from(report.partition) != number);
+            for Report { partition, queue, holding } in others {
+                unheard.insert((queue.clone(), *partition), *holding);
+            }
+        }
+    }
+
+    /// Lets a partition hear what it has not heard yet. Reports about queues that it does not know
+    /// yet are kept.
+    pub(super) fn hear(&self, number: usize, mut hear: impl FnMut(&Report) -> bool) {
+        let Some(unheard) = self.unheard.get(number) else { return };
+        let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
+        unheard.retain(|(queue, partition), holding| {
+            let (partition, queue, holding) = (*partition, queue.clone(), *holding);
+            !hear(&Report { partition, queue, holding })
+        });
+    }
+
+    /// The queue was deleted in all partitions.
+    pub(super) fn forget_reports(&self, queue: &QueueName) {
+        for unheard in &self.unheard {
+            let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
+            unheard.retain(|(known, _), _| known != queue);
+        }
+    }
+}
