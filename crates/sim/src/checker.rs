@@ -68,6 +68,9 @@ pub struct Checker {
     here: usize,
     items: Vec<Item>,
     lives: Vec<Life>,
+    /// What an item is instead where the broker was set back to a copy in which its queue was made
+    /// anew, and its key has moved to another partition with it.
+    moved: BTreeMap<ItemId, Life>,
     by_name: BTreeMap<(usize, String, String), ItemId>,
     by_number: BTreeMap<(u64, Arc<str>), ItemId>,
     ids: BTreeMap<MessageId, ItemId>,
@@ -109,6 +112,7 @@ impl Checker {
             dates: BTreeMap::new(),
             leases: BTreeMap::new(),
             finished: BTreeSet::new(),
+            moved: BTreeMap::new(),
             fence_max: vec![Fence(0); partitions],
             fences: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -126,6 +130,7 @@ impl Checker {
     pub fn set_back(&mut self, then: &Self) {
         self.lives.clone_from(&then.lives);
         self.lives.resize_with(self.items.len(), Life::unknown);
+        self.moved.clone_from(&then.moved);
         self.ids.clone_from(&then.ids);
         let done = self
             .leases

@@ -132,7 +132,7 @@ impl Broker {
             if let Op::Delete { queue } = op {
                 self.checker.keep(*queue, false);
             }
-            self.checker.lost(*partition, *at, op);
+            self.checker.perhaps_copied(*partition, *at, op);
         }
         self.workload.forget_unknown(&self.checker);
         self.start()
