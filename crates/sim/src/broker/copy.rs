@@ -135,6 +135,11 @@ impl Broker {
             self.checker.perhaps_copied(*partition, *at, op);
         }
         self.workload.forget_unknown(&self.checker);
-        self.start()
+        self.start()?;
+        for item in self.checker.moved() {
+            let partition = self.route(&Op::Look { item });
+            self.checker.routed(item, partition);
+        }
+        Ok(())
     }
 }

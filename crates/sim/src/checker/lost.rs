@@ -34,6 +34,7 @@ impl Checker {
     /// in the meantime, and is still there if that is not in the copy.
     pub fn perhaps_copied(&mut self, partition: usize, at: Time, op: &Op) {
         if let Op::Send { item, .. } | Op::Claim { item, .. } = op
+            && !self.item(*item).is_keyless()
             && self.lives.get(*item).and_then(|life| life.home).is_some_and(|at| at != partition)
         {
             self.moved.entry(*item).or_insert_with(Life::unknown);
@@ -44,6 +45,21 @@ impl Checker {
         here.iter().for_each(|item| self.swap_moved(*item));
         self.lost(partition, at, op);
         here.iter().for_each(|item| self.swap_moved(*item));
+    }
+
+    /// Items that may have moved to another partition.
+    pub fn moved(&self) -> Vec<ItemId> {
+        self.moved.keys().copied().collect()
+    }
+
+    /// By the rules of its queue as it is in the copy, a key that may have moved is in `partition`.
+    pub fn routed(&mut self, item: ItemId, partition: usize) {
+        if let Some(moved) = self.moved.remove(&item)
+            && moved.home == Some(partition)
+            && let Some(life) = self.lives.get_mut(item)
+        {
+            *life = moved;
+        }
     }
 
     fn swap_moved(&mut self, item: ItemId) {
