@@ -84,8 +84,8 @@ The command runs as `sh -c COMMAND`, in a process group of its own, once per del
 | how long the lease lasts | `HAPAX_LEASE_MS`, from its last extension on |
 | tenant | `HAPAX_TENANT` |
 | group and content type | `HAPAX_GROUP`, `HAPAX_CONTENT_TYPE`; empty where there is none |
-| headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_`; all of them as JSON \
-in `HAPAX_HEADERS` |
+| headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_`; all of them as \
+JSON in `HAPAX_HEADERS` |
 | recovery points | `HAPAX_POINT_NAME`, spelled the same way, where they are text; all of them as \
 JSON in `HAPAX_POINTS`, each with `body` or `body_base64` |
 

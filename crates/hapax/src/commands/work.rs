@@ -28,14 +28,15 @@ use report::Report;
 pub(crate) const HELP: &str = "The command gets the body on its standard input, and HAPAX_KEY, \
 HAPAX_QUEUE, HAPAX_ID, HAPAX_ATTEMPT, HAPAX_GENERATION, HAPAX_FENCE, HAPAX_LEASE, HAPAX_GROUP, \
 HAPAX_CONTENT_TYPE, HAPAX_TENANT, HAPAX_LEASE_MS, HAPAX_HEADER_name and HAPAX_POINT_name in its \
-environment; HAPAX_HEADERS and HAPAX_POINTS are all of them as JSON. Exit 0 is done, with the standard output as the result. 75 is not now: a failed \
-attempt that is tried again after the queue's backoff. It counts as any other, so with the default \
-rules (10 attempts, waits between 1 s and a bound that doubles) what is not ready within four to \
-nine minutes is dead: give the queue more --max-attempts or a longer --backoff-min. 76 is in \
-doubt, and so is a command that a signal, --timeout or a hurried stop ended: where it has begun \
-(`hapax settle begin`) and the queue parks, the message is parked, otherwise it has failed. Any \
-other exit code is a failed attempt, with the last words of the standard error. When the lease is \
-lost the whole process group is stopped. Ctrl-C finishes what runs and gives back the rest.
+environment; HAPAX_HEADERS and HAPAX_POINTS are all of them as JSON. Exit 0 is done, with the \
+standard output as the result. 75 is not now: a failed attempt that is tried again after the \
+queue's backoff. It counts as any other, so with the default rules (10 attempts, waits between 1 \
+s and a bound that doubles) what is not ready within four to nine minutes is dead: give the queue \
+more --max-attempts or a longer --backoff-min. 76 is in doubt, and so is a command that a signal, \
+--timeout or a hurried stop ended: where it has begun (`hapax settle begin`) and the queue parks, \
+the message is parked, otherwise it has failed. Any other exit code is a failed attempt, with the \
+last words of the standard error. When the lease is lost the whole process group is stopped. \
+Ctrl-C finishes what runs and gives back the rest.
 
 Examples:
   hapax work orders --exec 'tr a-z A-Z'

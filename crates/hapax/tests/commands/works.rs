@@ -59,7 +59,8 @@ fn the_command_gets_the_message_and_its_output_is_the_result(partitions: u16) {
         "text/plain",
     ]);
     let exec = "echo \"$HAPAX_KEY $HAPAX_QUEUE $HAPAX_ATTEMPT $HAPAX_GENERATION $HAPAX_GROUP \
-                $HAPAX_CONTENT_TYPE $HAPAX_HEADER_TRACE_ID ${#HAPAX_ID} ${HAPAX_HEADER_X_USER-none} $HAPAX_HEADERS $HAPAX_FENCE\"; \
+                $HAPAX_CONTENT_TYPE $HAPAX_HEADER_TRACE_ID ${#HAPAX_ID} \
+                ${HAPAX_HEADER_X_USER-none} $HAPAX_HEADERS $HAPAX_FENCE\"; \
                 tr a-z A-Z";
     let worker = Worker::start(&broker, exec, &["--worker", "ada"]);
     let done = state(&broker, "order-42", "done");

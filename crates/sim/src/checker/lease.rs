@@ -402,7 +402,8 @@ impl Checker {
             {
                 life.places = Places::ABSENT;
             }
-            How::Park { .. } if place == Place::Parked => life.lapsed = true, // It may still be done.
+            // It may still be done.
+            How::Park { .. } if place == Place::Parked => life.lapsed = true,
             How::Fail { .. } | How::Park { .. } => {
                 life.due_from = deadline.unwrap_or(Time::NEVER);
                 life.sender_delays = false;

@@ -239,8 +239,8 @@ fn variables<'a>(
         variables.entry(variable(prefix, name)).or_default().push(value);
     }
     let mut room = VARIABLES_BYTES_MAX;
-    let alone = variables.into_iter().filter_map(|(name, values)| match values[..] {
-        [value] => Some((name, value)),
+    let alone = variables.into_iter().filter_map(|(name, values)| match values.as_slice() {
+        [value] => Some((name, *value)),
         _ => None,
     });
     let fits = alone.filter(|(name, value)| {
