@@ -79,8 +79,8 @@ pub(super) async fn readyz(State(service): State<Service>) -> Result<Response, F
 
 /// What the broker counts
 ///
-/// In the text format of OpenMetrics where `Accept` names it, else in that of Prometheus. From the broker's own machine it is open, from elsewhere it
-/// needs a valid token.
+/// In the text format of OpenMetrics where `Accept` names it, else in that of Prometheus. From the
+/// broker's own machine it is open, from elsewhere it needs a valid token.
 #[utoipa::path(
     get, path = "/metrics", tag = "broker",
     responses((status = 200, description = "Counters", body = String, content_type = "text/plain")),
