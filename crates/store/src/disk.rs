@@ -61,9 +61,9 @@ pub struct Options {
     /// Refuse a directory that holds no store, instead of creating one there.
     pub must_exist: bool,
     /// For the first open of a copy: the epoch of its owner, so that it is above all epochs of the
-    /// original, whose owners went on after the copy was made. It grows with the time of opening, so
-    /// that copies which are opened one after the other are above each other, in whatever order they
-    /// were made. Where the copy is ahead of it, its epoch is raised by a large step.
+    /// original, whose owners went on after the copy was made. It grows with the time of opening,
+    /// so that copies which are opened one after the other are above each other, in whatever order
+    /// they were made. Where the copy is ahead of it, its epoch is raised by a large step.
     pub lineage: Option<Epoch>,
 }
 

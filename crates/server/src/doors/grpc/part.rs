@@ -1,8 +1,8 @@
 //! Answers of one partition to one list of a stream, on their way down.
 //!
 //! Answers that wait to be read hold results, and a list of duplicates may have a large one each.
-//! A stream has room for so much ([`RESULT_BYTES_MAX`]); an answer whose result has none is an error
-//! that may be retried, and finds its room when what is before it has left.
+//! A stream has room for so much ([`RESULT_BYTES_MAX`]); an answer whose result has none is an
+//! error that may be retried, and finds its room when what is before it has left.
 
 use std::sync::Arc;
 
