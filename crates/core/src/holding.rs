@@ -83,16 +83,18 @@ impl Machine {
         known.collect()
     }
 
-    /// Takes in what another partition holds.
-    pub fn hear(&mut self, report: &Report) {
+    /// Takes in what another partition holds. Returns whether the queue is known here: one that is
+    /// being created may be known to the others first.
+    pub fn hear(&mut self, report: &Report) -> bool {
         assert_ne!(report.partition, self.partition, "a partition knows what it holds");
         let at = self.now;
         let id = self.queues.named(&report.queue).map(|queue| queue.id);
-        let Some(queue) = id.and_then(|id| self.queues.get_mut(id)) else { return };
+        let Some(queue) = id.and_then(|id| self.queues.get_mut(id)) else { return false };
         let accepted = queue.elsewhere.hear(report.partition, report.holding);
         if let Some(per_s) = queue.config.sends_per_s {
             queue.rate.take_elsewhere(per_s, at, accepted);
         }
+        true
     }
 
     /// The queue holds more or less than before.

@@ -98,6 +98,14 @@ impl RowKey {
         Self::new(&[self.as_slice(), &[0]])
     }
 
+    /// How far a later name of the same file is, in numbers. `None` for other files.
+    pub fn names_to(&self, later: &Self) -> Option<u64> {
+        let (file, from) = self.as_slice().split_last_chunk()?;
+        let (later_file, to) = later.as_slice().split_last_chunk()?;
+        let names = u64::from_be_bytes(*to).checked_sub(u64::from_be_bytes(*from));
+        names.filter(|_| file == later_file)
+    }
+
     pub(crate) fn table(tag: u8) -> Self {
         Self::new(&[&[tag]])
     }

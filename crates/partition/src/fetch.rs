@@ -30,6 +30,14 @@ pub(crate) struct Fetch {
 /// A range that has no rows is not free: with many jobs, no tick reads all of theirs.
 const RANGE_BYTES_MIN: usize = 4_096;
 
+/// So many bytes of a row that nobody wants count as another one.
+const PASSED_BYTES: usize = 4_096;
+/// Rows are near if so many names are between them for each row that a scan may pass over: most
+/// names may be of rows that were deleted.
+const NAMES_PER_ROW: u64 = 4;
+/// Rows that one scan reads, so that it is not long to find where it ends.
+const SCAN_ROWS_MAX: usize = 1_024;
+
 /// A need leads to at most a few more; a chain longer than this is a bug.
 const ROUNDS_MAX: usize = 10_000;
 
@@ -152,7 +160,8 @@ impl Fetch {
     }
 
     /// Reads rows by their names. Neighbours share a scan: to seek costs as much as to pass over
-    /// some rows that nobody wants.
+    /// some rows that nobody wants. Those far apart do not: nobody knows how many rows were deleted
+    /// between them, and a scan reads over those as well.
     fn fetch_rows(&mut self, machine: &mut Machine, store: &mut impl Store) -> Result<bool, Error> {
         self.rows.clear();
         self.rows.extend(self.needs.iter().filter_map(|need| match need {
@@ -161,34 +170,34 @@ impl Fetch {
         }));
         self.rows.sort_unstable();
         self.rows.dedup();
-        let Some(last) = self.rows.last().copied() else { return Ok(false) };
         let mut wanted = self.rows.iter().peekable();
         while let Some(from) = wanted.peek().map(|row| **row)
             && self.bytes <= self.bytes_max
         {
-            let (mut failed, mut passed, mut is_end) = (None, 0, true);
+            let (mut failed, mut passed, mut left_off) = (None, 0, false);
             let more = &mut self.more;
-            store.scan(from.as_slice(), last.next().as_slice(), &mut |key, value| {
+            let to = neighbours_end(from, wanted.clone(), self.rows_passed);
+            store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
                 while wanted.next_if(|row| row.as_slice() < key).is_some() {} // Not there.
                 if wanted.next_if(|row| row.as_slice() == key).is_some() {
                     passed = 0;
                     self.bytes += value.len();
                     failed = machine.warm_row(key, value, more).err();
                 } else {
-                    passed += 1;
+                    passed += 1 + value.len() / PASSED_BYTES;
                 }
-                is_end =
-                    failed.is_none() && passed <= self.rows_passed && self.bytes <= self.bytes_max;
-                is_end
+                left_off =
+                    failed.is_some() || passed > self.rows_passed || self.bytes > self.bytes_max;
+                !left_off
             })?;
             if let Some(error) = failed {
                 return Err(Error::Bytes(error));
             }
-            if is_end {
-                break; // Whoever is still wanted is not there.
+            if !left_off {
+                while wanted.next_if(|row| **row < to).is_some() {} // Not there.
             }
         }
-        Ok(true)
+        Ok(!self.rows.is_empty())
     }
 
     fn fetch_ranges(
@@ -235,6 +244,23 @@ impl Fetch {
         }
         Ok(any)
     }
+}
+
+/// Where a scan ends that begins with the row `from` and reads those of the `wanted` that are near.
+fn neighbours_end<'a>(
+    from: RowKey,
+    wanted: impl Iterator<Item = &'a RowKey>,
+    rows_passed: usize,
+) -> RowKey {
+    let near = NAMES_PER_ROW * (rows_passed as u64 + 1);
+    let mut last = from;
+    for row in wanted.take(SCAN_ROWS_MAX) {
+        if last.names_to(row).is_none_or(|names| names > near) {
+            break;
+        }
+        last = *row;
+    }
+    last.next()
 }
 
 /// Whether the range is read for something that goes on with every tick.

@@ -44,7 +44,7 @@ pub struct Options {
     /// largest body.
     pub range_bytes: usize,
     /// Rows that nobody wants and a scan passes over on its way to the next one that somebody
-    /// wants; behind more of them it seeks.
+    /// wants, where they are small; behind more of them it seeks.
     pub rows_passed: usize,
     /// Bytes of the journal that are decoded at once by recovery.
     pub gather_bytes: usize,

@@ -171,6 +171,30 @@ fn answers_that_take_much_memory_leave_in_parts() {
 }
 
 #[test]
+fn leases_that_are_settled_together_come_back_into_memory_in_parts() {
+    let options = Options { answer_bytes: 50_000, ..Options::default() };
+    let store = MemoryStore::default();
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(queue(0), Config::default())]);
+    let sends = (0..100).map(|number| send(queue(0), &number.to_string(), 10_000));
+    call(&mut partition, 0, sends.collect());
+    let leased = deliveries(call(&mut partition, 0, vec![receive(queue(0), 100)]));
+    assert_eq!(leased.len(), 100);
+    partition.checkpoint().unwrap();
+    drop(partition);
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    assert_eq!(partition.machine().usage().leases, 100);
+    submit(&mut partition, 1, leased.iter().map(|delivery| done(delivery.lease, 0)).collect());
+    let parts = answers(&mut partition);
+    assert!(parts.len() >= 10, "{} parts for a megabyte", parts.len());
+    let outcomes = parts.iter().flat_map(|part| &part.outcomes);
+    let settled = outcomes.filter(|said| matches!(said, Outcome::Settled(Settled::Ok { .. })));
+    assert_eq!(settled.count(), 100);
+    let usage = partition.machine().usage();
+    assert_eq!((usage.leases, usage.messages), (0, 0));
+}
+
+#[test]
 fn a_list_larger_than_a_batch_is_decided_whole_and_in_order() {
     let options = Options { batch_bytes: 1_000, in_flight_bytes: 1_000, ..Options::default() };
     let store = MemoryStore::default();

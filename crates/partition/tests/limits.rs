@@ -53,7 +53,7 @@ impl World {
         let reports: Vec<Report> =
             self.partitions.iter_mut().flat_map(Partition::take_reports).collect();
         for report in &reports {
-            self.partitions[usize::from(1 - report.partition)].hear(report);
+            assert!(self.partitions[usize::from(1 - report.partition)].hear(report));
         }
         reports
     }
@@ -121,4 +121,18 @@ fn a_queue_that_is_created_again_begins_with_nothing_elsewhere() {
     world.configure(Config { max_messages: Some(1), ..Config::default() });
     world.report();
     world.send(1, "b").unwrap();
+}
+
+#[test]
+fn a_report_about_a_queue_that_is_not_known_yet_is_to_be_told_again() {
+    let mut world = World::new(Config { max_messages: Some(1), ..Config::default() });
+    world.send(0, "a").unwrap();
+    let report = world.partitions[0].take_reports().remove(0);
+    assert_eq!(world.run(1, Command::Delete(queue())), Outcome::Ok);
+    assert!(!world.partitions[1].hear(&report));
+    let config = Config { max_messages: Some(1), ..Config::default() };
+    let configure = Configure { queue: queue(), config, if_version: None };
+    world.run(1, Command::Configure(configure));
+    assert!(world.partitions[1].hear(&report));
+    assert_eq!(world.send(1, "b"), Err(Quota::Messages));
 }

@@ -492,6 +492,14 @@ impl OnDisk {
         }
     }
 
+    /// Cuts a checkpoint and waits until it is written.
+    fn checkpoint(&mut self, ms: u64) {
+        self.partition.checkpoint().unwrap();
+        while self.partition.is_checkpointing() {
+            self.call(ms, vec![]);
+        }
+    }
+
     /// A whole life.
     fn live(&mut self, ms: u64, key: &str) {
         self.call(ms, vec![send(key, None)]);
@@ -564,6 +572,38 @@ fn rows_are_read_by_name_however_far_apart_they_are() {
         assert_eq!(partition.machine().usage().messages, 0, "nothing else is read");
         assert_eq!(partition.machine().usage().leases, 300 - wanted.len());
     }
+}
+
+#[test]
+fn rows_that_are_far_apart_are_read_without_what_was_deleted_between_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = OnDisk::open(directory.path());
+    disk.call(0, vec![configure(Config::default())]);
+    let mut leased = Vec::new();
+    for round in 0..6 {
+        let sends = (0..1_000).map(|number| send(&format!("{round}-{number}"), None));
+        disk.call(1, sends.collect());
+        leased.extend(deliveries(&disk.call(1, vec![receive(1_000)])));
+    }
+    // So many wait behind them that what is deleted is not worth a merge.
+    for round in 6..30 {
+        let sends = (0..1_000).map(|number| send(&format!("{round}-{number}"), None));
+        disk.call(1, sends.collect());
+    }
+    disk.checkpoint(2);
+    let (first, last) = (leased.remove(0), leased.pop().unwrap());
+    disk.call(3, leased.iter().map(|delivery| done(delivery.lease)).collect());
+    disk.checkpoint(4);
+    drop(disk);
+    let mut disk = OnDisk::open(directory.path());
+    assert_eq!(disk.partition.machine().usage().leases, 2);
+    let blocks = |disk: &OnDisk| disk.partition.store().archive().stats().blocks_read;
+    let before = blocks(&disk);
+    let answers = disk.call(5, vec![done(first.lease), done(last.lease)]);
+    let is_done = |outcome: &Outcome| matches!(outcome, Outcome::Settled(Settled::Ok { .. }));
+    assert!(answers.iter().all(is_done), "{answers:?}");
+    let read = blocks(&disk) - before;
+    assert!(read <= 8, "two leases, and {read} blocks were read");
 }
 
 #[test]

@@ -51,7 +51,11 @@ impl Model {
         let found = self.queue_mut(queue);
         let (below, keys_from) = (found.purge.expect("somebody purged it"), found.keys_from);
         for digest in digests {
-            let index = self.by_digest(digest).expect("who is purged was there");
+            let Some(index) = self.by_digest(digest) else {
+                // A redrive of the same moment may have freed a claim.
+                assert!(self.freed.contains(digest), "who is purged was there");
+                continue;
+            };
             let message = &self.messages[index];
             assert!(message.is_purged(queue, below), "nobody purged {message:?}");
             self.purge_one(index, self.messages[index].seq < keys_from);
@@ -96,6 +100,7 @@ impl Model {
             let Some(index) = self.by_digest(digest) else { continue };
             assert!(job.matches(&self.messages[index]), "not meant: {:?}", self.messages[index]);
             job.view.moved += 1;
+            self.freed.extend(Some(*digest).filter(|_| self.messages[index].claim));
             self.redrive_one(index);
         }
         job.view.matched += matched;
@@ -120,6 +125,8 @@ impl Model {
             // A purge of the same moment may have been faster.
             if let Some(index) = dead.filter(|_| !job.view.dry_run) {
                 job.view.moved += 1;
+                let message = &self.messages[index];
+                self.freed.extend(Some(message.digest).filter(|_| message.claim));
                 self.redrive_one(index);
             }
         }

@@ -474,7 +474,7 @@ fn batch() -> impl Strategy<Value = Op> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let take = (queue(), 1u32..5, lease_ms(), 0u8..2, prop::option::weighted(0.3, 0u8..3));
+    let take = (queue(), 1u32..5, lease_ms(), 0u8..2, prop::option::weighted(0.3, 0u8..6));
     let take = (take, any::<bool>()).prop_map(|((queue, max, lease_ms, worker, id), several)| {
         Take { queue, max, lease_ms, worker, receive_id: id, several }
     });

@@ -52,7 +52,10 @@ impl Runner {
                 self.quiet();
             }
             Op::Expire => self.quiet(),
-            Op::Tick => self.tick(),
+            Op::Tick => {
+                self.tick();
+                self.end_delays();
+            }
             Op::Crash => {
                 match self.dying {
                     Dying::Once => self.world.crash(),
@@ -239,6 +242,7 @@ impl Runner {
         let names: BTreeMap<QueueId, String> = (0..1_000).filter_map(name_of).collect();
         self.world.run(Command::Expire);
         self.model.lost.clear();
+        self.model.freed.clear();
         for decision in self.world.decided_since(batches) {
             let queue = match &decision {
                 Decision::Purged { queue, .. } | Decision::Redriven { queue, .. } => Some(queue),

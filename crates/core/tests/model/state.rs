@@ -34,6 +34,8 @@ pub(crate) struct Model {
     pub(crate) relays: BTreeMap<u64, Relay>,
     /// Messages whose leases ended in the step at hand.
     pub(crate) lost: Vec<Digest>,
+    /// Claims that a redrive freed in it.
+    pub(crate) freed: Vec<Digest>,
     /// Every lease that was ever handed out.
     pub(crate) leases: Vec<LeaseName>,
 }

@@ -12,8 +12,9 @@ impl<S: Store> Partition<S> {
         self.machine.take_reports()
     }
 
-    /// Takes in what another partition holds. Told before every submit.
-    pub fn hear(&mut self, report: &Report) {
-        self.machine.hear(report);
+    /// Takes in what another partition holds. Told before every submit. Returns whether the queue is
+    /// known here; where it is not, the newest report is told again later.
+    pub fn hear(&mut self, report: &Report) -> bool {
+        self.machine.hear(report)
     }
 }

@@ -26,15 +26,22 @@ impl Shared {
         }
     }
 
-    /// What the writer of a partition has not heard yet.
-    pub(super) fn unheard(&self, partition: usize) -> Vec<Report> {
-        let Some(unheard) = self.unheard.get(partition) else { return Vec::new() };
+    /// Lets a partition hear what it has not heard yet. Reports about queues that it does not know
+    /// yet are kept.
+    pub(super) fn hear(&self, number: usize, mut hear: impl FnMut(&Report) -> bool) {
+        let Some(unheard) = self.unheard.get(number) else { return };
         let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
-        let reports = unheard.drain().map(|((queue, partition), holding)| Report {
-            partition,
-            queue,
-            holding,
+        unheard.retain(|(queue, partition), holding| {
+            let (partition, queue, holding) = (*partition, queue.clone(), *holding);
+            !hear(&Report { partition, queue, holding })
         });
-        reports.collect()
+    }
+
+    /// The queue was deleted in all partitions.
+    pub(super) fn forget_reports(&self, queue: &QueueName) {
+        for unheard in &self.unheard {
+            let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
+            unheard.retain(|(known, _), _| known != queue);
+        }
     }
 }

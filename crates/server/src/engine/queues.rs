@@ -130,6 +130,10 @@ impl Engine {
 
     async fn carry_out(&self, change: Change) -> Told<Changed> {
         let _one = self.shared.change_lock(change.queue()).lock().await;
+        let deleted = match &change {
+            Change::Delete(queue) => Some(queue.clone()),
+            _ => None,
+        };
         let mut running = Running::begin(change, &mut self.shared.routes_mut());
         while let Some(steps) = running.next() {
             let calls: Vec<_> = steps
@@ -142,7 +146,11 @@ impl Engine {
             }
             running.done(outcomes, &mut self.shared.routes_mut());
         }
-        Ok(running.end())
+        let ended = running.end();
+        if let (Some(queue), Ok(_)) = (deleted, &ended) {
+            self.shared.forget_reports(&queue);
+        }
+        Ok(ended)
     }
 
     /// A queue, its partitions put together.

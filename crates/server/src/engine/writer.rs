@@ -237,7 +237,7 @@ impl Writer {
     fn submit(&mut self, at: Time, commands: Vec<Command>) -> Result<(), hapax_partition::Error> {
         let count = commands.len();
         let stamp = Stamp { at, random: fastrand::u64(..) };
-        self.shared.unheard(self.number).iter().for_each(|report| self.partition.hear(report));
+        self.shared.hear(self.number, |report| self.partition.hear(report));
         let ticket = self.partition.submit(stamp, commands)?;
         self.report();
         let parts = std::mem::take(&mut self.parts);

@@ -257,7 +257,8 @@ async fn results_that_wait_on_a_stream_are_bounded_and_found_when_they_are_asked
     for answer in &answers {
         match answer.kind() {
             AnswerKind::Done => {
-                assert_eq!(answer.result.as_ref().unwrap().body.len(), 1_000_000);
+                let result = answer.outcome.as_ref().unwrap().result.as_ref().unwrap();
+                assert_eq!(result.body.len(), 1_000_000);
                 results += 1;
             }
             _ => {
