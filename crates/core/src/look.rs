@@ -124,6 +124,7 @@ impl Machine {
             group.and_then(|group| group.members.oldest(is_ready).map(|(_, slot)| slot).next());
         let oldest = [single, member].into_iter().flatten();
         QueueView {
+            number: queue.id,
             config: queue.config.clone(),
             version: queue.version,
             created_at: queue.created_at,

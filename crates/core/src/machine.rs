@@ -494,6 +494,11 @@ impl Machine {
         self.queues.get(id).map(|queue| &queue.name)
     }
 
+    /// The number of the next queue that is created: those of all before it are below.
+    pub fn next_queue(&self) -> QueueId {
+        self.queues.next_id()
+    }
+
     /// How many messages of a queue are ready.
     pub fn ready(&self, id: QueueId) -> u64 {
         self.queues.get(id).map_or(0, |queue| queue.stats.ready)

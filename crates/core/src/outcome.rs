@@ -313,6 +313,8 @@ impl KeyView {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct QueueView {
+    /// The queue's number in its partition, which no other queue ever has there.
+    pub number: QueueId,
     pub config: Config,
     pub version: u64,
     pub created_at: Time,

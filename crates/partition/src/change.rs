@@ -19,7 +19,7 @@
 use std::collections::{HashMap, HashSet};
 
 use hapax_core::{
-    Command, Configure, Follow, Machine, Outcome, Purge, QueueName, QueueView, Refusal, Time,
+    Command, Configure, Follow, Machine, Outcome, Purge, QueueId, QueueName, QueueView, Refusal,
 };
 
 use crate::route::{LEADER, Routes};
@@ -209,34 +209,34 @@ impl Running {
     }
 }
 
-/// The version of a queue as the others know it: when the leader created it, and how often it was
-/// changed since. It grows with every change, also where a queue is deleted and created again.
+/// The version of a queue as the others know it: its number in the leader, and how often it was
+/// changed since it was created. It grows with every change, also where a queue is deleted and
+/// created again, at the same moment or later.
 fn edition(leads: &QueueView) -> u64 {
-    leads.created_at.0 << VERSION_BITS | leads.version.min(VERSION_MAX)
+    (u64::from(leads.number) + 1) << VERSION_BITS | leads.version.min(VERSION_MAX)
 }
 
-const VERSION_BITS: u32 = 22;
+const VERSION_BITS: u32 = 32;
 const VERSION_MAX: u64 = (1 << VERSION_BITS) - 1;
 
-/// When the leader created a queue of this edition; `None` where release 0.1 wrote it, which
+/// The number in the leader of a queue of this edition; `None` where release 0.1 wrote it, which
 /// counted in every partition by itself.
-fn created_at(edition: u64) -> Option<Time> {
-    let at = edition >> VERSION_BITS;
-    (at > 0).then_some(Time(at))
+fn number(edition: u64) -> Option<u64> {
+    (edition >> VERSION_BITS).checked_sub(1)
 }
 
 /// What one partition knows of the queues, before it is served.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// The time of its last batch.
-    pub now: Time,
+    /// The number of the next queue that it creates.
+    pub next_queue: QueueId,
     pub queues: Vec<(QueueName, QueueView)>,
 }
 
 impl Known {
     pub fn of(machine: &Machine) -> Self {
         let queues = machine.queues().map(|(name, view)| (name.clone(), view)).collect();
-        Self { now: machine.now(), queues }
+        Self { next_queue: machine.next_queue(), queues }
     }
 
     fn views(&self) -> HashMap<&QueueName, &QueueView> {
@@ -259,9 +259,8 @@ pub struct LeaderBehind {
 /// start. Asked again after they are carried out, until there are none: a queue that the leader
 /// has to learn first reaches the others in the second round.
 ///
-/// A queue is deleted where the leader's journal shows that the leader deleted it: the leader has
-/// seen times after the queue was created, and has it no more. A leader without that knowledge
-/// deletes nothing.
+/// A queue is deleted where the leader deleted it: its number was given by the leader, which has it
+/// no more. A leader that has not come to that number deletes nothing.
 pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
     let Some((leader, followers)) = partitions.split_first() else { return Ok(Vec::new()) };
     let mut lead: Vec<Command> = Vec::new();
@@ -278,8 +277,8 @@ pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
         }
         let left = known.queues.iter().filter(|(queue, _)| !leads.contains_key(queue));
         for (queue, view) in left {
-            match created_at(view.version) {
-                Some(created_at) if created_at <= leader.now => {
+            match number(view.version) {
+                Some(number) if number < leader.next_queue.into() => {
                     commands.push(Command::Delete(queue.clone()));
                 }
                 Some(_) => return Err(behind(queue)),
@@ -330,9 +329,9 @@ fn follow(
         None => commands.push(follow()),
         Some(known) if known.version > newest => return Err(()),
         Some(known) if known.version == newest => {}
-        Some(known) => match created_at(known.version) {
+        Some(known) => match number(known.version) {
             // An earlier queue of the name, which the leader deleted.
-            Some(at) if at < leads.created_at => {
+            Some(number) if number < leads.number.into() => {
                 commands.extend([Command::Delete(queue.clone()), follow()]);
                 is_paused = false;
             }

@@ -255,6 +255,23 @@ fn k1_a_key_sent_while_its_queue_is_made_is_accepted_once() {
     }
 }
 
+/// A follower that was copied between the two, say, knows the earlier queue.
+#[test]
+fn a_queue_made_anew_at_the_same_moment_is_another_queue() {
+    let mut world = World::new();
+    let began = world.ms;
+    world.all(configure(Config::default())).unwrap();
+    let content = Content::builder("k").build(b"b").unwrap();
+    world.call(1, vec![Command::Send(Send::new(queue(), content))]);
+    world.ms = began; // Partition 0 has seen no later time than that of the creation.
+    let anew = Config { order: Order::Group, ..Config::default() };
+    let configure = Configure { queue: queue(), config: anew.clone(), if_version: None };
+    world.call(0, vec![Command::Delete(queue()), Command::Configure(configure)]);
+    world.restart().unwrap();
+    assert_eq!(world.agreed().unwrap().config, anew);
+    assert_eq!(world.ready(), 0, "what the earlier one had is gone with it");
+}
+
 /// A follower that knows an earlier queue of the name, which was paused or not, starts with the
 /// new one as the leader has it.
 #[test]

@@ -68,12 +68,18 @@ pub struct Checker {
     here: usize,
     items: Vec<Item>,
     lives: Vec<Life>,
+    /// What an item is instead where the broker was set back to a copy in which its queue was made
+    /// anew, and its key has moved to another partition with it.
+    moved: BTreeMap<ItemId, Life>,
     by_name: BTreeMap<(usize, String, String), ItemId>,
     by_number: BTreeMap<(u64, Arc<str>), ItemId>,
     ids: BTreeMap<MessageId, ItemId>,
     dates: BTreeMap<ItemId, BTreeSet<Time>>,
     /// Leases by partition and fence.
     leases: BTreeMap<(usize, Fence), Lease>,
+    /// Leases that ended in a result and were forgotten when the broker was set back: the copy may
+    /// have the result.
+    finished: BTreeSet<(ItemId, Fence)>,
     fence_max: Vec<Fence>,
     /// Which partition gave each fence.
     fences: BTreeMap<Fence, usize>,
@@ -105,6 +111,8 @@ impl Checker {
             ids: BTreeMap::new(),
             dates: BTreeMap::new(),
             leases: BTreeMap::new(),
+            finished: BTreeSet::new(),
+            moved: BTreeMap::new(),
             fence_max: vec![Fence(0); partitions],
             fences: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -122,7 +130,13 @@ impl Checker {
     pub fn set_back(&mut self, then: &Self) {
         self.lives.clone_from(&then.lives);
         self.lives.resize_with(self.items.len(), Life::unknown);
+        self.moved.clone_from(&then.moved);
         self.ids.clone_from(&then.ids);
+        let done = self
+            .leases
+            .iter()
+            .filter_map(|((_, fence), lease)| lease.finished().map(|item| (item, *fence)));
+        self.finished.extend(done);
         self.leases.clone_from(&then.leases);
         self.queues.clone_from(&then.queues);
         self.receives.values_mut().for_each(|lost| *lost = true);

@@ -28,7 +28,10 @@ impl Model {
             queue.config = configure.config.clone();
             queue.version += 1;
         } else {
+            let number = self.next_queue;
+            self.next_queue += 1;
             self.queues.push(Queue {
+                number,
                 name: configure.queue.clone(),
                 config: configure.config.clone(),
                 version: 1,

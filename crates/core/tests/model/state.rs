@@ -26,6 +26,7 @@ pub(crate) struct Model {
     pub(crate) epoch: u32,
     pub(crate) next_fence: u64,
     pub(crate) next_seq: Seq,
+    pub(crate) next_queue: u32,
     pub(crate) next_relay: u64,
     pub(crate) queues: Vec<Queue>,
     pub(crate) messages: Vec<Message>,
@@ -42,6 +43,7 @@ pub(crate) struct Model {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Queue {
+    pub(crate) number: u32,
     pub(crate) name: QueueName,
     pub(crate) config: Config,
     pub(crate) version: u64,
@@ -452,6 +454,7 @@ impl Model {
     pub(crate) fn show(&self, queue: &Queue) -> QueueView {
         let first = self.deliverable(&queue.name.queue).first().map(|list| list[0]);
         QueueView {
+            number: queue.number,
             config: queue.config.clone(),
             version: queue.version,
             created_at: queue.created_at,

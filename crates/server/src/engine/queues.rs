@@ -327,8 +327,8 @@ impl Engine {
     /// Completes changes of queues that a crash broke off, given what the partitions knew before
     /// anything was done with them. Blocks.
     pub(super) fn reconcile(&self, mut known: Vec<Known>) -> Result<(), Error> {
-        // What a queue of a follower is compared with: the leader's time goes on from here.
-        let led_until = known.first().map(|leader| leader.now);
+        // What a queue of a follower is compared with: the leader may create some itself.
+        let next_queue = known.first().map(|leader| leader.next_queue);
         loop {
             let steps = self.shared.data.missing_steps(&known)?;
             if steps.is_empty() {
@@ -344,8 +344,8 @@ impl Engine {
             }
             let now = (0..self.partitions()).map(|partition| self.known(partition));
             known = now.collect::<Result<_, _>>().map_err(Error::Stopped)?;
-            if let (Some(leader), Some(led_until)) = (known.first_mut(), led_until) {
-                leader.now = led_until;
+            if let (Some(leader), Some(next_queue)) = (known.first_mut(), next_queue) {
+                leader.next_queue = next_queue;
             }
         }
     }

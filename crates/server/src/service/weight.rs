@@ -81,6 +81,7 @@ mod tests {
         let weights = Weights::new([("shop".into(), ceiling)].into());
         let queue = |tenant, ready| {
             let view = QueueView {
+                number: 0,
                 config: Config::default(),
                 version: 1,
                 created_at: Time(0),

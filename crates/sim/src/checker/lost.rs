@@ -3,7 +3,7 @@
 use hapax_core::{OnDead, Time};
 
 use super::lease::End;
-use super::{Begun, Checker, Places};
+use super::{Begun, Checker, Life, Places};
 use crate::op::{Held, How, Op};
 use crate::scene::{ItemId, Variant, result_of};
 
@@ -27,6 +27,29 @@ impl Checker {
             self.lost_by_the_rules(at, op);
         }
         self.state_mut(queue).config = known;
+    }
+
+    /// The same of a request that may be in the copy which the broker was set back to. A key that
+    /// was at home in another partition when the copy was begun is here if its queue was made anew
+    /// in the meantime, and is still there if that is not in the copy.
+    pub fn perhaps_copied(&mut self, partition: usize, at: Time, op: &Op) {
+        if let Op::Send { item, .. } | Op::Claim { item, .. } = op
+            && self.lives.get(*item).and_then(|life| life.home).is_some_and(|at| at != partition)
+        {
+            self.moved.entry(*item).or_insert_with(Life::unknown);
+        }
+        let is_here = |life: &Life| life.home.is_none_or(|home| home == partition);
+        let here = self.moved.iter().filter(|(_, life)| is_here(life)).map(|(item, _)| *item);
+        let here: Vec<ItemId> = here.collect();
+        here.iter().for_each(|item| self.swap_moved(*item));
+        self.lost(partition, at, op);
+        here.iter().for_each(|item| self.swap_moved(*item));
+    }
+
+    fn swap_moved(&mut self, item: ItemId) {
+        if let (Some(life), Some(moved)) = (self.lives.get_mut(item), self.moved.get_mut(&item)) {
+            std::mem::swap(life, moved);
+        }
     }
 
     fn lost_by_the_rules(&mut self, at: Time, op: &Op) {

@@ -267,6 +267,9 @@ impl Checker {
         for item in self.homed(queue) {
             if let Some(life) = self.lives.get_mut(item) {
                 life.vanish();
+                if let Some(moved) = self.moved.remove(&item) {
+                    *life = moved;
+                }
             }
         }
     }
