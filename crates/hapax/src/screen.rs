@@ -170,10 +170,13 @@ fn has_colour(stream: &impl IsTerminal) -> bool {
     !is_set("NO_COLOR") && (is_forced || (stream.is_terminal() && !is_dumb))
 }
 
-/// Text of others, made harmless: no control characters, nothing that turns the direction.
+/// Control characters, and those that turn the direction.
+fn is_harmful(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Text of others, made harmless.
 pub(crate) fn clean(text: &str) -> String {
-    let is_harmful =
-        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match is_harmful(c) {
@@ -181,6 +184,28 @@ pub(crate) fn clean(text: &str) -> String {
             false => out.push(c),
         }
     }
+    out
+}
+
+/// Text of others as one word of a shell command, to be copied.
+pub(crate) fn word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_.,:/@%+=".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    if clean(text) == text {
+        return format!("'{}'", text.replace('\'', r"'\''"));
+    }
+    // What a terminal must not see is spelled as bash, zsh and ksh read it.
+    let mut out = String::from("$'");
+    for c in text.chars() {
+        match c {
+            '\'' | '\\' => out.extend(['\\', c]),
+            _ if is_harmful(c) => out.push_str(&format!("\\u{:04x}", u32::from(c))),
+            _ => out.push(c),
+        }
+    }
+    out.push('\'');
     out
 }
 
@@ -382,5 +407,17 @@ mod tests {
         assert_eq!(brief("abcdef", 3), "abc…");
         assert_eq!(brief("abc", 3), "abc");
         assert_eq!(body(&[0xff, 0xfe], 10), "<2 bytes>");
+    }
+
+    #[test]
+    fn a_word_of_a_command_is_one_word_to_the_shell() {
+        for plain in ["order-42", "a.b:c/d@e%f+g=h,i", "größe"] {
+            assert_eq!(word(plain), plain);
+        }
+        assert_eq!(word(""), "''");
+        assert_eq!(word("three lemons"), "'three lemons'");
+        assert_eq!(word("$(rm) `x` \\"), "'$(rm) `x` \\'");
+        assert_eq!(word("it's"), r"'it'\''s'");
+        assert_eq!(word("a'\\\u{202e}b"), r"$'a\'\\\u202eb'");
     }
 }

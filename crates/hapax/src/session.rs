@@ -299,10 +299,6 @@ impl KeyArguments {
         &self.queue
     }
 
-    pub(crate) fn key(&self) -> &str {
-        &self.key
-    }
-
     pub(crate) fn request(&self) -> proto::KeyRequest {
         proto::KeyRequest {
             queue: self.queue.clone(),

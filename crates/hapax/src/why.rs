@@ -3,7 +3,15 @@
 use hapax_wire::proto::{Key, State};
 
 use crate::moment::{plain, relative};
-use crate::screen::{body, brief, clean, state_name as name};
+use crate::screen::{body, brief, clean, state_name as name, word};
+
+/// What is known of a key's queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Around {
+    pub(crate) held: Held,
+    /// Whether the queue deduplicates per group, so that a key is named together with its group.
+    pub(crate) keys_per_group: bool,
+}
 
 /// What keeps a ready message from a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,8 +26,7 @@ pub(crate) enum Held {
 }
 
 /// One sentence for people, and the command that helps where one does.
-pub(crate) fn why(queue: &str, key: &Key, held: &Held, now_ms: u64) -> String {
-    let shown = clean(&key.key);
+pub(crate) fn why(queue: &str, key: &Key, around: &Around, now_ms: u64) -> String {
     let when = |ms: u64| format!("{} ({})", plain(ms), relative(now_ms, ms));
     let deadline = key.deadline_ms.map(when);
     let mut text = match key.state() {
@@ -29,7 +36,7 @@ pub(crate) fn why(queue: &str, key: &Key, held: &Held, now_ms: u64) -> String {
                 0 => String::new(),
                 many => format!(", after {}{}", attempts(many), last_error(&key.error)),
             };
-            format!("{} {}{tried}", waits(queue, held), when(ready_since(key)))
+            format!("{} {}{tried}", waits(queue, key, around), when(ready_since(key)))
         }
         State::Delayed if key.attempts == 0 => match deadline {
             Some(deadline) => format!("was sent with a delay and is due at {deadline}"),
@@ -48,15 +55,15 @@ pub(crate) fn why(queue: &str, key: &Key, held: &Held, now_ms: u64) -> String {
             deadline.unwrap_or_else(|| "its deadline".to_owned())
         ),
         State::Parked => format!(
-            "its effect had begun when {} lost the lease, so nobody knows whether it happened. \
-             Find out, then: hapax resolve {queue} {shown} --done RESULT, or --retry",
-            somebody(&key.worker)
+            "{}. Find out, then: {} --done RESULT, or --retry",
+            in_doubt(key),
+            resolve(queue, &key.key, around.group_of(key))
         ),
         State::Dead => format!(
-            "dead after {}{}. Once the cause is gone: \
-             hapax dead redrive {queue} --key {shown} --yes",
+            "dead after {}{}. Once the cause is gone: {}",
             attempts(key.attempts),
-            last_error(&key.error)
+            last_error(&key.error),
+            redrive(queue, &key.key, around.group_of(key))
         ),
         State::Discarded => "was given up by an operator; its key stays remembered, so that a \
                              late retry does not run it"
@@ -69,25 +76,70 @@ pub(crate) fn why(queue: &str, key: &Key, held: &Held, now_ms: u64) -> String {
     text
 }
 
+impl Around {
+    /// The group that a command has to name with the key.
+    fn group_of<'a>(&self, key: &'a Key) -> Option<&'a str> {
+        (self.keys_per_group && !key.group.is_empty()).then_some(key.group.as_str())
+    }
+}
+
+/// Why nobody knows whether the effect of a parked message happened.
+fn in_doubt(key: &Key) -> String {
+    let who = somebody(&key.worker);
+    let parked = key.history.iter().rposition(|event| event.event == "parked");
+    let before = parked.and_then(|place| key.history.get(..place)?.last());
+    match before.is_some_and(|event| event.event == "lost") {
+        true => format!(
+            "its effect had begun when {who} lost the lease, so nobody knows whether it happened"
+        ),
+        false => format!(
+            "its effect had begun, and {who} does not know whether it happened{}",
+            last_error(&key.error)
+        ),
+    }
+}
+
+/// The command that resolves a parked message, up to the decision.
+pub(crate) fn resolve(queue: &str, key: &str, group: Option<&str>) -> String {
+    format!("hapax resolve {queue} {}{}", word(key), in_group(group))
+}
+
+/// The command that redrives a dead message. A redrive names no key within a group.
+fn redrive(queue: &str, key: &str, group: Option<&str>) -> String {
+    match group {
+        None => format!("hapax dead redrive {queue} --key {} --yes", word(key)),
+        Some(group) => format!(
+            "hapax dead redrive {queue} --group {} --yes, which takes all dead ones of the group",
+            word(group)
+        ),
+    }
+}
+
+/// What names the group of a key in a command.
+pub(crate) fn in_group(group: Option<&str>) -> String {
+    group.map(|group| format!(" --group {}", word(group))).unwrap_or_default()
+}
+
 /// What a ready message waits for, up to the time.
-fn waits(queue: &str, held: &Held) -> String {
-    match held {
+fn waits(queue: &str, waiting: &Key, around: &Around) -> String {
+    let group = around.group_of(waiting);
+    match &around.held {
         Held::Free => "waits for a worker since".to_owned(),
         Held::Paused => format!(
             "its queue is paused: nothing is delivered before hapax queue resume {queue}; ready \
              since"
         ),
         Held::Behind { key, state } => {
-            let key = clean(key);
             let helps = match state {
                 State::Dead => {
-                    format!(", until hapax dead redrive {queue} --key {key} --yes, or dead discard")
+                    format!(", until {}, or dead discard", redrive(queue, key, group))
                 }
-                State::Parked => format!(", until hapax resolve {queue} {key}"),
+                State::Parked => format!(", until {}", resolve(queue, key, group)),
                 _ => String::new(),
             };
             format!(
-                "waits behind {key} of its group, which is {}{helps}; ready since",
+                "waits behind {} of its group, which is {}{helps}; ready since",
+                clean(key),
                 name(*state)
             )
         }
@@ -173,7 +225,7 @@ mod tests {
 
     #[track_caller]
     fn check(key: Key, expected: &str) {
-        assert_eq!(why("orders", &key, &Held::Free, NOW), expected);
+        assert_eq!(why("orders", &key, &Around::default(), NOW), expected);
     }
 
     #[test]
@@ -214,7 +266,10 @@ mod tests {
     #[test]
     fn what_is_ready_and_cannot_be_taken_tells_what_is_in_its_way() {
         let ready = Key { attempts: 0, ..key(State::Ready) };
-        let told = |held: Held| why("orders", &ready, &held, NOW);
+        let told = |held| {
+            let around = Around { held, keys_per_group: false };
+            why("orders", &ready, &around, NOW)
+        };
         assert!(told(Held::Paused).starts_with("its queue is paused"), "{}", told(Held::Paused));
         let behind = |state| told(Held::Behind { key: "order-41".to_owned(), state });
         let leased = behind(State::Leased);
@@ -241,10 +296,45 @@ mod tests {
     #[test]
     fn what_has_ended_badly_tells_the_next_step() {
         let dead = Key { error: "no".to_owned(), ..key(State::Dead) };
-        let dead = why("orders", &dead, &Held::Free, NOW);
+        let dead = why("orders", &dead, &Around::default(), NOW);
         assert!(dead.starts_with("dead after 1 attempt: no. Once the cause is gone: "), "{dead}");
         assert!(dead.ends_with("hapax dead redrive orders --key order-42 --yes"), "{dead}");
-        let parked = why("orders", &key(State::Parked), &Held::Free, NOW);
+        let parked = why("orders", &key(State::Parked), &Around::default(), NOW);
         assert!(parked.contains("hapax resolve orders order-42 --done RESULT"), "{parked}");
+    }
+
+    #[test]
+    fn a_parked_message_tells_a_lost_lease_from_a_worker_that_does_not_know() {
+        let parked = |events: &[&str], error: &str| {
+            let history = events.iter().map(|event| proto::Event {
+                event: (*event).to_owned(),
+                ..proto::Event::default()
+            });
+            let (history, error) = (history.collect(), error.to_owned());
+            let parked = Key { history, error, ..key(State::Parked) };
+            why("orders", &parked, &Around::default(), NOW)
+        };
+        let lost = parked(&["sent", "failed", "begun", "lost", "parked"], "of the try before");
+        assert!(lost.starts_with("its effect had begun when billing-1 lost the lease, "), "{lost}");
+        assert!(!lost.contains("of the try before"), "{lost}");
+        let said = parked(&["sent", "lost", "begun", "failed", "parked"], "signal 9");
+        let expected = "its effect had begun, and billing-1 does not know whether it happened: \
+                        signal 9. Find out, then: ";
+        assert!(said.starts_with(expected), "{said}");
+    }
+
+    #[test]
+    fn where_keys_count_per_group_a_command_names_the_group() {
+        let around = Around { keys_per_group: true, ..Around::default() };
+        let told = |state, group: &str| {
+            let key = Key { group: group.to_owned(), key: "a b".to_owned(), ..key(state) };
+            why("orders", &key, &around, NOW)
+        };
+        let parked = told(State::Parked, "eu west");
+        assert!(parked.contains("hapax resolve orders 'a b' --group 'eu west' --done"), "{parked}");
+        let dead = told(State::Dead, "eu west");
+        assert!(dead.contains("hapax dead redrive orders --group 'eu west' --yes, "), "{dead}");
+        let alone = told(State::Dead, "");
+        assert!(alone.ends_with("hapax dead redrive orders --key 'a b' --yes"), "{alone}");
     }
 }

@@ -23,7 +23,7 @@ use tracing::Instrument;
 use crate::body::ResponseBody;
 use crate::builder::{Builder, Rules};
 use crate::event::{Event, Outcome};
-use crate::limits::TENANT_BYTES_MAX;
+use crate::limits::{NAMED_PATH_MAX, TENANT_BYTES_MAX};
 use crate::operation::Operation;
 use crate::prefer;
 use crate::problem::Problem;
@@ -283,9 +283,19 @@ fn ask(
         fingerprint: fingerprint(parts, &rules.fingerprint_headers, body),
         wait: prefer::wait(&parts.headers).map(|wait| wait.min(rules.wait_max)),
         route: route.to_string(),
+        request: named(parts),
         tenant,
         key,
     }))
+}
+
+/// A request as an operator reads it beside the claim key, which is a hash.
+fn named(parts: &Parts) -> String {
+    let path = parts.uri.path();
+    match path.char_indices().nth(NAMED_PATH_MAX) {
+        Some((end, _)) => format!("{} {}…", parts.method, path.get(..end).unwrap_or_default()),
+        None => format!("{} {path}", parts.method),
+    }
 }
 
 /// Answers without a handler and without a claim.

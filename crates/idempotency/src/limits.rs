@@ -6,6 +6,9 @@ use std::time::Duration;
 /// What a tenant may be called.
 pub(crate) const TENANT_BYTES_MAX: usize = 1_024;
 
+/// How many characters of a path are told in the error of what is in doubt.
+pub(crate) const NAMED_PATH_MAX: usize = 100;
+
 /// The largest request under a key: it is read whole, to be compared with the first one.
 pub(crate) const REQUEST_BYTES_MAX: usize = 1_024 * 1_024;
 /// The largest response that is remembered. With its headers it must fit into a result, and a

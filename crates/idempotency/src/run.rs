@@ -52,6 +52,8 @@ pub(crate) struct Asked {
     pub(crate) tenant: String,
     /// For the log.
     pub(crate) route: String,
+    /// Method and path, for whoever has to resolve it.
+    pub(crate) request: String,
     pub(crate) wait: Option<std::time::Duration>,
 }
 
@@ -314,7 +316,9 @@ where
             tell(rules, Outcome::Fresh, whole(parts, body))
         }
         (Remember::InDoubt, body) => {
-            settling.park("its handler does not know what became of it").await;
+            let status = parts.status.as_u16();
+            let why = format!("its handler answered {status}, not knowing what became of it");
+            settling.park(&why).await;
             tell(rules, Outcome::Fresh, whole(parts, body))
         }
         (Remember::Keep, Gathered::Broken(error)) => {

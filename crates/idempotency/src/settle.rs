@@ -55,9 +55,9 @@ impl Settling<'_> {
     /// Says that nobody knows whether it happened: a queue that parks keeps the key until somebody
     /// resolves it, any other frees it.
     pub(crate) async fn park(self, why: &str) {
-        let Asked { claim_key, route, .. } = self.asked;
+        let Asked { claim_key, route, request, .. } = self.asked;
         tracing::warn!(route, claim_key, "an operation is in doubt: {why}");
-        self.end(Settle::park(why), |settled| match settled {
+        self.end(Settle::park(format!("{request}: {why}")), |settled| match settled {
             Settled::Ok { .. } | Settled::LeaseLost { state: State::Parked, .. } => {
                 Settlement::InDoubt
             }

@@ -8,6 +8,7 @@ mod data;
 mod holdings;
 mod inbox;
 mod list;
+mod pages;
 mod queues;
 mod relay;
 mod shares;
@@ -32,8 +33,9 @@ pub use data::Data;
 use holdings::Unheard;
 use inbox::{Ask, Inbox, Reply};
 pub use list::{Kept, Omitted, Room};
+pub use pages::{Cursor, Page};
 use queues::Listing;
-pub use queues::{Cursor, Page, Survey, Told};
+pub use queues::{Survey, Told};
 use writer::Writer;
 
 /// How long a stop may take, from the last answer on.
@@ -366,9 +368,17 @@ impl Engine {
 
     /// The same command to every partition, the outcomes in their order.
     pub async fn call_all(&self, command: Command) -> Result<Vec<Outcome>, Stopped> {
+        self.call_every(vec![command; self.partitions()]).await
+    }
+
+    /// To every partition its command, the outcomes in their order.
+    async fn call_every(
+        &self,
+        commands: impl IntoIterator<Item = Command>,
+    ) -> Result<Vec<Outcome>, Stopped> {
         let mut replies = Vec::with_capacity(self.partitions());
-        for partition in 0..self.partitions() {
-            replies.push(self.start_call(partition, vec![command.clone()]));
+        for (partition, command) in commands.into_iter().enumerate() {
+            replies.push(self.start_call(partition, vec![command]));
         }
         let mut outcomes = Vec::with_capacity(replies.len());
         for reply in replies {

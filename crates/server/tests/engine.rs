@@ -202,8 +202,9 @@ fn pages_redrives_and_listings_put_partitions_together() {
     on_one_and_on_four(|engine, _| async move {
         create(&engine, "orders", Config { max_attempts: 1, ..Config::default() }).await;
         create(&engine, "a-second", Config::default()).await;
-        let sends = (0..50).map(|n| message("orders", &format!("k{n}"), "b")).collect();
-        engine.send(sends).await.unwrap();
+        for n in 0..50 {
+            engine.send(vec![message("orders", &format!("k{n}"), "b")]).await.unwrap();
+        }
         let mut left = 50;
         while left > 0 {
             let messages = engine.receive(receive("orders", 50), LONG).await.unwrap().unwrap();
@@ -215,16 +216,21 @@ fn pages_redrives_and_listings_put_partitions_together() {
             engine.settle(messages.into_iter().map(fail).collect()).await.unwrap();
         }
         let browse = Browse { queue: queue("orders"), place: Place::Dead, cursor: None, limit: 15 };
-        let (mut keys, mut cursor) = (Vec::new(), None);
+        let (mut listed, mut cursor) = (Vec::new(), None);
         loop {
-            let page = engine.browse(browse.clone(), cursor).await.unwrap().unwrap();
-            assert!(page.messages.len() <= 15);
-            keys.extend(page.messages.into_iter().filter_map(|view| view.key));
+            let mut page = engine.browse(browse.clone(), cursor).await.unwrap().unwrap();
+            assert!(page.messages.len() == 15 || page.next.is_none(), "a page is full");
+            page.truncate(11);
+            listed.extend(page.messages);
             match page.next {
                 Some(next) => cursor = Some(next),
                 None => break,
             }
         }
+        let ages: Vec<_> = listed.iter().map(|view| view.record.accepted_at).collect();
+        assert!(ages.is_sorted(), "the oldest first, wherever it lives: {ages:?}");
+        let mut keys: Vec<_> = listed.into_iter().filter_map(|view| view.key).collect();
+        assert_eq!(keys.len(), 50, "none is listed twice");
         keys.sort();
         keys.dedup();
         assert_eq!(keys.len(), 50);

@@ -107,7 +107,19 @@ impl Filter {
 impl Selection {
     /// A change without a selection would be a change of everything, by an oversight.
     fn check(&self) -> Result<(), Failure> {
-        let has_filter = !self.filter.is_empty();
+        self.check_filter(!self.filter.is_empty())
+    }
+
+    /// The same where a group names keys more exactly, and is no filter beside them.
+    fn check_keys_of_group(&self) -> Result<(), Failure> {
+        let mut filter = self.filter.clone();
+        if !self.keys.is_empty() {
+            filter.group = None;
+        }
+        self.check_filter(!filter.is_empty())
+    }
+
+    fn check_filter(&self, has_filter: bool) -> Result<(), Failure> {
         if self.yes && !self.all && self.keys.is_empty() && !has_filter {
             let next = "--key KEY, --error-contains TEXT, --group GROUP, --before TIME, \
                         --after TIME or --all";
@@ -123,7 +135,7 @@ impl Selection {
 pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Ls(list) => {
-            list.connection.on(&list.queue, async |session| ls(session, list).await).await
+            list.connection.on_existing(&list.queue, async |session| ls(session, list).await).await
         }
         Command::Redrive(redrive) => redrive::run(redrive).await,
         Command::Discard(discard) => discard::run(discard).await,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_wire::proto::{self, State};
+use serde_json::Value;
 
 use super::peek::PAGE;
 use crate::duration;
@@ -13,7 +14,7 @@ use crate::moment::{self, plain, relative};
 use crate::screen::{Colour, Output, Screen, Table, body, brief, clean};
 use crate::session::{Connection, KeyArguments, Session};
 use crate::shapes;
-use crate::why::{Held, why};
+use crate::why::{Around, Held, why};
 
 #[derive(Debug, Args)]
 pub(crate) struct Get {
@@ -32,7 +33,7 @@ pub(crate) struct Get {
 }
 
 pub(crate) async fn run(get: &Get) -> Result<Exit, Failure> {
-    get.connection.on(get.name.queue(), async |session| act(session, get).await).await
+    get.connection.on_existing(get.name.queue(), async |session| act(session, get).await).await
 }
 
 async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
@@ -51,8 +52,8 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
             (Some(result), _) => screen.bytes(&result.body).map(|()| exit).map_err(Failure::from),
             (None, Exit::Ok) => Ok(exit),
             (None, _) => {
-                let held = held(session, get.name.queue(), &key).await;
-                Err(Failure::new(exit, why(get.name.queue(), &key, &held, moment::now_ms())))
+                let around = around(session, get.name.queue(), &key).await;
+                Err(Failure::new(exit, why(get.name.queue(), &key, &around, moment::now_ms())))
             }
         };
     }
@@ -60,27 +61,37 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
         screen.json(&shapes::Key::of(&key))?;
         return Ok(exit);
     }
-    let held = held(session, get.name.queue(), &key).await;
-    print(screen, get.name.queue(), &key, &held)?;
+    let around = around(session, get.name.queue(), &key).await;
+    print(screen, get.name.queue(), &key, &around)?;
     Ok(exit)
+}
+
+/// What the queue has to do with the state of its key, as far as it may be seen.
+async fn around(session: &Session, queue: &str, key: &proto::Key) -> Around {
+    if !matches!(key.state(), State::Ready | State::Parked | State::Dead) {
+        return Around::default();
+    }
+    let Ok(shown) = session.client.queue(queue).await else { return Around::default() };
+    let rules: Value = serde_json::from_str(&shown.config_json).unwrap_or_default();
+    let held = match key.state() {
+        State::Ready if shown.paused => Held::Paused,
+        State::Ready => held(session, queue, key, &rules).await,
+        _ => Held::Free,
+    };
+    Around { held, keys_per_group: is(&rules, "dedup_scope", "group") }
+}
+
+fn is(rules: &Value, rule: &str, value: &str) -> bool {
+    rules.get(rule).is_some_and(|it| it == value)
 }
 
 /// What keeps a ready message from a worker. It looks at the first page of each place that holds a
 /// group, and says nothing of what it does not find there, or may not see.
-async fn held(session: &Session, queue: &str, key: &proto::Key) -> Held {
-    if key.state() != State::Ready {
+async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &Value) -> Held {
+    if !is(rules, "order", "group") || key.group.is_empty() {
         return Held::Free;
     }
-    let Ok(around) = session.client.queue(queue).await else { return Held::Free };
-    if around.paused {
-        return Held::Paused;
-    }
-    let rules: serde_json::Value = serde_json::from_str(&around.config_json).unwrap_or_default();
-    let is = |rule: &str, value: &str| rules.get(rule).is_some_and(|it| it == value);
-    if !is("order", "group") || key.group.is_empty() {
-        return Held::Free;
-    }
-    let dead_hold = is("on_group_dead", "park");
+    let dead_hold = is(rules, "on_group_dead", "park");
     for place in [State::Leased, State::Parked, State::Delayed, State::Dead] {
         if place == State::Dead && !dead_hold {
             continue;
@@ -97,11 +108,11 @@ async fn held(session: &Session, queue: &str, key: &proto::Key) -> Held {
     Held::Free
 }
 
-fn print(screen: Screen, queue: &str, key: &proto::Key, held: &Held) -> Result<(), Failure> {
+fn print(screen: Screen, queue: &str, key: &proto::Key, around: &Around) -> Result<(), Failure> {
     let now = moment::now_ms();
     let name = screen.paint(Colour::Bold, clean(&key.key));
     screen.line(format_args!("{name}  {}", screen.state(key.state())))?;
-    screen.line(format_args!("  why         {}", why(queue, key, held, now)))?;
+    screen.line(format_args!("  why         {}", why(queue, key, around, now)))?;
     let at = |ms: u64| format!("{} ({})", plain(ms), relative(now, ms));
     let mut fields = vec![
         ("queue", queue.to_owned()),

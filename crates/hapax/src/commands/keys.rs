@@ -1,7 +1,10 @@
 //! `hapax forget`, `replay` and `resolve`: what an operator does to one key.
 
+use std::time::Duration;
+
 use clap::Args;
-use hapax_wire::proto::{self, State, resolve_request::Resolution};
+use hapax_wire::Code;
+use hapax_wire::proto::{self, resolve_request::Resolution};
 use serde_json::json;
 
 use crate::content::{Body, Envelope};
@@ -60,16 +63,16 @@ pub(crate) struct Resolve {
 pub(crate) async fn forget(forget: &Forget) -> Result<Exit, Failure> {
     forget
         .connection
-        .on(forget.name.queue(), async |session| {
+        .on_existing(forget.name.queue(), async |session| {
             session.client.forget_key(forget.name.request()).await?;
             let told = "is forgotten: sent again, it is done again";
-            tell(forget.output, forget.name.queue(), forget.name.key(), None, told)
+            tell(session, forget.output, forget.name.request(), told).await
         })
         .await
 }
 
 pub(crate) async fn replay(replay: &Replay) -> Result<Exit, Failure> {
-    replay.connection.on(&replay.queue, async |session| act(session, replay).await).await
+    replay.connection.on_existing(&replay.queue, async |session| act(session, replay).await).await
 }
 
 /// A finished message's body is gone unless its queue keeps bodies: the one given here is compared
@@ -84,46 +87,60 @@ async fn act(session: &Session, replay: &Replay) -> Result<Exit, Failure> {
         key: replay.key.clone(),
         group: replay.envelope.group().unwrap_or_default().to_owned(),
     };
-    session.client.replay_key(name, message).await?;
-    let told = "is ready again, as its next generation";
-    tell(replay.output, &replay.queue, &replay.key, Some(State::Ready), told)
+    let replayed = session.client.replay_key(name.clone(), message).await;
+    replayed.map_err(|error| match error.code() {
+        Code::Conflict => Failure::from(error).next(
+            "give the body, group and fingerprint that it was sent with; where the queue has \
+             keep_bodies, leave the body out",
+        ),
+        _ => error.into(),
+    })?;
+    tell(session, replay.output, name, "is ready again, as its next generation").await
 }
 
-/// What became of a key.
-fn tell(
+/// What became of a key. As JSON it has what HTTP answers: where the message is after the change,
+/// and nothing of one that is gone.
+async fn tell(
+    session: &Session,
     output: Output,
-    queue: &str,
-    key: &str,
-    state: Option<State>,
+    name: proto::KeyRequest,
     told: &str,
 ) -> Result<Exit, Failure> {
     let screen = output.screen();
-    match screen.is_json() {
-        true => {
-            let state = state.map(state_name);
-            let answer = json!({ "answer": "ok", "queue": queue, "key": key, "state": state });
-            screen.json(&answer)?;
-        }
-        false => screen.line(format_args!("{} {told}", clean(key)))?,
+    if !screen.is_json() {
+        screen.line(format_args!("{} {told}", clean(&name.key)))?;
+        return Ok(Exit::Ok);
     }
+    let mut answer = json!({ "answer": "ok", "queue": name.queue, "key": name.key });
+    match session.client.key(name, Duration::ZERO).await {
+        Ok(key) => {
+            if let Some(fields) = answer.as_object_mut() {
+                fields.insert("state".to_owned(), state_name(key.state()).into());
+                fields.insert("generation".to_owned(), key.generation.into());
+            }
+        }
+        Err(error) if error.code() == Code::NoSuchKey => {}
+        Err(error) => return Err(error.into()),
+    }
+    screen.json(&answer)?;
     Ok(Exit::Ok)
 }
 
 pub(crate) async fn resolve(resolve: &Resolve) -> Result<Exit, Failure> {
-    let (resolution, state, told) = match &resolve.done {
+    let (resolution, told) = match &resolve.done {
         Some(result) => {
             let content_type = resolve.content_type.clone().unwrap_or_default();
             let body = bytes::Bytes::copy_from_slice(result.as_bytes());
             let result = (!result.is_empty()).then_some(proto::Blob { body, content_type });
-            (Resolution::Done(proto::ResolveDone { result }), State::Done, "is done")
+            (Resolution::Done(proto::ResolveDone { result }), "is done")
         }
-        None => (Resolution::Retry(proto::ResolveRetry {}), State::Ready, "is ready again"),
+        None => (Resolution::Retry(proto::ResolveRetry {}), "is ready again"),
     };
     resolve
         .connection
-        .on(resolve.name.queue(), async |session| {
+        .on_existing(resolve.name.queue(), async |session| {
             session.client.resolve_key(resolve.name.request(), resolution).await?;
-            tell(resolve.output, resolve.name.queue(), resolve.name.key(), Some(state), told)
+            tell(session, resolve.output, resolve.name.request(), told).await
         })
         .await
 }

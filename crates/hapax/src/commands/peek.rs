@@ -21,7 +21,8 @@ pub(crate) const PAGE: u32 = 500;
 pub(crate) struct Peek {
     /// The queue.
     queue: String,
-    /// Only messages in this state; without it all of them, the next to be delivered first.
+    /// Only messages in this state; without it ready, leased, delayed, parked and dead ones, in
+    /// this order, and of each state the oldest first.
     #[arg(long, value_parser = parse_state)]
     state: Option<State>,
     /// At most this many messages of each state.
@@ -42,7 +43,7 @@ fn parse_state(text: &str) -> Result<State, String> {
 }
 
 pub(crate) async fn run(peek: &Peek) -> Result<Exit, Failure> {
-    peek.connection.on(&peek.queue, async |session| act(session, peek).await).await
+    peek.connection.on_existing(&peek.queue, async |session| act(session, peek).await).await
 }
 
 async fn act(session: &Session, peek: &Peek) -> Result<Exit, Failure> {
@@ -112,12 +113,12 @@ pub(crate) fn list(screen: Screen, messages: &[proto::Key]) -> Result<(), Failur
         Table::new(&["KEY", "STATE", ">ATTEMPTS", "ACCEPTED", "SINCE", "GROUP", "~NOTE", "~BODY"]);
     for message in messages {
         table.row([
-            brief(&message.key, 60).into(),
+            clean(&message.key).into(),
             Cell::state(message.state()),
             message.attempts.into(),
             moment::relative(now, message.accepted_at_ms).into(),
             since(message, now).into(),
-            brief(&message.group, 30).into(),
+            clean(&message.group).into(),
             circumstance(message, now).into(),
             content(message).into(),
         ]);
@@ -136,11 +137,11 @@ pub(crate) fn list_dead(screen: Screen, messages: &[proto::Key]) -> Result<(), F
         Table::new(&["KEY", ">ATTEMPTS", "ACCEPTED", "DIED", "GROUP", "~ERROR", "~BODY"]);
     for message in messages {
         table.row([
-            brief(&message.key, 60).into(),
+            clean(&message.key).into(),
             message.attempts.into(),
             moment::relative(now, message.accepted_at_ms).into(),
             moment::relative(now, died_at(message)).into(),
-            brief(&message.group, 30).into(),
+            clean(&message.group).into(),
             brief(&message.error, 60).into(),
             content(message).into(),
         ]);
@@ -176,7 +177,7 @@ fn content(message: &proto::Key) -> String {
 fn circumstance(message: &proto::Key, now: u64) -> String {
     let at = message.deadline_ms.map(|ms| moment::relative(now, ms)).unwrap_or_default();
     match message.state() {
-        State::Dead | State::Parked => brief(&message.error, 60),
+        State::Dead | State::Parked => brief(&message.error, 120),
         State::Delayed if message.error.is_empty() => format!("due {at}"),
         State::Delayed => format!("due {at}: {}", brief(&message.error, 40)),
         State::Leased => format!("{} until {at}", clean(&message.worker)),

@@ -12,9 +12,10 @@ use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say, state_name};
+use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say, state_name, word};
 use crate::session::{Connection, Session};
 use crate::shapes;
+use crate::why::{in_group, resolve};
 
 #[derive(Debug, Args)]
 pub(crate) struct Send {
@@ -71,25 +72,34 @@ async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
         Some(wait) => session.wait_for(&send.queue, &key, &send.envelope, answer, wait).await?,
         None => answer,
     };
-    tell(screen, &send.queue, &key, &answer, send.wait.is_some())
+    let name = Name { queue: &send.queue, key: &key, group: send.envelope.group() };
+    tell(screen, name, &answer, send.wait.is_some())
+}
+
+/// What names the message in the next command.
+#[derive(Clone, Copy)]
+struct Name<'a> {
+    queue: &'a str,
+    key: &'a str,
+    group: Option<&'a str>,
 }
 
 /// Prints an answer, and says how the command ends with it.
 fn tell(
     screen: Screen,
-    queue: &str,
-    key: &str,
+    name: Name<'_>,
     answer: &Answer,
     has_waited: bool,
 ) -> Result<Exit, Failure> {
+    let Name { queue, key, group } = name;
     if screen.is_json() {
         screen.json(&shapes::Answer::of(queue, key, answer))?;
     }
     if let Some(problem) = &answer.problem {
-        return Err(refused(queue, key, problem));
+        return Err(refused(name, problem));
     }
     let outcome = answer.outcome.clone().unwrap_or_default();
-    let name = shapes::answer_name(answer.kind());
+    let kind = shapes::answer_name(answer.kind());
     let since = moment::relative(moment::now_ms(), answer.accepted_at_ms);
     let (colour, told, exit) = match answer.kind() {
         AnswerKind::Done => (
@@ -103,7 +113,7 @@ fn tell(
             (Colour::Red, format!("after {attempts}: {error}"), Exit::Ended)
         }
         AnswerKind::Parked => {
-            let next = format!("hapax resolve {queue} {} --done | --retry", clean(key));
+            let next = format!("{} --done | --retry", resolve(queue, key, group));
             (Colour::Yellow, format!("its effect had begun; {next}"), Exit::Ended)
         }
         AnswerKind::InFlight => (
@@ -120,8 +130,8 @@ fn tell(
     if screen.is_json() {
         return Ok(exit);
     }
-    let (name, id) = (screen.paint(colour, name), shapes::id(&answer.id));
-    screen.line(format_args!("{name}  {}  {told}  (id {id})", clean(key)))?;
+    let (kind, id) = (screen.paint(colour, kind), shapes::id(&answer.id));
+    screen.line(format_args!("{kind}  {}  {told}  (id {id})", clean(key)))?;
     if let Some(result) = &outcome.result {
         screen.bytes(&result.body)?;
         if !result.body.ends_with(b"\n") {
@@ -132,7 +142,8 @@ fn tell(
 }
 
 /// A conflict says what the key was used for first.
-fn refused(queue: &str, key: &str, problem: &hapax_wire::proto::Problem) -> Failure {
+fn refused(name: Name<'_>, problem: &hapax_wire::proto::Problem) -> Failure {
+    let Name { queue, key, group } = name;
     let failure = Failure::of_problem(problem);
     if failure.exit != Exit::Conflict || problem.differs.is_empty() {
         return failure;
@@ -145,10 +156,13 @@ fn refused(queue: &str, key: &str, problem: &hapax_wire::proto::Problem) -> Fail
         problem.differs.join(", "),
         shapes::id(&problem.id)
     );
+    // Where the group differs, the key is one over all groups.
+    let group = group.filter(|_| !problem.differs.iter().any(|field| field == "group"));
     let next = format!(
-        "hapax get {queue} {} shows the first one; use one key per operation, or --fingerprint \
+        "hapax get {queue} {}{} shows the first one; use one key per operation, or --fingerprint \
          where bodies carry noise",
-        clean(key)
+        word(key),
+        in_group(group)
     );
     Failure { what, next: Some(next), ..failure }
 }

@@ -78,6 +78,11 @@ pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
         let endpoint = settings.otlp_endpoint.as_ref().map(|endpoint| endpoint.as_str());
         let log = log::start(settings.log_format, &settings.log, endpoint)
             .map_err(anyhow::Error::from)?;
+        if let Some(file) = &settings.config {
+            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+            let named_by = settings.origin("config");
+            tracing::info!(file = %file.display(), %named_by, "the settings file was read");
+        }
         warn(&loaded);
         let mut signals = Signals::listen().context("signals cannot be heard")?;
         let ended = tokio::select! {

@@ -60,7 +60,7 @@ struct Memory {
 }
 
 pub(crate) async fn run(tail: &Tail) -> Result<Exit, Failure> {
-    tail.connection.on(&tail.queue, async |session| follow(session, tail).await).await
+    tail.connection.on_existing(&tail.queue, async |session| follow(session, tail).await).await
 }
 
 async fn follow(session: &Session, tail: &Tail) -> Result<Exit, Failure> {
@@ -171,7 +171,7 @@ fn tell(screen: Screen, message: &Key) -> Result<(), Failure> {
         _ => brief(&message.error, 100),
     };
     let time = screen.paint(Colour::Dim, moment::of_day(now));
-    screen.line(format_args!("{time}  {state}  {}  {detail}", brief(&message.key, 60)))?;
+    screen.line(format_args!("{time}  {state}  {}  {detail}", clean(&message.key)))?;
     Ok(())
 }
 

@@ -38,6 +38,27 @@ fn dead_messages_are_listed_with_their_errors_and_filtered() {
 }
 
 #[test]
+fn the_oldest_come_first_wherever_they_live() {
+    let broker = Broker::start_of(4);
+    broker.ok(&["queue", "create", "orders"]);
+    let keys: Vec<String> = (0..12).map(|n| format!("k{n:02}")).collect();
+    for key in &keys {
+        broker.ok(&["send", "orders", "x", "--key", key]);
+    }
+    let ready = broker.json(&["peek", "orders"]);
+    let listed = |list: &serde_json::Value| -> Vec<String> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|it| it["key"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(listed(&ready), keys, "each was sent by a process of its own");
+    for _ in &keys {
+        broker.kill_message("orders", "no");
+    }
+    let dead = broker.json(&["dead", "ls", "orders", "--limit", "5"]);
+    assert_eq!(listed(&dead), keys[..5]);
+}
+
+#[test]
 fn a_redrive_counts_first_and_moves_only_when_told() {
     let broker = broker_with_dead();
     let dry = broker.ok(&["dead", "redrive", "orders", "--error-contains", "timeout"]);

@@ -57,8 +57,11 @@ fn what_an_operator_does_is_told_as_a_document() {
     broker.ok(&["receive", "orders", "--ack"]);
     let replayed = broker.json(&["replay", "orders", "a", "x"]);
     assert_eq!((&replayed["answer"], &replayed["state"]), (&"ok".into(), &"ready".into()));
+    assert_eq!(replayed["generation"], 1, "as HTTP answers");
     broker.ok(&["receive", "orders", "--ack"]);
-    assert_eq!(broker.json(&["forget", "orders", "a"])["key"], "a");
+    let forgotten = broker.json(&["forget", "orders", "a"]);
+    let expected = serde_json::json!({ "answer": "ok", "queue": "orders", "key": "a" });
+    assert_eq!(forgotten, expected, "nothing is left of it");
     broker.ok(&["send", "orders", "x", "--key", "b"]);
     let purge = broker.json(&["queue", "purge", "orders"]);
     assert_eq!((&purge["messages"], &purge["dry_run"]), (&1.into(), &true.into()));

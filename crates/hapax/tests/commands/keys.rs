@@ -64,6 +64,55 @@ fn the_why_of_a_ready_message_says_what_is_in_its_way() {
 }
 
 #[test]
+fn advice_names_the_group_where_keys_count_per_group() {
+    let broker = Broker::start_of(4);
+    let rules = ["--dedup-scope", "group", "--on-lost", "park"];
+    broker.ok(&[&["queue", "create", "pay"], &rules[..]].concat());
+    fn of_eu<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+        [arguments, &["--group", "eu"]].concat()
+    }
+    // The command that the output of another one tells.
+    let advised = |told: &str, from: &str, to: &str| {
+        let at = told.find(from).unwrap_or_else(|| panic!("{from}: {told}"));
+        let command = told[at..].split(to).next().unwrap();
+        command.split_whitespace().skip(1).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let run =
+        |command: Vec<String>| broker.ok(&command.iter().map(String::as_str).collect::<Vec<_>>());
+    broker.ok(&of_eu(&["send", "pay", "x", "--key", "dead"]));
+    let conflict = broker.fails(4, &of_eu(&["send", "pay", "y", "--key", "dead"]));
+    assert!(run(advised(&conflict, "hapax get", " shows")).starts_with("dead  ready"));
+    broker.kill_message("pay", "no such account");
+    let told = broker.ok(&of_eu(&["get", "pay", "dead"]));
+    let by_key = broker.run(&["dead", "redrive", "pay", "--key", "dead", "--yes"]);
+    assert!(by_key.err.contains("--group GROUP"), "{by_key:?}");
+    let redriven = run(advised(&told, "hapax dead redrive", ","));
+    assert!(redriven.contains("redrove 1 dead message"), "{redriven}");
+    broker.kill_message("pay", "no such account");
+    broker.ok(&of_eu(&["dead", "discard", "pay", "--key", "dead", "--yes"]));
+
+    broker.ok(&of_eu(&["send", "pay", "x", "--key", "parked"]));
+    let lease =
+        broker.json(&["receive", "pay", "--wait", "30s"])["lease"].as_str().unwrap().to_owned();
+    broker.ok(&["settle", "begin", "pay", &lease]);
+    broker.ok(&["settle", "park", "pay", &lease, "--error", "no answer"]);
+    let told = broker.ok(&of_eu(&["get", "pay", "parked"]));
+    assert!(told.contains("does not know whether it happened: no answer. "), "{told}");
+    run([advised(&told, "hapax resolve", "RESULT"), vec!["paid".to_owned()]].concat());
+    assert_eq!(broker.ok(&of_eu(&["get", "pay", "parked", "--result"])), "paid");
+}
+
+#[test]
+fn looking_at_a_queue_that_is_not_there_does_not_advise_to_create_it() {
+    let broker = Broker::start();
+    for command in [&["get", "none", "k"][..], &["peek", "none"], &["dead", "ls", "none"]] {
+        let told = broker.fails(3, command);
+        assert!(told.contains("there is no queue none"), "{told}");
+        assert!(told.contains("hapax queue ls") && !told.contains("queue create"), "{told}");
+    }
+}
+
+#[test]
 fn a_get_with_a_wait_ends_when_the_message_does() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders"]);
@@ -87,6 +136,9 @@ fn peek_shows_what_is_where_without_taking_it() {
     assert_eq!(delayed[0]["message"]["body"], "two");
     assert!(broker.ok(&["peek", "orders"]).contains("due in"));
     assert!(broker.fails(2, &["peek", "orders", "--state", "gone"]).contains("ready"));
+    let long = "k".repeat(255);
+    broker.ok(&["send", "orders", "x", "--key", &long]);
+    assert!(broker.ok(&["peek", "orders"]).contains(&long), "a key is there to be copied");
     assert_eq!(broker.json(&["get", "orders", "a"])["attempts"], 0, "nothing was leased");
 }
 
@@ -116,6 +168,7 @@ fn a_forgotten_key_is_new_and_a_replayed_one_runs_again() {
     broker.ok(&["receive", "orders", "--ack"]);
     let error = broker.fails(4, &["replay", "orders", "a", "another body"]);
     assert!(error.contains("conflict"), "{error}");
+    assert!(error.contains("next: give the body, group and fingerprint"), "{error}");
     broker.ok(&["replay", "orders", "a", "x"]);
     let again = broker.json(&["receive", "orders", "--ack"]);
     assert_eq!((&again["key"], &again["generation"]), (&"a".into(), &1.into()));

@@ -33,6 +33,19 @@ fn a_second_broker_on_the_same_data_or_port_is_refused() {
     broker.ok(&["queue", "ls"]);
 }
 
+#[test]
+fn a_settings_file_that_is_found_is_told_in_the_log() {
+    let broker = Broker::start();
+    std::fs::write(broker.path().join("hapax.toml"), "auth = \"off\"\n").unwrap();
+    let mut command = hapax(&broker.path());
+    // The data is taken: it ends by itself.
+    command.args(["serve", "--data", "data", "--listen", "127.0.0.1:0", "--log", "info"]);
+    let told = Told::of(&command.output().unwrap());
+    let log = format!("{}{}", told.out, told.err);
+    let file = log.lines().find(|line| line.contains("the settings file was read"));
+    assert!(file.is_some_and(|line| line.contains("hapax.toml")), "{told:?}");
+}
+
 /// What `hapax queue ls` says about this server.
 fn look_at(server: &str, arguments: &[&str]) -> Told {
     let directory = tempfile::tempdir().unwrap();

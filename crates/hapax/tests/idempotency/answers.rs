@@ -81,7 +81,7 @@ on_each!(what_is_in_doubt_is_parked_at_once_where_the_queue_parks);
 async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u16) {
     let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
     for (number, (path, status, why)) in [
-        ("/remember/in-doubt", 200, "its handler does not know what became of it"),
+        ("/remember/in-doubt", 200, "its handler answered 200, not knowing what became of it"),
         ("/panic", 500, "its handler panicked"),
         ("/broken", 500, "its response broke off: the disk is gone"),
     ]
@@ -91,7 +91,8 @@ async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u1
         let shop = Shop::open(house.builder().lease(LEASE));
         assert_eq!(shop.ask(request(path, "k")).await.status, status, "{path}");
         let key = house.key(&shop.claim_key()).await;
-        assert_eq!((key.state(), key.error.as_str()), (State::Parked, why), "{path}");
+        let why = format!("POST {path}: {why}");
+        assert_eq!((key.state(), key.error), (State::Parked, why), "{path}");
         let again = shop.ask(request(path, "k")).await;
         assert_eq!((again.status, again.code().as_str()), (409, "in_doubt"), "{path}");
         assert_eq!(shop.calls(), 1, "{path}");

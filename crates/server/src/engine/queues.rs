@@ -5,14 +5,12 @@
 //! that it ends whatever its caller does, and a lock, so that it is the only one of its queue.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::{
-    Browse, Claim, Command, Configure, KeyView, Outcome, QueueName, QueueView, Redrive,
-    RedriveView, Refusal, Seq, Stats,
+    Claim, Command, Configure, Outcome, QueueName, QueueView, Redrive, RedriveView, Refusal, Stats,
 };
 use hapax_partition::Partition;
 use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
@@ -24,45 +22,9 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 use super::inbox::{Ask, Seen};
 use super::{Answer, Data, Engine, Error, PoisonError, Stopped, sent};
-use crate::problem::Problem;
 
 /// What a partition refused, or what went wrong with it.
 pub type Told<T> = Result<Result<T, Refusal>, Stopped>;
-
-/// A page of messages.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Page {
-    pub messages: Vec<KeyView>,
-    pub next: Option<Cursor>,
-}
-
-/// Where a page ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cursor {
-    pub partition: u16,
-    pub seq: Option<Seq>,
-}
-
-impl Cursor {
-    /// Reads what `to_string` wrote.
-    pub fn parse(text: &str) -> Result<Self, Problem> {
-        let wrong = || Problem::invalid("the cursor is not one that a page before gave");
-        let (partition, seq) = text.split_once('-').ok_or_else(wrong)?;
-        let partition = partition.parse().map_err(|_| wrong())?;
-        let seq = match seq {
-            "" => None,
-            seq => Some(seq.parse().map_err(|_| wrong())?),
-        };
-        Ok(Self { partition, seq })
-    }
-}
-
-impl fmt::Display for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-", self.partition)?;
-        self.seq.map_or(Ok(()), |seq| write!(f, "{seq}"))
-    }
-}
 
 type List = Vec<(QueueName, QueueView)>;
 
@@ -286,55 +248,33 @@ impl Engine {
         sent(outcomes.await?.pop().ok_or_else(Stopped::silent)?)
     }
 
-    /// A page of the messages in a place, one partition after the other.
-    pub async fn browse(&self, mut browse: Browse, cursor: Option<Cursor>) -> Told<Page> {
-        let mut messages = Vec::new();
-        let limit = browse.limit;
-        let mut at = cursor.unwrap_or(Cursor { partition: 0, seq: None });
-        while usize::from(at.partition) < self.partitions() {
-            browse.limit = limit - messages.len();
-            browse.cursor = at.seq;
-            let command = Command::Browse(browse.clone());
-            let next = match self.call(at.partition.into(), command).await? {
-                Outcome::Messages { messages: more, next } => {
-                    messages.extend(more);
-                    next
-                }
-                Outcome::Refused(refusal) => return Ok(Err(refusal)),
-                _ => return Err(Stopped::silent()),
-            };
-            at = match next {
-                Some(seq) => Cursor { seq: Some(seq), ..at },
-                None => Cursor { partition: at.partition + 1, seq: None },
-            };
-            if messages.len() >= limit {
-                let more = usize::from(at.partition) < self.partitions();
-                return Ok(Ok(Page { messages, next: more.then_some(at) }));
-            }
-        }
-        Ok(Ok(Page { messages, next: None }))
-    }
-
-    /// Starts a redrive, or tells how far the one of that id has come.
-    pub async fn redrive(&self, mut redrive: Redrive) -> Told<RedriveView> {
+    /// Starts a redrive, or tells how far the one of that id has come. Its rate is shared out
+    /// between the partitions; one that has less than one a second would never end.
+    pub async fn redrive(&self, redrive: Redrive) -> Told<RedriveView> {
         let partitions = self.partitions() as u32;
-        redrive.per_s = redrive.per_s.map(|per_s| per_s.div_ceil(partitions));
-        self.progress(Command::Redrive(redrive)).await
+        let commands = (0..partitions).map(|partition| {
+            let per_s = redrive.per_s.map(|per_s| share_of(per_s, partition, partitions));
+            Command::Redrive(Redrive { per_s, ..redrive.clone() })
+        });
+        self.progress(commands).await
     }
 
     pub async fn redrive_progress(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
         let (queue, id) = (queue.clone(), id.into());
-        self.progress(Command::RedriveProgress { queue, id }).await
+        let command = Command::RedriveProgress { queue, id };
+        self.progress(vec![command; self.partitions()]).await
     }
 
     pub async fn cancel_redrive(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
         let (queue, id) = (queue.clone(), id.into());
-        self.progress(Command::CancelRedrive { queue, id }).await
+        let command = Command::CancelRedrive { queue, id };
+        self.progress(vec![command; self.partitions()]).await
     }
 
-    async fn progress(&self, command: Command) -> Told<RedriveView> {
+    /// Puts together what the partitions answer, each to its command.
+    async fn progress(&self, commands: impl IntoIterator<Item = Command>) -> Told<RedriveView> {
         let mut whole: Option<RedriveView> = None;
-        for outcome in self.call_all(command).await? {
+        for outcome in self.call_every(commands).await? {
             match (outcome, &mut whole) {
                 (Outcome::Redrive(view), Some(whole)) => whole.merge(&view),
                 (Outcome::Redrive(view), None) => whole = Some(view),
@@ -456,6 +396,13 @@ impl Drop for Held {
     }
 }
 
+/// A partition's part of a rate: together they are the rate, or one each where that is more. A
+/// rate of none stays one, to be refused.
+fn share_of(per_s: u32, partition: u32, partitions: u32) -> u32 {
+    let share = per_s / partitions + u32::from(partition < per_s % partitions);
+    share.max(per_s.min(1))
+}
+
 /// Puts the partitions' lists together, in the order of the names.
 fn join(lists: Vec<List>) -> List {
     let mut lists = lists.into_iter();
@@ -514,4 +461,21 @@ fn add(whole: &mut QueueView, part: &QueueView) {
     }
     let oldest = [whole.oldest_ready_at, part.oldest_ready_at].into_iter().flatten().min();
     whole.oldest_ready_at = oldest;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_shared_out_exactly_unless_a_partition_would_have_none() {
+        let shares = |per_s| [0, 1, 2, 3].map(|partition| share_of(per_s, partition, 4));
+        assert_eq!(shares(5), [2, 1, 1, 1]);
+        assert_eq!(shares(8), [2, 2, 2, 2]);
+        assert_eq!(shares(11), [3, 3, 3, 2]);
+        assert_eq!(shares(1), [1, 1, 1, 1]);
+        assert_eq!(shares(0), [0, 0, 0, 0], "refused");
+        assert_eq!(shares(u32::MAX).map(u64::from).iter().sum::<u64>(), u64::from(u32::MAX));
+        assert_eq!(share_of(7, 0, 1), 7);
+    }
 }

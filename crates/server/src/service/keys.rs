@@ -76,6 +76,11 @@ impl Service {
         }
     }
 
+    /// Where a page goes on, as the page before said.
+    pub fn cursor(&self, text: &str) -> Result<Cursor, Problem> {
+        Cursor::parse(text, self.engine().partitions())
+    }
+
     /// A page of the messages in a place, without leasing any.
     pub async fn browse(
         &self,

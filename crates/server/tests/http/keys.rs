@@ -67,7 +67,7 @@ async fn browsing_goes_page_by_page_and_leases_nothing() {
         for n in 0..25 {
             house.send("orders", &format!("k{n:02}"), "x").await;
         }
-        let mut seen = Vec::new();
+        let (mut seen, mut ages) = (Vec::new(), Vec::new());
         let mut path = "/v1/queues/orders/messages?state=ready&limit=10".to_owned();
         loop {
             let page = house.ask(get(&path)).await.is(200);
@@ -75,6 +75,7 @@ async fn browsing_goes_page_by_page_and_leases_nothing() {
             assert!(messages.len() <= 10);
             assert!(messages.iter().all(|it| it["body"] == "x" && it["state"] == "ready"));
             seen.extend(messages.iter().map(|it| text(it, "key").to_owned()));
+            ages.extend(messages.iter().map(|it| text(it, "accepted_at").to_owned()));
             match page["next"].as_str() {
                 Some(next) => {
                     path = format!("/v1/queues/orders/messages?limit=10&cursor={next}");
@@ -82,6 +83,7 @@ async fn browsing_goes_page_by_page_and_leases_nothing() {
                 None => break,
             }
         }
+        assert!(ages.is_sorted(), "the oldest first on {partitions} partitions: {ages:?}");
         seen.sort();
         let expected: Vec<String> = (0..25).map(|n| format!("k{n:02}")).collect();
         assert_eq!(seen, expected, "on {partitions} partitions");
@@ -92,7 +94,14 @@ async fn browsing_goes_page_by_page_and_leases_nothing() {
 
 #[tokio::test]
 async fn a_page_of_large_messages_is_cut_and_goes_on() {
-    let house = House::with_queue("{}").await;
+    for partitions in [1, 3] {
+        large_pages(partitions).await;
+    }
+}
+
+async fn large_pages(partitions: u16) {
+    let house = House::with(partitions, |_| hapax_server::service::Options::default());
+    house.put("orders", "{}").await;
     for n in 0..10 {
         house.send("orders", &format!("k{n}"), &"b".repeat(1_000_000)).await;
     }
@@ -110,6 +119,7 @@ async fn a_page_of_large_messages_is_cut_and_goes_on() {
         }
     }
     assert!(pages > 1);
+    keys.sort();
     assert_eq!(keys, (0..10).map(|n| format!("k{n}")).collect::<Vec<_>>());
 }
 
@@ -125,6 +135,9 @@ async fn what_cannot_be_browsed_is_said() {
         "limit=many",
         "cursor=nonsense",
         "cursor=MC45OTk5OTk5OTk5OTk5OTk5OTk5",
+        "cursor=MC43",
+        "cursor=v2.0.1.1",
+        "cursor=v2.9.9223372036854775807",
     ] {
         let told = house.ask(get(&format!("/v1/queues/orders/messages?{query}"))).await;
         told.fails(400, "invalid");

@@ -28,11 +28,14 @@ pub(crate) struct Discard {
 }
 
 pub(super) async fn run(discard: &Discard) -> Result<Exit, Failure> {
-    discard.connection.on(&discard.queue, async |session| act(session, discard).await).await
+    discard
+        .connection
+        .on_existing(&discard.queue, async |session| act(session, discard).await)
+        .await
 }
 
 async fn act(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
-    discard.selection.check()?;
+    discard.selection.check_keys_of_group()?;
     let screen = discard.output.screen();
     if !discard.selection.keys.is_empty() {
         return keys(session, discard).await;

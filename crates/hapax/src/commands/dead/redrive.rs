@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_wire::proto::{self, redrive_request::Select};
+use serde_json::Value;
 
 use super::Selection;
 use crate::content::new_key;
@@ -19,8 +20,8 @@ const WATCH: Duration = Duration::from_millis(200);
 pub(crate) struct Redrive {
     /// The queue.
     queue: String,
-    /// At most this many per second.
-    #[arg(long, value_name = "COUNT")]
+    /// At most this many per second; one per partition where there are more partitions.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
     /// The name of this redrive: repeated under it, nothing moves twice. Made up without one.
     #[arg(long)]
@@ -44,7 +45,10 @@ pub(crate) struct Redrive {
 }
 
 pub(super) async fn run(redrive: &Redrive) -> Result<Exit, Failure> {
-    redrive.connection.on(&redrive.queue, async |session| act(session, redrive).await).await
+    redrive
+        .connection
+        .on_existing(&redrive.queue, async |session| act(session, redrive).await)
+        .await
 }
 
 async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
@@ -74,10 +78,20 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
         false => watch(session, &redrive.queue, started).await?,
     };
     let exit = tell(screen, &redrive.queue, &last)?;
+    if !last.missing.is_empty() && keys_per_group(session, &redrive.queue).await {
+        say("its keys count per group: name those of a group with --group GROUP");
+    }
     if is_dry && !screen.is_json() {
         screen.line("nothing was changed; add --yes to do it")?;
     }
     Ok(exit)
+}
+
+/// Whether a key of the queue is another one in another group.
+async fn keys_per_group(session: &Session, queue: &str) -> bool {
+    let shown = session.client.queue(queue).await.unwrap_or_default();
+    let rules: Value = serde_json::from_str(&shown.config_json).unwrap_or_default();
+    rules.get("dedup_scope").is_some_and(|scope| scope == "group")
 }
 
 fn select(selection: &Selection) -> Select {

@@ -17,7 +17,6 @@ use super::status::status;
 use super::{Door, principal};
 use crate::auth::{Action, Principal};
 use crate::doors::config;
-use crate::engine::Cursor;
 use crate::problem::Problem;
 use crate::service::{self, Change, Opened, Permit, Queue, Queues, Service};
 
@@ -473,7 +472,7 @@ async fn browse(
 ) -> Result<proto::BrowseReply, Problem> {
     let place = convert::place(it.state())
         .ok_or_else(|| Problem::invalid("name a state: ready, delayed, leased, parked, dead"))?;
-    let cursor = some(&it.cursor).map(Cursor::parse).transpose()?;
+    let cursor = some(&it.cursor).map(|cursor| service.cursor(cursor)).transpose()?;
     let limit = if it.limit == 0 { 100 } else { it.limit as usize };
     let limit = limit.min(hapax_core::limits::BROWSE_MAX);
     let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };

@@ -6,8 +6,6 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::response::Response;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hapax_core::{Answer, Browse, Content, Fingerprint, Place, QueueName, Send, Time, limits};
 use hapax_wire::{Code, json};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
@@ -20,7 +18,6 @@ use super::head::{self, Head};
 use super::input::{InQueue, Params};
 use super::{key, output, shape};
 use crate::auth::Action;
-use crate::engine::Cursor;
 use crate::problem::Problem;
 use crate::service::{Permit, Service, is_no_such_queue};
 
@@ -28,8 +25,6 @@ pub(super) const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Results in the answers to one request, and bodies in one page.
 pub(super) const ANSWER_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 const BROWSE_DEFAULT: usize = 100;
-/// No message has as large a number.
-const SEQ_MAX: u64 = 1 << 62;
 
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -322,7 +317,7 @@ pub(super) async fn browse(
     if !(1..=limits::BROWSE_MAX).contains(&browse.limit) {
         return Err(Failure::invalid(format!("limit is 1 to {}", limits::BROWSE_MAX)));
     }
-    let cursor = params.cursor.as_deref().map(read_cursor).transpose()?;
+    let cursor = params.cursor.as_deref().map(|text| service.cursor(text)).transpose()?;
     let mut page = service.browse(&permit, browse, cursor).await?;
     let mut bytes = 0;
     let fits = page.messages.iter().take_while(|view| {
@@ -330,16 +325,10 @@ pub(super) async fn browse(
         bytes <= ANSWER_BYTES_MAX
     });
     let fits = fits.count().max(1);
-    if fits < page.messages.len() {
-        page.messages.truncate(fits);
-        page.next = page
-            .messages
-            .last()
-            .map(|last| Cursor { partition: last.id.partition(), seq: Some(last.record.seq) });
-    }
+    page.truncate(fits);
     let list = json::Keys {
         messages: page.messages.iter().map(|view| shape::key(None, view)).collect(),
-        next: page.next.map(write_cursor),
+        next: page.next.map(|next| next.to_string().into()),
     };
     output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX))
         .await
@@ -353,42 +342,5 @@ fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {
         )),
         Some(place) => Ok(place),
         None => Err(Failure::invalid("state is ready, delayed, leased, parked or dead")),
-    }
-}
-
-/// Opaque to callers, and never trusted: it only says where to read on.
-fn write_cursor(cursor: Cursor) -> json::Text<'static> {
-    let seq = cursor.seq.map_or_else(String::new, |seq| seq.to_string());
-    URL_SAFE_NO_PAD.encode(format!("{}.{seq}", cursor.partition)).into()
-}
-
-fn read_cursor(text: &str) -> Result<Cursor, Failure> {
-    let read = || {
-        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (partition, seq) = std::str::from_utf8(&bytes).ok()?.split_once('.')?;
-        let seq = match seq {
-            "" => None,
-            seq => Some(seq.parse().ok().filter(|seq| *seq < SEQ_MAX)?),
-        };
-        Some(Cursor { partition: partition.parse().ok()?, seq })
-    };
-    read().ok_or_else(|| Failure::invalid("cursor is not the `next` of a page"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cursor_reads_back_and_another_text_does_not() {
-        for cursor in
-            [Cursor { partition: 0, seq: None }, Cursor { partition: 7, seq: Some(SEQ_MAX - 1) }]
-        {
-            assert_eq!(read_cursor(&write_cursor(cursor)).unwrap(), cursor);
-        }
-        let beyond = write_cursor(Cursor { partition: 0, seq: Some(SEQ_MAX) });
-        for bad in ["", "x", "!!!", "MC4x.", "OTk5OTk5LjE", &*beyond] {
-            assert!(read_cursor(bad).is_err(), "{bad}");
-        }
     }
 }
