@@ -26,6 +26,7 @@ mod look;
 mod machine;
 mod message;
 mod moves;
+mod names;
 mod outcome;
 mod places;
 mod queue;
