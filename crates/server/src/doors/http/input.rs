@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, Query};
 use hapax_core::KeyName;
 use hapax_wire::key::Malformed;
-use hapax_wire::nearest::closest;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use serde::Deserialize;
@@ -106,34 +105,6 @@ impl FromRequestParts<Service> for InKey {
         let OfGroup { group } = query(parts, service).await?;
         Ok(Self { caller, queue, key, group })
     }
-}
-
-/// The parameters that a route of the API takes.
-fn known(path: &str) -> &'static [&'static str] {
-    match path {
-        "/v1/queues/{queue}/messages" => &["state", "limit", "cursor"],
-        "/v1/queues/{queue}/keys/{key}" => &["group", "wait_ms"],
-        path if path.starts_with("/v1/queues/{queue}/keys/{key}/") => &["group"],
-        _ => &[],
-    }
-}
-
-/// Refuses parameters that mean nothing, as unknown fields are. Pages outside of the API are asked
-/// for by browsers and probes, which may add some.
-pub(super) fn check_query(path: &str, query: &str) -> Result<(), Failure> {
-    if !path.starts_with("/v1/") {
-        return Ok(());
-    }
-    let known = known(path);
-    let names = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default());
-    let mut unknown = names.filter(|name| !name.is_empty() && !known.contains(name));
-    let Some(name) = unknown.next() else { return Ok(()) };
-    let shown: String = name.chars().take(64).collect();
-    Err(Failure::invalid(match closest(name, known.iter().copied()) {
-        Some(known) => format!("unknown parameter {shown:?}: did you mean {known}?"),
-        None if known.is_empty() => format!("unknown parameter {shown:?}: nothing is taken here"),
-        None => format!("unknown parameter {shown:?}: known are {}", known.join(", ")),
-    }))
 }
 
 /// The parameters of the query.

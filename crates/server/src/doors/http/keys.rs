@@ -11,7 +11,7 @@ use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::body::{parse, read, read_json, read_nothing};
+use super::body::{parse, read, read_json};
 use super::failure::Failure;
 use super::head::Head;
 use super::input::{InKey, Params};
@@ -69,14 +69,8 @@ pub(super) async fn get(
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses((status = 200, description = "Forgotten", body = json::Changed)),
 )]
-pub(super) async fn forget(
-    State(service): State<Service>,
-    at: InKey,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Failure> {
+pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     service.forget(&permit, at.name(&service, &permit)).await?;
     let changed = json::Changed { key: at.key.as_str().into(), state: None, generation: None };
     Ok(output::small(StatusCode::OK, &changed))
@@ -152,11 +146,8 @@ pub(super) async fn replay(
 pub(super) async fn redrive(
     State(service): State<Service>,
     at: InKey,
-    headers: HeaderMap,
-    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     let select = Select::Keys(vec![at.key.as_str().into()]);
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
@@ -184,11 +175,8 @@ pub(super) async fn redrive(
 pub(super) async fn discard(
     State(service): State<Service>,
     at: InKey,
-    headers: HeaderMap,
-    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     service.discard(&permit, at.name(&service, &permit)).await?;
     changed(&service, &permit, &at).await
 }

@@ -7,7 +7,7 @@ use hapax_wire::{Code, json};
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
-use super::body::{parse, read_json, read_nothing};
+use super::body::{parse, read_json};
 use super::failure::Failure;
 use super::input::{Caller, InQueue};
 use super::{output, shape};
@@ -162,11 +162,8 @@ pub(super) async fn delete(
 pub(super) async fn pause(
     State(service): State<Service>,
     at: InQueue,
-    headers: HeaderMap,
-    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     change(&service, &permit, Change::Pause).await
 }
 
@@ -179,11 +176,8 @@ pub(super) async fn pause(
 pub(super) async fn resume(
     State(service): State<Service>,
     at: InQueue,
-    headers: HeaderMap,
-    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     change(&service, &permit, Change::Resume).await
 }
 
