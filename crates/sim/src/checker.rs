@@ -74,6 +74,9 @@ pub struct Checker {
     dates: BTreeMap<ItemId, BTreeSet<Time>>,
     /// Leases by partition and fence.
     leases: BTreeMap<(usize, Fence), Lease>,
+    /// Leases that ended in a result and were forgotten when the broker was set back: the copy may
+    /// have the result.
+    finished: BTreeSet<(ItemId, Fence)>,
     fence_max: Vec<Fence>,
     /// Which partition gave each fence.
     fences: BTreeMap<Fence, usize>,
@@ -105,6 +108,7 @@ impl Checker {
             ids: BTreeMap::new(),
             dates: BTreeMap::new(),
             leases: BTreeMap::new(),
+            finished: BTreeSet::new(),
             fence_max: vec![Fence(0); partitions],
             fences: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -123,6 +127,11 @@ impl Checker {
         self.lives.clone_from(&then.lives);
         self.lives.resize_with(self.items.len(), Life::unknown);
         self.ids.clone_from(&then.ids);
+        let done = self
+            .leases
+            .iter()
+            .filter_map(|((_, fence), lease)| lease.finished().map(|item| (item, *fence)));
+        self.finished.extend(done);
         self.leases.clone_from(&then.leases);
         self.queues.clone_from(&then.queues);
         self.receives.values_mut().for_each(|lost| *lost = true);

@@ -60,7 +60,7 @@ fn claim_failed_frees_the_key_unless_it_is_final() {
 }
 
 #[test]
-fn what_a_freed_claim_saved_can_be_forgotten() {
+fn k10_what_a_freed_claim_saved_can_be_forgotten() {
     check(
         "
         queue  orders

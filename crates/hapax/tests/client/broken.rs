@@ -18,7 +18,7 @@ async fn web_server(status: &'static str, speaks_http2: bool) -> String {
         if speaks_http2 {
             let status = http::StatusCode::from_bytes(status.as_bytes()).unwrap();
             let app = axum::Router::new().fallback(move || async move { (status, "<html>") });
-            axum::serve(listener, app).await.unwrap();
+            return axum::serve(listener, app).await.unwrap();
         }
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();

@@ -121,8 +121,12 @@ async fn a_broker_that_is_away_is_named_when_the_time_is_over() {
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
     assert!(error.is_retryable() && error.to_string().contains("127.0.0.1:1"), "{error}");
     assert_eq!(error.key(), None, "the caller knows it");
-    let all = orders.send_all(["a", "b"]).await.unwrap_err();
+    let keyed = ["a", "b"].map(|key| Message::new("body").key(key));
+    let all = orders.send_all(keyed).await.unwrap_err();
     assert!(matches!(all, Error::Unreachable { .. }), "nothing was answered: {all:?}");
+    let each = orders.send_all(["a", "b"]).await.unwrap();
+    let keys: Vec<_> = each.iter().map(|one| one.as_ref().unwrap_err().key().unwrap()).collect();
+    assert!(keys.len() == 2 && keys[0] != keys[1], "each is told the key it was given: {each:?}");
 }
 
 on_each!(a_message_without_a_key_can_be_sent_again_under_the_one_it_was_given);

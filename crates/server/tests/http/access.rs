@@ -144,13 +144,10 @@ async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
     let told = house.ask(from("192.0.2.7:5").by(&tokens["root"])).await;
     assert_eq!(told.status, 200);
     assert!(told.header("content-type").starts_with("text/plain; version=0.0.4"));
-    let types: Vec<(&str, &str)> = told
-        .text()
-        .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE "))
-        .filter_map(|line| line.split_once(' '))
-        .collect();
-    for line in told.text().lines().filter(|line| !line.starts_with('#')) {
+    let text = told.text();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let types: Vec<(&str, &str)> = types.filter_map(|line| line.split_once(' ')).collect();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
         let name = line.split(['{', ' ']).next().unwrap();
         let is_of = |(of, kind): &&(&str, &str)| match *kind {
             "histogram" => name.strip_prefix(of).is_some_and(|rest| rest.starts_with('_')),

@@ -19,7 +19,21 @@ pub(super) struct Copy {
     /// What was seen before it was begun. All of it is in the copy.
     before: Box<Checker>,
     /// What was asked and not answered by then, or asked since: each may be in it.
-    perhaps: Vec<(usize, Time, Op)>,
+    perhaps: Vec<Asked>,
+}
+
+/// What a partition decided.
+struct Asked {
+    partition: usize,
+    at: Time,
+    op: Op,
+    is_answered: bool,
+}
+
+impl Asked {
+    fn new(partition: usize, at: Time, op: Op) -> Self {
+        Self { partition, at, op, is_answered: false }
+    }
 }
 
 impl Broker {
@@ -36,7 +50,7 @@ impl Broker {
         for (partition, owner) in self.owners.iter().enumerate() {
             for batch in owner.pending.values() {
                 let ops = batch.calls.iter().flat_map(|(ops, _)| ops.iter().cloned());
-                perhaps.extend(ops.map(|op| (partition, batch.at, op)));
+                perhaps.extend(ops.map(|op| Asked::new(partition, batch.at, op)));
             }
         }
         let count = self.stores.len();
@@ -51,25 +65,28 @@ impl Broker {
     /// What a partition decides before it is copied may be in the copy.
     pub(super) fn note_asked(&mut self, partition: usize, at: Time, ops: &[Op]) {
         if let Some(copy) = self.copying.as_mut().filter(|copy| copy.left.contains(&partition)) {
-            copy.perhaps.extend(ops.iter().map(|op| (partition, at, op.clone())));
+            let asked = ops.iter().map(|op| Asked::new(partition, at, op.clone()));
+            copy.perhaps.extend(asked);
         }
     }
 
-    /// What was answered so did nothing, and is in no copy. A key that was refused by one partition
-    /// and accepted by another, while its queue was made anew, would otherwise be looked for in
-    /// the wrong one.
-    pub(super) fn note_refused(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) {
-        let (Op::Send { item, variant }, Outcome::Sent(Answer::NoSuchQueue)) = (op, outcome) else {
-            return;
-        };
+    /// A send was answered. One without a queue did nothing, and is in no copy: a key that was
+    /// refused by one partition and accepted by another, while its queue was made anew, would
+    /// otherwise be looked for in the wrong one.
+    pub(super) fn note_answered(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) {
+        let Op::Send { item, variant } = op else { return };
         for copy in self.copying.iter_mut().chain(&mut self.copy) {
-            let is_same = |(of, then, other): &(usize, Time, Op)| {
-                let same = matches!(other, Op::Send { item: i, variant: v }
+            // Answers come in the order in which a partition decided.
+            let is_same = |asked: &Asked| {
+                let is_send = matches!(&asked.op, Op::Send { item: i, variant: v }
                     if i == item && v == variant);
-                same && *of == partition && *then == at
+                is_send && asked.partition == partition && asked.at == at && !asked.is_answered
             };
-            if let Some(place) = copy.perhaps.iter().position(is_same) {
+            let Some(place) = copy.perhaps.iter().position(is_same) else { continue };
+            if matches!(outcome, Outcome::Sent(Answer::NoSuchQueue)) {
                 copy.perhaps.remove(place);
+            } else if let Some(asked) = copy.perhaps.get_mut(place) {
+                asked.is_answered = true;
             }
         }
     }
@@ -111,7 +128,7 @@ impl Broker {
         self.crash();
         self.stores = stores.into_iter().flatten().collect();
         self.checker.set_back(&before);
-        for (partition, at, op) in &perhaps {
+        for Asked { partition, at, op, .. } in &perhaps {
             if let Op::Delete { queue } = op {
                 self.checker.keep(*queue, false);
             }

@@ -193,7 +193,7 @@ impl Broker {
         for (op, outcome) in ops.iter().zip(&outcomes) {
             self.note(|| format!("{partition} at {} {op:?} -> {}", at.0, brief(outcome)));
             self.checker.answered(partition, at, op, outcome)?;
-            self.note_refused(partition, at, op, outcome);
+            self.note_answered(partition, at, op, outcome);
             self.tally.count("answers");
             if matches!(whose, Whose::Client | Whose::Probe) {
                 let is_gone = !self.draining && self.clients.one_in(12);

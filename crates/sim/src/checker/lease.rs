@@ -31,6 +31,11 @@ pub(crate) enum End {
 }
 
 impl Lease {
+    /// The item, where the lease may have ended in a result.
+    pub(super) fn finished(&self) -> Option<ItemId> {
+        self.ends.contains(&End::Done).then_some(self.item)
+    }
+
     pub(super) fn new(item: ItemId, id: MessageId) -> Self {
         Self::of_claim(item, id, None)
     }
@@ -346,7 +351,10 @@ impl Checker {
         };
         let resolved = result_of(spec, Fence(1)) == told;
         // Whose lease was forgotten with all that came after a copy.
-        let may_have = self.lives.get(item).is_some_and(|life| life.results.contains(&told));
+        let mut finished = self.finished.iter().filter(|(of, _)| *of == item);
+        let may_have = finished.any(|(_, fence)| result_of(spec, *fence) == told);
+        let may_have =
+            may_have || self.lives.get(item).is_some_and(|life| life.results.contains(&told));
         match resolved || may_have || self.leases.iter().any(gave) {
             true => Ok(()),
             false => violation("a loser was told a result that nobody gave"),

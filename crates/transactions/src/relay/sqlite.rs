@@ -385,3 +385,28 @@ fn bytes(value: ValueRef<'_>) -> Vec<u8> {
         ValueRef::Null => Vec::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn two_paths_to_one_database_have_one_lock() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, link) = (directory.path().join("outbox.db"), directory.path().join("link.db"));
+        std::fs::write(&path, "").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let source = |path: &Path| Sqlite {
+            database: Database::of_others(path),
+            results: None,
+            lock: None,
+            version: None,
+            path: path.to_owned(),
+        };
+        let mut first = source(&path);
+        assert!(first.lock().await.unwrap());
+        assert!(!source(&link).lock().await.unwrap(), "it is the same database");
+        drop(first);
+        assert!(source(&link).lock().await.unwrap());
+    }
+}
