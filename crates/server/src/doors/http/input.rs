@@ -122,6 +122,23 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Service> for Params<T> {
 async fn query<T: DeserializeOwned>(parts: &mut Parts, service: &Service) -> Result<T, Failure> {
     match Query::from_request_parts(parts, service).await {
         Ok(Query(params)) => Ok(params),
-        Err(rejection) => Err(Failure::invalid(format!("the query: {}", rejection.body_text()))),
+        Err(rejection) => {
+            let text = rejection.body_text();
+            let (_, why) = text.split_once(": ").unwrap_or(("", &text));
+            Err(Failure::invalid(format!("the query: {why}")))
+        }
+    }
+}
+
+/// The number that a parameter gives.
+pub(super) fn number(name: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(number) if is_number => Ok(Some(number)),
+        _ => {
+            let shown: String = text.chars().take(64).collect();
+            Err(Failure::invalid(format!("{name}: {shown:?} is not a whole number")))
+        }
     }
 }

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use super::body::{parse, read, read_json};
 use super::failure::Failure;
 use super::head::Head;
-use super::input::{InKey, Params};
+use super::input::{InKey, Params, number};
 use super::redrives::start;
 use super::work::SETTLE_BYTES_MAX;
 use super::{output, shape};
@@ -24,8 +24,7 @@ use crate::service::{Permit, Service};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct LookParams {
-    #[serde(default)]
-    wait_ms: u64,
+    wait_ms: Option<String>,
 }
 
 /// Look at a key
@@ -52,11 +51,15 @@ pub(super) async fn get(
     Params(LookParams { wait_ms }): Params<LookParams>,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Look)?;
+    let wait_ms = number("wait_ms", wait_ms.as_deref())?.unwrap_or_default();
     let name = at.name(&service, &permit);
     let view = service.look(&permit, name, Duration::from_millis(wait_ms)).await?;
     let mut key = shape::key(Some(&at.key), &view);
-    if key.group.is_none() {
-        key.group = at.group.as_deref().map(json::Text::from); // It was found under it.
+    if key.group.is_none()
+        && let Some(group) = at.group.as_deref()
+        && service.is_per_group(&permit).await?
+    {
+        key.group = Some(group.into()); // It was found under it.
     }
     output::sized(&service, permit.tenant(), StatusCode::OK, &key, shape::key_bytes(&view)).await
 }
@@ -201,6 +204,9 @@ pub(super) async fn resolve(
     let resolve: json::Resolve<'_> = parse(&payload)?;
     let resolution = match &*resolve.verb {
         "done" => Resolution::Done(resolve.result.as_ref().map(to_blob).transpose()?),
+        "retry" if resolve.result.is_some() => {
+            return Err(Failure::invalid("result belongs to do: \"done\", not to \"retry\""));
+        }
         "retry" => Resolution::Retry,
         other => {
             return Err(Failure::invalid(format!("do: {other:?} is neither done nor retry")));

@@ -83,8 +83,8 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
     let mut values = headers.get_all(name).iter();
     match (values.next().map(HeaderValue::to_str), values.next()) {
         (None, _) => Ok(None),
-        (Some(Ok(text)), None) => Ok(Some(text.trim())),
-        _ => Err(Failure::invalid(format!("{name} names one etag"))),
+        (Some(Ok(text)), None) if !text.contains(',') => Ok(Some(text.trim())),
+        _ => Err(Failure::invalid(format!("{name} names one etag here, not a list"))),
     }
 }
 
