@@ -1,6 +1,6 @@
 //! Looking at keys, and browsing.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::house::{House, get, send, text};
 
