@@ -44,8 +44,13 @@ impl Problem {
 
     /// A queue that is absent, or that the caller may not see: both look the same.
     pub fn no_such_queue(queue: &str) -> Self {
-        let detail = format!("there is no queue {queue:?}; create it first");
+        let detail = format!("there is no queue {queue:?}: check its name, or create it");
         Self::new(Code::NoSuchQueue, detail)
+    }
+
+    /// An emit whose key can neither be taken nor derived.
+    pub fn unnamed_emit() -> Self {
+        Self::invalid("name: an emit without a key needs one, from which its key is derived")
     }
 
     /// The refusal in an answer to a send or a claim; `None` where it is none.

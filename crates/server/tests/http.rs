@@ -15,6 +15,7 @@ mod http {
     mod queues;
     mod sending;
     mod strict;
+    mod takes;
     mod waiting;
     mod walk;
     mod working;

@@ -32,7 +32,7 @@ impl std::fmt::Debug for Held {
 }
 
 /// One request of a client.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Creates the queue, or changes its rules.
     Configure {

@@ -108,13 +108,14 @@ codes! {
         what_to_do "Check key, queue and, where the queue deduplicates per group, the group.",
     Conflict = "conflict" 422 AlreadyExists false
         "The key was used for something else"
-        means "An earlier message under this key had another body, content type or group. It is \
-               untouched, and this one was not accepted."
+        means "An earlier message under this key had another body or group, or another \
+               fingerprint of the caller's own. It is untouched, and this one was not accepted."
         why "Two operations share a key, or the body of one operation changes between retries \
              (a timestamp, a trace id)."
         what_to_do "Use one key per operation. Where bodies carry noise, send your own \
-                    `hapax-fingerprint` of what matters. `differs`, `id` and `accepted_at` tell \
-                    what the first one was.",
+                    `hapax-fingerprint` of what matters. The refusal of a send or a \
+                    claim says in `differs`, `id` and `accepted_at` what the first one was; \
+                    `GET /v1/queues/QUEUE/keys/KEY` shows it. The id of a redrive is a key too.",
     InFlight = "in_flight" 409 Aborted true
         "Somebody else holds the key"
         means "A claim of this key is being worked on."

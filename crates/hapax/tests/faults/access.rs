@@ -171,7 +171,7 @@ impl House {
             let settle = Request::post("/v1/queues/orders/settle", &json!({ "items": [item] }));
             assert_eq!(door.ask(&settle).is(200)["answers"][0]["answer"], "ok");
         }
-        let redrive = json!({ "id": "r", "keys": ["dead"], "dry_run": true });
+        let redrive = json!({ "id": "r", "keys": ["none"] });
         door.ask(&Request::post("/v1/queues/orders/redrive", &redrive)).is(200);
         door.ask(&Request::send(QUEUE, "ready", "x")).is(201);
     }

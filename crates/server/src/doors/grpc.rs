@@ -150,6 +150,11 @@ fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Problem> {
     request.extensions().get::<Arc<Principal>>().cloned().ok_or_else(unmetered)
 }
 
+/// A call of a service that the broker does not have.
+pub(super) fn unknown_call() -> axum::response::Response {
+    status::named(&Status::unimplemented("there is no such call")).into_http()
+}
+
 /// Every route leads through the meter.
 fn unmetered() -> Problem {
     Problem::new(Code::Internal, "the call was not authenticated")

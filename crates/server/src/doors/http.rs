@@ -1,9 +1,9 @@
 //! The HTTP/JSON door.
 //!
-//! Every route is in one table, from which the router and the OpenAPI document are made. A handler
-//! reads a request ([`input`], [`head`], [`body`]), calls the service, and writes what it said
-//! ([`shape`], [`output`]); refusals are problem documents ([`failure`]). What concerns every
-//! request alike is in [`dispatch`].
+//! Every route is in one table, from which the router and the OpenAPI document are made, and which
+//! says what each route takes ([`takes`]). A handler reads a request ([`input`], [`head`],
+//! [`body`]), calls the service, and writes what it said ([`shape`], [`output`]); refusals are
+//! problem documents ([`failure`]). What concerns every request alike is in [`dispatch`].
 
 mod body;
 mod claims;
@@ -20,6 +20,7 @@ mod pages;
 mod queues;
 mod redrives;
 mod shape;
+mod takes;
 mod unread;
 mod work;
 
@@ -30,6 +31,7 @@ use utoipa::OpenApi;
 
 use crate::service::Service;
 use openapi::Every;
+use takes::Takes;
 
 /// Everything that is served under HTTP.
 pub fn router(service: Service) -> Router {
@@ -41,9 +43,13 @@ pub fn router(service: Service) -> Router {
 }
 
 macro_rules! routes {
-    ($($method:ident $path:literal => $module:ident::$handler:ident,)+) => {
+    ($($method:ident $path:literal => $module:ident::$handler:ident, $takes:ident;)+) => {
         /// Every route: method and path.
         pub const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path),)+];
+
+        /// Every route, and what it takes.
+        const TABLE: &[(&str, &str, Takes)] =
+            &[$((stringify!($method), $path, Takes::$takes),)+];
 
         fn routes() -> Router<Service> {
             Router::new()$(.route($path, $method($module::$handler)))+
@@ -73,34 +79,34 @@ macro_rules! routes {
 }
 
 routes! {
-    get "/" => pages::home,
-    get "/livez" => pages::livez,
-    get "/readyz" => pages::readyz,
-    get "/metrics" => pages::metrics,
-    get "/errors" => pages::errors,
-    get "/errors/{code}" => pages::error,
-    get "/v1/openapi.json" => pages::openapi,
-    get "/v1/limits" => pages::limits,
-    get "/v1/queues" => queues::list,
-    put "/v1/queues/{queue}" => queues::put,
-    get "/v1/queues/{queue}" => queues::get,
-    delete "/v1/queues/{queue}" => queues::delete,
-    post "/v1/queues/{queue}/pause" => queues::pause,
-    post "/v1/queues/{queue}/resume" => queues::resume,
-    post "/v1/queues/{queue}/purge" => queues::purge,
-    post "/v1/queues/{queue}/messages" => messages::send,
-    get "/v1/queues/{queue}/messages" => messages::browse,
-    post "/v1/queues/{queue}/batch" => messages::batch,
-    post "/v1/queues/{queue}/receive" => work::receive,
-    post "/v1/queues/{queue}/settle" => work::settle,
-    post "/v1/queues/{queue}/claims" => claims::post,
-    post "/v1/queues/{queue}/redrive" => redrives::post,
-    get "/v1/queues/{queue}/redrive/{id}" => redrives::get,
-    delete "/v1/queues/{queue}/redrive/{id}" => redrives::cancel,
-    get "/v1/queues/{queue}/keys/{key}" => keys::get,
-    post "/v1/queues/{queue}/keys/{key}/forget" => keys::forget,
-    post "/v1/queues/{queue}/keys/{key}/replay" => keys::replay,
-    post "/v1/queues/{queue}/keys/{key}/redrive" => keys::redrive,
-    post "/v1/queues/{queue}/keys/{key}/discard" => keys::discard,
-    post "/v1/queues/{queue}/keys/{key}/resolve" => keys::resolve,
+    get "/" => pages::home, NOTHING;
+    get "/livez" => pages::livez, NOTHING;
+    get "/readyz" => pages::readyz, NOTHING;
+    get "/metrics" => pages::metrics, NOTHING;
+    get "/errors" => pages::errors, NOTHING;
+    get "/errors/{code}" => pages::error, NOTHING;
+    get "/v1/openapi.json" => pages::openapi, NOTHING;
+    get "/v1/limits" => pages::limits, NOTHING;
+    get "/v1/queues" => queues::list, NOTHING;
+    put "/v1/queues/{queue}" => queues::put, CONFIG;
+    get "/v1/queues/{queue}" => queues::get, NOTHING;
+    delete "/v1/queues/{queue}" => queues::delete, IF_MATCH;
+    post "/v1/queues/{queue}/pause" => queues::pause, NOTHING;
+    post "/v1/queues/{queue}/resume" => queues::resume, NOTHING;
+    post "/v1/queues/{queue}/purge" => queues::purge, BODY;
+    post "/v1/queues/{queue}/messages" => messages::send, MESSAGE;
+    get "/v1/queues/{queue}/messages" => messages::browse, PAGE;
+    post "/v1/queues/{queue}/batch" => messages::batch, BODY;
+    post "/v1/queues/{queue}/receive" => work::receive, BODY;
+    post "/v1/queues/{queue}/settle" => work::settle, BODY;
+    post "/v1/queues/{queue}/claims" => claims::post, CLAIM;
+    post "/v1/queues/{queue}/redrive" => redrives::post, BODY;
+    get "/v1/queues/{queue}/redrive/{id}" => redrives::get, NOTHING;
+    delete "/v1/queues/{queue}/redrive/{id}" => redrives::cancel, NOTHING;
+    get "/v1/queues/{queue}/keys/{key}" => keys::get, LOOK;
+    post "/v1/queues/{queue}/keys/{key}/forget" => keys::forget, KEY;
+    post "/v1/queues/{queue}/keys/{key}/replay" => keys::replay, REPLAY;
+    post "/v1/queues/{queue}/keys/{key}/redrive" => keys::redrive, KEY;
+    post "/v1/queues/{queue}/keys/{key}/discard" => keys::discard, KEY;
+    post "/v1/queues/{queue}/keys/{key}/resolve" => keys::resolve, RESOLVE;
 }

@@ -10,7 +10,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::{
-    Claim, Command, Configure, Outcome, QueueName, QueueView, Redrive, RedriveView, Refusal, Stats,
+    Claim, Command, Configure, DedupScope, Outcome, QueueName, QueueView, Redrive, RedriveView,
+    Refusal, Stats,
 };
 use hapax_partition::Partition;
 use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
@@ -131,6 +132,15 @@ impl Engine {
             }
         }
         Ok(Ok(whole))
+    }
+
+    /// What a queue's keys belong to. Cheaper than to show it: one partition knows.
+    pub async fn dedup_scope(&self, queue: &QueueName) -> Told<DedupScope> {
+        match self.call(LEADER, Command::Show(queue.clone())).await? {
+            Outcome::Queue(view) => Ok(Ok(view.config.dedup_scope)),
+            Outcome::Refused(refusal) => Ok(Err(refusal)),
+            other => unreachable!("the leader does not show a queue as {other:?}"),
+        }
     }
 
     /// The queues of a tenant, in the order of their names: their parts in partitions that answer

@@ -1,5 +1,6 @@
 //! One key: looking at it, and what an operator may do with it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,12 +93,31 @@ impl Service {
         page.map_err(|refusal| refused(permit, refusal))
     }
 
-    /// Puts dead messages back, or tells how far the redrive of that id has come.
-    pub async fn redrive(&self, permit: &Permit, redrive: Redrive) -> Result<RedriveView, Problem> {
+    /// Puts dead messages back, or tells how far the redrive of that id has come. A dry run gets
+    /// an id of its own: it says what there is now, and leaves the caller's id for the redrive.
+    pub async fn redrive(
+        &self,
+        permit: &Permit,
+        mut redrive: Redrive,
+    ) -> Result<RedriveView, Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
         check_select(&redrive.select)?;
+        if redrive.per_s == Some(0) {
+            return Err(Problem::invalid("per_s: it is at least 1, or left out"));
+        }
+        if redrive.dry_run {
+            redrive.id = format!("dry-run-{:032x}", fastrand::u128(..)).into();
+        }
+        let (select, dry_run) = (redrive.select.clone(), redrive.dry_run);
         let view = self.engine().redrive(redrive).await.map_err(stopped)?;
-        view.map_err(|refusal| refused(permit, refusal))
+        let view = view.map_err(|refusal| refused(permit, refusal))?;
+        match view.dry_run == dry_run && may_be_of(&view, &select) {
+            true => Ok(view),
+            false => Err(Problem::new(
+                Code::Conflict,
+                "the id was used for another redrive: choose a new one for this",
+            )),
+        }
     }
 
     /// Stops a redrive where it is.
@@ -115,6 +135,15 @@ impl Service {
         let view = self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)?;
         view.map_err(|refusal| refused_redrive(permit, refusal))
     }
+}
+
+/// Whether a redrive may have been asked for with this selection. What a filter was is not told.
+fn may_be_of(view: &RedriveView, select: &Select) -> bool {
+    let Select::Keys(keys) = select else { return !view.by_keys };
+    let keys: BTreeSet<_> = keys.iter().collect();
+    view.by_keys
+        && view.total.is_none_or(|total| total == keys.len() as u64)
+        && view.missing.iter().all(|key| keys.contains(key))
 }
 
 fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{Config, Configure, Purge, QueueName, QueueView};
+use hapax_core::{Config, Configure, DedupScope, Purge, QueueName, QueueView};
 use hapax_partition::change;
 use hapax_wire::Code;
 
@@ -86,6 +86,12 @@ impl Service {
         let told = self.engine().show(&permit.queue).await.map_err(stopped)?;
         let view = told.map_err(|refusal| refused(permit, refusal))?;
         Ok(Queue { name: permit.queue.clone(), view })
+    }
+
+    /// Whether the queue deduplicates per group: its keys belong to their groups.
+    pub async fn is_per_group(&self, permit: &Permit) -> Result<bool, Problem> {
+        let told = self.engine().dedup_scope(&permit.queue).await.map_err(stopped)?;
+        told.map(|scope| scope == DedupScope::Group).map_err(|refusal| refused(permit, refusal))
     }
 
     /// The queues of the caller's tenant that its token may see.

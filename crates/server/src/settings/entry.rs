@@ -105,6 +105,9 @@ impl From<&Value> for Plain {
             Value::Number(number) => match (number.as_i64(), number.as_u64()) {
                 (Some(number), _) => Self::Integer(number.into()),
                 (None, Some(number)) => Self::Integer(number.into()),
+                (None, None) if number.as_f64().is_some_and(|number| number.fract() == 0.0) => {
+                    Self::Other("a number beyond all bounds")
+                }
                 (None, None) => Self::Other("a number that is not whole"),
             },
             Value::String(text) => Self::Text(text.clone()),

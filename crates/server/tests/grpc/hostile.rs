@@ -124,20 +124,55 @@ async fn bytes_that_are_no_frame_end_their_stream_and_no_other() {
         ("Work", b"\x00\xff\xff\xff\xff"),
         ("SendBatch", b"\x00\x00\x00\x00\x02\x0a\x05"),
     ] {
-        let status = speak(&house, path, frame).await;
-        let is_refused = status.is_some_and(|status| status != "0");
-        assert!(is_refused, "{path} {frame:?}");
+        let (status, code) = speak(&house, path, &[], frame).await;
+        assert_ne!(status, "0", "{path} {frame:?}");
+        assert!(matches!(&*code, "invalid" | "too_large"), "{path} {frame:?}: {status} {code}");
         let answer = other.one("orders", message(1, path, "body")).await;
         assert!(answer.problem.is_none(), "{answer:?}");
     }
 }
 
-/// Says some bytes as a gRPC call, and gets the status.
-async fn speak(house: &House, path: &str, frame: &'static [u8]) -> Option<String> {
+#[tokio::test]
+async fn what_the_framework_refuses_has_a_code_of_ours() {
+    let house = House::with_queue("orders", "{}").await;
+    let gzip = [("grpc-encoding", "gzip")];
+    let told = async |path: &str, headers: &[(&'static str, &'static str)], frame| {
+        let (status, code) = speak(&house, path, headers, frame).await;
+        (status.parse::<i32>().unwrap(), code)
+    };
+    let frame = b"\x01\x00\x00\x00\x01x";
+    for (path, headers, expected) in [
+        ("Nothing", &[][..], tonic::Code::Unimplemented),
+        ("../hapax.v2.Hapax/Send", &[], tonic::Code::Unimplemented),
+        ("SendBatch", &gzip, tonic::Code::Unimplemented),
+        ("Send", &gzip, tonic::Code::Unimplemented),
+        ("SendBatch", &[], tonic::Code::InvalidArgument),
+        ("Send", &[], tonic::Code::InvalidArgument),
+    ] {
+        let expected = (expected as i32, "invalid".to_owned());
+        assert_eq!(told(path, headers, frame).await, expected, "{path} {headers:?}");
+    }
+}
+
+/// Says some bytes as a gRPC call, and gets the status and the code.
+async fn speak(
+    house: &House,
+    path: &str,
+    headers: &[(&'static str, &'static str)],
+    frame: &'static [u8],
+) -> (String, String) {
     use http_body_util::{BodyExt, Full};
     use tower::ServiceExt;
     let channel = channel(&house.address);
-    let request = Request::post(format!("{}/hapax.v1.Hapax/{path}", house.address))
+    let path = match path.strip_prefix("../") {
+        Some(path) => path.to_owned(),
+        None => format!("hapax.v1.Hapax/{path}"),
+    };
+    let mut request = Request::post(format!("{}/{path}", house.address));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request
         .version(Version::HTTP_2)
         .header("content-type", "application/grpc")
         .header("te", "trailers")
@@ -145,14 +180,15 @@ async fn speak(house: &House, path: &str, frame: &'static [u8]) -> Option<String
         .unwrap();
     let response = in_time(channel.oneshot(request)).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
-    let text = |headers: &http::HeaderMap| {
-        headers.get("grpc-status").map(|status| status.to_str().unwrap().to_owned())
+    let told = |headers: &http::HeaderMap| {
+        let text = |name| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        (text("grpc-status"), text("hapax-code"))
     };
-    if let Some(status) = text(response.headers()) {
-        return Some(status);
+    if response.headers().contains_key("grpc-status") {
+        return told(response.headers());
     }
     let body = in_time(response.into_body().collect()).await.unwrap();
-    body.trailers().and_then(text)
+    told(body.trailers().unwrap())
 }
 
 #[tokio::test]

@@ -270,8 +270,9 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
             }
         }
     };
-    client.redrive(redrive("dry", timeouts(), true)).await.unwrap();
-    let dry = in_time(finished("dry")).await;
+    let dry = client.redrive(redrive("wet", timeouts(), true)).await.unwrap().into_inner();
+    assert_ne!(dry.id, "wet", "a dry run leaves the id to the redrive");
+    let dry = in_time(finished(&dry.id)).await;
     assert_eq!((dry.matched, dry.moved, dry.dry_run), (2, 0, true));
     client.redrive(redrive("wet", timeouts(), false)).await.unwrap();
     let moved = in_time(finished("wet")).await;

@@ -1,6 +1,6 @@
 //! Looking at keys, and browsing.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::house::{House, get, send, text};
 
@@ -157,4 +157,27 @@ async fn a_keyless_message_is_found_by_its_id_wherever_it_lives() {
         let found = house.key("orders", text(&sent, "id")).await;
         assert_eq!((&found["id"], &found["state"]), (&sent["id"], &json!("ready")));
     }
+}
+
+#[tokio::test]
+async fn the_group_of_a_key_is_its_own_and_not_that_of_the_request() {
+    let house = House::with_queue("{}").await;
+    house.put("scoped", r#"{"dedup_scope":"group"}"#).await;
+    house.send("orders", "k", "x").await;
+    let looked = async |path: &str| house.ask(get(path)).await.is(200)["group"].clone();
+    assert_eq!(looked("/v1/queues/orders/keys/k?group=fake").await, Value::Null);
+    let delivery = house.receive_one("orders").await;
+    assert!(delivery.get("keys_per_group").is_none(), "{delivery}");
+    house.settle("orders", json!({"lease": delivery["lease"], "do": "done"})).await;
+    assert_eq!(looked("/v1/queues/orders/keys/k?group=fake").await, Value::Null);
+
+    house.ask(send("orders", "g", "x").header("hapax-group", "eu")).await.is(201);
+    let delivery = house.receive_one("orders").await;
+    assert!(delivery.get("keys_per_group").is_none(), "a group alone is not part of the key");
+
+    house.ask(send("scoped", "k", "x").header("hapax-group", "eu")).await.is(201);
+    let delivery = house.receive_one("scoped").await;
+    assert_eq!((&delivery["group"], &delivery["keys_per_group"]), (&json!("eu"), &json!(true)));
+    house.settle("scoped", json!({"lease": delivery["lease"], "do": "done"})).await;
+    assert_eq!(looked("/v1/queues/scoped/keys/k?group=eu").await, json!("eu"));
 }

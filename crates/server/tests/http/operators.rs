@@ -134,7 +134,7 @@ async fn dead_messages_are_redriven_by_keys_by_filter_and_all() {
         "cancelled": false, "dry_run": false,
     });
     assert_eq!(by_keys, expected);
-    let again = redrive(&house, r#"{"id":"r1","all":true}"#).await;
+    let again = redrive(&house, r#"{"id":"r1","keys":["none","a"]}"#).await;
     assert_eq!(again, expected, "repeated, it moves nothing twice");
     let dry = redrive(&house, r#"{"id":"r2","all":true,"dry_run":true}"#).await;
     assert_eq!(
@@ -152,6 +152,46 @@ async fn dead_messages_are_redriven_by_keys_by_filter_and_all() {
     assert_eq!((&progress["moved"], &progress["done"]), (&json!(2), &json!(true)));
     house.ask(get("/v1/queues/orders/redrive/none")).await.fails(404, "no_such_key");
     house.ask(get("/v1/queues/none/redrive/r4")).await.fails(404, "no_such_queue");
+}
+
+#[tokio::test]
+async fn a_dry_run_leaves_its_id_to_the_redrive() {
+    let house = House::with_queue("{}").await;
+    for key in ["a", "b"] {
+        kill(&house, key, "bad").await;
+    }
+    let dry = redrive(&house, r#"{"id":"r","all":true,"dry_run":true}"#).await;
+    assert_eq!((&dry["matched"], &dry["dry_run"]), (&json!(2), &json!(true)));
+    assert_ne!(dry["id"], "r");
+    let path = format!("/v1/queues/orders/redrive/{}", text(&dry, "id"));
+    assert_eq!(house.ask(get(&path)).await.is(200), dry, "it can be looked at");
+    let real = redrive(&house, r#"{"id":"r","all":true}"#).await;
+    assert_eq!((&real["moved"], &real["dry_run"]), (&json!(2), &json!(false)));
+    // What there is now, not what became of the redrive of that name.
+    let dry = redrive(&house, r#"{"id":"r","all":true,"dry_run":true}"#).await;
+    assert_eq!((&dry["matched"], &dry["dry_run"]), (&json!(0), &json!(true)));
+}
+
+#[tokio::test]
+async fn an_id_of_another_redrive_is_a_conflict() {
+    let house = House::with(4, |_| hapax_server::service::Options::default());
+    house.put("orders", "{}").await;
+    for key in ["a", "b", "c"] {
+        kill(&house, key, "bad").await;
+    }
+    redrive(&house, r#"{"id":"keys","keys":["a","gone"]}"#).await;
+    redrive(&house, r#"{"id":"filter","filter":{"group":"g"}}"#).await;
+    for other in [
+        r#"{"id":"keys","all":true}"#,
+        r#"{"id":"keys","keys":["a"]}"#,
+        r#"{"id":"keys","keys":["a","b"]}"#,
+        r#"{"id":"filter","keys":["b"]}"#,
+    ] {
+        let told = house.ask(post("/v1/queues/orders/redrive", other)).await;
+        told.fails(422, "conflict");
+    }
+    redrive(&house, r#"{"id":"keys","keys":["gone","a","a"]}"#).await;
+    assert_eq!(house.key("orders", "b").await["state"], "dead");
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ fn write(value: &Value, place: &str, wrong: Wrong, at: &str) -> String {
 }
 
 /// A queue with a message in every place.
-async fn busy_house() -> (House, Value) {
+pub(crate) async fn busy_house() -> (House, Value) {
     let house = House::with_queue("{}").await;
     for key in ["finished", "dead", "held", "waiting"] {
         house.send("orders", key, "x").await;
@@ -114,7 +114,7 @@ async fn busy_house() -> (House, Value) {
     (house, held["lease"].clone())
 }
 
-async fn state(house: &House) -> Value {
+pub(crate) async fn state(house: &House) -> Value {
     let mut queue = house.ask(get("/v1/queues/orders")).await.is(200);
     queue["stats"]["oldest_ready_age_ms"].take();
     queue
@@ -265,4 +265,56 @@ async fn a_settle_with_a_field_of_another_verb_is_refused_and_does_nothing() {
     }
     let done = house.settle("orders", json!({"lease": lease, "do": "done"})).await;
     assert_eq!(done["answer"], "ok", "{done}");
+}
+
+#[tokio::test]
+async fn a_parked_message_is_not_resolved_by_fields_of_another_verb() {
+    let house = House::with_queue(r#"{"on_lost":"park"}"#).await;
+    house.send("orders", "k", "x").await;
+    let lease = house.receive_one("orders").await["lease"].clone();
+    house.settle("orders", json!({"lease": lease, "do": "begin"})).await;
+    house.settle("orders", json!({"lease": lease, "do": "park", "error": "in doubt"})).await;
+    let resolve = async |body: Value| {
+        house.ask(post("/v1/queues/orders/keys/k/resolve", &body.to_string())).await
+    };
+    let told = resolve(json!({"do": "retry", "result": {"body": "paid"}})).await;
+    let problem = told.fails(400, "invalid");
+    assert_eq!(text(&problem, "detail"), r#"result belongs to do: "done", not to "retry""#);
+    assert_eq!(house.key("orders", "k").await["state"], "parked");
+    resolve(json!({"do": "retry"})).await.is(200);
+}
+
+#[tokio::test]
+async fn refusals_name_what_is_wrong() {
+    let (house, lease) = busy_house().await;
+    let redrive = |body: &str| post("/v1/queues/orders/redrive", body);
+    let told = house.ask(redrive(r#"{"all":true,"per_s":0}"#)).await.fails(400, "invalid");
+    assert_eq!(text(&told, "detail"), "per_s: it is at least 1, or left out");
+    let told = house.ask(post("/v1/queues/orders/receive", r#"{"max":"x"}"#)).await;
+    let told = told.fails(400, "invalid");
+    assert!(text(&told, "detail").contains("expected a whole number from 0 to 4294967295"));
+    for (path, detail) in [
+        ("messages?limit=x", r#"limit: "x" is not a whole number"#),
+        ("keys/dead?wait_ms=-1", r#"wait_ms: "-1" is not a whole number"#),
+        ("messages?state=dead&state=dead", "the query: duplicate field `state`"),
+    ] {
+        let told = house.ask(get(&format!("/v1/queues/orders/{path}"))).await;
+        assert_eq!(text(&told.fails(400, "invalid"), "detail"), detail, "{path}");
+    }
+    let told = house.settle("orders", json!({"lease": lease, "do": "fail", "result": {}})).await;
+    assert_eq!(text(&told, "detail"), r#"result belongs to do: "done", not to "fail""#);
+    let emit = json!([{"queue": "orders", "body": "x"}]);
+    let told = house.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
+    let detail = "emit[0]: name: an emit without a key needs one, from which its key is derived";
+    assert_eq!(text(&told, "detail"), detail);
+    let put = ask("PUT", "/v1/queues/other").body(r#"{"lease_ms":99999999999999999999999}"#);
+    let told = house.ask(put).await.fails(422, "invalid_config");
+    assert!(text(&told, "detail").contains("a number beyond all bounds"), "{told}");
+    let batch = json!({"messages": [{"key": "k", "dealy_ms": 5}, {"key": 5}]}).to_string();
+    let told = house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    let keys = [&told["answers"][0]["key"], &told["answers"][1]["key"]];
+    assert_eq!(keys, [&json!("k"), &Value::Null]);
+    let put = ask("PUT", "/v1/queues/orders").header("if-match", r#""1", "2""#);
+    let told = house.ask(put).await.fails(400, "invalid");
+    assert_eq!(text(&told, "detail"), "if-match names one etag here, not a list");
 }

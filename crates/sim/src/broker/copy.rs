@@ -70,20 +70,21 @@ impl Broker {
         }
     }
 
-    /// A send was answered. One without a queue did nothing, and is in no copy: a key that was
+    /// A request was answered. One without a queue did nothing, and is in no copy: a key that was
     /// refused by one partition and accepted by another, while its queue was made anew, would
     /// otherwise be looked for in the wrong one.
     pub(super) fn note_answered(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) {
-        let Op::Send { item, variant } = op else { return };
         for copy in self.copying.iter_mut().chain(&mut self.copy) {
             // Answers come in the order in which a partition decided.
             let is_same = |asked: &Asked| {
-                let is_send = matches!(&asked.op, Op::Send { item: i, variant: v }
-                    if i == item && v == variant);
-                is_send && asked.partition == partition && asked.at == at && !asked.is_answered
+                let is_open = asked.partition == partition && !asked.is_answered;
+                is_open && asked.at == at && asked.op == *op
             };
             let Some(place) = copy.perhaps.iter().position(is_same) else { continue };
-            if matches!(outcome, Outcome::Sent(Answer::NoSuchQueue)) {
+            if matches!(
+                outcome,
+                Outcome::Sent(Answer::NoSuchQueue) | Outcome::Claimed(Answer::NoSuchQueue)
+            ) {
                 copy.perhaps.remove(place);
             } else if let Some(asked) = copy.perhaps.get_mut(place) {
                 asked.is_answered = true;

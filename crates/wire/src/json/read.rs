@@ -17,8 +17,12 @@ const DETAIL_BYTES_MAX: usize = 400;
 
 /// Why JSON cannot be read: the field and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct BadJson(String);
+#[error("{detail}")]
+pub struct BadJson {
+    detail: String,
+    /// Of a message of a batch.
+    key: Option<String>,
+}
 
 /// Reads a value that may borrow from the JSON. Fields that are unknown or there twice are refused,
 /// and arrays in place of objects.
@@ -51,13 +55,26 @@ fn from_slice<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, serde_json::E
 }
 
 impl BadJson {
-    fn new(mut detail: String) -> Self {
+    fn new(detail: String) -> Self {
+        let mut detail = plain(&detail);
         if detail.len() > DETAIL_BYTES_MAX {
             detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
             detail.push('…');
         }
-        Self(detail)
+        Self { detail, key: None }
     }
+
+    /// The key of the message that cannot be read, where that can.
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+}
+
+/// Says in words what serde says by the names of types.
+fn plain(detail: &str) -> String {
+    let u32_max = format!(", expected a whole number from 0 to {}", u32::MAX);
+    let u64_max = format!(", expected a whole number from 0 to {}", u64::MAX);
+    detail.replace(", expected u32", &u32_max).replace(", expected u64", &u64_max)
 }
 
 /// At most so many items. What is beyond them is counted, and not kept.
@@ -134,9 +151,25 @@ impl<'a> Batch<'a> {
         }
         match from_slice::<Self>(json) {
             Ok(batch) => Ok(fine(batch.messages)),
-            Err(_) => Ok(apart(read::<Raw<'a>>(json)?.messages)),
+            Err(_) => {
+                let raw = read::<Raw<'a>>(json)?.messages;
+                let items = raw.items.iter().map(|item| {
+                    read(item.get().as_bytes())
+                        .map_err(|error| BadJson { key: key_of(item.get()), ..error })
+                });
+                Ok(List { items: items.collect(), beyond: raw.beyond })
+            }
         }
     }
+}
+
+/// The key of a message in which something else is wrong.
+fn key_of(json: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Keyed {
+        key: String,
+    }
+    serde_json::from_str(json).ok().map(|Keyed { key }| key)
 }
 
 impl<'a> Settle<'a> {
@@ -149,20 +182,17 @@ impl<'a> Settle<'a> {
         }
         match from_slice::<Self>(json) {
             Ok(settle) => Ok(fine(settle.items)),
-            Err(_) => Ok(apart(read::<Raw<'a>>(json)?.items)),
+            Err(_) => {
+                let raw = read::<Raw<'a>>(json)?.items;
+                let items = raw.items.iter().map(|item| read(item.get().as_bytes()));
+                Ok(List { items: items.collect(), beyond: raw.beyond })
+            }
         }
     }
 }
 
 fn fine<T, const MAX: usize>(list: List<T, MAX>) -> Tolerant<T, MAX> {
     List { items: list.items.into_iter().map(Ok).collect(), beyond: list.beyond }
-}
-
-fn apart<'a, T: Deserialize<'a>, const MAX: usize>(
-    list: List<&'a RawValue, MAX>,
-) -> Tolerant<T, MAX> {
-    let items = list.items.into_iter().map(|item| read(item.get().as_bytes()));
-    List { items: items.collect(), beyond: list.beyond }
 }
 
 #[cfg(test)]

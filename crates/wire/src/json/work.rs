@@ -94,6 +94,10 @@ pub struct Delivery<'a> {
     #[serde(borrow, default)]
     #[schema(value_type = BTreeMap<String, Blob>)]
     pub recovery_points: Points<'a>,
+    /// The queue deduplicates per group, so that the group is part of derived keys. Absent where
+    /// it does not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keys_per_group: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

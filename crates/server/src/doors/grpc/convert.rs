@@ -67,7 +67,7 @@ pub(super) fn verb(
     Ok(match settle {
         Said::Done(done) => {
             let emits: Result<Vec<Emit>, Problem> =
-                done.emits.iter().map(|said| emit(said, &queue)).collect();
+                done.emits.iter().enumerate().map(|said| emit(said, &queue)).collect();
             Verb::Done { result: done.result.as_ref().map(blob_in).transpose()?, emits: emits? }
         }
         Said::Fail(fail) => {
@@ -84,9 +84,13 @@ pub(super) fn verb(
 }
 
 fn emit(
-    emit: &proto::Emit,
+    (place, emit): (usize, &proto::Emit),
     queue: impl Fn(&str) -> Result<QueueName, Problem>,
 ) -> Result<Emit, Problem> {
+    if emit.key.is_empty() && emit.name.is_empty() {
+        let Problem { detail, .. } = Problem::unnamed_emit();
+        return Err(Problem::invalid(format!("emits[{place}]: {detail}")));
+    }
     let mut builder =
         Content::builder(&emit.key).content_type(some(&emit.content_type)).group(some(&emit.group));
     for (name, value) in &emit.headers {

@@ -5,12 +5,10 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::Stream;
-use hapax_wire::Code;
 use tonic::{Status, Streaming};
 
 use super::meter::Meter;
-use super::status::status;
-use crate::problem::Problem;
+use super::status::named;
 use crate::service::Admitted;
 
 /// A frame, and its share of the memory, held until it is dropped.
@@ -49,18 +47,8 @@ impl Intake {
             self.is_ended = true;
             return Poll::Ready(Ok(None));
         };
-        let frame = frame.map_err(named)?;
+        let frame = frame.map_err(|refused| named(&refused))?;
         let admitted = self.meter.split(&frame);
         Poll::Ready(Ok(Some((frame, admitted))))
     }
-}
-
-/// What the framing refused, with a code of ours where the caller is to blame.
-fn named(refused: Status) -> Status {
-    let code = match refused.code() {
-        tonic::Code::OutOfRange => Code::TooLarge,
-        tonic::Code::Internal | tonic::Code::Unimplemented => Code::Invalid,
-        _ => return refused,
-    };
-    status(&Problem::new(code, refused.message()))
 }

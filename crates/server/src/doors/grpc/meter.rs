@@ -17,9 +17,9 @@ use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::status::status;
+use super::status::{CODE, named, status};
 use super::{SEND, WORK};
 use crate::auth::Principal;
 use crate::doors::pace::{Pace, late};
@@ -68,9 +68,23 @@ pub(super) async fn admit(
     let request = request
         .map(|body| Body::new(Metered { body, meter: meter.clone(), arrived: None, timing }));
     // The answer to a unary call is there when this ends; a stream has its own copy.
-    let response = next.run(request).await;
+    let mut response = next.run(request).await;
     drop(meter);
+    name(response.headers_mut());
     response
+}
+
+/// Gives a refusal of the framework, which never came to a handler, a code of ours.
+fn name(headers: &mut HeaderMap) {
+    if headers.contains_key(CODE) || !headers.contains_key(Status::GRPC_STATUS) {
+        return;
+    }
+    if let Some(refused) = Status::from_header_map(headers).filter(|it| it.code() != Code::Ok) {
+        let refused = named(&Status::new(refused.code(), refused.message()));
+        // What is in a status came out of headers, and fits into them again.
+        let written = refused.add_header(headers);
+        debug_assert!(written.is_ok(), "{written:?}");
+    }
 }
 
 /// Whose call it is. Two tokens are no token: nobody can tell whose call it is.

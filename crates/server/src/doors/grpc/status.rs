@@ -7,17 +7,39 @@ use tonic::metadata::MetadataValue;
 
 use crate::problem::Problem;
 
+pub(super) const CODE: &str = "hapax-code";
+
 /// The code for programs travels as metadata: `hapax-code`, and `hapax-retry-after-ms`.
 pub(super) fn status(problem: &Problem) -> Status {
     let mut status = Status::new(problem.code.grpc(), problem.detail.clone());
     let metadata = status.metadata_mut();
     if let Ok(code) = MetadataValue::try_from(problem.code.as_str()) {
-        metadata.insert("hapax-code", code);
+        metadata.insert(CODE, code);
     }
     if let Some(ms) = problem.retry_after_ms {
         metadata.insert("hapax-retry-after-ms", MetadataValue::from(ms));
     }
     status
+}
+
+/// What the framework refused, with a code of ours: it knows neither broken frames nor calls that
+/// there are not.
+pub(super) fn named(refused: &Status) -> Status {
+    if refused.metadata().contains_key(CODE) {
+        return refused.clone();
+    }
+    let code = match refused.code() {
+        tonic::Code::OutOfRange => Code::TooLarge,
+        tonic::Code::Internal | tonic::Code::InvalidArgument => Code::Invalid,
+        // Its own code is the one that clients look for where a call or an encoding is unknown.
+        tonic::Code::Unimplemented => {
+            let mut status = refused.clone();
+            status.metadata_mut().insert(CODE, MetadataValue::from_static("invalid"));
+            return status;
+        }
+        _ => return refused.clone(),
+    };
+    status(&Problem::new(code, refused.message()))
 }
 
 /// The caller broke the protocol of a stream.

@@ -29,8 +29,6 @@ const CHUNK_BYTES_MAX: usize = 1_024 * 1_024;
 const DEPOSIT_BYTES: usize = 1_024 * 1_024;
 /// JSON of unknown length.
 const UNTOLD_BYTES_MAX: usize = 8 * 1_024 * 1_024;
-/// JSON that says nothing, and so much of JSON that says something as it takes to refuse it.
-const NOTHING_BYTES_MAX: usize = 64 * 1_024;
 /// Messages up to this size are read without asking what their queue takes: it says so itself when
 /// it gets them.
 const UNASKED_BYTES_MAX: u64 = 1_024 * 1_024;
@@ -181,20 +179,8 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(payload: &'a Payload) -> Result<T, F
     json::read(&payload.bytes).map_err(|error| Failure::invalid(error.to_string()))
 }
 
-/// Refuses a body that says something, where the path says it all: who writes it expects that it
-/// counts.
-pub(super) async fn read_nothing(
-    service: &Service,
-    tenant: &Arc<str>,
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<(), Failure> {
-    let payload = read_json(service, tenant, headers, body, NOTHING_BYTES_MAX).await?;
-    let json::Nothing {} = parse(&payload)?;
-    Ok(())
-}
-
-async fn next_frame(
+/// The next part of a body, which has to come in time.
+pub(super) async fn next_frame(
     body: &mut Body,
     pace: &mut Pace,
 ) -> Result<Option<http_body::Frame<Bytes>>, Failure> {

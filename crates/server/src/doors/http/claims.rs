@@ -33,6 +33,8 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
         ("hapax-fingerprint" = Option<String>, Header),
         ("hapax-group" = Option<String>, Header),
         ("hapax-issued-at" = Option<String>, Header),
+        ("hapax-header-NAME" = Option<String>, Header,
+         description = "Kept while the claim is held, under NAME"),
         ("hapax-worker" = Option<String>, Header, description = "Told in the key's history"),
         ("hapax-claim-id" = Option<String>, Header,
          description = "Repeated under one id, a claim that is still held gets the same lease"),

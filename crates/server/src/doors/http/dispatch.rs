@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
-use super::input::check_query;
+use super::takes;
 use super::unread::Unread;
 use crate::listen::Peer;
 use crate::log::request_span;
@@ -62,12 +62,7 @@ pub(super) async fn dispatch(
     let id = RequestId::of(request.headers());
     let span = span(&request, &id);
     let unread = Unread::of(&mut request);
-    let checked = check_host(&service, &request).and_then(|()| {
-        check_origin(request.method(), request.headers())?;
-        let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
-        check_query(path, request.uri().query().unwrap_or_default())
-    });
-    if let Err(failure) = checked {
+    if let Err(failure) = check(&service, &mut request).await {
         let mut response = finish(failure.into_response(), &id, &span);
         discard(unread, &mut response).await;
         return response;
@@ -77,6 +72,16 @@ pub(super) async fn dispatch(
         discard(unread, &mut response).await;
     }
     response
+}
+
+/// Refuses what no handler should see.
+async fn check(service: &Service, request: &mut Request) -> Result<(), Failure> {
+    check_host(service, request)?;
+    check_origin(request.method(), request.headers())?;
+    match request.extensions().get::<MatchedPath>().cloned() {
+        Some(path) => takes::check(path.as_str(), request).await,
+        None => Ok(()),
+    }
 }
 
 /// The handler's answer, and whether it is a refusal.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use hapax_core::{Content, Fingerprint, QueueName, Send, Time, limits};
 use hapax_wire::json;
-use hapax_wire::nearest::closest;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName};
 
@@ -15,19 +14,16 @@ use crate::log::is_traceparent;
 use crate::problem::Problem;
 use crate::service::WAIT_MAX;
 
-const GROUP: &str = "hapax-group";
-const DELAY_MS: &str = "hapax-delay-ms";
-const TTL_MS: &str = "hapax-ttl-ms";
-const FINGERPRINT: &str = "hapax-fingerprint";
-const ISSUED_AT: &str = "hapax-issued-at";
-const LEASE_MS: &str = "hapax-lease-ms";
-const WORKER: &str = "hapax-worker";
-const OWN: &str = "hapax-";
-const KEPT: &str = "hapax-header-";
-const CLAIM_ID: &str = "hapax-claim-id";
-/// Every header of ours, besides those that are kept.
-const KNOWN: [&str; 8] =
-    [GROUP, DELAY_MS, TTL_MS, FINGERPRINT, ISSUED_AT, LEASE_MS, WORKER, CLAIM_ID];
+pub(super) const GROUP: &str = "hapax-group";
+pub(super) const DELAY_MS: &str = "hapax-delay-ms";
+pub(super) const TTL_MS: &str = "hapax-ttl-ms";
+pub(super) const FINGERPRINT: &str = "hapax-fingerprint";
+pub(super) const ISSUED_AT: &str = "hapax-issued-at";
+pub(super) const LEASE_MS: &str = "hapax-lease-ms";
+pub(super) const WORKER: &str = "hapax-worker";
+pub(super) const OWN: &str = "hapax-";
+pub(super) const KEPT: &str = "hapax-header-";
+pub(super) const CLAIM_ID: &str = "hapax-claim-id";
 const TRACEPARENT: &str = "traceparent";
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 
@@ -51,7 +47,6 @@ pub(super) struct Head<'a> {
 
 impl<'a> Head<'a> {
     pub(super) fn read(headers: &'a HeaderMap) -> Result<Self, Problem> {
-        check_known(headers)?;
         let issued_at = one(headers, ISSUED_AT)?.map(|text| {
             json::Timestamp::parse(text).map(|time| Time(time.0)).ok_or_else(|| {
                 Problem::invalid(format!(
@@ -104,20 +99,6 @@ impl<'a> Head<'a> {
         send.issued_at = self.issued_at;
         Ok(send)
     }
-}
-
-/// A header that is ours by its name and means nothing is a typo, as an unknown field is.
-fn check_known(headers: &HeaderMap) -> Result<(), Problem> {
-    let own = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with(OWN));
-    let mut unknown = own.filter(|name| !KNOWN.contains(name) && !name.starts_with(KEPT));
-    let Some(name) = unknown.next() else { return Ok(()) };
-    // Without what they all begin with: it would make any two of them alike.
-    let own = |name: &'static str| name.strip_prefix(OWN).unwrap_or(name);
-    let rest = name.strip_prefix(OWN).unwrap_or_default();
-    Err(Problem::invalid(match closest(rest, KNOWN.map(own)) {
-        Some(known) => format!("unknown header {name}: did you mean {OWN}{known}?"),
-        None => format!("unknown header {name}: to keep it with the message, name it {KEPT}NAME"),
-    }))
 }
 
 pub(super) fn check_fingerprint(field: &str, fingerprint: Option<&str>) -> Result<(), Problem> {
@@ -252,19 +233,5 @@ mod tests {
         assert!(read(&[("hapax-delay-ms", "1"), ("hapax-delay-ms", "1")]).is_err());
         assert!(read(&[("hapax-issued-at", "yesterday")]).is_err());
         assert!(read(&[("hapax-fingerprint", "")]).is_err());
-    }
-
-    #[test]
-    fn a_header_of_ours_that_means_nothing_is_refused() {
-        let said = |name: &'static str| match Head::read(&headers(&[(name, "5")])) {
-            Ok(_) => String::new(),
-            Err(problem) => problem.detail,
-        };
-        assert_eq!(
-            said("hapax-dealy-ms"),
-            "unknown header hapax-dealy-ms: did you mean hapax-delay-ms?"
-        );
-        assert!(said("hapax-colour").ends_with("name it hapax-header-NAME"));
-        assert_eq!((said("hapax-header-colour"), said("colour")), (String::new(), String::new()));
     }
 }

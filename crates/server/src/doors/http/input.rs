@@ -5,7 +5,6 @@ use std::sync::Arc;
 use axum::extract::{FromRequestParts, Path, Query};
 use hapax_core::KeyName;
 use hapax_wire::key::Malformed;
-use hapax_wire::nearest::closest;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use serde::Deserialize;
@@ -108,34 +107,6 @@ impl FromRequestParts<Service> for InKey {
     }
 }
 
-/// The parameters that a route of the API takes.
-fn known(path: &str) -> &'static [&'static str] {
-    match path {
-        "/v1/queues/{queue}/messages" => &["state", "limit", "cursor"],
-        "/v1/queues/{queue}/keys/{key}" => &["group", "wait_ms"],
-        path if path.starts_with("/v1/queues/{queue}/keys/{key}/") => &["group"],
-        _ => &[],
-    }
-}
-
-/// Refuses parameters that mean nothing, as unknown fields are. Pages outside of the API are asked
-/// for by browsers and probes, which may add some.
-pub(super) fn check_query(path: &str, query: &str) -> Result<(), Failure> {
-    if !path.starts_with("/v1/") {
-        return Ok(());
-    }
-    let known = known(path);
-    let names = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default());
-    let mut unknown = names.filter(|name| !name.is_empty() && !known.contains(name));
-    let Some(name) = unknown.next() else { return Ok(()) };
-    let shown: String = name.chars().take(64).collect();
-    Err(Failure::invalid(match closest(name, known.iter().copied()) {
-        Some(known) => format!("unknown parameter {shown:?}: did you mean {known}?"),
-        None if known.is_empty() => format!("unknown parameter {shown:?}: nothing is taken here"),
-        None => format!("unknown parameter {shown:?}: known are {}", known.join(", ")),
-    }))
-}
-
 /// The parameters of the query.
 #[derive(Debug)]
 pub(super) struct Params<T>(pub(super) T);
@@ -151,6 +122,23 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Service> for Params<T> {
 async fn query<T: DeserializeOwned>(parts: &mut Parts, service: &Service) -> Result<T, Failure> {
     match Query::from_request_parts(parts, service).await {
         Ok(Query(params)) => Ok(params),
-        Err(rejection) => Err(Failure::invalid(format!("the query: {}", rejection.body_text()))),
+        Err(rejection) => {
+            let text = rejection.body_text();
+            let (_, why) = text.split_once(": ").unwrap_or(("", &text));
+            Err(Failure::invalid(format!("the query: {why}")))
+        }
+    }
+}
+
+/// The number that a parameter gives.
+pub(super) fn number(name: &str, text: Option<&str>) -> Result<Option<u64>, Failure> {
+    let Some(text) = text else { return Ok(None) };
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match text.parse() {
+        Ok(number) if is_number => Ok(Some(number)),
+        _ => {
+            let shown: String = text.chars().take(64).collect();
+            Err(Failure::invalid(format!("{name}: {shown:?} is not a whole number")))
+        }
     }
 }

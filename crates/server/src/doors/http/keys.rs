@@ -11,10 +11,10 @@ use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::body::{parse, read, read_json, read_nothing};
+use super::body::{parse, read, read_json};
 use super::failure::Failure;
 use super::head::Head;
-use super::input::{InKey, Params};
+use super::input::{InKey, Params, number};
 use super::redrives::start;
 use super::work::SETTLE_BYTES_MAX;
 use super::{output, shape};
@@ -24,8 +24,7 @@ use crate::service::{Permit, Service};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct LookParams {
-    #[serde(default)]
-    wait_ms: u64,
+    wait_ms: Option<String>,
 }
 
 /// Look at a key
@@ -52,11 +51,15 @@ pub(super) async fn get(
     Params(LookParams { wait_ms }): Params<LookParams>,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Look)?;
+    let wait_ms = number("wait_ms", wait_ms.as_deref())?.unwrap_or_default();
     let name = at.name(&service, &permit);
     let view = service.look(&permit, name, Duration::from_millis(wait_ms)).await?;
     let mut key = shape::key(Some(&at.key), &view);
-    if key.group.is_none() {
-        key.group = at.group.as_deref().map(json::Text::from); // It was found under it.
+    if key.group.is_none()
+        && let Some(group) = at.group.as_deref()
+        && service.is_per_group(&permit).await?
+    {
+        key.group = Some(group.into()); // It was found under it.
     }
     output::sized(&service, permit.tenant(), StatusCode::OK, &key, shape::key_bytes(&view)).await
 }
@@ -69,14 +72,8 @@ pub(super) async fn get(
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses((status = 200, description = "Forgotten", body = json::Changed)),
 )]
-pub(super) async fn forget(
-    State(service): State<Service>,
-    at: InKey,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, Failure> {
+pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     service.forget(&permit, at.name(&service, &permit)).await?;
     let changed = json::Changed { key: at.key.as_str().into(), state: None, generation: None };
     Ok(output::small(StatusCode::OK, &changed))
@@ -152,11 +149,8 @@ pub(super) async fn replay(
 pub(super) async fn redrive(
     State(service): State<Service>,
     at: InKey,
-    headers: HeaderMap,
-    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     let select = Select::Keys(vec![at.key.as_str().into()]);
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
@@ -184,11 +178,8 @@ pub(super) async fn redrive(
 pub(super) async fn discard(
     State(service): State<Service>,
     at: InKey,
-    headers: HeaderMap,
-    body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    read_nothing(&service, permit.tenant(), &headers, body).await?;
     service.discard(&permit, at.name(&service, &permit)).await?;
     changed(&service, &permit, &at).await
 }
@@ -213,6 +204,9 @@ pub(super) async fn resolve(
     let resolve: json::Resolve<'_> = parse(&payload)?;
     let resolution = match &*resolve.verb {
         "done" => Resolution::Done(resolve.result.as_ref().map(to_blob).transpose()?),
+        "retry" if resolve.result.is_some() => {
+            return Err(Failure::invalid("result belongs to do: \"done\", not to \"retry\""));
+        }
         "retry" => Resolution::Retry,
         other => {
             return Err(Failure::invalid(format!("do: {other:?} is neither done nor retry")));

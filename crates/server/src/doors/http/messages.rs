@@ -15,7 +15,7 @@ use super::body::{read_json, read_message};
 use super::dispatch::RequestId;
 use super::failure::Failure;
 use super::head::{self, Head};
-use super::input::{InQueue, Params};
+use super::input::{InQueue, Params, number};
 use super::{key, output, shape};
 use crate::auth::Action;
 use crate::problem::Problem;
@@ -230,7 +230,7 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
     for item in batch.items {
         let (key, sent) = match &item {
             Ok(message) => (message.key.as_deref(), of_message(queue, message)),
-            Err(error) => (None, Err(Problem::invalid(error.to_string()))),
+            Err(error) => (error.key(), Err(Problem::invalid(error.to_string()))),
         };
         kept.push(match sent {
             Ok(send) => {
@@ -284,7 +284,7 @@ pub(super) fn with_headers<'a>(
 #[derive(Debug, Deserialize)]
 pub(super) struct BrowseParams {
     state: Option<String>,
-    limit: Option<usize>,
+    limit: Option<String>,
     cursor: Option<String>,
 }
 
@@ -308,11 +308,12 @@ pub(super) async fn browse(
     Params(params): Params<BrowseParams>,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Look)?;
+    let limit = number("limit", params.limit.as_deref())?;
     let browse = Browse {
         queue: permit.queue().clone(),
         place: browsed_place(params.state.as_deref())?,
         cursor: None,
-        limit: params.limit.unwrap_or(BROWSE_DEFAULT),
+        limit: limit.map_or(BROWSE_DEFAULT, |limit| usize::try_from(limit).unwrap_or(usize::MAX)),
     };
     if !(1..=limits::BROWSE_MAX).contains(&browse.limit) {
         return Err(Failure::invalid(format!("limit is 1 to {}", limits::BROWSE_MAX)));

@@ -229,7 +229,7 @@ pub(super) async fn error(
 pub(super) async fn lost(headers: HeaderMap) -> Response {
     let kind = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     if kind.starts_with(b"application/grpc") {
-        return tonic::Status::unimplemented("there is no such call").into_http();
+        return crate::doors::grpc::unknown_call();
     }
     not_found("there is nothing here; /v1/openapi.json lists what there is").into_response()
 }

@@ -221,6 +221,7 @@ pub(super) fn waited<'a>(queue: &'a str, view: &'a KeyView, first: bool) -> json
 
 pub(super) fn delivery<'a>(
     permit: &'a Permit,
+    keys_per_group: bool,
     lease: json::Text<'a>,
     it: &'a Delivery,
 ) -> json::Delivery<'a> {
@@ -244,6 +245,7 @@ pub(super) fn delivery<'a>(
         lease_ms: it.lease_ms,
         deadline: time(it.deadline),
         recovery_points: points(&it.recovery_points),
+        keys_per_group,
     }
 }
 

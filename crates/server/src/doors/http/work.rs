@@ -56,18 +56,40 @@ pub(super) async fn receive(
         };
         (receive, Duration::from_millis(asked.wait_ms))
     };
-    let given = service.receive(&permit, receive, wait).await?;
-    let bytes_about = given.iter().map(delivery_bytes).sum();
-    let messages = given
-        .iter()
-        .map(|it| shape::delivery(&permit, shape::lease(&service.seal(&permit, it)), it));
+    let messages = service.receive(&permit, receive, wait).await?;
+    let given = Given { service: &service, messages };
+    // In a queue that deduplicates per group, every message has one.
+    let has_groups = given.messages.iter().any(|it| it.content.group().is_some());
+    let keys_per_group = has_groups && service.is_per_group(&permit).await?;
+    let bytes_about = given.messages.iter().map(delivery_bytes).sum();
+    let messages = given.messages.iter().map(|it| {
+        let lease = shape::lease(&service.seal(&permit, it));
+        shape::delivery(&permit, keys_per_group, lease, it)
+    });
     let answer = json::Received { messages: messages.collect() };
-    match output::sized(&service, permit.tenant(), StatusCode::OK, &answer, bytes_about).await {
-        Ok(response) => Ok(response),
-        Err(failure) => {
-            drop(answer);
-            service.engine().give_back(given); // They did not get anywhere.
-            Err(failure)
+    let response =
+        output::sized(&service, permit.tenant(), StatusCode::OK, &answer, bytes_about).await?;
+    drop(answer);
+    given.keep();
+    Ok(response)
+}
+
+/// Messages that are not on their way yet: others get them where the caller goes away before.
+struct Given<'a> {
+    service: &'a Service,
+    messages: Vec<Delivery>,
+}
+
+impl Given<'_> {
+    fn keep(mut self) {
+        self.messages.clear();
+    }
+}
+
+impl Drop for Given<'_> {
+    fn drop(&mut self) {
+        if !self.messages.is_empty() {
+            self.service.engine().give_back(std::mem::take(&mut self.messages));
         }
     }
 }
@@ -221,7 +243,7 @@ fn refuse_other_fields(item: &json::SettleItem<'_>) -> Result<(), Problem> {
         Some((field, _, verbs)) => Err(Problem::invalid(format!(
             "{field} belongs to do: {:?}, not to {:?}",
             verbs.join(" or "),
-            item.verb
+            &*item.verb
         ))),
         None => Ok(()),
     }
@@ -234,7 +256,11 @@ fn emits(
 ) -> Result<Vec<Emit>, Problem> {
     let Some(emits) = &item.emit else { return Ok(Vec::new()) };
     if emits.beyond > 0 {
-        return Err(hapax_core::Invalid::Emits.into());
+        let count = emits.items.len() + emits.beyond;
+        let max = json::EMIT_MAX;
+        return Err(Problem::invalid(format!(
+            "emit: there are {count}, at most {max} go together"
+        )));
     }
     let emits = emits.iter().enumerate().map(|(place, emit)| {
         to_emit(service, caller, emit).map_err(|problem| Problem {
@@ -251,8 +277,12 @@ fn to_emit(
     emit: &json::Emit<'_>,
 ) -> Result<Emit, Problem> {
     let queue = service.may_emit(caller, &emit.queue)?;
-    if let Some(key) = emit.key.as_deref() {
-        key::check_field("key", key)?;
+    match emit.key.as_deref() {
+        Some(key) => key::check_field("key", key)?,
+        None if emit.name.as_deref().unwrap_or_default().is_empty() => {
+            return Err(Problem::unnamed_emit());
+        }
+        None => {}
     }
     let body = json::body_bytes(emit.body.as_ref(), emit.body_base64.as_ref())
         .map_err(|error| Problem::invalid(error.to_string()))?;

@@ -1,0 +1,164 @@
+//! What each route takes besides its path: headers named `hapax-…`, conditions, parameters and a
+//! body.
+//!
+//! The table of routes says it, and it is checked before any handler runs. Whoever sends more
+//! counts on it: what a route does not take is refused, and nothing is done.
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use hapax_wire::json;
+use hapax_wire::nearest::closest;
+use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
+use http::{HeaderMap, HeaderName, Method};
+
+use super::TABLE;
+use super::body::next_frame;
+use super::failure::Failure;
+use super::head::{
+    CLAIM_ID, DELAY_MS, FINGERPRINT, GROUP, ISSUED_AT, KEPT, LEASE_MS, OWN, TTL_MS, WORKER,
+};
+use crate::doors::pace::Pace;
+
+/// Every header of ours, besides those that are kept.
+const KNOWN: [&str; 8] =
+    [GROUP, DELAY_MS, TTL_MS, FINGERPRINT, ISSUED_AT, LEASE_MS, WORKER, CLAIM_ID];
+/// A condition that is not looked at would let a change through that it should have stopped.
+const CONDITIONS: [HeaderName; 4] =
+    [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+/// So much is read of a body where none is taken: enough to say what is wrong with it.
+const NOTHING_BYTES_MAX: usize = 1_024;
+
+/// What a route takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Takes {
+    /// Headers named `hapax-…`.
+    pub(super) headers: &'static [&'static str],
+    /// Whether headers named `hapax-header-…` are kept with the message.
+    pub(super) kept: bool,
+    pub(super) conditions: &'static [HeaderName],
+    pub(super) params: &'static [&'static str],
+    pub(super) body: bool,
+}
+
+impl Takes {
+    /// The path says it all.
+    pub(super) const NOTHING: Self =
+        Self { headers: &[], kept: false, conditions: &[], params: &[], body: false };
+    pub(super) const BODY: Self = Self { body: true, ..Self::NOTHING };
+    pub(super) const CONFIG: Self = Self { conditions: &[IF_MATCH, IF_NONE_MATCH], ..Self::BODY };
+    pub(super) const IF_MATCH: Self = Self { conditions: &[IF_MATCH], ..Self::NOTHING };
+    pub(super) const MESSAGE: Self = Self {
+        headers: &[GROUP, DELAY_MS, TTL_MS, FINGERPRINT, ISSUED_AT],
+        kept: true,
+        ..Self::BODY
+    };
+    pub(super) const CLAIM: Self = Self {
+        headers: &[GROUP, FINGERPRINT, ISSUED_AT, LEASE_MS, WORKER, CLAIM_ID],
+        ..Self::MESSAGE
+    };
+    pub(super) const PAGE: Self = Self { params: &["state", "limit", "cursor"], ..Self::NOTHING };
+    pub(super) const LOOK: Self = Self { params: &["group", "wait_ms"], ..Self::NOTHING };
+    pub(super) const KEY: Self = Self { params: &["group"], ..Self::NOTHING };
+    pub(super) const RESOLVE: Self = Self { body: true, ..Self::KEY };
+    /// The message once more.
+    pub(super) const REPLAY: Self =
+        Self { headers: &[GROUP, FINGERPRINT], kept: true, ..Self::RESOLVE };
+
+    /// What the route of a request takes; `None` where there is no such route.
+    fn of(method: &Method, path: &str) -> Option<&'static Self> {
+        // A HEAD is answered by the handler of GET.
+        let method = if method == Method::HEAD { "get" } else { method.as_str() };
+        let mut routes = TABLE.iter();
+        let is_it = |(known, route, _): &&(&str, &str, Self)| {
+            *route == path && known.eq_ignore_ascii_case(method)
+        };
+        routes.find(is_it).map(|(_, _, takes)| takes)
+    }
+}
+
+/// Refuses what the route of a request does not take.
+pub(super) async fn check(path: &str, request: &mut Request) -> Result<(), Failure> {
+    let Some(takes) = Takes::of(request.method(), path) else { return Ok(()) };
+    check_headers(takes, request.headers())?;
+    if !request.method().is_safe() {
+        check_conditions(takes, request.headers())?;
+    }
+    // Other pages are asked for by browsers and probes, which may add parameters.
+    if path.starts_with("/v1/") {
+        check_params(takes, request.uri().query().unwrap_or_default())?;
+    }
+    match takes.body || request.body().is_end_stream() {
+        true => Ok(()),
+        false => read_nothing(request).await,
+    }
+}
+
+/// A header that is ours by its name and means nothing here is a typo, or counts for something
+/// that is not done.
+fn check_headers(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
+    let own = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with(OWN));
+    let is_taken =
+        |name: &&str| takes.headers.contains(name) || takes.kept && name.starts_with(KEPT);
+    let mut others = own.filter(|name| !is_taken(name));
+    let Some(name) = others.next() else { return Ok(()) };
+    if KNOWN.contains(&name) || name.starts_with(KEPT) {
+        let taken = match takes.headers {
+            [] => "it takes none of this kind".to_owned(),
+            headers => format!("it takes {}", headers.join(", ")),
+        };
+        return Err(Failure::invalid(format!("{name} means nothing to this request: {taken}")));
+    }
+    // Without what they all begin with: it would make any two of them alike.
+    let bare = |name: &'static str| name.strip_prefix(OWN).unwrap_or(name);
+    let rest = name.strip_prefix(OWN).unwrap_or_default();
+    Err(Failure::invalid(match closest(rest, takes.headers.iter().map(|name| bare(name))) {
+        Some(known) => format!("unknown header {name}: did you mean {OWN}{known}?"),
+        None if takes.kept => {
+            format!("unknown header {name}: to keep it with the message, name it {KEPT}NAME")
+        }
+        None => format!("unknown header {name}"),
+    }))
+}
+
+fn check_conditions(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
+    let mut conditions = CONDITIONS.iter().filter(|name| !takes.conditions.contains(name));
+    match conditions.find(|name| headers.contains_key(*name)) {
+        Some(name) => Err(Failure::invalid(format!("{name} is not looked at by this request"))),
+        None => Ok(()),
+    }
+}
+
+fn check_params(takes: &Takes, query: &str) -> Result<(), Failure> {
+    let known = takes.params;
+    let names = query.split('&').map(|pair| pair.split('=').next().unwrap_or_default());
+    let mut unknown = names.filter(|name| !name.is_empty() && !known.contains(name));
+    let Some(name) = unknown.next() else { return Ok(()) };
+    let shown: String = name.chars().take(64).collect();
+    Err(Failure::invalid(match closest(name, known.iter().copied()) {
+        Some(known) => format!("unknown parameter {shown:?}: did you mean {known}?"),
+        None if known.is_empty() => format!("unknown parameter {shown:?}: nothing is taken here"),
+        None => format!("unknown parameter {shown:?}: known are {}", known.join(", ")),
+    }))
+}
+
+/// Reads a body where none is taken. One that says nothing is let through: some programs send an
+/// empty object with everything.
+async fn read_nothing(request: &mut Request) -> Result<(), Failure> {
+    let mut body = std::mem::replace(request.body_mut(), Body::empty());
+    let mut pace = Pace::begin();
+    let mut said = Vec::new();
+    while let Some(frame) = next_frame(&mut body, &mut pace).await? {
+        let Ok(part) = frame.into_data() else { continue };
+        if said.len() + part.len() > NOTHING_BYTES_MAX {
+            return Err(Failure::invalid("the body: none is taken here"));
+        }
+        said.extend_from_slice(&part);
+    }
+    if said.trim_ascii().is_empty() {
+        return Ok(());
+    }
+    match json::read(&said) {
+        Ok(json::Nothing {}) => Ok(()),
+        Err(error) => Err(Failure::invalid(format!("the body: none is taken here: {error}"))),
+    }
+}
