@@ -62,15 +62,21 @@ fn a_queue_that_is_not_there_is_explained_with_the_one_that_was_meant() {
     for arguments in [
         &["send", "nowhere", "x"][..],
         &["receive", "nowhere"],
-        &["peek", "nowhere"],
-        &["get", "nowhere", "key"],
-        &["dead", "ls", "nowhere"],
-        &["tail", "nowhere", "--for", "1s"],
         &["queue", "pause", "nowhere"],
         &["work", "nowhere", "--exec", "true"],
     ] {
         let error = broker.fails(3, arguments);
         assert!(error.contains("hapax queue create nowhere"), "{arguments:?}: {error}");
+    }
+    // Who looks for something does not find it in a new queue.
+    for arguments in [
+        &["peek", "nowhere"][..],
+        &["get", "nowhere", "key"],
+        &["dead", "ls", "nowhere"],
+        &["tail", "nowhere", "--for", "1s"],
+    ] {
+        let error = broker.fails(3, arguments);
+        assert!(error.contains("hapax queue ls") && !error.contains("create"), "{error}");
     }
 }
 
