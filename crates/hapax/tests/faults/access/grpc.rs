@@ -41,7 +41,7 @@ fn key(name: &str) -> proto::KeyRequest {
 
 fn redrive() -> proto::RedriveRequest {
     let select = Some(proto::redrive_request::Select::All(proto::RedriveAll {}));
-    let (queue, id) = (QUEUE.to_owned(), "r".to_owned());
+    let (queue, id) = (QUEUE.to_owned(), "all".to_owned());
     proto::RedriveRequest { queue, id, select, ..Default::default() }
 }
 
