@@ -178,6 +178,32 @@ fn an_operators_mistake_is_refused() {
 }
 
 #[test]
+fn a_filter_is_as_long_as_what_it_looks_for_and_no_longer() {
+    let mut world = World::new();
+    let (queue, config) = (name("orders"), Config::default());
+    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    let redrive = |error: Option<usize>, group: Option<usize>| {
+        let text = |length: Option<usize>| length.map(|length| "x".repeat(length).into());
+        let select = Select::Filter {
+            error_contains: text(error),
+            group: text(group),
+            dead_before: None,
+            dead_after: None,
+        };
+        let id = format!("r-{error:?}-{group:?}").into();
+        Command::Redrive(Redrive { queue: queue.clone(), id, select, dry_run: false, per_s: None })
+    };
+    let (error, group) = (limits::ERROR_BYTES_MAX, limits::GROUP_BYTES_MAX);
+    for (length, of_group) in [(Some(error), None), (None, Some(group))] {
+        let told = world.run(redrive(length, of_group));
+        assert!(!matches!(told, Outcome::Refused(_)), "{told:?}");
+        let more = |length: Option<usize>| length.map(|length| length + 1);
+        let told = world.run(redrive(more(length), more(of_group)));
+        assert_eq!(told, Outcome::Refused(Refusal::Invalid(Invalid::Redrive)));
+    }
+}
+
+#[test]
 fn an_error_too_long_is_cut_at_a_character() {
     let mut world = World::new();
     let (queue, config) = (name("orders"), Config::default());
