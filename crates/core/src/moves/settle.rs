@@ -211,11 +211,7 @@ impl Holder<'_> {
         let digest = self.message.digest;
         let error: Arc<str> = bounded(error).into();
         out.decisions.push(Decision::Failed { digest, fence: self.fence, error, next });
-        if matches!(next, Next::Dead | Next::Freed) {
-            out.effects.push(Effect::Ended { digest });
-            self.wake_group(out);
-        }
-        Ok(answer_of(next))
+        Ok(self.gone(next, out))
     }
 
     /// Where a failure brings the message.
@@ -260,11 +256,17 @@ impl Holder<'_> {
         let digest = self.message.digest;
         let error: Arc<str> = bounded(error).into();
         out.decisions.push(Decision::Parked { digest, fence: self.fence, error, next });
+        Ok(self.gone(next, out))
+    }
+
+    /// Tells those who wait for the end of a message that does not come back by itself, and its
+    /// group.
+    fn gone(&self, next: Next, out: &mut Verdict) -> Settled {
         if matches!(next, Next::Dead | Next::Freed | Next::Parked) {
-            out.effects.push(Effect::Ended { digest });
+            out.effects.push(Effect::Ended { digest: self.message.digest });
             self.wake_group(out);
         }
-        Ok(answer_of(next))
+        answer_of(next)
     }
 
     fn extend(&self, lease_ms: Option<u64>, out: &mut Verdict) -> Result<Settled, Settled> {

@@ -183,7 +183,7 @@ fn a_filter_is_as_long_as_what_it_looks_for_and_no_longer() {
     let (queue, config) = (name("orders"), Config::default());
     world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
     let redrive = |error: Option<usize>, group: Option<usize>| {
-        let text = |length: Option<usize>| length.map(|length| "x".repeat(length).into());
+        let text = |length: Option<usize>| length.map(|length| "x".repeat(length));
         let select = Select::Filter {
             error_contains: text(error),
             group: text(group),
