@@ -221,14 +221,12 @@ fn is_killed_before_it_deletes(partitions: u16, key_of_second_relay: &str) -> Op
     });
     locked.1.recv().unwrap();
     let mut relay = Relay::start(&broker, &shop, &[]);
-    let blocked = "SELECT count(*) FROM pg_stat_activity
-                   WHERE wait_event_type = 'Lock' AND query LIKE 'DELETE%'";
-    until("the relay to stand before its DELETE", || (postgres.number(blocked) == 1).then_some(()));
+    until("the relay to stand before its DELETE", || (postgres.blocked() == 1).then_some(()));
     relay.kill();
     release.0.send(()).unwrap();
     holder.join().unwrap();
     // What its server process still held is let go of.
-    until("the row", || (postgres.number(blocked) == 0).then_some(()));
+    until("the row", || (postgres.blocked() == 0).then_some(()));
     assert_eq!(shop.left(), 1, "confirmed, and not deleted");
     shop.run(&format!("UPDATE hapax_outbox SET message_key = '{key_of_second_relay}'"));
     let _relay = Relay::start(&broker, &shop, &[]);

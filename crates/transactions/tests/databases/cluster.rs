@@ -77,6 +77,14 @@ impl Postgres {
         let told = self.sql(sql);
         told.trim().parse().unwrap_or_else(|_| panic!("{sql}: {told}"))
     }
+
+    /// How many statements stand before a lock in this database: other tests' have theirs.
+    pub(crate) fn blocked(&self) -> i64 {
+        self.number(
+            "SELECT count(*) FROM pg_stat_activity
+             WHERE wait_event_type = 'Lock' AND datname = current_database()",
+        )
+    }
 }
 
 impl Cluster {

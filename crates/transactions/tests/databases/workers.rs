@@ -313,9 +313,7 @@ async fn two_deliveries_at_once_are_one_effect(partitions: u16) {
     wire.close();
     let second = follow_up(&house, pool);
     // The second stands before the unique key.
-    let blocked = "SELECT count(*) FROM pg_stat_activity
-                   WHERE wait_event_type = 'Lock' AND datname = current_database()";
-    crate::house::until("the second delivery", || async { postgres.number(blocked) == 1 }).await;
+    crate::house::until("the second delivery", || async { postgres.blocked() == 1 }).await;
     assert_eq!(effects(&postgres), 0);
     go_on.notify_one();
     let key = in_time(house.ended("order-1")).await;
