@@ -18,7 +18,7 @@ pub(crate) struct Emits {
     /// Those that were refused for good.
     refused: BTreeSet<(usize, u64)>,
     /// What those that were filed as dead letters are.
-    filed: BTreeMap<(usize, u64), ItemId>,
+    pub(super) filed: BTreeMap<(usize, u64), ItemId>,
 }
 
 impl Checker {
@@ -130,7 +130,7 @@ impl Checker {
     }
 
     /// A redrive that was begun at this very time takes what dies now.
-    fn redriven_now(&self, at: Time, item: ItemId) -> Option<Time> {
+    pub(super) fn redriven_now(&self, at: Time, item: ItemId) -> Option<Time> {
         self.state(self.item(item).queue).redriven.filter(|redriven| *redriven == at)
     }
 

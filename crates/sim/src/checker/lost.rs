@@ -96,13 +96,14 @@ impl Checker {
     }
 
     pub(super) fn lost_send(&mut self, at: Time, item: ItemId, variant: Variant) {
-        let here = self.here;
+        let (here, redriven) = (self.here, self.redriven_now(at, item));
         let (life, spec, config) = self.passed(at, item);
         if config.on_dead == OnDead::Rerun && life.places.may_be(Places::DEAD) && !spec.claim {
             life.revive(false);
         }
         if life.may_begin(config, false, spec) {
             life.home = Some(here);
+            life.redriven = life.redriven.or(redriven);
             life.purged = false;
             life.may_be_new = true;
             life.variants |= 1 << variant;

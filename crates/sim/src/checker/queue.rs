@@ -264,7 +264,10 @@ impl Checker {
 
     /// All messages and keys of the queue are gone with it.
     fn vanish(&mut self, queue: usize) {
-        for item in self.homed(queue) {
+        let gone = self.homed(queue);
+        // An emit that comes again is filed again.
+        self.emits.filed.retain(|_, item| !gone.contains(item));
+        for item in gone {
             if let Some(life) = self.lives.get_mut(item) {
                 life.vanish();
                 if let Some(moved) = self.moved.remove(&item) {

@@ -158,7 +158,7 @@ impl Checker {
         claim: bool,
         id: MessageId,
     ) -> Checked {
-        let here = self.here;
+        let (here, redriven) = (self.here, self.redriven_now(at, item));
         let (life, spec, config) = self.passed(at, item);
         if !life.may_begin(config, claim, spec) {
             let (key, places) = (spec.key.clone(), life.places);
@@ -169,6 +169,7 @@ impl Checker {
         }
         *life = life.renewed(id, variant);
         life.home = Some(here);
+        life.redriven = redriven;
         match self.ids.insert(id, item) {
             None => Ok(()),
             Some(_) => violation(format!("the id {id} was used before")),
