@@ -183,6 +183,7 @@ pub(crate) fn queue(queue: &proto::Queue) -> Value {
         "config": config,
         "stats": {
             "ready": stats.ready,
+            "held": stats.held,
             "delayed": stats.delayed,
             "leased": stats.leased,
             "parked": stats.parked,

@@ -233,7 +233,8 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     let mut table = Table::new(&[
-        "QUEUE", ">READY", ">DELAYED", ">LEASED", ">PARKED", ">DEAD", ">KEYS", ">OLDEST", "",
+        "QUEUE", ">READY", ">HELD", ">DELAYED", ">LEASED", ">PARKED", ">DEAD", ">KEYS", ">OLDEST",
+        "",
     ]);
     for queue in &queues {
         let stats = queue.stats.unwrap_or_default();
@@ -241,6 +242,7 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
         table.row([
             (&queue.queue).into(),
             stats.ready.into(),
+            stats.held.into(),
             stats.delayed.into(),
             stats.leased.into(),
             alarming(Colour::Yellow, stats.parked),
@@ -270,8 +272,12 @@ async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
     screen.line(format_args!("{}{paused}", screen.paint(Colour::Bold, &queue.queue)))?;
     let created = moment::relative(moment::now_ms(), queue.created_at_ms);
     screen.line(format_args!("  created {created}, etag {}", queue.etag))?;
+    let held = match stats.held {
+        0 => String::new(),
+        held => format!(" ({held} behind others of their group)"),
+    };
     screen.line(format_args!(
-        "  holds   {} ready, {} delayed, {} leased, {} parked, {} dead; remembers {} keys",
+        "  holds   {} ready{held}, {} delayed, {} leased, {} parked, {} dead; remembers {} keys",
         stats.ready, stats.delayed, stats.leased, stats.parked, stats.dead, stats.keys
     ))?;
     if let Some(age) = stats.oldest_ready_age_ms {

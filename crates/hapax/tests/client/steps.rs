@@ -170,7 +170,10 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
     let left = point(&dead, "step:charge");
     assert_eq!((&left["step"], &left["key"]), (&json!("too_large"), &json!(key)));
 
-    let all = proto::redrive_request::Select::Keys(proto::RedriveKeys { keys: vec!["k0".into()] });
+    let all = proto::redrive_request::Select::Keys(proto::RedriveKeys {
+        keys: vec!["k0".into()],
+        group: None,
+    });
     let redrive = proto::RedriveRequest {
         queue: "orders".to_owned(),
         id: "fixed".to_owned(),

@@ -1,6 +1,5 @@
 //! One key: looking at it, and what an operator may do with it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,16 +107,8 @@ impl Service {
         if redrive.dry_run {
             redrive.id = format!("dry-run-{:032x}", fastrand::u128(..)).into();
         }
-        let (select, dry_run) = (redrive.select.clone(), redrive.dry_run);
         let view = self.engine().redrive(redrive).await.map_err(stopped)?;
-        let view = view.map_err(|refusal| refused(permit, refusal))?;
-        match view.dry_run == dry_run && may_be_of(&view, &select) {
-            true => Ok(view),
-            false => Err(Problem::new(
-                Code::Conflict,
-                "the id was used for another redrive: choose a new one for this",
-            )),
-        }
+        view.map_err(|refusal| refused(permit, refusal))
     }
 
     /// Stops a redrive where it is.
@@ -137,15 +128,6 @@ impl Service {
     }
 }
 
-/// Whether a redrive may have been asked for with this selection. What a filter was is not told.
-fn may_be_of(view: &RedriveView, select: &Select) -> bool {
-    let Select::Keys(keys) = select else { return !view.by_keys };
-    let keys: BTreeSet<_> = keys.iter().collect();
-    view.by_keys
-        && view.total.is_none_or(|total| total == keys.len() as u64)
-        && view.missing.iter().all(|key| keys.contains(key))
-}
-
 fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
     match refusal {
         Refusal::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
@@ -157,7 +139,12 @@ fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
 /// `all`.
 fn check_select(select: &Select) -> Result<(), Problem> {
     match select {
-        Select::Keys(keys) if keys.is_empty() => Err(Problem::invalid("keys: name at least one")),
+        Select::Keys { keys, .. } if keys.is_empty() => {
+            Err(Problem::invalid("keys: name at least one"))
+        }
+        Select::Keys { group: Some(group), .. } if group.is_empty() => {
+            Err(Problem::invalid("group is empty: leave it out, or say which"))
+        }
         Select::Filter { error_contains, group, dead_before, dead_after } => {
             let texts = [("error_contains", error_contains), ("group", group)];
             for (name, text) in texts {
@@ -174,6 +161,6 @@ fn check_select(select: &Select) -> Result<(), Problem> {
             }
             Ok(())
         }
-        Select::Keys(_) | Select::All => Ok(()),
+        Select::Keys { .. } | Select::All => Ok(()),
     }
 }

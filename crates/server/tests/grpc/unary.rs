@@ -279,8 +279,12 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
     assert_eq!((moved.matched, moved.moved), (2, 2));
     let again = client.redrive(redrive("wet", timeouts(), false)).await.unwrap().into_inner();
     assert_eq!(again.moved, 2, "repeated, it moves nothing twice");
+    let all = Select::All(proto::RedriveAll {});
+    let other = client.redrive(redrive("wet", all, false)).await.unwrap_err();
+    assert_eq!(other.code(), tonic::Code::AlreadyExists);
+    assert!(other.message().contains("another redrive"), "{other:?}");
     assert_eq!(house.stats("orders").await.dead, 2);
-    let keys = Select::Keys(proto::RedriveKeys { keys: vec!["c".to_owned()] });
+    let keys = Select::Keys(proto::RedriveKeys { keys: vec!["c".to_owned()], group: None });
     client.redrive(redrive("key", keys, false)).await.unwrap();
     in_time(finished("key")).await;
     client.discard_key(named("orders", "d")).await.unwrap();
@@ -409,7 +413,7 @@ async fn a_redrive_tells_what_it_misses_and_can_be_cancelled() {
     let by_keys = proto::RedriveRequest {
         queue: "orders".to_owned(),
         id: "keys".to_owned(),
-        select: Some(Select::Keys(proto::RedriveKeys { keys })),
+        select: Some(Select::Keys(proto::RedriveKeys { keys, group: None })),
         ..Default::default()
     };
     let told = client.redrive(by_keys.clone()).await.unwrap().into_inner();

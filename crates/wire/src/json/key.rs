@@ -123,13 +123,18 @@ pub struct Resolve<'a> {
 /// Which dead messages to put back: exactly one of `keys`, `filter` and `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Redrive<'a> {
-    /// Repeated under one id, a redrive moves nothing twice. Generated where it is left out.
+    /// Repeated under one id, a redrive moves nothing twice; another one under it is a `conflict`.
+    /// Generated where it is left out.
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, max_length = 128)]
     pub id: Option<Text<'a>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
     pub keys: Option<List<Text<'a>, 1_000>>,
+    /// The group of the `keys`, in a queue that deduplicates per group.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub group: Option<Text<'a>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<RedriveFilter<'a>>,
     #[serde(default)]

@@ -149,14 +149,18 @@ pub struct Queue<'a> {
 /// What is in a queue, and what has happened to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Stats {
+    /// In the state `ready`, those of `held` included.
     pub ready: u64,
+    /// Of `ready`: those that wait for another message of their group.
+    #[serde(default)]
+    pub held: u64,
     pub delayed: u64,
     pub leased: u64,
     pub parked: u64,
     pub dead: u64,
     /// Finished keys that are still remembered.
     pub keys: u64,
-    /// `null` where nothing is ready.
+    /// Of the oldest message that can be received; `null` where none can.
     #[serde(default)]
     pub oldest_ready_age_ms: Option<u64>,
     pub sent_total: u64,

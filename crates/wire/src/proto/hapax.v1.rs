@@ -533,7 +533,7 @@ pub struct BrowseReply {
 pub struct RedriveRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
-    /// Repeated under one id, a redrive moves nothing twice.
+    /// Repeated under one id, a redrive moves nothing twice. Another redrive under it is a conflict.
     #[prost(string, tag = "2")]
     pub id: ::prost::alloc::string::String,
     #[prost(bool, tag = "6")]
@@ -559,6 +559,9 @@ pub mod redrive_request {
 pub struct RedriveKeys {
     #[prost(string, repeated, tag = "1")]
     pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The group that they belong to, in a queue that deduplicates per group.
+    #[prost(string, optional, tag = "2")]
+    pub group: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RedriveFilter {
@@ -638,6 +641,7 @@ pub struct Queue {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueueStats {
+    /// In the state ready, those of `held` included.
     #[prost(uint64, tag = "1")]
     pub ready: u64,
     #[prost(uint64, tag = "2")]
@@ -662,6 +666,9 @@ pub struct QueueStats {
     pub failed_total: u64,
     #[prost(uint64, tag = "12")]
     pub lease_lost_total: u64,
+    /// Of `ready`: those that wait for another message of their group.
+    #[prost(uint64, tag = "13")]
+    pub held: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListQueuesRequest {}

@@ -23,7 +23,9 @@ pub(crate) struct Redrive {
     /// At most this many per second; one per partition where there are more partitions.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
-    /// The name of this redrive: repeated under it, nothing moves twice. Made up without one.
+    /// The name of this redrive: repeated under it, nothing moves twice; another selection or rate
+    /// under it is refused (an age such as 2h is another time when it is repeated). Made up without
+    /// one.
     #[arg(long)]
     id: Option<String>,
     /// Do not wait for its end.
@@ -97,7 +99,8 @@ async fn keys_per_group(session: &Session, queue: &str) -> bool {
 fn select(selection: &Selection) -> Select {
     let filter = &selection.filter;
     if !selection.keys.is_empty() {
-        return Select::Keys(proto::RedriveKeys { keys: selection.keys.clone() });
+        let (keys, group) = (selection.keys.clone(), filter.group.clone());
+        return Select::Keys(proto::RedriveKeys { keys, group });
     }
     if filter.is_empty() {
         return Select::All(proto::RedriveAll {});

@@ -490,9 +490,10 @@ async fn redrive(
 ) -> Result<proto::RedriveProgress, Problem> {
     use proto::redrive_request::Select as Said;
     let select = match it.select {
-        Some(Said::Keys(keys)) => {
-            Select::Keys(keys.keys.iter().map(|key| Arc::from(key.as_str())).collect())
-        }
+        Some(Said::Keys(keys)) => Select::Keys {
+            keys: keys.keys.iter().map(|key| Arc::from(key.as_str())).collect(),
+            group: keys.group.as_deref().map(Arc::from),
+        },
         Some(Said::Filter(filter)) => Select::Filter {
             error_contains: filter.error_contains,
             group: filter.group,
@@ -541,6 +542,7 @@ fn shown(queue: &Queue) -> Result<proto::Queue, Problem> {
             done_total: stats.done_total,
             failed_total: stats.failed_total,
             lease_lost_total: stats.lease_lost_total,
+            held: stats.held,
         }),
         paused: view.paused,
         created_at_ms: view.created_at.0,

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use hapax_core::{Blob, Place, Resolution, Select, limits};
+use hapax_core::{Blob, Resolution, Select, limits};
 use hapax_wire::{Code, json};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -151,16 +151,11 @@ pub(super) async fn redrive(
     at: InKey,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let select = Select::Keys(vec![at.key.as_str().into()]);
+    let name = at.name(&service, &permit);
+    let select = Select::Keys { keys: vec![name.key], group: name.group };
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
         let view = service.look(&permit, at.name(&service, &permit), Duration::ZERO).await?;
-        if view.place == Place::Dead {
-            return Err(Failure::invalid(
-                "the queue deduplicates per group, where a key alone names no message: redrive by \
-                 a filter with the group",
-            ));
-        }
         let state = hapax_core::Invalid::State(view.place.as_str());
         return Err(Problem::from(state).into());
     }

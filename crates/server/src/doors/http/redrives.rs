@@ -31,7 +31,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Put dead messages back
 ///
 /// Name them by `keys`, by `filter`, or `all`. Under its `id`, a repeated redrive moves nothing
-/// twice. A large one goes on when this is answered: ask for its progress.
+/// twice, and another one is refused. A large one goes on when this is answered: ask for its progress.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/redrive", tag = "keys",
     params(
@@ -39,7 +39,11 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
         ("Prefer" = Option<String>, Header, description = "`wait=SECONDS` for its end"),
     ),
     request_body = json::Redrive,
-    responses((status = 200, description = "How far it has come", body = json::RedriveProgress)),
+    responses(
+        (status = 200, description = "How far it has come", body = json::RedriveProgress),
+        (status = 422, description = "`conflict`: the id is that of another redrive",
+         body = json::Problem, content_type = "application/problem+json"),
+    ),
 )]
 pub(super) async fn post(
     State(service): State<Service>,
@@ -78,6 +82,9 @@ pub(super) async fn start(
 }
 
 fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
+    if redrive.group.is_some() && redrive.keys.is_none() {
+        return Err(Problem::invalid("group: it is that of `keys`; a `filter` has its own"));
+    }
     match (&redrive.keys, &redrive.filter, redrive.all) {
         (Some(keys), None, false) if keys.beyond > 0 => {
             let count = keys.items.len() + keys.beyond;
@@ -89,7 +96,10 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
             for (place, key) in keys.iter().enumerate() {
                 key::check_field(&format!("keys[{place}]"), key)?;
             }
-            Ok(Select::Keys(keys.iter().map(|key| Arc::from(&**key)).collect()))
+            Ok(Select::Keys {
+                keys: keys.iter().map(|key| Arc::from(&**key)).collect(),
+                group: redrive.group.as_deref().map(Arc::from),
+            })
         }
         (None, Some(filter), false) => Ok(Select::Filter {
             error_contains: filter.error_contains.as_deref().map(str::to_owned),

@@ -354,6 +354,7 @@ pub(super) fn queue<'a>(queue: &'a Queue, etag: &'a str) -> json::Queue<'a> {
         config: config::show(&queue.view.config),
         stats: json::Stats {
             ready: stats.ready,
+            held: stats.held,
             delayed: stats.delayed,
             leased: stats.leased,
             parked: stats.parked,
