@@ -24,9 +24,14 @@ pub(crate) enum Command {
   hapax queue create charges --on-lost park")]
     Create(Change),
     /// List the queues with what they hold.
-    #[command(after_help = "Examples:
+    #[command(
+        after_help = "READY counts every ready message, and HELD those of them that wait for \
+another one of their group; OLDEST is the age of the oldest that a worker can receive now.
+
+Examples:
   hapax queue ls
-  hapax queue ls -o json | jq '.[] | select(.stats.dead > 0) | .queue'")]
+  hapax queue ls -o json | jq '.[] | select(.stats.dead > 0) | .queue'"
+    )]
     Ls(List),
     /// Show one queue: its rules, what it holds, what went through it.
     #[command(after_help = "Examples:

@@ -157,12 +157,16 @@ async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
         queue: "charges".to_owned(),
         key: "charge-7".to_owned(),
         body: "17 euro".into(),
+        headers: [("request".to_owned(), "POST /charges".to_owned())].into(),
         ..Default::default()
     };
     let fresh = client.claim(request.clone()).await.unwrap().into_inner();
     assert_eq!(fresh.answer.as_ref().unwrap().kind(), AnswerKind::Fresh);
     assert!(fresh.fence > 0 && fresh.deadline_ms > 0);
     assert_eq!(fresh.tenant, "default");
+    let look = proto::GetKeyRequest { key: Some(named("charges", "charge-7")), wait_ms: 0 };
+    let looked = client.get_key(look).await.unwrap().into_inner();
+    assert_eq!(looked.headers["request"], "POST /charges", "kept for those who look");
     let second = client.claim(request.clone()).await.unwrap().into_inner().answer.unwrap();
     assert_eq!(second.kind(), AnswerKind::InFlight);
     let other = proto::ClaimRequest { body: "18 euro".into(), ..request.clone() };

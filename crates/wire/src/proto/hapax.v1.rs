@@ -354,7 +354,7 @@ pub struct SettleReply {
     #[prost(message, repeated, tag = "1")]
     pub answers: ::prost::alloc::vec::Vec<SettleAnswer>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClaimRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
@@ -379,6 +379,12 @@ pub struct ClaimRequest {
     /// Repeated under one id, a claim that is still held gets the same lease again.
     #[prost(string, tag = "10")]
     pub claim_id: ::prost::alloc::string::String,
+    /// Kept with the claim, for those who look at its key.
+    #[prost(map = "string, string", tag = "11")]
+    pub headers: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClaimReply {

@@ -438,8 +438,11 @@ async fn claim(
     permit: Permit,
     it: proto::ClaimRequest,
 ) -> Result<proto::ClaimReply, Problem> {
-    let content_type = some(&it.content_type);
-    let content = Content::builder(&it.key).content_type(content_type).build(b"")?;
+    let mut builder = Content::builder(&it.key).content_type(some(&it.content_type));
+    for (name, value) in &it.headers {
+        builder = builder.header(name, value);
+    }
+    let content = builder.build(b"")?;
     let fingerprint = match &it.fingerprint {
         Some(own) => convert::own_fingerprint(own)?,
         None => Fingerprint::of(&it.body, None),
