@@ -8,7 +8,7 @@ use hapax_core::{RedriveView, Refusal, Replay, Resolution, Resolve, Select};
 
 use hapax_wire::Code;
 
-use super::{Permit, Service, WAIT_MAX, refused, stopped};
+use super::{Permit, Service, WAIT_MAX, refused};
 use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
@@ -30,7 +30,7 @@ impl Service {
         wait: Duration,
     ) -> Result<KeyView, Problem> {
         let looked = self.engine().look(key, wait.min(WAIT_MAX));
-        let looked = self.while_current(permit, wait, looked).await?.map_err(stopped)?;
+        let looked = self.while_current(permit, wait, looked).await??;
         looked.map_err(|refusal| refused(permit, refusal))
     }
 
@@ -70,7 +70,7 @@ impl Service {
         command: impl Fn() -> Command,
     ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        match self.engine().call_key(key, command).await.map_err(stopped)? {
+        match self.engine().call_key(key, command).await? {
             Outcome::Refused(refusal) => Err(refused(permit, refusal)),
             _ => Ok(()),
         }
@@ -88,7 +88,7 @@ impl Service {
         browse: Browse,
         cursor: Option<Cursor>,
     ) -> Result<Page, Problem> {
-        let page = self.engine().browse(browse, cursor).await.map_err(stopped)?;
+        let page = self.engine().browse(browse, cursor).await?;
         page.map_err(|refusal| refused(permit, refusal))
     }
 
@@ -107,14 +107,14 @@ impl Service {
         if redrive.dry_run {
             redrive.id = format!("dry-run-{:032x}", fastrand::u128(..)).into();
         }
-        let view = self.engine().redrive(redrive).await.map_err(stopped)?;
+        let view = self.engine().redrive(redrive).await?;
         view.map_err(|refusal| refused(permit, refusal))
     }
 
     /// Stops a redrive where it is.
     pub async fn cancel_redrive(&self, permit: &Permit, id: &str) -> Result<RedriveView, Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        let view = self.engine().cancel_redrive(&permit.queue, id).await.map_err(stopped)?;
+        let view = self.engine().cancel_redrive(&permit.queue, id).await?;
         view.map_err(|refusal| refused_redrive(permit, refusal))
     }
 
@@ -123,7 +123,7 @@ impl Service {
         permit: &Permit,
         id: &str,
     ) -> Result<RedriveView, Problem> {
-        let view = self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)?;
+        let view = self.engine().redrive_progress(&permit.queue, id).await?;
         view.map_err(|refusal| refused_redrive(permit, refusal))
     }
 }
