@@ -63,8 +63,8 @@ pub(crate) enum Command {
     #[command(
         after_help = "The history has the newest 64 events. Duplicates are one event with a \
 count and the time of the last one, also where they did not come in a row: only an incident (a \
-failure, a lost lease, a saved recovery point, a redrive, a replay ...) begins another. A lease and \
-the end are no incidents. Some duplicates may be missing after a crash of the broker.
+failure, a lost lease, a saved recovery point, a redrive, a replay ...) begins another. A lease \
+and the end are no incidents. Some duplicates may be missing after a crash of the broker.
 
 Examples:
   hapax get orders order-42

@@ -105,8 +105,8 @@ impl Filter {
 }
 
 impl Selection {
-    /// A change without a selection would be a change of everything, by an oversight. Beside keys, a
-    /// group is theirs and no filter.
+    /// A change without a selection would be a change of everything, by an oversight. Beside keys,
+    /// a group is theirs and no filter.
     fn check(&self) -> Result<(), Failure> {
         let mut filter = self.filter.clone();
         if !self.keys.is_empty() {

@@ -31,7 +31,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Put dead messages back
 ///
 /// Name them by `keys`, by `filter`, or `all`. Under its `id`, a repeated redrive moves nothing
-/// twice, and another one is refused. A large one goes on when this is answered: ask for its progress.
+/// twice, and another one is refused. A large one goes on when this is answered: ask for its
+/// progress.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/redrive", tag = "keys",
     params(
