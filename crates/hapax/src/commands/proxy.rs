@@ -227,11 +227,7 @@ fn idempotency(
         builder = builder.route(keys::of(proxy, route.clone().optional()));
     }
     if let Some(name) = proxy.tenant_header.clone() {
-        builder = builder.tenant(move |request| {
-            let mut values = request.headers.get_all(&name).iter();
-            let value = values.next()?.to_str().ok()?.to_owned();
-            values.next().is_none().then_some(value)
-        });
+        builder = builder.tenant_header(name);
     }
     if !proxy.compare_headers.is_empty() {
         // Callers who share their keys must not get each other's responses.
