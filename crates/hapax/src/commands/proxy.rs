@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::serve::{Signals, told_to_stop};
+use crate::advice::Advice;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -282,8 +283,10 @@ fn welcome(
     screen.line(format_args!(
         "  in doubt  {}",
         match proxy.in_doubt {
-            InDoubt::Park =>
-                format!("parked; see them with: hapax peek {} --state parked", proxy.queue),
+            InDoubt::Park => format!(
+                "parked; see them with: {}",
+                Advice::new("hapax peek", &[&proxy.queue]).option("--state", "parked")
+            ),
             InDoubt::Retry =>
                 "repeated: the upstream is told the key, and must honour it".to_owned(),
         }

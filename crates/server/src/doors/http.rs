@@ -1,9 +1,10 @@
 //! The HTTP/JSON door.
 //!
 //! Every route is in one table, from which the router and the OpenAPI document are made, and which
-//! says who may ask it ([`access`]) and what it takes ([`takes`]), checked in this order. A handler reads a request ([`input`], [`head`],
-//! [`body`]), calls the service, and writes what it said ([`shape`], [`output`]); refusals are
-//! problem documents ([`failure`]). What concerns every request alike is in [`dispatch`].
+//! says who may ask it ([`access`]) and what it takes ([`takes`]), checked in this order. A handler
+//! reads a request ([`input`], [`head`], [`body`]), calls the service, and writes what it said
+//! ([`shape`], [`output`]); refusals are problem documents ([`failure`]). What concerns every
+//! request alike is in [`dispatch`].
 
 mod access;
 mod body;
@@ -65,7 +66,9 @@ impl Route {
 }
 
 macro_rules! routes {
-    ($($method:ident $path:literal => $module:ident::$handler:ident, $access:ident, $takes:ident;)+) => {
+    ($(
+        $method:ident $path:literal => $module:ident::$handler:ident, $access:ident, $takes:ident;
+    )+) => {
         /// Every route: method and path.
         pub const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path),)+];
 
