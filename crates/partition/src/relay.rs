@@ -15,7 +15,7 @@ pub fn hand_over(relays: Vec<Relay>, routes: &Routes, turn: impl Fn() -> usize) 
     let items = relays.into_iter().map(|relay| {
         let (id, refused) = (relay.id, relay.refused.clone());
         let send = relay.into_send();
-        let partition = routes.of_send(&send, &turn);
+        let partition = routes.of_new(&send.queue, &send.content, &turn);
         let command = match refused {
             Some(error) => Command::DeadLetter(DeadLetter { send, error }),
             None => Command::Send(send),

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 
 use hapax_core::{
-    Command, Config, DedupScope, Digest, KeyName, MessageId, Order, QueueName, Receive, Send,
+    Command, Config, Content, DedupScope, Digest, KeyName, MessageId, Order, QueueName, Receive,
 };
 
 /// The partition that decides about queues; the others follow it.
@@ -77,23 +77,17 @@ impl Routes {
         self.queues.remove(queue);
     }
 
-    /// The partition of a message. `turn` chooses for those that may go anywhere.
-    pub fn of_send(&self, send: &Send, turn: impl FnOnce() -> usize) -> usize {
-        if self.partitions == 1 {
-            return LEADER;
-        }
-        self.of_new(&send.queue, send.content.key(), send.content.group(), turn)
-    }
-
-    /// The partition of a new key.
+    /// The partition of a new message. `turn` chooses for those that may go anywhere.
     pub fn of_new(
         &self,
         queue: &QueueName,
-        key: &str,
-        group: Option<&str>,
+        content: &Content,
         turn: impl FnOnce() -> usize,
     ) -> usize {
-        match self.place(queue, key, group) {
+        if self.partitions == 1 {
+            return LEADER;
+        }
+        match self.place(queue, content.key(), content.group()) {
             Place::In(partition) => partition,
             Place::Anywhere => turn() % self.partitions,
             // No group is a group of its own here.
@@ -201,14 +195,14 @@ pub fn split<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hapax_core::Content;
 
     fn queue() -> QueueName {
         QueueName::new("default", "orders").unwrap()
     }
 
-    fn send(key: &str, group: Option<&str>) -> Send {
-        Send::new(queue(), Content::builder(key).group(group).build(b"").unwrap())
+    fn partition(routes: &Routes, key: &str, group: &str, turn: usize) -> usize {
+        let content = Content::builder(key).group(Some(group)).build(b"").unwrap();
+        routes.of_new(&queue(), &content, || turn)
     }
 
     fn grouped() -> Config {
@@ -219,9 +213,9 @@ mod tests {
     fn k1_the_keys_of_a_group_meet_in_one_partition() {
         let mut routes = Routes::new(4);
         assert!(routes.enter(&queue(), &grouped()));
-        let first = routes.of_send(&send("a", Some("g")), || 0);
+        let first = partition(&routes, "a", "g", 0);
         for key in ["b", "c", "d", "e", "f"] {
-            assert_eq!(routes.of_send(&send(key, Some("g")), || 0), first);
+            assert_eq!(partition(&routes, key, "g", 0), first);
         }
     }
 
@@ -230,8 +224,8 @@ mod tests {
         let mut routes = Routes::new(4);
         assert!(routes.enter(&queue(), &grouped()));
         assert!(!routes.enter(&queue(), &Config::default()));
-        let first = routes.of_send(&send("a", Some("g")), || 0);
-        assert!((0..20).all(|n| routes.of_send(&send(&n.to_string(), Some("g")), || 0) == first));
+        let first = partition(&routes, "a", "g", 0);
+        assert!((0..20).all(|n| partition(&routes, &n.to_string(), "g", 0) == first));
     }
 
     #[test]
@@ -241,7 +235,7 @@ mod tests {
         routes.close(&queue());
         for n in 0..20 {
             let group = n.to_string();
-            assert_eq!(routes.of_send(&send("k", Some(&group)), || 3), LEADER);
+            assert_eq!(partition(&routes, "k", &group, 3), LEADER);
         }
     }
 

@@ -127,7 +127,7 @@ impl World {
     fn send(&mut self, key: &str, group: Option<&str>) -> Answer {
         let content = Content::builder(key).group(group).build(b"b").unwrap();
         let send = Send::new(queue(), content);
-        let partition = self.routes.of_send(&send, || 0);
+        let partition = self.routes.of_new(&send.queue, &send.content, || 0);
         match self.call(partition, vec![Command::Send(send)]).remove(0) {
             Outcome::Sent(answer) => answer,
             other => panic!("{other:?}"),
@@ -411,7 +411,7 @@ fn a_start_takes_its_routes_from_the_leader_alone() {
     assert!(!leads.enter(&queue(), &one_place), "what the leader knows is there");
     let homes: std::collections::BTreeSet<usize> = (0..40)
         .map(|n| Content::builder(&format!("k{n}")).build(b"b").unwrap())
-        .map(|content| leads.of_send(&Send::new(queue(), content), || 0))
+        .map(|content| leads.of_new(&queue(), &content, || 0))
         .collect();
     assert!(homes.len() > 1, "spread by its keys, as the leader has it: {homes:?}");
 }

@@ -5,9 +5,9 @@
 //! answers together. It knows the rules of routing only; what a command means is the core's.
 
 mod data;
+mod dispatch;
 mod holdings;
 mod inbox;
-mod list;
 mod pages;
 mod queues;
 mod relay;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hapax_core::{Answer, Command, Fence, KeyName, Outcome, QueueName, Send, Settle, Settled};
+use hapax_core::{Command, Fence, KeyName, Outcome, QueueName};
 use hapax_partition::change::{Known, LeaderBehind};
 use hapax_partition::relay::Confirmations;
 use hapax_partition::route::Routes;
@@ -30,9 +30,10 @@ use hapax_store::disk::{self, DiskStore};
 use tokio::sync::{broadcast, oneshot, watch};
 
 pub use data::Data;
+pub use dispatch::{Listed, Omitted, Room, To};
+pub(crate) use dispatch::{Parts, gather};
 use holdings::Unheard;
 use inbox::{Ask, Inbox, Reply};
-pub use list::{Kept, Omitted, Room};
 pub use pages::{Cursor, Page};
 use queues::Listing;
 pub use queues::{Survey, Told};
@@ -296,55 +297,10 @@ impl Engine {
         self.shared.submit(partition, commands, Box::new(reply));
     }
 
-    /// Sends messages, each to its partition; the answers are in their order.
-    pub async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped> {
-        let outcomes = self.call_each(sends, |routes, send| {
-            let partition = routes.of_send(&send, || self.shared.turn());
-            (partition, Command::Send(send))
-        });
-        outcomes.await?.into_iter().map(sent).collect()
-    }
-
-    /// As [`Engine::send`], with the results that have room together; the others are left out, and
-    /// said to be.
-    pub async fn send_within(
-        &self,
-        sends: Vec<Send>,
-        bytes: usize,
-    ) -> Result<Vec<(Answer, Omitted)>, Stopped> {
-        let outcomes = self.call_within(bytes, sends, |routes, send| {
-            let partition = routes.of_send(&send, || self.shared.turn());
-            (partition, Command::Send(send))
-        });
-        let told = outcomes.await?.into_iter();
-        told.map(|(outcome, omitted)| Ok((sent(outcome)?, omitted))).collect()
-    }
-
-    /// Settles leases, each in its partition; the answers are in their order.
-    pub async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped> {
-        let outcomes = self.call_each(settles, |_, (partition, settle)| {
-            (usize::from(partition), Command::Settle(settle))
-        });
-        outcomes.await?.into_iter().map(settled).collect()
-    }
-
-    /// As [`Engine::settle`], with the results that have room together: see
-    /// [`Engine::send_within`].
-    pub async fn settle_within(
-        &self,
-        settles: Vec<(u16, Settle)>,
-        bytes: usize,
-    ) -> Result<Vec<(Settled, Omitted)>, Stopped> {
-        let outcomes = self.call_within(bytes, settles, |_, (partition, settle)| {
-            (usize::from(partition), Command::Settle(settle))
-        });
-        let told = outcomes.await?.into_iter();
-        told.map(|(outcome, omitted)| Ok((settled(outcome)?, omitted))).collect()
-    }
-
     /// One command to one partition.
     pub async fn call(&self, partition: usize, command: Command) -> Result<Outcome, Stopped> {
-        let mut outcomes = self.call_many(partition, vec![command]).await?;
+        let reply = self.start_call(partition, vec![command]);
+        let mut outcomes = reply.await.map_err(|_| Stopped::silent())??;
         outcomes.pop().ok_or_else(Stopped::silent)
     }
 
@@ -376,26 +332,12 @@ impl Engine {
         &self,
         commands: impl IntoIterator<Item = Command>,
     ) -> Result<Vec<Outcome>, Stopped> {
-        let mut replies = Vec::with_capacity(self.partitions());
-        for (partition, command) in commands.into_iter().enumerate() {
-            replies.push(self.start_call(partition, vec![command]));
-        }
-        let mut outcomes = Vec::with_capacity(replies.len());
-        for reply in replies {
-            outcomes.extend(reply.await.map_err(|_| Stopped::silent())??);
-        }
-        Ok(outcomes)
+        let commands = commands.into_iter().enumerate();
+        let commands = commands.map(|(partition, command)| (To::Partition(partition), command));
+        self.ask(commands.collect()).await
     }
 
-    async fn call_many(
-        &self,
-        partition: usize,
-        commands: Vec<Command>,
-    ) -> Result<Vec<Outcome>, Stopped> {
-        let reply = self.start_call(partition, commands);
-        reply.await.map_err(|_| Stopped::silent())?
-    }
-
+    /// A list of commands to one partition.
     fn start_call(
         &self,
         partition: usize,
@@ -557,18 +499,4 @@ fn routes(partitions: &[Partition<DiskStore>]) -> Routes {
 
 fn refuse_stopped(ask: Ask) {
     writer::refuse(ask, &Stopped("the partition is stopped".into()));
-}
-
-fn sent(outcome: Outcome) -> Result<Answer, Stopped> {
-    match outcome {
-        Outcome::Sent(answer) | Outcome::Claimed(answer) => Ok(answer),
-        _ => Err(Stopped::silent()),
-    }
-}
-
-fn settled(outcome: Outcome) -> Result<Settled, Stopped> {
-    match outcome {
-        Outcome::Settled(settled) => Ok(settled),
-        _ => Err(Stopped::silent()),
-    }
 }

@@ -3,6 +3,8 @@
 use hapax_core::{Answer, Differs, Invalid, MessageId, Quota, Refusal, Time};
 use hapax_wire::Code;
 
+use crate::engine::Stopped;
+
 /// A refusal on its way to the caller.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{}: {detail}", code.as_str())]
@@ -104,6 +106,13 @@ impl From<Invalid> for Problem {
             _ => Code::Invalid,
         };
         Self::new(code, invalid.to_string())
+    }
+}
+
+/// Whether the command was carried out is not known, and a retry is safe.
+impl From<Stopped> for Problem {
+    fn from(stopped: Stopped) -> Self {
+        Self::new(Code::Unavailable, stopped.to_string())
     }
 }
 

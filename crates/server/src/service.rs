@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 
 use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
 use hapax_core::{Refusal, Settle, Settled, Verb};
-use hapax_partition::route;
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::broadcast;
 
 use crate::auth::{Action, Auth, Principal, authorise};
-use crate::engine::{Engine, Kept, Omitted, Room, Stopped};
+use crate::engine::{Engine, Listed, Omitted, Parts, Room, To, gather};
 use crate::lease::{LEASE_BYTES, Seal};
 use crate::log;
 use crate::metrics::Metrics;
@@ -111,13 +110,6 @@ pub struct Claimed {
     pub answer: Answer,
     /// Of a fresh one.
     pub lease: Option<[u8; LEASE_BYTES]>,
-}
-
-/// Answers to one list of a stream, and the places of those whose results had no room.
-#[derive(Clone, Debug)]
-pub struct Listed<T> {
-    pub answers: Vec<T>,
-    pub omitted: Vec<usize>,
 }
 
 /// A settle whose lease was opened; one that does not open is lost.
@@ -228,52 +220,46 @@ impl Service {
         taken.map_err(|_| no_memory())
     }
 
-    /// Sends messages; the answers are in their order, refusals among them.
-    pub async fn send(&self, permit: &Permit, sends: Vec<Send>) -> Result<Vec<Answer>, Problem> {
-        self.check_rate(permit, sends.len())?;
-        let answers = self.engine().send(sends).await.map_err(stopped)?;
-        self.0.metrics.answered(permit.queue(), &answers);
-        Ok(answers)
+    /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
+    /// caller knows them by: it must not block. Where all are refused at once, that comes back.
+    pub fn start_send<T: Sendable>(
+        &self,
+        permit: &Permit,
+        sends: Vec<(T, Send)>,
+        room: &Arc<Room>,
+        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + Sendable,
+    ) -> Result<(), (Vec<T>, Problem)> {
+        if let Err(problem) = self.check_rate(permit, sends.len()) {
+            return Err((sends.into_iter().map(|(tag, _)| tag).collect(), problem));
+        }
+        let (service, queue) = (self.clone(), permit.queue.clone());
+        let items = sends.into_iter().map(|(tag, send)| (tag, To::Key, Command::Send(send)));
+        self.engine().dispatch(items, room, move |tags, outcomes| {
+            let listed = outcomes.map_err(Problem::from).map(|listed| {
+                let listed = listed.map(answer);
+                service.0.metrics.answered(&queue, &listed.answers);
+                listed
+            });
+            reply(tags, listed);
+        });
+        Ok(())
     }
 
-    /// As [`Service::send`], with as many results as have room together. Says of each answer
-    /// whether its result was left out.
-    pub async fn send_within(
+    /// Sends messages; the answers are in their order, refusals among them, with as many results as
+    /// have room together. Says of each whether its result was left out.
+    pub async fn send(
         &self,
         permit: &Permit,
         sends: Vec<Send>,
         bytes: usize,
-    ) -> Result<(Vec<Answer>, Vec<Omitted>), Problem> {
-        self.check_rate(permit, sends.len())?;
-        let told = self.engine().send_within(sends, bytes).await.map_err(stopped)?;
-        let (answers, omitted): (Vec<_>, Vec<_>) = told.into_iter().unzip();
-        self.0.metrics.answered(permit.queue(), &answers);
-        Ok((answers, omitted))
-    }
-
-    /// As [`Service::send`], for streams: `reply` is called for each part of the messages, on a
-    /// writer's thread, with the numbers that came along. It must not block. Where all are refused
-    /// at once, their numbers come back.
-    pub fn send_parts(
-        &self,
-        permit: &Permit,
-        sends: Vec<(u64, Send)>,
-        room: &Arc<Room>,
-        reply: impl Fn(Vec<u64>, Result<Listed<Answer>, Problem>) + Clone + Sendable,
-    ) -> Result<(), (Vec<u64>, Problem)> {
-        if let Err(problem) = self.check_rate(permit, sends.len()) {
-            return Err((sends.into_iter().map(|(number, _)| number).collect(), problem));
-        }
-        let (service, queue) = (self.clone(), permit.queue.clone());
-        self.engine().submit_sends(sends, room, move |numbers, kept| {
-            let listed = kept.map_err(stopped).map(|Kept { outcomes, omitted }| {
-                let answers = answers(outcomes);
-                service.0.metrics.answered(&queue, &answers);
-                Listed { answers, omitted }
-            });
-            reply(numbers, listed);
-        });
-        Ok(())
+    ) -> Result<Vec<(Answer, Omitted)>, Problem> {
+        let (count, sends) = (sends.len(), sends.into_iter().enumerate().collect());
+        let start = |parts: Parts<_, _>| {
+            let reply = move |places, listed| drop(parts.send((places, listed)));
+            self.start_send(permit, sends, &Room::of_list(bytes), reply)
+                .map_err(|(_, problem)| problem)
+        };
+        gather(count, start).await
     }
 
     /// Takes messages, waiting for the first one.
@@ -287,7 +273,7 @@ impl Service {
         // Whoever waits here and goes away leaves its messages to others.
         let received = self.engine().receive(receive, wait.min(WAIT_MAX));
         let received = self.while_current(permit, wait, received).await?;
-        let messages = received.map_err(stopped)?.map_err(|refusal| refused(permit, refusal))?;
+        let messages = received?.map_err(|refusal| refused(permit, refusal))?;
         if !messages.is_empty() && !self.is_current(&permit.principal) {
             self.engine().give_back(messages);
             return Err(revoked());
@@ -315,57 +301,22 @@ impl Service {
         Ok(self.authorise(principal, Action::Send, queue)?.queue)
     }
 
-    /// Settles leases; the answers are in their order.
-    pub async fn settle(
+    /// Settles leases, as [`Service::start_send`] sends messages.
+    pub fn start_settle<T: Sendable>(
         &self,
         permit: &Permit,
-        items: Vec<Opened>,
-    ) -> Result<Vec<Settled>, Problem> {
-        self.settle_within(permit, items, usize::MAX).await.map(|(settled, _)| settled)
-    }
-
-    /// As [`Service::settle`], with as many results as have room together: see
-    /// [`Service::send_within`].
-    pub async fn settle_within(
-        &self,
-        permit: &Permit,
-        items: Vec<Opened>,
-        bytes: usize,
-    ) -> Result<(Vec<Settled>, Vec<Omitted>), Problem> {
-        if items.iter().all(|item| matches!(item, Opened::Lost)) {
-            self.show(permit).await?; // An absent queue says so, as one that cannot be seen.
-        }
-        let is_open: Vec<bool> =
-            items.iter().map(|item| matches!(item, Opened::Settle(..))).collect();
-        let settles = items.into_iter().filter_map(|item| match item {
-            Opened::Settle(partition, settle) => Some((partition, settle)),
-            Opened::Lost => None,
-        });
-        let settled = self.engine().settle_within(settles.collect(), bytes).await;
-        let mut settled = settled.map_err(stopped)?.into_iter();
-        let (answers, omitted): (Vec<Settled>, Vec<Omitted>) = is_open
-            .into_iter()
-            .map(|is_open| if is_open { settled.next() } else { None }.unwrap_or((LOST, false)))
-            .unzip();
-        self.0.metrics.settled(permit.queue(), &answers);
-        Ok((answers, omitted))
-    }
-
-    /// As [`Service::settle`], for streams: see [`Service::send_parts`].
-    pub fn settle_parts(
-        &self,
-        permit: &Permit,
-        items: Vec<(u64, Opened)>,
+        items: Vec<(T, Opened)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<u64>, Result<Listed<Settled>, Problem>) + Clone + Sendable,
+        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + Sendable,
     ) {
         let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
-        for (number, item) in items {
+        for (tag, item) in items {
             match item {
                 Opened::Settle(partition, settle) => {
-                    settles.push((usize::from(partition), number, Command::Settle(settle)));
+                    let to = To::Partition(usize::from(partition));
+                    settles.push((tag, to, Command::Settle(settle)));
                 }
-                Opened::Lost => lost.push(number),
+                Opened::Lost => lost.push(tag),
             }
         }
         if !lost.is_empty() {
@@ -373,18 +324,34 @@ impl Service {
             self.0.metrics.settled(permit.queue(), &answers);
             reply(lost, Ok(Listed { answers, omitted: Vec::new() }));
         }
-        let engine = self.engine();
-        for part in route::split(engine.partitions(), settles.into_iter()) {
-            let (reply, service, queue) = (reply.clone(), self.clone(), permit.queue.clone());
-            engine.submit_within(part.partition, part.commands, room, move |kept| {
-                let listed = kept.map_err(stopped).map(|Kept { outcomes, omitted }| {
-                    let answers = settled(outcomes);
-                    service.0.metrics.settled(&queue, &answers);
-                    Listed { answers, omitted }
-                });
-                reply(part.tags, listed);
+        let (service, queue) = (self.clone(), permit.queue.clone());
+        self.engine().dispatch(settles.into_iter(), room, move |tags, outcomes| {
+            let listed = outcomes.map_err(Problem::from).map(|listed| {
+                let listed = listed.map(settled);
+                service.0.metrics.settled(&queue, &listed.answers);
+                listed
             });
+            reply(tags, listed);
+        });
+    }
+
+    /// Settles leases; the answers are in their order, as those of [`Service::send`].
+    pub async fn settle(
+        &self,
+        permit: &Permit,
+        items: Vec<Opened>,
+        bytes: usize,
+    ) -> Result<Vec<(Settled, Omitted)>, Problem> {
+        if items.iter().all(|item| matches!(item, Opened::Lost)) {
+            self.show(permit).await?; // An absent queue says so, as one that cannot be seen.
         }
+        let (count, items) = (items.len(), items.into_iter().enumerate().collect());
+        let start = |parts: Parts<_, _>| {
+            let reply = move |places, listed| drop(parts.send((places, listed)));
+            self.start_settle(permit, items, &Room::of_list(bytes), reply);
+            Ok(())
+        };
+        gather(count, start).await
     }
 
     /// Leases of any queue that are lost from now on; who listens picks its own.
@@ -402,7 +369,7 @@ impl Service {
         self.check_rate(permit, 1)?;
         let until = tokio::time::Instant::now() + wait.min(WAIT_MAX);
         loop {
-            let answer = self.engine().claim(claim.clone()).await.map_err(stopped)?;
+            let answer = self.engine().claim(claim.clone()).await?;
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             if !matches!(answer, Answer::InFlight(_)) || left.is_zero() {
                 self.0.metrics.answered(permit.queue(), std::slice::from_ref(&answer));
@@ -411,7 +378,7 @@ impl Service {
             }
             let key = self.key_name(permit, claim.content.key(), claim.content.group());
             let ended = self.engine().look(key, left);
-            let _ended = self.while_current(permit, left, ended).await?.map_err(stopped)?;
+            let _ended = self.while_current(permit, left, ended).await??;
         }
     }
 
@@ -434,8 +401,8 @@ impl Service {
 
 /// Whether the queue of these messages is absent. Where it was made or deleted meanwhile, some
 /// partitions may know it and others not: then each message is answered for itself.
-pub fn is_no_such_queue(answers: &[Answer]) -> bool {
-    !answers.is_empty() && answers.iter().all(|answer| *answer == Answer::NoSuchQueue)
+pub fn is_no_such_queue(answers: &[(Answer, Omitted)]) -> bool {
+    !answers.is_empty() && answers.iter().all(|(answer, _)| *answer == Answer::NoSuchQueue)
 }
 
 /// What may go to a writer's thread. The name `Send` is taken by the message here.
@@ -467,26 +434,19 @@ pub(crate) fn no_memory() -> Problem {
     Problem::new(Code::Unavailable, detail)
 }
 
-/// The partition stopped: whether the command was carried out is not known, and a retry is safe.
-pub(crate) fn stopped(stopped: Stopped) -> Problem {
-    Problem::new(Code::Unavailable, stopped.to_string())
-}
-
 /// What was asked is answered, or a caller would wait for ever.
-fn answers(outcomes: Vec<Outcome>) -> Vec<Answer> {
-    let answers = outcomes.into_iter().map(|outcome| match outcome {
+fn answer(outcome: Outcome) -> Answer {
+    match outcome {
         Outcome::Sent(answer) => answer,
         other => unreachable!("a send is not answered by {other:?}"),
-    });
-    answers.collect()
+    }
 }
 
-fn settled(outcomes: Vec<Outcome>) -> Vec<Settled> {
-    let settled = outcomes.into_iter().map(|outcome| match outcome {
+fn settled(outcome: Outcome) -> Settled {
+    match outcome {
         Outcome::Settled(settled) => settled,
         other => unreachable!("a settle is not answered by {other:?}"),
-    });
-    settled.collect()
+    }
 }
 
 #[cfg(test)]
@@ -495,7 +455,8 @@ mod tests {
 
     #[test]
     fn a_queue_is_absent_where_no_partition_knows_it() {
-        assert!(is_no_such_queue(&[Answer::NoSuchQueue]) && !is_no_such_queue(&[]));
-        assert!(!is_no_such_queue(&[Answer::NoSuchQueue, Answer::StoreFull]));
+        let absent = (Answer::NoSuchQueue, false);
+        assert!(is_no_such_queue(std::slice::from_ref(&absent)) && !is_no_such_queue(&[]));
+        assert!(!is_no_such_queue(&[absent, (Answer::StoreFull, false)]));
     }
 }

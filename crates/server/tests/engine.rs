@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use hapax_core::{
     Answer, Blob, Browse, Command, Config, Configure, Content, Delivery, Emit, KeyName, Order,
-    Place, QueueName, Receive, Redrive, Select, Send, Settle, Settled, Verb,
+    Outcome, Place, QueueName, Receive, Redrive, Select, Send, Settle, Settled, Verb,
 };
 use hapax_partition::Partition;
-use hapax_server::engine::{Data, Engine, Options};
+use hapax_server::engine::{Data, Engine, Options, Stopped, To};
 use hapax_store::disk::DiskStore;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -58,6 +58,30 @@ async fn done(engine: &Engine, message: &Delivery, emits: Vec<Emit>) -> Settled 
     let result = Some(Blob { content_type: None, body: "ok".into() });
     let settle = Settle { lease: message.lease, verb: Verb::Done { result, emits } };
     engine.settle(vec![(message.id.partition(), settle)]).await.unwrap().remove(0)
+}
+
+/// Lists of one kind, as the service makes them.
+trait Lists {
+    async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped>;
+    async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped>;
+}
+
+impl Lists for Engine {
+    async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped> {
+        let sends = sends.into_iter().map(|send| (To::Key, Command::Send(send)));
+        let outcomes = self.ask(sends.collect()).await?.into_iter();
+        Ok(outcomes
+            .map(|it| if let Outcome::Sent(answer) = it { answer } else { panic!() })
+            .collect())
+    }
+
+    async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped> {
+        let settles = settles.into_iter().map(|(partition, settle)| {
+            (To::Partition(usize::from(partition)), Command::Settle(settle))
+        });
+        let outcomes = self.ask(settles.collect()).await?.into_iter();
+        Ok(outcomes.map(|it| if let Outcome::Settled(it) = it { it } else { panic!() }).collect())
+    }
 }
 
 /// Runs a scene on one partition and on four.

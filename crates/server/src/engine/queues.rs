@@ -10,8 +10,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::{
-    Claim, Command, Configure, DedupScope, Outcome, QueueName, QueueView, Redrive, RedriveView,
-    Refusal, Stats,
+    Answer, Claim, Command, Configure, DedupScope, Outcome, QueueName, QueueView, Redrive,
+    RedriveView, Refusal, Stats,
 };
 use hapax_partition::Partition;
 use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::inbox::{Ask, Seen};
-use super::{Answer, Data, Engine, Error, PoisonError, Stopped, sent};
+use super::{Data, Engine, Error, PoisonError, Stopped, To};
 
 /// What a partition refused, or what went wrong with it.
 pub type Told<T> = Result<Result<T, Refusal>, Stopped>;
@@ -250,12 +250,10 @@ impl Engine {
 
     /// Takes a key for a caller who does the work itself.
     pub async fn claim(&self, claim: Claim) -> Result<Answer, Stopped> {
-        let outcomes = self.call_each(vec![claim], |routes, claim| {
-            let (key, group) = (claim.content.key(), claim.content.group());
-            let partition = routes.of_new(&claim.queue, key, group, || self.shared.turn());
-            (partition, Command::Claim(claim))
-        });
-        sent(outcomes.await?.pop().ok_or_else(Stopped::silent)?)
+        match self.ask(vec![(To::Key, Command::Claim(claim))]).await?.pop() {
+            Some(Outcome::Claimed(answer)) => Ok(answer),
+            other => unreachable!("a claim is not answered by {other:?}"),
+        }
     }
 
     /// Starts a redrive, or tells how far the one of that id has come. Its rate is shared out

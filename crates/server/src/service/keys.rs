@@ -9,7 +9,7 @@ use hapax_core::{RedriveView, Refusal, Replay, Resolution, Resolve, Select};
 
 use hapax_wire::Code;
 
-use super::{Permit, Service, WAIT_MAX, refused, stopped};
+use super::{Permit, Service, WAIT_MAX, refused};
 use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
@@ -46,7 +46,7 @@ impl Service {
         wait: Duration,
     ) -> Result<KeyView, Problem> {
         let looked = self.engine().look(key, wait.min(WAIT_MAX));
-        let looked = self.while_current(permit, wait, looked).await?.map_err(stopped)?;
+        let looked = self.while_current(permit, wait, looked).await??;
         looked.map_err(|refusal| refused(permit, refusal))
     }
 
@@ -86,7 +86,7 @@ impl Service {
         command: impl Fn() -> Command,
     ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        match self.engine().call_key(key, command).await.map_err(stopped)? {
+        match self.engine().call_key(key, command).await? {
             Outcome::Refused(refusal) => Err(refused(permit, refusal)),
             _ => Ok(()),
         }
@@ -105,7 +105,7 @@ impl Service {
         browse: Browse,
         cursor: Option<Cursor>,
     ) -> Result<Page, Problem> {
-        let page = self.engine().browse(browse, cursor).await.map_err(stopped)?;
+        let page = self.engine().browse(browse, cursor).await?;
         let mut page = page.map_err(|refusal| refused(permit, refusal))?;
         let mut bytes = 0;
         let fits = page.messages.iter().take_while(|view| {
@@ -134,7 +134,7 @@ impl Service {
             redrive.id = format!("dry-run-{:032x}", fastrand::u128(..)).into();
         }
         let (select, dry_run) = (redrive.select.clone(), redrive.dry_run);
-        let view = self.engine().redrive(redrive).await.map_err(stopped)?;
+        let view = self.engine().redrive(redrive).await?;
         let view = view.map_err(|refusal| refused(permit, refusal))?;
         match view.dry_run == dry_run && may_be_of(&view, &select) {
             true => Ok(view),
@@ -148,7 +148,7 @@ impl Service {
     /// Stops a redrive where it is.
     pub async fn cancel_redrive(&self, permit: &Permit, id: &str) -> Result<RedriveView, Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        let view = self.engine().cancel_redrive(&permit.queue, id).await.map_err(stopped)?;
+        let view = self.engine().cancel_redrive(&permit.queue, id).await?;
         view.map_err(|refusal| refused_redrive(permit, refusal))
     }
 
@@ -157,7 +157,7 @@ impl Service {
         permit: &Permit,
         id: &str,
     ) -> Result<RedriveView, Problem> {
-        let view = self.engine().redrive_progress(&permit.queue, id).await.map_err(stopped)?;
+        let view = self.engine().redrive_progress(&permit.queue, id).await?;
         view.map_err(|refusal| refused_redrive(permit, refusal))
     }
 }

@@ -6,7 +6,7 @@ use hapax_core::{Config, Configure, DedupScope, Purge, QueueName, QueueView};
 use hapax_partition::change;
 use hapax_wire::Code;
 
-use super::{Permit, Service, refused, stopped};
+use super::{Permit, Service, refused};
 use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 
@@ -60,7 +60,7 @@ impl Service {
         let if_version = if_match.map(version).transpose()?.flatten();
         self.check_count(permit).await?;
         let configure = Configure { queue: permit.queue.clone(), config, if_version };
-        let told = self.engine().configure(configure).await.map_err(stopped)?;
+        let told = self.engine().configure(configure).await?;
         let (_, created) = told?;
         Ok((self.show(permit).await?, created))
     }
@@ -71,7 +71,7 @@ impl Service {
         if self.0.tenants.limits(tenant).max_queues.is_none() {
             return Ok(());
         }
-        let queues = self.engine().queue_names(tenant).await.map_err(stopped)?;
+        let queues = self.engine().queue_names(tenant).await?;
         if queues.contains(&permit.queue) {
             return Ok(());
         }
@@ -83,20 +83,20 @@ impl Service {
     }
 
     pub async fn show(&self, permit: &Permit) -> Result<Queue, Problem> {
-        let told = self.engine().show(&permit.queue).await.map_err(stopped)?;
+        let told = self.engine().show(&permit.queue).await?;
         let view = told.map_err(|refusal| refused(permit, refusal))?;
         Ok(Queue { name: permit.queue.clone(), view })
     }
 
     /// Whether the queue deduplicates per group: its keys belong to their groups.
     pub async fn is_per_group(&self, permit: &Permit) -> Result<bool, Problem> {
-        let told = self.engine().dedup_scope(&permit.queue).await.map_err(stopped)?;
+        let told = self.engine().dedup_scope(&permit.queue).await?;
         told.map(|scope| scope == DedupScope::Group).map_err(|refusal| refused(permit, refusal))
     }
 
     /// The queues of the caller's tenant that its token may see.
     pub async fn list(&self, principal: &Principal) -> Result<Queues, Problem> {
-        let survey = self.engine().queues(principal.tenant(), LIST_WAIT).await.map_err(stopped)?;
+        let survey = self.engine().queues(principal.tenant(), LIST_WAIT).await?;
         let unanswered = survey.unanswered().map(|partition| partition as u32).collect();
         let seen = survey.queues.into_iter().filter(|(name, _)| principal.sees(&name.queue));
         Ok(Queues { queues: seen.map(|(name, view)| Queue { name, view }).collect(), unanswered })
@@ -104,7 +104,7 @@ impl Service {
 
     pub async fn delete(&self, permit: &Permit) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        let deleted = self.engine().delete(&permit.queue).await.map_err(stopped)?;
+        let deleted = self.engine().delete(&permit.queue).await?;
         deleted.map_err(|refusal| refused(permit, refusal))?;
         self.0.metrics.forget(&permit.queue);
         Ok(())
@@ -118,7 +118,7 @@ impl Service {
             Change::Resume => change::Change::Resume(queue),
             Change::Purge { keys } => change::Change::Purge(Purge { queue, keys }),
         };
-        let changed = self.engine().change(change).await.map_err(stopped)?;
+        let changed = self.engine().change(change).await?;
         changed.map(drop).map_err(|refusal| refused(permit, refusal))
     }
 }

@@ -8,7 +8,7 @@ use hapax_core::{Answer, Command, Config, Configure, Content, DedupScope, Order,
 use hapax_partition::change::Change;
 use hapax_server::engine::Engine;
 
-use crate::{create, message, open, queue};
+use crate::{Lists, create, message, open, queue};
 
 const PARTITIONS: u16 = 4;
 

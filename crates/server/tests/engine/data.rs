@@ -10,7 +10,7 @@ use hapax_partition::Partition;
 use hapax_server::engine::{Data, Engine, Error, Options};
 use hapax_store::disk::DiskStore;
 
-use crate::{LONG, create, done, message, open, queue, receive};
+use crate::{LONG, Lists, create, done, message, open, queue, receive};
 
 /// Every file and directory with its length.
 fn contents(path: &Path) -> BTreeMap<PathBuf, u64> {

@@ -3,7 +3,7 @@
 use hapax_core::{Answer, Config, Quota};
 use hapax_server::engine::Engine;
 
-use crate::{LONG, create, done, message, on_one_and_on_four, open, receive};
+use crate::{LONG, Lists, create, done, message, on_one_and_on_four, open, receive};
 
 /// Sends one message after the other; returns how many were accepted.
 async fn accepted(engine: &Engine, keys: std::ops::Range<u32>, quota: Quota) -> usize {

@@ -6,7 +6,7 @@ use hapax_core::{Command, Config, KeyName, Order};
 use hapax_server::Broker;
 use hapax_server::settings::{Auth, Settings};
 
-use crate::{LONG, create, message, on_one_and_on_four, queue, receive};
+use crate::{LONG, Lists, create, message, on_one_and_on_four, queue, receive};
 
 #[test]
 fn a_writer_that_panics_refuses_all_who_wait_and_is_not_ready_any_more() {

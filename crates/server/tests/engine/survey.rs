@@ -6,7 +6,7 @@ use std::time::Duration;
 use hapax_core::Config;
 use hapax_server::engine::Engine;
 
-use crate::{LONG, create, message, open};
+use crate::{LONG, Lists, create, message, open};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_stands_still_does_not_hold_up_a_survey() {

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use hapax_core::{Answer, Blob, Config, Content, Guarantee, Receive, Send, Settle, Settled, Verb};
 use hapax_partition::change::Change;
+use hapax_server::auth::Action;
+use hapax_server::service::{Options, Service};
 
-use crate::{LONG, create, done, message, on_one_and_on_four, open, queue, receive};
+use crate::{LONG, Lists, create, done, message, on_one_and_on_four, open, queue, receive};
 
 #[test]
 fn who_waits_is_woken_where_another_took_less_than_it_was_called_for() {
@@ -121,7 +123,10 @@ fn results_of_one_list_are_bounded_by_bytes() {
                 left -= 1;
             }
         }
-        let told = engine.send_within(keys(), 8 << 20).await.unwrap();
+        let service = Service::new(engine, Options::default());
+        let caller = service.authenticate(None).unwrap();
+        let permit = service.authorise(&caller, Action::Send, "orders").unwrap();
+        let told = service.send(&permit, keys(), 8 << 20).await.unwrap();
         let has = |answer: &Answer| matches!(answer, Answer::Done(it) if it.result.is_some());
         assert_eq!(told.iter().filter(|(answer, _)| has(answer)).count(), 8);
         assert!(told.iter().all(|(answer, omitted)| has(answer) != *omitted));

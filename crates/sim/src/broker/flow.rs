@@ -42,11 +42,8 @@ impl Broker {
             return usize::from(id.partition());
         }
         match op.command(&self.scene, self.checker.items()) {
-            Command::Send(send) => routes.of_send(&send, || turn),
-            Command::Claim(claim) => {
-                let (key, group) = (claim.content.key(), claim.content.group());
-                routes.of_new(&claim.queue, key, group, || turn)
-            }
+            Command::Send(send) => routes.of_new(&send.queue, &send.content, || turn),
+            Command::Claim(claim) => routes.of_new(&claim.queue, &claim.content, || turn),
             Command::Receive(receive) => routes.of_receive(&receive).unwrap_or(turn),
             Command::Look(key) | Command::Forget(key) | Command::Discard(key) => {
                 routes.of_key(&key).next().unwrap_or(0)

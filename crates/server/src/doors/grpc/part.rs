@@ -9,9 +9,8 @@ use std::sync::Arc;
 use hapax_core::{Answer, Settled};
 use hapax_wire::Code;
 
-use crate::engine::Room;
+use crate::engine::{Listed, Room};
 use crate::problem::Problem;
-use crate::service::Listed;
 
 /// Bytes of results that wait to be read by the caller of a stream, or one result.
 pub(super) const RESULT_BYTES_MAX: usize = 4 * 1_024 * 1_024;

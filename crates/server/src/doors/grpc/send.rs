@@ -22,9 +22,9 @@ use super::outbox::Outbox;
 use super::part::{Part, RESULT_BYTES_MAX};
 use super::status::{malformed, status, stopping};
 use crate::auth::{Action, Principal};
-use crate::engine::Room;
+use crate::engine::{Listed, Room};
 use crate::problem::Problem;
-use crate::service::{Admitted, Listed, Permit, Service, revoked};
+use crate::service::{Admitted, Permit, Service, revoked};
 
 /// Messages of one stream that wait for their answers, and their bytes: more are not read.
 const UNANSWERED_MAX: usize = 16_384;
@@ -171,7 +171,7 @@ impl SendStream {
             let _until_now = &memory;
             outbox.push(Part::new(numbers, listed, Arc::clone(&results), each_bytes));
         };
-        match self.service.send_parts(&permit, sends, &self.results, reply) {
+        match self.service.start_send(&permit, sends, &self.results, reply) {
             Ok(()) => {
                 self.unanswered += count;
                 self.unanswered_bytes += count * each_bytes;

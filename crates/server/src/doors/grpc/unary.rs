@@ -356,12 +356,11 @@ async fn send_batch(
             Err(problem) => refused.push(Some(convert::error(&problem))),
         }
     }
-    let (answers, omitted) = service.send_within(&permit, sends, ANSWER_BYTES_MAX).await?;
+    let answers = service.send(&permit, sends, ANSWER_BYTES_MAX).await?;
     if service::is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&permit.queue().queue));
     }
-    let answers = answers.into_iter().zip(omitted);
-    let mut answers = answers.map(|(answer, omitted)| match omitted {
+    let mut answers = answers.into_iter().map(|(answer, omitted)| match omitted {
         true => convert::error(&result_omitted()),
         false => convert::answer(answer),
     });
@@ -416,13 +415,12 @@ async fn settle(
         }
     }
     // Where a winner's result is left out, the answer still says that the lease was lost.
-    let (settled, _) = service.settle_within(permit, opened, ANSWER_BYTES_MAX).await?;
-    let mut settled = settled.into_iter();
+    let mut settled = service.settle(permit, opened, ANSWER_BYTES_MAX).await?.into_iter();
     let answers = refused.into_iter().map(|(number, refused)| {
         let refused = match refused {
             Some(problem) => problem,
             None => match settled.next() {
-                Some(answer) => return convert::settled(number, answer),
+                Some((answer, _)) => return convert::settled(number, answer),
                 None => Problem::unanswered(),
             },
         };

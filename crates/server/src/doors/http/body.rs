@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 use super::failure::Failure;
 use crate::doors::pace::{Pace, late};
 use crate::problem::Problem;
-use crate::service::{Admitted, Permit, Service, stopped};
+use crate::service::{Admitted, Permit, Service};
 
 /// How much is asked for at first.
 const STEP_BYTES: usize = 64 * 1_024;
@@ -107,7 +107,7 @@ impl Max<'_> {
         if bytes > UNASKED_BYTES_MAX
             && let Some(queue) = self.queue.take()
         {
-            let shown = service.engine().show(queue).await.map_err(stopped)?;
+            let shown = service.engine().show(queue).await.map_err(Problem::from)?;
             let max = shown.map_err(Problem::from)?.config.max_body_bytes;
             self.bytes = usize::try_from(max).unwrap_or(usize::MAX).min(self.bytes);
         }

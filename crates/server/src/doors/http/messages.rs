@@ -77,9 +77,9 @@ pub(super) async fn send(
     let send = head.send(permit.queue().clone(), &payload.bytes)?;
     let content = Arc::clone(&send.content);
     let admitted = payload.into_admitted();
-    let mut answers = service.send(&permit, vec![send]).await?;
+    let mut answers = service.send(&permit, vec![send], usize::MAX).await?;
     drop(admitted);
-    let answer = answers.pop().ok_or_else(Problem::unanswered)?;
+    let (answer, _) = answers.pop().ok_or_else(Problem::unanswered)?;
     check(&answer, &at.queue, &headers)?;
     let is_new = matches!(answer, Answer::Accepted { .. });
     if is_new && request_id.is_given && content.has_key() {
@@ -192,19 +192,20 @@ pub(super) async fn batch(
     let payload = read_json(&service, permit.tenant(), &headers, body, BATCH_BYTES_MAX).await?;
     let (sends, kept) = gather(permit.queue(), &payload.bytes)?;
     let admitted = payload.into_admitted();
-    let (answers, omitted) = match sends.is_empty() {
-        true => (Vec::new(), Vec::new()),
-        false => service.send_within(&permit, sends, ANSWER_BYTES_MAX).await?,
+    let answers = match sends.is_empty() {
+        true => Vec::new(),
+        false => service.send(&permit, sends, ANSWER_BYTES_MAX).await?,
     };
     drop(admitted);
     if is_no_such_queue(&answers) {
         return Err(Problem::no_such_queue(&at.queue).into());
     }
-    let bytes_about = answers.iter().map(answer_bytes).sum::<usize>().min(2 * ANSWER_BYTES_MAX);
-    let mut rest = answers.iter().zip(omitted);
+    let bytes_about: usize = answers.iter().map(|(answer, _)| answer_bytes(answer)).sum();
+    let bytes_about = bytes_about.min(2 * ANSWER_BYTES_MAX);
+    let mut rest = answers.iter();
     let told = kept.iter().map(|kept| match kept {
         Ok(content) => match rest.next() {
-            Some((answer, omitted)) => shape::answer(&at.queue, content.key(), answer, omitted),
+            Some((answer, omitted)) => shape::answer(&at.queue, content.key(), answer, *omitted),
             None => shape::refusal(Some(content.key()), &Problem::unanswered()),
         },
         Err((key, problem)) => shape::refusal(key.as_deref(), problem),

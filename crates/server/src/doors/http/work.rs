@@ -95,16 +95,16 @@ pub(super) async fn settle(
     let payload = read_json(&service, permit.tenant(), &headers, body, SETTLE_BYTES_MAX).await?;
     let (items, kept) = gather(&service, &permit, &at.caller, &payload.bytes)?;
     let admitted = payload.into_admitted();
-    let (settled, omitted) = match items.is_empty() {
-        true => (Vec::new(), Vec::new()),
-        false => service.settle_within(&permit, items, ANSWER_BYTES_MAX).await?,
+    let settled = match items.is_empty() {
+        true => Vec::new(),
+        false => service.settle(&permit, items, ANSWER_BYTES_MAX).await?,
     };
     drop(admitted);
-    let result_bytes: usize = settled.iter().map(shape::result_bytes).sum();
-    let mut rest = settled.iter().zip(omitted);
+    let result_bytes: usize = settled.iter().map(|(it, _)| shape::result_bytes(it)).sum();
+    let mut rest = settled.iter();
     let told = kept.iter().map(|kept| match kept {
         Ok(told) => match rest.next() {
-            Some((it, omitted)) => shape::settled(told.is_fail, told.is_extend, it, omitted),
+            Some((it, omitted)) => shape::settled(told.is_fail, told.is_extend, it, *omitted),
             None => shape::unsettled(&Problem::unanswered()),
         },
         Err(problem) => shape::unsettled(problem),

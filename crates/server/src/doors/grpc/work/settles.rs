@@ -10,8 +10,9 @@ use super::super::convert;
 use super::super::part::Part;
 use super::super::status::malformed;
 use super::{News, WorkStream};
+use crate::engine::Listed;
 use crate::problem::Problem;
-use crate::service::{Admitted, Listed, Opened};
+use crate::service::{Admitted, Opened};
 
 /// Settles that were read and not yet handed over.
 #[derive(Default)]
@@ -76,7 +77,7 @@ impl WorkStream {
             let part = Part::new(numbers, listed, Arc::clone(&results), each_bytes);
             outbox.push(News::Settled(part));
         };
-        self.service.settle_parts(&open.permit, settles, &self.results, reply);
+        self.service.start_settle(&open.permit, settles, &self.results, reply);
     }
 }
 

@@ -1,11 +1,11 @@
-//! Lists of commands, for several partitions at once.
+//! The one way of commands to the partitions, and of their outcomes back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hapax_core::{Answer, Blob, Command, Outcome, Settled};
-use hapax_partition::route::{self, Part, Routes};
-use tokio::sync::oneshot;
+use hapax_partition::route::{self, Part};
+use tokio::sync::mpsc;
 
 use super::inbox::{Outcomes, Replies, Reply};
 use super::{Engine, Stopped};
@@ -24,7 +24,7 @@ pub struct Room {
 
 impl Room {
     /// For the results of one list.
-    fn of_list(bytes: usize) -> Arc<Self> {
+    pub fn of_list(bytes: usize) -> Arc<Self> {
         Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: false })
     }
 
@@ -50,94 +50,93 @@ impl Room {
     }
 }
 
-/// Outcomes of one list, and the places of those whose results were left out.
-#[derive(Debug)]
-pub struct Kept {
-    pub outcomes: Vec<Outcome>,
+/// Answers to a list of commands, and the places of those whose results were left out.
+#[derive(Clone, Debug)]
+pub struct Listed<T> {
+    pub answers: Vec<T>,
     pub omitted: Vec<usize>,
 }
 
-impl Engine {
-    /// Hands commands to a partition, as [`Engine::submit`] does, with the results that have room.
-    pub fn submit_within(
-        &self,
-        partition: usize,
-        commands: Vec<Command>,
-        room: &Arc<Room>,
-        reply: impl FnOnce(Result<Kept, Stopped>) + Send + 'static,
-    ) {
-        self.shared.submit(partition, commands, Within::boxed(room, reply));
+impl<T> Listed<T> {
+    pub fn map<U>(self, each: impl FnMut(T) -> U) -> Listed<U> {
+        let Self { answers, omitted } = self;
+        Listed { answers: answers.into_iter().map(each).collect(), omitted }
     }
+}
 
-    /// Sends messages, each to its partition, with the results that have room. `reply` is called
-    /// once for each part of them, with what the caller knows them by, as in [`Engine::submit`].
-    pub fn submit_sends<T: Send + 'static>(
+/// The partition of a command.
+#[derive(Clone, Copy, Debug)]
+pub enum To {
+    /// That of the message that it brings.
+    Key,
+    Partition(usize),
+}
+
+impl Engine {
+    /// The one way of commands to their partitions: splits a list, and hands the parts over before
+    /// the routes can change. `reply` is called once for each part, on its writer's thread, when
+    /// it is durable or cannot be, with what the caller knows its commands by. It must not block.
+    pub fn dispatch<T: Send + 'static>(
         &self,
-        sends: Vec<(T, hapax_core::Send)>,
+        items: impl ExactSizeIterator<Item = (T, To, Command)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Kept, Stopped>) + Clone + Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed<Outcome>, Stopped>) + Clone + Send + 'static,
     ) {
         self.shared.submit_routed(|routes| {
-            let items = sends.into_iter().map(|(tag, send)| {
-                let partition = routes.of_send(&send, || self.shared.turn());
-                (partition, tag, Command::Send(send))
+            let items = items.map(|(tag, to, command)| {
+                let turn = || self.shared.turn();
+                let partition = match (to, &command) {
+                    (To::Partition(partition), _) => partition,
+                    (To::Key, Command::Send(it)) => routes.of_new(&it.queue, &it.content, turn),
+                    (To::Key, Command::Claim(it)) => routes.of_new(&it.queue, &it.content, turn),
+                    (To::Key, other) => unreachable!("{other:?} brings no message"),
+                };
+                (partition, tag, command)
             });
             let start = |Part { partition, tags, commands }| {
                 let reply = reply.clone();
-                (partition, commands, Within::boxed(room, move |kept| reply(tags, kept)))
+                (partition, commands, Within::boxed(room, move |listed| reply(tags, listed)))
             };
             route::split(routes.partitions(), items).into_iter().map(start).collect()
         });
     }
 
-    /// Commands to several partitions at once; the outcomes are in the order of the commands.
-    pub(super) async fn call_each<T>(
-        &self,
-        items: Vec<T>,
-        route: impl Fn(&Routes, T) -> (usize, Command),
-    ) -> Result<Vec<Outcome>, Stopped> {
-        let told = self.call_within(usize::MAX, items, route).await?;
-        Ok(told.into_iter().map(|(outcome, _)| outcome).collect())
-    }
-
-    /// The same, with the results that have room together. They are taken out as they come from
-    /// the partitions, which tell large answers in parts: all of them are never in memory at once.
-    pub(super) async fn call_within<T>(
-        &self,
-        bytes: usize,
-        items: Vec<T>,
-        route: impl Fn(&Routes, T) -> (usize, Command),
-    ) -> Result<Vec<(Outcome, Omitted)>, Stopped> {
-        let count = items.len();
-        let room = Room::of_list(bytes);
-        let mut replies = Vec::with_capacity(self.partitions());
-        self.shared.submit_routed(|routes| {
-            let items = items.into_iter().enumerate().map(|(place, item)| {
-                let (partition, command) = route(routes, item);
-                (partition, place, command)
-            });
-            let start = |part: Part<usize>| {
-                let (sender, receiver) = oneshot::channel();
-                replies.push((part.tags, receiver));
-                let reply = Within::boxed(&room, move |kept| drop(sender.send(kept)));
-                (part.partition, part.commands, reply)
-            };
-            route::split(routes.partitions(), items).into_iter().map(start).collect()
+    /// Commands to their partitions; the outcomes are in the order of the commands.
+    pub async fn ask(&self, commands: Vec<(To, Command)>) -> Result<Vec<Outcome>, Stopped> {
+        let (count, items) = (commands.len(), commands.into_iter().enumerate());
+        let items = items.map(|(place, (to, command))| (place, to, command));
+        let outcomes = gather(count, |parts| {
+            let reply = move |places, outcomes| drop(parts.send((places, outcomes)));
+            self.dispatch(items, &Room::of_list(usize::MAX), reply);
+            Ok::<_, Stopped>(())
         });
-        let mut outcomes: Vec<Option<(Outcome, Omitted)>> = Vec::new();
-        outcomes.resize_with(count, || None);
-        for (places, reply) in replies {
-            let part = reply.await.map_err(|_| Stopped::silent())??;
-            let mut omitted = part.omitted.into_iter().peekable();
-            for (index, (place, outcome)) in places.into_iter().zip(part.outcomes).enumerate() {
-                let is_omitted = omitted.next_if_eq(&index).is_some();
-                if let Some(slot) = outcomes.get_mut(place) {
-                    *slot = Some((outcome, is_omitted));
-                }
+        Ok(outcomes.await?.into_iter().map(|(outcome, _)| outcome).collect())
+    }
+}
+
+/// Takes the parts of a list's answers, each with the places of its answers in the list.
+pub(crate) type Parts<T, E> = mpsc::UnboundedSender<(Vec<usize>, Result<Listed<T>, E>)>;
+
+/// Starts something that is answered in parts, and puts the answers in order.
+pub(crate) async fn gather<T, E: From<Stopped>>(
+    count: usize,
+    start: impl FnOnce(Parts<T, E>) -> Result<(), E>,
+) -> Result<Vec<(T, Omitted)>, E> {
+    let (sender, mut parts) = mpsc::unbounded_channel();
+    start(sender)?;
+    let mut answers: Vec<Option<(T, Omitted)>> = Vec::new();
+    answers.resize_with(count, || None);
+    while let Some((places, part)) = parts.recv().await {
+        let part = part?;
+        let mut omitted = part.omitted.into_iter().peekable();
+        for (index, (place, answer)) in places.into_iter().zip(part.answers).enumerate() {
+            let is_omitted = omitted.next_if_eq(&index).is_some();
+            if let Some(slot) = answers.get_mut(place) {
+                *slot = Some((answer, is_omitted));
             }
         }
-        outcomes.into_iter().map(|outcome| outcome.ok_or_else(Stopped::silent)).collect()
     }
+    answers.into_iter().map(|answer| answer.ok_or_else(|| Stopped::silent().into())).collect()
 }
 
 /// Keeps results as long as there is room for them, and hands over the outcomes.
@@ -149,13 +148,13 @@ pub(super) struct Within<F> {
     reply: F,
 }
 
-impl<F: FnOnce(Result<Kept, Stopped>) + Send + 'static> Within<F> {
+impl<F: FnOnce(Result<Listed<Outcome>, Stopped>) + Send + 'static> Within<F> {
     pub(super) fn boxed(room: &Arc<Room>, reply: F) -> Reply {
         Box::new(Self { room: Arc::clone(room), seen: 0, omitted: Vec::new(), reply })
     }
 }
 
-impl<F: FnOnce(Result<Kept, Stopped>) + Send> Replies for Within<F> {
+impl<F: FnOnce(Result<Listed<Outcome>, Stopped>) + Send> Replies for Within<F> {
     fn see(&mut self, outcomes: &mut [Outcome]) {
         for (place, outcome) in outcomes.iter_mut().enumerate().skip(self.seen) {
             let Some(result) = result_of(outcome) else { continue };
@@ -169,11 +168,11 @@ impl<F: FnOnce(Result<Kept, Stopped>) + Send> Replies for Within<F> {
     }
 
     fn call(mut self: Box<Self>, outcomes: Outcomes) {
-        let kept = outcomes.map(|mut outcomes| {
+        let listed = outcomes.map(|mut outcomes| {
             self.see(&mut outcomes);
-            Kept { outcomes, omitted: std::mem::take(&mut self.omitted) }
+            Listed { answers: outcomes, omitted: std::mem::take(&mut self.omitted) }
         });
-        (self.reply)(kept);
+        (self.reply)(listed);
     }
 }
 
@@ -211,17 +210,17 @@ mod tests {
         results.map(|it| it.as_ref().map_or(0, |blob| blob.body.len())).collect()
     }
 
-    type Told = Arc<std::sync::Mutex<Option<Kept>>>;
+    type Told = Arc<std::sync::Mutex<Option<Listed<Outcome>>>>;
 
     fn within(room: &Arc<Room>) -> (Reply, Told) {
         let told = Told::default();
         let keep = Arc::clone(&told);
-        (Within::boxed(room, move |kept| *keep.lock().unwrap() = Some(kept.unwrap())), told)
+        (Within::boxed(room, move |listed| *keep.lock().unwrap() = Some(listed.unwrap())), told)
     }
 
     fn taken(told: &Told) -> (Vec<usize>, Vec<usize>) {
         let mut told = told.lock().unwrap().take().unwrap();
-        (kept(&mut told.outcomes), told.omitted)
+        (kept(&mut told.answers), told.omitted)
     }
 
     #[test]
