@@ -174,6 +174,17 @@ pub(crate) fn redrive(progress: &proto::RedriveProgress) -> Value {
     })
 }
 
+/// A queue of a list, with the partitions whose part of its figures is missing or old.
+pub(crate) fn listed_queue(queue: &proto::Queue, unanswered: &[u32]) -> Value {
+    let mut shape = self::queue(queue);
+    if let Some(shape) = shape.as_object_mut()
+        && !unanswered.is_empty()
+    {
+        shape.insert("unanswered".to_owned(), json!(unanswered));
+    }
+    shape
+}
+
 /// A queue: its rules are what the broker wrote.
 pub(crate) fn queue(queue: &proto::Queue) -> Value {
     let config: Value = serde_json::from_str(&queue.config_json).unwrap_or(Value::Null);

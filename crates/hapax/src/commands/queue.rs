@@ -3,9 +3,10 @@
 mod rules;
 
 use clap::{Args, Subcommand};
-use hapax_wire::proto;
+use hapax_wire::proto::{self, ListQueuesReply};
 use serde_json::{Map, Value, json};
 
+use crate::advice::Advice;
 use crate::duration::short;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -158,7 +159,7 @@ pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
 async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let screen = change.output.screen();
     let fields = change.rules.fields();
-    let existing = session.client.queues().await?;
+    let existing = session.client.queues().await?.queues;
     if let Some(existing) = existing.iter().find(|existing| existing.queue == change.queue) {
         let differing = differing(&fields, &config(existing));
         if !differing.is_empty() {
@@ -167,7 +168,8 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
                 change.queue,
                 differing.join(", ")
             );
-            let next = format!("hapax queue set {} changes them", change.queue);
+            let set = Advice::new("hapax queue set", &[&change.queue]);
+            let next = format!("{set} changes them");
             return Err(Failure::new(Exit::Conflict, what).next(next));
         }
         return told(
@@ -227,10 +229,14 @@ fn differing(given: &Map<String, Value>, before: &Map<String, Value>) -> Vec<Str
 
 async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     let screen = list.output.screen();
-    let mut queues = session.client.queues().await?;
+    let ListQueuesReply { mut queues, unanswered } = session.client.queues().await?;
     queues.sort_by(|a, b| a.queue.cmp(&b.queue));
+    if let Some(silent) = silent(&unanswered) {
+        say(silent);
+    }
     if screen.is_json() {
-        screen.json(&queues.iter().map(shapes::queue).collect::<Vec<_>>())?;
+        let shape = |queue| shapes::listed_queue(queue, &unanswered);
+        screen.json(&queues.iter().map(shape).collect::<Vec<_>>())?;
         return Ok(Exit::Ok);
     }
     if queues.is_empty() {
@@ -259,6 +265,20 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     }
     table.print(screen)?;
     Ok(Exit::Ok)
+}
+
+/// What is said of partitions that did not answer.
+fn silent(unanswered: &[u32]) -> Option<String> {
+    let names: Vec<String> = unanswered.iter().map(ToString::to_string).collect();
+    let which = match names.len() {
+        0 => return None,
+        1 => "partition",
+        _ => "partitions",
+    };
+    Some(format!(
+        "{which} {} did not answer in time: that part of the figures is old, or missing",
+        names.join(", ")
+    ))
 }
 
 fn alarming(colour: Colour, number: u64) -> Cell {

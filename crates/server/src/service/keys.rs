@@ -13,6 +13,21 @@ use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
 
+/// About how many bytes of messages a page has; a larger message has a page of its own.
+pub(crate) const PAGE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+
+/// About how many bytes a key takes in an answer. Through every door the same, so that a page has
+/// the same end.
+pub(crate) fn key_bytes(view: &KeyView) -> usize {
+    let content = view.content.as_ref().map_or(0, |content| content.size());
+    let result = view.record.result.as_ref().map_or(0, |result| result.body.len());
+    let points: usize =
+        view.recovery_points.iter().map(|(name, data)| name.len() + data.len()).sum();
+    let history: usize = view.history.iter().map(|event| 120 + event.detail.len()).sum();
+    let bytes = content + result + points;
+    600 + history + bytes + bytes / 3 // For escapes and base64.
+}
+
 impl Service {
     pub fn key_name(&self, permit: &Permit, key: &str, group: Option<&str>) -> KeyName {
         KeyName {
@@ -81,7 +96,8 @@ impl Service {
         Cursor::parse(text, self.engine().partitions())
     }
 
-    /// A page of the messages in a place, without leasing any.
+    /// A page of the messages in a place, without leasing any: as many of those that were asked for
+    /// as have room together, and at least one.
     pub async fn browse(
         &self,
         permit: &Permit,
@@ -89,7 +105,16 @@ impl Service {
         cursor: Option<Cursor>,
     ) -> Result<Page, Problem> {
         let page = self.engine().browse(browse, cursor).await?;
-        page.map_err(|refusal| refused(permit, refusal))
+        let mut page = page.map_err(|refusal| refused(permit, refusal))?;
+        let mut bytes = 0;
+        let fits = page.messages.iter().take_while(|view| {
+            bytes += key_bytes(view);
+            bytes <= PAGE_BYTES_MAX
+        });
+        let fits = fits.count().max(1);
+        page.truncate(fits);
+        page.check_next()?;
+        Ok(page)
     }
 
     /// Puts dead messages back, or tells how far the redrive of that id has come. A dry run gets

@@ -7,6 +7,7 @@ use hapax_wire::proto::{self, redrive_request::Select};
 use serde_json::Value;
 
 use super::Selection;
+use crate::advice::Advice;
 use crate::content::new_key;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -146,8 +147,9 @@ fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Ex
             (_, true, _) => format!("redrive {id} is cancelled: {moved} of {of} moved"),
             (_, _, true) => format!("redrove {} (redrive {id})", count(*moved, "dead message")),
             _ => format!(
-                "redrive {id} goes on: {moved} of {of} moved; watch it with --status {id}, stop \
-                 it with: hapax dead redrive {queue} --cancel {id}"
+                "redrive {id} goes on: {moved} of {of} moved; watch it with: {}, stop it with: {}",
+                Advice::new("hapax dead redrive", &[queue]).option("--status", id),
+                Advice::new("hapax dead redrive", &[queue]).option("--cancel", id)
             ),
         })?;
     }

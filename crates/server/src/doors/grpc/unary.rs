@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{
-    Answer, Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Receive, Redrive,
-    Resolution, Select, Time,
+    Answer, Browse, Claim, Content, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
+    Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
@@ -386,13 +386,11 @@ async fn receive(
         several_per_group: it.several_per_group,
     };
     let wait = Duration::from_millis(it.wait_ms);
-    let (shown, received) =
-        tokio::join!(service.show(&permit), service.receive(&permit, receive, wait));
-    let (shown, deliveries) = (shown?, received?);
-    let keys_per_group = shown.view.config.dedup_scope == DedupScope::Group;
-    let mut messages = Vec::with_capacity(deliveries.len());
+    let received = service.receive_list(&permit, receive, wait).await?;
+    let keys_per_group = received.keys_per_group();
+    let mut messages = Vec::with_capacity(received.messages().len());
     let seal = |delivery: &hapax_core::Delivery| service.seal(&permit, delivery);
-    convert::deliveries(deliveries, permit.queue(), keys_per_group, seal, &mut messages);
+    convert::deliveries(received.keep(), permit.queue(), keys_per_group, seal, &mut messages);
     Ok(proto::ReceiveReply { messages })
 }
 
@@ -477,7 +475,7 @@ async fn browse(
     let limit = if it.limit == 0 { 100 } else { it.limit as usize };
     let limit = limit.min(hapax_core::limits::BROWSE_MAX);
     let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };
-    let page = service.browse(&permit, browse, cursor).await?;
+    let page = service.browse(&permit, browse, cursor).await?; // Bounded in bytes, as HTTP's.
     Ok(proto::BrowseReply {
         messages: page.messages.into_iter().map(convert::key).collect(),
         next: page.next.map(|next| next.to_string()).unwrap_or_default(),

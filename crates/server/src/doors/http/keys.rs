@@ -20,7 +20,7 @@ use super::work::SETTLE_BYTES_MAX;
 use super::{output, shape};
 use crate::auth::Action;
 use crate::problem::Problem;
-use crate::service::{Permit, Service};
+use crate::service::{Permit, Service, key_bytes};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct LookParams {
@@ -61,7 +61,7 @@ pub(super) async fn get(
     {
         key.group = Some(group.into()); // It was found under it.
     }
-    output::sized(&service, permit.tenant(), StatusCode::OK, &key, shape::key_bytes(&view)).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &key, key_bytes(&view)).await
 }
 
 /// Forget a finished key

@@ -19,7 +19,7 @@ use super::input::{InQueue, Params, number};
 use super::{key, output, shape};
 use crate::auth::Action;
 use crate::problem::Problem;
-use crate::service::{Permit, Service, is_no_such_queue};
+use crate::service::{Permit, Service, is_no_such_queue, key_bytes};
 
 pub(super) const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Results in the answers to one request, and bodies in one page.
@@ -89,7 +89,7 @@ pub(super) async fn send(
     let mut response = match wait_for(&service, &permit, &answer, &content, wait).await? {
         Some(view) => {
             let told = shape::waited(&at.queue, &view, is_new);
-            output::sized(&service, permit.tenant(), status(is_new), &told, shape::key_bytes(&view))
+            output::sized(&service, permit.tenant(), status(is_new), &told, key_bytes(&view))
                 .await?
         }
         None => {
@@ -320,20 +320,13 @@ pub(super) async fn browse(
         return Err(Failure::invalid(format!("limit is 1 to {}", limits::BROWSE_MAX)));
     }
     let cursor = params.cursor.as_deref().map(|text| service.cursor(text)).transpose()?;
-    let mut page = service.browse(&permit, browse, cursor).await?;
-    let mut bytes = 0;
-    let fits = page.messages.iter().take_while(|view| {
-        bytes += shape::key_bytes(view);
-        bytes <= ANSWER_BYTES_MAX
-    });
-    let fits = fits.count().max(1);
-    page.truncate(fits);
+    let page = service.browse(&permit, browse, cursor).await?;
+    let bytes = page.messages.iter().map(key_bytes).sum();
     let list = json::Keys {
         messages: page.messages.iter().map(|view| shape::key(None, view)).collect(),
         next: page.next.map(|next| next.to_string().into()),
     };
-    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX))
-        .await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes).await
 }
 
 fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {

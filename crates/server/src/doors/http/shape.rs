@@ -332,16 +332,6 @@ pub(super) fn key<'a>(asked: Option<&'a str>, view: &'a KeyView) -> json::Key<'a
     }
 }
 
-/// About how many bytes a key takes in an answer.
-pub(super) fn key_bytes(view: &KeyView) -> usize {
-    let content = view.content.as_ref().map_or(0, |content| content.size());
-    let result = view.record.result.as_ref().map_or(0, |result| result.body.len());
-    let points: usize =
-        view.recovery_points.iter().map(|(name, data)| name.len() + data.len()).sum();
-    let history: usize = view.history.iter().map(|event| 120 + event.detail.len()).sum();
-    600 + history + in_json(content + result + points)
-}
-
 /// About how many bytes become of so many in JSON: some more, for escapes and base64.
 pub(super) fn in_json(bytes: usize) -> usize {
     bytes + bytes / 3

@@ -56,42 +56,18 @@ pub(super) async fn receive(
         };
         (receive, Duration::from_millis(asked.wait_ms))
     };
-    let messages = service.receive(&permit, receive, wait).await?;
-    let given = Given { service: &service, messages };
-    // In a queue that deduplicates per group, every message has one.
-    let has_groups = given.messages.iter().any(|it| it.content.group().is_some());
-    let keys_per_group = has_groups && service.is_per_group(&permit).await?;
-    let bytes_about = given.messages.iter().map(delivery_bytes).sum();
-    let messages = given.messages.iter().map(|it| {
+    let received = service.receive_list(&permit, receive, wait).await?;
+    let bytes_about = received.messages().iter().map(delivery_bytes).sum();
+    let messages = received.messages().iter().map(|it| {
         let lease = shape::lease(&service.seal(&permit, it));
-        shape::delivery(&permit, keys_per_group, lease, it)
+        shape::delivery(&permit, received.keys_per_group(), lease, it)
     });
     let answer = json::Received { messages: messages.collect() };
     let response =
         output::sized(&service, permit.tenant(), StatusCode::OK, &answer, bytes_about).await?;
     drop(answer);
-    given.keep();
+    received.keep();
     Ok(response)
-}
-
-/// Messages that are not on their way yet: others get them where the caller goes away before.
-struct Given<'a> {
-    service: &'a Service,
-    messages: Vec<Delivery>,
-}
-
-impl Given<'_> {
-    fn keep(mut self) {
-        self.messages.clear();
-    }
-}
-
-impl Drop for Given<'_> {
-    fn drop(&mut self) {
-        if !self.messages.is_empty() {
-            self.service.engine().give_back(std::mem::take(&mut self.messages));
-        }
-    }
 }
 
 fn delivery_bytes(it: &Delivery) -> usize {
