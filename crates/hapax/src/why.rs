@@ -105,16 +105,9 @@ pub(crate) fn resolve(queue: &str, key: &str, group: Option<&str>) -> Advice {
     Advice::new("hapax resolve", &[queue, key]).group(group)
 }
 
-/// The command that redrives a dead message. A redrive names no key within a group.
-fn redrive(queue: &str, key: &str, group: Option<&str>) -> String {
-    let redrive = Advice::new("hapax dead redrive", &[queue]);
-    match group {
-        None => redrive.option("--key", key).flag("--yes").to_string(),
-        Some(_) => format!(
-            "{}, which takes all dead ones of the group",
-            redrive.group(group).flag("--yes")
-        ),
-    }
+/// The command that redrives a dead message.
+fn redrive(queue: &str, key: &str, group: Option<&str>) -> Advice {
+    Advice::new("hapax dead redrive", &[queue]).option("--key", key).group(group).flag("--yes")
 }
 
 /// What a ready message waits for, up to the time.
@@ -333,7 +326,8 @@ mod tests {
         let parked = told(State::Parked, "eu west");
         assert!(parked.contains("hapax resolve orders 'a b' --group 'eu west' --done"), "{parked}");
         let dead = told(State::Dead, "eu west");
-        assert!(dead.contains("hapax dead redrive orders --group 'eu west' --yes, "), "{dead}");
+        let advised = "hapax dead redrive orders --key 'a b' --group 'eu west' --yes";
+        assert!(dead.ends_with(advised), "{dead}");
         let alone = told(State::Dead, "");
         assert!(alone.ends_with("hapax dead redrive orders --key 'a b' --yes"), "{alone}");
     }

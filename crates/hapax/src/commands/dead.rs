@@ -100,7 +100,7 @@ impl Filter {
         let has_group = self.group.as_ref().is_none_or(|group| *group == message.group);
         let died_at = peek::died_at(message);
         let is_early = self.before.is_none_or(|before| died_at < before);
-        has_error && has_group && is_early && self.after.is_none_or(|after| died_at >= after)
+        has_error && has_group && is_early && self.after.is_none_or(|after| died_at > after)
     }
 }
 
@@ -178,8 +178,8 @@ mod tests {
         assert!(!fits(Filter { error_contains: Some("Timeout".to_owned()), ..none.clone() }));
         assert!(!fits(Filter { group: Some("us".to_owned()), ..none.clone() }));
         assert!(fits(Filter { before: Some(5_001), ..none.clone() }));
-        assert!(fits(Filter { after: Some(5_000), ..none.clone() }));
-        assert!(!fits(Filter { after: Some(5_001), ..none.clone() }));
+        assert!(fits(Filter { after: Some(4_999), ..none.clone() }));
+        assert!(!fits(Filter { after: Some(5_000), ..none.clone() }));
         assert!(!fits(Filter { before: Some(5_000), ..none }), "it died then, it was sent before");
     }
 }
