@@ -7,7 +7,7 @@
 //! Invariant: what a scan or a look-up finds in rows that are older than memory is recognised as
 //! such, because whatever ended since is in the current or the frozen generation.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{LeaseName, QueueName};
@@ -28,33 +28,46 @@ use crate::row::{File, RowKey, RowSink, decode_message, encode_message, point, t
 pub struct Snapshot {
     seed: u64,
     records: Arc<Generation>,
-    messages: Vec<Message>,
+    messages: Frozen,
     groups: Vec<Group>,
     rows: Vec<(RowKey, Vec<u8>)>,
     row_deletes: Vec<RowKey>,
+}
+
+/// The changed messages of the snapshot that is being written, and between two of them an empty
+/// list: memory that was touched before is cheaper than new memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Frozen(Arc<Mutex<Vec<Message>>>);
+
+impl Frozen {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Message>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Snapshot {
     /// About how many points and how many bytes `write` will write.
     pub fn size(&self) -> (usize, usize) {
         let (records, bytes) = self.records.size();
-        let messages: usize =
-            self.messages.iter().map(|message| message.content.size() + 160).sum();
-        (records + self.messages.len(), bytes + messages)
+        let messages = self.messages.lock();
+        let message_bytes: usize =
+            messages.iter().map(|message| message.content.size() + 160).sum();
+        (records + messages.len(), bytes + message_bytes)
     }
 
     /// Writes every row that changed since the snapshot before. A key appears once: what is
     /// written wins over what is deleted.
     pub fn write(self, sink: &mut dyn RowSink) {
         self.records.write(sink);
-        let mut alive: Vec<Digest> = Vec::with_capacity(self.messages.len());
-        let mut written: Vec<RowKey> = Vec::with_capacity(self.messages.len());
+        let mut messages = self.messages.lock();
+        let mut alive: Vec<Digest> = Vec::with_capacity(messages.len());
+        let mut written: Vec<RowKey> = Vec::with_capacity(messages.len());
         let mut value = Vec::new();
-        for message in &self.messages {
+        for message in messages.drain(..) {
             debug_assert!(message.row.is_some(), "a frozen message has its row");
             let Some(row) = message.row else { continue };
             value.clear();
-            encode_message(message, &mut value);
+            encode_message(&message, &mut value);
             sink.put_row(&row, &value);
             value.clear();
             value.u8(point::ALIVE);
@@ -63,6 +76,7 @@ impl Snapshot {
             alive.push(message.digest);
             written.push(row);
         }
+        drop(messages);
         for group in &self.groups {
             value.clear();
             group.encode(&mut value);
@@ -114,7 +128,7 @@ impl Machine {
     pub fn freeze(&mut self) -> Snapshot {
         assert!(!self.is_frozen(), "thaw comes before the next snapshot");
         let mut row_deletes = Vec::new();
-        let messages = self.freeze_messages(&mut row_deletes);
+        self.freeze_messages(&mut row_deletes);
         let groups = self.freeze_groups(&mut row_deletes);
         let (mut rows, gone) = self.relays.freeze();
         row_deletes.extend(gone);
@@ -140,12 +154,15 @@ impl Machine {
         assert!(self.dirty.is_empty() && self.dirty_groups.is_empty(), "every change is frozen");
         assert!(self.receives.gone.is_empty(), "and so is what went");
         let records = self.keys.freeze();
+        let messages = self.frozen_messages.clone();
         Snapshot { seed: self.keys.seed(), records, messages, groups, rows, row_deletes }
     }
 
-    fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
+    fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) {
         let mut dirty = std::mem::take(&mut self.dirty);
-        let mut frozen = Vec::with_capacity(dirty.len().min(self.messages.len()));
+        let mut frozen = self.frozen_messages.lock();
+        frozen.clear(); // Of a snapshot that was never written.
+        frozen.reserve(dirty.len().min(self.messages.len()));
         for (seq, slot) in dirty.drain(..) {
             if self.messages.same(seq, slot).is_none_or(|message| !message.dirty) {
                 continue; // Ended since, or listed twice.
@@ -159,7 +176,6 @@ impl Machine {
             frozen.push(message.clone());
         }
         self.dirty = dirty;
-        frozen
     }
 
     fn freeze_groups(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Group> {

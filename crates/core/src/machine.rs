@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::checkpoint::Frozen;
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -47,6 +48,7 @@ pub struct Machine {
     pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// Messages and groups that changed since the last checkpoint was frozen.
     pub(crate) dirty: Vec<(Seq, Slot)>,
+    pub(crate) frozen_messages: Frozen,
     pub(crate) dirty_groups: Vec<Digest>,
     /// Groups that were made up for a question, and may be for nothing.
     pub(crate) asked: Vec<Digest>,
@@ -282,6 +284,7 @@ impl Machine {
             receives: Receives::default(),
             leases_away: BTreeMap::new(),
             dirty: Vec::new(),
+            frozen_messages: Frozen::default(),
             dirty_groups: Vec::new(),
             asked: Vec::new(),
             browsed: Vec::new(),

@@ -180,6 +180,9 @@ impl Generation {
             digest_at(arena, known.at).map_or(0, |digest| digest.spread(seed))
         });
         self.arena.reserve(bytes.saturating_sub(self.arena.len()));
+        // Lists that double move what they hold, while everybody waits.
+        self.row_deletes.reserve(records.saturating_sub(self.row_deletes.len()));
+        self.point_deletes.reserve(records.saturating_sub(self.point_deletes.len()));
     }
 
     /// About how much memory it takes.
@@ -414,11 +417,7 @@ impl Keys {
     /// Starts a new generation; the old one is what the checkpoint writes.
     pub(crate) fn freeze(&mut self) -> Arc<Generation> {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
-        let next = self.spare.take().unwrap_or_else(|| {
-            let mut next = Generation::default();
-            next.reserve(self.seed, self.room);
-            next
-        });
+        let next = self.spare.take().unwrap_or_else(|| self.generation());
         assert!(next.index.is_empty() && next.arena.is_empty(), "a generation begins empty");
         assert!(next.point_deletes.is_empty() && next.row_deletes.is_empty());
         let frozen = Arc::new(std::mem::replace(&mut self.current, next));
@@ -434,10 +433,17 @@ impl Keys {
         }
     }
 
-    /// Makes room for what comes between two checkpoints.
+    /// Makes room for what comes between two checkpoints, and while one of them is written.
     pub(crate) fn expect(&mut self, bytes: usize) {
         self.room = bytes;
         self.current.reserve(self.seed, bytes);
+        self.spare = Some(self.generation());
+    }
+
+    fn generation(&self) -> Generation {
+        let mut generation = Generation::default();
+        generation.reserve(self.seed, self.room);
+        generation
     }
 
     pub(crate) fn seed(&self) -> u64 {

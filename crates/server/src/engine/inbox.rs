@@ -48,6 +48,17 @@ pub(crate) enum Ask {
     Stop,
 }
 
+impl Ask {
+    /// How many commands it may bring.
+    pub(super) fn commands(&self) -> usize {
+        match self {
+            Self::Commands(list, _) => list.len(),
+            Self::Wait(_) => 1,
+            Self::CallAgain(_) | Self::Inspect(_) | Self::Drain | Self::Stop => 0,
+        }
+    }
+}
+
 pub(crate) type Inspect = Box<dyn FnOnce(&Partition<DiskStore>) -> Seen + Send>;
 pub(crate) type Seen = Box<dyn FnOnce() + Send>;
 
@@ -81,13 +92,11 @@ impl Inbox {
         Ok(())
     }
 
-    /// Everything that was asked, behind what is in the list.
+    /// Everything that was asked, into an empty list.
     pub(crate) fn take(&self, list: &mut Vec<Ask>) {
+        debug_assert!(list.is_empty(), "what was taken before is dealt with");
         if let Some(asks) = &mut *self.lock() {
-            match list.is_empty() {
-                true => std::mem::swap(asks, list),
-                false => list.append(asks),
-            }
+            std::mem::swap(asks, list);
         }
     }
 

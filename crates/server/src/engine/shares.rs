@@ -6,6 +6,10 @@
 //!
 //! While a checkpoint is behind, those who took much since it was cut wait for it, and the others
 //! go on from a reserve.
+//!
+//! And while somebody asks for little, a flood rests after each of its batches, so much longer as
+//! the machine has no core to spare: else whoever asks for little would wait for one at every step
+//! of the way. How late the writer is woken tells; with cores to spare the rest is hardly any.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,8 +27,31 @@ const IN_FLIGHT_BYTES: usize = 4 * 1_024 * 1_024;
 /// The same where several tenants share a partition: each waits for what is before it.
 const SHARED_BATCH_BYTES: usize = 128 * 1_024;
 const SHARED_IN_FLIGHT_BYTES: usize = 512 * 1_024;
+/// A tenant of a shared partition that brings more than this at once is a flood.
+const FLOOD_BYTES: usize = 16 * 1_024;
+/// How long a flood waits after each batch while somebody else asks for little.
+const REST_MIN: Duration = Duration::from_micros(200);
+const REST_MAX: Duration = Duration::from_millis(16);
+/// A writer that is woken later than this had to wait for a core.
+const LATE: Duration = Duration::from_micros(500);
 /// How long a partition counts as shared after two tenants asked for something.
 const SHARED_FOR: Duration = Duration::from_secs(10);
+
+/// An ask with what it brings, weighed once however long it waits.
+pub(super) struct Weighed {
+    pub(super) ask: Ask,
+    /// Bytes of messages; none for what is small.
+    bytes: usize,
+    /// Whose it is, where that is known.
+    tenant: Option<u64>,
+}
+
+impl Weighed {
+    pub(super) fn new(ask: Ask) -> Self {
+        let (bytes, tenant) = weigh(&ask);
+        Self { ask, bytes, tenant }
+    }
+}
 
 /// What tenants took of a partition.
 #[derive(Debug, Default)]
@@ -34,10 +61,19 @@ pub(super) struct Shares {
     /// Who asked last.
     last: Option<u64>,
     shared_until: Option<Instant>,
+    /// Who brought more than a little at once, and when that was last.
+    flooded: HashMap<u64, Instant>,
+    /// So long somebody counts as asking for little.
+    modest_until: Option<Instant>,
+    /// Floods wait until then.
+    floods_from: Option<Instant>,
+    /// How long they wait after each batch of theirs.
+    rest: Duration,
 }
 
 #[derive(Default)]
 struct Share {
+    asked: usize,
     used: usize,
     /// One of its asks has to wait, and so have all behind it.
     is_full: bool,
@@ -45,8 +81,9 @@ struct Share {
 
 impl Shares {
     /// A checkpoint was cut: everybody begins anew.
-    pub(super) fn begin(&mut self) {
+    pub(super) fn begin(&mut self, now: Instant) {
         self.taken.clear();
+        self.flooded.retain(|_, last| now.saturating_duration_since(*last) < SHARED_FOR);
     }
 
     /// How many bytes may be on their way to the disk.
@@ -58,44 +95,79 @@ impl Shares {
         self.shared_until.is_some_and(|until| now < until)
     }
 
+    /// How long floods still wait before their next batch.
+    pub(super) fn rests(&self, now: Instant) -> Duration {
+        self.floods_from.map_or(Duration::ZERO, |from| from.saturating_duration_since(now))
+    }
+
+    /// The writer was woken so much later than it asked for. Where that happens more than now and
+    /// then no core is to spare, and floods rest longer, so that there is one for the others.
+    pub(super) fn woken(&mut self, late: Duration) {
+        let rest = if late > LATE { self.rest * 2 } else { self.rest - self.rest / 128 };
+        self.rest = rest.clamp(REST_MIN, REST_MAX);
+    }
+
+    /// Notes who asks, and how much everybody brings.
+    fn see(&mut self, now: Instant, asks: &[Weighed]) -> HashMap<u64, Share> {
+        let mut shares: HashMap<u64, Share> = HashMap::new();
+        for ask in asks.iter().filter(|ask| ask.bytes > 0) {
+            let tenant = ask.tenant.unwrap_or_default();
+            let share = shares.entry(tenant).or_default();
+            share.asked += ask.bytes;
+            if share.asked > FLOOD_BYTES {
+                self.flooded.insert(tenant, now);
+            }
+        }
+        for tenant in asks.iter().filter_map(|ask| ask.tenant) {
+            if self.last.replace(tenant).is_some_and(|last| last != tenant) {
+                self.shared_until = Some(now + SHARED_FOR);
+            }
+            if !self.flooded.contains_key(&tenant) {
+                self.modest_until = Some(now + SHARED_FOR);
+            }
+        }
+        shares
+    }
+
     /// Moves what has to wait from `asks` to `later`. With a reserve, only tenants that took less
     /// than their part of it since the last checkpoint was cut send messages.
     pub(super) fn share_out(
         &mut self,
         now: Instant,
         reserve: Option<usize>,
-        asks: &mut Vec<Ask>,
-        later: &mut Vec<Ask>,
+        asks: &mut Vec<Weighed>,
+        later: &mut Vec<Weighed>,
     ) {
         debug_assert!(later.is_empty(), "who waited is asked first");
-        let weights: Vec<(usize, Option<u64>)> = asks.iter().map(weigh).collect();
-        for tenant in weights.iter().filter_map(|(_, tenant)| *tenant) {
-            if self.last.replace(tenant).is_some_and(|last| last != tenant) {
-                self.shared_until = Some(now + SHARED_FOR);
-            }
-        }
-        let batch = if self.is_shared(now) { SHARED_BATCH_BYTES } else { BATCH_BYTES };
-        let mut shares: HashMap<u64, Share> = HashMap::new();
-        for (_, tenant) in weights.iter().filter(|(weight, _)| *weight > 0) {
-            shares.entry(tenant.unwrap_or_default()).or_default();
-        }
-        let is_all = weights.iter().map(|(weight, _)| weight).sum::<usize>() <= batch;
+        let mut shares = self.see(now, asks);
+        let is_shared = self.is_shared(now);
+        let batch = if is_shared { SHARED_BATCH_BYTES } else { BATCH_BYTES };
+        let is_paced = is_shared && self.modest_until.is_some_and(|until| now < until);
+        let rests = is_paced && !self.rests(now).is_zero();
+        let is_all = asks.iter().map(|ask| ask.bytes).sum::<usize>() <= batch;
         let each = if is_all { batch } else { batch / shares.len().max(1) };
         let known = self.taken.len().max(shares.len());
         let reserved = reserve.map(|bytes| bytes / (known + 1));
-        let mut goes = weights.into_iter().map(|(weight, tenant)| {
-            let tenant = tenant.unwrap_or_default();
-            let Some(share) = shares.get_mut(&tenant).filter(|_| weight > 0) else { return true };
+        let mut is_flooded = false;
+        later.extend(asks.extract_if(.., |ask| {
+            let tenant = ask.tenant.unwrap_or_default();
+            let share = shares.get_mut(&tenant).filter(|_| ask.bytes > 0);
+            let Some(share) = share else { return false };
             let taken = self.taken.entry(tenant).or_default();
-            share.is_full |= share.used > 0 && share.used + weight > each;
-            share.is_full |= reserved.is_some_and(|reserved| *taken + weight > reserved);
+            let floods = share.asked > FLOOD_BYTES;
+            share.is_full |= floods && rests;
+            share.is_full |= share.used > 0 && share.used + ask.bytes > each;
+            share.is_full |= reserved.is_some_and(|reserved| *taken + ask.bytes > reserved);
             if !share.is_full {
-                share.used += weight;
-                *taken += weight;
+                share.used += ask.bytes;
+                *taken += ask.bytes;
+                is_flooded |= floods && is_paced;
             }
-            !share.is_full
-        });
-        later.extend(asks.extract_if(.., |_| !goes.next().unwrap_or(true)));
+            share.is_full
+        }));
+        if is_flooded {
+            self.floods_from = Some(now + self.rest.max(REST_MIN));
+        }
     }
 }
 
@@ -129,19 +201,24 @@ mod tests {
     use super::*;
     use hapax_core::{Content, QueueName, Send};
 
-    fn share_out(asks: &mut Vec<Ask>, later: &mut Vec<Ask>) {
+    fn share_out(asks: &mut Vec<Weighed>, later: &mut Vec<Weighed>) {
         Shares::default().share_out(Instant::now(), None, asks, later);
     }
 
-    fn sends(tenant: &str, key: &str, bytes: usize) -> Ask {
+    fn sends(tenant: &str, key: &str, bytes: usize) -> Weighed {
         let queue = QueueName::new(tenant, "orders").unwrap();
         let content = Content::builder(key).build(&vec![b'x'; bytes]).unwrap();
-        Ask::Commands(vec![Command::Send(Send::new(queue, content))], Box::new(drop))
+        let commands = vec![Command::Send(Send::new(queue, content))];
+        Weighed::new(Ask::Commands(commands, Box::new(drop)))
     }
 
-    fn keys(asks: &[Ask]) -> Vec<&str> {
+    fn small() -> Weighed {
+        Weighed::new(Ask::Drain)
+    }
+
+    fn keys(asks: &[Weighed]) -> Vec<&str> {
         asks.iter()
-            .filter_map(|ask| match ask {
+            .filter_map(|ask| match &ask.ask {
                 Ask::Commands(list, _) => list.first(),
                 _ => None,
             })
@@ -154,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_small_load_goes_as_it_is() {
-        let mut asks = vec![sends("a", "a1", 1_000), sends("b", "b1", 1_000), Ask::Drain];
+        let mut asks = vec![sends("a", "a1", 1_000), sends("b", "b1", 1_000), small()];
         let mut later = Vec::new();
         share_out(&mut asks, &mut later);
         assert_eq!((asks.len(), later.len()), (3, 0));
@@ -162,10 +239,10 @@ mod tests {
 
     #[test]
     fn a_flood_leaves_others_their_share_and_keeps_its_own_order() {
-        let mut asks: Vec<Ask> =
+        let mut asks: Vec<Weighed> =
             (0..9).map(|n| sends("noisy", &format!("n{n}"), 25 * 1_024)).collect();
         asks.push(sends("quiet", "q0", 100));
-        asks.push(Ask::Drain);
+        asks.push(small());
         asks.push(sends("noisy", "small", 10));
         let mut later = Vec::new();
         share_out(&mut asks, &mut later);
@@ -186,7 +263,7 @@ mod tests {
     fn a_partition_of_one_tenant_takes_large_batches_and_a_shared_one_small_ones() {
         let mut shares = Shares::default();
         let now = Instant::now();
-        let flood = || -> Vec<Ask> {
+        let flood = || -> Vec<Weighed> {
             (0..20).map(|n| sends("noisy", &format!("n{n}"), 100 * 1_024)).collect()
         };
         let (mut asks, mut later) = (flood(), Vec::new());
@@ -214,17 +291,80 @@ mod tests {
         shares.share_out(now, None, &mut asks, &mut later);
         assert_eq!(keys(&asks), ["n0"]);
         let reserve = Some(300 * 1_024);
-        let mut asks = vec![sends("noisy", "n1", 10), Ask::Drain, sends("quiet", "q0", 50 * 1_024)];
+        let mut asks = vec![sends("noisy", "n1", 10), small(), sends("quiet", "q0", 50 * 1_024)];
         shares.share_out(now, reserve, &mut asks, &mut later);
         assert_eq!((keys(&asks), keys(&later)), (vec!["q0"], vec!["n1"]));
         assert_eq!(asks.len(), 2, "what brings no messages goes too");
         let (mut asks, mut later) = (vec![sends("quiet", "q1", 60 * 1_024)], Vec::new());
         shares.share_out(now, reserve, &mut asks, &mut later);
         assert_eq!(keys(&later), ["q1"], "a third of the reserve is its share");
-        shares.begin();
+        shares.begin(now);
         let mut asks = vec![sends("noisy", "n1", 10), sends("quiet", "q1", 60 * 1_024)];
         let mut later = Vec::new();
         shares.share_out(now, reserve, &mut asks, &mut later);
         assert_eq!(keys(&asks), ["n1", "q1"]);
+    }
+
+    fn flood(tenant: &str) -> Vec<Weighed> {
+        (0..4).map(|n| sends(tenant, &format!("{tenant}{n}"), 100 * 1_024)).collect()
+    }
+
+    /// Shares out these asks, and tells which of them went.
+    fn went(shares: &mut Shares, now: Instant, mut asks: Vec<Weighed>) -> Vec<String> {
+        shares.share_out(now, None, &mut asks, &mut Vec::new());
+        keys(&asks).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn while_somebody_asks_for_little_a_flood_rests_after_each_batch() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        assert_eq!(went(&mut shares, now, flood("noisy")).len(), 4, "nobody else is there");
+        assert!(shares.rests(now).is_zero());
+        assert_eq!(went(&mut shares, now, vec![sends("quiet", "q0", 10)]), ["q0"]);
+        assert_eq!(went(&mut shares, now, flood("noisy")), ["noisy0"]);
+        let rest = shares.rests(now);
+        assert_eq!(rest, REST_MIN, "with a core to spare it is short");
+        let mut asks = flood("noisy");
+        asks.push(sends("quiet", "q1", 10));
+        asks.push(small());
+        assert_eq!(went(&mut shares, now, asks), ["q1"], "the others go on");
+        assert_eq!(went(&mut shares, now + rest, flood("noisy")), ["noisy0"]);
+    }
+
+    #[test]
+    fn a_flood_rests_longer_where_no_core_is_to_spare() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        went(&mut shares, now, vec![sends("quiet", "q", 10)]);
+        let mut rest = |late: &[Duration]| {
+            late.iter().for_each(|late| shares.woken(*late));
+            shares.floods_from = None;
+            assert_eq!(went(&mut shares, now, flood("noisy")), ["noisy0"]);
+            shares.rests(now)
+        };
+        let first = rest(&[LATE * 2; 4]);
+        assert_eq!(first, REST_MIN * 8);
+        assert_eq!(rest(&[Duration::from_secs(1); 20]), REST_MAX, "never for long");
+        assert!(rest(&[Duration::ZERO; 200]) < REST_MAX / 2);
+        assert_eq!(rest(&[Duration::ZERO; 2_000]), REST_MIN);
+    }
+
+    #[test]
+    fn floods_do_not_rest_for_each_other() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        let both = || flood("a").into_iter().chain(flood("b")).collect();
+        went(&mut shares, now, both());
+        assert!(shares.rests(now).is_zero());
+        // Also what brings little, of one that floods.
+        went(&mut shares, now, vec![sends("a", "a", 10)]);
+        assert_eq!(went(&mut shares, now, both()), ["a0", "b0"]);
+        assert!(shares.rests(now).is_zero());
+        // Who floods no more asks for little again, some time later.
+        let then = now + 2 * SHARED_FOR;
+        shares.begin(then);
+        went(&mut shares, then, flood("b").into_iter().chain([sends("a", "a", 10)]).collect());
+        assert_eq!(shares.rests(then), REST_MIN);
     }
 }

@@ -24,7 +24,7 @@ use hapax_store::disk::DiskStore;
 use hapax_store::{Room, Sequence, Store, journal};
 
 use super::inbox::{Ask, Inbox, Reply, Seen};
-use super::shares::Shares;
+use super::shares::{Shares, Weighed};
 use super::{Beat, Shared, Stopped};
 
 /// A deadline that is due is met at once; this keeps a wrong one from being a busy loop.
@@ -32,7 +32,7 @@ const SLEEP_MIN: Duration = Duration::from_micros(200);
 /// How long a writer sleeps at most: the wall clock is looked at this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// The same while asks wait for a checkpoint to come further.
-const PACED_SLEEP_MAX: Duration = Duration::from_millis(2);
+const PACED_SLEEP_MAX: Duration = Duration::from_millis(1);
 /// This part of the memory that is there for the time of a checkpoint can be taken at its
 /// beginning; the rest follows as the checkpoint comes along.
 const PACED_START: f64 = 0.25;
@@ -44,7 +44,10 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     clock: Clock,
     start: Instant,
-    asks: Vec<Ask>,
+    /// What the inbox had.
+    asked: Vec<Ask>,
+    /// Those who wait for the next batch.
+    asks: Vec<Weighed>,
     /// What the batch that is being made is made of, and whose it is.
     taken: VecDeque<Ask>,
     parts: Vec<Part>,
@@ -97,6 +100,7 @@ impl Writer {
             shared,
             clock,
             start,
+            asked: Vec::new(),
             asks: Vec::new(),
             taken: VecDeque::new(),
             parts: Vec::new(),
@@ -133,7 +137,8 @@ impl Writer {
                 why
             }
         };
-        let left = self.inbox.close().into_iter().chain(self.asks.drain(..));
+        let waiting = self.asks.drain(..).map(|weighed| weighed.ask);
+        let left = self.inbox.close().into_iter().chain(self.asked.drain(..)).chain(waiting);
         left.chain(self.taken.drain(..)).for_each(|ask| refuse(ask, &why));
         let parts = self.batches.drain(..).flat_map(|batch| batch.parts);
         let parts = self.answering.drain(..).chain(parts).chain(self.parts.drain(..));
@@ -166,7 +171,8 @@ impl Writer {
     /// Makes a batch of what was asked. Tells whether there was anything to do.
     fn gather(&mut self) -> Result<bool, hapax_partition::Error> {
         // Those who have to wait for the next batch are in front of those who came since.
-        self.inbox.take(&mut self.asks);
+        self.inbox.take(&mut self.asked);
+        self.asks.extend(self.asked.drain(..).map(Weighed::new));
         let now = self.now();
         let is_due = self.partition.next_deadline().is_some_and(|due| due <= now);
         if self.asks.is_empty() && !self.waiters.has_called() && !is_due {
@@ -182,14 +188,18 @@ impl Writer {
             commands.push(waiter.command());
             self.parts.push(Part::Waiter(waiter));
         }
+        let count = asks.iter().map(Ask::commands).sum();
         self.taken = asks.into();
         while let Some(ask) = self.taken.pop_front() {
             match ask {
                 Ask::Commands(list, reply) => {
                     self.parts.push(Part::Reply(list.len(), reply));
-                    if commands.is_empty() {
+                    if commands.is_empty() && self.taken.is_empty() {
                         commands = list;
                     } else {
+                        if commands.capacity() < count {
+                            commands.reserve_exact(count); // A list that doubles moves all of it.
+                        }
                         commands.extend(list);
                     }
                 }
@@ -221,9 +231,10 @@ impl Writer {
         let is_behind = self.partition.filling().is_some_and(|filled| filled > self.allowed(now));
         let reserve = is_behind.then(|| self.partition.reserve_bytes());
         self.shares.share_out(now, reserve, &mut asks, &mut self.asks);
-        self.is_paced = is_behind && !self.asks.is_empty();
+        let rests = !self.shares.rests(now).is_zero();
+        self.is_paced = (is_behind || rests) && !self.asks.is_empty();
         self.partition.set_in_flight_bytes(self.shares.in_flight_bytes(now));
-        asks
+        asks.into_iter().map(|weighed| weighed.ask).collect()
     }
 
     /// How far memory may be filled by now: as far as the checkpoint has come, if it takes as long
@@ -349,7 +360,7 @@ impl Writer {
             self.shared.beat(self.number, Beat::Checkpointed { took });
         }
         self.cut = through.map(|through| (through, Instant::now()));
-        self.shares.begin();
+        self.shares.begin(Instant::now());
     }
 
     /// Logs that sends are refused for lack of disk, and that they are taken again.
@@ -398,9 +409,19 @@ impl Writer {
             return;
         }
         let until = due.filter(|_| takes).map(|due| Duration::from_millis(due.since(now)));
-        let most = if self.is_paced { PACED_SLEEP_MAX } else { SLEEP_MAX };
-        let longest = until.unwrap_or(most).clamp(SLEEP_MIN, most);
+        let asleep = Instant::now();
+        let rests = Some(self.shares.rests(asleep)).filter(|rests| !rests.is_zero());
+        let most = match (self.is_paced, rests) {
+            (true, rests) => rests.unwrap_or(PACED_SLEEP_MAX).min(PACED_SLEEP_MAX),
+            (false, _) => SLEEP_MAX,
+        };
+        let longest = until.unwrap_or(most).min(most).max(SLEEP_MIN);
         self.inbox.sleep(takes, longest);
+        if self.is_paced
+            && let Some(late) = asleep.elapsed().checked_sub(longest)
+        {
+            self.shares.woken(late);
+        }
     }
 
     /// Writes everything to its place, so that the next start has nothing to replay.

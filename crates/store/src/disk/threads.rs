@@ -12,6 +12,8 @@ use super::workers::{Checkpointer, Merger};
 
 /// How often a full disk is tried again, and free space is looked at.
 const RETRY: Duration = Duration::from_secs(1);
+/// How much less of a core a thread gets that nobody waits for.
+const BACKGROUND: i32 = 10;
 
 /// The threads of a store. They end when the store is closed, dropped or stopped; dropping this
 /// stops the store, as a crash would, and waits for them.
@@ -90,6 +92,7 @@ fn checkpoint(
     mut checkpointer: Checkpointer,
     shared: &Shared,
 ) -> Result<(), Error> {
+    give_way();
     while !shared.journal.stop().is_thrown() {
         let kept = keeper.step()?;
         let wrote = checkpointer.step()?;
@@ -101,12 +104,19 @@ fn checkpoint(
 }
 
 fn merge(mut merger: Merger, shared: &Shared) -> Result<(), Error> {
+    give_way();
     while !shared.journal.stop().is_thrown() {
         if !merger.step()? {
             shared.signals.merge.wait(shared.is_merge_full().then_some(RETRY));
         }
     }
     Ok(())
+}
+
+/// Lets threads that somebody waits for go first where there are not enough cores for all.
+fn give_way() {
+    // Where that is not allowed everything is done, and in turn.
+    let _ = rustix::process::nice(BACKGROUND);
 }
 
 /// A flag one thread waits for. Raised while nobody waits, it ends the next wait at once.
