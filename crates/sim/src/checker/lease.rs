@@ -194,7 +194,9 @@ impl Checker {
             return violation("a lease's deadline is not its length from now");
         }
         life.generation = delivery.generation;
+        let begun = if second { life.begun.perhaps() } else { Begun::No };
         life.lease(delivery.lease.fence, delivery.deadline, delivery.attempt);
+        life.begun = begun;
         if config.guarantee == Guarantee::AtMostOnce {
             if !may_hold {
                 life.places = Places::default();

@@ -140,6 +140,13 @@ pub(crate) enum Begun {
     Yes,
 }
 
+impl Begun {
+    /// The same of a lease that may be another one.
+    pub(crate) fn perhaps(self) -> Self {
+        if self == Self::No { Self::No } else { Self::Perhaps }
+    }
+}
+
 impl Life {
     pub(crate) fn unknown() -> Self {
         Self {

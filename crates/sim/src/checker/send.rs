@@ -2,7 +2,7 @@
 
 use hapax_core::{Answer, Fence, Finished, Guarantee, InFlight, MessageId, OnDead, Place, Time};
 
-use super::{Checked, Checker, Lease, Life, Places, violation};
+use super::{Begun, Checked, Checker, Lease, Life, Places, violation};
 use crate::op::Op;
 use crate::scene::{ItemId, Variant, point_of};
 
@@ -47,6 +47,8 @@ impl Checker {
         let is_old = lease.fence <= newest || *deadline != at.plus(*lease_ms);
         let is_held = life.unseen_lease && life.places.may_be(Places::LEASED);
         let is_older = life.may_be_new && (is_old || !life.may_begin(config, true, spec));
+        // The work under a lease that was given before may be begun.
+        let begun = if may_be_second && is_held { life.begun.perhaps() } else { Begun::No };
         if may_be_second && is_held && (life.id == Some(*id) || is_older) {
             life.variants |= 1 << variant;
             life.past_points.append(&mut life.may_be_saved);
@@ -67,6 +69,7 @@ impl Checker {
         self.check_inherited(item, recovery_points)?;
         let (life, ..) = self.passed(at, item);
         life.lease(lease.fence, *deadline, 1);
+        life.begun = begun;
         self.leases.insert((self.here, lease.fence), Lease::of_claim(item, *id, *claim));
         Ok(())
     }
