@@ -61,3 +61,14 @@ async fn what_partitions_hold_is_known_to_all_of_them_from_a_start_on() {
     assert_eq!(accepted(&engine, 20..40, Quota::Messages).await, 0);
     engine.stop();
 }
+
+#[test]
+fn partitions_share_the_memory_of_the_broker() {
+    on_one_and_on_four(|engine, _| async move {
+        let mut reserves = 0;
+        for partition in 0..engine.partitions() {
+            reserves += engine.inspect(partition, |it| it.reserve_bytes()).await.unwrap();
+        }
+        assert_eq!(reserves, 4 * 1_024 * 1_024, "a sixteenth of 64 MiB");
+    });
+}
