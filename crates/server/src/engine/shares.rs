@@ -61,14 +61,20 @@ pub(super) struct Shares {
     /// Who asked last.
     last: Option<u64>,
     shared_until: Option<Instant>,
-    /// Who brought more than a little at once, and when that was last.
-    flooded: HashMap<u64, Instant>,
+    /// Who brought more than a little at once.
+    flooded: HashMap<u64, Flood>,
     /// So long somebody counts as asking for little.
     modest_until: Option<Instant>,
-    /// Floods wait until then.
-    floods_from: Option<Instant>,
-    /// How long they wait after each batch of theirs.
+    /// Those who wait for the end of a rest wait until then.
+    rest_ends: Option<Instant>,
+    /// How long a flood rests after each batch.
     rest: Duration,
+}
+
+#[derive(Debug)]
+struct Flood {
+    last: Instant,
+    rests_until: Instant,
 }
 
 #[derive(Default)]
@@ -83,7 +89,7 @@ impl Shares {
     /// A checkpoint was cut: everybody begins anew.
     pub(super) fn begin(&mut self, now: Instant) {
         self.taken.clear();
-        self.flooded.retain(|_, last| now.saturating_duration_since(*last) < SHARED_FOR);
+        self.flooded.retain(|_, flood| now.saturating_duration_since(flood.last) < SHARED_FOR);
     }
 
     /// How many bytes may be on their way to the disk.
@@ -95,9 +101,9 @@ impl Shares {
         self.shared_until.is_some_and(|until| now < until)
     }
 
-    /// How long floods still wait before their next batch.
+    /// How long whoever waits for the end of a rest still has to.
     pub(super) fn rests(&self, now: Instant) -> Duration {
-        self.floods_from.map_or(Duration::ZERO, |from| from.saturating_duration_since(now))
+        self.rest_ends.map_or(Duration::ZERO, |end| end.saturating_duration_since(now))
     }
 
     /// The writer was woken so much later than it asked for. Where that happens more than now and
@@ -115,7 +121,8 @@ impl Shares {
             let share = shares.entry(tenant).or_default();
             share.asked += ask.bytes;
             if share.asked > FLOOD_BYTES {
-                self.flooded.insert(tenant, now);
+                let flood = Flood { last: now, rests_until: now };
+                self.flooded.entry(tenant).or_insert(flood).last = now;
             }
         }
         for tenant in asks.iter().filter_map(|ask| ask.tenant) {
@@ -143,31 +150,35 @@ impl Shares {
         let is_shared = self.is_shared(now);
         let batch = if is_shared { SHARED_BATCH_BYTES } else { BATCH_BYTES };
         let is_paced = is_shared && self.modest_until.is_some_and(|until| now < until);
-        let rests = is_paced && !self.rests(now).is_zero();
+        let rest = self.rest.max(REST_MIN);
+        self.rest_ends = None;
         let is_all = asks.iter().map(|ask| ask.bytes).sum::<usize>() <= batch;
         let each = if is_all { batch } else { batch / shares.len().max(1) };
         let known = self.taken.len().max(shares.len());
         let reserved = reserve.map(|bytes| bytes / (known + 1));
-        let mut is_flooded = false;
         later.extend(asks.extract_if(.., |ask| {
             let tenant = ask.tenant.unwrap_or_default();
             let share = shares.get_mut(&tenant).filter(|_| ask.bytes > 0);
             let Some(share) = share else { return false };
             let taken = self.taken.entry(tenant).or_default();
-            let floods = share.asked > FLOOD_BYTES;
-            share.is_full |= floods && rests;
+            let flood = self.flooded.get_mut(&tenant);
+            let flood = flood.filter(|_| is_paced && share.asked > FLOOD_BYTES);
+            if let Some(flood) = flood.as_deref().filter(|flood| now < flood.rests_until) {
+                share.is_full |= share.used == 0; // Else this is its batch.
+                let end = self.rest_ends.get_or_insert(flood.rests_until);
+                *end = flood.rests_until.min(*end);
+            }
             share.is_full |= share.used > 0 && share.used + ask.bytes > each;
             share.is_full |= reserved.is_some_and(|reserved| *taken + ask.bytes > reserved);
             if !share.is_full {
                 share.used += ask.bytes;
                 *taken += ask.bytes;
-                is_flooded |= floods && is_paced;
+                if let Some(flood) = flood {
+                    flood.rests_until = now + rest;
+                }
             }
             share.is_full
         }));
-        if is_flooded {
-            self.floods_from = Some(now + self.rest.max(REST_MIN));
-        }
     }
 }
 
@@ -328,7 +339,8 @@ mod tests {
         let mut asks = flood("noisy");
         asks.push(sends("quiet", "q1", 10));
         asks.push(small());
-        assert_eq!(went(&mut shares, now, asks), ["q1"], "the others go on");
+        asks.push(sends("other", "large", 50 * 1_024));
+        assert_eq!(went(&mut shares, now, asks), ["q1", "large"], "the others go on");
         assert_eq!(went(&mut shares, now + rest, flood("noisy")), ["noisy0"]);
     }
 
@@ -339,7 +351,7 @@ mod tests {
         went(&mut shares, now, vec![sends("quiet", "q", 10)]);
         let mut rest = |late: &[Duration]| {
             late.iter().for_each(|late| shares.woken(*late));
-            shares.floods_from = None;
+            shares.flooded.clear();
             assert_eq!(went(&mut shares, now, flood("noisy")), ["noisy0"]);
             shares.rests(now)
         };
