@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hapax_core::{Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, UndatedKeys};
-use hapax_wire::{Code, json};
+use hapax_wire::{self as wire, Code, json};
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -27,27 +27,33 @@ pub fn read(json: &[u8]) -> Result<Config, Problem> {
         .map_err(|error| Problem::new(Code::InvalidConfig, error.to_string()))
 }
 
+/// A configuration as it is shown, in JSON.
+pub fn json(config: &Config) -> String {
+    // A document of texts and numbers can be written.
+    serde_json::to_string(&show(config)).unwrap_or_default()
+}
+
 /// A configuration as it is shown.
-pub fn show(config: &Config) -> json::QueueConfig {
-    json::QueueConfig {
+pub fn show(config: &Config) -> wire::QueueConfig {
+    wire::QueueConfig {
         guarantee: match config.guarantee {
-            Guarantee::ExactlyOnce => json::Guarantee::ExactlyOnce,
-            Guarantee::AtLeastOnce => json::Guarantee::AtLeastOnce,
-            Guarantee::AtMostOnce => json::Guarantee::AtMostOnce,
+            Guarantee::ExactlyOnce => wire::Guarantee::ExactlyOnce,
+            Guarantee::AtLeastOnce => wire::Guarantee::AtLeastOnce,
+            Guarantee::AtMostOnce => wire::Guarantee::AtMostOnce,
         },
         order: match config.order {
-            Order::None => json::Order::None,
-            Order::Group => json::Order::Group,
+            Order::None => wire::Order::None,
+            Order::Group => wire::Order::Group,
         },
         dedup_scope: match config.dedup_scope {
-            DedupScope::Queue => json::DedupScope::Queue,
-            DedupScope::Group => json::DedupScope::Group,
+            DedupScope::Queue => wire::DedupScope::Queue,
+            DedupScope::Group => wire::DedupScope::Group,
         },
         retention_ms: config.retention_ms,
         retry_horizon_ms: config.retry_horizon_ms,
         undated_keys: match config.undated_keys {
-            UndatedKeys::Accept => json::UndatedKeys::Accept,
-            UndatedKeys::Refuse => json::UndatedKeys::Refuse,
+            UndatedKeys::Accept => wire::UndatedKeys::Accept,
+            UndatedKeys::Refuse => wire::UndatedKeys::Refuse,
         },
         lease_ms: config.lease_ms,
         max_attempts: config.max_attempts,
@@ -56,17 +62,17 @@ pub fn show(config: &Config) -> json::QueueConfig {
         delay_ms: config.delay_ms,
         ttl_ms: config.ttl_ms,
         on_dead: match config.on_dead {
-            OnDead::Pin => json::OnDead::Pin,
-            OnDead::Rerun => json::OnDead::Rerun,
-            OnDead::Release => json::OnDead::Release,
+            OnDead::Pin => wire::OnDead::Pin,
+            OnDead::Rerun => wire::OnDead::Rerun,
+            OnDead::Release => wire::OnDead::Release,
         },
         on_group_dead: match config.on_group_dead {
-            OnGroupDead::Continue => json::OnGroupDead::Continue,
-            OnGroupDead::Park => json::OnGroupDead::Park,
+            OnGroupDead::Continue => wire::OnGroupDead::Continue,
+            OnGroupDead::Park => wire::OnGroupDead::Park,
         },
         on_lost: match config.on_lost {
-            OnLost::Redeliver => json::OnLost::Redeliver,
-            OnLost::Park => json::OnLost::Park,
+            OnLost::Redeliver => wire::OnLost::Redeliver,
+            OnLost::Park => wire::OnLost::Park,
         },
         keep_bodies: config.keep_bodies,
         max_body_bytes: config.max_body_bytes,
@@ -77,7 +83,7 @@ pub fn show(config: &Config) -> json::QueueConfig {
 }
 
 /// The fields of an object, each once, in their order.
-struct Fields<'a>(Vec<(json::Text<'a>, Value)>);
+struct Fields<'a>(Vec<(wire::Text<'a>, Value)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -90,8 +96,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut fields: Vec<(json::Text<'de>, Value)> = Vec::new();
-                while let Some((name, value)) = map.next_entry::<json::Text<'de>, Value>()? {
+                let mut fields: Vec<(wire::Text<'de>, Value)> = Vec::new();
+                while let Some((name, value)) = map.next_entry::<wire::Text<'de>, Value>()? {
                     if fields.iter().any(|(known, _)| *known == name) {
                         return Err(A::Error::custom(format!("{} is there twice", &*name)));
                     }
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back() {
-        assert_eq!(show(&Config::default()), json::QueueConfig::default());
+        assert_eq!(show(&Config::default()), wire::QueueConfig::default());
         let config = Config {
             guarantee: Guarantee::AtLeastOnce,
             order: Order::Group,

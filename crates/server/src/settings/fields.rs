@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn a_file_has_the_fields_of_a_request() {
-        let request = serde_json::to_value(hapax_wire::json::QueueConfig::default()).unwrap();
+        let request = serde_json::to_value(hapax_wire::QueueConfig::default()).unwrap();
         let request = request.as_object().unwrap();
         let mut names: Vec<&str> = FIELDS.iter().map(|entry| entry.name).collect();
         names.sort_unstable();

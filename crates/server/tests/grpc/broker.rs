@@ -256,7 +256,12 @@ pub(crate) fn opening(queue: &str, credit: u32) -> proto::WorkFrame {
 }
 
 pub(crate) fn message(number: u64, key: &str, body: impl Into<Bytes>) -> proto::Message {
-    proto::Message { r#ref: number, key: key.to_owned(), body: body.into(), ..Default::default() }
+    proto::Message {
+        r#ref: number,
+        key: Some(key.to_owned()),
+        body: body.into(),
+        ..Default::default()
+    }
 }
 
 /// So many messages, numbered from zero on, with keys `{prefix}{number}`.

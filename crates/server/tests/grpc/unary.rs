@@ -112,7 +112,7 @@ async fn a_receive_repeated_under_its_id_gets_the_same_leases() {
         queue: "orders".to_owned(),
         max: 2,
         worker: "w".to_owned(),
-        receive_id: "once".to_owned(),
+        receive_id: Some("once".to_owned()),
         ..Default::default()
     };
     let mut client = house.client.clone();
@@ -142,7 +142,7 @@ async fn a_receive_of_nothing_waits_no_longer_than_asked() {
 #[tokio::test]
 async fn a_received_message_tells_whose_it_is_and_how_long_its_lease_lasts() {
     let house = House::with_queue("orders", r#"{"lease_ms":7000,"dedup_scope":"group"}"#).await;
-    let grouped = proto::Message { group: "g".to_owned(), ..message(0, "k", "body") };
+    let grouped = proto::Message { group: Some("g".to_owned()), ..message(0, "k", "body") };
     house.send("orders", vec![grouped]).await;
     let delivery = receive(&house, "orders", 1).await.remove(0);
     assert_eq!((&*delivery.tenant, &*delivery.queue), ("default", "orders"));

@@ -1,9 +1,10 @@
 //! Queues: their rules, and what is in them.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use super::text::{Text, Timestamp};
+use crate::text::{Timestamp, time};
 
 macro_rules! choices {
     ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $choice:ident,)+ })+) => {$(
@@ -130,60 +131,93 @@ impl Default for QueueConfig {
 }
 
 /// A queue.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Queue<'a> {
-    #[serde(borrow)]
-    #[schema(value_type = String)]
-    pub queue: Text<'a>,
-    pub config: QueueConfig,
-    pub stats: Stats,
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message, Serialize, ToSchema)]
+pub struct Queue {
+    #[prost(string, tag = "1")]
+    pub queue: String,
+    // JSON in both forms of the shape.
+    #[prost(string, tag = "2")]
+    #[serde(rename = "config", serialize_with = "as_it_is")]
+    #[schema(value_type = QueueConfig)]
+    pub config_json: String,
+    #[prost(message, optional, tag = "3")]
+    #[schema(value_type = QueueStats)]
+    pub stats: Option<QueueStats>,
     /// Nothing is handed out; sends and settles go on.
+    #[prost(bool, tag = "4")]
     pub paused: bool,
-    pub created_at: Timestamp,
+    #[prost(uint64, tag = "5")]
+    #[serde(rename = "created_at", serialize_with = "time")]
+    #[schema(value_type = Timestamp)]
+    pub created_at_ms: u64,
     /// Changes with every change of the configuration; for `If-Match`.
-    #[serde(borrow)]
-    #[schema(value_type = String)]
-    pub etag: Text<'a>,
+    #[prost(string, tag = "6")]
+    pub etag: String,
+    /// By PutQueue: it did not exist before. HTTP says so by its status.
+    #[prost(bool, tag = "7")]
+    #[serde(skip)]
+    pub created: bool,
+}
+
+/// Writes what is JSON already; `null` where it is not.
+fn as_it_is<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    serde_json::from_str::<&RawValue>(json).ok().serialize(serializer)
 }
 
 /// What is in a queue, and what has happened to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Stats {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message, Serialize, ToSchema)]
+#[schema(as = Stats)]
+pub struct QueueStats {
+    #[prost(uint64, tag = "1")]
     pub ready: u64,
+    #[prost(uint64, tag = "2")]
     pub delayed: u64,
+    #[prost(uint64, tag = "3")]
     pub leased: u64,
+    #[prost(uint64, tag = "4")]
     pub parked: u64,
+    #[prost(uint64, tag = "5")]
     pub dead: u64,
     /// Finished keys that are still remembered.
+    #[prost(uint64, tag = "6")]
     pub keys: u64,
     /// `null` where nothing is ready.
-    #[serde(default)]
+    #[prost(uint64, optional, tag = "7")]
     pub oldest_ready_age_ms: Option<u64>,
+    #[prost(uint64, tag = "8")]
     pub sent_total: u64,
+    #[prost(uint64, tag = "9")]
     pub duplicate_total: u64,
+    #[prost(uint64, tag = "10")]
     pub done_total: u64,
+    #[prost(uint64, tag = "11")]
     pub failed_total: u64,
+    #[prost(uint64, tag = "12")]
     pub lease_lost_total: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Queues<'a> {
-    #[serde(borrow)]
-    pub queues: Vec<Queue<'a>>,
+#[derive(Clone, PartialEq, prost::Message, Serialize, ToSchema)]
+#[schema(as = Queues)]
+pub struct ListQueuesReply {
+    #[prost(message, repeated, tag = "1")]
+    pub queues: Vec<Queue>,
     /// The partitions that did not answer in time: their part of the figures is an earlier one, or
     /// missing.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[prost(uint32, repeated, tag = "2")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
     pub unanswered: Vec<u32>,
 }
 
-/// The body of a request that says nothing more than its path does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Nothing {}
-
 /// Which part of a queue to purge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Purge {
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message, Deserialize, ToSchema)]
+#[schema(as = Purge)]
+pub struct PurgeRequest {
+    #[prost(string, tag = "1")]
+    #[serde(skip)]
+    pub queue: String,
     /// Forget every key of the queue too.
+    #[prost(bool, tag = "2")]
     #[serde(default)]
     pub keys: bool,
 }
@@ -205,5 +239,26 @@ mod tests {
         assert_eq!(serde_json::from_str::<QueueConfig>("{}").unwrap(), read);
         let shown = serde_json::to_value(&read).unwrap();
         assert_eq!(shown, serde_json::from_str::<serde_json::Value>(reference).unwrap());
+    }
+
+    #[test]
+    fn a_queue_is_written_with_its_rules_as_they_are() {
+        let queue = Queue {
+            queue: "orders".to_owned(),
+            config_json: r#"{"lease_ms":5}"#.to_owned(),
+            stats: Some(QueueStats { ready: 3, ..QueueStats::default() }),
+            etag: "\"7\"".to_owned(),
+            created: true,
+            ..Queue::default()
+        };
+        let expected = concat!(
+            r#"{"queue":"orders","config":{"lease_ms":5},"stats":{"ready":3,"delayed":0,"#,
+            r#""leased":0,"parked":0,"dead":0,"keys":0,"oldest_ready_age_ms":null,"sent_total":0,"#,
+            r#""duplicate_total":0,"done_total":0,"failed_total":0,"lease_lost_total":0},"#,
+            r#""paused":false,"created_at":"1970-01-01T00:00:00.000Z","etag":"\"7\""}"#
+        );
+        assert_eq!(serde_json::to_string(&queue).unwrap(), expected);
+        let unread = Queue { config_json: String::new(), ..queue };
+        assert!(serde_json::to_string(&unread).unwrap().contains(r#""config":null"#));
     }
 }

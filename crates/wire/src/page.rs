@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// What an error code means.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ErrorPage {
     pub code: String,
     pub title: String,
@@ -18,15 +18,19 @@ pub struct ErrorPage {
     pub what_to_do: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ErrorPages {
     pub errors: Vec<ErrorPage>,
 }
 
+/// The body of a request that says nothing more than its path does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
+pub struct Nothing {}
+
 macro_rules! limits {
     ($($(#[$doc:meta])* $name:ident,)+) => {
         /// Every bound of a request. Sizes are in bytes, times in milliseconds.
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
         pub struct Limits { $($(#[$doc])* pub $name: u64,)+ }
     };
 }
