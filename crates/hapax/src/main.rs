@@ -14,7 +14,6 @@ mod partition;
 mod reference;
 mod screen;
 mod session;
-mod shapes;
 mod why;
 
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 use hapax_wire::proto::{Key, State};
 
 use crate::moment::{plain, relative};
-use crate::screen::{body, brief, clean, state_name as name, word};
+use crate::screen::{body, brief, clean, word};
 
 /// What is known of a key's queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -140,7 +140,7 @@ fn waits(queue: &str, waiting: &Key, around: &Around) -> String {
             format!(
                 "waits behind {} of its group, which is {}{helps}; ready since",
                 clean(key),
-                name(*state)
+                state.as_str()
             )
         }
     }

@@ -36,8 +36,33 @@ pub struct Blob {
 }
 
 impl Blob {
-    pub fn new(body: impl Into<Bytes>, content_type: impl Into<String>) -> Self {
-        Self { body: body.into(), content_type: content_type.into() }
+    pub fn new(body: impl Into<Bytes>) -> Self {
+        Self { body: body.into(), content_type: String::new() }
+    }
+
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.content_type = content_type.into();
+        self
+    }
+
+    /// JSON, with its content type.
+    pub fn json(body: &(impl Serialize + ?Sized)) -> Result<Self, serde_json::Error> {
+        Ok(Self::new(serde_json::to_vec(body)?).content_type("application/json"))
+    }
+
+    pub fn parse_json<T: serde::de::DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(&self.body)
+    }
+
+    /// As text, where it is UTF-8.
+    pub fn text(&self) -> Option<&str> {
+        std::str::from_utf8(&self.body).ok()
+    }
+}
+
+impl<B: Into<Bytes>> From<B> for Blob {
+    fn from(body: B) -> Self {
+        Self::new(body)
     }
 }
 
@@ -66,8 +91,7 @@ pub(crate) struct Points<'a>(pub(crate) &'a BTreeMap<String, Bytes>);
 
 impl Serialize for Points<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer
-            .collect_map(self.0.iter().map(|(name, data)| (name, Blob::new(data.clone(), ""))))
+        serializer.collect_map(self.0.iter().map(|(name, data)| (name, Blob::new(data.clone()))))
     }
 }
 
@@ -112,10 +136,10 @@ mod tests {
 
     #[test]
     fn bytes_are_text_where_they_can_be() {
-        let blob = Blob::new("café", "text/plain");
+        let blob = Blob::new("café").content_type("text/plain");
         let json = serde_json::to_string(&blob).unwrap();
         assert_eq!(json, r#"{"body":"café","content_type":"text/plain"}"#);
-        let blob = Blob::new(&b"\xff\x00"[..], "");
+        let blob = Blob::new(&b"\xff\x00"[..]);
         let json = serde_json::to_string(&blob).unwrap();
         assert_eq!(json, r#"{"body_base64":"/wA="}"#);
         assert_eq!(read::<Blob>(json.as_bytes()), Ok(blob));
@@ -135,6 +159,14 @@ mod tests {
             assert!(said(both).starts_with("give body or body_base64, not both"), "{both}");
         }
         assert!(said(r#"{"body":"a","body":"a"}"#).contains("duplicate field `body`"));
+    }
+
+    #[test]
+    fn json_reads_back_with_its_content_type() {
+        let blob = Blob::json(&("lemons", 3)).unwrap();
+        assert_eq!(blob.content_type, "application/json");
+        assert_eq!(blob.parse_json::<(String, u32)>().unwrap(), ("lemons".to_owned(), 3));
+        assert!(blob.parse_json::<u32>().is_err());
     }
 
     #[test]

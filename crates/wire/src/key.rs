@@ -179,7 +179,7 @@ mod tests {
             state: State::Ready.into(),
             history: vec![event],
             headers: [("a".to_owned(), "b".to_owned())].into(),
-            message: Some(Blob::new("x", "text/plain")),
+            message: Some(Blob::new("x").content_type("text/plain")),
             ..Key::default()
         };
         let start = concat!(

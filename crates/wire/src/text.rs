@@ -200,7 +200,7 @@ impl<'de> Deserialize<'de> for Timestamp {
         let text = Text::deserialize(deserializer)?;
         Self::parse(&text).ok_or_else(|| {
             D::Error::custom(format!(
-                "{text:?} is no time: write RFC 3339, such as 2026-03-01T12:00:00Z",
+                "{text:?} is not a time: give a time of RFC 3339, such as 2026-03-01T12:00:00Z",
                 text = &*text
             ))
         })

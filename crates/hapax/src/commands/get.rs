@@ -13,7 +13,6 @@ use crate::failure::Failure;
 use crate::moment::{self, plain, relative};
 use crate::screen::{Colour, Output, Screen, Table, body, brief, clean};
 use crate::session::{Connection, KeyArguments, Session};
-use crate::shapes;
 use crate::why::{Around, Held, why};
 
 #[derive(Debug, Args)]
@@ -58,7 +57,7 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
         };
     }
     if screen.is_json() {
-        screen.json(&shapes::Key::of(&key))?;
+        screen.json(&key)?;
         return Ok(exit);
     }
     let around = around(session, get.name.queue(), &key).await;
@@ -116,7 +115,7 @@ fn print(screen: Screen, queue: &str, key: &proto::Key, around: &Around) -> Resu
     let at = |ms: u64| format!("{} ({})", plain(ms), relative(now, ms));
     let mut fields = vec![
         ("queue", queue.to_owned()),
-        ("id", shapes::id(&key.id)),
+        ("id", hapax_wire::Id::of(&key.id).to_string()),
         ("accepted", at(key.accepted_at_ms)),
         ("attempts", key.attempts.to_string()),
         ("duplicates", key.duplicates.to_string()),

@@ -12,7 +12,6 @@ use crate::failure::Failure;
 use crate::moment;
 use crate::screen::{Cell, Colour, Output, Screen, Table, count, say};
 use crate::session::{Connection, Session};
-use crate::shapes;
 use rules::Rules;
 
 #[derive(Debug, Subcommand)]
@@ -196,7 +195,7 @@ async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
 
 fn told(screen: Screen, queue: &proto::Queue, what: String) -> Result<Exit, Failure> {
     match screen.is_json() {
-        true => screen.json(&shapes::queue(queue))?,
+        true => screen.json(queue)?,
         false => screen.line(what)?,
     }
     Ok(Exit::Ok)
@@ -225,7 +224,7 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     let mut queues = session.client.queues().await?;
     queues.sort_by(|a, b| a.queue.cmp(&b.queue));
     if screen.is_json() {
-        screen.json(&queues.iter().map(shapes::queue).collect::<Vec<_>>())?;
+        screen.json(&queues)?;
         return Ok(Exit::Ok);
     }
     if queues.is_empty() {
@@ -262,7 +261,7 @@ async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
     let screen = one.output.screen();
     let queue = session.client.queue(&one.queue).await?;
     if screen.is_json() {
-        screen.json(&shapes::queue(&queue))?;
+        screen.json(&queue)?;
         return Ok(Exit::Ok);
     }
     let stats = queue.stats.unwrap_or_default();
@@ -301,11 +300,9 @@ async fn rm(session: &Session, remove: &Remove) -> Result<Exit, Failure> {
         session.client.delete_queue(&remove.queue).await?;
     }
     if screen.is_json() {
-        let shape = shapes::queue(&queue);
-        let stats = shape.get("stats");
         let (deleted, dry_run) = (remove.yes, !remove.yes);
         let told = json!({
-            "queue": remove.queue, "deleted": deleted, "dry_run": dry_run, "stats": stats
+            "queue": remove.queue, "deleted": deleted, "dry_run": dry_run, "stats": queue.stats
         });
         screen.json(&told)?;
     } else if remove.yes {

@@ -390,9 +390,9 @@ pub(super) fn key(asked: Option<&str>, view: KeyView) -> wire::Key {
         error: record.error.as_deref().unwrap_or_default().to_owned(),
         recovery_points: view.recovery_points,
         history: view.history.iter().map(event).collect(),
-        message: content.map(|it| {
-            let content_type = it.content_type().unwrap_or_default();
-            wire::Blob::new(body(it), content_type)
+        message: content.map(|it| wire::Blob {
+            body: body(it),
+            content_type: it.content_type().unwrap_or_default().to_owned(),
         }),
         headers: content.map(|it| headers(it)).unwrap_or_default(),
     }
@@ -451,7 +451,8 @@ fn id(id: MessageId) -> Bytes {
 }
 
 fn blob_out(blob: Blob) -> wire::Blob {
-    wire::Blob::new(blob.body, blob.content_type.as_deref().unwrap_or_default())
+    let content_type = blob.content_type.as_deref().unwrap_or_default().to_owned();
+    wire::Blob { body: blob.body, content_type }
 }
 
 /// The body of a message, which stays where it is.

@@ -12,7 +12,6 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, clean, count, progress, say};
 use crate::session::{Connection, Session};
-use crate::shapes;
 
 const WATCH: Duration = Duration::from_millis(200);
 
@@ -134,7 +133,7 @@ async fn watch(
 /// Tells how far it has come. A key that is not dead was meant, and not moved: that is no success.
 fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Exit, Failure> {
     if screen.is_json() {
-        screen.json(&shapes::redrive(told))?;
+        screen.json(&told)?;
     } else {
         let proto::RedriveProgress { id, moved, matched, .. } = told;
         let of = told.total.unwrap_or(*matched);
