@@ -24,7 +24,7 @@ const SLACK: Duration = Duration::from_secs(10);
 ///
 /// let admin = Admin::new(Client::connect("http://127.0.0.1:4747")?);
 /// admin.put_queue("orders", r#"{"lease_ms": 60000}"#, None).await?;
-/// for queue in admin.queues().await? {
+/// for queue in admin.queues().await?.queues {
 ///     println!("{}", queue.queue);
 /// }
 /// # Ok(())
@@ -63,10 +63,11 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.get_queue(request).await }).await
     }
 
-    pub async fn queues(&self) -> Result<Vec<proto::Queue>, Error> {
+    /// The queues that the token may see. Where `unanswered` names partitions, their part of the
+    /// figures is an earlier one, or missing.
+    pub async fn queues(&self) -> Result<proto::ListQueuesReply, Error> {
         let request = proto::ListQueuesRequest {};
-        let reply = self.0.call(|mut rpc| async move { rpc.list_queues(request).await }).await?;
-        Ok(reply.queues)
+        self.0.call(|mut rpc| async move { rpc.list_queues(request).await }).await
     }
 
     pub async fn delete_queue(&self, queue: &str) -> Result<(), Error> {

@@ -54,6 +54,12 @@ impl ClaimRequest {
         self
     }
 
+    /// Kept with the claim, for those who look at its key.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.request.headers.insert(name.into(), value.into());
+        self
+    }
+
     /// What a retry is told from another operation by, instead of the body.
     pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
         self.request.fingerprint = Some(fingerprint.into());

@@ -101,10 +101,10 @@ impl Machine {
             }
             Command::Resolve(resolve) => self.need_named(&resolve.key, needs),
             Command::Browse(browse) => self.need_browse(browse, needs),
-            Command::Redrive(redrive) => {
+            Command::Redrive(redrive) | Command::CheckRedrive(redrive) => {
                 if let Some(queue) = self.queues.named(&redrive.queue) {
-                    let keys = redrive::named(&redrive.select);
-                    redrive::need_keys(self, queue, &keys, needs);
+                    let (keys, group) = redrive::named(&redrive.select);
+                    redrive::need_keys(self, queue, &keys, group, needs);
                 }
             }
             Command::Configure(_)

@@ -34,6 +34,8 @@ pub enum Command {
     Discard(KeyName),
     Resolve(Resolve),
     Redrive(Redrive),
+    /// What the redrive would be answered; starts nothing.
+    CheckRedrive(Redrive),
     /// How far a redrive has come.
     RedriveProgress {
         queue: QueueName,
@@ -366,7 +368,11 @@ pub struct Redrive {
 /// Which dead messages to put back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
-    Keys(Vec<Arc<str>>),
+    Keys {
+        keys: Vec<Arc<str>>,
+        /// The group that the keys belong to, in a queue that deduplicates per group.
+        group: Option<Arc<str>>,
+    },
     /// At least one of them; those that are given must all hold.
     Filter {
         error_contains: Option<String>,

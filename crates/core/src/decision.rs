@@ -221,6 +221,7 @@ pub struct RedriveStarted {
     pub job: Digest,
     pub id: Arc<str>,
     pub error_contains: Option<Arc<str>>,
+    /// That of the messages, or of the keys.
     pub group: Option<Arc<str>>,
     pub dead_before: Time,
     pub dead_after: Option<Time>,
@@ -232,6 +233,8 @@ pub struct RedriveStarted {
     pub total: Option<u64>,
     /// Keys that are not of dead messages; at their end those that were not looked at yet.
     pub missing: Vec<Arc<str>>,
+    /// The digest of what was asked for; unknown of redrives that began before it was kept.
+    pub asked: Option<Digest>,
 }
 
 impl Decision {

@@ -118,6 +118,7 @@ impl Machine {
         let mine = self.messages.iter().filter(|(_, message)| message.queue == queue.id);
         let bytes: u64 = mine.map(|(_, message)| message.content.size() as u64).sum();
         assert!(bytes <= stats.bytes, "{bytes} bytes in memory, {} counted", stats.bytes);
+        assert!(stats.held <= stats.ready, "{} held of {}", stats.held, stats.ready);
         assert!(stats.messages() > 0 || stats.bytes == 0, "nothing takes no room");
         assert_eq!(queue.remembered.values().sum::<u64>(), stats.keys, "keys by bucket");
     }

@@ -37,6 +37,11 @@ impl Digest {
         Self::of(b'c', &[&queue.to_be_bytes(), claim_id.as_bytes()])
     }
 
+    /// The digest of what a redrive asks for.
+    pub(crate) fn of_redrive(asked: &[u8]) -> Self {
+        Self::of(b'd', &[asked])
+    }
+
     /// The digest of a message that came without a key. Nobody can make a key whose BLAKE3 is the
     /// id of a message to come.
     pub(crate) fn of_keyless(id: MessageId) -> Self {

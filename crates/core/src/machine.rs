@@ -386,6 +386,9 @@ impl Machine {
             Command::Discard(key) => moves::discard::decide(self, stamp.at, &key, out),
             Command::Resolve(resolve) => moves::resolve::decide(self, stamp.at, resolve, out),
             Command::Redrive(redrive) => moves::redrive::decide(self, stamp, &redrive, out),
+            Command::CheckRedrive(redrive) => {
+                moves::redrive::decide(self, stamp, &redrive, &mut Verdict::default())
+            }
             Command::RedriveProgress { queue, id } => moves::redrive::progress(self, &queue, &id),
             Command::CancelRedrive { queue, id } => moves::redrive::cancel(self, &queue, &id, out),
             Command::Relayed { id, arrival } => moves::relay::decide(self, stamp, id, arrival, out),

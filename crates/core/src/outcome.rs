@@ -99,6 +99,8 @@ pub enum Refusal {
     TooManyQueues(usize),
     #[error("{0} redrives are under way, which is the most at once; wait for one, or cancel it")]
     TooManyRedrives(usize),
+    #[error("this id belongs to another redrive of the queue: choose a new one")]
+    OtherRedrive,
     #[error("the store has no room; free some, settles go on meanwhile")]
     StoreFull,
 }
@@ -327,6 +329,8 @@ pub struct QueueView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub ready: u64,
+    /// Of the ready: those that wait for another message of their group. See docs/guarantees.md.
+    pub held: u64,
     pub delayed: u64,
     pub leased: u64,
     pub parked: u64,

@@ -7,8 +7,8 @@ use crate::codec::{BadBytes, Reader, Write};
 use crate::command::QueueName;
 use crate::config::Config;
 use crate::decision::bytes_of::{
-    decode_config, decode_end, decode_missing, decode_name, decode_optional_u32, encode_config,
-    encode_end, encode_missing, encode_name,
+    decode_config, decode_digest, decode_end, decode_missing, decode_name, decode_optional_u32,
+    encode_config, encode_end, encode_missing, encode_name,
 };
 use crate::decision::{QueueId, RedriveStarted};
 use crate::holding::Elsewhere;
@@ -345,12 +345,13 @@ impl Queue {
             encode_end(Time(*drop_at), out);
             out.number(*count);
         }
-        if !self.shorter.is_empty() {
+        if !self.shorter.is_empty() || stats.held > 0 {
             out.number(self.shorter.len() as u64);
             for shorter in &self.shorter {
                 out.number(shorter.until.0);
                 out.number(shorter.retention_ms);
             }
+            out.number(stats.held);
         }
     }
 
@@ -395,12 +396,16 @@ impl Queue {
             let drop_at = decode_end(reader)?.0;
             queue.remembered.insert(drop_at, reader.number("remembered")?);
         }
-        // Rows of 0.1 end here, and those of queues whose retention was not raised.
+        // Rows of 0.1 end here, and those of queues with nothing of what follows.
         if !reader.is_empty() {
             for _ in 0..reader.count("shorter")? {
                 let until = Time(reader.number("shorter until")?);
                 queue.shorter.push(Shorter { until, retention_ms: reader.number("shorter")? });
             }
+        }
+        // Rows that were written before those that are held were counted end here.
+        if !reader.is_empty() {
+            queue.stats.held = reader.number("held")?;
         }
         reader.end()?;
         if queue.stats.ready > 0 {
@@ -425,7 +430,8 @@ pub(crate) fn encode_job(job: &Job, out: &mut Vec<u8>) {
     encode_end(started.dead_before, out);
     debug_assert!(job.done || !job.cancelled, "what was stopped is over");
     let more = started.total.is_some() || started.dead_after.is_some() || job.cancelled;
-    let flags = [started.dry_run, started.by_keys, job.done, more];
+    let more = more || started.asked.is_some();
+    let flags = [started.dry_run, started.by_keys, job.done, more, started.asked.is_some()];
     out.u8(flags.iter().rev().fold(0, |bits, flag| bits << 1 | u8::from(*flag)));
     out.optional(started.per_s.map(u64::from));
     for number in [job.started_at.0, job.matched, job.moved, job.cursor] {
@@ -436,6 +442,9 @@ pub(crate) fn encode_job(job: &Job, out: &mut Vec<u8>) {
         out.optional(started.dead_after.map(|after| after.0));
         out.optional(started.total);
         encode_missing(&started.missing, out);
+    }
+    if let Some(asked) = &started.asked {
+        out.fixed(&asked.0);
     }
 }
 
@@ -461,6 +470,7 @@ pub(crate) fn decode_job(queue: QueueId, job: Digest, bytes: &[u8]) -> Result<Jo
         by_keys: flags & 2 != 0,
         total: None,
         missing: Vec::new(),
+        asked: None,
     };
     let mut job = Job {
         started,
@@ -478,6 +488,9 @@ pub(crate) fn decode_job(queue: QueueId, job: Digest, bytes: &[u8]) -> Result<Jo
         job.started.dead_after = reader.optional("dead after")?.map(Time);
         job.started.total = reader.optional("total")?;
         job.started.missing = decode_missing(reader)?;
+    }
+    if flags & 16 != 0 {
+        job.started.asked = Some(decode_digest(reader)?);
     }
     reader.end()?;
     Ok(job)

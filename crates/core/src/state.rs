@@ -170,6 +170,7 @@ impl Machine {
         *count = if came { *count + 1 } else { count.saturating_sub(1) };
         let Some(digest) = group else { return };
         if let Some(group) = self.groups.get_mut(&digest) {
+            let held_before = group.held();
             let step = |count: &mut u32| {
                 debug_assert!(came || *count > 0, "who is back was out");
                 *count = if came { *count + 1 } else { count.saturating_sub(1) };
@@ -190,6 +191,9 @@ impl Machine {
                 debug_assert!(came || group.ready > 0, "who leaves the ready was among them");
                 group.ready = if came { group.ready + 1 } else { group.ready.saturating_sub(1) };
             }
+            // Queues of 0.1 did not count those that were held.
+            let held_now = (queue.stats.held + group.held()).saturating_sub(held_before);
+            queue.stats.held = held_now.min(queue.stats.ready);
             self.groups.holds = self.groups.holds.saturating_add_signed(held);
         }
         self.regroup_later(&digest);

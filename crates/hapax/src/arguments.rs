@@ -60,9 +60,16 @@ pub(crate) enum Command {
     #[command(after_help = work::HELP)]
     Work(work::Work),
     /// Show a key: its state and why it is in it, its result, its history.
-    #[command(after_help = "Examples:
+    #[command(
+        after_help = "The history has the newest 64 events. Duplicates are one event with a \
+count and the time of the last one, also where they did not come in a row: only an incident (a \
+failure, a lost lease, a saved recovery point, a redrive, a replay ...) begins another. A lease \
+and the end are no incidents. Some duplicates may be missing after a crash of the broker.
+
+Examples:
   hapax get orders order-42
-  hapax get orders order-42 --wait 30s --result > receipt.pdf")]
+  hapax get orders order-42 --wait 30s --result > receipt.pdf"
+    )]
     Get(get::Get),
     /// Put idempotency keys in front of any HTTP service: what was answered once is answered the
     /// same again, without a second effect.

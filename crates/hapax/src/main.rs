@@ -1,5 +1,6 @@
 //! The one binary: the broker, and everything that people do with one from a terminal.
 
+mod advice;
 mod arguments;
 mod commands;
 mod content;

@@ -9,6 +9,7 @@ use hapax_wire::nearest::closest;
 use hapax_wire::{Answer, AnswerKind, Code, Message, proto};
 use tokio::time::Instant;
 
+use crate::advice::Advice;
 use crate::content::Envelope;
 use crate::diagnosis;
 use crate::exit::Exit;
@@ -161,13 +162,14 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
 /// A queue that is not there: the one that was meant, or the command that creates it.
 async fn missing(session: &Session, queue: &str, may_create: bool, failure: Failure) -> Failure {
     let known = session.client.queues().await.unwrap_or_default();
-    let known: Vec<&str> = known.iter().map(|known| known.queue.as_str()).collect();
+    let known: Vec<&str> = known.queues.iter().map(|known| known.queue.as_str()).collect();
+    let create = Advice::new("hapax queue create", &[queue]);
     let next = match (closest(queue, known.iter().copied()), may_create) {
         (Some(near), true) => {
-            format!("did you mean {near}? Or create it: hapax queue create {queue}")
+            format!("did you mean {near}? Or create it: {create}")
         }
         (Some(near), false) => format!("did you mean {near}?"),
-        (None, true) => format!("create it with: hapax queue create {queue}"),
+        (None, true) => format!("create it with: {create}"),
         (None, false) => "hapax queue ls lists the queues".to_owned(),
     };
     Failure { what: format!("there is no queue {}", clean(queue)), next: Some(next), ..failure }

@@ -2,8 +2,9 @@
 
 use hapax_wire::proto::{Key, State};
 
+use crate::advice::Advice;
 use crate::moment::{plain, relative};
-use crate::screen::{body, brief, clean, word};
+use crate::screen::{body, brief, clean};
 
 /// What is known of a key's queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,9 +56,9 @@ pub(crate) fn why(queue: &str, key: &Key, around: &Around, now_ms: u64) -> Strin
             deadline.unwrap_or_else(|| "its deadline".to_owned())
         ),
         State::Parked => format!(
-            "{}. Find out, then: {} --done RESULT, or --retry",
+            "{}. Find out, then: {}, or --retry",
             in_doubt(key),
-            resolve(queue, &key.key, around.group_of(key))
+            resolve(queue, &key.key, around.group_of(key)).flag("--done RESULT")
         ),
         State::Dead => format!(
             "dead after {}{}. Once the cause is gone: {}",
@@ -100,24 +101,13 @@ fn in_doubt(key: &Key) -> String {
 }
 
 /// The command that resolves a parked message, up to the decision.
-pub(crate) fn resolve(queue: &str, key: &str, group: Option<&str>) -> String {
-    format!("hapax resolve {queue} {}{}", word(key), in_group(group))
+pub(crate) fn resolve(queue: &str, key: &str, group: Option<&str>) -> Advice {
+    Advice::new("hapax resolve", &[queue, key]).group(group)
 }
 
-/// The command that redrives a dead message. A redrive names no key within a group.
-fn redrive(queue: &str, key: &str, group: Option<&str>) -> String {
-    match group {
-        None => format!("hapax dead redrive {queue} --key {} --yes", word(key)),
-        Some(group) => format!(
-            "hapax dead redrive {queue} --group {} --yes, which takes all dead ones of the group",
-            word(group)
-        ),
-    }
-}
-
-/// What names the group of a key in a command.
-pub(crate) fn in_group(group: Option<&str>) -> String {
-    group.map(|group| format!(" --group {}", word(group))).unwrap_or_default()
+/// The command that redrives a dead message.
+fn redrive(queue: &str, key: &str, group: Option<&str>) -> Advice {
+    Advice::new("hapax dead redrive", &[queue]).option("--key", key).group(group).flag("--yes")
 }
 
 /// What a ready message waits for, up to the time.
@@ -126,15 +116,18 @@ fn waits(queue: &str, waiting: &Key, around: &Around) -> String {
     match &around.held {
         Held::Free => "waits for a worker since".to_owned(),
         Held::Paused => format!(
-            "its queue is paused: nothing is delivered before hapax queue resume {queue}; ready \
-             since"
+            "its queue is paused: nothing is delivered before {}; ready since",
+            Advice::new("hapax queue resume", &[queue])
         ),
         Held::Behind { key, state } => {
             let helps = match state {
                 State::Dead => {
                     format!(", until {}, or dead discard", redrive(queue, key, group))
                 }
-                State::Parked => format!(", until {}", resolve(queue, key, group)),
+                State::Parked => {
+                    let resolve = resolve(queue, key, group).flag("--done RESULT");
+                    format!(", until {resolve}, or --retry")
+                }
                 _ => String::new(),
             };
             format!(
@@ -333,8 +326,21 @@ mod tests {
         let parked = told(State::Parked, "eu west");
         assert!(parked.contains("hapax resolve orders 'a b' --group 'eu west' --done"), "{parked}");
         let dead = told(State::Dead, "eu west");
-        assert!(dead.contains("hapax dead redrive orders --group 'eu west' --yes, "), "{dead}");
+        let advised = "hapax dead redrive orders --key 'a b' --group 'eu west' --yes";
+        assert!(dead.ends_with(advised), "{dead}");
         let alone = told(State::Dead, "");
         assert!(alone.ends_with("hapax dead redrive orders --key 'a b' --yes"), "{alone}");
+    }
+
+    #[test]
+    fn a_key_that_begins_with_a_hyphen_is_a_key_in_every_command() {
+        let told = |state| {
+            let key = Key { key: "-42".to_owned(), ..key(state) };
+            why("orders", &key, &Around::default(), NOW)
+        };
+        let parked = told(State::Parked);
+        assert!(parked.ends_with("hapax resolve --done RESULT -- orders -42, or --retry"));
+        let dead = told(State::Dead);
+        assert!(dead.ends_with("hapax dead redrive orders --key=-42 --yes"), "{dead}");
     }
 }

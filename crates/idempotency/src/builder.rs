@@ -62,6 +62,8 @@ pub(crate) struct Rules {
     pub(crate) namespace: String,
     pub(crate) routes: Vec<Route>,
     pub(crate) tenant: Option<TenantOf>,
+    /// The header that the tenant is in, where it is in one.
+    pub(crate) tenant_header: Option<HeaderName>,
     /// Sorted.
     pub(crate) fingerprint_headers: Vec<HeaderName>,
     pub(crate) policy: Policy,
@@ -106,6 +108,7 @@ impl Builder {
             namespace: String::new(),
             routes: Vec::new(),
             tenant: None,
+            tenant_header: None,
             fingerprint_headers: Vec::new(),
             policy: Policy::default(),
             headers: Headers::default(),
@@ -165,7 +168,21 @@ impl Builder {
         tenant: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         self.rules.tenant = Some(Arc::new(tenant));
+        self.rules.tenant_header = None;
         self
+    }
+
+    /// Takes the tenant from a header, which must be there once: for services behind a proxy that
+    /// authenticates and sets it. See [`Builder::tenant`].
+    pub fn tenant_header(self, name: HeaderName) -> Self {
+        let read = name.clone();
+        let mut builder = self.tenant(move |request| {
+            let mut values = request.headers.get_all(&read).iter();
+            let value = values.next()?.to_str().ok()?.to_owned();
+            values.next().is_none().then_some(value)
+        });
+        builder.rules.tenant_header = Some(name);
+        builder
     }
 
     /// Sets the keys of this layer apart from those of others on the same queue, such as those of

@@ -22,6 +22,7 @@ use tracing::Instrument;
 
 use crate::body::ResponseBody;
 use crate::builder::{Builder, Rules};
+use crate::connection;
 use crate::event::{Event, Outcome};
 use crate::limits::{NAMED_PATH_MAX, TENANT_BYTES_MAX};
 use crate::operation::Operation;
@@ -109,6 +110,10 @@ where
         let other = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, other);
         let rules = Arc::clone(&self.rules);
+        if let Err(problem) = connection::check(&rules, request.headers()) {
+            let refused = refuse(&rules, problem);
+            return Box::pin(async { Ok(refused) });
+        }
         let path = Path::of(request.uri().path());
         let is_it = |route: &&Route| route.matches(request.method(), &path);
         let Some(route) = rules.routes.iter().find(is_it).cloned() else {

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | to no listed route, or without a key where it is optional | the handler, as it streams |
 //! | without a key where it is required; with a malformed one | 400 |
+//! | whose `Connection` names a header that tells who asks, or what | 400, on every route |
 //! | the first of its key | the handler's response, once it is stored |
 //! | again, when that has ended | the same response, marked |
 //! | again, while it is in progress | 409 `in_flight`; with `Prefer: wait` the response |
@@ -38,6 +39,7 @@
 mod body;
 mod builder;
 mod check;
+mod connection;
 mod event;
 mod key;
 mod layer;
@@ -56,6 +58,7 @@ mod upload;
 pub use body::ResponseBody;
 pub use builder::{BuildError, Builder, CREDENTIALS, OnUnavailable};
 pub use check::QueueRules;
+pub use connection::{is_end_to_end, named as named_by_connection};
 pub use event::{Event, Outcome, Settlement};
 pub use layer::{Guarded, Idempotency};
 pub use operation::Operation;

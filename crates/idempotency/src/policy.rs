@@ -7,6 +7,8 @@ use std::sync::Arc;
 use http::response::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 
+use crate::connection;
+
 /// What becomes of a key when its response is there.
 ///
 /// A handler that knows better than the policy puts one among the extensions of its response:
@@ -131,20 +133,14 @@ impl Headers {
     }
 
     pub(crate) fn choose(&self, headers: &HeaderMap) -> HeaderMap {
-        let connection = headers.get_all(header::CONNECTION);
-        let named: BTreeSet<String> = connection
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .flat_map(|value| value.split(','))
-            .map(|name| name.trim().to_ascii_lowercase())
-            .collect();
+        let named: Vec<HeaderName> = connection::named(headers).collect();
         let mut chosen = HeaderMap::with_capacity(headers.len());
         for (name, value) in headers {
             let is_wanted = match self {
                 Self::All => true,
                 Self::Only(names) => names.contains(name.as_str()),
             };
-            if is_wanted && !NEVER.contains(name) && !named.contains(name.as_str()) {
+            if is_wanted && !NEVER.contains(name) && !named.contains(name) {
                 chosen.append(name, value.clone());
             }
         }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 
 use crate::route::Route;
@@ -109,6 +109,15 @@ impl Problem {
             "services differ in how they read the method and the path of this request (case, \
              encoded slashes, ';'), and some would take it for {route}, which needs a key: write \
              it as that"
+        );
+        let title = "The request cannot be understood";
+        Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
+    }
+
+    pub(crate) fn hop_by_hop(name: &HeaderName) -> Self {
+        let detail = format!(
+            "Connection names {name}, which belongs to the request and not to a connection: \
+             services behind would not see it; nothing was done"
         );
         let title = "The request cannot be understood";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)

@@ -181,6 +181,8 @@ pub(crate) fn claim(
         .queue
         .claim(&asked.claim_key)
         .fingerprint(&asked.fingerprint)
+        // Where this process dies nobody else can say what is in doubt.
+        .header("request", &asked.request)
         .lease(rules.lease)
         .wait(wait.unwrap_or_default())
         .worker(&rules.worker);

@@ -139,7 +139,7 @@ impl From<Refusal> for Problem {
             Refusal::InvalidConfig(_) | Refusal::VersionChanged(_) => Code::InvalidConfig,
             Refusal::NoSuchQueue => Code::NoSuchQueue,
             Refusal::NoSuchKey => Code::NoSuchKey,
-            Refusal::Conflict(_) => Code::Conflict,
+            Refusal::Conflict(_) | Refusal::OtherRedrive => Code::Conflict,
             Refusal::TooManyQueues(_) | Refusal::TooManyRedrives(_) => Code::OverQuota,
             Refusal::StoreFull => Code::StoreFull,
         };

@@ -7,6 +7,7 @@
 mod keys;
 mod memory;
 mod queues;
+mod received;
 mod weight;
 
 use std::collections::BTreeMap;
@@ -27,9 +28,11 @@ use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tenants::Tenants;
 
+pub(crate) use keys::key_bytes;
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
 pub use queues::{Change, Queue, Queues};
+pub use received::Received;
 pub use weight::Ceiling;
 use weight::Weights;
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use hapax_core::{
     Answer, Blob, Browse, Command, Config, Configure, Content, Delivery, Emit, KeyName, Order,
-    Outcome, Place, QueueName, Receive, Redrive, Select, Send, Settle, Settled, Verb,
+    Outcome, Place, QueueName, Receive, Redrive, Refusal, Select, Send, Settle, Settled, Verb,
 };
 use hapax_partition::Partition;
 use hapax_server::engine::{Data, Engine, Options, Stopped, To};
@@ -446,7 +446,7 @@ fn l5_a_redrive_by_keys_names_the_keys_that_no_partition_has_among_its_dead() {
         let redrive = Redrive {
             queue: queue("orders"),
             id: "r1".into(),
-            select: Select::Keys(keys),
+            select: Select::Keys { keys, group: None },
             dry_run: false,
             per_s: None,
         };
@@ -461,5 +461,37 @@ fn l5_a_redrive_by_keys_names_the_keys_that_no_partition_has_among_its_dead() {
         let missing: Vec<&str> = view.missing.iter().map(|key| &**key).collect();
         assert_eq!(missing, ["k10", "k11", "k12", "k13", "k14"]);
         assert_eq!((view.matched, view.moved, view.total), (5, 5, Some(10)));
+    });
+}
+
+#[test]
+fn l5_a_redrive_that_one_partition_refuses_starts_in_none() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        let redrive = |id: &str, per_s| Redrive {
+            queue: queue("orders"),
+            id: id.into(),
+            select: Select::All,
+            dry_run: false,
+            per_s,
+        };
+        // The last partition alone knows the id, as where the others have forgotten it.
+        let last = engine.partitions() - 1;
+        let first = Command::Redrive(redrive("r1", Some(7)));
+        engine.call(last, first).await.unwrap();
+        let refused = engine.redrive(redrive("r1", None)).await.unwrap();
+        assert_eq!(refused, Err(Refusal::OtherRedrive));
+        for partition in 0..last {
+            let (queue, id) = (queue("orders"), "r1".into());
+            let asked = engine.call(partition, Command::RedriveProgress { queue, id });
+            assert_eq!(asked.await.unwrap(), Outcome::Refused(Refusal::NoSuchKey), "{partition}");
+        }
+        // Of several at once under one id, one is started, in every partition.
+        let all = [1, 2, 3, 4].map(|share| engine.redrive(redrive("r2", Some(share * 40))));
+        let [a, b, c, d] = all;
+        let (a, b, c, d) = tokio::join!(a, b, c, d);
+        let told = [a, b, c, d].map(Result::unwrap);
+        assert_eq!(told.iter().filter(|told| told.is_ok()).count(), 1, "{told:?}");
+        engine.redrive_progress(&queue("orders"), "r2").await.unwrap().unwrap();
     });
 }

@@ -230,7 +230,10 @@ impl Op {
                 id: format!("redrive-{id}").into(),
                 select: match items.is_empty() {
                     true => Select::All,
-                    false => Select::Keys(items.iter().map(|item| maker.key(*item).key).collect()),
+                    false => Select::Keys {
+                        keys: items.iter().map(|item| maker.key(*item).key).collect(),
+                        group: items.first().and_then(|item| maker.key(*item).group),
+                    },
                 },
                 dry_run: false,
                 per_s: None,

@@ -420,7 +420,8 @@ impl Workload {
             3 => checker.resolve(item, random.one_in(2)),
             4 => {
                 let of_queue = checker.items().get(item).map_or(queue, |item| item.queue);
-                self.next_redrive += 1;
+                // Now and then under an id that was used: by a retry, or by another redrive.
+                self.next_redrive += u64::from(!random.one_in(8));
                 let items = if random.one_in(2) { vec![item] } else { Vec::new() };
                 Op::Redrive { queue: of_queue, id: self.next_redrive, items }
             }

@@ -80,6 +80,13 @@ pub struct Head {
     pub synced: u64,
 }
 
+/// What the manifest says; `None` where there is none. Changes nothing: opening an archive removes
+/// what a crash left over, which must not happen where the journal turns out to be damaged.
+pub(crate) fn head(volume: &dyn Volume) -> Result<Option<Head>, Error> {
+    let manifest = Manifest::read(volume)?;
+    Ok(manifest.map(|Manifest { epoch, through, synced, .. }| Head { epoch, through, synced }))
+}
+
 /// How far a step of a job came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {

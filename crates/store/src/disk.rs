@@ -24,7 +24,6 @@
 
 mod backup;
 mod check;
-mod head;
 mod marker;
 mod owner;
 mod threads;
@@ -97,7 +96,7 @@ impl DiskStore {
             None => Self::create(&volume, &options)?,
         };
         marker::refuse_missing_manifest(&*volume)?;
-        let head = match head::peek(&*volume)? {
+        let head = match archive::head(&*volume)? {
             Some(head) => head,
             None => Archive::open(Arc::clone(&volume), options.archive)?.head(),
         };

@@ -158,6 +158,9 @@ mod tests {
         for both in [r#"{"body":"a","body_base64":"YQ"}"#, r#"{"body_base64":"YQ","body":"a"}"#] {
             assert!(said(both).starts_with("give body or body_base64, not both"), "{both}");
         }
+        for one in [r#"{"body":"a","body_base64":null}"#, r#"{"body":null,"body_base64":"YQ"}"#] {
+            assert_eq!(read(one).unwrap(), "a", "of the two names one may be null");
+        }
         assert!(said(r#"{"body":"a","body":"a"}"#).contains("duplicate field `body`"));
     }
 

@@ -168,8 +168,13 @@ fn as_it_is<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, S::Error>
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message, Serialize, ToSchema)]
 #[schema(as = Stats)]
 pub struct QueueStats {
+    /// In the state `ready`, those of `held` included.
     #[prost(uint64, tag = "1")]
     pub ready: u64,
+    /// Of `ready`: those that wait for another message of their group.
+    #[prost(uint64, tag = "13")]
+    #[schema(required = false)]
+    pub held: u64,
     #[prost(uint64, tag = "2")]
     pub delayed: u64,
     #[prost(uint64, tag = "3")]
@@ -181,7 +186,7 @@ pub struct QueueStats {
     /// Finished keys that are still remembered.
     #[prost(uint64, tag = "6")]
     pub keys: u64,
-    /// `null` where nothing is ready.
+    /// Of the oldest message that can be received; `null` where none can.
     #[prost(uint64, optional, tag = "7")]
     pub oldest_ready_age_ms: Option<u64>,
     #[prost(uint64, tag = "8")]
@@ -252,7 +257,7 @@ mod tests {
             ..Queue::default()
         };
         let expected = concat!(
-            r#"{"queue":"orders","config":{"lease_ms":5},"stats":{"ready":3,"delayed":0,"#,
+            r#"{"queue":"orders","config":{"lease_ms":5},"stats":{"ready":3,"held":0,"delayed":0,"#,
             r#""leased":0,"parked":0,"dead":0,"keys":0,"oldest_ready_age_ms":null,"sent_total":0,"#,
             r#""duplicate_total":0,"done_total":0,"failed_total":0,"lease_lost_total":0},"#,
             r#""paused":false,"created_at":"1970-01-01T00:00:00.000Z","etag":"\"7\""}"#

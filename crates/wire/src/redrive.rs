@@ -9,13 +9,17 @@ use crate::text::{Timestamp, time_if_given};
 /// Which dead messages to put back: exactly one of `keys`, `filter` and `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 pub struct Redrive {
-    /// Repeated under one id, a redrive moves nothing twice. Generated where it is left out.
+    /// Repeated under one id, a redrive moves nothing twice; another one under it is a `conflict`.
+    /// Generated where it is left out.
     #[serde(default)]
     #[schema(max_length = 128)]
     pub id: Option<String>,
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
     pub keys: Option<List<String, 1_000>>,
+    /// The group of the `keys`, in a queue that deduplicates per group.
+    #[serde(default)]
+    pub group: Option<String>,
     #[serde(default)]
     pub filter: Option<RedriveFilter>,
     #[serde(default)]

@@ -94,7 +94,7 @@ fn the_shapes_are_what_the_proto_file_says() {
 }
 
 /// Every message that the descriptor can tell apart is read by the shape and written again.
-fn reads_back<T: Message + Default>(descriptor: &MessageDescriptor) {
+fn reads_back<T: Message + Default + std::fmt::Debug>(descriptor: &MessageDescriptor) {
     for sample in samples(descriptor) {
         let bytes = sample.encode_to_vec();
         let read = T::decode(&bytes[..]).unwrap_or_else(|error| panic!("{sample:?}: {error}"));

@@ -119,7 +119,9 @@ fn decode_administrative(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, B
             let finished = reader.u8("finished")? != 0;
             Decision::Purged { queue, finished, digests: decode_digests(reader)? }
         }
-        tag::REDRIVE_STARTED | tag::REDRIVE_STARTED_MORE => decode_redrive(tag, reader)?,
+        tag::REDRIVE_STARTED | tag::REDRIVE_STARTED_MORE | tag::REDRIVE_STARTED_ASKED => {
+            decode_redrive(tag, reader)?
+        }
         tag::REDRIVE_CANCELLED => {
             let queue = reader.u32("queue")?;
             Decision::RedriveCancelled { queue, job: decode_digest(reader)? }
@@ -224,11 +226,13 @@ fn decode_redrive(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadBytes
     let (dry_run, by_keys) = (flags & 1 != 0, flags & 2 != 0);
     let per_s = decode_optional_u32(reader)?;
     let (mut dead_after, mut total, mut missing) = (None, None, Vec::new());
-    if tag == tag::REDRIVE_STARTED_MORE {
+    if tag != tag::REDRIVE_STARTED {
         dead_after = reader.optional("dead after")?.map(Time);
         total = reader.optional("total")?;
         missing = decode_missing(reader)?;
     }
+    let is_asked = tag == tag::REDRIVE_STARTED_ASKED;
+    let asked = if is_asked { Some(decode_digest(reader)?) } else { None };
     Ok(Decision::RedriveStarted(Box::new(RedriveStarted {
         queue,
         job,
@@ -242,6 +246,7 @@ fn decode_redrive(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadBytes
         by_keys,
         total,
         missing,
+        asked,
     })))
 }
 

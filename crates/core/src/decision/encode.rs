@@ -44,6 +44,7 @@ pub(super) mod tag {
     pub(crate) const PARKED: u8 = 28;
     pub(crate) const REDRIVE_CANCELLED: u8 = 29;
     pub(crate) const RELAY_REFUSED: u8 = 30;
+    pub(crate) const REDRIVE_STARTED_ASKED: u8 = 31;
 }
 
 impl Decision {
@@ -231,9 +232,14 @@ fn encode_configured(configured: &Configured, out: &mut Vec<u8>) {
 }
 
 fn encode_redrive(started: &RedriveStarted, out: &mut Vec<u8>) {
-    let more = started.total.is_some() || started.dead_after.is_some();
+    let asked = started.asked.is_some();
+    let more = asked || started.total.is_some() || started.dead_after.is_some();
     debug_assert!(more || started.missing.is_empty(), "what is missing is missing of a total");
-    out.u8(if more { tag::REDRIVE_STARTED_MORE } else { tag::REDRIVE_STARTED });
+    out.u8(match (asked, more) {
+        (true, _) => tag::REDRIVE_STARTED_ASKED,
+        (false, true) => tag::REDRIVE_STARTED_MORE,
+        (false, false) => tag::REDRIVE_STARTED,
+    });
     out.number(started.queue.into());
     out.fixed(&started.job.0);
     out.text(&started.id);
@@ -246,6 +252,9 @@ fn encode_redrive(started: &RedriveStarted, out: &mut Vec<u8>) {
         out.optional(started.dead_after.map(|after| after.0));
         out.optional(started.total);
         encode_missing(&started.missing, out);
+    }
+    if let Some(asked) = &started.asked {
+        out.fixed(&asked.0);
     }
 }
 

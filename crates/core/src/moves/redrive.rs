@@ -2,11 +2,13 @@
 //!
 //! A redrive has an id: repeated, it moves nothing twice. It is a job that goes on in bounded
 //! steps, at the rate that was asked for: over the keys that it names, or over the messages that
-//! were dead when it began. A few keys are one step, which is taken at once.
+//! were dead when it began. A few keys are one step, which is taken at once. What was asked for is
+//! kept as a digest: another redrive under the same id is refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::codec::Write;
 use crate::cold::{Need, RangeOf};
 use crate::command::{QueueName, Redrive, Select};
 use crate::content::Invalid;
@@ -20,7 +22,7 @@ use crate::moves::send::wake;
 use crate::moves::settle::go;
 use crate::outcome::{Outcome, Place, RedriveView, Refusal};
 use crate::queue::{Job, Queue};
-use crate::record::What;
+use crate::record::{What, encode_error};
 use crate::row::{File, RowKey, nobody};
 use crate::state::event;
 
@@ -73,7 +75,8 @@ fn start(
     let queue = machine.queues.named(&redrive.queue).ok_or(Refusal::NoSuchQueue)?;
     let digest = job_digest(queue, &redrive.id);
     if let Some(job) = queue.redrives.get(&digest) {
-        return Ok(job.view());
+        let is_other = job.started.asked.is_some_and(|asked| asked != digest_of(redrive));
+        return if is_other { Err(Refusal::OtherRedrive) } else { Ok(job.view()) };
     }
     if machine.is_store_full() {
         return Err(Refusal::StoreFull);
@@ -125,6 +128,7 @@ fn asked_for(stamp: Stamp, queue: &Queue, redrive: &Redrive) -> RedriveStarted {
         by_keys: false,
         total: Some(queue.stats.dead),
         missing: Vec::new(),
+        asked: Some(digest_of(redrive)),
     };
     match &redrive.select {
         Select::All => {}
@@ -134,19 +138,46 @@ fn asked_for(stamp: Stamp, queue: &Queue, redrive: &Redrive) -> RedriveStarted {
             started.dead_before = dead_before.unwrap_or(started.dead_before);
             started.dead_after = *dead_after;
         }
-        Select::Keys(_) => {
+        Select::Keys { group, .. } => {
             started.by_keys = true;
-            started.missing = named(&redrive.select);
+            (started.missing, _) = named(&redrive.select);
+            started.group.clone_from(group);
             started.total = Some(started.missing.len() as u64);
         }
     }
     started
 }
 
-/// The keys that a redrive names, each once, in the order in which they are looked at.
-pub(crate) fn named(select: &Select) -> Vec<Arc<str>> {
-    let Select::Keys(keys) = select else { return Vec::new() };
-    keys.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect()
+/// The keys that a redrive names, each once, in the order in which they are looked at; and their
+/// group.
+pub(crate) fn named(select: &Select) -> (Vec<Arc<str>>, Option<&str>) {
+    let Select::Keys { keys, group } = select else { return (Vec::new(), None) };
+    let keys: BTreeSet<_> = keys.iter().cloned().collect();
+    (keys.into_iter().collect(), group.as_deref())
+}
+
+/// The digest of what a redrive asks for: one that asks for something else under its id is another.
+fn digest_of(redrive: &Redrive) -> Digest {
+    let mut asked = Vec::new();
+    asked.u8(redrive.dry_run.into());
+    asked.optional(redrive.per_s.map(u64::from));
+    match &redrive.select {
+        Select::All => asked.u8(0),
+        Select::Filter { error_contains, group, dead_before, dead_after } => {
+            asked.u8(1);
+            encode_error(error_contains.as_deref(), &mut asked);
+            encode_error(group.as_deref(), &mut asked);
+            asked.optional(dead_before.map(|before| before.0));
+            asked.optional(dead_after.map(|after| after.0));
+        }
+        Select::Keys { .. } => {
+            asked.u8(2);
+            let (keys, group) = named(&redrive.select);
+            encode_error(group, &mut asked);
+            keys.iter().for_each(|key| asked.text(key));
+        }
+    }
+    Digest::of_redrive(&asked)
 }
 
 pub(crate) fn is_by_keys(queue: &Queue, job: &Digest) -> bool {
@@ -169,7 +200,7 @@ pub(crate) fn need_rows(machine: &Machine, queue: &Queue, job: &Digest, needs: &
 /// Adds what the next step of a redrive that names keys needs.
 pub(crate) fn need_left(machine: &Machine, queue: &Queue, job: &Digest, needs: &mut Vec<Need>) {
     if let Some(job) = queue.redrives.get(job) {
-        need_keys(machine, queue, job.left(), needs);
+        need_keys(machine, queue, job.left(), job.started.group.as_deref(), needs);
     }
 }
 
@@ -178,11 +209,12 @@ pub(crate) fn need_keys(
     machine: &Machine,
     queue: &Queue,
     keys: &[Arc<str>],
+    group: Option<&str>,
     needs: &mut Vec<Need>,
 ) {
     let most = machine.bounds.keys_at_once(queue.config.max_body_bytes);
     for key in keys.iter().take(most) {
-        for digest in machine.digests_named(queue, key, None) {
+        for digest in machine.digests_named(queue, key, group) {
             machine.need_key(&digest, needs);
         }
     }
@@ -202,12 +234,13 @@ impl Looked {
     fn at(machine: &Machine, queue: &Queue, job: &Job, at: Time, taken: &[Digest]) -> Self {
         let most = machine.bounds.keys_at_once(queue.config.max_body_bytes);
         let (allowed, left) = (job.allowance(at), job.left());
+        let group = job.started.group.as_deref();
         let (mut digests, mut missing) = (Vec::new(), Vec::new());
         for key in left.iter().take(most) {
             if digests.len() as u64 >= allowed {
                 break;
             }
-            let dead = machine.digests_named(queue, key, None).into_iter().find(|digest| {
+            let dead = machine.digests_named(queue, key, group).into_iter().find(|digest| {
                 let slot = machine.keys.living(&machine.messages, digest);
                 let message = slot.map(|slot| machine.messages.at(slot));
                 message.is_some_and(|it| it.place() == Place::Dead && it.queue == queue.id)
@@ -274,7 +307,10 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
         {
             Err(Invalid::Redrive)
         }
-        Select::Keys(keys) if !(1..=limits::REDRIVE_KEYS_MAX).contains(&keys.len()) => {
+        Select::Keys { keys, group }
+            if !(1..=limits::REDRIVE_KEYS_MAX).contains(&keys.len())
+                || group.as_ref().is_some_and(|text| text.len() > limits::GROUP_BYTES_MAX) =>
+        {
             Err(Invalid::Redrive)
         }
         // A filter that asks for nothing would mean all of them, which has a word of its own.
@@ -284,7 +320,7 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
             dead_before: None,
             dead_after: None,
         } => Err(Invalid::Redrive),
-        Select::Keys(_) | Select::Filter { .. } | Select::All => Ok(()),
+        Select::Keys { .. } | Select::Filter { .. } | Select::All => Ok(()),
     }
 }
 
@@ -440,7 +476,7 @@ fn missing(machine: &Machine, job: &Job, digests: &[Digest], cursor: Seq) -> Opt
     let (known, left) =
         job.started.missing.split_at_checked(job.started.missing.len() - job.left().len())?;
     let is_found = |key: &str| {
-        let named = machine.digests_named(queue, key, None);
+        let named = machine.digests_named(queue, key, job.started.group.as_deref());
         named.iter().any(|digest| digests.contains(digest))
     };
     let still = left.iter().enumerate().filter(|(place, key)| *place >= seen || !is_found(key));

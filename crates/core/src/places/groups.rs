@@ -65,6 +65,13 @@ impl Group {
         self.holds.first().copied().unwrap_or(Seq::MAX)
     }
 
+    /// How many of its ready members wait for another one: all of them where one is out or dead and
+    /// holds the others, else all but the first.
+    pub(crate) fn held(&self) -> u64 {
+        let is_open = self.is_deliverable() && self.holds.is_empty();
+        self.ready - u64::from(is_open)
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.out == 0 && self.holds.is_empty() && self.ready == 0
     }

@@ -56,7 +56,7 @@ fn dies() -> Do {
 }
 
 fn redrive() -> Op {
-    Op::Redrive { queue: 0, id: 0, which: Which::All, dry_run: false, per_s: None }
+    Op::Redrive { queue: 0, id: 0, which: Which::All, dry_run: false, per_s: None, check: false }
 }
 
 /// Each bug with the case that showed it.

@@ -305,13 +305,16 @@ impl Model {
         let (id, name) = (redrive.id.to_string(), &redrive.queue.queue);
         let (error_contains, group, dead_before, dead_after) = (None, None, None, None);
         let empty = Select::Filter { error_contains, group, dead_before, dead_after };
-        let is_empty = redrive.select == Select::Keys(Vec::new()) || redrive.select == empty;
+        let is_empty = matches!(&redrive.select, Select::Keys { keys, .. } if keys.is_empty())
+            || redrive.select == empty;
         if redrive.per_s == Some(0) || is_empty {
             return Err(Refusal::Invalid(Invalid::Redrive));
         }
         let queue = self.queue(name).ok_or(Refusal::NoSuchQueue)?;
+        let asked = asked_for(redrive);
         if let Some(job) = queue.jobs.get(&id) {
-            return Ok(job.view.clone());
+            let is_same = job.asked == asked;
+            return if is_same { Ok(job.view.clone()) } else { Err(Refusal::OtherRedrive) };
         }
         if self.store_full {
             return Err(Refusal::StoreFull);
@@ -330,6 +333,7 @@ impl Model {
                 cancelled: false,
                 dry_run: redrive.dry_run,
             },
+            asked,
             error_contains: None,
             group: None,
             dead_before: self.at.plus(1),
@@ -347,9 +351,9 @@ impl Model {
                 job.dead_before = dead_before.unwrap_or(job.dead_before);
                 job.dead_after = *dead_after;
             }
-            Select::Keys(keys) => {
-                let mut scopes: Vec<Scope> =
-                    keys.iter().map(|key| Self::scope(queue, key, None)).collect();
+            Select::Keys { keys, group } => {
+                let scope = |key| Self::scope(queue, key, group.as_deref());
+                let mut scopes: Vec<Scope> = keys.iter().map(|key| scope(key)).collect();
                 scopes.sort();
                 scopes.dedup();
                 job.view.by_keys = true;
@@ -603,4 +607,14 @@ impl Model {
             }
         }
     }
+}
+
+/// What a redrive asks for, in whatever order it names its keys.
+fn asked_for(redrive: &Redrive) -> (Select, bool, Option<u32>) {
+    let mut select = redrive.select.clone();
+    if let Select::Keys { keys, .. } = &mut select {
+        keys.sort();
+        keys.dedup();
+    }
+    (select, redrive.dry_run, redrive.per_s)
 }

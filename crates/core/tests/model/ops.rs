@@ -67,6 +67,8 @@ pub(crate) enum Op {
         which: Which,
         dry_run: bool,
         per_s: Option<u32>,
+        /// Only asks what it would be answered.
+        check: bool,
     },
     Progress {
         queue: u8,
@@ -189,7 +191,10 @@ pub(crate) struct Emitted {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Which {
-    Keys(Vec<u8>),
+    Keys {
+        keys: Vec<u8>,
+        group: Option<u8>,
+    },
     Filter {
         error: Option<u8>,
         group: Option<u8>,
@@ -391,7 +396,8 @@ fn verb() -> impl Strategy<Value = Do> {
 
 fn redrive() -> impl Strategy<Value = Op> {
     let which = prop_oneof![
-        2 => prop::collection::vec(key(), 0..4).prop_map(Which::Keys),
+        2 => (prop::collection::vec(key(), 0..4), prop::option::weighted(0.3, 0..GROUPS))
+            .prop_map(|(keys, group)| Which::Keys { keys, group }),
         2 => (
             prop::option::of(0u8..3),
             prop::option::weighted(0.3, 0..GROUPS),
@@ -407,8 +413,15 @@ fn redrive() -> impl Strategy<Value = Op> {
         3 => Just(Which::All),
     ];
     let per_s = prop_oneof![3 => Just(None), 2 => (0u32..4).prop_map(Some)];
-    (queue(), 0u8..8, which, prop::bool::weighted(0.2), per_s).prop_map(
-        |(queue, id, which, dry_run, per_s)| Op::Redrive { queue, id, which, dry_run, per_s },
+    (queue(), 0u8..8, which, prop::bool::weighted(0.2), per_s, prop::bool::weighted(0.1)).prop_map(
+        |(queue, id, which, dry_run, per_s, check)| Op::Redrive {
+            queue,
+            id,
+            which,
+            dry_run,
+            per_s,
+            check,
+        },
     )
 }
 

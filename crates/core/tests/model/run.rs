@@ -280,6 +280,7 @@ impl Runner {
             Command::Discard(name) => model.discard(name),
             Command::Resolve(resolve) => model.resolve(resolve),
             Command::Redrive(redrive) => model.redrive(redrive),
+            Command::CheckRedrive(redrive) => model.clone().redrive(redrive),
             Command::RedriveProgress { queue, id } => model.progress(queue, id),
             Command::CancelRedrive { queue, id } => model.cancel(queue, id),
             Command::Relayed { id, arrival } => {
@@ -394,8 +395,12 @@ impl Runner {
                 };
                 Command::Resolve(Resolve { key: self.named(named)?, resolution })
             }
-            Op::Redrive { queue, id, which, dry_run, per_s } => {
-                self.redrive(*queue, *id, which, *dry_run, *per_s)
+            Op::Redrive { queue, id, which, dry_run, per_s, check } => {
+                let command = self.redrive(*queue, *id, which, *dry_run, *per_s);
+                match command {
+                    Command::Redrive(redrive) if *check => Command::CheckRedrive(redrive),
+                    other => other,
+                }
             }
             Op::Progress { queue, id } => {
                 Command::RedriveProgress { queue: queue_name(*queue), id: text("j", *id) }
@@ -472,7 +477,10 @@ impl Runner {
     ) -> Command {
         let (name, id) = (queue_name(queue), text("j", id));
         let select = match which {
-            Which::Keys(keys) => Select::Keys(keys.iter().map(|key| key_name(*key)).collect()),
+            Which::Keys { keys, group } => Select::Keys {
+                keys: keys.iter().map(|key| key_name(*key)).collect(),
+                group: group.map(|group| text("g", group)),
+            },
             Which::Filter { error, group, dead_ago_ms, dead_within_ms } => Select::Filter {
                 error_contains: error.map(|error| text("error", error).to_string()),
                 group: group.map(|group| text("g", group).to_string()),
@@ -486,7 +494,7 @@ impl Runner {
             queue.jobs.values().find(|job| !job.view.done).map(|job| job.view.id.clone())
         });
         match busy {
-            Some(id) if !matches!(select, Select::Keys(_)) => {
+            Some(id) if !matches!(select, Select::Keys { .. }) => {
                 Command::RedriveProgress { queue: name, id }
             }
             _ => Command::Redrive(Redrive { queue: name, id, select, dry_run, per_s }),

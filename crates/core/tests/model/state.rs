@@ -1,7 +1,7 @@
 //! What the model knows: a list of messages, a map of remembered keys, and nothing that has to be
 //! kept in agreement with them. Everything else is found by looking through the list.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -63,6 +63,8 @@ pub(crate) struct Queue {
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) view: RedriveView,
+    /// What makes it the redrive that it is.
+    pub(crate) asked: (Select, bool, Option<u32>),
     pub(crate) error_contains: Option<String>,
     pub(crate) group: Option<String>,
     pub(crate) dead_before: Time,
@@ -403,6 +405,7 @@ impl Model {
         });
         Stats {
             ready: count(Place::Ready),
+            held: self.held(name),
             delayed: count(Place::Delayed),
             leased: count(Place::Leased),
             parked: count(Place::Parked),
@@ -411,6 +414,21 @@ impl Model {
             bytes: mine().map(|message| message.content.size() as u64).sum(),
             ..queue.totals
         }
+    }
+
+    /// How many ready messages wait for another one of their group: all where one is out or holds
+    /// the others, else all but the first.
+    fn held(&self, queue: &str) -> u64 {
+        let mine = || self.messages.iter().filter(|message| message.queue == queue);
+        let groups: BTreeSet<&String> =
+            mine().filter_map(|message| message.ordered.as_ref()).collect();
+        let held = groups.into_iter().map(|group| {
+            let members = || mine().filter(|message| message.ordered.as_ref() == Some(group));
+            let ready = members().filter(|message| message.state == State::Ready).count() as u64;
+            let is_shut = members().any(|message| message.is_out() || message.holds());
+            if is_shut { ready } else { ready.saturating_sub(1) }
+        });
+        held.sum()
     }
 
     /// The ready messages that may be handed out now, one list for each message without a group

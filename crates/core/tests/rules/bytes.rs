@@ -52,7 +52,7 @@ fn no_decision_is_read_from_a_part_of_one() {
 #[test]
 fn an_unknown_kind_or_version_is_refused() {
     let header = batch(&[]).len();
-    for tag in [0, 31, 99, 255] {
+    for tag in [0, 32, 99, 255] {
         let mut bytes = batch(&every_decision()[..1]);
         bytes[header] = tag;
         assert_eq!(read_batch(&bytes), Err(BadBytes::Tag("decision", tag)));
@@ -209,6 +209,7 @@ const NEW_LOOKS: &str = "
     redriven @charges r4 total missing
     redriven @charges r5 total missing
     redriven @orders r6 total
+    show   @orders ready held
     relays
     resolve @charges p1 done y
     replay @charges e4
@@ -289,8 +290,10 @@ fn later_decisions() -> Vec<Decision> {
         by_keys: true,
         total: Some(3),
         missing: vec!["k1".into(), "k2".into()],
+        asked: None,
     };
     let all = RedriveStarted { dead_after: None, missing: Vec::new(), ..started.clone() };
+    let asked = RedriveStarted { asked: Some(Digest([5; 16])), ..started.clone() };
     let digests = vec![Digest([1; 16]), Digest([2; 16])];
     let leased = Leased {
         queue: 3,
@@ -320,6 +323,7 @@ fn later_decisions() -> Vec<Decision> {
         Decision::Done { digest, fence, result: None, emits: vec![emit, plain] },
         Decision::RedriveStarted(Box::new(started)),
         Decision::RedriveStarted(Box::new(all)),
+        Decision::RedriveStarted(Box::new(asked)),
         Decision::RedriveCancelled { queue: 3, job: digest },
         Decision::RelayRefused { id: 300, error: "no".into(), key: None },
         Decision::RelayRefused { id: 300, error: "no".into(), key: Some("k1~1".into()) },
@@ -416,6 +420,7 @@ fn administrative(digest: Digest, digests: &[Digest]) -> Vec<Decision> {
         by_keys: false,
         total: None,
         missing: Vec::new(),
+        asked: None,
     };
     let all = RedriveStarted {
         error_contains: None,

@@ -26,12 +26,43 @@ fn l6_a_group_is_delivered_in_order_one_unfinished_at_a_time() {
 }
 
 #[test]
+fn l6_ready_messages_that_wait_for_another_of_their_group_are_counted_as_held() {
+    check(
+        "
+        queue  orders order=group on_group_dead=park max_attempts=1
+        send   a1 x group=a
+        show   ready held            => ready=1 held=0
+        send   a2 x group=a
+        send   a3 x group=a
+        send   b1 x group=b
+        send   n1 x
+        show   ready held            => ready=5 held=2
+        receive w 10                 => a1#1 b1#1 n1#1
+        show   ready held            => ready=2 held=2
+        send   b2 x group=b
+        show   ready held            => ready=3 held=3
+        settle b1 done               => ok done
+        show   ready held            => ready=3 held=2
+        settle a1 fail               => ok dead
+        show   ready held dead       => ready=3 held=2 dead=1
+        redrive r1 keys=a1           => matched=1 moved=1 done
+        show   ready held            => ready=4 held=2
+        discard a1                   => ok
+        show   ready held            => ready=3 held=1
+        purge
+        show   ready held            => ready=0 held=0
+        ",
+    );
+}
+
+#[test]
 fn l6_without_order_groups_hold_nobody() {
     check(
         "
         queue  orders
         send   a1 x group=a
         send   a2 x group=a
+        show   ready held            => ready=2 held=0
         receive w 10                 => a1#1 a2#1
         ",
     );

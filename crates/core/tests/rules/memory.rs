@@ -412,7 +412,7 @@ fn l6_groups_of_messages_that_left_memory_leave_it_too() {
         assert_all_leaves(&mut world, if held { 0 } else { 300 });
         if held {
             let keys = vec!["g7-head".into()];
-            let select = Select::Keys(keys);
+            let select = Select::Keys { keys, group: None };
             let id = "free".into();
             let redrive = Redrive { queue: name(), id, select, dry_run: false, per_s: None };
             world.run(Command::Redrive(redrive));

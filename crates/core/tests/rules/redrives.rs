@@ -45,7 +45,7 @@ fn l5_redrive_by_key_moves_the_dead_among_them() {
     check_with_the_dead(
         "
         redrive r1 keys=k1,k3,k5,k9,k1  => matched=2 moved=2 done
-        redrive r1 keys=k2           => matched=2 moved=2 done
+        redrive r1 keys=k9,k5,k3,k1  => matched=2 moved=2 done
         redriven r1                  => matched=2 moved=2 done
         redriven r2                  => no_such_key
         browse dead                  => k2 k4
@@ -78,7 +78,7 @@ fn l5_a_cancelled_redrive_stays_where_it_is() {
         & cancel r1                  => matched=0 moved=0 done cancelled
         wait   1h
         redriven r1                  => matched=0 moved=0 done cancelled
-        redrive r1 all               => matched=0 moved=0 done cancelled
+        redrive r1 all rate=1        => matched=0 moved=0 done cancelled
         show   dead                  => dead=4
         redrive r2 all rate=1
         redriven r2                  => matched=1 moved=1
@@ -257,6 +257,78 @@ fn l5_where_keys_are_those_of_groups_the_dead_are_redriven_by_group() {
 }
 
 #[test]
+fn l5_where_keys_are_those_of_groups_a_redrive_by_key_names_the_group() {
+    check(
+        "
+        queue  orders order=group scope=group max_attempts=1
+        send   k1 g group=g
+        receive w 9                  => k1#1
+        settle k1 fail               => ok dead
+        send   k1 h group=h
+        receive w 9                  => k1#1
+        settle k1 fail               => ok dead
+        redrive r1 keys=k1,k2 group=h total missing
+            => matched=1 moved=1 done total=2 missing=k2
+        send   k1 g group=g          => dead boom
+        send   k1 h group=h          => in_flight ready attempts=0
+        redrive r2 keys=k1 group=x missing => matched=0 moved=0 done missing=k1
+        redrive r3 keys=k1 missing   => matched=0 moved=0 done missing=k1
+        redrive r3 keys=k1 group=g   => refused other_redrive
+        redrive r4 keys=k1 group=g   => matched=1 moved=1 done
+        browse dead                  => none
+        ",
+    );
+}
+
+#[test]
+fn l5_the_id_of_a_redrive_is_that_of_one_redrive() {
+    check_with_the_dead(
+        "
+        redrive r1 error=timeout rate=1
+        redriven r1                  => matched=1 moved=1
+        redrive r1 error=timeout rate=1 => matched=1 moved=1
+        redrive r1 error=refused rate=1 => refused other_redrive
+        redrive r1 error=timeout rate=2 => refused other_redrive
+        redrive r1 error=timeout     => refused other_redrive
+        redrive r1 error=timeout rate=1 group=a => refused other_redrive
+        redrive r1 error=timeout rate=1 before=+1h => refused other_redrive
+        redrive r1 error=timeout rate=1 dry => refused other_redrive
+        redrive r1 group=timeout rate=1 => refused other_redrive
+        redrive r1 all rate=1        => refused other_redrive
+        redrive r1 keys=k3           => refused other_redrive
+        wait   2s
+        redriven r1                  => matched=2 moved=2 done
+        redrive r1 error=refused rate=1 => refused other_redrive
+        redrive r1 error=timeout rate=1 => matched=2 moved=2 done
+        redrive r2 keys=k3,k9        => matched=1 moved=1 done
+        redrive r2 keys=k9,k3,k3     => matched=1 moved=1 done
+        redrive r2 keys=k3           => refused other_redrive
+        redrive r2 keys=k3,k4        => refused other_redrive
+        redrive r2 keys=k3,k9 group=a => refused other_redrive
+        browse dead                  => k4
+        ",
+    );
+}
+
+#[test]
+fn l5_a_redrive_that_is_only_checked_is_not_started() {
+    check_with_the_dead(
+        "
+        redrive r1 all check         => matched=0 moved=0
+        redrive r2 keys=k1,k9 check  => matched=1 moved=1 done
+        redriven r1                  => no_such_key
+        redriven r2                  => no_such_key
+        browse dead                  => k1 k2 k3 k4
+        redrive r1 keys=k1           => matched=1 moved=1 done
+        redrive r1 all check         => refused other_redrive
+        redrive r1 keys=k1 check     => matched=1 moved=1 done
+        redrive r3 check             => invalid Redrive
+        redrive @absent r3 all check => no_such_queue
+        ",
+    );
+}
+
+#[test]
 fn l5_a_message_without_a_key_is_redriven_by_its_id() {
     // The first message of a partition, sent as the script begins.
     let id = MessageId::new(Time(START), 0, 1);
@@ -348,7 +420,8 @@ fn progress(world: &mut World, id: &str) -> RedriveView {
 }
 
 fn keys(range: std::ops::Range<usize>) -> Select {
-    Select::Keys(range.map(|place| format!("k{place}").into()).collect())
+    let keys = range.map(|place| format!("k{place}").into()).collect();
+    Select::Keys { keys, group: None }
 }
 
 #[test]

@@ -315,6 +315,7 @@ impl Run {
                 };
                 Command::Resolve(Resolve { key, resolution })
             }
+            "redrive" if words.flag("check") => Command::CheckRedrive(self.redrive(words)),
             "redrive" => Command::Redrive(self.redrive(words)),
             "redriven" => {
                 let id = words.next().as_str().into();
@@ -335,9 +336,10 @@ impl Run {
         let keys = words.option("keys");
         let all = words.flag("all");
         let select = match keys {
-            Some(keys) => Select::Keys(
-                keys.split(',').filter(|key| !key.is_empty()).map(Into::into).collect(),
-            ),
+            Some(keys) => Select::Keys {
+                keys: keys.split(',').filter(|key| !key.is_empty()).map(Into::into).collect(),
+                group: words.option("group").as_deref().map(Into::into),
+            },
             None if all => Select::All,
             None => Select::Filter {
                 error_contains: words.option("error"),

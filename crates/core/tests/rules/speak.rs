@@ -50,6 +50,7 @@ fn refusal(refusal: &Refusal) -> String {
         Refusal::Conflict(differs) => format!("refused conflict {}", parts(differs)),
         Refusal::TooManyQueues(_) => "refused too_many_queues".into(),
         Refusal::TooManyRedrives(count) => format!("refused redrives={count}"),
+        Refusal::OtherRedrive => "refused other_redrive".into(),
         Refusal::StoreFull => "store_full".into(),
     }
 }
@@ -234,6 +235,7 @@ fn queue(view: &QueueView, fields: &[String], now: Time) -> String {
     let told = fields.iter().map(|field| {
         let count = match field.as_str() {
             "ready" => stats.ready,
+            "held" => stats.held,
             "delayed" => stats.delayed,
             "leased" => stats.leased,
             "parked" => stats.parked,

@@ -61,7 +61,7 @@ struct Filter {
     /// Their last error has this in it.
     #[arg(long, value_name = "TEXT")]
     error_contains: Option<String>,
-    /// They are of this group.
+    /// They are of this group; beside --key, the group of the keys where keys count per group.
     #[arg(long)]
     group: Option<String>,
     /// They died before this time, given as a date or an age.
@@ -100,26 +100,19 @@ impl Filter {
         let has_group = self.group.as_ref().is_none_or(|group| *group == message.group);
         let died_at = peek::died_at(message);
         let is_early = self.before.is_none_or(|before| died_at < before);
-        has_error && has_group && is_early && self.after.is_none_or(|after| died_at >= after)
+        has_error && has_group && is_early && self.after.is_none_or(|after| died_at > after)
     }
 }
 
 impl Selection {
-    /// A change without a selection would be a change of everything, by an oversight.
+    /// A change without a selection would be a change of everything, by an oversight. Beside keys,
+    /// a group is theirs and no filter.
     fn check(&self) -> Result<(), Failure> {
-        self.check_filter(!self.filter.is_empty())
-    }
-
-    /// The same where a group names keys more exactly, and is no filter beside them.
-    fn check_keys_of_group(&self) -> Result<(), Failure> {
         let mut filter = self.filter.clone();
         if !self.keys.is_empty() {
             filter.group = None;
         }
-        self.check_filter(!filter.is_empty())
-    }
-
-    fn check_filter(&self, has_filter: bool) -> Result<(), Failure> {
+        let has_filter = !filter.is_empty();
         if self.yes && !self.all && self.keys.is_empty() && !has_filter {
             let next = "--key KEY, --error-contains TEXT, --group GROUP, --before TIME, \
                         --after TIME or --all";
@@ -185,8 +178,8 @@ mod tests {
         assert!(!fits(Filter { error_contains: Some("Timeout".to_owned()), ..none.clone() }));
         assert!(!fits(Filter { group: Some("us".to_owned()), ..none.clone() }));
         assert!(fits(Filter { before: Some(5_001), ..none.clone() }));
-        assert!(fits(Filter { after: Some(5_000), ..none.clone() }));
-        assert!(!fits(Filter { after: Some(5_001), ..none.clone() }));
+        assert!(fits(Filter { after: Some(4_999), ..none.clone() }));
+        assert!(!fits(Filter { after: Some(5_000), ..none.clone() }));
         assert!(!fits(Filter { before: Some(5_000), ..none }), "it died then, it was sent before");
     }
 }

@@ -168,10 +168,18 @@ fn content(message: &proto::Key) -> String {
     message.message.as_ref().map(|blob| body(&blob.body, 40)).unwrap_or_default()
 }
 
+/// What was parked without a word of its holder: its lease was lost. A claim for an HTTP request
+/// tells which.
+fn lost(message: &proto::Key) -> String {
+    let lost = "its lease was lost";
+    message.headers.get("request").map_or(lost.to_owned(), |request| format!("{request}: {lost}"))
+}
+
 /// What matters most about a message where it is.
 fn circumstance(message: &proto::Key, now: u64) -> String {
     let at = message.deadline_ms.map(|ms| moment::relative(now, ms)).unwrap_or_default();
     match message.state() {
+        State::Parked if message.error.is_empty() => brief(&lost(message), 120),
         State::Dead | State::Parked => brief(&message.error, 120),
         State::Delayed if message.error.is_empty() => format!("due {at}"),
         State::Delayed => format!("due {at}: {}", brief(&message.error, 40)),

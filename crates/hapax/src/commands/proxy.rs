@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 use super::serve::{Signals, told_to_stop};
+use crate::advice::Advice;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -227,11 +228,7 @@ fn idempotency(
         builder = builder.route(keys::of(proxy, route.clone().optional()));
     }
     if let Some(name) = proxy.tenant_header.clone() {
-        builder = builder.tenant(move |request| {
-            let mut values = request.headers.get_all(&name).iter();
-            let value = values.next()?.to_str().ok()?.to_owned();
-            values.next().is_none().then_some(value)
-        });
+        builder = builder.tenant_header(name);
     }
     if !proxy.compare_headers.is_empty() {
         // Callers who share their keys must not get each other's responses.
@@ -286,8 +283,10 @@ fn welcome(
     screen.line(format_args!(
         "  in doubt  {}",
         match proxy.in_doubt {
-            InDoubt::Park =>
-                format!("parked; see them with: hapax peek {} --state parked", proxy.queue),
+            InDoubt::Park => format!(
+                "parked; see them with: {}",
+                Advice::new("hapax peek", &[&proxy.queue]).option("--state", "parked")
+            ),
             InDoubt::Retry =>
                 "repeated: the upstream is told the key, and must honour it".to_owned(),
         }

@@ -3,9 +3,11 @@
 mod rules;
 
 use clap::{Args, Subcommand};
-use hapax_wire::proto;
+use hapax_wire::proto::{self, ListQueuesReply};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::advice::Advice;
 use crate::duration::short;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -23,9 +25,14 @@ pub(crate) enum Command {
   hapax queue create charges --on-lost park")]
     Create(Change),
     /// List the queues with what they hold.
-    #[command(after_help = "Examples:
+    #[command(
+        after_help = "READY counts every ready message, and HELD those of them that wait for \
+another one of their group; OLDEST is the age of the oldest that a worker can receive now.
+
+Examples:
   hapax queue ls
-  hapax queue ls -o json | jq '.[] | select(.stats.dead > 0) | .queue'")]
+  hapax queue ls -o json | jq '.[] | select(.stats.dead > 0) | .queue'"
+    )]
     Ls(List),
     /// Show one queue: its rules, what it holds, what went through it.
     #[command(after_help = "Examples:
@@ -152,7 +159,7 @@ pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
 async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let screen = change.output.screen();
     let fields = change.rules.fields();
-    let existing = session.client.queues().await?;
+    let existing = session.client.queues().await?.queues;
     if let Some(existing) = existing.iter().find(|existing| existing.queue == change.queue) {
         let differing = differing(&fields, &config(existing));
         if !differing.is_empty() {
@@ -161,7 +168,8 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
                 change.queue,
                 differing.join(", ")
             );
-            let next = format!("hapax queue set {} changes them", change.queue);
+            let set = Advice::new("hapax queue set", &[&change.queue]);
+            let next = format!("{set} changes them");
             return Err(Failure::new(Exit::Conflict, what).next(next));
         }
         return told(
@@ -219,12 +227,25 @@ fn differing(given: &Map<String, Value>, before: &Map<String, Value>) -> Vec<Str
         .collect()
 }
 
+/// A queue of a list, with the partitions whose part of its figures is missing or old.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    queue: &'a proto::Queue,
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    unanswered: &'a [u32],
+}
+
 async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     let screen = list.output.screen();
-    let mut queues = session.client.queues().await?;
+    let ListQueuesReply { mut queues, unanswered } = session.client.queues().await?;
     queues.sort_by(|a, b| a.queue.cmp(&b.queue));
+    if let Some(silent) = silent(&unanswered) {
+        say(silent);
+    }
     if screen.is_json() {
-        screen.json(&queues)?;
+        let listed = |queue| Listed { queue, unanswered: &unanswered };
+        screen.json(&queues.iter().map(listed).collect::<Vec<_>>())?;
         return Ok(Exit::Ok);
     }
     if queues.is_empty() {
@@ -232,7 +253,8 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     let mut table = Table::new(&[
-        "QUEUE", ">READY", ">DELAYED", ">LEASED", ">PARKED", ">DEAD", ">KEYS", ">OLDEST", "",
+        "QUEUE", ">READY", ">HELD", ">DELAYED", ">LEASED", ">PARKED", ">DEAD", ">KEYS", ">OLDEST",
+        "",
     ]);
     for queue in &queues {
         let stats = queue.stats.unwrap_or_default();
@@ -240,6 +262,7 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
         table.row([
             (&queue.queue).into(),
             stats.ready.into(),
+            stats.held.into(),
             stats.delayed.into(),
             stats.leased.into(),
             alarming(Colour::Yellow, stats.parked),
@@ -251,6 +274,20 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     }
     table.print(screen)?;
     Ok(Exit::Ok)
+}
+
+/// What is said of partitions that did not answer.
+fn silent(unanswered: &[u32]) -> Option<String> {
+    let names: Vec<String> = unanswered.iter().map(ToString::to_string).collect();
+    let which = match names.len() {
+        0 => return None,
+        1 => "partition",
+        _ => "partitions",
+    };
+    Some(format!(
+        "{which} {} did not answer in time: that part of the figures is old, or missing",
+        names.join(", ")
+    ))
 }
 
 fn alarming(colour: Colour, number: u64) -> Cell {
@@ -269,8 +306,12 @@ async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
     screen.line(format_args!("{}{paused}", screen.paint(Colour::Bold, &queue.queue)))?;
     let created = moment::relative(moment::now_ms(), queue.created_at_ms);
     screen.line(format_args!("  created {created}, etag {}", queue.etag))?;
+    let held = match stats.held {
+        0 => String::new(),
+        held => format!(" ({held} behind others of their group)"),
+    };
     screen.line(format_args!(
-        "  holds   {} ready, {} delayed, {} leased, {} parked, {} dead; remembers {} keys",
+        "  holds   {} ready{held}, {} delayed, {} leased, {} parked, {} dead; remembers {} keys",
         stats.ready, stats.delayed, stats.leased, stats.parked, stats.dead, stats.keys
     ))?;
     if let Some(age) = stats.oldest_ready_age_ms {

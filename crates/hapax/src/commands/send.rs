@@ -7,14 +7,15 @@ use std::time::Duration;
 use clap::Args;
 use hapax_wire::{Answer, AnswerKind, Answered, Id, Problem};
 
+use crate::advice::Advice;
 use crate::content::{Body, Envelope, new_key};
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say, word};
+use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say};
 use crate::session::{Connection, Session};
-use crate::why::{in_group, resolve};
+use crate::why::resolve;
 
 #[derive(Debug, Args)]
 pub(crate) struct Send {
@@ -118,7 +119,7 @@ fn tell(
             (Colour::Red, format!("after {attempts}: {error}"), Exit::Ended)
         }
         AnswerKind::Parked => {
-            let next = format!("{} --done | --retry", resolve(queue, key, group));
+            let next = format!("{}, or --retry", resolve(queue, key, group).flag("--done"));
             (Colour::Yellow, format!("its effect had begun; {next}"), Exit::Ended)
         }
         AnswerKind::InFlight => (
@@ -164,10 +165,9 @@ fn refused(name: Name<'_>, problem: &Problem) -> Failure {
     // Where the group differs, the key is one over all groups.
     let group = group.filter(|_| !problem.differs.iter().any(|field| field == "group"));
     let next = format!(
-        "hapax get {queue} {}{} shows the first one; use one key per operation, or --fingerprint \
-         where bodies carry noise",
-        word(key),
-        in_group(group)
+        "{} shows the first one; use one key per operation, or --fingerprint where bodies carry \
+         noise",
+        Advice::new("hapax get", &[queue, key]).group(group)
     );
     Failure { what, next: Some(next), ..failure }
 }

@@ -170,7 +170,10 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
     let left = point(&dead, "step:charge");
     assert_eq!((&left["step"], &left["key"]), (&json!("too_large"), &json!(key)));
 
-    let all = proto::redrive_request::Select::Keys(proto::RedriveKeys { keys: vec!["k0".into()] });
+    let all = proto::redrive_request::Select::Keys(proto::RedriveKeys {
+        keys: vec!["k0".into()],
+        group: None,
+    });
     let redrive = proto::RedriveRequest {
         queue: "orders".to_owned(),
         id: "fixed".to_owned(),
@@ -306,7 +309,7 @@ async fn a_replay_calls_under_keys_of_its_own(partitions: u16) {
     };
     work(&house, handler.clone()).await;
     let body = bytes::Bytes::from_static(b"body");
-    let message = proto::Message { key: "k0".to_owned(), body, ..Default::default() };
+    let message = proto::Message { key: Some("k0".to_owned()), body, ..Default::default() };
     house.admin.replay_key(named("k0"), Some(message)).await.unwrap();
     work(&house, handler).await;
     assert_eq!(

@@ -83,6 +83,9 @@ fn a_redrive_repeated_under_its_id_moves_nothing_twice() {
     let again = broker.json(&redrive);
     assert_eq!((&again["id"], &again["moved"]), (&"after-the-outage".into(), &3.into()));
     assert_eq!(dead(&broker), 1, "what died since stays where it is");
+    let other = ["dead", "redrive", "orders", "--all", "--id", "after-the-outage", "--rate", "9"];
+    let error = broker.fails(4, &[&other[..], &["--yes"]].concat());
+    assert!(error.contains("another redrive") && error.contains("choose a new one"), "{error}");
     let one = broker.json(&["dead", "ls", "orders"])[0]["key"].as_str().unwrap().to_owned();
     assert_eq!(broker.json(&["dead", "redrive", "orders", "--key", &one, "--yes"])["moved"], 1);
 }
@@ -132,4 +135,22 @@ fn a_redrive_is_watched_and_cancelled_by_its_id() {
     broker.fails(3, &["dead", "redrive", "orders", "--status", "none"]);
     let late = ["dead", "redrive", "orders", "--after", "2100-01-01T00:00:00Z", "--yes"];
     assert_eq!(broker.json(&late)["moved"], 0);
+}
+
+#[test]
+fn where_keys_count_per_group_a_redrive_by_key_names_the_group() {
+    let broker = Broker::start();
+    let rules = ["--order", "group", "--dedup-scope", "group", "--max-attempts", "1"];
+    broker.ok(&[&["queue", "create", "orders"], &rules[..]].concat());
+    for group in ["g", "h"] {
+        broker.ok(&["send", "orders", "x", "--key", "k", "--group", group]);
+        broker.kill_message("orders", "no");
+    }
+    let redrive = ["dead", "redrive", "orders", "--key", "k", "--yes"];
+    let told = broker.run(&redrive);
+    assert_eq!(told.code, Some(3), "{told:?}");
+    assert!(told.err.contains("--group GROUP"), "{told:?}");
+    let told = broker.json(&[&redrive[..], &["--group", "h"]].concat());
+    assert_eq!(told["moved"], 1);
+    assert_eq!(dead(&broker), 1, "that of the other group stays");
 }

@@ -86,7 +86,7 @@ fn advice_names_the_group_where_keys_count_per_group() {
     let told = broker.ok(&of_eu(&["get", "pay", "dead"]));
     let by_key = broker.run(&["dead", "redrive", "pay", "--key", "dead", "--yes"]);
     assert!(by_key.err.contains("--group GROUP"), "{by_key:?}");
-    let redriven = run(advised(&told, "hapax dead redrive", ","));
+    let redriven = run(advised(&told, "hapax dead redrive", "\n"));
     assert!(redriven.contains("redrove 1 dead message"), "{redriven}");
     broker.kill_message("pay", "no such account");
     broker.ok(&of_eu(&["dead", "discard", "pay", "--key", "dead", "--yes"]));

@@ -1,6 +1,11 @@
 //! The life of a queue from the command line.
 
-use crate::broker::{Broker, hapax};
+use std::sync::mpsc;
+
+use hapax_server::settings::{Auth, Settings};
+use serde_json::json;
+
+use crate::broker::{Broker, Told, hapax};
 
 #[test]
 fn a_queue_is_created_shown_changed_paused_and_deleted() {
@@ -136,4 +141,56 @@ fn a_reader_who_goes_away_is_no_error() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn partitions_that_do_not_answer_are_named_by_the_list_of_queues() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.listen = "127.0.0.1:0".parse().unwrap();
+    settings.data = directory.path().join("data");
+    settings.partitions = 4;
+    settings.auth = Auth::Off;
+    let broker = runtime.block_on(hapax_server::Broker::start(&settings, None)).unwrap();
+    let url = format!("http://{}", broker.address());
+    let engine = broker.service().engine().clone();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = runtime.spawn(broker.run(async { drop(stopped.await) }));
+    let run = |arguments: &[&str]| {
+        let mut command = hapax(directory.path());
+        let output = command.args(arguments).env("HAPAX_SERVER", &url).output().unwrap();
+        let told = Told::of(&output);
+        assert_eq!(told.code, Some(0), "{told:?}");
+        told
+    };
+    run(&["queue", "create", "orders"]);
+    let whole = run(&["queue", "ls"]);
+    assert!(!whole.err.contains("did not answer"), "{whole:?}");
+    let whole: serde_json::Value =
+        serde_json::from_str(&run(&["queue", "ls", "-o", "json"]).out).unwrap();
+    assert_eq!(whole[0].get("unanswered"), None);
+
+    let (enter, entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let held = runtime.spawn(async move {
+        let stand_still = move |_: &_| {
+            enter.send(()).unwrap();
+            released.recv().unwrap_err()
+        };
+        engine.inspect(2, stand_still).await
+    });
+    entered.recv().unwrap();
+    let part = run(&["queue", "ls"]);
+    assert!(part.out.contains("orders"), "{part:?}");
+    assert!(part.err.contains("partition 2 did not answer in time"), "{part:?}");
+    let part = run(&["queue", "ls", "-o", "json"]);
+    assert!(part.err.contains("partition 2 did not answer in time"), "{part:?}");
+    let part: serde_json::Value = serde_json::from_str(&part.out).unwrap();
+    assert_eq!((&part[0]["queue"], &part[0]["unanswered"]), (&"orders".into(), &json!([2])));
+
+    drop(release);
+    assert!(runtime.block_on(held).unwrap().is_ok());
+    stop.send(()).unwrap();
+    runtime.block_on(running).unwrap().unwrap();
 }

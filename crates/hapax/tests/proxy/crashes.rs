@@ -37,6 +37,8 @@ async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked(part
     assert_eq!(upstream.calls(), 1);
 
     let claim_key = told.json()["claim_key"].as_str().unwrap().to_owned();
+    let parked = broker.ok(&["peek", "http", "--state", "parked"]).await;
+    assert!(parked.contains("POST /gate: its lease was lost"), "{parked}");
     broker.ok(&["resolve", "http", &claim_key, "--retry"]).await;
     upstream.open(1);
     let told = proxy.ask(request("/gate", "k")).await;

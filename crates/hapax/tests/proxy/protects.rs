@@ -51,6 +51,29 @@ async fn a_replay_is_the_upstreams_response_byte_for_byte(partitions: u16) {
     assert_eq!(upstream.calls(), 1);
 }
 
+on_each!(a_client_cannot_take_from_the_upstream_what_a_request_is_told_by);
+async fn a_client_cannot_take_from_the_upstream_what_a_request_is_told_by(partitions: u16) {
+    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let more = ["--key-header", "webhook-id", "--tenant-header", "x-account"];
+    let more = [&more[..], &["--compare-header", "x-version"]].concat();
+    let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
+    let with = |path: &str, connection: &str| {
+        let request = Request::post(path).header("connection", connection);
+        let request = request.header("webhook-id", "k").header("x-account", "a");
+        let request = request.header("x-version", "1").header("x-api-key", "secret");
+        request.body(Full::from("17")).unwrap()
+    };
+    for name in ["webhook-id", "X-Account", "x-version", "X-Api-Key", "x-forwarded-for"] {
+        for path in ["/charges", "/echo"] {
+            let told = proxy.ask(with(path, &format!("close, {name}"))).await;
+            assert_eq!(told.problem(), (400, "invalid".to_owned()), "{name} {path}");
+        }
+    }
+    assert_eq!(upstream.calls(), 0);
+    assert_eq!(proxy.ask(with("/charges", "close, x-hop")).await.status, 201);
+    assert!(proxy.metric("hapax_proxy_requests_total{outcome=\"refused\"}").await >= 10);
+}
+
 on_each!(what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted);
 async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted(partitions: u16) {
     let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);

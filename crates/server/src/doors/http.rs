@@ -1,10 +1,12 @@
 //! The HTTP/JSON door.
 //!
 //! Every route is in one table, from which the router and the OpenAPI document are made, and which
-//! says what each route takes ([`takes`]). A handler reads a request ([`input`], [`head`],
-//! [`body`]), calls the service, and writes what it said ([`shape`], [`output`]); refusals are
-//! problem documents ([`failure`]). What concerns every request alike is in [`dispatch`].
+//! says who may ask it ([`access`]) and what it takes ([`takes`]), checked in this order. A handler
+//! reads a request ([`input`], [`head`], [`body`]), calls the service, and writes what it said
+//! ([`shape`], [`output`]); refusals are problem documents ([`failure`]). What concerns every
+//! request alike is in [`dispatch`].
 
+mod access;
 mod body;
 mod claims;
 mod dispatch;
@@ -26,9 +28,11 @@ mod work;
 use axum::Router;
 use axum::routing::{delete, get, post, put};
 use hapax_wire as wire;
+use http::Method;
 use utoipa::OpenApi;
 
 use crate::service::Service;
+use access::Access;
 use openapi::Every;
 use takes::Takes;
 
@@ -41,14 +45,38 @@ pub fn router(service: Service) -> Router {
         .with_state(service)
 }
 
+/// A route: who may ask it, and what it takes.
+#[derive(Clone, Copy, Debug)]
+struct Route {
+    method: &'static str,
+    path: &'static str,
+    access: Access,
+    takes: Takes,
+}
+
+impl Route {
+    /// The route of a request; `None` where there is no such route.
+    fn of(method: &Method, path: &str) -> Option<&'static Self> {
+        // A HEAD is answered by the handler of GET.
+        let method = if method == Method::HEAD { "get" } else { method.as_str() };
+        let is_it = |it: &&Self| it.path == path && it.method.eq_ignore_ascii_case(method);
+        TABLE.iter().find(is_it)
+    }
+}
+
 macro_rules! routes {
-    ($($method:ident $path:literal => $module:ident::$handler:ident, $takes:ident;)+) => {
+    ($(
+        $method:ident $path:literal => $module:ident::$handler:ident, $access:ident, $takes:ident;
+    )+) => {
         /// Every route: method and path.
         pub const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path),)+];
 
-        /// Every route, and what it takes.
-        const TABLE: &[(&str, &str, Takes)] =
-            &[$((stringify!($method), $path, Takes::$takes),)+];
+        const TABLE: &[Route] = &[$(Route {
+            method: stringify!($method),
+            path: $path,
+            access: Access::$access,
+            takes: Takes::$takes,
+        },)+];
 
         fn routes() -> Router<Service> {
             Router::new()$(.route($path, $method($module::$handler)))+
@@ -78,34 +106,34 @@ macro_rules! routes {
 }
 
 routes! {
-    get "/" => pages::home, NOTHING;
-    get "/livez" => pages::livez, NOTHING;
-    get "/readyz" => pages::readyz, NOTHING;
-    get "/metrics" => pages::metrics, NOTHING;
-    get "/errors" => pages::errors, NOTHING;
-    get "/errors/{code}" => pages::error, NOTHING;
-    get "/v1/openapi.json" => pages::openapi, NOTHING;
-    get "/v1/limits" => pages::limits, NOTHING;
-    get "/v1/queues" => queues::list, NOTHING;
-    put "/v1/queues/{queue}" => queues::put, CONFIG;
-    get "/v1/queues/{queue}" => queues::get, NOTHING;
-    delete "/v1/queues/{queue}" => queues::delete, IF_MATCH;
-    post "/v1/queues/{queue}/pause" => queues::pause, NOTHING;
-    post "/v1/queues/{queue}/resume" => queues::resume, NOTHING;
-    post "/v1/queues/{queue}/purge" => queues::purge, BODY;
-    post "/v1/queues/{queue}/messages" => messages::send, MESSAGE;
-    get "/v1/queues/{queue}/messages" => messages::browse, PAGE;
-    post "/v1/queues/{queue}/batch" => messages::batch, BODY;
-    post "/v1/queues/{queue}/receive" => work::receive, BODY;
-    post "/v1/queues/{queue}/settle" => work::settle, BODY;
-    post "/v1/queues/{queue}/claims" => claims::post, CLAIM;
-    post "/v1/queues/{queue}/redrive" => redrives::post, BODY;
-    get "/v1/queues/{queue}/redrive/{id}" => redrives::get, NOTHING;
-    delete "/v1/queues/{queue}/redrive/{id}" => redrives::cancel, NOTHING;
-    get "/v1/queues/{queue}/keys/{key}" => keys::get, LOOK;
-    post "/v1/queues/{queue}/keys/{key}/forget" => keys::forget, KEY;
-    post "/v1/queues/{queue}/keys/{key}/replay" => keys::replay, REPLAY;
-    post "/v1/queues/{queue}/keys/{key}/redrive" => keys::redrive, KEY;
-    post "/v1/queues/{queue}/keys/{key}/discard" => keys::discard, KEY;
-    post "/v1/queues/{queue}/keys/{key}/resolve" => keys::resolve, RESOLVE;
+    get "/" => pages::home, Open, NOTHING;
+    get "/livez" => pages::livez, Open, NOTHING;
+    get "/readyz" => pages::readyz, Open, NOTHING;
+    get "/metrics" => pages::metrics, Near, NOTHING;
+    get "/errors" => pages::errors, Open, NOTHING;
+    get "/errors/{code}" => pages::error, Open, NOTHING;
+    get "/v1/openapi.json" => pages::openapi, Open, NOTHING;
+    get "/v1/limits" => pages::limits, Open, NOTHING;
+    get "/v1/queues" => queues::list, Token, NOTHING;
+    put "/v1/queues/{queue}" => queues::put, Token, CONFIG;
+    get "/v1/queues/{queue}" => queues::get, Token, NOTHING;
+    delete "/v1/queues/{queue}" => queues::delete, Token, IF_MATCH;
+    post "/v1/queues/{queue}/pause" => queues::pause, Token, NOTHING;
+    post "/v1/queues/{queue}/resume" => queues::resume, Token, NOTHING;
+    post "/v1/queues/{queue}/purge" => queues::purge, Token, BODY;
+    post "/v1/queues/{queue}/messages" => messages::send, Token, MESSAGE;
+    get "/v1/queues/{queue}/messages" => messages::browse, Token, PAGE;
+    post "/v1/queues/{queue}/batch" => messages::batch, Token, BODY;
+    post "/v1/queues/{queue}/receive" => work::receive, Token, BODY;
+    post "/v1/queues/{queue}/settle" => work::settle, Token, BODY;
+    post "/v1/queues/{queue}/claims" => claims::post, Token, CLAIM;
+    post "/v1/queues/{queue}/redrive" => redrives::post, Token, BODY;
+    get "/v1/queues/{queue}/redrive/{id}" => redrives::get, Token, NOTHING;
+    delete "/v1/queues/{queue}/redrive/{id}" => redrives::cancel, Token, NOTHING;
+    get "/v1/queues/{queue}/keys/{key}" => keys::get, Token, LOOK;
+    post "/v1/queues/{queue}/keys/{key}/forget" => keys::forget, Token, KEY;
+    post "/v1/queues/{queue}/keys/{key}/replay" => keys::replay, Token, REPLAY;
+    post "/v1/queues/{queue}/keys/{key}/redrive" => keys::redrive, Token, KEY;
+    post "/v1/queues/{queue}/keys/{key}/discard" => keys::discard, Token, KEY;
+    post "/v1/queues/{queue}/keys/{key}/resolve" => keys::resolve, Token, RESOLVE;
 }

@@ -18,14 +18,6 @@ use crate::service::{Claimed, Permit, Queue};
 
 // ---- What comes in
 
-/// A message of a batch. A key or group that is empty is not taken for none: who writes it meant
-/// one, and every message without a key is a new operation.
-pub(super) fn message(queue: &QueueName, message: &wire::Message) -> Result<Send, Problem> {
-    check_key("key", message.key.as_deref())?;
-    check_group(message.group.as_deref())?;
-    send(queue, &message.into())
-}
-
 /// A message on its way in. Hashed here, in the caller's task.
 pub(super) fn send(queue: &QueueName, message: &lean::Message<'_>) -> Result<Send, Problem> {
     let mut builder = Content::builder(message.key)
@@ -50,7 +42,11 @@ pub(super) fn check_key(field: &str, key: Option<&str>) -> Result<(), Problem> {
     checked.map_err(|problem| Problem { detail: format!("{field}: {}", problem.detail), ..problem })
 }
 
-fn check_group(group: Option<&str>) -> Result<(), Problem> {
+/// Whether key and group of a message or an emit can be what JSON says they are. Protobuf has no
+/// other word for none than an empty text; JSON has, and there an empty one is not taken for none:
+/// who writes it meant one, and every message without a key is a new operation.
+pub(super) fn check_names(key: Option<&str>, group: Option<&str>) -> Result<(), Problem> {
+    check_key("key", key)?;
     match group {
         Some("") => Err(Invalid::GroupLength(0).into()),
         _ => Ok(()),
@@ -96,12 +92,8 @@ pub(super) fn verb(
     };
     Ok(match verb {
         Said::Done(done) => {
-            let emits = done.emits.iter().enumerate().map(|(place, it)| {
-                emit(it, &queue).map_err(|problem| Problem {
-                    detail: format!("emit[{place}]: {}", problem.detail),
-                    ..problem
-                })
-            });
+            let emits = done.emits.iter().enumerate();
+            let emits = emits.map(|(place, it)| emit(it, &queue).map_err(of_emit(place)));
             let emits = emits.collect::<Result<_, Problem>>()?;
             Verb::Done { result: done.result.as_ref().map(blob_in).transpose()?, emits }
         }
@@ -118,19 +110,23 @@ pub(super) fn verb(
     })
 }
 
+/// Names the emit that a problem is about.
+pub(super) fn of_emit(place: usize) -> impl FnOnce(Problem) -> Problem {
+    move |problem| Problem { detail: format!("emit[{place}]: {}", problem.detail), ..problem }
+}
+
 fn emit(
     emit: &wire::Emit,
     queue: impl Fn(&str) -> Result<QueueName, Problem>,
 ) -> Result<Emit, Problem> {
     let queue = queue(&emit.queue)?;
-    check_key("key", emit.key.as_deref())?;
-    check_group(emit.group.as_deref())?;
-    if emit.key.is_none() && emit.name.is_empty() {
+    let key = emit.key.as_deref().unwrap_or_default();
+    if key.is_empty() && emit.name.is_empty() {
         return Err(Problem::unnamed_emit());
     }
-    let mut builder = Content::builder(emit.key.as_deref().unwrap_or_default())
+    let mut builder = Content::builder(key)
         .content_type(some(&emit.content_type))
-        .group(emit.group.as_deref());
+        .group(emit.group.as_deref().and_then(some));
     for (name, value) in &emit.headers {
         builder = builder.header(name, value);
     }
@@ -159,12 +155,13 @@ fn own(bytes: &Bytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
 
-/// A redrive of these keys.
-pub(super) fn keys(keys: &[String]) -> Result<Select, Problem> {
+/// A redrive of these keys of a group.
+pub(super) fn keys(keys: &[String], group: Option<&str>) -> Result<Select, Problem> {
     for (place, key) in keys.iter().enumerate() {
         check_key(&format!("keys[{place}]"), Some(key))?;
     }
-    Ok(Select::Keys(keys.iter().map(|key| Arc::from(key.as_str())).collect()))
+    let keys = keys.iter().map(|key| Arc::from(key.as_str())).collect();
+    Ok(Select::Keys { keys, group: group.map(Arc::from) })
 }
 
 /// A redrive of what matches.
@@ -414,6 +411,7 @@ pub(super) fn queue(queue: &Queue) -> wire::Queue {
         config_json: config::json(&view.config),
         stats: Some(wire::QueueStats {
             ready: stats.ready,
+            held: stats.held,
             delayed: stats.delayed,
             leased: stats.leased,
             parked: stats.parked,

@@ -2,13 +2,15 @@
 //!
 //! A partition lists a place in the order in which it took the messages. Between partitions the
 //! time of acceptance decides, and the lower partition where that is the same. A cursor has the
-//! place in each partition, so that a page begins exactly behind the page before. No more than one
-//! page of each partition is in memory.
+//! place in each partition, so that a page begins exactly behind the page before. It grows with the
+//! partitions: 1,000 always fit, and 4,096 where the numbers of their messages are within 60
+//! million of each other. No more than one page of each partition is in memory.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use hapax_core::{Browse, Command, KeyView, Outcome, Seq};
+use hapax_wire::Code;
 
 use super::queues::Told;
 use super::{Engine, Stopped};
@@ -16,6 +18,10 @@ use crate::problem::Problem;
 
 /// No message has as large a number.
 const SEQ_MAX: Seq = 1 << 62;
+/// A cursor comes back in the head of a request, which has 32 KiB with everything else in it.
+const CURSOR_BYTES_MAX: usize = 28 * 1_024;
+/// Of the digits in a cursor.
+const RADIX: u32 = 36;
 /// Begins every cursor; cursors of the first release began with a number.
 const VERSION: &str = "v2";
 
@@ -44,6 +50,22 @@ impl Page {
         }
         self.next = Some(next);
     }
+
+    /// Refuses a page whose next one could not be asked for.
+    pub(crate) fn check_next(&self) -> Result<(), Problem> {
+        let Some(bytes) = self.next.as_ref().map(|next| next.to_string().len()) else {
+            return Ok(());
+        };
+        if bytes <= CURSOR_BYTES_MAX {
+            return Ok(());
+        }
+        let detail = format!(
+            "the partitions of this broker are so many and so far apart that the cursor of the \
+             next page would have {bytes} bytes, of at most {CURSOR_BYTES_MAX}: ask for all \
+             messages in one page, or look at them by their keys"
+        );
+        Err(Problem::new(Code::TooLarge, detail))
+    }
 }
 
 impl Cursor {
@@ -53,6 +75,10 @@ impl Cursor {
 
     /// Reads what `to_string` wrote, for a broker of so many partitions.
     pub fn parse(text: &str, partitions: usize) -> Result<Self, Problem> {
+        if text.len() > CURSOR_BYTES_MAX {
+            let detail = format!("cursor: it has at most {CURSOR_BYTES_MAX} bytes");
+            return Err(Problem::invalid(detail));
+        }
         Self::read(text).filter(|cursor| cursor.0.len() == partitions).ok_or_else(|| {
             let detail = "cursor is not the `next` of a page of this broker and release: begin \
                           with the first page";
@@ -66,11 +92,11 @@ impl Cursor {
         if parts.next() != Some(VERSION) {
             return None;
         }
-        let lowest: Seq = parts.next()?.parse().ok()?;
+        let lowest = number(parts.next()?)?;
         let seqs = parts.map(|part| match part {
             "" => Some(None),
             above => {
-                let seq = lowest.checked_add(above.parse().ok()?);
+                let seq = lowest.checked_add(number(above)?);
                 seq.filter(|seq| *seq < SEQ_MAX).map(Some)
             }
         });
@@ -90,14 +116,31 @@ impl Cursor {
 impl fmt::Display for Cursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lowest = self.0.iter().flatten().min().copied().unwrap_or(0);
-        write!(f, "{VERSION}.{lowest}")?;
+        write!(f, "{VERSION}.{}", digits(lowest))?;
         for seq in &self.0 {
             f.write_str(".")?;
             if let Some(seq) = seq {
-                write!(f, "{}", seq - lowest)?;
+                f.write_str(&digits(seq - lowest))?;
             }
         }
         Ok(())
+    }
+}
+
+fn number(digits: &str) -> Option<Seq> {
+    let is_plain = |byte: u8| byte.is_ascii_digit() || byte.is_ascii_lowercase();
+    digits.bytes().all(is_plain).then(|| Seq::from_str_radix(digits, RADIX).ok())?
+}
+
+fn digits(mut number: Seq) -> String {
+    let mut digits = Vec::with_capacity(4);
+    loop {
+        let digit = char::from_digit((number % Seq::from(RADIX)) as u32, RADIX);
+        digits.extend(digit);
+        number /= Seq::from(RADIX);
+        if number == 0 {
+            return digits.into_iter().rev().collect();
+        }
     }
 }
 
@@ -206,9 +249,39 @@ mod tests {
             assert_eq!(Cursor::parse(&text, cursor.0.len()).unwrap(), cursor);
             assert!(Cursor::parse(&text, cursor.0.len() + 1).is_err(), "of another broker");
         }
-        let beyond = format!("v2.1.{}", SEQ_MAX - 1);
-        for bad in ["", "v2", "v2.0", "v2..", "v2.x.0", "v2.0.x", "v3.0.0", "0-7", "0.7", &beyond] {
+        let beyond = format!("v2.1.{}", digits(SEQ_MAX - 1));
+        for bad in ["v2.0.+1", "v2.0.A", "v2.0.-1"] {
             assert!(Cursor::parse(bad, 1).is_err(), "{bad}");
         }
+        for bad in ["", "v2", "v2.0", "v2..", "v2.!.0", "v2.0.!", "v3.0.0", "0-7", "0.7", &beyond] {
+            assert!(Cursor::parse(bad, 1).is_err(), "{bad}");
+        }
+    }
+
+    fn page(seqs: Vec<Option<Seq>>) -> Page {
+        let next = Some(Cursor(seqs.clone()));
+        Page { messages: Vec::new(), next, from: Cursor(seqs) }
+    }
+
+    #[test]
+    fn a_cursor_of_a_thousand_partitions_always_fits_into_a_request() {
+        let far = (0..1_000).map(|partition| Some(if partition == 0 { 0 } else { SEQ_MAX - 1 }));
+        let page = page(far.collect());
+        page.check_next().unwrap();
+        let next = page.next.unwrap();
+        assert_eq!(Cursor::parse(&next.to_string(), 1_000).unwrap(), next);
+    }
+
+    #[test]
+    fn a_cursor_of_all_partitions_fits_where_they_are_near_and_else_is_refused() {
+        let most = u64::from(hapax_core::limits::PARTITIONS_MAX);
+        let apart = |by: u64| page((0..most).map(|it| Some(it.min(1) * by + (1 << 40))).collect());
+        apart(60_000_000).check_next().unwrap();
+        let problem = apart(1 << 60).check_next().unwrap_err();
+        assert_eq!(problem.code, Code::TooLarge, "{problem:?}");
+        let long = apart(1 << 60).next.unwrap().to_string();
+        let long = format!("{long}{long}");
+        let problem = Cursor::parse(&long, usize::from(hapax_core::limits::PARTITIONS_MAX));
+        assert!(problem.unwrap_err().detail.contains("at most"), "and not read");
     }
 }

@@ -256,15 +256,24 @@ impl Engine {
         }
     }
 
-    /// Starts a redrive, or tells how far the one of that id has come. Its rate is shared out
-    /// between the partitions; one that has less than one a second would never end.
+    /// Starts a redrive, or returns the progress of the one with that id. Its rate is shared out
+    /// between the partitions; one that has less than one a second would never end. No partition
+    /// starts what another refuses: all are asked first, and one redrive of a queue starts at a
+    /// time.
     pub async fn redrive(&self, redrive: Redrive) -> Told<RedriveView> {
         let partitions = self.partitions() as u32;
-        let commands = (0..partitions).map(|partition| {
+        let part = |partition| {
             let per_s = redrive.per_s.map(|per_s| share_of(per_s, partition, partitions));
-            Command::Redrive(Redrive { per_s, ..redrive.clone() })
-        });
-        self.progress(commands).await
+            Redrive { per_s, ..redrive.clone() }
+        };
+        let _one = self.shared.change_lock(&redrive.queue).lock().await;
+        if partitions > 1 {
+            let checks = (0..partitions).map(|partition| Command::CheckRedrive(part(partition)));
+            if let Err(refusal) = self.progress(checks).await? {
+                return Ok(Err(refusal));
+            }
+        }
+        self.progress((0..partitions).map(|partition| Command::Redrive(part(partition)))).await
     }
 
     pub async fn redrive_progress(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
@@ -439,6 +448,7 @@ fn add(whole: &mut QueueView, part: &QueueView) {
     let (sum, more) = (&mut whole.stats, &part.stats);
     let Stats {
         ready,
+        held,
         delayed,
         leased,
         parked,
@@ -453,6 +463,7 @@ fn add(whole: &mut QueueView, part: &QueueView) {
     } = more;
     for (sum, more) in [
         (&mut sum.ready, ready),
+        (&mut sum.held, held),
         (&mut sum.delayed, delayed),
         (&mut sum.leased, leased),
         (&mut sum.parked, parked),

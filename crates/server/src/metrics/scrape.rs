@@ -195,7 +195,13 @@ fn register_queues(registry: &mut Registry, queues: &[(QueueName, QueueView)]) {
     registry.register("messages", "Messages by state", messages);
     let now = crate::time::now();
     type Read = fn(&QueueView, hapax_core::Time) -> f64;
-    let levels: [(&str, &str, Option<Unit>, Read); 4] = [
+    let levels: [(&str, &str, Option<Unit>, Read); 5] = [
+        (
+            "messages_held",
+            "Ready messages that wait for another one of their group",
+            None,
+            |view, _| view.stats.held as f64,
+        ),
         ("keys_remembered", "Finished keys that are still remembered", None, |view, _| {
             view.stats.keys as f64
         }),

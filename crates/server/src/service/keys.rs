@@ -1,6 +1,5 @@
 //! One key: looking at it, and what an operator may do with it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,21 @@ use super::{Permit, Service, WAIT_MAX, refused};
 use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
+
+/// About how many bytes of messages a page has; a larger message has a page of its own.
+pub(crate) const PAGE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
+
+/// About how many bytes a key takes in an answer. Through every door the same, so that a page has
+/// the same end.
+pub(crate) fn key_bytes(view: &KeyView) -> usize {
+    let content = view.content.as_ref().map_or(0, |content| content.size());
+    let result = view.record.result.as_ref().map_or(0, |result| result.body.len());
+    let points: usize =
+        view.recovery_points.iter().map(|(name, data)| name.len() + data.len()).sum();
+    let history: usize = view.history.iter().map(|event| 120 + event.detail.len()).sum();
+    let bytes = content + result + points;
+    600 + history + bytes + bytes / 3 // For escapes and base64.
+}
 
 impl Service {
     pub fn key_name(&self, permit: &Permit, key: &str, group: Option<&str>) -> KeyName {
@@ -82,7 +96,8 @@ impl Service {
         Cursor::parse(text, self.engine().partitions())
     }
 
-    /// A page of the messages in a place, without leasing any.
+    /// A page of the messages in a place, without leasing any: as many of those that were asked for
+    /// as have room together, and at least one.
     pub async fn browse(
         &self,
         permit: &Permit,
@@ -90,7 +105,16 @@ impl Service {
         cursor: Option<Cursor>,
     ) -> Result<Page, Problem> {
         let page = self.engine().browse(browse, cursor).await?;
-        page.map_err(|refusal| refused(permit, refusal))
+        let mut page = page.map_err(|refusal| refused(permit, refusal))?;
+        let mut bytes = 0;
+        let fits = page.messages.iter().take_while(|view| {
+            bytes += key_bytes(view);
+            bytes <= PAGE_BYTES_MAX
+        });
+        let fits = fits.count().max(1);
+        page.truncate(fits);
+        page.check_next()?;
+        Ok(page)
     }
 
     /// Puts dead messages back, or tells how far the redrive of that id has come. A dry run gets
@@ -108,16 +132,8 @@ impl Service {
         if redrive.dry_run {
             redrive.id = format!("dry-run-{:032x}", fastrand::u128(..)).into();
         }
-        let (select, dry_run) = (redrive.select.clone(), redrive.dry_run);
         let view = self.engine().redrive(redrive).await?;
-        let view = view.map_err(|refusal| refused(permit, refusal))?;
-        match view.dry_run == dry_run && may_be_of(&view, &select) {
-            true => Ok(view),
-            false => Err(Problem::new(
-                Code::Conflict,
-                "the id was used for another redrive: choose a new one for this",
-            )),
-        }
+        view.map_err(|refusal| refused(permit, refusal))
     }
 
     /// Stops a redrive where it is.
@@ -137,15 +153,6 @@ impl Service {
     }
 }
 
-/// Whether a redrive may have been asked for with this selection. What a filter was is not told.
-fn may_be_of(view: &RedriveView, select: &Select) -> bool {
-    let Select::Keys(keys) = select else { return !view.by_keys };
-    let keys: BTreeSet<_> = keys.iter().collect();
-    view.by_keys
-        && view.total.is_none_or(|total| total == keys.len() as u64)
-        && view.missing.iter().all(|key| keys.contains(key))
-}
-
 fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
     match refusal {
         Refusal::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
@@ -157,7 +164,12 @@ fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
 /// `all`.
 fn check_select(select: &Select) -> Result<(), Problem> {
     match select {
-        Select::Keys(keys) if keys.is_empty() => Err(Problem::invalid("keys: name at least one")),
+        Select::Keys { keys, .. } if keys.is_empty() => {
+            Err(Problem::invalid("keys: name at least one"))
+        }
+        Select::Keys { group: Some(group), .. } if group.is_empty() => {
+            Err(Problem::invalid("group is empty: leave it out, or say which"))
+        }
         Select::Filter { error_contains, group, dead_before, dead_after } => {
             let texts = [("error_contains", error_contains), ("group", group)];
             for (name, text) in texts {
@@ -174,6 +186,6 @@ fn check_select(select: &Select) -> Result<(), Problem> {
             }
             Ok(())
         }
-        Select::Keys(_) | Select::All => Ok(()),
+        Select::Keys { .. } | Select::All => Ok(()),
     }
 }

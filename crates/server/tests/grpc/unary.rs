@@ -1,5 +1,7 @@
 //! The calls that are no streams.
 
+use hapax_core::{Command, Outcome, QueueName};
+use hapax_partition::route::Routes;
 use hapax_wire::proto::redrive_request::Select;
 use hapax_wire::proto::settle::Verb;
 use hapax_wire::proto::{self, AnswerKind, SettleKind, State};
@@ -139,6 +141,78 @@ async fn a_receive_of_nothing_waits_no_longer_than_asked() {
     assert_eq!(code(&status), "invalid");
 }
 
+/// What a partition has of the queue `orders`.
+async fn stats_in(house: &House, partition: usize) -> hapax_core::Stats {
+    let show = Command::Show(QueueName::new("default", "orders").unwrap());
+    match house.service.engine().call(partition, show).await.unwrap() {
+        Outcome::Queue(view) => view.stats,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An id under which a receive is asked of the second of two partitions.
+fn id_in_the_second() -> String {
+    let routes = Routes::new(2);
+    let ids = (0..).map(|number| format!("receive-{number}"));
+    let receive = |id: &str| hapax_core::Receive {
+        queue: QueueName::new("default", "orders").unwrap(),
+        max: 1,
+        lease_ms: None,
+        worker: "".into(),
+        receive_id: Some(id.into()),
+        several_per_group: false,
+    };
+    let mut in_second = ids.filter(|id| routes.of_receive(&receive(id)) == Some(1));
+    in_second.next().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
+    let house = House::with(|settings| settings.partitions = 2).await;
+    house.put("orders", "{}").await.unwrap();
+    let grouped = |message| proto::Message { group: "g".to_owned(), ..message };
+    house.send("orders", messages("k", 16).into_iter().map(grouped).collect()).await;
+    let before = stats_in(&house, 1).await.ready;
+    assert!(before > 1, "both partitions have some");
+
+    // What is to be known of the queue for the answer stands still, and the caller goes away.
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (enter, entered) = tokio::sync::oneshot::channel();
+    let engine = house.service.engine().clone();
+    let held = tokio::spawn(async move {
+        let stand_still = move |_: &_| {
+            enter.send(()).unwrap();
+            released.recv().unwrap_err()
+        };
+        engine.inspect(0, stand_still).await
+    });
+    entered.await.unwrap();
+    let receive = |receive_id: &str| proto::ReceiveRequest {
+        queue: "orders".to_owned(),
+        max: 1,
+        receive_id: receive_id.to_owned(),
+        ..Default::default()
+    };
+    let id = id_in_the_second();
+    // Of two without an id, one begins with the partition that answers.
+    let receiving = [&*id, "", ""].map(|id| {
+        let (mut client, request) = (house.client.clone(), receive(id));
+        tokio::spawn(async move { client.receive(request).await })
+    });
+    in_time(async { while stats_in(&house, 1).await.leased < 2 {} }).await;
+    for receiving in receiving {
+        receiving.abort();
+    }
+    in_time(async { while stats_in(&house, 1).await.leased > 1 {} }).await;
+    assert_eq!(stats_in(&house, 1).await.ready, before - 1);
+    drop(release);
+    held.await.unwrap().unwrap();
+    // Under an id they are kept for whoever asks again.
+    let again = in_time(house.client.clone().receive(receive(&id))).await.unwrap().into_inner();
+    let answers = settle_all(&house, "orders", vec![done(1, &again.messages[0], "ok")]).await;
+    assert_eq!(answers[0].kind(), SettleKind::Ok);
+}
+
 #[tokio::test]
 async fn a_received_message_tells_whose_it_is_and_how_long_its_lease_lasts() {
     let house = House::with_queue("orders", r#"{"lease_ms":7000,"dedup_scope":"group"}"#).await;
@@ -157,12 +231,16 @@ async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
         queue: "charges".to_owned(),
         key: "charge-7".to_owned(),
         body: "17 euro".into(),
+        headers: [("request".to_owned(), "POST /charges".to_owned())].into(),
         ..Default::default()
     };
     let fresh = client.claim(request.clone()).await.unwrap().into_inner();
     assert_eq!(fresh.answer.as_ref().unwrap().kind(), AnswerKind::Fresh);
     assert!(fresh.fence > 0 && fresh.deadline_ms > 0);
     assert_eq!(fresh.tenant, "default");
+    let look = proto::GetKeyRequest { key: Some(named("charges", "charge-7")), wait_ms: 0 };
+    let looked = client.get_key(look).await.unwrap().into_inner();
+    assert_eq!(looked.headers["request"], "POST /charges", "kept for those who look");
     let second = client.claim(request.clone()).await.unwrap().into_inner().answer.unwrap();
     assert_eq!(second.kind(), AnswerKind::InFlight);
     let other = proto::ClaimRequest { body: "18 euro".into(), ..request.clone() };
@@ -227,6 +305,32 @@ async fn a_finished_key_is_replayed_with_its_body_and_forgotten() {
 }
 
 #[tokio::test]
+async fn a_page_is_bounded_in_bytes_and_the_next_one_has_the_rest() {
+    const BYTES: usize = 1_000_000;
+    let house = House::with_queue("orders", "{}").await;
+    for number in 0..12 {
+        let body = "x".repeat(BYTES);
+        house.send("orders", vec![message(0, &format!("k{number}"), body)]).await;
+    }
+    let mut client = house.client.clone().max_decoding_message_size(64 * 1_024 * 1_024);
+    let (mut keys, mut pages, mut cursor) = (Vec::new(), 0, String::new());
+    while pages == 0 || !cursor.is_empty() {
+        let request = proto::BrowseRequest {
+            queue: "orders".to_owned(),
+            state: State::Ready.into(),
+            limit: 100,
+            cursor,
+        };
+        let page = in_time(client.browse(request)).await.unwrap().into_inner();
+        assert!(page.messages.len() * BYTES <= 8 * 1_024 * 1_024, "{}", page.messages.len());
+        keys.extend(page.messages.into_iter().map(|message| message.key));
+        (pages, cursor) = (pages + 1, page.next);
+    }
+    assert_eq!(keys, (0..12).map(|number| format!("k{number}")).collect::<Vec<_>>());
+    assert!(pages > 1, "{pages}");
+}
+
+#[tokio::test]
 async fn dead_messages_are_browsed_redriven_and_discarded() {
     let house = House::with_queue("orders", "{}").await;
     let mut client = house.client.clone();
@@ -279,8 +383,12 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
     assert_eq!((moved.matched, moved.moved), (2, 2));
     let again = client.redrive(redrive("wet", timeouts(), false)).await.unwrap().into_inner();
     assert_eq!(again.moved, 2, "repeated, it moves nothing twice");
+    let all = Select::All(proto::RedriveAll {});
+    let other = client.redrive(redrive("wet", all, false)).await.unwrap_err();
+    assert_eq!(other.code(), tonic::Code::AlreadyExists);
+    assert!(other.message().contains("another redrive"), "{other:?}");
     assert_eq!(house.stats("orders").await.dead, 2);
-    let keys = Select::Keys(proto::RedriveKeys { keys: vec!["c".to_owned()] });
+    let keys = Select::Keys(proto::RedriveKeys { keys: vec!["c".to_owned()], group: None });
     client.redrive(redrive("key", keys, false)).await.unwrap();
     in_time(finished("key")).await;
     client.discard_key(named("orders", "d")).await.unwrap();
@@ -409,7 +517,7 @@ async fn a_redrive_tells_what_it_misses_and_can_be_cancelled() {
     let by_keys = proto::RedriveRequest {
         queue: "orders".to_owned(),
         id: "keys".to_owned(),
-        select: Some(Select::Keys(proto::RedriveKeys { keys })),
+        select: Some(Select::Keys(proto::RedriveKeys { keys, group: None })),
         ..Default::default()
     };
     let told = client.redrive(by_keys.clone()).await.unwrap().into_inner();

@@ -185,11 +185,18 @@ async fn an_id_of_another_redrive_is_a_conflict() {
         r#"{"id":"keys","all":true}"#,
         r#"{"id":"keys","keys":["a"]}"#,
         r#"{"id":"keys","keys":["a","b"]}"#,
+        r#"{"id":"keys","keys":["a","gone"],"group":"g"}"#,
+        r#"{"id":"keys","keys":["a","gone"],"per_s":1}"#,
         r#"{"id":"filter","keys":["b"]}"#,
+        r#"{"id":"filter","filter":{"group":"h"}}"#,
+        r#"{"id":"filter","filter":{"error_contains":"bad"}}"#,
+        r#"{"id":"filter","all":true}"#,
     ] {
         let told = house.ask(post("/v1/queues/orders/redrive", other)).await;
-        told.fails(422, "conflict");
+        let problem = told.fails(422, "conflict");
+        assert!(text(&problem, "detail").contains("another redrive"), "{other}: {problem}");
     }
+    redrive(&house, r#"{"id":"filter","filter":{"group":"g"}}"#).await;
     redrive(&house, r#"{"id":"keys","keys":["gone","a","a"]}"#).await;
     assert_eq!(house.key("orders", "b").await["state"], "dead");
 }
@@ -215,16 +222,39 @@ async fn a_redrive_says_what_it_is_for() {
 }
 
 #[tokio::test]
-async fn where_keys_belong_to_groups_a_dead_message_is_redriven_by_its_group() {
+async fn where_keys_belong_to_groups_a_dead_message_is_redriven_by_key_and_group() {
     let house = House::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
-    house.ask(send("orders", "k", "x").header("hapax-group", "g")).await.is(201);
-    let message = house.receive_one("orders").await;
-    let fail = json!({"lease": message["lease"], "do": "fail", "dead": true});
-    house.settle("orders", fail).await;
-    let told = house.ask(ask("POST", "/v1/queues/orders/keys/k/redrive?group=g")).await;
-    let problem = told.fails(400, "invalid");
-    assert!(text(&problem, "detail").contains("filter"), "{problem}");
-    assert_eq!(redrive(&house, r#"{"filter":{"group":"g"}}"#).await["moved"], 1);
+    for group in ["g", "h", "i"] {
+        house.ask(send("orders", "k", "x").header("hapax-group", group)).await.is(201);
+        let message = house.receive_one("orders").await;
+        let fail = json!({"lease": message["lease"], "do": "fail", "dead": true});
+        house.settle("orders", fail).await;
+    }
+    let of_key = |query: &str| ask("POST", &format!("/v1/queues/orders/keys/k/redrive{query}"));
+    house.ask(of_key("")).await.fails(404, "no_such_key");
+    house.ask(of_key("?group=x")).await.fails(404, "no_such_key");
+    house.ask(of_key("?group=g")).await.is(200);
+    house.ask(of_key("?group=g")).await.fails(400, "invalid");
+    let told = redrive(&house, r#"{"keys":["k"]}"#).await;
+    assert_eq!((&told["moved"], &told["missing"][0]), (&json!(0), &json!("k")));
+    assert_eq!(redrive(&house, r#"{"keys":["k"],"group":"h"}"#).await["moved"], 1);
+    assert_eq!(redrive(&house, r#"{"filter":{"group":"i"}}"#).await["moved"], 1);
+    let stats = house.ask(get("/v1/queues/orders")).await.is(200);
+    assert_eq!(stats["stats"]["dead"], 0, "{stats}");
+}
+
+#[tokio::test]
+async fn messages_behind_the_head_of_their_group_are_counted_as_held() {
+    let house = House::with_queue(r#"{"order":"group"}"#).await;
+    for (key, group) in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")] {
+        house.ask(send("orders", key, "x").header("hapax-group", group)).await.is(201);
+    }
+    let told = house.ask(get("/v1/queues/orders")).await.is(200);
+    let stats = |told: &Value| (told["stats"]["ready"].clone(), told["stats"]["held"].clone());
+    assert_eq!(stats(&told), (json!(4), json!(2)));
+    house.receive_one("orders").await;
+    let told = house.ask(get("/v1/queues")).await.is(200);
+    assert_eq!(stats(&told["queues"][0]), (json!(3), json!(2)));
 }
 
 #[tokio::test]

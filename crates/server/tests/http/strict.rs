@@ -197,6 +197,9 @@ async fn a_redrive_says_exactly_what_it_means() {
         (json!({"filter": {"error_contains": ""}}), "filter.error_contains is empty"),
         (json!({"filter": {"error_contains": "bad", "group": ""}}), "filter.group is empty"),
         (json!({"keys": []}), "keys: name at least one"),
+        (json!({"keys": ["dead"], "group": ""}), "group is empty"),
+        (json!({"all": true, "group": "g"}), "group: it is that of `keys`"),
+        (json!({"filter": {"error_contains": "bad"}, "group": "g"}), "group: it is that of"),
     ] {
         let told = house.ask(post("/v1/queues/orders/redrive", &body.to_string())).await;
         let problem = told.fails(400, "invalid");

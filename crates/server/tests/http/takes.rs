@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::access::guarded;
 use super::house::{Ask, House, ask, get, text};
 use super::strict::{busy_house, state};
 
@@ -55,6 +56,10 @@ impl Route {
         params.is_some_and(|params| params.iter().any(is_it))
     }
 
+    fn is_open(&self) -> bool {
+        self.operation["security"] == json!([{}])
+    }
+
     fn takes_body(&self) -> bool {
         self.operation.get("requestBody").is_some()
     }
@@ -99,6 +104,24 @@ async fn every_route_refuses_what_it_does_not_take_and_does_nothing() {
             assert!(detail.contains(what), "{} {}: {problem}", route.method, route.path);
             assert_eq!(state(&house).await, before, "{} {}: {what}", route.method, route.path);
             asked += 1;
+        }
+    }
+    assert!(asked > 400, "{asked}");
+}
+
+#[tokio::test]
+async fn whoever_is_not_known_is_refused_before_the_request_is_looked_at() {
+    let (house, _) = guarded(&[("root", "shop", "*", "send,work,admin")]);
+    let mut asked = 0;
+    for route in Route::all(&house).await {
+        for (request, what) in route.wrong() {
+            let told = house.ask(request).await;
+            match route.is_open() {
+                true => told.fails(400, "invalid"),
+                false => told.fails(401, "unauthorized"),
+            };
+            asked += usize::from(!route.is_open());
+            assert_eq!(told.headers.contains_key("www-authenticate"), !route.is_open(), "{what}");
         }
     }
     assert!(asked > 400, "{asked}");

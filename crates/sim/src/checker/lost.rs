@@ -222,7 +222,8 @@ impl Checker {
                     }
                 }
             }
-            Op::Redrive { queue, items, .. } => {
+            Op::Redrive { queue, id, items } => {
+                self.state_mut(*queue).redrives.push((*id, items.clone()));
                 if items.is_empty() {
                     self.state_mut(*queue).redriven = Some(at);
                 }

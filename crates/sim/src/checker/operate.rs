@@ -62,7 +62,10 @@ impl Checker {
             (Op::Discard { item } | Op::Resolve { item, .. }, Outcome::Refused(refusal)) => {
                 self.not_waiting(at, *item, refusal)
             }
-            (Op::Redrive { .. }, Outcome::Redrive(_)) => {
+            (Op::Redrive { items, .. }, Outcome::Redrive(view)) => {
+                if view.by_keys == items.is_empty() {
+                    return violation("a redrive gets the progress of another one");
+                }
                 self.lost_operation(at, op);
                 Ok(())
             }
@@ -75,6 +78,12 @@ impl Checker {
                 Ok(())
             }
             (Op::Redrive { .. }, Outcome::Refused(Refusal::TooManyRedrives(_))) => Ok(()),
+            (Op::Redrive { queue, id, items }, Outcome::Refused(Refusal::OtherRedrive)) => {
+                match self.state(*queue).redrives.iter().any(|it| it.0 == *id && it.1 != *items) {
+                    true => Ok(()),
+                    false => violation("a redrive is refused for another one that was not"),
+                }
+            }
             (Op::Pause { .. } | Op::Relayed { .. }, Outcome::Ok) => Ok(()),
             _ => violation("an answer that does not belong to its request"),
         }

@@ -4,7 +4,7 @@
 //! was not answered; the next answer that shows the queue decides which of the possibilities it
 //! is. What a change may do to the lives of its keys is done here.
 
-use hapax_core::{Config, OnGroupDead, Outcome, QueueView, Refusal, Time};
+use hapax_core::{Config, OnGroupDead, Order, Outcome, QueueView, Refusal, Time};
 
 use super::{Checked, Checker, Places, violation};
 use crate::scene::ItemId;
@@ -22,11 +22,20 @@ pub(crate) struct QueueState {
     pub(super) purges: bool,
     /// When all that was dead was redriven last: what dies at that very time is taken too.
     pub(super) redriven: Option<Time>,
+    /// The redrives that were started, or may have been: their ids, and what they named.
+    pub(super) redrives: Vec<(u64, Vec<ItemId>)>,
 }
 
 impl QueueState {
     pub(super) fn new(config: Config) -> Self {
-        Self { may_be: vec![None], config, had: Vec::new(), purges: false, redriven: None }
+        Self {
+            may_be: vec![None],
+            config,
+            had: Vec::new(),
+            purges: false,
+            redriven: None,
+            redrives: Vec::new(),
+        }
     }
 
     pub(super) fn may_exist(&self) -> bool {
@@ -184,6 +193,14 @@ impl Checker {
                 false => "it was deleted, or never created",
             };
             return violation(format!("a queue shows rules though {known}"));
+        }
+        if view.stats.held > view.stats.ready {
+            return violation("more messages are held than are ready");
+        }
+        let is_ordered = |config: &Config| config.order == Order::Group;
+        let has_groups = state.had().any(is_ordered) || state.candidates().iter().any(is_ordered);
+        if view.stats.held > 0 && !has_groups {
+            return violation("messages are held in a queue without order");
         }
         if state.may_be.len() > 1 {
             self.rule(at, queue, &view.config);

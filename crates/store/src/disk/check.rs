@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use super::{LOCK_NAME, head, marker};
+use super::{LOCK_NAME, marker};
 use crate::archive::{self, Finding, Severity};
 use crate::journal::mark;
 use crate::journal::record::{segment_id, segment_name};
@@ -43,8 +43,9 @@ pub fn check(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Sum
         report(damage(marker_missing(volume)));
     }
     summary.archive = archive::verify(volume, &mut report)?;
-    let head = reported(head::peek(volume), &mut report)?;
-    if let (Some(Some(identity)), Some(Some(head))) = (identity, head) {
+    // A manifest that is damaged was reported just now.
+    let head = archive::head(volume).ok().flatten();
+    if let (Some(Some(identity)), Some(head)) = (identity, head) {
         summary.epoch = head.epoch;
         summary.through = head.through;
         let synced = Position::from_bits(head.synced);

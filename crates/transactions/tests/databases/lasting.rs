@@ -248,7 +248,7 @@ async fn redrive(house: &House, key: &str) {
     let request = RedriveRequest {
         queue: "orders".to_owned(),
         id: key.to_owned(),
-        select: Some(Select::Keys(RedriveKeys { keys: vec![key.to_owned()] })),
+        select: Some(Select::Keys(RedriveKeys { keys: vec![key.to_owned()], group: None })),
         ..Default::default()
     };
     house.admin.redrive(request).await.unwrap();

@@ -35,7 +35,7 @@ pub(super) async fn run(discard: &Discard) -> Result<Exit, Failure> {
 }
 
 async fn act(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
-    discard.selection.check_keys_of_group()?;
+    discard.selection.check()?;
     let screen = discard.output.screen();
     if !discard.selection.keys.is_empty() {
         return keys(session, discard).await;

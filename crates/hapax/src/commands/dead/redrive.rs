@@ -7,6 +7,7 @@ use hapax_wire::proto::{self, redrive_request::Select};
 use serde_json::Value;
 
 use super::Selection;
+use crate::advice::Advice;
 use crate::content::new_key;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -22,7 +23,9 @@ pub(crate) struct Redrive {
     /// At most this many per second; one per partition where there are more partitions.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
-    /// The name of this redrive: repeated under it, nothing moves twice. Made up without one.
+    /// The name of this redrive: repeated under it, nothing moves twice; another selection or rate
+    /// under it is refused (an age such as 2h is another time when it is repeated). Made up without
+    /// one.
     #[arg(long)]
     id: Option<String>,
     /// Do not wait for its end.
@@ -96,7 +99,8 @@ async fn keys_per_group(session: &Session, queue: &str) -> bool {
 fn select(selection: &Selection) -> Select {
     let filter = &selection.filter;
     if !selection.keys.is_empty() {
-        return Select::Keys(proto::RedriveKeys { keys: selection.keys.clone() });
+        let (keys, group) = (selection.keys.clone(), filter.group.clone());
+        return Select::Keys(proto::RedriveKeys { keys, group });
     }
     if filter.is_empty() {
         return Select::All(proto::RedriveAll {});
@@ -142,8 +146,9 @@ fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Ex
             (_, true, _) => format!("redrive {id} is cancelled: {moved} of {of} moved"),
             (_, _, true) => format!("redrove {} (redrive {id})", count(*moved, "dead message")),
             _ => format!(
-                "redrive {id} goes on: {moved} of {of} moved; watch it with --status {id}, stop \
-                 it with: hapax dead redrive {queue} --cancel {id}"
+                "redrive {id} goes on: {moved} of {of} moved; watch it with: {}, stop it with: {}",
+                Advice::new("hapax dead redrive", &[queue]).option("--status", id),
+                Advice::new("hapax dead redrive", &[queue]).option("--cancel", id)
             ),
         })?;
     }

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 
+use hapax_idempotency::{is_end_to_end, named_by_connection};
 use http::header::{self, Entry};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -20,34 +21,16 @@ static HOP_BY_HOP: [HeaderName; 10] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
-/// Of the request, whatever `Connection` says: what the key, the caller and the body are. A client
-/// that could take them away would have the upstream see another request than was compared.
-static END_TO_END: [HeaderName; 8] = [
-    header::AUTHORIZATION,
-    header::CONTENT_ENCODING,
-    header::CONTENT_LENGTH,
-    header::CONTENT_TYPE,
-    header::COOKIE,
-    header::HOST,
-    HeaderName::from_static("idempotency-key"),
-    FORWARDED_FOR,
-];
-
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const VIA: HeaderValue = HeaderValue::from_static("1.1 hapax");
 
-/// Takes out what belongs to the connection it came by.
+/// Takes out what belongs to the connection it came by. A request that names a header of its own
+/// there was refused by the layer; a response keeps it.
 pub(super) fn strip(headers: &mut HeaderMap) {
-    let connection = headers.get_all(header::CONNECTION);
-    let named: Vec<HeaderName> = connection
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .filter(|name| !END_TO_END.contains(name))
-        .collect();
+    let named = named_by_connection(headers);
+    let named: Vec<HeaderName> = named.filter(|name| !is_end_to_end(name)).collect();
     for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
@@ -128,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn a_client_cannot_take_away_what_the_request_is_told_by() {
+    fn what_a_message_is_told_by_is_not_of_a_connection() {
         let mut headers = map(&[
-            ("connection", "Idempotency-Key, Authorization, Host, Cookie, Content-Type"),
-            ("idempotency-key", "k"),
+            ("connection", "Authorization, Host, Cookie, Content-Type, X-Api-Key"),
             ("authorization", "Bearer t"),
             ("host", "shop.example"),
             ("cookie", "a=1"),
             ("content-type", "text/plain"),
+            ("x-api-key", "k"),
         ]);
         strip(&mut headers);
         assert_eq!(headers.len(), 5, "{headers:?}");

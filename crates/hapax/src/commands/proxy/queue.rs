@@ -5,6 +5,7 @@ use hapax_wire::Code;
 use serde_json::json;
 
 use super::{InDoubt, Proxy};
+use crate::advice::Advice;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::say;
@@ -44,9 +45,8 @@ pub(super) async fn prepare(
             let wrong = "its on_lost is redeliver: a key is free again when a proxy dies, and the \
                          upstream would be called twice";
             let next = format!(
-                "hapax queue set {} --on-lost park\nor, if the upstream honours Idempotency-Key \
-                 itself: --in-doubt retry",
-                proxy.queue
+                "{}\nor, if the upstream honours Idempotency-Key itself: --in-doubt retry",
+                Advice::new("hapax queue set", &[&proxy.queue]).option("--on-lost", "park")
             );
             return Err(unfit(proxy, wrong).next(next));
         }
@@ -79,12 +79,10 @@ async fn create(session: &Session, proxy: &Proxy) -> Result<(), Failure> {
 }
 
 fn create_by_hand(proxy: &Proxy) -> String {
-    format!(
-        "hapax queue create {} --on-lost {} --max-body-bytes {}",
-        proxy.queue,
-        on_lost(proxy),
-        max_body_bytes(proxy)
-    )
+    Advice::new("hapax queue create", &[&proxy.queue])
+        .option("--on-lost", on_lost(proxy))
+        .option("--max-body-bytes", &max_body_bytes(proxy).to_string())
+        .to_string()
 }
 
 fn on_lost(proxy: &Proxy) -> &'static str {

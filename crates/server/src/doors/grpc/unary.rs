@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{
-    Browse, Claim, Content, DedupScope, Fingerprint, QueueName, Redrive, Resolution, Select, Time,
+    Browse, Claim, Content, Fingerprint, QueueName, Redrive, Resolution, Select, Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
@@ -176,7 +176,7 @@ impl Hapax for Door {
                 let key = it.key.unwrap_or_default();
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let content = it.message.as_ref().map(|message| {
-                    let sent = shape::message(permit.queue(), message)?;
+                    let sent = shape::send(permit.queue(), &message.into())?;
                     Ok::<_, Problem>((sent.content, sent.fingerprint))
                 });
                 service.replay(&permit, name, content.transpose()?).await?;
@@ -347,7 +347,7 @@ async fn send_batch(
     let mut refused = Vec::with_capacity(frame.messages.len());
     let mut sends = Vec::with_capacity(frame.messages.len());
     for message in &frame.messages {
-        match shape::message(permit.queue(), message) {
+        match shape::send(permit.queue(), &message.into()) {
             Ok(send) => {
                 sends.push(send);
                 refused.push(None);
@@ -380,15 +380,14 @@ async fn receive(
     let receive_id = it.receive_id.filter(|id| !id.is_empty());
     let it = proto::ReceiveRequest { max: it.max.max(1), receive_id, ..it };
     let receive = shape::receive(permit.queue(), it);
-    let (shown, received) =
-        tokio::join!(service.show(&permit), service.receive(&permit, receive, wait));
-    let (shown, deliveries) = (shown?, received?);
-    let keys_per_group = shown.view.config.dedup_scope == DedupScope::Group;
-    let messages = deliveries.iter().map(|it| {
+    let received = service.receive_list(&permit, receive, wait).await?;
+    let messages = received.messages().iter().map(|it| {
         let lease = service.seal(&permit, it);
-        shape::delivery(&permit, keys_per_group, &lease, it)
+        shape::delivery(&permit, received.keys_per_group(), &lease, it)
     });
-    Ok(proto::ReceiveReply { messages: messages.collect() })
+    let messages = messages.collect();
+    received.keep();
+    Ok(proto::ReceiveReply { messages })
 }
 
 async fn settle(
@@ -429,8 +428,11 @@ async fn claim(
     permit: Permit,
     it: proto::ClaimRequest,
 ) -> Result<proto::ClaimReply, Problem> {
-    let content_type = some(&it.content_type);
-    let content = Content::builder(&it.key).content_type(content_type).build(b"")?;
+    let mut builder = Content::builder(&it.key).content_type(some(&it.content_type));
+    for (name, value) in &it.headers {
+        builder = builder.header(name, value);
+    }
+    let content = builder.build(b"")?;
     let own = shape::own_fingerprint("fingerprint", it.fingerprint.as_deref())?;
     let fingerprint = own.unwrap_or_else(|| Fingerprint::of(&it.body, None));
     let mut claim = Claim::new(permit.queue().clone(), content, fingerprint);
@@ -453,7 +455,7 @@ async fn browse(
     let limit = if it.limit == 0 { 100 } else { it.limit as usize };
     let limit = limit.min(hapax_core::limits::BROWSE_MAX);
     let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };
-    let page = service.browse(&permit, browse, cursor).await?;
+    let page = service.browse(&permit, browse, cursor).await?; // Bounded in bytes, as HTTP's.
     Ok(proto::BrowseReply {
         messages: page.messages.into_iter().map(|view| shape::key(None, view)).collect(),
         next: page.next.map(|next| next.to_string()).unwrap_or_default(),
@@ -467,7 +469,7 @@ async fn redrive(
 ) -> Result<proto::RedriveProgress, Problem> {
     use proto::redrive_request::Select as Said;
     let select = match it.select {
-        Some(Said::Keys(keys)) => shape::keys(&keys.keys)?,
+        Some(Said::Keys(keys)) => shape::keys(&keys.keys, keys.group.as_deref())?,
         Some(Said::Filter(filter)) => shape::filter(filter),
         Some(Said::All(_)) => Select::All,
         None => return Err(Problem::invalid("say which: keys, a filter, or all")),

@@ -15,8 +15,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
-use super::takes;
 use super::unread::Unread;
+use super::{Route, access, takes};
 use crate::listen::Peer;
 use crate::log::request_span;
 use crate::problem::Problem;
@@ -78,10 +78,11 @@ pub(super) async fn dispatch(
 async fn check(service: &Service, request: &mut Request) -> Result<(), Failure> {
     check_host(service, request)?;
     check_origin(request.method(), request.headers())?;
-    match request.extensions().get::<MatchedPath>().cloned() {
-        Some(path) => takes::check(path.as_str(), request).await,
-        None => Ok(()),
-    }
+    let path = request.extensions().get::<MatchedPath>();
+    let route = path.and_then(|path| Route::of(request.method(), path.as_str()));
+    let Some(route) = route else { return Ok(()) };
+    access::check(service, route.access, request)?;
+    takes::check(route, request).await
 }
 
 /// The handler's answer, and whether it is a refusal.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path, Query};
 use hapax_core::KeyName;
+use hapax_wire::Code;
 use hapax_wire::key::Malformed;
-use http::header::AUTHORIZATION;
 use http::request::Parts;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -16,19 +16,17 @@ use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
-/// Who asks.
+/// Who asks, as [`super::access`] found out.
 #[derive(Debug)]
 pub(super) struct Caller(pub(super) Arc<Principal>);
 
 impl FromRequestParts<Service> for Caller {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, service: &Service) -> Result<Self, Failure> {
-        let mut values = parts.headers.get_all(AUTHORIZATION).iter();
-        let value = values.next().map(http::HeaderValue::as_bytes);
-        // Two tokens are no token: nobody can tell whose request it is.
-        let value = if values.next().is_some() { Some(&b""[..]) } else { value };
-        Ok(Self(service.authenticate(value)?))
+    async fn from_request_parts(parts: &mut Parts, _: &Service) -> Result<Self, Failure> {
+        let caller = parts.extensions.get::<Arc<Principal>>();
+        let unknown = || Problem::new(Code::Internal, "the request was not authenticated");
+        Ok(Self(caller.cloned().ok_or_else(unknown)?))
     }
 }
 

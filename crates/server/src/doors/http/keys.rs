@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use hapax_core::{Place, Resolution, Select, limits};
+use hapax_core::{Resolution, Select, limits};
 use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -14,14 +14,13 @@ use super::body::{parse, read, read_json};
 use super::failure::Failure;
 use super::head::Head;
 use super::input::{InKey, Params, number};
-use super::messages::key_bytes;
 use super::output;
 use super::redrives::start;
 use super::work::SETTLE_BYTES_MAX;
 use crate::auth::Action;
 use crate::doors::shape;
 use crate::problem::Problem;
-use crate::service::{Permit, Service};
+use crate::service::{Permit, Service, key_bytes};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct LookParams {
@@ -153,16 +152,11 @@ pub(super) async fn redrive(
     at: InKey,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let select = Select::Keys(vec![at.key.as_str().into()]);
+    let name = at.name(&service, &permit);
+    let select = Select::Keys { keys: vec![name.key], group: name.group };
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
         let view = service.look(&permit, at.name(&service, &permit), Duration::ZERO).await?;
-        if view.place == Place::Dead {
-            return Err(Failure::invalid(
-                "the queue deduplicates per group, where a key alone names no message: redrive by \
-                 a filter with the group",
-            ));
-        }
         let state = hapax_core::Invalid::State(view.place.as_str());
         return Err(Problem::from(state).into());
     }

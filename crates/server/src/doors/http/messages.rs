@@ -20,7 +20,7 @@ use super::{key, output};
 use crate::auth::Action;
 use crate::doors::shape;
 use crate::problem::Problem;
-use crate::service::{Permit, Service, is_no_such_queue};
+use crate::service::{Permit, Service, is_no_such_queue, key_bytes};
 
 pub(super) const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Results in the answers to one request, and bodies in one page.
@@ -170,16 +170,6 @@ pub(super) fn answer_bytes(answer: &Answer) -> usize {
     400 + in_json(own)
 }
 
-/// About how many bytes a key takes in an answer.
-pub(super) fn key_bytes(view: &KeyView) -> usize {
-    let content = view.content.as_ref().map_or(0, |content| content.size());
-    let result = view.record.result.as_ref().map_or(0, |result| result.body.len());
-    let points: usize =
-        view.recovery_points.iter().map(|(name, data)| name.len() + data.len()).sum();
-    let history: usize = view.history.iter().map(|event| 120 + event.detail.len()).sum();
-    600 + history + in_json(content + result + points)
-}
-
 /// About how many bytes become of so many in JSON: some more, for escapes and base64.
 pub(super) fn in_json(bytes: usize) -> usize {
     bytes + bytes / 3
@@ -268,7 +258,7 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
     let mut kept = Vec::with_capacity(batch.items.len());
     for item in batch.items {
         let (key, sent) = match &item {
-            Ok(message) => (message.key.as_deref(), shape::message(queue, message)),
+            Ok(message) => (message.key.as_deref(), of_message(queue, message)),
             Err(error) => (error.key(), Err(Problem::invalid(error.to_string()))),
         };
         kept.push(match sent {
@@ -281,6 +271,11 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
         });
     }
     Ok((sends, kept))
+}
+
+fn of_message(queue: &QueueName, message: &wire::Message) -> Result<Send, Problem> {
+    shape::check_names(message.key.as_deref(), message.group.as_deref())?;
+    shape::send(queue, &message.into())
 }
 
 #[derive(Debug, Deserialize)]
@@ -321,20 +316,13 @@ pub(super) async fn browse(
         return Err(Failure::invalid(format!("limit is 1 to {}", limits::BROWSE_MAX)));
     }
     let cursor = params.cursor.as_deref().map(|text| service.cursor(text)).transpose()?;
-    let mut page = service.browse(&permit, browse, cursor).await?;
-    let mut bytes = 0;
-    let fits = page.messages.iter().take_while(|view| {
-        bytes += key_bytes(view);
-        bytes <= ANSWER_BYTES_MAX
-    });
-    let fits = fits.count().max(1);
-    page.truncate(fits);
+    let page = service.browse(&permit, browse, cursor).await?;
+    let bytes = page.messages.iter().map(key_bytes).sum();
     let list = wire::BrowseReply {
         messages: page.messages.into_iter().map(|view| shape::key(None, view)).collect(),
         next: page.next.map(|next| next.to_string()).unwrap_or_default(),
     };
-    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes.min(2 * ANSWER_BYTES_MAX))
-        .await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes).await
 }
 
 fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {

@@ -8,7 +8,6 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use hapax_core::{Redrive, RedriveView, Select, limits};
-use hapax_wire::json::List;
 use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, StatusCode};
 use tokio::time::{Instant, sleep};
@@ -33,7 +32,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 /// Put dead messages back
 ///
 /// Name them by `keys`, by `filter`, or `all`. Under its `id`, a repeated redrive moves nothing
-/// twice. A large one goes on when this is answered: ask for its progress.
+/// twice, and another one is refused. A large one goes on when this is answered: ask for its
+/// progress.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/redrive", tag = "keys",
     params(
@@ -41,7 +41,11 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
         ("Prefer" = Option<String>, Header, description = "`wait=SECONDS` for its end"),
     ),
     request_body = wire::Redrive,
-    responses((status = 200, description = "How far it has come", body = wire::RedriveProgress)),
+    responses(
+        (status = 200, description = "How far it has come", body = wire::RedriveProgress),
+        (status = 422, description = "`conflict`: the id is that of another redrive",
+         body = wire::Document, content_type = "application/problem+json"),
+    ),
 )]
 pub(super) async fn post(
     State(service): State<Service>,
@@ -51,8 +55,9 @@ pub(super) async fn post(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
     let payload = read_json(&service, permit.tenant(), &headers, body, REDRIVE_BYTES_MAX).await?;
-    let wire::Redrive { id, keys, filter, all, dry_run, per_s } = parse(&payload)?;
-    let select = select(keys, filter, all)?;
+    let mut redrive: wire::Redrive = parse(&payload)?;
+    let (id, dry_run, per_s) = (redrive.id.take(), redrive.dry_run, redrive.per_s);
+    let select = select(redrive)?;
     let mut view = start(&service, &permit, id.as_deref(), select, dry_run, per_s).await?;
     let until = Instant::now() + head::wait(&headers).max(AT_ONCE);
     while !view.done && Instant::now() < until {
@@ -79,19 +84,18 @@ pub(super) async fn start(
     service.redrive(permit, Redrive { queue, id, select, dry_run, per_s }).await
 }
 
-fn select(
-    keys: Option<List<String, { limits::REDRIVE_KEYS_MAX }>>,
-    filter: Option<wire::RedriveFilter>,
-    all: bool,
-) -> Result<Select, Problem> {
-    match (keys, filter, all) {
+fn select(redrive: wire::Redrive) -> Result<Select, Problem> {
+    if redrive.group.is_some() && redrive.keys.is_none() {
+        return Err(Problem::invalid("group: it is that of `keys`; a `filter` has its own"));
+    }
+    match (redrive.keys, redrive.filter, redrive.all) {
         (Some(keys), None, false) if keys.beyond > 0 => {
             let count = keys.items.len() + keys.beyond;
             let max = limits::REDRIVE_KEYS_MAX;
             let detail = format!("keys: a redrive names at most {max}, this one names {count}");
             Err(Problem::new(Code::TooLarge, detail))
         }
-        (Some(keys), None, false) => shape::keys(&keys),
+        (Some(keys), None, false) => shape::keys(&keys, redrive.group.as_deref()),
         (None, Some(filter), false) => Ok(shape::filter(filter)),
         (None, None, true) => Ok(Select::All),
         _ => Err(Problem::invalid("give exactly one of `keys`, `filter` and `\"all\": true`")),

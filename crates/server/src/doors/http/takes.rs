@@ -9,9 +9,9 @@ use axum::extract::Request;
 use hapax_wire::nearest::closest;
 use hapax_wire::{self as wire, json};
 use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
-use http::{HeaderMap, HeaderName, Method};
+use http::{HeaderMap, HeaderName};
 
-use super::TABLE;
+use super::Route;
 use super::body::next_frame;
 use super::failure::Failure;
 use super::head::{
@@ -63,28 +63,17 @@ impl Takes {
     /// The message once more.
     pub(super) const REPLAY: Self =
         Self { headers: &[GROUP, FINGERPRINT], kept: true, ..Self::RESOLVE };
-
-    /// What the route of a request takes; `None` where there is no such route.
-    fn of(method: &Method, path: &str) -> Option<&'static Self> {
-        // A HEAD is answered by the handler of GET.
-        let method = if method == Method::HEAD { "get" } else { method.as_str() };
-        let mut routes = TABLE.iter();
-        let is_it = |(known, route, _): &&(&str, &str, Self)| {
-            *route == path && known.eq_ignore_ascii_case(method)
-        };
-        routes.find(is_it).map(|(_, _, takes)| takes)
-    }
 }
 
 /// Refuses what the route of a request does not take.
-pub(super) async fn check(path: &str, request: &mut Request) -> Result<(), Failure> {
-    let Some(takes) = Takes::of(request.method(), path) else { return Ok(()) };
+pub(super) async fn check(route: &Route, request: &mut Request) -> Result<(), Failure> {
+    let takes = &route.takes;
     check_headers(takes, request.headers())?;
     if !request.method().is_safe() {
         check_conditions(takes, request.headers())?;
     }
     // Other pages are asked for by browsers and probes, which may add parameters.
-    if path.starts_with("/v1/") {
+    if route.path.starts_with("/v1/") {
         check_params(takes, request.uri().query().unwrap_or_default())?;
     }
     match takes.body || request.body().is_end_stream() {

@@ -50,42 +50,18 @@ pub(super) async fn receive(
         let wait = Duration::from_millis(asked.wait_ms);
         (shape::receive(permit.queue(), asked), wait)
     };
-    let messages = service.receive(&permit, receive, wait).await?;
-    let given = Given { service: &service, messages };
-    // In a queue that deduplicates per group, every message has one.
-    let has_groups = given.messages.iter().any(|it| it.content.group().is_some());
-    let keys_per_group = has_groups && service.is_per_group(&permit).await?;
-    let bytes_about = given.messages.iter().map(delivery_bytes).sum();
-    let messages = given.messages.iter().map(|it| {
+    let received = service.receive_list(&permit, receive, wait).await?;
+    let bytes_about = received.messages().iter().map(delivery_bytes).sum();
+    let messages = received.messages().iter().map(|it| {
         let lease = service.seal(&permit, it);
-        shape::delivery(&permit, keys_per_group, &lease, it)
+        shape::delivery(&permit, received.keys_per_group(), &lease, it)
     });
     let answer = wire::ReceiveReply { messages: messages.collect() };
     let response =
         output::sized(&service, permit.tenant(), StatusCode::OK, &answer, bytes_about).await?;
     drop(answer);
-    given.keep();
+    received.keep();
     Ok(response)
-}
-
-/// Messages that are not on their way yet: others get them where the caller goes away before.
-struct Given<'a> {
-    service: &'a Service,
-    messages: Vec<Delivery>,
-}
-
-impl Given<'_> {
-    fn keep(mut self) {
-        self.messages.clear();
-    }
-}
-
-impl Drop for Given<'_> {
-    fn drop(&mut self) {
-        if !self.messages.is_empty() {
-            self.service.engine().give_back(std::mem::take(&mut self.messages));
-        }
-    }
 }
 
 fn delivery_bytes(it: &Delivery) -> usize {
@@ -203,6 +179,12 @@ fn read(
     let item = item.map_err(|error| Problem::invalid(error.to_string()))?;
     let settle =
         wire::Settle::try_from(item).map_err(|error| Problem::invalid(error.to_string()))?;
+    if let Some(wire::settle::Verb::Done(done)) = &settle.verb {
+        for (place, emit) in done.emits.iter().enumerate() {
+            let checked = shape::check_names(emit.key.as_deref(), emit.group.as_deref());
+            checked.map_err(shape::of_emit(place))?;
+        }
+    }
     let verb = shape::verb(settle.verb, |queue| service.may_emit(caller, queue))?;
     Ok((settle.lease, verb))
 }

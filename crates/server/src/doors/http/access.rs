@@ -1,0 +1,52 @@
+//! Who may ask a route at all: found out before anything else of a request is looked at.
+//!
+//! Whoever is not known gets 401, whatever else is wrong with the request, and nothing of its body
+//! is read. What a caller may do is decided by the handlers, with [`Service::authorise`].
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+
+use super::failure::Failure;
+use crate::auth::Principal;
+use crate::listen::Peer;
+use crate::service::Service;
+
+/// Who may ask a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Everybody.
+    Open,
+    /// Everybody on the broker's own machine; from elsewhere, whoever has a token.
+    Near,
+    /// Whoever has a token.
+    Token,
+}
+
+/// Puts who asks among the extensions of the request, or refuses it.
+pub(super) fn check(
+    service: &Service,
+    access: Access,
+    request: &mut Request,
+) -> Result<(), Failure> {
+    let peer = request.extensions().get::<Peer>();
+    let is_near = peer.is_some_and(|peer| peer.address.ip().is_loopback());
+    match access {
+        Access::Open => return Ok(()),
+        Access::Near if is_near => return Ok(()),
+        Access::Near | Access::Token => {}
+    }
+    let principal = authenticate(service, request.headers())?;
+    request.extensions_mut().insert(principal);
+    Ok(())
+}
+
+fn authenticate(service: &Service, headers: &HeaderMap) -> Result<Arc<Principal>, Failure> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next().map(http::HeaderValue::as_bytes);
+    // Two tokens are no token: nobody can tell whose request it is.
+    let value = if values.next().is_some() { Some(&b""[..]) } else { value };
+    Ok(service.authenticate(value)?)
+}
