@@ -67,7 +67,7 @@ pub struct SettleRequest {
     #[prost(message, repeated, tag = "2")]
     pub items: ::prost::alloc::vec::Vec<crate::proto::Settle>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClaimRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
@@ -92,6 +92,12 @@ pub struct ClaimRequest {
     /// Repeated under one id, a claim that is still held gets the same lease again.
     #[prost(string, tag = "10")]
     pub claim_id: ::prost::alloc::string::String,
+    /// Kept with the claim, for those who look at its key.
+    #[prost(map = "string, string", tag = "11")]
+    pub headers: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyRequest {
@@ -160,7 +166,7 @@ pub struct BrowseRequest {
 pub struct RedriveRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
-    /// Repeated under one id, a redrive moves nothing twice.
+    /// Repeated under one id, a redrive moves nothing twice. Another redrive under it is a conflict.
     #[prost(string, tag = "2")]
     pub id: ::prost::alloc::string::String,
     #[prost(bool, tag = "6")]
@@ -186,6 +192,9 @@ pub mod redrive_request {
 pub struct RedriveKeys {
     #[prost(string, repeated, tag = "1")]
     pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The group that they belong to, in a queue that deduplicates per group.
+    #[prost(string, optional, tag = "2")]
+    pub group: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RedriveAll {}
