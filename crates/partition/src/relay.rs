@@ -51,32 +51,47 @@ pub struct Confirmed {
     pub refused: Vec<Arc<str>>,
 }
 
-/// Confirmations, unless they are held back: while a copy is taken of one partition after the
-/// other, no list may forget an emit, so that each is in the copy of its list, or in the copy of
-/// its queue, or in both, and its key makes that one.
-#[derive(Debug, Default)]
-pub struct Confirmations {
-    held: Option<Vec<(usize, Vec<Command>)>>,
+/// What goes from one partition to another, unless it is held back. Two things are:
+///
+/// - Emits at a start, until the partitions agree about their queues: one that took an emit for a
+///   queue which it is about to drop would lose it.
+/// - Confirmations while a copy is taken of one partition after the other: no list may forget an
+///   emit then, so that each is in the copy of its list, or in the copy of its queue, or in both,
+///   and its key makes that one.
+#[derive(Debug)]
+pub struct Passage<T> {
+    held: Option<Vec<(usize, Vec<T>)>>,
 }
 
-impl Confirmations {
+pub type Emits = Passage<Relay>;
+pub type Confirmations = Passage<Command>;
+
+impl<T> Passage<T> {
+    pub fn open() -> Self {
+        Self { held: None }
+    }
+
+    pub fn closed() -> Self {
+        Self { held: Some(Vec::new()) }
+    }
+
     pub fn hold(&mut self) {
         self.held.get_or_insert_default();
     }
 
-    /// The confirmations that were held back, by the partition they are for.
-    pub fn let_go(&mut self) -> Vec<(usize, Vec<Command>)> {
+    /// Opens, and returns what was held back, each with its partition.
+    pub fn let_go(&mut self) -> Vec<(usize, Vec<T>)> {
         self.held.take().unwrap_or_default()
     }
 
-    /// The confirmations for partition `to`, where they may be handed over now.
-    pub fn pass(&mut self, to: usize, commands: Vec<Command>) -> Option<Vec<Command>> {
+    /// What is from or for a partition, where it may pass now.
+    pub fn pass(&mut self, partition: usize, list: Vec<T>) -> Option<Vec<T>> {
         match &mut self.held {
             Some(held) => {
-                held.push((to, commands));
+                held.push((partition, list));
                 None
             }
-            None => Some(commands),
+            None => Some(list),
         }
     }
 }

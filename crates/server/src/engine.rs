@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use hapax_core::{Command, Fence, KeyName, Outcome, QueueName};
 use hapax_partition::change::{Known, LeaderBehind};
-use hapax_partition::relay::Confirmations;
+use hapax_partition::relay::{Confirmations, Emits};
 use hapax_partition::route::Routes;
 use hapax_partition::{Clock, Partition};
 use hapax_store::disk::{self, DiskStore};
@@ -162,6 +162,7 @@ pub(crate) struct Shared {
     draining: watch::Sender<bool>,
     data: Data,
     sources: Vec<disk::Source>,
+    emits: Mutex<Emits>,
     confirmations: Mutex<Confirmations>,
     /// One at a time.
     backups: Mutex<()>,
@@ -202,7 +203,8 @@ impl Engine {
             failed: watch::Sender::new(None),
             draining: watch::Sender::new(false),
             sources: partitions.iter().map(|partition| partition.store().source()).collect(),
-            confirmations: Mutex::default(),
+            emits: Mutex::new(Emits::closed()),
+            confirmations: Mutex::new(Confirmations::open()),
             backups: Mutex::new(()),
             listings: (0..count).map(|_| Mutex::default()).collect(),
             unheard: (0..count).map(|_| Unheard::default()).collect(),
@@ -218,6 +220,7 @@ impl Engine {
             engine.stop();
             return Err(error);
         }
+        engine.shared.let_emits_go();
         Ok(engine)
     }
 

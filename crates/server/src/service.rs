@@ -270,12 +270,16 @@ impl Service {
         wait: Duration,
     ) -> Result<Vec<Delivery>, Problem> {
         debug_assert!(permit.action == Action::Work, "{permit:?}");
+        let has_id = receive.receive_id.is_some();
         // Whoever waits here and goes away leaves its messages to others.
         let received = self.engine().receive(receive, wait.min(WAIT_MAX));
         let received = self.while_current(permit, wait, received).await?;
         let messages = received?.map_err(|refusal| refused(permit, refusal))?;
         if !messages.is_empty() && !self.is_current(&permit.principal) {
-            self.engine().give_back(messages);
+            // Under an id, whoever asked for them before may hold them: those stay leased.
+            if !has_id {
+                self.engine().give_back(messages);
+            }
             return Err(revoked());
         }
         Ok(messages)

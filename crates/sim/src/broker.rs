@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hapax_core::{Command, Outcome, QueueName, Time};
-use hapax_partition::relay::Confirmations;
+use hapax_partition::relay::{Confirmations, Emits};
 use hapax_partition::route::Routes;
 use hapax_partition::wait::{Waiter, Waiters};
 use hapax_partition::{Clock, Error, Options, Partition, Ticket};
@@ -86,6 +86,7 @@ struct Broker {
     /// Empty while no process runs.
     owners: Vec<Owner>,
     routes: Routes,
+    emits: Emits,
     confirmations: Confirmations,
     changes: change::Changes,
     workload: Workload,
@@ -185,7 +186,8 @@ impl Broker {
             stores: (0..count).map(|_| MemoryStore::default()).collect(),
             owners: Vec::new(),
             routes: Routes::new(count),
-            confirmations: Confirmations::default(),
+            emits: Emits::closed(),
+            confirmations: Confirmations::open(),
             changes: change::Changes::default(),
             workload: Workload::default(),
             checker,
@@ -326,7 +328,11 @@ impl Broker {
             }
         }
         self.changes = change::Changes::default();
-        self.confirmations = Confirmations::default();
+        self.emits = match bug {
+            Some(Bug::EmitsLeaveEarly) => Emits::open(),
+            _ => Emits::closed(),
+        };
+        self.confirmations = Confirmations::open();
         for partition in 0..self.stores.len() {
             self.look_at_queues(partition);
         }

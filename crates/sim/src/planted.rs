@@ -41,6 +41,8 @@ pub enum Bug {
     RefusedDropped,
     /// While partitions are copied, lists of emits forget what arrives.
     ConfirmedWhileCopied,
+    /// Emits leave before the partitions agree about their queues.
+    EmitsLeaveEarly,
     /// The leader is copied before the others, which may then know more than it does.
     LeaderCopiedFirst,
     /// Partitions do not count their fences apart from each other.

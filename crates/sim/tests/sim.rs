@@ -168,7 +168,7 @@ fn planted_copy_that_pins_the_rows_first_turns_the_suite_red() {
 
 #[test]
 fn planted_copy_of_segments_that_are_used_again_turns_the_suite_red() {
-    turns_copies_red(Bug::SegmentsNotPinned, 30);
+    turns_copies_red(Bug::SegmentsNotPinned, 110);
 }
 
 /// Runs whole brokers and expects every one of them to be green.
@@ -263,6 +263,11 @@ fn planted_emit_that_is_dropped_when_its_queue_refuses_it_turns_the_brokers_red(
 #[test]
 fn planted_list_that_forgets_emits_while_it_is_copied_turns_the_brokers_red() {
     turns_restored_brokers_red(Bug::ConfirmedWhileCopied, 250..400);
+}
+
+#[test]
+fn planted_emits_that_leave_before_partitions_agree_turn_the_brokers_red() {
+    turns_restored_brokers_red(Bug::EmitsLeaveEarly, 1_480..1_500);
 }
 
 #[test]

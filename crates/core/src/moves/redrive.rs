@@ -300,6 +300,11 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
     if redrive.per_s == Some(0) {
         return Err(Invalid::Redrive);
     }
+    if let Select::Keys { keys, .. } = &redrive.select
+        && let Some(long) = keys.iter().find(|key| key.len() > limits::KEY_BYTES_MAX)
+    {
+        return Err(Invalid::KeyLength(long.len()));
+    }
     match &redrive.select {
         Select::Filter { error_contains, group, .. }
             if error_contains.as_ref().is_some_and(|text| text.len() > limits::ERROR_BYTES_MAX)

@@ -1,6 +1,7 @@
 //! L6: messages of a group, in order, one unfinished at a time.
 
-use super::script::check;
+use super::script::{check, say_to};
+use crate::support::World;
 
 #[test]
 fn l6_a_group_is_delivered_in_order_one_unfinished_at_a_time() {
@@ -53,6 +54,24 @@ fn l6_ready_messages_that_wait_for_another_of_their_group_are_counted_as_held() 
         show   ready held            => ready=0 held=0
         ",
     );
+}
+
+#[test]
+fn l6_those_that_are_held_are_counted_after_a_crash_too() {
+    for is_checkpointed in [false, true] {
+        let mut world = World::new();
+        say_to(&mut world, "queue orders order=group");
+        for key in ["a1", "a2", "a3"] {
+            say_to(&mut world, &format!("send {key} x group=a"));
+        }
+        if is_checkpointed {
+            world.checkpoint();
+        }
+        world.crash();
+        assert_eq!(say_to(&mut world, "show ready held"), "ready=3 held=2");
+        say_to(&mut world, "receive w 1");
+        assert_eq!(say_to(&mut world, "show ready held"), "ready=2 held=2");
+    }
 }
 
 #[test]

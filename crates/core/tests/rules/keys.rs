@@ -702,7 +702,7 @@ fn k11_a_name_longer_than_any_key_is_no_other_key() {
         look   k*255                 => ready attempts=0
         look   k*256                 => no_such_key
         discard k*300                => no_such_key
-        redrive r keys=k*300         => matched=0 moved=0 done
+        redrive r keys=k*300         => invalid KeyLength(300)
         ",
     );
 }

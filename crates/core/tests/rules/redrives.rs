@@ -292,6 +292,7 @@ fn l5_the_id_of_a_redrive_is_that_of_one_redrive() {
         redrive r1 error=timeout     => refused other_redrive
         redrive r1 error=timeout rate=1 group=a => refused other_redrive
         redrive r1 error=timeout rate=1 before=+1h => refused other_redrive
+        redrive r1 error=timeout rate=1 after=-9h => refused other_redrive
         redrive r1 error=timeout rate=1 dry => refused other_redrive
         redrive r1 group=timeout rate=1 => refused other_redrive
         redrive r1 all rate=1        => refused other_redrive
@@ -308,6 +309,20 @@ fn l5_the_id_of_a_redrive_is_that_of_one_redrive() {
         browse dead                  => k4
         ",
     );
+}
+
+#[test]
+fn l5_a_redrive_keeps_no_name_that_cannot_be_a_key() {
+    let (longest, longer) = ("k".repeat(255), "k".repeat(256));
+    check_with_the_dead(&format!(
+        "
+        redrive r1 keys=k1,{longest} missing => matched=1 moved=1 done missing={longest}
+        redrive r2 keys=k2,{longer}  => invalid KeyLength(256)
+        redrive r2 keys=k2 group={longer} => invalid Redrive
+        redriven r2                  => no_such_key
+        browse dead                  => k2 k3 k4
+        "
+    ));
 }
 
 #[test]
@@ -446,6 +461,41 @@ fn l5_a_redrive_by_keys_brings_no_more_into_memory_than_a_step_moves() {
         world.checkpoint();
         world.crash();
         world.run(Command::Expire);
+    }
+}
+
+#[test]
+fn l5_a_redrive_by_keys_of_a_group_goes_on_in_its_group_after_a_crash() {
+    let mut world = World::with_bounds(Bounds { receive_bytes: 1, ..Bounds::default() });
+    say_to(&mut world, "queue orders scope=group max_attempts=1 lease=1s");
+    for place in 0..3 {
+        say_to(&mut world, &format!("send k{place} a group=g"));
+        say_to(&mut world, "receive w 1");
+    }
+    world.wait(1_000);
+    let Select::Keys { keys, .. } = keys(0..4) else { panic!("these are keys") };
+    redrive(&mut world, "r1", Select::Keys { keys, group: Some("g".into()) });
+    while !progress(&mut world, "r1").done {
+        world.checkpoint();
+        world.crash();
+        world.run(Command::Expire);
+    }
+    let view = progress(&mut world, "r1");
+    assert_eq!((view.matched, view.moved, view.missing), (3, 3, vec!["k3".into()]));
+}
+
+#[test]
+fn l5_the_id_of_a_redrive_is_that_of_one_redrive_after_a_crash_too() {
+    for is_checkpointed in [false, true] {
+        let mut world = with_dead(3);
+        redrive(&mut world, "r1", keys(0..2));
+        if is_checkpointed {
+            world.checkpoint();
+        }
+        world.crash();
+        let other = redrive(&mut world, "r1", keys(0..3));
+        assert_eq!(other, Outcome::Refused(Refusal::OtherRedrive), "{is_checkpointed}");
+        assert!(matches!(redrive(&mut world, "r1", keys(0..2)), Outcome::Redrive(_)));
     }
 }
 

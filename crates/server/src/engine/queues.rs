@@ -257,9 +257,10 @@ impl Engine {
     }
 
     /// Starts a redrive, or returns the progress of the one with that id. Its rate is shared out
-    /// between the partitions; one that has less than one a second would never end. No partition
-    /// starts what another refuses: all are asked first, and one redrive of a queue starts at a
-    /// time.
+    /// between the partitions; one that has less than one a second would never end. All are asked
+    /// first, and one redrive of a queue starts at a time, so that none starts what another
+    /// refuses. What fills up in between (the disk, the tenant's redrives) may still be refused by
+    /// some: repeated under its id, the redrive starts there too.
     pub async fn redrive(&self, redrive: Redrive) -> Told<RedriveView> {
         let partitions = self.partitions() as u32;
         let part = |partition| {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use hapax_core::{Outcome, Relay};
-use hapax_partition::relay::{Confirmations, Confirmed, confirm, hand_over};
+use hapax_partition::relay::{Confirmations, Confirmed, Emits, confirm, hand_over};
 
 use super::inbox::{Outcomes, Reply};
 use super::{Shared, Stopped};
@@ -11,6 +11,7 @@ use super::{Shared, Stopped};
 impl Shared {
     /// Hands emits to the partitions of their queues, and tells `from` which arrived.
     pub(super) fn relay(self: &Arc<Self>, from: usize, relays: Vec<Relay>) {
+        let Some(relays) = self.emits().pass(from, relays) else { return };
         self.submit_routed(|routes| {
             let parts = hand_over(relays, routes, || self.turn()).into_iter();
             let part = parts.map(|part| {
@@ -35,6 +36,16 @@ impl Shared {
         if let Some(commands) = commands {
             self.submit(from, commands, Box::new(|_| {}));
         }
+    }
+
+    /// The partitions agree about their queues: emits may leave.
+    pub(super) fn let_emits_go(self: &Arc<Self>) {
+        let held = self.emits().let_go();
+        held.into_iter().for_each(|(from, relays)| self.relay(from, relays));
+    }
+
+    fn emits(&self) -> MutexGuard<'_, Emits> {
+        self.emits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn confirmations(&self) -> MutexGuard<'_, Confirmations> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use hapax_core::{Blob, Config, Configure, Content, Emit, Send, Settle, Settled, Verb};
 use hapax_partition::Partition;
+use hapax_partition::route::Routes;
 use hapax_server::engine::{Data, Engine, Error, Options};
 use hapax_store::disk::DiskStore;
 
@@ -293,6 +294,61 @@ fn a_restored_copy_gives_higher_fences_and_old_leases_settle_nothing() {
         });
         engine.stop();
     }
+}
+
+/// A key of a queue that is spread by keys, in this one of two partitions.
+fn key_in(partition: usize, name: &str) -> String {
+    let mut routes = Routes::new(2);
+    routes.enter(&queue(name), &Config::default());
+    let is_there = |key: &String| {
+        let content = Content::builder(key).build(b"").unwrap();
+        routes.of_new(&queue(name), &content, || 0) == partition
+    };
+    (0..).map(|n| format!("key-{n}")).find(is_there).unwrap()
+}
+
+#[test]
+fn l3_an_emit_waits_for_a_partition_that_still_has_the_deleted_queue_of_that_name() {
+    let (directory, before) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let restored = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let engine = open(directory.path(), 2);
+    runtime.block_on(async {
+        create(&engine, "orders", Config::default()).await;
+        create(&engine, "emails", Config::default()).await;
+    });
+    engine.stop();
+    copy_files(&directory.path().join("partition-0001"), before.path());
+
+    let engine = open(directory.path(), 2);
+    runtime.block_on(async {
+        engine.delete(&queue("emails")).await.unwrap().unwrap();
+        create(&engine, "emails", Config::default()).await;
+        engine.send(vec![message("orders", &key_in(0, "orders"), "b")]).await.unwrap();
+        let parent = take(&engine).await;
+        // The partition of the emit is busy with something else, so that it does not arrive.
+        let (go_on, wait) = std::sync::mpsc::channel::<()>();
+        let busy = engine.inspect(1, move |_| wait.recv());
+        let copied = async {
+            let content = Content::builder(&key_in(1, "emails")).build(b"emitted").unwrap();
+            done(&engine, &parent, vec![Emit::new(queue("emails"), "n", content)]).await;
+            copy_files(directory.path(), restored.path());
+            go_on.send(()).unwrap();
+        };
+        tokio::join!(busy, copied).0.unwrap().unwrap();
+    });
+    engine.stop();
+    // Of the other partition there is a copy from before, as where partitions are copied in turn.
+    let follower = restored.path().join("partition-0001");
+    fs::remove_dir_all(&follower).unwrap();
+    copy_files(before.path(), &follower);
+    let engine = open(restored.path(), 2);
+    runtime.block_on(async {
+        let received = engine.receive(receive("emails", 10), LONG).await.unwrap().unwrap();
+        let bodies: Vec<_> = received.iter().map(|it| it.content.body()).collect();
+        assert_eq!(bodies, [b"emitted"]);
+    });
+    engine.stop();
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! Tokens: who is refused before anything is read, and what ends with a token.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use hapax_server::auth::{NewToken, Patterns, TokenFile};
+use hapax_core::{QueueName, Receive};
+use hapax_server::auth::{Action, NewToken, Patterns, TokenFile};
 use hapax_server::settings::Auth;
 use hapax_wire::proto;
 use hapax_wire::proto::hapax_client::HapaxClient;
@@ -116,4 +118,40 @@ async fn what_waits_under_a_token_ends_when_it_is_revoked() {
     let queue = proto::QueueRequest { queue: "orders".to_owned() };
     let stats = keeper.get_queue(queue).await.unwrap().into_inner().stats.unwrap();
     assert_eq!((stats.ready, stats.leased), (1, 0), "nobody who was revoked got it");
+}
+
+#[tokio::test]
+async fn l10_what_is_held_under_an_id_stays_leased_when_a_revoked_caller_repeats_it() {
+    for (id, held) in [(Some("r1"), 1), (None, 0)] {
+        let (house, data, tokens) = guarded(&["worker", "keeper"]).await;
+        let mut keeper = client(&house, &[&tokens[1]]);
+        put(&mut keeper).await;
+        let bearer = format!("Bearer {}", tokens[0]);
+        let worker = house.service.authenticate(Some(bearer.as_bytes())).unwrap();
+        let permit = house.service.authorise(&worker, Action::Work, "orders").unwrap();
+        let receive = || Receive {
+            queue: QueueName::new("shop", "orders").unwrap(),
+            max: 1,
+            lease_ms: None,
+            worker: "".into(),
+            receive_id: id.map(Into::into),
+            several_per_group: false,
+        };
+        let ask = || house.service.receive(&permit, receive(), Duration::ZERO);
+        if id.is_none() {
+            TokenFile::in_directory(&data).revoke("worker").unwrap();
+            in_time(house.service.revoked(&worker)).await;
+        }
+        let messages = vec![message(1, "k", "x")];
+        keeper.send_batch(proto::SendFrame { queue: "orders".to_owned(), messages }).await.unwrap();
+        if id.is_some() {
+            assert_eq!(ask().await.unwrap().len(), 1);
+            TokenFile::in_directory(&data).revoke("worker").unwrap();
+            in_time(house.service.revoked(&worker)).await;
+        }
+        assert_eq!(ask().await.unwrap_err().code, hapax_wire::Code::Unauthorized);
+        let queue = proto::QueueRequest { queue: "orders".to_owned() };
+        let stats = keeper.get_queue(queue).await.unwrap().into_inner().stats.unwrap();
+        assert_eq!((stats.ready, stats.leased), (1 - held, held), "{id:?}");
+    }
 }

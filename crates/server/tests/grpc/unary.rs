@@ -540,3 +540,22 @@ async fn a_redrive_tells_what_it_misses_and_can_be_cancelled() {
     };
     assert_eq!(code(&client.redrive(nothing).await.unwrap_err()), "invalid");
 }
+
+#[tokio::test]
+async fn a_redrive_by_names_too_long_for_keys_is_refused_and_harms_nobody() {
+    let house = House::with_queue("orders", "{}").await;
+    let mut client = house.client.clone();
+    for bytes in [256, 1_000_000] {
+        let keys = vec!["k".repeat(bytes)];
+        let request = proto::RedriveRequest {
+            queue: "orders".to_owned(),
+            id: format!("long-{bytes}"),
+            select: Some(Select::Keys(proto::RedriveKeys { keys, group: None })),
+            ..Default::default()
+        };
+        let refused = in_time(client.redrive(request)).await.unwrap_err();
+        assert_eq!(code(&refused), "malformed_key", "{bytes}");
+    }
+    house.send("orders", messages("k", 1)).await;
+    assert_eq!(house.stats("orders").await.ready, 1);
+}

@@ -172,6 +172,9 @@ impl Broker {
             };
             if steps.is_empty() {
                 self.routes = routes(&known);
+                for (from, relays) in self.emits.let_go() {
+                    self.hand_over(from, relays);
+                }
                 return Ok(());
             }
             self.tally.count("reconciliations");

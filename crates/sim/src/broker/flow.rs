@@ -267,6 +267,12 @@ impl Broker {
         if relays.is_empty() {
             return;
         }
+        if let Some(relays) = self.emits.pass(from, relays) {
+            self.hand_over(from, relays);
+        }
+    }
+
+    pub(super) fn hand_over(&mut self, from: usize, relays: Vec<Relay>) {
         let mut handed = BTreeMap::new();
         for relay in &relays {
             let queue = self.scene.queues.iter().position(|spec| spec.name == relay.emit.queue);

@@ -44,7 +44,7 @@ pub fn check(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Sum
     }
     summary.archive = archive::verify(volume, &mut report)?;
     // A manifest that is damaged was reported just now.
-    let head = archive::head(volume).ok().flatten();
+    let head = reported(archive::head(volume), &mut |_: Finding| {})?.flatten();
     if let (Some(Some(identity)), Some(head)) = (identity, head) {
         summary.epoch = head.epoch;
         summary.through = head.through;
