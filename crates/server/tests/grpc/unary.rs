@@ -170,7 +170,7 @@ fn id_in_the_second() -> String {
 async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
     let house = House::with(|settings| settings.partitions = 2).await;
     house.put("orders", "{}").await.unwrap();
-    let grouped = |message| proto::Message { group: "g".to_owned(), ..message };
+    let grouped = |message| proto::Message { group: Some("g".to_owned()), ..message };
     house.send("orders", messages("k", 16).into_iter().map(grouped).collect()).await;
     let before = stats_in(&house, 1).await.ready;
     assert!(before > 1, "both partitions have some");
@@ -190,7 +190,7 @@ async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
     let receive = |receive_id: &str| proto::ReceiveRequest {
         queue: "orders".to_owned(),
         max: 1,
-        receive_id: receive_id.to_owned(),
+        receive_id: Some(receive_id.to_owned()),
         ..Default::default()
     };
     let id = id_in_the_second();
