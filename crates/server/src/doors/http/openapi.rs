@@ -50,8 +50,8 @@ fn refused() -> Response {
         .build()
 }
 
-/// A body is one field of a shape and two of JSON: wherever there is `body`, `body_base64` may stand
-/// in its place. And a key has the parts of its message without an object around them.
+/// A body is one field of a shape and two of JSON: wherever there is `body`, `body_base64` may
+/// stand in its place. And a key has the parts of its message without an object around them.
 fn add_parts(name: &str, schema: &mut RefOr<Schema>) {
     let RefOr::T(Schema::Object(object)) = schema else { return };
     let Some(body) = object.properties.get("body").cloned() else { return };

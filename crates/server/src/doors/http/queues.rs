@@ -113,7 +113,9 @@ pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<R
 /// figures is then an earlier one, or missing.
 #[utoipa::path(
     get, path = "/v1/queues", tag = "queues",
-    responses((status = 200, description = "Those that the token may see", body = wire::ListQueuesReply)),
+    responses(
+        (status = 200, description = "Those that the token may see", body = wire::ListQueuesReply),
+    ),
 )]
 pub(super) async fn list(
     State(service): State<Service>,
