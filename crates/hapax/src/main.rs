@@ -15,7 +15,9 @@ mod partition;
 mod reference;
 mod screen;
 mod session;
+mod settings;
 mod shapes;
+mod size;
 mod why;
 
 use std::process::ExitCode;

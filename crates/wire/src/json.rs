@@ -24,8 +24,8 @@ pub use message::{BATCH_MAX, BadBody, Batch, Blob, Headers, Message, body_bytes,
 pub use page::{ErrorPage, ErrorPages, Limits};
 pub use problem::{Differs, Problem};
 pub use queue::{
-    DedupScope, Guarantee, Nothing, OnDead, OnGroupDead, OnLost, Order, Purge, Queue, QueueConfig,
-    Queues, Stats, UndatedKeys,
+    DedupScope, Field, Guarantee, Nothing, OnDead, OnGroupDead, OnLost, Order, Purge, Queue,
+    QueueConfig, Queues, Stats, UndatedKeys,
 };
 pub use read::{BadJson, List, Tolerant, read};
 pub use text::{Fence, Id, State, Text, Timestamp};
