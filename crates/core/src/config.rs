@@ -191,24 +191,27 @@ impl Config {
         Ok(())
     }
 
-    fn check_bounds(&self) -> Result<(), InvalidConfig> {
+    /// Every number, with the smallest and the largest that is allowed; `None` has no bounds.
+    pub fn bounds(&self) -> [(&'static str, Option<u64>, u64, u64); 12] {
         use limits::*;
-        let year = DELAY_MS_MAX;
-        let bounds = [
+        [
             ("retention_ms", self.retention_ms, RETENTION_MS_MIN, RETENTION_MS_MAX),
             ("retry_horizon_ms", Some(self.retry_horizon_ms), 0, RETENTION_MS_MAX),
             ("lease_ms", Some(self.lease_ms), LEASE_MS_MIN, LEASE_MS_MAX),
             ("max_attempts", Some(self.max_attempts.into()), 1, ATTEMPTS_MAX.into()),
             ("backoff_min_ms", Some(self.backoff_min_ms), 0, BACKOFF_MS_MAX),
             ("backoff_max_ms", Some(self.backoff_max_ms), 0, BACKOFF_MS_MAX),
-            ("delay_ms", Some(self.delay_ms), 0, year),
+            ("delay_ms", Some(self.delay_ms), 0, DELAY_MS_MAX),
             ("ttl_ms", self.ttl_ms, 1, RETENTION_MS_MAX),
             ("max_body_bytes", Some(self.max_body_bytes), 1, BODY_BYTES_MAX),
             ("max_messages", self.max_messages, 1, COUNT_MAX),
             ("max_bytes", self.max_bytes, 1, COUNT_MAX),
             ("sends_per_s", self.sends_per_s.map(u64::from), 1, u32::MAX.into()),
-        ];
-        for (field, value, min, max) in bounds {
+        ]
+    }
+
+    fn check_bounds(&self) -> Result<(), InvalidConfig> {
+        for (field, value, min, max) in self.bounds() {
             if let Some(value) = value
                 && !(min..=max).contains(&value)
             {

@@ -15,6 +15,8 @@ mod partition;
 mod reference;
 mod screen;
 mod session;
+mod settings;
+mod size;
 mod why;
 
 use std::process::ExitCode;

@@ -37,7 +37,7 @@ pub use message::{BATCH_MAX, Batch, EMIT_MAX, Emit, Message};
 pub use page::{ErrorPage, ErrorPages, Limits, Nothing};
 pub use problem::{Differs, Document, Problem};
 pub use queue::{
-    DedupScope, Guarantee, ListQueuesReply, OnDead, OnGroupDead, OnLost, Order, PurgeRequest,
+    DedupScope, Field, Guarantee, ListQueuesReply, OnDead, OnGroupDead, OnLost, Order, PurgeRequest,
     Queue, QueueConfig, QueueStats, UndatedKeys,
 };
 pub use redrive::{Redrive, RedriveFilter, RedriveProgress};

@@ -6,14 +6,50 @@ use utoipa::ToSchema;
 
 use crate::text::{Timestamp, time};
 
+/// A field of [`QueueConfig`], as references and error messages describe it.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    pub name: &'static str,
+    doc: &'static str,
+    /// Every value, of a field that is a choice of words.
+    pub words: &'static [&'static str],
+    /// Whether `null` is one of its values.
+    pub nullable: bool,
+}
+
+impl Field {
+    /// Its meaning, as sentences.
+    pub fn doc(&self) -> String {
+        self.doc.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// What can be said of a field by its type.
+trait Kind {
+    const WORDS: &'static [&'static str] = &[];
+    const NULLABLE: bool = false;
+}
+
+impl Kind for bool {}
+impl Kind for u32 {}
+impl Kind for u64 {}
+
+impl<T: Kind> Kind for Option<T> {
+    const WORDS: &'static [&'static str] = T::WORDS;
+    const NULLABLE: bool = true;
+}
+
 macro_rules! choices {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $choice:ident,)+ })+) => {$(
+    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $choice:ident $word:literal,)+ })+) => {$(
         $(#[$meta])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema,
         )]
-        #[serde(rename_all = "kebab-case")]
-        pub enum $name { $($(#[$doc])* $choice,)+ }
+        pub enum $name { $($(#[$doc])* #[serde(rename = $word)] $choice,)+ }
+
+        impl Kind for $name {
+            const WORDS: &'static [&'static str] = &[$($word,)+];
+        }
     )+};
 }
 
@@ -21,112 +57,139 @@ choices! {
     Guarantee {
         /// A key is required, and one effect is promised to those who respect it.
         #[default]
-        ExactlyOnce,
+        ExactlyOnce "exactly-once",
         /// A key is optional.
-        AtLeastOnce,
-        /// Done as it is handed out.
-        AtMostOnce,
+        AtLeastOnce "at-least-once",
+        /// Done when it is delivered.
+        AtMostOnce "at-most-once",
     }
     Order {
         #[default]
-        None,
+        None "none",
         /// Messages of a group are delivered in order, one unfinished at a time.
-        Group,
+        Group "group",
     }
     /// Where a key is unique.
     DedupScope {
         #[default]
-        Queue,
-        Group,
+        Queue "queue",
+        Group "group",
     }
-    /// Whether keys that tell no date are taken.
+    /// Whether keys without a date are accepted.
     UndatedKeys {
         #[default]
-        Accept,
-        Refuse,
+        Accept "accept",
+        Refuse "refuse",
     }
     /// What a send under the key of a dead message gets.
     OnDead {
         /// The error.
         #[default]
-        Pin,
-        /// The message is tried anew.
-        Rerun,
+        Pin "pin",
+        /// The message is tried again.
+        Rerun "rerun",
         /// The key is forgotten and the send is a new one.
-        Release,
+        Release "release",
     }
     /// What the death of a message means for the younger ones of its group.
     OnGroupDead {
         #[default]
-        Continue,
-        Park,
+        Continue "continue",
+        Park "park",
     }
-    /// What becomes of a begun message whose lease is lost.
+    /// What happens to a begun message whose lease is lost.
     OnLost {
         #[default]
-        Redeliver,
-        Park,
+        Redeliver "redeliver",
+        Park "park",
     }
 }
 
-/// The rules of a queue. Every field may be left out, and has its default then; unknown fields
-/// are refused.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(default, deny_unknown_fields)]
-#[schema(default)]
-pub struct QueueConfig {
-    pub guarantee: Guarantee,
-    /// Cannot change once the queue exists.
-    pub order: Order,
-    /// Cannot change either.
-    pub dedup_scope: DedupScope,
-    /// How long a finished key is remembered, counted from its end; `null` for ever. At least
-    /// twice `retry_horizon_ms`.
-    pub retention_ms: Option<u64>,
-    /// The longest time after the end at which anything upstream may still retry.
-    pub retry_horizon_ms: u64,
-    pub undated_keys: UndatedKeys,
-    pub lease_ms: u64,
-    pub max_attempts: u32,
-    pub backoff_min_ms: u64,
-    pub backoff_max_ms: u64,
-    pub delay_ms: u64,
-    pub ttl_ms: Option<u64>,
-    pub on_dead: OnDead,
-    pub on_group_dead: OnGroupDead,
-    pub on_lost: OnLost,
-    /// Finished keys keep their messages, so that a replay needs no body.
-    pub keep_bodies: bool,
-    pub max_body_bytes: u64,
-    pub max_messages: Option<u64>,
-    pub max_bytes: Option<u64>,
-    pub sends_per_s: Option<u32>,
+/// Declares the struct, its defaults and its [`Field`]s.
+macro_rules! fields {
+    ($(#[$meta:meta])* $name:ident {
+        $($(#[doc = $doc:literal])+ $field:ident: $kind:ty = $default:expr,)+
+    }) => {
+        $(#[$meta])*
+        pub struct $name { $($(#[doc = $doc])+ pub $field: $kind,)+ }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)+ }
+            }
+        }
+
+        impl $name {
+            /// Every field, in the order of the reference.
+            pub const FIELDS: &[Field] = &[$(Field {
+                name: stringify!($field),
+                doc: concat!($($doc),+),
+                words: <$kind as Kind>::WORDS,
+                nullable: <$kind as Kind>::NULLABLE,
+            },)+];
+        }
+    };
 }
 
-impl Default for QueueConfig {
-    fn default() -> Self {
-        Self {
-            guarantee: Guarantee::default(),
-            order: Order::default(),
-            dedup_scope: DedupScope::default(),
-            retention_ms: Some(604_800_000),
-            retry_horizon_ms: 86_400_000,
-            undated_keys: UndatedKeys::default(),
-            lease_ms: 30_000,
-            max_attempts: 10,
-            backoff_min_ms: 1_000,
-            backoff_max_ms: 600_000,
-            delay_ms: 0,
-            ttl_ms: None,
-            on_dead: OnDead::default(),
-            on_group_dead: OnGroupDead::default(),
-            on_lost: OnLost::default(),
-            keep_bodies: false,
-            max_body_bytes: 1_048_576,
-            max_messages: None,
-            max_bytes: None,
-            sends_per_s: None,
-        }
+fields! {
+    /// The rules of a queue. A field that is left out has its default; unknown fields are refused.
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+    #[serde(default, deny_unknown_fields)]
+    #[schema(default)]
+    QueueConfig {
+        /// What is promised: with `exactly-once` every message has a key and one effect; with
+        /// `at-least-once` a key is optional; with `at-most-once` a message is done when it is
+        /// delivered.
+        guarantee: Guarantee = Guarantee::default(),
+        /// Whether messages of a group are delivered in order, one unfinished at a time. It cannot
+        /// change once the queue exists.
+        order: Order = Order::default(),
+        /// Where a key is unique: in the whole queue or in its group. It cannot change either.
+        dedup_scope: DedupScope = DedupScope::default(),
+        /// How long a finished key is remembered, counted from its end; `null`, or `"forever"` in a
+        /// settings file, for ever. At least twice `retry_horizon_ms`.
+        retention_ms: Option<u64> = Some(604_800_000),
+        /// The longest time after the end at which anything upstream may still retry.
+        retry_horizon_ms: u64 = 86_400_000,
+        /// Whether keys without a date are accepted. A UUIDv7, a ULID or a send with `issued_at`
+        /// has one: if it arrives after its key was forgotten, it is refused instead of done again.
+        undated_keys: UndatedKeys = UndatedKeys::default(),
+        /// How long a worker may keep a message before its lease is lost, unless it extends the
+        /// lease.
+        lease_ms: u64 = 30_000,
+        /// How often a message is tried before it is dead.
+        max_attempts: u32 = 10,
+        /// The shortest wait before the next attempt.
+        backoff_min_ms: u64 = 1_000,
+        /// The longest wait before the next attempt. Waits double from attempt to attempt and are
+        /// drawn at random between the bounds.
+        backoff_max_ms: u64 = 600_000,
+        /// How long a message waits before its first delivery, unless the send says otherwise.
+        delay_ms: u64 = 0,
+        /// How long after its acceptance a message is still tried, unless the send says otherwise;
+        /// `null` for no end. Then it is dead.
+        ttl_ms: Option<u64> = None,
+        /// What a send under the key of a dead message gets: with `pin` the error; with `rerun` the
+        /// message is tried again; with `release` the key is forgotten and the send is a new one.
+        on_dead: OnDead = OnDead::default(),
+        /// What the death of a message means for its group: with `continue` the younger messages go
+        /// on, with `park` they wait until it is redriven or discarded. `park` needs
+        /// `order = "group"`.
+        on_group_dead: OnGroupDead = OnGroupDead::default(),
+        /// What happens to a message whose worker began an effect that cannot be repeated and then
+        /// lost its lease: it is delivered again, or parked until somebody resolves it.
+        on_lost: OnLost = OnLost::default(),
+        /// The largest body.
+        max_body_bytes: u64 = 1_048_576,
+        /// Messages alive at once, the dead included; `null` for no limit.
+        max_messages: Option<u64> = None,
+        /// Bytes of bodies alive at once; `null` for no limit.
+        max_bytes: Option<u64> = None,
+        /// Messages sent per second; `null` for no limit.
+        sends_per_s: Option<u32> = None,
+        /// Whether a finished key keeps its message for as long as it is remembered, so that a
+        /// replay needs no body.
+        keep_bodies: bool = false,
     }
 }
 

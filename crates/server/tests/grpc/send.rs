@@ -230,7 +230,7 @@ async fn the_order_on_the_stream_is_the_order_in_a_group() {
 
 #[tokio::test]
 async fn a_stream_without_a_token_is_refused_where_one_is_needed() {
-    use hapax_server::settings::Auth;
+    use hapax_server::options::Auth;
     let house = House::with(|settings| settings.auth = Auth::Tokens).await;
     let (_up, frames) = tokio::sync::mpsc::channel(1);
     let frames = tokio_stream::wrappers::ReceiverStream::new(frames);

@@ -6,6 +6,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::duration::{milliseconds, parse, parse_endless, short};
+use crate::size;
 
 /// Only what is given is sent; the broker has the defaults and the bounds.
 #[derive(Debug, Args)]
@@ -57,13 +58,13 @@ pub(super) struct Rules {
     #[arg(long, value_parser = ["redeliver", "park"])]
     on_lost: Option<String>,
     /// The largest body.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     max_body_bytes: Option<u64>,
     /// The most messages at a time, or `none`.
     #[arg(long, value_name = "COUNT", value_parser = limit)]
     max_messages: Option<Limit>,
     /// The most bytes at a time, or `none`.
-    #[arg(long, value_name = "BYTES", value_parser = limit)]
+    #[arg(long, value_name = "SIZE", value_parser = limit_bytes)]
     max_bytes: Option<Limit>,
     /// The most sends per second, or `none`.
     #[arg(long, value_name = "COUNT", value_parser = limit)]
@@ -92,6 +93,13 @@ fn limit(text: &str) -> Result<Limit, String> {
             let number = text.parse().map_err(|_| "give a number, or `none`".to_owned())?;
             Ok(Limit(Some(number)))
         }
+    }
+}
+
+fn limit_bytes(text: &str) -> Result<Limit, String> {
+    match text {
+        "none" => Ok(Limit(None)),
+        _ => size::parse(text).map(|bytes| Limit(Some(bytes))),
     }
 }
 

@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::origin::Origin;
-
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -125,7 +123,6 @@ rules! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub rule: Rule,
-    pub origin: Origin,
     /// The setting or field, with its table: `queues.orders.lease_ms`. Empty for the whole file.
     pub field: String,
     pub why: String,
@@ -138,104 +135,25 @@ impl Finding {
         self.rule.severity()
     }
 
-    pub fn line(&self) -> Option<usize> {
-        self.origin.line()
+    /// Why, and what to do about it.
+    pub fn advice(&self) -> String {
+        let stop = if self.why.ends_with('?') { "" } else { "." };
+        format!("{}{stop} {}", self.why, self.fix)
     }
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: ", self.origin.place(), self.severity().as_str())?;
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
         }
-        write!(f, "{}. {} [{}]", self.why, self.fix, self.rule.name())
-    }
-}
-
-impl Serialize for Finding {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct;
-        let mut shape = serializer.serialize_struct("Finding", 7)?;
-        shape.serialize_field("severity", &self.severity())?;
-        shape.serialize_field("rule", self.rule.name())?;
-        shape.serialize_field("origin", &self.origin.to_string())?;
-        shape.serialize_field("line", &self.line())?;
-        shape.serialize_field("field", &self.field)?;
-        shape.serialize_field("why", &self.why)?;
-        shape.serialize_field("fix", &self.fix)?;
-        shape.end()
-    }
-}
-
-/// Settings that cannot be used: everything that is wrong with them, at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mistakes(pub Vec<Finding>);
-
-impl Mistakes {
-    /// The mistakes among the findings, if there are any.
-    pub(super) fn among(findings: Vec<Finding>) -> Result<(), Self> {
-        let is_error = |finding: &Finding| finding.severity() == Severity::Error;
-        let mistakes: Vec<Finding> = findings.into_iter().filter(is_error).collect();
-        if mistakes.is_empty() { Ok(()) } else { Err(Self(mistakes)) }
-    }
-}
-
-impl fmt::Display for Mistakes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, finding) in self.0.iter().enumerate() {
-            let newline = if index > 0 { "\n" } else { "" };
-            write!(f, "{newline}{finding}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Mistakes {}
-
-/// What `hapax lint` ends with: 2 for errors, 1 for warnings where they count, else 0.
-pub fn exit_code(findings: &[Finding], strict: bool) -> u8 {
-    match findings.iter().map(Finding::severity).max() {
-        Some(Severity::Error) => 2,
-        Some(Severity::Warning) if strict => 1,
-        _ => 0,
+        write!(f, "{} [{}]", self.advice(), self.rule.name())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn finding(rule: Rule) -> Finding {
-        let origin = Origin::File { file: "hapax.toml".into(), line: 3 };
-        let (field, why, fix) = ("data".to_owned(), "it is odd".to_owned(), "Move it".to_owned());
-        Finding { rule, origin, field, why, fix }
-    }
-
-    #[test]
-    fn the_exit_code_is_for_errors_and_strictly_for_warnings() {
-        let note = finding(Rule::RelativeData);
-        let warning = finding(Rule::TemporaryData);
-        let error = finding(Rule::Syntax);
-        assert_eq!(exit_code(&[], true), 0);
-        assert_eq!(exit_code(std::slice::from_ref(&note), true), 0);
-        assert_eq!(exit_code(&[note.clone(), warning.clone()], false), 0);
-        assert_eq!(exit_code(&[note, warning.clone()], true), 1);
-        assert_eq!(exit_code(&[error, warning], false), 2);
-    }
-
-    #[test]
-    fn a_finding_says_where_and_what_and_why_and_what_to_do() {
-        let finding = finding(Rule::TemporaryData);
-        let line = "hapax.toml:3: warning: data: it is odd. Move it [temporary-data]";
-        assert_eq!(finding.to_string(), line);
-        let json = serde_json::to_value(&finding).unwrap();
-        assert_eq!(json["severity"], "warning");
-        assert_eq!(json["rule"], "temporary-data");
-        assert_eq!(json["line"], 3);
-        assert_eq!(json["origin"], "file hapax.toml:3");
-        assert_eq!(json["fix"], "Move it");
-    }
 
     #[test]
     fn rules_have_names_of_their_own() {

@@ -1,18 +1,18 @@
 //! Every rule, each by a file that breaks it and by what to do about it.
 
 use super::*;
-use crate::settings::Values;
-use crate::settings::finding::{Rule, exit_code};
+use hapax_server::lint::Rule;
 
 /// The rules that a text breaks, with the lines.
 fn found(text: &str) -> Vec<(&'static str, usize)> {
     let findings = lint_on(text, "hapax.toml", "");
-    for finding in &findings {
+    for finding in findings.iter().map(|found| &found.finding) {
         let fix = &finding.fix;
         assert!(!finding.why.is_empty() && !finding.why.ends_with('.'), "{finding}");
         assert!(fix.starts_with(|c: char| c.is_uppercase()) && !fix.ends_with('.'), "{finding}");
     }
-    findings.iter().map(|found| (found.rule.name(), found.line().unwrap_or(0))).collect()
+    let names = findings.iter().map(|found| (found.finding.rule.name(), found.origin.line()));
+    names.map(|(name, line)| (name, line.unwrap_or(0))).collect()
 }
 
 #[track_caller]
@@ -149,14 +149,14 @@ fn data_in_memory_is_an_error_where_the_data_is() {
     let text = |name: &str| format!("data = \"{}\"\n", path.join(name).display());
     std::fs::create_dir(path.join("there")).unwrap();
     let findings = lint_on(&text("there"), "hapax.toml", &mounts);
-    assert_eq!(findings[0].rule, Rule::MemoryData);
-    assert_eq!(exit_code(&findings, false), 2);
+    assert_eq!(findings[0].finding.rule, Rule::MemoryData);
+    assert_eq!(findings[0].finding.severity(), Severity::Error);
     let absent = lint_on(&text("absent"), "hapax.toml", &mounts);
-    assert!(absent.iter().all(|finding| finding.rule != Rule::MemoryData));
+    assert!(absent.iter().all(|found| found.finding.rule != Rule::MemoryData));
     // Whereas a broker is about to create it there.
-    let values = Values { data: path.join("absent"), ..Values::default() };
-    let starting = Settings { values, ..Settings::default() };
-    assert_eq!(settings(&starting, &mounts)[0].rule, Rule::MemoryData);
+    let mut starting = Settings::new(&Flags::defaults());
+    starting.values.data = path.join("absent");
+    assert_eq!(starting.findings_on(&mounts)[0].finding.rule, Rule::MemoryData);
 }
 
 #[test]
@@ -196,7 +196,9 @@ fn a_configuration_in_json_is_checked_the_same_way() {
         let findings = lint_on(text, "queue.json", "");
         let found: Vec<(&str, &str, usize)> = findings
             .iter()
-            .map(|found| (found.rule.name(), found.field.as_str(), found.line().unwrap()))
+            .map(|Located { origin, finding }| {
+                (finding.rule.name(), finding.field.as_str(), origin.line().unwrap())
+            })
             .collect();
         assert_eq!(found, expected, "{text}");
     };

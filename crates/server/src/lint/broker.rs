@@ -1,28 +1,19 @@
 //! What the broker's own settings promise less of than they seem to.
 
-use super::super::finding::{Finding, Rule};
-use super::super::kind::Auth;
-use super::super::{DEFAULT_TENANT, Settings};
-use super::data;
+use super::{Finding, Rule};
+use crate::auth::DEFAULT_TENANT;
+use crate::options::{Auth, Options, tenant_path};
 
-pub(super) fn lint(settings: &Settings, mounts: &str) -> Vec<Finding> {
-    let mut findings = reach(settings);
-    findings.extend(data::lint(settings, mounts));
-    findings.extend(tenants(settings));
-    findings.extend(spans(settings));
-    findings
-}
-
-/// Who can reach the broker, and whether they are known and unheard.
-pub(in super::super) fn reach(settings: &Settings) -> Vec<Finding> {
+/// Who can reach the broker, and whether callers are authenticated and the traffic is encrypted.
+/// The broker does not start with an error of these.
+pub fn reach(options: &Options) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |rule, name: &str, why: String, fix: &str| {
-        let (origin, field, fix) = (settings.origin(name), name.to_owned(), fix.to_owned());
-        findings.push(Finding { rule, origin, field, why, fix });
+        findings.push(Finding { rule, field: name.to_owned(), why, fix: fix.to_owned() });
     };
-    let listen = settings.listen;
+    let listen = options.listen;
     if !listen.ip().is_loopback() {
-        match (settings.auth, settings.allow_no_auth) {
+        match (options.auth, options.allow_no_auth) {
             (Auth::Off, false) => find(
                 Rule::NoAuth,
                 "listen",
@@ -38,7 +29,7 @@ pub(in super::super) fn reach(settings: &Settings) -> Vec<Finding> {
             ),
             (Auth::Tokens, _) => {}
         }
-        match (settings.tls_cert.is_some(), settings.allow_no_tls) {
+        match (options.tls_cert.is_some(), options.allow_no_tls) {
             (false, false) => find(
                 Rule::NoTls,
                 "listen",
@@ -56,14 +47,9 @@ pub(in super::super) fn reach(settings: &Settings) -> Vec<Finding> {
         }
     }
     let tls = [
-        ("tls_cert", settings.tls_cert.is_some(), "tls_key", settings.tls_key.is_some()),
-        ("tls_key", settings.tls_key.is_some(), "tls_cert", settings.tls_cert.is_some()),
-        (
-            "tls_client_ca",
-            settings.tls_client_ca.is_some(),
-            "tls_cert",
-            settings.tls_cert.is_some(),
-        ),
+        ("tls_cert", options.tls_cert.is_some(), "tls_key", options.tls_key.is_some()),
+        ("tls_key", options.tls_key.is_some(), "tls_cert", options.tls_cert.is_some()),
+        ("tls_client_ca", options.tls_client_ca.is_some(), "tls_cert", options.tls_cert.is_some()),
     ];
     for (name, is_set, needed, has_needed) in tls {
         if is_set && !has_needed {
@@ -75,24 +61,23 @@ pub(in super::super) fn reach(settings: &Settings) -> Vec<Finding> {
 }
 
 /// Without tokens everybody is the default tenant.
-fn tenants(settings: &Settings) -> Vec<Finding> {
-    if settings.auth == Auth::Tokens {
+pub(super) fn tenants(options: &Options) -> Vec<Finding> {
+    if options.auth == Auth::Tokens {
         return Vec::new();
     }
-    let others = settings.tenants.iter().filter(|(name, _)| *name != DEFAULT_TENANT);
+    let others = options.tenants.keys().filter(|name| *name != DEFAULT_TENANT);
     others
-        .map(|(_, tenant)| Finding {
+        .map(|name| Finding {
             rule: Rule::UnreachableTenant,
-            origin: tenant.origin.clone(),
-            field: tenant.prefix.clone(),
+            field: tenant_path(name),
             why: format!("auth is \"off\", so that everybody is the tenant {DEFAULT_TENANT}"),
             fix: "Set auth = \"tokens\", or declare queues as [queues.NAME]".to_owned(),
         })
         .collect()
 }
 
-fn spans(settings: &Settings) -> Option<Finding> {
-    let endpoint = settings.otlp_endpoint.as_ref()?.as_str();
+/// Whether spans leave the machine unencrypted.
+pub fn spans(endpoint: &str) -> Option<Finding> {
     let url: http::Uri = endpoint.parse().ok()?;
     let host = url.host()?.trim_matches(['[', ']']);
     let address = host.parse::<std::net::IpAddr>();
@@ -101,7 +86,6 @@ fn spans(settings: &Settings) -> Option<Finding> {
     }
     Some(Finding {
         rule: Rule::PlainOtlp,
-        origin: settings.origin("otlp_endpoint"),
         field: "otlp_endpoint".to_owned(),
         why: format!("spans travel to {host} unencrypted, with names of tenants and queues"),
         fix: "Run a collector on this machine that passes them on encrypted".to_owned(),

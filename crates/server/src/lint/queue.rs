@@ -6,9 +6,9 @@
 
 use hapax_core::{Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, UndatedKeys};
 
-use super::super::declared::Queue;
-use super::super::finding::{Finding, Rule};
-use super::super::kind::show_ms;
+use super::{Finding, IsWritten, Rule};
+use crate::options::Queue;
+use crate::time::show_ms;
 
 const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 86_400_000;
@@ -17,17 +17,22 @@ const LEASE_MS_FAIR: u64 = 1_000;
 /// From here on a message is hardly ever given up.
 const ATTEMPTS_ENDLESS: u32 = 1_000;
 
-pub(super) fn lint(queue: &Queue) -> Vec<Finding> {
-    let mut found = Found { queue, findings: Vec::new() };
-    found.guarantee(&queue.config);
-    found.memory(&queue.config);
-    found.dead(&queue.config);
-    // Handed out is done: there is no lease to lose and no second attempt.
-    if queue.config.guarantee != Guarantee::AtMostOnce {
-        found.leases(&queue.config);
-        found.attempts(&queue.config);
+/// What a configuration promises less of than it seems to. The path is that of its table, empty
+/// where the configuration stands alone.
+pub fn queue(path: &str, config: &Config, is_written: IsWritten<'_>) -> Vec<Finding> {
+    let mut found = Found { path, findings: Vec::new() };
+    found.guarantee(config);
+    found.memory(config);
+    found.dead(config);
+    // Delivered is done: there is no lease to lose and no second attempt.
+    if config.guarantee != Guarantee::AtMostOnce {
+        found.leases(config);
+        if config.on_lost == OnLost::Redeliver && is_written(&found.field("on_lost")) {
+            found.redeliver();
+        }
+        found.attempts(config);
     }
-    found.ages(&queue.config);
+    found.ages(config);
     found.findings
 }
 
@@ -46,7 +51,7 @@ pub(super) fn upstream(queues: &[Queue]) -> Vec<Finding> {
         if queue.config.retention_ms.is_none() || life <= horizon {
             continue;
         }
-        let mut found = Found { queue, findings: Vec::new() };
+        let mut found = Found { path: &queue.path(), findings: Vec::new() };
         found.find(
             Rule::UpstreamRetries,
             "retry_horizon_ms",
@@ -54,7 +59,7 @@ pub(super) fn upstream(queues: &[Queue]) -> Vec<Finding> {
                 "messages of {} are tried for up to {}, longer than the retry horizon of {} here: \
                  if its workers send to this queue by themselves, a late attempt may meet a \
                  forgotten key",
-                other.prefix,
+                other.path(),
                 show_ms(life),
                 show_ms(horizon)
             ),
@@ -69,16 +74,17 @@ pub(super) fn upstream(queues: &[Queue]) -> Vec<Finding> {
 }
 
 struct Found<'a> {
-    queue: &'a Queue,
+    path: &'a str,
     findings: Vec<Finding>,
 }
 
 impl Found<'_> {
+    fn field(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
     fn find(&mut self, rule: Rule, field: &str, why: String, fix: impl Into<String>) {
-        let origin = self.queue.origin_of(field).clone();
-        let prefix = &self.queue.prefix;
-        let field = if prefix.is_empty() { field.to_owned() } else { format!("{prefix}.{field}") };
-        self.findings.push(Finding { rule, origin, field, why, fix: fix.into() });
+        self.findings.push(Finding { rule, field: self.field(field), why, fix: fix.into() });
     }
 
     fn guarantee(&mut self, config: &Config) {
@@ -198,15 +204,16 @@ impl Found<'_> {
                  enough",
             );
         }
-        if config.on_lost == OnLost::Redeliver && self.queue.says("on_lost") {
-            self.find(
-                Rule::Redeliver,
-                "on_lost",
-                "what a worker had begun when its lease was lost is delivered again".to_owned(),
-                "Right where effects are in the worker's own transaction or take a key; \
-                 \"park\" where they cannot be repeated",
-            );
-        }
+    }
+
+    fn redeliver(&mut self) {
+        self.find(
+            Rule::Redeliver,
+            "on_lost",
+            "what a worker had begun when its lease was lost is delivered again".to_owned(),
+            "Right where effects are in the worker's own transaction or take a key; \
+             \"park\" where they cannot be repeated",
+        );
     }
 
     fn attempts(&mut self, config: &Config) {

@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::Settings;
-use super::super::finding::{Finding, Rule};
-use super::super::origin::Origin;
+use super::{Finding, IsWritten, Rule};
 
 /// Directories that are emptied by restarts or by age.
 const TEMPORARY: &[&str] = &["/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm"];
@@ -12,12 +10,11 @@ const TEMPORARY: &[&str] = &["/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm"]
 const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "devtmpfs"];
 
 /// The mounted file systems of this machine, as the kernel lists them; nothing elsewhere.
-pub(in super::super) fn mounts() -> String {
+pub fn mounts() -> String {
     std::fs::read_to_string("/proc/self/mounts").unwrap_or_default()
 }
 
-pub(super) fn lint(settings: &Settings, mounts: &str) -> Option<Finding> {
-    let path = &settings.data;
+pub(super) fn lint(path: &Path, mounts: &str, is_written: IsWritten<'_>) -> Option<Finding> {
     let (rule, why, fix) = if let Some((point, kind)) = in_memory(path, mounts) {
         let why = format!(
             "{point} is {kind}, which is memory: the next restart of the machine forgets every \
@@ -27,7 +24,7 @@ pub(super) fn lint(settings: &Settings, mounts: &str) -> Option<Finding> {
     } else if let Some(directory) = TEMPORARY.iter().find(|directory| path.starts_with(directory)) {
         let why = format!("{directory} is emptied now and then: messages and keys with it");
         (Rule::TemporaryData, why, "Keep the data elsewhere, such as in /var/lib/hapax")
-    } else if path.is_relative() && settings.origin("data") != Origin::Default {
+    } else if path.is_relative() && is_written("data") {
         let why = format!(
             "{} is relative: started from another directory, the broker is empty and remembers no \
              key",
@@ -37,8 +34,7 @@ pub(super) fn lint(settings: &Settings, mounts: &str) -> Option<Finding> {
     } else {
         return None;
     };
-    let (origin, field, fix) = (settings.origin("data"), "data".to_owned(), fix.to_owned());
-    Some(Finding { rule, origin, field, why, fix })
+    Some(Finding { rule, field: "data".to_owned(), why, fix: fix.to_owned() })
 }
 
 /// The file system in memory that the path is on, if it is on one: mount point and kind.

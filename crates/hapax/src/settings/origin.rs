@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Where a value comes from, as `hapax config show` tells it.
+/// Where a value comes from, as `hapax config show` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub(crate) enum Origin {
     Default,
     /// A default of one command only.
     DefaultOf(&'static str),
@@ -19,7 +19,7 @@ pub enum Origin {
 
 impl Origin {
     /// The line, of what comes from a file.
-    pub fn line(&self) -> Option<usize> {
+    pub(crate) fn line(&self) -> Option<usize> {
         match self {
             Self::File { line, .. } => Some(*line),
             _ => None,
@@ -27,7 +27,7 @@ impl Origin {
     }
 
     /// The place as messages begin with it, so that editors find it.
-    pub fn place(&self) -> String {
+    pub(crate) fn place(&self) -> String {
         match self {
             Self::File { file, line } => format!("{file}:{line}"),
             _ => self.to_string(),
