@@ -37,8 +37,8 @@ pub use message::{BATCH_MAX, Batch, EMIT_MAX, Emit, Message};
 pub use page::{ErrorPage, ErrorPages, Limits, Nothing};
 pub use problem::{Differs, Document, Problem};
 pub use queue::{
-    DedupScope, Field, Guarantee, ListQueuesReply, OnDead, OnGroupDead, OnLost, Order, PurgeRequest,
-    Queue, QueueConfig, QueueStats, UndatedKeys,
+    DedupScope, Field, Guarantee, ListQueuesReply, OnDead, OnGroupDead, OnLost, Order,
+    PurgeRequest, Queue, QueueConfig, QueueStats, UndatedKeys,
 };
 pub use redrive::{Redrive, RedriveFilter, RedriveProgress};
 pub use settle::{SETTLE_MAX, Settle, SettleAnswer, SettleItem, SettleKind, SettleReply, Settles};
