@@ -14,14 +14,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use hapax_bench::cpu::Times;
+use hapax_bench::ledger::{BACKLOG_PAUSE, Ledger, REPEATED};
+use hapax_bench::messages::Messages;
+use hapax_bench::server::Server;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio_postgres::{Client, Row, Statement};
 use uuid::Uuid;
 
-use crate::load::{BACKLOG_PAUSE, Ledger, Load, REPEATED};
-use crate::server::Server;
-use crate::system::{Before, Measured, Options, System, Tuning};
+use crate::system::{Load, Measured, Options, Running, Tuning};
 use cluster::connect;
 use place::Place;
 
@@ -68,32 +70,27 @@ const TUNING: Tuning = Tuning { producers: 4, workers: 4, batch: 100, pipeline: 
 pub(crate) struct Postgres {
     remembers_keys: bool,
     tuning: Tuning,
-    options: Options,
-    running: Option<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
     port: u16,
     runtime: Runtime,
     server: Server,
 }
 
 impl Postgres {
-    pub(crate) fn new(remembers_keys: bool, options: &Options) -> Self {
-        let tuning = TUNING.or(options);
-        Self { remembers_keys, tuning, options: options.clone(), running: None }
+    pub(crate) fn start(remembers_keys: bool, options: &Options) -> Result<Self> {
+        let runtime = Runtime::new()?;
+        let (server, port) = cluster::start(&runtime, &options.dir)?;
+        Ok(Self { remembers_keys, tuning: TUNING.or(options), port, runtime, server })
     }
 
-    async fn live(&self, port: u16, server: u32, load: Load) -> Result<Measured> {
-        let client = connect(port).await?;
+    async fn live(&self, load: &Load) -> Result<Measured> {
+        let client = connect(self.port).await?;
         client.batch_execute(SCHEMA).await?;
         // What the run before left to write must not be written in this one.
         client.batch_execute("CHECKPOINT").await?;
-        let producers = self.producers(port).await?;
-        let workers = self.workers(port).await?;
-        let before = Before::look(server)?;
-        let ledger = Arc::new(Ledger::open(load));
+        let producers = self.producers().await?;
+        let workers = self.workers().await?;
+        let before = Times::now(Some(self.server.process_id()));
+        let ledger = Arc::new(load.ledger());
         let mut tasks = JoinSet::new();
         for producer in producers {
             let ledger = Arc::clone(&ledger);
@@ -107,16 +104,16 @@ impl Postgres {
             ended?;
         }
         let ledger = Arc::into_inner(ledger).context("a task that did not end")?;
-        let measured = before.measured(ledger.close()?)?;
-        self.verify(client, load).await?;
+        let measured = Measured::since(before, &self.server, ledger)?;
+        self.verify(client, &load.messages).await?;
         Ok(measured)
     }
 
     /// As many per connection as batches may be on their way: the connection sends them in turns.
-    async fn producers(&self, port: u16) -> Result<Vec<Producer>> {
+    async fn producers(&self) -> Result<Vec<Producer>> {
         let mut producers = Vec::new();
         for _ in 0..self.tuning.producers {
-            let producer = self.producer(connect(port).await?).await?;
+            let producer = self.producer(connect(self.port).await?).await?;
             producers.resize(producers.len() + usize::from(self.tuning.pipeline), producer);
         }
         Ok(producers)
@@ -127,10 +124,10 @@ impl Postgres {
         Ok(Producer { client: Arc::new(client), send, batch: self.tuning.batch })
     }
 
-    async fn workers(&self, port: u16) -> Result<Vec<Worker>> {
+    async fn workers(&self) -> Result<Vec<Worker>> {
         let mut workers = Vec::new();
         for _ in 0..self.tuning.workers {
-            let client = connect(port).await?;
+            let client = connect(self.port).await?;
             let claim = client.prepare(CLAIM).await?;
             let settle = client.prepare(SETTLE).await?;
             workers.push(Worker { client, claim, settle, batch: self.tuning.batch });
@@ -139,54 +136,28 @@ impl Postgres {
     }
 
     /// Nothing is left, and keys that were sent are known.
-    async fn verify(&self, client: Client, load: Load) -> Result<()> {
+    async fn verify(&self, client: Client, messages: &Messages) -> Result<()> {
         let producer = self.producer(client).await?;
         if self.remembers_keys {
-            let messages = load.count.min(REPEATED);
-            let accepted = producer.send(&load, 0..messages).await?;
-            ensure!(accepted == 0, "{accepted} of {messages} repeated keys were accepted again");
+            let accepted = producer.send(messages, 0..messages.count().min(REPEATED)).await?;
+            ensure!(accepted == 0, "{accepted} repeated keys were accepted again");
         }
         let row = producer.client.query_one(LEFT, &[]).await?;
         let (left, keys): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         ensure!(left == 0, "{left} messages are left in the table");
-        let expected = if self.remembers_keys { load.count } else { 0 };
+        let expected = if self.remembers_keys { messages.count() } else { 0 };
         ensure!(u64::try_from(keys)? == expected, "PostgreSQL has {keys} keys, not {expected}");
         Ok(())
     }
 }
 
-impl System for Postgres {
-    fn name(&self) -> &'static str {
-        if self.remembers_keys { "postgres-keys" } else { "postgres" }
+impl Running for Postgres {
+    fn server(&self) -> &Server {
+        &self.server
     }
 
-    fn describe(&self) -> &'static str {
-        if self.remembers_keys {
-            "PostgreSQL SKIP LOCKED, unique keys"
-        } else {
-            "PostgreSQL SKIP LOCKED"
-        }
-    }
-
-    fn is_peer(&self) -> bool {
-        true
-    }
-
-    fn start(&mut self) -> Result<()> {
-        let runtime = Runtime::new()?;
-        let (server, port) = cluster::start(&runtime, &self.options.dir, self.name())?;
-        self.running = Some(Running { port, runtime, server });
-        Ok(())
-    }
-
-    fn process_id(&self) -> Option<u32> {
-        Some(self.running.as_ref()?.server.process_id())
-    }
-
-    fn run(&mut self, load: Load) -> Result<Measured> {
-        let running = self.running.as_ref().context("PostgreSQL was not started")?;
-        let server = running.server.process_id();
-        running.runtime.block_on(self.live(running.port, server, load))
+    fn run(&self, load: &Load) -> Result<Measured> {
+        self.runtime.block_on(self.live(load))
     }
 }
 
@@ -200,27 +171,29 @@ struct Producer {
 impl Producer {
     async fn produce(&self, ledger: &Ledger) -> Result<()> {
         loop {
-            while !ledger.has_room(u64::from(self.batch)) {
-                ledger.fail_if_over()?;
+            ledger.check()?;
+            let batch = u64::from(self.batch);
+            let Some(numbers) = ledger.take(batch, batch) else {
+                if ledger.is_taken() {
+                    return Ok(());
+                }
                 tokio::time::sleep(BACKLOG_PAUSE).await;
-            }
-            let Some(numbers) = ledger.take(u64::from(self.batch))? else { return Ok(()) };
-            let messages = numbers.end - numbers.start;
-            let accepted = self.send(&ledger.load, numbers).await?;
-            ensure!(accepted == messages, "a new key was refused as known");
-            ledger.accepted(messages);
+                continue;
+            };
+            let accepted = self.send(ledger.messages(), numbers.clone()).await?;
+            let is_all = accepted == numbers.end - numbers.start;
+            ensure!(is_all, "a new key was refused as known");
+            numbers.for_each(|number| ledger.sent(number, None));
         }
     }
 
     /// One statement, one transaction: how many of the messages were accepted.
-    async fn send(&self, load: &Load, numbers: Range<u64>) -> Result<u64> {
+    async fn send(&self, messages: &Messages, numbers: Range<u64>) -> Result<u64> {
         let mut keys = Vec::new();
         let mut bodies = Vec::new();
         for number in numbers {
-            let mut body = Vec::new();
-            load.body(number, &mut body);
-            keys.push(load.key(number));
-            bodies.push(body);
+            keys.push(messages.key(number));
+            bodies.push(messages.body(number));
         }
         Ok(self.client.execute(&self.send, &[&keys, &bodies]).await?)
     }
@@ -236,16 +209,17 @@ struct Worker {
 impl Worker {
     /// Settles what it got and asks for more in one go, so that a batch is one exchange.
     async fn work(&self, ledger: &Ledger) -> Result<()> {
-        let mut places: Vec<Place> = Vec::new();
-        let mut scratch = Vec::new();
+        let (mut places, mut numbers) = (Vec::new(), Vec::new());
         self.client.batch_execute("BEGIN").await?;
-        while !ledger.is_complete()? {
-            let rows = self.exchange(ledger, &places).await?;
+        while !ledger.is_complete() {
+            ledger.check()?;
+            let rows = self.exchange(&places).await?;
+            ledger.settled(numbers.drain(..));
             places.clear();
             for row in &rows {
                 places.push(row.try_get(0)?);
                 let key: Uuid = row.try_get(1)?;
-                ledger.delivered(key, row.try_get(2)?, &mut scratch)?;
+                numbers.push(ledger.delivered(Some(key), row.try_get(2)?, None)?);
             }
             if rows.is_empty() {
                 tokio::time::sleep(PAUSE).await;
@@ -255,7 +229,7 @@ impl Worker {
     }
 
     /// The settles are confirmed by the COMMIT. The statements go out together, in this order.
-    async fn exchange(&self, ledger: &Ledger, places: &[Place]) -> Result<Vec<Row>> {
+    async fn exchange(&self, places: &[Place]) -> Result<Vec<Row>> {
         let limit = i64::from(self.batch);
         let settle = async {
             if places.is_empty() {
@@ -268,7 +242,6 @@ impl Worker {
         let (settled, (), rows) = tokio::try_join!(biased; settle, commit, claim)?;
         let messages = places.len() as u64;
         ensure!(settled == messages, "{settled} of {messages} messages were settled");
-        ledger.settled(messages);
         Ok(rows)
     }
 }

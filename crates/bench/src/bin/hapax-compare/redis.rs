@@ -14,13 +14,16 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use hapax_bench::cpu::Times;
+use hapax_bench::interrupt;
+use hapax_bench::ledger::{BACKLOG_PAUSE, Ledger, REPEATED};
+use hapax_bench::messages::Messages;
+use hapax_bench::server::{Directory, Server, free_port};
 use rustix::process::Signal;
 use uuid::Uuid;
 
 use crate::install;
-use crate::load::{BACKLOG_PAUSE, Ledger, Load, REPEATED, fail_if_interrupted};
-use crate::server::{self, Server};
-use crate::system::{Before, Measured, Options, System, Tuning};
+use crate::system::{Load, Measured, Options, Running, Tuning};
 use resp::Connection;
 
 const STREAM: &str = "queue";
@@ -56,52 +59,14 @@ const TUNING: Tuning = Tuning { producers: 8, workers: 8, batch: 400, pipeline: 
 pub(crate) struct Redis {
     remembers_keys: bool,
     tuning: Tuning,
-    options: Options,
-    running: Option<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
     port: u16,
     server: Server,
 }
 
 impl Redis {
-    pub(crate) fn new(remembers_keys: bool, options: &Options) -> Self {
-        let tuning = TUNING.or(options);
-        Self { remembers_keys, tuning, options: options.clone(), running: None }
-    }
-
-    fn running(&self) -> Result<&Running> {
-        self.running.as_ref().context("Redis was not started")
-    }
-
-    fn connections(&self, count: u16) -> Result<Vec<Connection>> {
-        let port = self.running()?.port;
-        (0..count).map(|_| Connection::open(port)).collect()
-    }
-}
-
-impl System for Redis {
-    fn name(&self) -> &'static str {
-        if self.remembers_keys { "redis-keys" } else { "redis" }
-    }
-
-    fn describe(&self) -> &'static str {
-        if self.remembers_keys {
-            "Redis Streams, keys by SET NX in a script"
-        } else {
-            "Redis Streams"
-        }
-    }
-
-    fn is_peer(&self) -> bool {
-        true
-    }
-
-    fn start(&mut self) -> Result<()> {
-        let directory = server::directory_in(&self.options.dir, self.name())?;
-        let port = server::free_port()?;
+    pub(crate) fn start(remembers_keys: bool, options: &Options) -> Result<Self> {
+        let directory = Directory::create(&options.dir, "compare")?;
+        let port = free_port()?;
         let command = command(directory.path(), port)?;
         let mut server = Server::start("redis-server", command, Signal::KILL, directory)?;
         let mut connection = server.wait_for(|| {
@@ -111,22 +76,27 @@ impl System for Redis {
             Ok(connection)
         })?;
         demand_durability(&mut connection, &server)?;
-        self.running = Some(Running { port, server });
-        Ok(())
+        Ok(Self { remembers_keys, tuning: TUNING.or(options), port, server })
     }
 
-    fn process_id(&self) -> Option<u32> {
-        Some(self.running.as_ref()?.server.process_id())
+    fn connections(&self, count: u16) -> Result<Vec<Connection>> {
+        (0..count).map(|_| Connection::open(self.port)).collect()
+    }
+}
+
+impl Running for Redis {
+    fn server(&self) -> &Server {
+        &self.server
     }
 
-    fn run(&mut self, load: Load) -> Result<Measured> {
-        let mut connection = Connection::open(self.running()?.port)?;
+    fn run(&self, load: &Load) -> Result<Measured> {
+        let mut connection = Connection::open(self.port)?;
         empty(&mut connection)?;
         let sender = Sender::prepare(&mut connection, self.remembers_keys)?;
         let producers = self.connections(self.tuning.producers)?;
         let workers = self.connections(self.tuning.workers)?;
-        let before = Before::look(self.running()?.server.process_id())?;
-        let ledger = Ledger::open(load);
+        let before = Times::now(Some(self.server.process_id()));
+        let ledger = load.ledger();
         thread::scope(|scope| {
             let (ledger, sender, tuning) = (&ledger, &sender, self.tuning);
             for mut connection in producers {
@@ -141,8 +111,8 @@ impl System for Redis {
                 });
             }
         });
-        let measured = before.measured(ledger.close()?)?;
-        verify(&mut connection, &sender, load)?;
+        let measured = Measured::since(before, &self.server, ledger)?;
+        verify(&mut connection, &sender, &load.messages)?;
         Ok(measured)
     }
 }
@@ -184,7 +154,7 @@ fn empty(connection: &mut Connection) -> Result<()> {
     connection.status()?;
     connection.status()?;
     loop {
-        fail_if_interrupted()?;
+        interrupt::check()?;
         connection.words(&["INFO", "persistence"]).send()?;
         let state = connection.text()?;
         if state.contains("aof_rewrite_in_progress:0") {
@@ -217,28 +187,28 @@ impl Sender {
     fn send(
         &self,
         connection: &mut Connection,
-        load: &Load,
+        messages: &Messages,
         numbers: std::ops::Range<u64>,
         body: &mut Vec<u8>,
     ) -> Result<()> {
         if let Some(script) = &self.script {
-            let messages = usize::try_from(numbers.end - numbers.start)?;
-            connection.command(4 + 2 * messages).argument("EVALSHA").argument(script);
-            connection.argument((messages + 1).to_string()).argument(STREAM);
+            let count = usize::try_from(numbers.end - numbers.start)?;
+            connection.command(4 + 2 * count).argument("EVALSHA").argument(script);
+            connection.argument((count + 1).to_string()).argument(STREAM);
             for number in numbers.clone() {
-                connection.argument(load.key(number).as_bytes());
+                connection.argument(messages.key(number).as_bytes());
             }
             for number in numbers {
-                load.body(number, body);
+                messages.write_body(number, body);
                 connection.argument(&body);
             }
         } else {
             for number in numbers {
-                load.body(number, body);
+                messages.write_body(number, body);
                 connection.command(7).argument("XADD").argument(STREAM).argument("*");
                 connection
                     .argument(KEY)
-                    .argument(load.key(number).as_bytes())
+                    .argument(messages.key(number).as_bytes())
                     .argument(BODY)
                     .argument(&body);
             }
@@ -271,26 +241,26 @@ fn produce(
     let mut scratch = Vec::new();
     let mut id = Vec::new();
     loop {
-        let is_held = !ledger.has_room(u64::from(tuning.batch));
-        let next = if is_held { None } else { ledger.take(u64::from(tuning.batch))? };
+        ledger.check()?;
+        let batch = u64::from(tuning.batch);
+        let next = ledger.take(batch, batch);
         let rests = next.is_none();
         if let Some(numbers) = next {
-            on_their_way.push_back(numbers.end - numbers.start);
-            sender.send(connection, &ledger.load, numbers, &mut scratch)?;
+            on_their_way.push_back(numbers.clone());
+            sender.send(connection, ledger.messages(), numbers, &mut scratch)?;
         }
         while on_their_way.len() >= usize::from(tuning.pipeline) || rests {
-            let Some(messages) = on_their_way.pop_front() else { break };
+            let Some(numbers) = on_their_way.pop_front() else { break };
+            let messages = numbers.end - numbers.start;
             let accepted = sender.confirm(connection, messages, &mut id)?;
             ensure!(accepted == messages, "a new key was refused as known");
-            ledger.accepted(messages);
+            numbers.for_each(|number| ledger.sent(number, None));
         }
-        match (rests, is_held) {
-            (true, true) => {
-                ledger.fail_if_over()?;
-                std::thread::sleep(BACKLOG_PAUSE);
-            }
-            (true, false) => return Ok(()),
-            _ => {}
+        if rests && ledger.is_taken() {
+            return Ok(());
+        }
+        if rests {
+            std::thread::sleep(BACKLOG_PAUSE);
         }
     }
 }
@@ -305,7 +275,8 @@ fn work(
     let count = tuning.batch.to_string();
     let mut delivery = Delivery::default();
     let mut waits = false;
-    while !ledger.is_complete()? {
+    while !ledger.is_complete() {
+        ledger.check()?;
         let messages = delivery.len();
         if messages > 0 {
             delivery.settle(connection);
@@ -321,7 +292,7 @@ fn work(
                 acknowledged == messages && deleted == messages,
                 "of {messages} messages {acknowledged} were acknowledged and {deleted} deleted"
             );
-            ledger.settled(messages);
+            ledger.settled(delivery.numbers.drain(..));
         }
         delivery.read(connection, ledger)?;
         waits = delivery.len() == 0;
@@ -334,9 +305,9 @@ fn work(
 struct Delivery {
     ids: Vec<Vec<u8>>,
     messages: usize,
+    numbers: Vec<u64>,
     key: Vec<u8>,
     body: Vec<u8>,
-    scratch: Vec<u8>,
 }
 
 impl Delivery {
@@ -367,7 +338,8 @@ impl Delivery {
                 field.clear();
                 connection.string(field)?;
             }
-            ledger.delivered(Uuid::from_slice(&self.key)?, &self.body, &mut self.scratch)?;
+            let key = Uuid::from_slice(&self.key)?;
+            self.numbers.push(ledger.delivered(Some(key), &self.body, None)?);
         }
         Ok(())
     }
@@ -385,19 +357,19 @@ impl Delivery {
 }
 
 /// Nothing is left, and keys that were sent are known.
-fn verify(connection: &mut Connection, sender: &Sender, load: Load) -> Result<()> {
+fn verify(connection: &mut Connection, sender: &Sender, messages: &Messages) -> Result<()> {
     let mut scratch = Vec::new();
     let mut id = Vec::new();
     if sender.script.is_some() {
-        let messages = load.count.min(REPEATED);
-        sender.send(connection, &load, 0..messages, &mut scratch)?;
-        let accepted = sender.confirm(connection, messages, &mut id)?;
-        ensure!(accepted == 0, "{accepted} of {messages} repeated keys were accepted again");
+        let repeated = messages.count().min(REPEATED);
+        sender.send(connection, messages, 0..repeated, &mut scratch)?;
+        let accepted = sender.confirm(connection, repeated, &mut id)?;
+        ensure!(accepted == 0, "{accepted} repeated keys were accepted again");
     }
     connection.words(&["XLEN", STREAM]).words(&["DBSIZE"]).send()?;
     let (left, keys) = (connection.integer()?, connection.integer()?);
     ensure!(left == 0, "{left} messages are left in the stream");
-    let expected = if sender.script.is_some() { load.count + 1 } else { 1 };
+    let expected = if sender.script.is_some() { messages.count() + 1 } else { 1 };
     ensure!(keys == expected, "Redis has {keys} keys, not {expected}");
     Ok(())
 }

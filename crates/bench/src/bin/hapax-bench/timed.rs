@@ -5,24 +5,25 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use hapax_bench::disk::Syncs;
 use hapax_store::{File, Lock, OsVolume, Volume};
 
 /// An [`OsVolume`] that notes how long every sync of a journal segment takes.
 #[derive(Debug)]
 pub(crate) struct TimedVolume {
     inner: OsVolume,
-    syncs: Arc<Mutex<Vec<u64>>>,
+    syncs: Arc<Mutex<Syncs>>,
 }
 
 #[derive(Debug)]
 struct TimedFile {
     inner: Arc<dyn File>,
-    syncs: Option<Arc<Mutex<Vec<u64>>>>,
+    syncs: Option<Arc<Mutex<Syncs>>>,
 }
 
 impl TimedVolume {
-    pub(crate) fn create(path: &Path) -> io::Result<(Self, Arc<Mutex<Vec<u64>>>)> {
-        let syncs = Arc::new(Mutex::new(Vec::new()));
+    pub(crate) fn create(path: &Path) -> io::Result<(Self, Arc<Mutex<Syncs>>)> {
+        let syncs = Arc::new(Mutex::new(Syncs::default()));
         Ok((Self { inner: OsVolume::create(path)?, syncs: Arc::clone(&syncs) }, syncs))
     }
 
@@ -30,6 +31,11 @@ impl TimedVolume {
         let syncs = name.starts_with("journal").then(|| Arc::clone(&self.syncs));
         Arc::new(TimedFile { inner, syncs })
     }
+}
+
+/// What was noted since the last call.
+pub(crate) fn take(syncs: &Mutex<Syncs>) -> Syncs {
+    std::mem::take(&mut *syncs.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Volume for TimedVolume {
@@ -83,8 +89,7 @@ impl File for TimedFile {
         let start = Instant::now();
         let result = self.inner.sync();
         if let Some(syncs) = &self.syncs {
-            let micros = start.elapsed().as_micros() as u64;
-            syncs.lock().unwrap_or_else(PoisonError::into_inner).push(micros);
+            syncs.lock().unwrap_or_else(PoisonError::into_inner).record(start.elapsed());
         }
         result
     }

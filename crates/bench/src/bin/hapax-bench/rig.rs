@@ -1,4 +1,4 @@
-//! The load: batches of whole lives on one partition, pipelined as a writer does it.
+//! A partition under load: batches of whole lives, pipelined as a writer does it.
 //!
 //! A producer's thread makes and hashes the messages, as connections do; the writer's thread does
 //! nothing but the partition's work. Every outcome is checked.
@@ -6,20 +6,21 @@
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
+use hapax_bench::disk::Syncs;
+use hapax_bench::{Messages, cpu};
 use hapax_core::{
     Answer, Blob, Command, Config, Configure, Content, Guarantee, LeaseName, Outcome, QueueName,
     Receive, Send, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Clock, Options, Partition, Ticket};
 use hapax_store::disk::{self, DiskStore, Threads};
-use rustix::time::{ClockId, clock_gettime};
 
-use crate::timed::TimedVolume;
+use crate::timed::{TimedVolume, take};
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +70,7 @@ pub(crate) struct Rig {
     clock: Clock,
     start: Instant,
     random: u64,
-    pub(crate) syncs: Arc<Mutex<Vec<u64>>>,
+    syncs: Arc<Mutex<Syncs>>,
     next_key: u64,
 }
 
@@ -98,6 +99,10 @@ impl Rig {
     pub(crate) fn call(&mut self, commands: Vec<Command>) -> Result<Vec<Outcome>> {
         let stamp = self.stamp();
         let ticket = self.partition.submit(stamp, commands)?;
+        self.outcomes(ticket)
+    }
+
+    pub(crate) fn outcomes(&mut self, ticket: Ticket) -> Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
         loop {
             match self.partition.poll()? {
@@ -128,11 +133,9 @@ impl Rig {
         Ok(())
     }
 
-    pub(crate) fn take_syncs(&self) -> Vec<u64> {
-        let mut syncs = self.syncs.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = std::mem::take(&mut *syncs);
-        taken.sort_unstable();
-        taken
+    /// The syncs of the journal since the last call.
+    pub(crate) fn take_syncs(&self) -> Syncs {
+        take(&self.syncs)
     }
 
     /// Runs whole lives: send, receive, settle with a result, each confirmed.
@@ -140,16 +143,16 @@ impl Rig {
         let first = self.next_key;
         self.next_key += shape.lives;
         let (messages, producer) = produce(queue.clone(), shape, first)?;
-        let before = (cpu(ClockId::ProcessCPUTime), cpu(ClockId::ThreadCPUTime));
+        let before = (cpu::of_this_process(), cpu::of_this_thread());
         let start = Instant::now();
         let mut run = Run::new(self, queue.clone(), shape, messages);
         run.all()?;
         let mut measured = run.measured;
         measured.lives = shape.lives;
         measured.wall = start.elapsed();
-        measured.writer_cpu = cpu(ClockId::ThreadCPUTime) - before.1;
+        measured.writer_cpu = cpu::of_this_thread() - before.1;
         let producer_cpu = producer.join().ok().context("the producer failed")?;
-        let process = cpu(ClockId::ProcessCPUTime) - before.0;
+        let process = cpu::of_this_process() - before.0;
         measured.behind_cpu =
             process.saturating_sub(measured.writer_cpu).saturating_sub(producer_cpu);
         Ok(measured)
@@ -236,9 +239,9 @@ impl<'a> Run<'a> {
 
     fn submit(&mut self, commands: Vec<Command>) -> Result<()> {
         let stamp = self.rig.stamp();
-        let (start, before) = (Instant::now(), cpu(ClockId::ThreadCPUTime));
+        let (start, before) = (Instant::now(), cpu::of_this_thread());
         let ticket = self.rig.partition.submit(stamp, commands)?;
-        let took = cpu(ClockId::ThreadCPUTime).saturating_sub(before);
+        let took = cpu::of_this_thread().saturating_sub(before);
         self.measured.longest_submit = self.measured.longest_submit.max(start.elapsed());
         self.measured.longest_submit_cpu = self.measured.longest_submit_cpu.max(took);
         self.submitted.push_back((ticket, start));
@@ -293,39 +296,40 @@ fn produce(
     let producer = move || {
         let mut next = first;
         let end = first + shape.lives;
-        let body = vec![b'b'; shape.body_bytes];
+        let messages = messages(shape.body_bytes);
         while next < end {
             let count = u64::from(shape.batch).min(end - next);
-            let batch = (next..next + count).filter_map(|number| {
-                let key = if shape.dedup { key(number) } else { String::new() };
-                let content = Content::builder(&key).build(&body).ok()?;
-                Some(Command::Send(Send::new(queue.clone(), content)))
-            });
+            let batch = (next..next + count)
+                .filter_map(|number| send(&queue, &messages, number, shape.dedup).ok());
             if sender.send(batch.collect()).is_err() {
                 break;
             }
             next += count;
         }
-        cpu(ClockId::ThreadCPUTime)
+        cpu::of_this_thread()
     };
     let producer = thread::Builder::new().name("producer".to_owned()).spawn(producer)?;
     Ok((receiver, producer))
 }
 
-/// Random-looking keys that can be made again.
-pub(crate) fn key(number: u64) -> String {
-    let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    format!("order-{:016x}", mixed ^ mixed >> 31)
+/// The messages of every measurement. A rig gives each of them a number of its own.
+pub(crate) fn messages(size: usize) -> Messages {
+    Messages::new(u64::MAX, size, 0)
 }
 
-pub(crate) fn wall() -> Time {
+/// The command that sends the message of a number. A queue without deduplication gets no keys.
+pub(crate) fn send(
+    queue: &QueueName,
+    messages: &Messages,
+    number: u64,
+    dedup: bool,
+) -> Result<Command> {
+    let key = if dedup { messages.key(number).to_string() } else { String::new() };
+    let content = Content::builder(&key).build(&messages.body(number))?;
+    Ok(Command::Send(Send::new(queue.clone(), content)))
+}
+
+fn wall() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time(since.as_millis() as u64)
-}
-
-pub(crate) fn cpu(clock: ClockId) -> Duration {
-    let time = clock_gettime(clock);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

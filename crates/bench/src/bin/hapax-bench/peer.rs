@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
-use rustix::time::ClockId;
+use hapax_bench::{Messages, cpu};
 
-use crate::load::{Shape, cpu, key};
+use crate::rig::{Shape, messages};
 
 pub(crate) struct Peer {
     pub(crate) wall: Duration,
@@ -33,10 +33,10 @@ pub(crate) fn run(directory: &Path, shape: Shape, form: Form) -> Result<Peer> {
         messages: database.keyspace("messages", KeyspaceCreateOptions::default)?,
         database,
         form,
-        body: vec![b'b'; shape.body_bytes],
+        made: messages(shape.body_bytes),
         result: vec![b'r'; shape.result_bytes],
     };
-    let before = cpu(ClockId::ProcessCPUTime);
+    let before = cpu::of_this_process();
     let start = Instant::now();
     let mut next = 0;
     while next < shape.lives {
@@ -44,7 +44,7 @@ pub(crate) fn run(directory: &Path, shape: Shape, form: Form) -> Result<Peer> {
         lives.live(next..end)?;
         next = end;
     }
-    Ok(Peer { wall: start.elapsed(), cpu: cpu(ClockId::ProcessCPUTime).saturating_sub(before) })
+    Ok(Peer { wall: start.elapsed(), cpu: cpu::of_this_process().saturating_sub(before) })
 }
 
 struct Lives {
@@ -52,7 +52,7 @@ struct Lives {
     keys: Keyspace,
     messages: Keyspace,
     form: Form,
-    body: Vec<u8>,
+    made: Messages,
     result: Vec<u8>,
 }
 
@@ -60,10 +60,10 @@ impl Lives {
     fn live(&mut self, numbers: Range<u64>) -> Result<()> {
         let (mut keys, mut messages) = (Vec::new(), Vec::new());
         for number in numbers.clone() {
-            let key = key(number);
+            let key = self.made.key(number).to_string();
             ensure!(self.keys.get(&key)?.is_none(), "a new key is new");
             keys.push((key, Some(number.to_be_bytes().to_vec())));
-            messages.push((number.to_be_bytes(), Some(self.body.clone())));
+            messages.push((number.to_be_bytes(), Some(self.made.body(number))));
         }
         self.write(keys, messages)?;
         let mut messages = Vec::new();
@@ -76,7 +76,7 @@ impl Lives {
         let (mut keys, mut messages) = (Vec::new(), Vec::new());
         for number in numbers {
             let record = [&number.to_be_bytes()[..], &self.result].concat();
-            keys.push((key(number), Some(record)));
+            keys.push((self.made.key(number).to_string(), Some(record)));
             messages.push((number.to_be_bytes(), None));
         }
         self.write(keys, messages)

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use hapax_bench::server::{Directory, Server, free_port};
 use rustix::process::Signal;
 use tokio::runtime::Runtime;
 use tokio_postgres::{Client, NoTls};
 
 use crate::install;
-use crate::server::{self, Server};
 
 /// The user of Debian's package, and the name of the database and of its owner.
 const USER: &str = "postgres";
@@ -34,12 +34,12 @@ const HELPFUL: [(&str, &str); 10] = [
 ];
 
 /// A server with an empty database, and its port.
-pub(super) fn start(runtime: &Runtime, place: &Path, name: &str) -> Result<(Server, u16)> {
+pub(super) fn start(runtime: &Runtime, place: &Path) -> Result<(Server, u16)> {
     let programs = install::postgres_programs()?;
-    let directory = server::directory_in(place, name)?;
+    let directory = Directory::create(place, "compare")?;
     let data = directory.path().canonicalize()?.join("data");
     initialise(&programs, directory.path(), &data)?;
-    let port = server::free_port()?;
+    let port = free_port()?;
     let command = command(&programs, &data, port)?;
     // QUIT is its immediate shutdown, which ends all its processes.
     let mut server = Server::start("postgres", command, Signal::QUIT, directory)?;

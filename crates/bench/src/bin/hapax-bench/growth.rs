@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use hapax_core::{Answer, Command, Content, Outcome, QueueName, Send};
+use hapax_bench::report::grouped;
+use hapax_core::{Answer, Outcome, QueueName};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::load::{Measured, Rig, Shape, key};
-use crate::report::{Report, grouped, line, percentile};
+use crate::rig::{Measured, Rig, Shape, messages, send};
+use crate::{Report, line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -24,12 +25,6 @@ pub(crate) struct Arguments {
     /// How many parts are measured by themselves.
     #[arg(long, default_value_t = 10)]
     parts: u64,
-}
-
-impl Default for Arguments {
-    fn default() -> Self {
-        Self { keys: 100_000_000, batch: 512, parts: 10 }
-    }
 }
 
 #[derive(Serialize)]
@@ -81,8 +76,12 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
         bar.set_message(format!("{} lives/s", grouped(measured.per_second())));
     }
     bar.finish_and_clear();
-    let (new_us, new_blocks) = look_up(&mut rig, &queue, arguments.keys.., false)?;
-    let (cold_us, cold_blocks) = look_up(&mut rig, &queue, 0.., true)?;
+    let written = arguments.parts * shape.lives;
+    let (new_us, new_blocks) = look_up(&mut rig, &queue, written.., false)?;
+    // Old keys from everywhere in the first part of them, which is no longer in memory.
+    let step = (written / LOOK_UPS).clamp(1, 997);
+    let (cold_us, cold_blocks) =
+        look_up(&mut rig, &queue, (0..written).step_by(step as usize), true)?;
     rig.close()?;
     let start = Instant::now();
     let mut rig = Rig::open(&path)?;
@@ -123,53 +122,44 @@ fn part(keys: u64, measured: &Measured, rig: &Rig, path: &Path) -> Result<Part> 
         longest_submit_cpu_ms: measured.longest_submit_cpu.as_secs_f64() * 1e3,
         longest_hold_ms: measured.longest_hold.as_secs_f64() * 1e3,
         longest_confirm_ms: measured.longest_confirm.as_secs_f64() * 1e3,
-        sync_p99_ms: percentile(&syncs, 990),
-        sync_max_ms: percentile(&syncs, 1_000),
+        sync_p99_ms: syncs.percentile_ms(99.0).unwrap_or(0.0),
+        sync_max_ms: syncs.percentile_ms(100.0).unwrap_or(0.0),
     })
 }
 
-/// Sends a thousand keys that are all new or all old; time and blocks read for each.
+/// Number of keys that are sent to measure a look-up.
+const LOOK_UPS: u64 = 1_000;
+
+/// Sends [`LOOK_UPS`] keys that are all new or all old; time and blocks read for each.
 fn look_up(
     rig: &mut Rig,
     queue: &QueueName,
     keys: impl Iterator<Item = u64>,
     old: bool,
 ) -> Result<(f64, f64)> {
-    let body = vec![b'b'; 100];
+    let messages = messages(100);
     let mut commands = Vec::new();
-    for number in keys.step_by(if old { 997 } else { 1 }).take(1_000) {
-        let content = Content::builder(&key(number)).build(&body)?;
-        commands.push(Command::Send(Send::new(queue.clone(), content)));
+    for number in keys.take(LOOK_UPS as usize) {
+        commands.push(send(queue, &messages, number, true)?);
     }
     let count = commands.len() as f64;
     let before = rig.partition.store().archive().stats().blocks_read;
     let stamp = rig.stamp();
     let start = Instant::now();
-    rig.partition.submit(stamp, commands)?;
+    let ticket = rig.partition.submit(stamp, commands)?;
     let micros = start.elapsed().as_secs_f64() * 1e6 / count;
     let blocks = rig.partition.store().archive().stats().blocks_read - before;
-    let mut outcomes = Vec::new();
-    loop {
-        match rig.partition.poll()? {
-            Some(answered) => {
-                outcomes.extend(answered.outcomes);
-                if !answered.more {
-                    break;
-                }
-            }
-            None => std::thread::park_timeout(std::time::Duration::from_millis(10)),
-        }
-    }
+    let outcomes = rig.outcomes(ticket)?;
     let known = outcomes.iter().all(|outcome| match outcome {
         Outcome::Sent(Answer::Done(_)) => old,
         Outcome::Sent(Answer::Accepted { .. }) => !old,
         _ => false,
     });
-    ensure!(known, "every key was answered rightly");
+    ensure!(known, "a key was not answered as it should be");
     Ok((micros, blocks as f64 / count))
 }
 
-fn lines(fields: &Fields) -> Vec<(String, String)> {
+fn lines(fields: &Fields) -> Vec<[String; 2]> {
     let mut lines: Vec<_> = fields
         .parts
         .iter()
@@ -220,7 +210,7 @@ fn run_bytes(path: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-pub(crate) fn resident_bytes() -> Result<u64> {
+fn resident_bytes() -> Result<u64> {
     let status = fs::read_to_string("/proc/self/statm")?;
     let pages: u64 = status.split(' ').nth(1).unwrap_or("0").parse()?;
     Ok(pages * rustix::param::page_size() as u64)

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
+use hapax_bench::report::{grouped, median, table};
 use serde::Serialize;
 
-use crate::disk::Syncs;
 use crate::system::{Measured, System};
+
+/// How long syncs of 64 KiB took, into a file that has its blocks already.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Disk {
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
 
 /// All that one program run measured.
 #[derive(Debug, Serialize)]
@@ -14,20 +21,22 @@ pub(crate) struct Report {
     pub(crate) count: u64,
     pub(crate) rows: Vec<Row>,
     /// The raw disk, before each round.
-    pub(crate) disk: Vec<Syncs>,
+    pub(crate) disk: Vec<Disk>,
 }
 
 /// One system at one size of bodies.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) system: &'static str,
-    pub(crate) description: &'static str,
+    pub(crate) system: String,
+    pub(crate) description: String,
     pub(crate) size: usize,
     /// Of each run, in order.
     pub(crate) lives_per_s: Vec<f64>,
     pub(crate) median_lives_per_s: f64,
     pub(crate) server_cpu_us_per_life: Vec<f64>,
     pub(crate) client_cpu_us_per_life: Vec<f64>,
+    /// Share of all cores that server and client kept busy, from 0 to 1.
+    pub(crate) cores_busy: Vec<f64>,
     /// The median against that of the best peer at this size.
     pub(crate) against_best_peer: Option<f64>,
     #[serde(skip)]
@@ -35,9 +44,9 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn new(system: &dyn System, size: usize) -> Self {
+    pub(crate) fn new(system: &System, size: usize) -> Self {
         Self {
-            system: system.name(),
+            system: system.name().to_owned(),
             description: system.describe(),
             is_peer: system.is_peer(),
             size,
@@ -46,6 +55,7 @@ impl Row {
             against_best_peer: None,
             server_cpu_us_per_life: Vec::new(),
             client_cpu_us_per_life: Vec::new(),
+            cores_busy: Vec::new(),
         }
     }
 
@@ -53,23 +63,26 @@ impl Row {
     pub(crate) fn add(&mut self, count: u64, measured: Measured) {
         let micros_per_life = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
         self.lives_per_s.push(count as f64 / measured.time.as_secs_f64());
-        self.server_cpu_us_per_life.push(micros_per_life(measured.server_cpu));
-        self.client_cpu_us_per_life.push(micros_per_life(measured.client_cpu));
+        let server = measured.cpu.server.unwrap_or_default();
+        self.server_cpu_us_per_life.push(micros_per_life(server));
+        self.client_cpu_us_per_life.push(micros_per_life(measured.cpu.client));
+        self.cores_busy.push(measured.cpu.cores_busy(measured.time));
         self.median_lives_per_s = median(&self.lives_per_s);
     }
 
-    fn cells(&self) -> [String; 8] {
+    fn cells(&self) -> [String; 9] {
         let lowest = self.lives_per_s.iter().copied().fold(f64::INFINITY, f64::min);
         let highest = self.lives_per_s.iter().copied().fold(0.0, f64::max);
         [
             format!("{} bytes", self.size),
-            self.description.to_owned(),
+            self.description.clone(),
             grouped(self.median_lives_per_s),
             grouped(lowest),
             grouped(highest),
             self.against_best_peer.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
             format!("{:.1} µs", median(&self.server_cpu_us_per_life)),
             format!("{:.1} µs", median(&self.client_cpu_us_per_life)),
+            format!("{:.0} %", median(&self.cores_busy) * 100.0),
         ]
     }
 
@@ -77,12 +90,14 @@ impl Row {
     pub(crate) fn last(&self) -> String {
         let last = |values: &[f64]| values.last().copied().unwrap_or(0.0);
         format!(
-            "{:>5} bytes  {:<14} {:>9} lives/s, CPU per life: server {:.1} µs, client {:.1} µs",
+            "{:>5} bytes  {:<14} {:>9} lives/s, CPU per life: server {:.1} µs, client {:.1} µs, \
+             cores busy: {:.0} %",
             self.size,
             self.system,
             grouped(last(&self.lives_per_s)),
             last(&self.server_cpu_us_per_life),
-            last(&self.client_cpu_us_per_life)
+            last(&self.client_cpu_us_per_life),
+            last(&self.cores_busy) * 100.0
         )
     }
 }
@@ -123,84 +138,42 @@ impl Report {
             "× best peer",
             "server CPU",
             "client CPU",
+            "cores busy",
         ];
         let mut lines = vec![header.map(str::to_owned)];
         lines.extend(self.rows.iter().map(Row::cells));
-        let width = |column: usize| {
-            let cells = lines.iter().filter_map(|line| line.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: [usize; 8] = std::array::from_fn(width);
-        let mut text = String::new();
-        for [body, system, cells @ ..] in &lines {
-            let [body_width, system_width, widths @ ..] = &widths;
-            text += &format!("{body:<body_width$}  {system:<system_width$}");
-            for (cell, width) in cells.iter().zip(widths) {
-                text += &format!("  {cell:>width$}");
-            }
-            text.push('\n');
-        }
+        let text = table(&lines, 2).join("\n");
         let runs = self.rows.iter().map(|row| row.lives_per_s.len()).max().unwrap_or(0);
         let count = grouped(self.count as f64);
-        text + &format!("{count} lives a run, runs of each: {runs}, in turns; CPU is per life\n")
+        text + &format!("\n{count} lives a run, runs of each: {runs}, in turns; CPU is per life\n")
             + "every message verified: accepted once, delivered once, unchanged, settled once"
     }
 }
 
-/// 1234567 as 1,234,567.
-pub(crate) fn grouped(number: f64) -> String {
-    let digits = format!("{:.0}", number.max(0.0));
-    let mut out = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// The middle one, or the mean of the two in the middle.
-pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    let upper = sorted.get(middle).copied().unwrap_or(0.0);
-    if !sorted.len().is_multiple_of(2) {
-        return upper;
-    }
-    let lower = middle.checked_sub(1).and_then(|place| sorted.get(place));
-    lower.map_or(upper, |lower| f64::midpoint(*lower, upper))
-}
-
 #[cfg(test)]
 mod tests {
+    use hapax_bench::cpu::Times;
+
     use super::*;
 
     fn row(is_peer: bool, size: usize, rates: &[f64]) -> Row {
         let mut row = Row {
-            system: "x",
-            description: "X",
+            system: "x".to_owned(),
+            description: "X".to_owned(),
             size,
             lives_per_s: Vec::new(),
             median_lives_per_s: 0.0,
             against_best_peer: None,
             server_cpu_us_per_life: Vec::new(),
             client_cpu_us_per_life: Vec::new(),
+            cores_busy: Vec::new(),
             is_peer,
         };
         for rate in rates {
             let time = Duration::from_secs_f64(1_000.0 / rate);
-            row.add(1_000, Measured { time, server_cpu: time, client_cpu: time });
+            row.add(1_000, Measured { time, cpu: Times { client: time, server: Some(time) } });
         }
         row
-    }
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert_eq!(median(&[]), 0.0);
     }
 
     #[test]

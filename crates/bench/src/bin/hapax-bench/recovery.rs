@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use hapax_core::{Command, Content, Delivery, Outcome, QueueName, Receive, Send, Settle, Verb};
+use hapax_bench::report::grouped;
+use hapax_core::{Command, Delivery, Outcome, QueueName, Receive, Settle, Verb};
 use serde::Serialize;
 
-use crate::load::{Rig, key};
-use crate::report::{Report, grouped, line};
+use crate::rig::{self, Rig};
+use crate::{Report, line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -20,12 +21,6 @@ pub(crate) struct Arguments {
     /// How many of them are received and done behind the last checkpoint, before the end.
     #[arg(long, default_value_t = 0)]
     done: u64,
-}
-
-impl Arguments {
-    /// What is run by `all`: nothing done, and much done.
-    pub(crate) const ALL: [Self; 2] =
-        [Self { messages: 1_000_000, done: 0 }, Self { messages: 1_000_000, done: 300_000 }];
 }
 
 #[derive(Debug, Args)]
@@ -141,14 +136,13 @@ fn drain(rig: &mut Rig, queue: &QueueName, count: u64) -> Result<()> {
 }
 
 fn send(rig: &mut Rig, queue: &QueueName, count: u64) -> Result<()> {
-    let body = vec![b'b'; 100];
+    let messages = rig::messages(100);
     let mut next = 0;
     while next < count {
         let end = (next + 1_000).min(count);
         let mut commands = Vec::with_capacity(1_000);
         for number in next..end {
-            let content = Content::builder(&key(number)).build(&body)?;
-            commands.push(Command::Send(Send::new(queue.clone(), content)));
+            commands.push(rig::send(queue, &messages, number, true)?);
         }
         while rig.partition.is_busy() {
             std::thread::park_timeout(Duration::from_millis(1));

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use anyhow::Result;
 use clap::Args;
+use hapax_bench::disk::{Probe, Syncs};
+use hapax_bench::report::{grouped, median};
 use serde::Serialize;
 
-use crate::load::{Measured, Rig, Shape};
-use crate::report::{Report, grouped, line, percentile};
-use crate::{peer, raw};
+use crate::rig::{Measured, Rig, Shape};
+use crate::{Report, line, peer};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -27,12 +28,6 @@ pub(crate) struct Arguments {
     /// How many lives on fjall. Fewer than ours would never leave its memory.
     #[arg(long, default_value_t = 3_000_000)]
     peer_count: u64,
-}
-
-impl Default for Arguments {
-    fn default() -> Self {
-        Self { count: 3_000_000, batch: 512, size: 100, result: 16, peer_count: 3_000_000 }
-    }
 }
 
 #[derive(Serialize)]
@@ -82,12 +77,11 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
     let syncs = rig.take_syncs();
     rig.close()?;
     let measured = sum(&dedup);
-    let at_least_once = median(&off);
-    let with_keys = median(&dedup);
-    let batches = shape.lives / u64::from(shape.batch);
-    let journal_bytes = shape.lives * (shape.body_bytes as u64 + 150);
-    let raw = raw::write(directory, batches, journal_bytes)?;
-    let raw_rate = shape.lives as f64 / raw.wall.as_secs_f64();
+    let at_least_once = median_rate(&off);
+    let with_keys = median_rate(&dedup);
+    let mut raw_syncs = Syncs::default();
+    let raw_wall = raw_syncs.measure(directory, raw(shape))?;
+    let raw_rate = shape.lives as f64 / raw_wall.as_secs_f64();
     let peer_shape = Shape { lives: arguments.peer_count, ..shape };
     let peer = peer::run(directory, peer_shape, peer::Form::Single)?;
     let peer_rate = arguments.peer_count as f64 / peer.wall.as_secs_f64();
@@ -109,16 +103,16 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
         longest_submit_ms: measured.longest_submit.as_secs_f64() * 1e3,
         longest_submit_cpu_ms: measured.longest_submit_cpu.as_secs_f64() * 1e3,
         longest_hold_ms: measured.longest_hold.as_secs_f64() * 1e3,
-        sync_p50_ms: percentile(&syncs, 500),
-        sync_p99_ms: percentile(&syncs, 990),
-        sync_max_ms: percentile(&syncs, 1_000),
+        sync_p50_ms: syncs.percentile_ms(50.0).unwrap_or(0.0),
+        sync_p99_ms: syncs.percentile_ms(99.0).unwrap_or(0.0),
+        sync_max_ms: syncs.percentile_ms(100.0).unwrap_or(0.0),
     };
-    let raw_p99 = percentile(&raw.syncs, 990);
+    let raw_p99 = raw_syncs.percentile_ms(99.0).unwrap_or(0.0);
     report.print("lives on an empty store", &fields, &lines(&fields, raw_p99));
     Ok(())
 }
 
-fn lines(fields: &Fields, raw_p99: f64) -> Vec<(String, String)> {
+fn lines(fields: &Fields, raw_p99: f64) -> Vec<[String; 2]> {
     vec![
         line("lives per second", grouped(fields.lives_per_s)),
         line("CPU per life, writer", format!("{:.2} µs", fields.writer_us_per_life)),
@@ -170,10 +164,15 @@ fn lines(fields: &Fields, raw_p99: f64) -> Vec<(String, String)> {
     ]
 }
 
-fn median(runs: &[Measured]) -> f64 {
-    let mut rates: Vec<f64> = runs.iter().map(Measured::per_second).collect();
-    rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied().unwrap_or_default()
+/// About as many bytes as the journal has, in as many batches.
+fn raw(shape: Shape) -> Probe {
+    let writes = (shape.lives / u64::from(shape.batch)).max(1);
+    let bytes = shape.lives * (shape.body_bytes as u64 + 150);
+    Probe { writes, write_bytes: bytes / writes, pause: None }
+}
+
+fn median_rate(runs: &[Measured]) -> f64 {
+    median(&runs.iter().map(Measured::per_second).collect::<Vec<_>>())
 }
 
 fn sum(runs: &[Measured]) -> Measured {

@@ -5,35 +5,32 @@
 //! turns, since the machine's mood changes; all that is kept of a figure is its median and its
 //! ratio to the others. docs/compare.md tells what is fair about it and what is not.
 
-mod cpu;
-mod disk;
 mod hapax;
 mod install;
-mod load;
 mod postgres;
 mod redis;
-mod report;
-mod server;
 mod system;
+mod table;
 
 use std::process::ExitCode;
-use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use hapax_bench::disk::{self, Probe, Syncs};
+use hapax_bench::{Messages, cpu, interrupt};
 
-use hapax::Hapax;
-use load::Load;
-use postgres::Postgres;
-use redis::Redis;
-use report::{Report, Row};
-use system::{Measured, Options, System};
+use hapax::Binary;
+use system::{Load, Measured, Options, Running, System};
+use table::{Disk, Report, Row};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The most lives of the run that warms a server up.
 const WARM_UP_LIVES_MAX: u64 = 100_000;
+
+/// What the disk is measured by before each round.
+const PROBE: Probe = Probe { writes: 200, write_bytes: 64 << 10, pause: None };
 
 /// Lives the same lives (send, deliver, settle, each confirmed after it was synced) on several
 /// systems in turns, verifies every message, and prints a table with the ratios.
@@ -59,9 +56,13 @@ struct Arguments {
     #[arg(value_parser = clap::value_parser!(u32).range(8..=1_048_576))]
     size: Vec<u32>,
     /// Only this system; may be given several times. One of hapax, redis, redis-keys, postgres and
-    /// postgres-keys.
+    /// postgres-keys, or the name of a binary of Hapax.
     #[arg(long, value_name = "SYSTEM")]
     only: Vec<String>,
+    /// A release binary of Hapax [default: the one beside this program]. May be given several
+    /// times, with a name each: they take turns like the other systems.
+    #[arg(long, value_name = "[NAME=]PATH", value_parser = Binary::parse)]
+    hapax: Vec<Binary>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -80,19 +81,19 @@ fn main() -> ExitCode {
 }
 
 fn compare(arguments: &Arguments) -> Result<()> {
-    interrupt_on_signal()?;
-    let mut systems = choose(arguments)?;
+    interrupt::on_signal()?;
+    let systems = choose(arguments)?;
     if disk::is_memory(&arguments.options.dir)? {
         note("--dir is in memory: syncing costs nothing there, so the figures mean little");
     }
     let mut report = Report { count: arguments.count, rows: Vec::new(), disk: Vec::new() };
     for &size in &arguments.size {
         let size = usize::try_from(size)?;
-        report.rows.extend(systems.iter().map(|system| Row::new(system.as_ref(), size)));
+        report.rows.extend(systems.iter().map(|system| Row::new(system, size)));
     }
-    start(arguments, &mut systems)?;
+    let running = start(arguments, &systems)?;
     for round in 1..=arguments.runs {
-        measure(arguments, round, &mut systems, &mut report)?;
+        measure(arguments, round, &running, &mut report)?;
     }
     report.compare();
     report.print(arguments.json)?;
@@ -100,96 +101,88 @@ fn compare(arguments: &Arguments) -> Result<()> {
 }
 
 /// All of them, or those that were asked for.
-fn choose(arguments: &Arguments) -> Result<Vec<Box<dyn System>>> {
-    let options = &arguments.options;
-    let mut systems: Vec<Box<dyn System>> = vec![
-        Box::new(Hapax::new(options)),
-        Box::new(Redis::new(false, options)),
-        Box::new(Redis::new(true, options)),
-        Box::new(Postgres::new(false, options)),
-        Box::new(Postgres::new(true, options)),
-    ];
-    let names: Vec<&str> = systems.iter().map(|system| system.name()).collect();
-    for wanted in &arguments.only {
-        let is_known = names.contains(&wanted.as_str());
-        ensure!(is_known, "--only {wanted}: there is {}", names.join(", "));
+fn choose(arguments: &Arguments) -> Result<Vec<System>> {
+    let mut systems: Vec<System> = arguments.hapax.iter().cloned().map(System::Hapax).collect();
+    if systems.is_empty() {
+        systems.push(System::Hapax(Binary::beside_this()?));
+    }
+    systems.extend([false, true].map(|remembers_keys| System::Redis { remembers_keys }));
+    systems.extend([false, true].map(|remembers_keys| System::Postgres { remembers_keys }));
+    let names: Vec<&str> = systems.iter().map(System::name).collect();
+    for (place, name) in names.iter().enumerate() {
+        let is_new = !names.iter().take(place).any(|other| other == name);
+        ensure!(is_new, "--hapax: there are two systems called {name}");
+    }
+    for only in &arguments.only {
+        let is_known = only == hapax::NAME || names.contains(&only.as_str());
+        ensure!(is_known, "--only {only}: there is {}", names.join(", "));
     }
     if !arguments.only.is_empty() {
-        systems.retain(|system| arguments.only.iter().any(|name| name == system.name()));
+        systems.retain(|system| {
+            let is_meant = |only: &str| only == hapax::NAME && !system.is_peer();
+            arguments.only.iter().any(|only| only == system.name() || is_meant(only))
+        });
     }
     Ok(systems)
 }
 
 /// Starts every server and warms it up, so that its files and its memory are there.
-fn start(arguments: &Arguments, systems: &mut [Box<dyn System>]) -> Result<()> {
+fn start(arguments: &Arguments, systems: &[System]) -> Result<Vec<Box<dyn Running>>> {
+    let mut all = Vec::new();
     for system in systems {
         note(&format!("starting {}", system.name()));
-        let description = system.describe();
-        system.start().with_context(|| format!("{description} did not start"))?;
+        let running = system
+            .start(&arguments.options)
+            .with_context(|| format!("{} did not start", system.describe()))?;
         let size = arguments.size.iter().copied().max().unwrap_or(0);
         let count = arguments.count.min(WARM_UP_LIVES_MAX);
-        let backlog = arguments.backlog;
-        let load = Load { count, size: usize::try_from(size)?, seed: 0, backlog };
-        run(system.as_mut(), load).with_context(|| format!("{description} failed"))?;
+        let messages = Messages::new(count, usize::try_from(size)?, 0);
+        run(running.as_ref(), &Load { messages, backlog: arguments.backlog })
+            .with_context(|| format!("{} failed", system.describe()))?;
+        all.push(running);
     }
-    Ok(())
+    Ok(all)
 }
 
 /// One run of each system at each size.
 fn measure(
     arguments: &Arguments,
     round: u16,
-    systems: &mut [Box<dyn System>],
+    systems: &[Box<dyn Running>],
     report: &mut Report,
 ) -> Result<()> {
     let head = format!("round {round} of {}", arguments.runs);
-    let syncs = disk::measure(&arguments.options.dir)?;
+    let disk = measure_disk(arguments)?;
     note(&format!(
         "{head}: the disk syncs 64 KiB in {:.2} ms, p99 {:.2} ms",
-        syncs.p50_ms, syncs.p99_ms
+        disk.p50_ms, disk.p99_ms
     ));
-    report.disk.push(syncs);
-    for row in &mut report.rows {
-        let mut matching = systems.iter_mut().filter(|system| system.name() == row.system);
-        let system = matching.next().context("a row without its system")?;
-        let (count, backlog) = (arguments.count, arguments.backlog);
-        let load = Load { count, size: row.size, seed: u64::from(round), backlog };
-        let measured = run(system.as_mut(), load)
+    report.disk.push(disk);
+    // The rows are all systems in order, once for each size.
+    for (row, system) in report.rows.iter_mut().zip(systems.iter().cycle()) {
+        let messages = Messages::new(arguments.count, row.size, u64::from(round));
+        let load = Load { messages, backlog: arguments.backlog };
+        let measured = run(system.as_ref(), &load)
             .with_context(|| format!("{} failed in round {round}", row.description))?;
-        row.add(load.count, measured);
+        row.add(arguments.count, measured);
         note(&format!("{head}: {}", row.last()));
     }
     Ok(())
 }
 
-/// A run on a quiet machine, as far as that is in our hands.
-fn run(system: &mut dyn System, load: Load) -> Result<Measured> {
-    rustix::fs::sync();
-    let measured = system.run(load)?;
-    if let Some(process) = system.process_id() {
-        cpu::wait_until_idle(process)?;
-    }
-    Ok(measured)
+fn measure_disk(arguments: &Arguments) -> Result<Disk> {
+    let mut syncs = Syncs::default();
+    syncs.measure(&arguments.options.dir, PROBE)?;
+    let percentile = |percentile: f64| syncs.percentile_ms(percentile).unwrap_or(0.0);
+    Ok(Disk { p50_ms: percentile(50.0), p99_ms: percentile(99.0) })
 }
 
-/// Servers and their data are removed by the one way there is, also when somebody is impatient.
-fn interrupt_on_signal() -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let (mut interrupt, mut terminate) = {
-        let _inside = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
-    };
-    thread::spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        });
-        load::interrupt();
-    });
-    Ok(())
+/// A run on a quiet machine, as far as that is in our hands.
+fn run(system: &dyn Running, load: &Load) -> Result<Measured> {
+    rustix::fs::sync();
+    let measured = system.run(load)?;
+    cpu::wait_until_idle(system.server().process_id())?;
+    Ok(measured)
 }
 
 /// A line about what goes on. Standard output is for the result.
@@ -217,15 +210,16 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let peers = ["redis", "redis-keys", "postgres", "postgres-keys"];
         let only: Vec<&str> = peers.iter().flat_map(|peer| ["--only", *peer]).collect();
-        let mut systems = choose(&arguments(place.path(), &only)).unwrap();
+        let arguments = arguments(place.path(), &only);
+        let systems = choose(&arguments).unwrap();
         assert_eq!(systems.len(), peers.len());
-        for system in &mut systems {
-            system.start().unwrap();
+        for system in systems {
+            let running = system.start(&arguments.options).unwrap();
             for seed in [1, 2] {
-                system.run(Load { count: 3_001, size: 100, seed, backlog: 2_000 }).unwrap();
+                let messages = Messages::new(3_001, 100, seed);
+                running.run(&Load { messages, backlog: 2_000 }).unwrap();
             }
         }
-        drop(systems);
         assert_eq!(place.path().read_dir().unwrap().count(), 0);
     }
 
@@ -234,5 +228,25 @@ mod tests {
         let arguments = arguments(std::path::Path::new("."), &["--only", "kafka"]);
         let error = choose(&arguments).err().unwrap().to_string();
         assert!(error.contains("kafka") && error.contains("postgres-keys"), "{error}");
+    }
+
+    #[test]
+    fn binaries_of_hapax_take_turns_under_their_names() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        let (old, new) = (format!("old={path}"), format!("new={path}"));
+        let names = |more: &[&str]| -> Result<Vec<String>> {
+            let arguments = arguments(std::path::Path::new("."), more);
+            Ok(choose(&arguments)?.iter().map(|system| system.name().to_owned()).collect())
+        };
+        let both = ["--hapax", &old, "--hapax", &new];
+        let names_with = |more: &[&str]| names(&[&both, more].concat()).unwrap();
+        assert_eq!(names_with(&["--only", "hapax"]), ["old", "new"]);
+        assert_eq!(names_with(&["--only", "new", "--only", "redis"]), ["new", "redis"]);
+        assert_eq!(names_with(&[]).len(), 6);
+        let redis = format!("redis={path}");
+        for twice in [["--hapax", &old, "--hapax", &old], ["--hapax", &redis, "--hapax", &new]] {
+            assert!(names(&twice).unwrap_err().to_string().contains("two systems"));
+        }
     }
 }
