@@ -32,7 +32,7 @@ pub struct Config {
 
 macro_rules! choices {
     ($(#[$meta:meta])* $name:ident {
-        $($(#[$doc:meta])* $choice:ident = $number:literal $text:literal,)+
+        $($(#[$doc:meta])* $choice:ident = $number:literal,)+
     }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,11 +41,6 @@ macro_rules! choices {
         impl $name {
             /// Every choice, in the order of their numbers on disk.
             pub const ALL: &[Self] = &[$(Self::$choice,)+];
-
-            /// How it is spelled in configurations.
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$choice => $text,)+ }
-            }
         }
     };
 }
@@ -53,55 +48,55 @@ macro_rules! choices {
 choices!(Guarantee {
     /// A key is required, and one effect is promised to those who respect it.
     #[default]
-    ExactlyOnce = 0 "exactly-once",
+    ExactlyOnce = 0,
     /// A key is optional; a message without one is remembered no longer than it lives.
-    AtLeastOnce = 1 "at-least-once",
+    AtLeastOnce = 1,
     /// Done as it is handed out.
-    AtMostOnce = 2 "at-most-once",
+    AtMostOnce = 2,
 });
 
 choices!(Order {
     #[default]
-    None = 0 "none",
+    None = 0,
     /// Messages of a group are delivered in order, one unfinished at a time.
-    Group = 1 "group",
+    Group = 1,
 });
 
 choices!(DedupScope {
     #[default]
-    Queue = 0 "queue",
-    Group = 1 "group",
+    Queue = 0,
+    Group = 1,
 });
 
 choices!(UndatedKeys {
     #[default]
-    Accept = 0 "accept",
-    Refuse = 1 "refuse",
+    Accept = 0,
+    Refuse = 1,
 });
 
 choices!(
     /// What a send under the key of a dead message gets.
     OnDead {
     #[default]
-    Pin = 0 "pin",
-    Rerun = 1 "rerun",
-    Release = 2 "release",
+    Pin = 0,
+    Rerun = 1,
+    Release = 2,
 });
 
 choices!(
     /// What the death of a message means for the younger ones of its group.
     OnGroupDead {
     #[default]
-    Continue = 0 "continue",
-    Park = 1 "park",
+    Continue = 0,
+    Park = 1,
 });
 
 choices!(
     /// What becomes of a begun message whose lease is lost.
     OnLost {
     #[default]
-    Redeliver = 0 "redeliver",
-    Park = 1 "park",
+    Redeliver = 0,
+    Park = 1,
 });
 
 impl Default for Config {

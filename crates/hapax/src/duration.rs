@@ -30,14 +30,6 @@ fn days(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(days * 86_400.0).ok()
 }
 
-/// A duration, or `forever`.
-pub(crate) fn parse_endless(text: &str) -> Result<Option<Duration>, String> {
-    match text {
-        "forever" | "none" => Ok(None),
-        _ => parse(text).map(Some),
-    }
-}
-
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -89,7 +81,6 @@ mod tests {
             assert!(ms(wrong).unwrap_err().contains("is not a duration"), "{wrong}");
         }
         assert!(ms("30").unwrap_err().contains("did you mean 30s?"));
-        assert_eq!(parse_endless("forever"), Ok(None));
     }
 
     #[test]

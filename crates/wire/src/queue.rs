@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::text::{Timestamp, time};
@@ -11,6 +12,8 @@ use crate::text::{Timestamp, time};
 pub struct Field {
     pub name: &'static str,
     doc: &'static str,
+    /// Whether it is `true` or `false`.
+    pub is_bool: bool,
     /// Every value, of a field that is a choice of words.
     pub words: &'static [&'static str],
     /// Whether `null` is one of its values.
@@ -26,11 +29,15 @@ impl Field {
 
 /// What can be said of a field by its type.
 trait Kind {
+    const IS_BOOL: bool = false;
     const WORDS: &'static [&'static str] = &[];
     const NULLABLE: bool = false;
 }
 
-impl Kind for bool {}
+impl Kind for bool {
+    const IS_BOOL: bool = true;
+}
+
 impl Kind for u32 {}
 impl Kind for u64 {}
 
@@ -124,6 +131,7 @@ macro_rules! fields {
             pub const FIELDS: &[Field] = &[$(Field {
                 name: stringify!($field),
                 doc: concat!($($doc),+),
+                is_bool: <$kind as Kind>::IS_BOOL,
                 words: <$kind as Kind>::WORDS,
                 nullable: <$kind as Kind>::NULLABLE,
             },)+];
@@ -146,8 +154,8 @@ fields! {
         order: Order = Order::default(),
         /// Where a key is unique: in the whole queue or in its group. It cannot change either.
         dedup_scope: DedupScope = DedupScope::default(),
-        /// How long a finished key is remembered, counted from its end; `null`, or `"forever"` in a
-        /// settings file, for ever. At least twice `retry_horizon_ms`.
+        /// How long a finished key is remembered, counted from its end, or for ever. At least twice
+        /// `retry_horizon_ms`.
         retention_ms: Option<u64> = Some(604_800_000),
         /// The longest time after the end at which anything upstream may still retry.
         retry_horizon_ms: u64 = 86_400_000,
@@ -166,30 +174,30 @@ fields! {
         backoff_max_ms: u64 = 600_000,
         /// How long a message waits before its first delivery, unless the send says otherwise.
         delay_ms: u64 = 0,
-        /// How long after its acceptance a message is still tried, unless the send says otherwise;
-        /// `null` for no end. Then it is dead.
+        /// How long after its acceptance a message is still tried, unless the send says otherwise.
+        /// Then it is dead.
         ttl_ms: Option<u64> = None,
         /// What a send under the key of a dead message gets: with `pin` the error; with `rerun` the
         /// message is tried again; with `release` the key is forgotten and the send is a new one.
         on_dead: OnDead = OnDead::default(),
         /// What the death of a message means for its group: with `continue` the younger messages go
-        /// on, with `park` they wait until it is redriven or discarded. `park` needs
-        /// `order = "group"`.
+        /// on, with `park` they wait until it is redriven or discarded. `park` needs the `order`
+        /// `group`.
         on_group_dead: OnGroupDead = OnGroupDead::default(),
         /// What happens to a message whose worker began an effect that cannot be repeated and then
         /// lost its lease: it is delivered again, or parked until somebody resolves it.
         on_lost: OnLost = OnLost::default(),
-        /// The largest body.
-        max_body_bytes: u64 = 1_048_576,
-        /// Messages alive at once, the dead included; `null` for no limit.
-        max_messages: Option<u64> = None,
-        /// Bytes of bodies alive at once; `null` for no limit.
-        max_bytes: Option<u64> = None,
-        /// Messages sent per second; `null` for no limit.
-        sends_per_s: Option<u32> = None,
         /// Whether a finished key keeps its message for as long as it is remembered, so that a
         /// replay needs no body.
         keep_bodies: bool = false,
+        /// The largest body.
+        max_body_bytes: u64 = 1_048_576,
+        /// The most messages alive at once, the dead included.
+        max_messages: Option<u64> = None,
+        /// The most bytes of bodies alive at once.
+        max_bytes: Option<u64> = None,
+        /// The most messages sent per second.
+        sends_per_s: Option<u32> = None,
     }
 }
 
@@ -220,6 +228,15 @@ pub struct Queue {
     #[prost(bool, tag = "7")]
     #[serde(skip)]
     pub created: bool,
+}
+
+impl Queue {
+    /// Its rules. Fields of a newer broker are left out.
+    pub fn config(&self) -> serde_json::Result<QueueConfig> {
+        let mut fields: Map<String, Value> = serde_json::from_str(&self.config_json)?;
+        fields.retain(|name, _| QueueConfig::FIELDS.iter().any(|field| field.name == name));
+        QueueConfig::deserialize(fields)
+    }
 }
 
 /// Writes what is JSON already; `null` where it is not.
@@ -328,5 +345,15 @@ mod tests {
         assert_eq!(serde_json::to_string(&queue).unwrap(), expected);
         let unread = Queue { config_json: String::new(), ..queue };
         assert!(serde_json::to_string(&unread).unwrap().contains(r#""config":null"#));
+    }
+
+    #[test]
+    fn the_rules_of_a_newer_broker_are_read_as_far_as_they_are_known() {
+        let queue = |config: &str| Queue { config_json: config.to_owned(), ..Queue::default() };
+        let read = queue(r#"{"lease_ms":5,"on_lost":"park","sharding":[1,{}]}"#).config().unwrap();
+        let expected = QueueConfig { lease_ms: 5, on_lost: OnLost::Park, ..QueueConfig::default() };
+        assert_eq!(read, expected);
+        assert!(queue(r#"{"on_lost":"explode"}"#).config().is_err());
+        assert!(queue("").config().is_err());
     }
 }

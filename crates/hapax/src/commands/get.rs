@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_wire::proto::{self, State};
-use serde_json::Value;
+use hapax_wire::{DedupScope, OnGroupDead, Order, QueueConfig};
 
 use super::peek::PAGE;
 use crate::duration;
@@ -71,26 +71,22 @@ async fn around(session: &Session, queue: &str, key: &proto::Key) -> Around {
         return Around::default();
     }
     let Ok(shown) = session.client.queue(queue).await else { return Around::default() };
-    let rules: Value = serde_json::from_str(&shown.config_json).unwrap_or_default();
+    let rules = shown.config().unwrap_or_default();
     let held = match key.state() {
         State::Ready if shown.paused => Held::Paused,
         State::Ready => held(session, queue, key, &rules).await,
         _ => Held::Free,
     };
-    Around { held, keys_per_group: is(&rules, "dedup_scope", "group") }
-}
-
-fn is(rules: &Value, rule: &str, value: &str) -> bool {
-    rules.get(rule).is_some_and(|it| it == value)
+    Around { held, keys_per_group: rules.dedup_scope == DedupScope::Group }
 }
 
 /// What keeps a ready message from a worker. It looks at the first page of each place that holds a
 /// group, and says nothing of what it does not find there, or may not see.
-async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &Value) -> Held {
-    if !is(rules, "order", "group") || key.group.is_empty() {
+async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &QueueConfig) -> Held {
+    if rules.order != Order::Group || key.group.is_empty() {
         return Held::Free;
     }
-    let dead_hold = is(rules, "on_group_dead", "park");
+    let dead_hold = rules.on_group_dead == OnGroupDead::Park;
     for place in [State::Leased, State::Parked, State::Delayed, State::Dead] {
         if place == State::Dead && !dead_hold {
             continue;

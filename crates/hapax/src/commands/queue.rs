@@ -158,10 +158,10 @@ pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
 /// somebody set in between.
 async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let screen = change.output.screen();
-    let fields = change.rules.fields();
+    let fields = &change.rules.0;
     let existing = session.client.queues().await?.queues;
     if let Some(existing) = existing.iter().find(|existing| existing.queue == change.queue) {
-        let differing = differing(&fields, &config(existing));
+        let differing = differing(fields, &config(existing));
         if !differing.is_empty() {
             let what = format!(
                 "the queue {} exists with other rules: {}",
@@ -178,12 +178,12 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
             format!("{} exists already, with these rules", change.queue),
         );
     }
-    let queue = session.client.put_queue(&change.queue, &text(&fields), None).await?;
+    let queue = session.client.put_queue(&change.queue, &text(fields), None).await?;
     told(screen, &queue, format!("created {}", change.queue))
 }
 
 async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
-    let given = change.rules.fields();
+    let given = change.rules.0.clone();
     if given.is_empty() {
         let next = "hapax queue set --help lists them";
         return Err(Failure::usage("give at least one rule to change").next(next));

@@ -148,7 +148,7 @@ pub fn allowed(field: &Field, dialect: Dialect) -> String {
             format!("a whole number, at least {min}")
         }
         Some((_, _, min, max)) => format!("a whole number, from {min} to {max}"),
-        None if field.words.is_empty() => "true or false".to_owned(),
+        None if field.is_bool => "true or false".to_owned(),
         None => format!("\"{}\"", field.words.join("\" or \"")),
     };
     match dialect {
