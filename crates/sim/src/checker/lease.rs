@@ -265,10 +265,12 @@ impl Checker {
         let Some(lease) = self.leases.get(&(self.here, held.fence())).cloned() else {
             return violation("a settle under a lease that nobody was given");
         };
+        let newest = self.lives.get(held.item).and_then(|life| self.fences.get(&life.fence));
+        let was_elsewhere = newest.is_some_and(|partition| *partition != here);
         let (life, spec, _) = self.passed(at, held.item);
         let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
         // Its partition lost it with an earlier queue, which spreads its keys otherwise since.
-        let is_elsewhere = life.home != Some(here);
+        let is_elsewhere = life.home != Some(here) || was_elsewhere;
         let may_hold = is_newest && !is_elsewhere && !lease.ended && life.may_settle(end);
         let alone = lease.ends.is_empty() && !life.unseen_lease;
         let surely_holds = may_hold && life.places == Places::LEASED && alone;

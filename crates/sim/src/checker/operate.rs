@@ -59,6 +59,12 @@ impl Checker {
                 Ok(())
             }
             (Op::Resolve { item, done, .. }, Outcome::Ok) => self.resolved(at, *item, *done),
+            // Nobody knows its id, so nobody can name it.
+            (Op::Resolve { item, id: None, .. }, Outcome::Refused(Refusal::NoSuchKey))
+                if self.item(*item).is_keyless() =>
+            {
+                Ok(())
+            }
             (Op::Discard { item } | Op::Resolve { item, .. }, Outcome::Refused(refusal)) => {
                 self.not_waiting(at, *item, refusal)
             }

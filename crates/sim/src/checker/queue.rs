@@ -283,7 +283,7 @@ impl Checker {
     fn vanish(&mut self, queue: usize) {
         let gone = self.homed(queue);
         // An emit that comes again is filed again.
-        self.emits.filed.retain(|_, item| !gone.contains(item));
+        self.emits.filed.retain(|_, (item, _)| !gone.contains(item));
         for item in gone {
             if let Some(life) = self.lives.get_mut(item) {
                 life.vanish();

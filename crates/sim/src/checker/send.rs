@@ -54,7 +54,11 @@ impl Checker {
             self.check_id(item, *id)?;
             self.raise_fence(lease.fence)?;
         } else {
+            // This may be the lease of the first claim under this id; a purge that came between
+            // the two then covers it.
+            let purge = life.purge.filter(|_| may_be_second && is_held);
             self.begin(at, item, variant, true, *id)?;
+            self.passed(at, item).0.purge = purge;
             if *deadline != at.plus(*lease_ms) {
                 return violation("a claim's deadline is not its lease from now");
             }

@@ -60,7 +60,12 @@ impl Run {
         let wakes: Vec<Option<(usize, u64)>> = wakes.collect();
         // A queue that was woken may be gone by now, and nobody knows its name.
         let any_unknown = wakes.iter().any(Option::is_none);
-        let woken: BTreeMap<usize, u64> = wakes.into_iter().flatten().collect();
+        // A queue that is being deleted has the name of the one that was made anew.
+        let mut woken: BTreeMap<usize, u64> = BTreeMap::new();
+        for (queue, ready) in wakes.into_iter().flatten() {
+            let most = woken.entry(queue).or_default();
+            *most = ready.max(*most);
+        }
         if !woken.is_empty() {
             self.note(|| format!("wakes {woken:?} by batch {}", told.serial));
         }
