@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use hapax_wire::proto::{self, State};
+use hapax_wire::State;
+use hapax_wire::proto;
 use tonic::Streaming;
 
 use crate::client::Client;

@@ -2,15 +2,17 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hapax_wire::{lean, proto};
+use hapax_wire::{self as wire, AnswerKind, Blob, Id, State, lean};
 
 use crate::error::Error;
-use crate::message::{Blob, Id};
 
 /// What the broker knows about a key, told to whoever sends under it.
 ///
 /// The first send of a key gets [`Outcome::Accepted`], every later one what became of the message
 /// since. Both are a success: the operation is the broker's to carry out.
+///
+/// Of its own beside the shape of the wire: an answer to a stream is made without an allocation, a
+/// refusal is an error, and what belongs to an outcome is there with that outcome alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
@@ -47,21 +49,6 @@ pub enum Outcome {
     Parked { attempts: u32 },
 }
 
-/// Where a message is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum State {
-    Ready,
-    Delayed,
-    Leased,
-    Parked,
-    Dead,
-    Done,
-    Discarded,
-    /// One that this release does not know.
-    Unknown,
-}
-
 impl Answer {
     /// Whether this send was the first of its key.
     pub fn is_new(&self) -> bool {
@@ -88,73 +75,45 @@ impl Answer {
 
     /// Most answers say that a message was accepted, and nothing more.
     pub(crate) fn of_lean(answer: &lean::Answer<'_>) -> Result<Self, Error> {
-        if answer.kind == proto::AnswerKind::Accepted as i32 {
+        if answer.kind == AnswerKind::Accepted as i32 {
             return Ok(Self {
-                id: id(answer.id),
-                state: State::of_proto(answer.state),
+                id: Id::of(answer.id),
+                state: State::of(answer.state),
                 accepted_at: at(answer.accepted_at_ms),
                 outcome: Outcome::Accepted,
             });
         }
-        Self::of_proto(answer.whole().map_err(Error::malformed)?)
+        Self::of(answer.whole().map_err(Error::malformed)?)
     }
 
     /// An answer, or the refusal in its place.
-    pub(crate) fn of_proto(answer: proto::Answer) -> Result<Self, Error> {
+    pub(crate) fn of(answer: wire::Answer) -> Result<Self, Error> {
         let kind = answer.kind();
         let outcome = answer.outcome.unwrap_or_default();
         let attempts = outcome.attempts;
         let told = match kind {
-            proto::AnswerKind::Accepted | proto::AnswerKind::Fresh => Outcome::Accepted,
-            proto::AnswerKind::InFlight => {
+            AnswerKind::Accepted | AnswerKind::Fresh => Outcome::Accepted,
+            AnswerKind::InFlight => {
                 Outcome::InFlight { attempts, deadline: outcome.deadline_ms.map(at) }
             }
-            proto::AnswerKind::Done => Outcome::Done {
+            AnswerKind::Done => Outcome::Done {
                 attempts,
-                result: outcome.result.map(Blob::of_proto),
+                result: outcome.result,
                 finished_at: at(outcome.finished_at_ms),
                 remembered_until: outcome.remembered_until_ms.map(at),
             },
-            proto::AnswerKind::Dead => Outcome::Dead { attempts, error: outcome.error },
-            proto::AnswerKind::Parked => Outcome::Parked { attempts },
-            proto::AnswerKind::Error | proto::AnswerKind::Unspecified => {
+            AnswerKind::Dead => Outcome::Dead { attempts, error: outcome.error },
+            AnswerKind::Parked => Outcome::Parked { attempts },
+            AnswerKind::Error | AnswerKind::Unspecified => {
                 return Err(Error::of_problem(answer.problem.unwrap_or_default()));
             }
         };
         Ok(Self {
-            id: id(&answer.id),
-            state: State::of_proto(answer.state),
+            id: Id::of(&answer.id),
+            state: State::of(answer.state),
             accepted_at: at(answer.accepted_at_ms),
             outcome: told,
         })
-    }
-}
-
-impl State {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::Delayed => "delayed",
-            Self::Leased => "leased",
-            Self::Parked => "parked",
-            Self::Dead => "dead",
-            Self::Done => "done",
-            Self::Discarded => "discarded",
-            Self::Unknown => "unknown",
-        }
-    }
-
-    pub(crate) fn of_proto(state: i32) -> Self {
-        match proto::State::try_from(state) {
-            Ok(proto::State::Ready) => Self::Ready,
-            Ok(proto::State::Delayed) => Self::Delayed,
-            Ok(proto::State::Leased) => Self::Leased,
-            Ok(proto::State::Parked) => Self::Parked,
-            Ok(proto::State::Dead) => Self::Dead,
-            Ok(proto::State::Done) => Self::Done,
-            Ok(proto::State::Discarded) => Self::Discarded,
-            Ok(proto::State::Unspecified) | Err(_) => Self::Unknown,
-        }
     }
 }
 
@@ -163,36 +122,32 @@ pub(crate) fn at(ms: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(ms)).unwrap_or(UNIX_EPOCH)
 }
 
-pub(crate) fn id(bytes: &[u8]) -> Id {
-    Id(bytes.try_into().unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_duplicate_is_a_success_and_a_conflict_is_not() {
-        let done = proto::Answer {
-            kind: proto::AnswerKind::Done.into(),
-            state: proto::State::Done.into(),
-            outcome: Some(proto::Outcome {
+        let done = wire::Answer {
+            kind: AnswerKind::Done.into(),
+            state: State::Done.into(),
+            outcome: Some(wire::Outcome {
                 attempts: 2,
-                result: Some(proto::Blob { body: "ok".into(), content_type: String::new() }),
+                result: Some(Blob::new("ok")),
                 ..Default::default()
             }),
             ..Default::default()
         };
-        let answer = Answer::of_proto(done).unwrap();
+        let answer = Answer::of(done).unwrap();
         assert!(answer.has_ended() && !answer.is_new());
         assert_eq!(answer.result(), Some(&Blob::new("ok")));
 
-        let conflict = proto::Answer {
-            kind: proto::AnswerKind::Error.into(),
-            problem: Some(proto::Problem { code: "conflict".to_owned(), ..Default::default() }),
+        let conflict = wire::Answer {
+            kind: AnswerKind::Error.into(),
+            problem: Some(wire::Problem { code: "conflict".to_owned(), ..Default::default() }),
             ..Default::default()
         };
-        let error = Answer::of_proto(conflict).unwrap_err();
+        let error = Answer::of(conflict).unwrap_err();
         assert_eq!(error.code(), hapax_wire::Code::Conflict);
     }
 }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hapax_wire::proto;
+use hapax_wire::{Blob, proto};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::client::SENT_BYTES_MAX;
 use crate::delivery::Lease;
 use crate::error::Error;
-use crate::message::{Blob, ms, new_key, since_epoch};
+use crate::message::{ms, new_key, since_epoch};
 use crate::queue::Queue;
 use crate::settle::{Done, Settle, Settled};
 
@@ -126,7 +126,7 @@ impl ClaimRequest {
     fn taken(self, reply: proto::ClaimReply) -> Result<Claim, Error> {
         let answer = reply.answer.clone().unwrap_or_default();
         let is_fresh = answer.kind() == proto::AnswerKind::Fresh;
-        let answer = Answer::of_proto(answer)?;
+        let answer = Answer::of(answer)?;
         if is_fresh {
             return Ok(Claim::Fresh(Held::new(self, reply)));
         }
@@ -163,7 +163,7 @@ pub struct Held {
     queue: Queue,
     lease: Lease,
     fence: u64,
-    recovery_points: std::collections::HashMap<String, Bytes>,
+    recovery_points: std::collections::BTreeMap<String, Bytes>,
     lost: watch::Receiver<bool>,
     lease_length: Duration,
     tenant: String,
@@ -339,7 +339,7 @@ async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Sett
     }
     let client = queue.client();
     let until = Instant::now() + client.timeout();
-    let items = vec![settle.into_proto(0, lease.0.clone())];
+    let items = vec![settle.into_wire(0, lease.0.clone())];
     let request = proto::SettleRequest { queue: queue.name().to_owned(), items };
     let mut backoff = Backoff::new();
     loop {
@@ -347,7 +347,7 @@ async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Sett
         let settled = client.call(|mut rpc| async move { rpc.settle(request).await }).await;
         let settled = settled.and_then(|mut reply| {
             let answer = reply.answers.pop().unwrap_or_default();
-            Settled::of_proto(answer)
+            Settled::of(answer)
         });
         match settled {
             Err(error) if error.is_retryable() => {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hapax_wire::lean;
+use hapax_wire::{Id, lean};
 
-use crate::answer::{at, id};
+use crate::answer::at;
 use crate::error::Error;
-use crate::message::{Id, from_json};
+use crate::message::from_json;
 
 /// A lease as it is given back to the broker. Opaque.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ impl Delivery {
             key: part(delivery.key.as_bytes()),
             group: part(delivery.group.as_bytes()),
             content_type: part(delivery.content_type.as_bytes()),
-            id: id(delivery.id),
+            id: Id::of(delivery.id),
             fence: delivery.fence,
             attempt: delivery.attempt,
             generation: delivery.generation,

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use hapax_wire::{Code, proto};
+use hapax_wire::{Code, Id, Problem};
 use tonic::metadata::MetadataMap;
 
-use crate::answer::{at, id};
-use crate::message::Id;
+use crate::answer::at;
 
 /// Metadata of a status: one of the codes of `/errors`.
 const CODE: &str = "hapax-code";
@@ -162,16 +161,16 @@ impl Error {
         }))
     }
 
-    pub(crate) fn of_problem(problem: proto::Problem) -> Self {
+    pub(crate) fn of_problem(problem: Problem) -> Self {
         let code = match Code::parse(&problem.code) {
             Some(code) => code,
             // A newer broker: all that counts is whether to try again.
             None if problem.retryable => Code::Unavailable,
             None => Code::Invalid,
         };
-        let first = (!problem.id.is_empty()).then(|| First {
+        let first = problem.id().map(|id| First {
             differs: problem.differs,
-            id: id(&problem.id),
+            id,
             accepted_at: at(problem.accepted_at_ms),
         });
         Self::Refused(Box::new(Refusal {
@@ -180,6 +179,12 @@ impl Error {
             retry_after: problem.retry_after_ms.map(Duration::from_millis),
             first,
         }))
+    }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self::invalid(format!("JSON: {error}"))
     }
 }
 
@@ -253,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_conflict_says_what_differs() {
-        let problem = proto::Problem {
+        let problem = Problem {
             code: "conflict".to_owned(),
             detail: "the key was used for another operation".to_owned(),
             differs: vec!["body".to_owned(), "group".to_owned()],
@@ -266,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_code_of_a_newer_broker_is_retried_if_it_says_so() {
-        let problem = |retryable| proto::Problem {
+        let problem = |retryable| Problem {
             code: "from_the_future".to_owned(),
             retryable,
             ..Default::default()

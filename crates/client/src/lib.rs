@@ -55,14 +55,14 @@ mod work;
 mod worker;
 
 pub use admin::{Admin, Backup};
-pub use answer::{Answer, Outcome, State};
+pub use answer::{Answer, Outcome};
 pub use claim::{Claim, ClaimRequest, Held};
 pub use client::{Builder, Client};
 pub use delivery::{Delivery, Lease};
 pub use derive::derive;
 pub use error::{Error, First, Refusal};
-pub use hapax_wire::Code;
-pub use message::{Blob, Id, Message, new_key};
+pub use hapax_wire::{Blob, Code, Id, State};
+pub use message::{Message, new_key};
 pub use queue::Queue;
 pub use sender::{Answered, Sender};
 pub use settle::{Done, Emit, Failure, Settle, Settled};

@@ -1,11 +1,10 @@
-//! What is sent, and what comes back: messages, blobs, ids.
+//! What is sent.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use hapax_wire::{lean, proto};
+use hapax_wire::{self as wire, lean};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -163,16 +162,16 @@ impl Message {
         }
     }
 
-    pub(crate) fn into_emit(self, queue: String, name: String) -> proto::Emit {
+    pub(crate) fn into_emit(self, queue: String, name: String) -> wire::Emit {
         let more = self.more.unwrap_or_default();
-        proto::Emit {
+        wire::Emit {
             queue,
             name,
-            key: self.key,
+            key: Some(self.key).filter(|key| !key.is_empty()),
             body: self.body,
             content_type: more.content_type,
-            group: more.group,
-            headers: more.headers.into_iter().collect(),
+            group: Some(more.group).filter(|group| !group.is_empty()),
+            headers: more.headers,
             delay_ms: more.delay_ms,
             ttl_ms: more.ttl_ms,
             fingerprint: more.fingerprint,
@@ -190,69 +189,6 @@ impl<B: Into<Bytes>> From<B> for Message {
 /// refused instead of done twice.
 pub fn new_key() -> String {
     uuid::Uuid::now_v7().to_string()
-}
-
-/// Bytes with their type: a result, or what is stored as one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Blob {
-    pub body: Bytes,
-    pub content_type: Option<String>,
-}
-
-impl Blob {
-    pub fn new(body: impl Into<Bytes>) -> Self {
-        Self { body: body.into(), content_type: None }
-    }
-
-    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
-        self.content_type = Some(content_type.into());
-        self
-    }
-
-    /// JSON, with its content type.
-    pub fn json(body: &(impl Serialize + ?Sized)) -> Result<Self, Error> {
-        Ok(Self::new(to_json(body)?).content_type(JSON))
-    }
-
-    pub fn parse_json<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        from_json(&self.body)
-    }
-
-    /// As text, where it is UTF-8.
-    pub fn text(&self) -> Option<&str> {
-        std::str::from_utf8(&self.body).ok()
-    }
-
-    pub(crate) fn of_proto(blob: proto::Blob) -> Self {
-        let content_type = Some(blob.content_type).filter(|text| !text.is_empty());
-        Self { body: blob.body, content_type }
-    }
-
-    pub(crate) fn into_proto(self) -> proto::Blob {
-        proto::Blob { body: self.body, content_type: self.content_type.unwrap_or_default() }
-    }
-}
-
-impl<B: Into<Bytes>> From<B> for Blob {
-    fn from(body: B) -> Self {
-        Self::new(body)
-    }
-}
-
-/// A message's id: a UUIDv7 that the broker made.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Id(pub [u8; 16]);
-
-impl fmt::Display for Id {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&uuid::Uuid::from_bytes(self.0), f)
-    }
-}
-
-impl fmt::Debug for Id {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }
 
 const JSON: &str = "application/json";
@@ -291,13 +227,5 @@ mod tests {
         assert_eq!(ms(Duration::from_nanos(1)), 1);
         assert_eq!(ms(Duration::from_millis(7)), 7);
         assert_eq!(ms(Duration::MAX), u64::MAX);
-    }
-
-    #[test]
-    fn json_reads_back_with_its_content_type() {
-        let blob = Blob::json(&("lemons", 3)).unwrap();
-        assert_eq!(blob.content_type.as_deref(), Some("application/json"));
-        assert_eq!(blob.parse_json::<(String, u32)>().unwrap(), ("lemons".to_owned(), 3));
-        assert!(blob.parse_json::<u32>().is_err());
     }
 }

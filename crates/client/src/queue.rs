@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_wire::proto;
+use hapax_wire::{self as wire, AnswerKind, proto};
 use tokio::time::Instant;
 
-use crate::answer::{Answer, Outcome, State, at, id};
+use crate::answer::Answer;
 use crate::backoff::Backoff;
 use crate::claim::ClaimRequest;
 use crate::client::Client;
 use crate::error::Error;
-use crate::message::{Blob, Message, ms};
+use crate::message::{Message, ms};
 use crate::sender::Sender;
 use crate::work::WorkBuilder;
 
@@ -107,7 +107,8 @@ impl Queue {
     }
 
     /// Sends a message and waits until it is done, dead or parked, for so long. Where the time is
-    /// over first the answer is [`Outcome::Accepted`] or [`Outcome::InFlight`], and asking again
+    /// over first the answer is [`Outcome::Accepted`](crate::Outcome::Accepted) or
+    /// [`Outcome::InFlight`](crate::Outcome::InFlight), and asking again
     /// under the same key goes on waiting.
     pub async fn send_and_wait(
         &self,
@@ -150,7 +151,8 @@ impl Queue {
             });
             match looked.await {
                 Ok(found) => {
-                    answer = told(found);
+                    let kind = AnswerKind::InFlight.into();
+                    answer = Answer::of(wire::Answer { kind, ..Default::default() }.waited(found))?;
                     if answer.has_ended() {
                         return Ok(answer);
                     }
@@ -281,24 +283,4 @@ fn one(mut answers: Answers) -> Result<Answer, Error> {
 
 fn no_answer() -> Error {
     Error::invalid("the broker left a message without an answer")
-}
-
-/// What a look at a key says, as an answer.
-fn told(key: proto::Key) -> Answer {
-    let state = State::of_proto(key.state);
-    let attempts = key.attempts;
-    let outcome = match state {
-        State::Done => Outcome::Done {
-            attempts,
-            result: key.result.map(Blob::of_proto),
-            finished_at: at(key.finished_at_ms.unwrap_or_default()),
-            remembered_until: key.remembered_until_ms.map(at),
-        },
-        State::Dead | State::Discarded => Outcome::Dead { attempts, error: key.error },
-        State::Parked => Outcome::Parked { attempts },
-        State::Ready | State::Delayed | State::Leased | State::Unknown => {
-            Outcome::InFlight { attempts, deadline: key.deadline_ms.map(at) }
-        }
-    };
-    Answer { id: id(&key.id), state, accepted_at: at(key.accepted_at_ms), outcome }
 }

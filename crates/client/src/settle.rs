@@ -3,12 +3,12 @@
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hapax_wire::proto::settle::Verb;
-use hapax_wire::{lean, proto};
+use hapax_wire::settle::{self, Verb};
+use hapax_wire::{self as wire, Blob, SettleKind, State, lean};
 
-use crate::answer::{State, at};
+use crate::answer::at;
 use crate::error::Error;
-use crate::message::{Blob, Message, ms};
+use crate::message::{Message, ms};
 
 /// What to do under a lease.
 #[derive(Clone, Debug)]
@@ -53,9 +53,7 @@ impl Settle {
         match self {
             Self::Done(done) => {
                 let result = done.result.as_ref();
-                let result = result.map_or(0, |blob| {
-                    blob.body.len() + blob.content_type.as_ref().map_or(0, String::len)
-                });
+                let result = result.map_or(0, |blob| blob.body.len() + blob.content_type.len());
                 result + done.emits.iter().map(Emit::bytes).sum::<usize>()
             }
             Self::Save { name, data } => name.len() + data.len(),
@@ -69,27 +67,26 @@ impl Settle {
         match &self {
             Self::Done(Done { result, emits }) if emits.is_empty() => {
                 let result = result.as_ref();
-                let result = result
-                    .map(|blob| (&blob.body[..], blob.content_type.as_deref().unwrap_or_default()));
+                let result = result.map(|blob| (&blob.body[..], &*blob.content_type));
                 lean::put_done(frame, reference, &lease, result);
             }
-            _ => lean::put_nested(frame, lean::SETTLE, &self.into_proto(reference, lease)),
+            _ => lean::put_nested(frame, lean::SETTLE, &self.into_wire(reference, lease)),
         }
     }
 
-    pub(crate) fn into_proto(self, reference: u64, lease: Bytes) -> proto::Settle {
+    pub(crate) fn into_wire(self, reference: u64, lease: Bytes) -> wire::Settle {
         let verb = match self {
-            Self::Done(done) => Verb::Done(proto::Done {
-                result: done.result.map(Blob::into_proto),
-                emits: done.emits.into_iter().map(Emit::into_proto).collect(),
+            Self::Done(done) => Verb::Done(settle::Done {
+                result: done.result,
+                emits: done.emits.into_iter().map(Emit::into_wire).collect(),
             }),
-            Self::Fail(failure) => failure.into_proto(),
-            Self::Release => Verb::Release(proto::Release {}),
-            Self::Extend(lease) => Verb::Extend(proto::Extend { lease_ms: lease.map(ms) }),
-            Self::Begin => Verb::Begin(proto::Begin {}),
-            Self::Save { name, data } => Verb::Save(proto::Save { name, body: data }),
+            Self::Fail(failure) => failure.into_wire(),
+            Self::Release => Verb::Release(settle::Release {}),
+            Self::Extend(lease) => Verb::Extend(settle::Extend { lease_ms: lease.map(ms) }),
+            Self::Begin => Verb::Begin(settle::Begin {}),
+            Self::Save { name, data } => Verb::Save(settle::Save { name, body: data }),
         };
-        proto::Settle { r#ref: reference, lease, verb: Some(verb) }
+        wire::Settle { r#ref: reference, lease, verb: Some(verb) }
     }
 }
 
@@ -190,7 +187,7 @@ impl Emit {
         self.queue.len() + self.name.len() + self.message.bytes()
     }
 
-    fn into_proto(self) -> proto::Emit {
+    fn into_wire(self) -> wire::Emit {
         self.message.into_emit(self.queue, self.name)
     }
 }
@@ -268,11 +265,11 @@ impl Failure {
         self.is_in_doubt
     }
 
-    fn into_proto(self) -> Verb {
+    fn into_wire(self) -> Verb {
         let (error, delay_ms, dead) = (cut(self.error), self.delay.map(ms), self.is_final);
         match self.is_in_doubt {
-            true => Verb::Park(proto::Park { error, delay_ms, dead }),
-            false => Verb::Fail(proto::Fail { error, delay_ms, dead }),
+            true => Verb::Park(settle::Park { error, delay_ms, dead }),
+            false => Verb::Fail(settle::Fail { error, delay_ms, dead }),
         }
     }
 }
@@ -312,21 +309,19 @@ impl Settled {
 
     /// Most answers say that all went well, and nothing more.
     pub(crate) fn of_lean(answer: &lean::SettleAnswer<'_>) -> Result<Self, Error> {
-        if answer.kind == proto::SettleKind::Ok as i32 {
+        if answer.kind == SettleKind::Ok as i32 {
             let deadline = answer.deadline_ms.map(at);
-            return Ok(Self::Ok { state: State::of_proto(answer.state), deadline });
+            return Ok(Self::Ok { state: State::of(answer.state), deadline });
         }
-        Self::of_proto(answer.whole().map_err(Error::malformed)?)
+        Self::of(answer.whole().map_err(Error::malformed)?)
     }
 
-    pub(crate) fn of_proto(answer: proto::SettleAnswer) -> Result<Self, Error> {
-        let state = State::of_proto(answer.state);
+    pub(crate) fn of(answer: wire::SettleAnswer) -> Result<Self, Error> {
+        let state = State::of(answer.state);
         match answer.kind() {
-            proto::SettleKind::Ok => Ok(Self::Ok { state, deadline: answer.deadline_ms.map(at) }),
-            proto::SettleKind::LeaseLost => {
-                Ok(Self::LeaseLost { state, result: answer.result.map(Blob::of_proto) })
-            }
-            proto::SettleKind::SettleError | proto::SettleKind::Unspecified => {
+            SettleKind::Ok => Ok(Self::Ok { state, deadline: answer.deadline_ms.map(at) }),
+            SettleKind::LeaseLost => Ok(Self::LeaseLost { state, result: answer.result }),
+            SettleKind::SettleError | SettleKind::Unspecified => {
                 Err(Error::of_problem(answer.problem.unwrap_or_default()))
             }
         }
@@ -351,9 +346,9 @@ mod tests {
     #[test]
     fn an_emit_without_a_key_leaves_it_to_the_broker() {
         let done = Done::from("ok").emit(Emit::new("emails", "receipt", "Thank you!"));
-        let settle = Settle::Done(done).into_proto(7, Bytes::new());
+        let settle = Settle::Done(done).into_wire(7, Bytes::new());
         let Some(Verb::Done(done)) = settle.verb else { panic!("{settle:?}") };
-        assert_eq!(done.emits[0].key, "");
+        assert_eq!(done.emits[0].key, None);
         assert_eq!(done.emits[0].name, "receipt");
         assert_eq!(done.result.unwrap().body, "ok");
     }
@@ -362,10 +357,10 @@ mod tests {
     fn an_emit_carries_everything_that_its_message_says() {
         let message = Message::new("x").key("k").ttl(Duration::from_secs(1)).fingerprint("f");
         let message = message.group("g").header("a", "b").delay(Duration::from_secs(2));
-        let emit = Emit::new("emails", "receipt", message.content_type("text/plain")).into_proto();
+        let emit = Emit::new("emails", "receipt", message.content_type("text/plain")).into_wire();
         assert_eq!((emit.ttl_ms, emit.delay_ms), (Some(1_000), Some(2_000)));
-        assert_eq!((emit.fingerprint.as_deref(), emit.key.as_str()), (Some("f"), "k"));
-        assert_eq!((emit.group.as_str(), emit.content_type.as_str()), ("g", "text/plain"));
+        assert_eq!((emit.fingerprint.as_deref(), emit.key.as_deref()), (Some("f"), Some("k")));
+        assert_eq!((emit.group.as_deref(), emit.content_type.as_str()), (Some("g"), "text/plain"));
         assert_eq!(emit.headers["a"], "b");
     }
 
@@ -374,9 +369,9 @@ mod tests {
         let long = "ä".repeat(ERROR_BYTES_MAX);
         for settle in [Settle::fail(long.clone()), Settle::park(long)] {
             assert!(settle.bytes() <= ERROR_BYTES_MAX);
-            let (Some(Verb::Fail(proto::Fail { error, .. }))
-            | Some(Verb::Park(proto::Park { error, .. }))) =
-                settle.into_proto(1, Bytes::new()).verb
+            let (Some(Verb::Fail(settle::Fail { error, .. }))
+            | Some(Verb::Park(settle::Park { error, .. }))) =
+                settle.into_wire(1, Bytes::new()).verb
             else {
                 panic!("another verb")
             };

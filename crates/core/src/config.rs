@@ -32,7 +32,7 @@ pub struct Config {
 
 macro_rules! choices {
     ($(#[$meta:meta])* $name:ident {
-        $($(#[$doc:meta])* $choice:ident = $number:literal $text:literal,)+
+        $($(#[$doc:meta])* $choice:ident = $number:literal,)+
     }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,11 +41,6 @@ macro_rules! choices {
         impl $name {
             /// Every choice, in the order of their numbers on disk.
             pub const ALL: &[Self] = &[$(Self::$choice,)+];
-
-            /// How it is spelled in configurations.
-            pub fn as_str(self) -> &'static str {
-                match self { $(Self::$choice => $text,)+ }
-            }
         }
     };
 }
@@ -53,55 +48,55 @@ macro_rules! choices {
 choices!(Guarantee {
     /// A key is required, and one effect is promised to those who respect it.
     #[default]
-    ExactlyOnce = 0 "exactly-once",
+    ExactlyOnce = 0,
     /// A key is optional; a message without one is remembered no longer than it lives.
-    AtLeastOnce = 1 "at-least-once",
+    AtLeastOnce = 1,
     /// Done as it is handed out.
-    AtMostOnce = 2 "at-most-once",
+    AtMostOnce = 2,
 });
 
 choices!(Order {
     #[default]
-    None = 0 "none",
+    None = 0,
     /// Messages of a group are delivered in order, one unfinished at a time.
-    Group = 1 "group",
+    Group = 1,
 });
 
 choices!(DedupScope {
     #[default]
-    Queue = 0 "queue",
-    Group = 1 "group",
+    Queue = 0,
+    Group = 1,
 });
 
 choices!(UndatedKeys {
     #[default]
-    Accept = 0 "accept",
-    Refuse = 1 "refuse",
+    Accept = 0,
+    Refuse = 1,
 });
 
 choices!(
     /// What a send under the key of a dead message gets.
     OnDead {
     #[default]
-    Pin = 0 "pin",
-    Rerun = 1 "rerun",
-    Release = 2 "release",
+    Pin = 0,
+    Rerun = 1,
+    Release = 2,
 });
 
 choices!(
     /// What the death of a message means for the younger ones of its group.
     OnGroupDead {
     #[default]
-    Continue = 0 "continue",
-    Park = 1 "park",
+    Continue = 0,
+    Park = 1,
 });
 
 choices!(
     /// What becomes of a begun message whose lease is lost.
     OnLost {
     #[default]
-    Redeliver = 0 "redeliver",
-    Park = 1 "park",
+    Redeliver = 0,
+    Park = 1,
 });
 
 impl Default for Config {
@@ -191,24 +186,27 @@ impl Config {
         Ok(())
     }
 
-    fn check_bounds(&self) -> Result<(), InvalidConfig> {
+    /// Every number, with the smallest and the largest that is allowed; `None` has no bounds.
+    pub fn bounds(&self) -> [(&'static str, Option<u64>, u64, u64); 12] {
         use limits::*;
-        let year = DELAY_MS_MAX;
-        let bounds = [
+        [
             ("retention_ms", self.retention_ms, RETENTION_MS_MIN, RETENTION_MS_MAX),
             ("retry_horizon_ms", Some(self.retry_horizon_ms), 0, RETENTION_MS_MAX),
             ("lease_ms", Some(self.lease_ms), LEASE_MS_MIN, LEASE_MS_MAX),
             ("max_attempts", Some(self.max_attempts.into()), 1, ATTEMPTS_MAX.into()),
             ("backoff_min_ms", Some(self.backoff_min_ms), 0, BACKOFF_MS_MAX),
             ("backoff_max_ms", Some(self.backoff_max_ms), 0, BACKOFF_MS_MAX),
-            ("delay_ms", Some(self.delay_ms), 0, year),
+            ("delay_ms", Some(self.delay_ms), 0, DELAY_MS_MAX),
             ("ttl_ms", self.ttl_ms, 1, RETENTION_MS_MAX),
             ("max_body_bytes", Some(self.max_body_bytes), 1, BODY_BYTES_MAX),
             ("max_messages", self.max_messages, 1, COUNT_MAX),
             ("max_bytes", self.max_bytes, 1, COUNT_MAX),
             ("sends_per_s", self.sends_per_s.map(u64::from), 1, u32::MAX.into()),
-        ];
-        for (field, value, min, max) in bounds {
+        ]
+    }
+
+    fn check_bounds(&self) -> Result<(), InvalidConfig> {
+        for (field, value, min, max) in self.bounds() {
             if let Some(value) = value
                 && !(min..=max).contains(&value)
             {

@@ -26,11 +26,11 @@ pub(crate) mod work;
 use std::future::Future;
 
 use clap::CommandFactory;
-use hapax_server::settings::Profile;
 
 use crate::arguments::{Arguments, Command};
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::settings::Profile;
 
 pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
     match command {

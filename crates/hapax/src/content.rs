@@ -1,14 +1,13 @@
 //! The body of a message, from the command line, the standard input or a file, and what goes
 //! with it.
 
-use std::collections::HashMap;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use hapax_wire::proto;
+use hapax_wire::Message;
 
 use crate::duration::{self, milliseconds};
 use crate::failure::Failure;
@@ -90,14 +89,14 @@ impl Envelope {
         self.group.as_deref()
     }
 
-    pub(crate) fn message(&self, key: &str, body: Bytes) -> proto::Message {
-        proto::Message {
+    pub(crate) fn message(&self, key: &str, body: Bytes) -> Message {
+        Message {
             r#ref: 0,
-            key: key.to_owned(),
+            key: Some(key.to_owned()),
             body,
             content_type: self.content_type.clone().unwrap_or_default(),
-            group: self.group.clone().unwrap_or_default(),
-            headers: self.headers.iter().cloned().collect::<HashMap<_, _>>(),
+            group: self.group.clone().filter(|group| !group.is_empty()),
+            headers: self.headers.iter().cloned().collect(),
             delay_ms: self.delay.map(milliseconds),
             ttl_ms: self.ttl.map(milliseconds),
             fingerprint: self.fingerprint.clone(),

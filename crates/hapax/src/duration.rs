@@ -2,25 +2,32 @@
 
 use std::time::Duration;
 
-const UNITS: &[(&str, u64)] =
-    &[("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+use jiff::{Span, SpanRelativeTo};
 
-/// Reads a duration for clap. A bare number is refused: seconds or milliseconds, nobody can tell.
+/// Reads a duration, to the millisecond. A bare number is refused: seconds or milliseconds, nobody
+/// can tell.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
-    let help = || format!("give a number and a unit, such as 500ms, 30s, 5m, 2h or 7d: {text:?}");
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(help)?;
-    let (number, unit) = text.split_at(end);
-    let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit.trim()).ok_or_else(help)?;
-    let number: f64 = number.parse().map_err(|_| help())?;
-    Ok(Duration::from_millis((number * *unit_ms as f64).round() as u64))
+    let text = text.trim();
+    if text.parse::<u64>().is_ok() {
+        return Err(format!("{text:?} has no unit: did you mean {text}s?"));
+    }
+    let exact = days(text).or_else(|| {
+        let span: Span = text.parse().ok()?;
+        span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?.try_into().ok()
+    });
+    let read = exact.and_then(|exact| {
+        let ms = milliseconds(exact.saturating_add(Duration::from_micros(500)));
+        // What is too short to count is not the same as none.
+        (ms > 0 || exact.is_zero()).then(|| Duration::from_millis(ms))
+    });
+    let help = "is not a duration: give a number and a unit, such as 500ms, 30s, 5m, 2h or 7d";
+    read.ok_or_else(|| format!("{text:?} {help}"))
 }
 
-/// A duration, or `forever`.
-pub(crate) fn parse_endless(text: &str) -> Result<Option<Duration>, String> {
-    match text {
-        "forever" | "none" => Ok(None),
-        _ => parse(text).map(Some),
-    }
+/// Parts of a day, which jiff refuses.
+fn days(text: &str) -> Option<Duration> {
+    let days: f64 = text.strip_suffix('d')?.trim_end().parse().ok()?;
+    Duration::try_from_secs_f64(days * 86_400.0).ok()
 }
 
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
@@ -56,14 +63,32 @@ mod tests {
     #[test]
     fn durations_need_a_unit() {
         let ms = |text| parse(text).map(milliseconds);
-        assert_eq!(ms("500ms"), Ok(500));
-        assert_eq!(ms("1.5s"), Ok(1_500));
-        assert_eq!(ms("5 m"), Ok(300_000));
-        assert_eq!(ms("7d"), Ok(604_800_000));
-        for wrong in ["", "5", "s", "5 weeks", "-1s", "1.2.3s", "5µs"] {
-            assert!(ms(wrong).unwrap_err().contains("unit"), "{wrong}");
+        for (text, expected) in [
+            ("500ms", 500),
+            ("0s", 0),
+            ("1.5s", 1_500),
+            ("1.2345s", 1_235),
+            ("5 m", 300_000),
+            ("90m", 5_400_000),
+            ("1h30m", 5_400_000),
+            ("7d", 604_800_000),
+            ("1.5d", 129_600_000),
+            ("2d 12h", 216_000_000),
+        ] {
+            assert_eq!(ms(text), Ok(expected), "{text}");
         }
-        assert_eq!(parse_endless("forever"), Ok(None));
+        for wrong in ["", "s", "soon", "-1s", "1s ago", "1.2.3s", "1mo", "-1d", "nand", "5us"] {
+            assert!(ms(wrong).unwrap_err().contains("is not a duration"), "{wrong}");
+        }
+        assert!(ms("30").unwrap_err().contains("did you mean 30s?"));
+    }
+
+    #[test]
+    fn what_the_broker_shows_reads_back() {
+        for ms in [0, 999, 1_500, 5_400_000, 604_800_000] {
+            let shown = hapax_server::time::show_ms(ms);
+            assert_eq!(parse(&shown).map(milliseconds), Ok(ms), "{shown}");
+        }
     }
 
     #[test]

@@ -15,7 +15,8 @@ mod partition;
 mod reference;
 mod screen;
 mod session;
-mod shapes;
+mod settings;
+mod size;
 mod why;
 
 use std::process::ExitCode;

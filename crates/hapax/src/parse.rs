@@ -1,13 +1,13 @@
 //! The command line as it was typed, and what is said where it is misspelt.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, CommandFactory, Error, FromArgMatches};
-use hapax_server::settings;
+use clap::{Arg, Command, CommandFactory, Error, FromArgMatches};
 use hapax_wire::nearest::closest;
 
 use crate::arguments::Arguments;
 use crate::screen::{asks_for_json, say};
 use crate::session::VARIABLES;
+use crate::settings;
 
 /// Set by `hapax work` for its commands, which may call `hapax` themselves.
 const OF_WORK: &[&str] = &[
@@ -37,7 +37,8 @@ pub(crate) struct Parsed {
 /// Reads the command line, or ends the process with what is wrong with it.
 pub(crate) fn parse() -> Parsed {
     let words: Vec<_> = std::env::args_os().collect();
-    let parsed = Arguments::command().try_get_matches_from(&words).and_then(|matches| {
+    let command = without_variables(Arguments::command(), &is_empty);
+    let parsed = command.try_get_matches_from(&words).and_then(|matches| {
         let is_json = asks_for_json(&matches);
         let arguments = Arguments::from_arg_matches(&matches)?;
         Ok(Parsed { arguments, is_json })
@@ -54,8 +55,13 @@ fn explained(error: Error, words: &[String]) -> Error {
     if !error.use_stderr() {
         return error;
     }
-    let typed = without_variables(Arguments::command()).try_get_matches_from(words).err();
-    let mut error = typed.filter(|typed| typed.kind() == error.kind()).unwrap_or(error);
+    let typed = without_variables(Arguments::command(), &|_| true).try_get_matches_from(words);
+    let of_variable = if typed.is_ok() { variable(&error, words) } else { None };
+    let typed = typed.err().filter(|typed| typed.kind() == error.kind());
+    let mut error = typed.unwrap_or(error);
+    if let Some(variable) = of_variable {
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
     if let Some(meant) = meant(&error, words) {
         error.insert(ContextKind::SuggestedArg, ContextValue::String(meant));
         // Its own tip is about values that begin with dashes.
@@ -64,9 +70,27 @@ fn explained(error: Error, words: &[String]) -> Error {
     error
 }
 
-fn without_variables(command: Command) -> Command {
-    let command = command.mut_args(|argument| argument.env(clap::builder::Resettable::Reset));
-    command.mut_subcommands(without_variables)
+/// Whether the variable of an argument is empty, which is how many tools spell an absent one.
+fn is_empty(argument: &Arg) -> bool {
+    let value = argument.get_env().and_then(std::env::var_os);
+    value.is_some_and(|value| value.is_empty())
+}
+
+fn without_variables(command: Command, without: &dyn Fn(&Arg) -> bool) -> Command {
+    let command = command.mut_args(|argument| match without(&argument) {
+        true => argument.env(clap::builder::Resettable::Reset),
+        false => argument,
+    });
+    command.mut_subcommands(|below| without_variables(below, without))
+}
+
+/// The variable that a wrong value comes from, where nobody typed one.
+fn variable(error: &Error, words: &[String]) -> Option<String> {
+    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg) else { return None };
+    let long = wrong.strip_prefix("--")?.split([' ', '=', '[']).next()?;
+    let tree = Arguments::command();
+    let argument = called(&tree, words).get_arguments().find(|arg| arg.get_long() == Some(long))?;
+    Some(argument.get_env()?.to_string_lossy().into_owned())
 }
 
 /// The option of this command that a misspelt one is close to.
@@ -78,27 +102,52 @@ fn meant(error: &Error, words: &[String]) -> Option<String> {
     let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg) else { return None };
     let wrong = wrong.strip_prefix("--")?;
     let tree = Arguments::command();
-    let mut command = &tree;
+    let arguments = called(&tree, words).get_arguments();
+    let names: Vec<&str> = arguments.filter_map(|argument| argument.get_long()).collect();
+    closest(wrong, names).map(|name| format!("--{name}"))
+}
+
+/// The command that was called.
+fn called<'a>(tree: &'a Command, words: &[String]) -> &'a Command {
+    let mut command = tree;
     for word in words.iter().skip(1) {
         match command.find_subcommand(word) {
             Some(below) => command = below,
             None => break,
         }
     }
-    let names: Vec<&str> =
-        command.get_arguments().filter_map(|argument| argument.get_long()).collect();
-    closest(wrong, names).map(|name| format!("--{name}"))
+    command
 }
 
-/// Says which `HAPAX_…` variables mean nothing: a misspelt one would be a setting that is not set.
+/// Prints which `HAPAX_…` variables have no effect: a misspelt one would be a setting that is not
+/// set.
 pub(crate) fn warn_of_variables() {
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    let is_of_work = |name: &String| OF_WORK_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-    let names: Vec<String> = names.filter(|name| !is_of_work(name)).collect();
-    let known: Vec<&str> = VARIABLES.iter().chain(OF_WORK).copied().collect();
-    for warning in settings::unknown_variables(names.iter().map(String::as_str), &known) {
+    for warning in unknown_variables() {
         say(format_args!("warning: {warning}"));
     }
+}
+
+/// A warning for each `HAPAX_…` variable of this process that has no effect.
+pub(crate) fn unknown_variables() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    unknown_among(names.collect())
+}
+
+fn unknown_among(mut names: Vec<String>) -> Vec<String> {
+    let is_of_work = |name: &str| OF_WORK_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    let settings: Vec<String> = settings::variables().collect();
+    let known = VARIABLES.iter().chain(OF_WORK).copied();
+    let known: Vec<&str> = settings.iter().map(String::as_str).chain(known).collect();
+    names.retain(|name| {
+        name.starts_with("HAPAX_") && !is_of_work(name) && !known.contains(&name.as_str())
+    });
+    names.sort();
+    let warn = |name: &String| {
+        let meant = closest(name, known.iter().copied());
+        let hint = meant.map_or_else(String::new, |meant| format!(": did you mean {meant}?"));
+        format!("the variable {name} is not a setting and has no effect{hint}")
+    };
+    names.iter().map(warn).collect()
 }
 
 #[cfg(test)]
@@ -117,5 +166,14 @@ mod tests {
         assert!(told.contains("similar argument exists: '--key'"), "{told}");
         let told = wrong(&["hapax", "dead", "redrive", "orders", "--rat", "5"]);
         assert!(told.contains("'--rate'"), "{told}");
+    }
+
+    #[test]
+    fn an_unknown_variable_is_warned_about() {
+        let names = ["HAPAX_LISTN", "HAPAX_COLOUR", "HAPAX_TOKEN", "HAPAX_HEADER_X", "PATH"];
+        let warnings = unknown_among(names.map(str::to_owned).to_vec());
+        let [colour, listen] = warnings.as_slice() else { panic!("{warnings:?}") };
+        assert!(colour.contains("HAPAX_COLOUR is not a setting and has no effect"), "{colour}");
+        assert!(listen.ends_with("did you mean HAPAX_LISTEN?"), "{listen}");
     }
 }

@@ -183,7 +183,10 @@ fn options(text: &mut String, command: &Command) {
     for arg in arguments {
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string);
         let help = flat(&help.unwrap_or_default());
-        *text += &format!("| `{}` | {help}{}{} |\n", name(arg), choices(arg), default(arg));
+        let variable = arg.get_env().map(|name| format!(" Variable `{}`.", name.display()));
+        let variable = variable.unwrap_or_default();
+        *text +=
+            &format!("| `{}` | {help}{}{}{variable} |\n", name(arg), choices(arg), default(arg));
     }
 }
 

@@ -7,10 +7,9 @@ use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 
 use clap::{ArgMatches, Args, ValueEnum};
+use hapax_wire::State;
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
-
-use hapax_wire::proto::State;
 
 /// What every command takes that has an answer to print.
 #[derive(Clone, Copy, Debug, Args)]
@@ -82,7 +81,7 @@ impl Screen {
     }
 
     pub(crate) fn state(self, state: State) -> String {
-        self.paint(Colour::of(state), state_name(state))
+        self.paint(Colour::of(state), state.as_str())
     }
 }
 
@@ -106,20 +105,6 @@ pub(crate) fn count(number: impl Into<u64>, thing: &str) -> String {
     match number.into() {
         1 => format!("1 {thing}"),
         many => format!("{many} {thing}s"),
-    }
-}
-
-/// As `table`s and `why` call a state.
-pub(crate) fn state_name(state: State) -> &'static str {
-    match state {
-        State::Unspecified => "unknown",
-        State::Ready => "ready",
-        State::Delayed => "delayed",
-        State::Leased => "leased",
-        State::Parked => "parked",
-        State::Dead => "dead",
-        State::Done => "done",
-        State::Discarded => "discarded",
     }
 }
 
@@ -284,7 +269,7 @@ impl Cell {
     }
 
     pub(crate) fn state(state: State) -> Self {
-        Self::coloured(Colour::of(state), state_name(state))
+        Self::coloured(Colour::of(state), state.as_str())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use hapax_client::{Admin, Client, Error};
 use hapax_wire::nearest::closest;
-use hapax_wire::{Code, proto};
+use hapax_wire::{Answer, AnswerKind, Code, Message, proto};
 use tokio::time::Instant;
 
 use crate::advice::Advice;
@@ -181,9 +181,9 @@ impl Session {
     pub(crate) async fn send(
         &self,
         queue: &str,
-        messages: Vec<proto::Message>,
+        messages: Vec<Message>,
         retry: Duration,
-    ) -> Result<Vec<proto::Answer>, Failure> {
+    ) -> Result<Vec<Answer>, Failure> {
         let until = Instant::now() + retry;
         let mut pause = PAUSE_MIN;
         loop {
@@ -211,7 +211,7 @@ impl Session {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let found = self.client.key(key.clone(), left.min(WAIT_MAX)).await?;
-            if left.is_zero() || has_ended(found.state()) {
+            if left.is_zero() || found.state().has_ended() {
                 return Ok(found);
             }
         }
@@ -223,10 +223,9 @@ impl Session {
         queue: &str,
         key: &str,
         envelope: &Envelope,
-        answer: proto::Answer,
+        answer: Answer,
         wait: Duration,
-    ) -> Result<proto::Answer, Failure> {
-        use proto::AnswerKind;
+    ) -> Result<Answer, Failure> {
         if !matches!(answer.kind(), AnswerKind::Accepted | AnswerKind::InFlight) {
             return Ok(answer);
         }
@@ -235,37 +234,16 @@ impl Session {
             key: key.to_owned(),
             group: envelope.group().unwrap_or_default().to_owned(),
         };
-        let found = self.look(name, wait).await?;
-        let kind = match found.state() {
-            proto::State::Done => AnswerKind::Done,
-            proto::State::Dead | proto::State::Discarded => AnswerKind::Dead,
-            proto::State::Parked => AnswerKind::Parked,
-            _ => answer.kind(),
-        };
-        let outcome = proto::Outcome {
-            attempts: found.attempts,
-            result: found.result,
-            error: found.error,
-            finished_at_ms: found.finished_at_ms.unwrap_or_default(),
-            remembered_until_ms: found.remembered_until_ms,
-            deadline_ms: found.deadline_ms,
-        };
-        let (kind, state) = (kind.into(), found.state);
-        Ok(proto::Answer { kind, state, outcome: Some(outcome), ..answer })
+        Ok(answer.waited(self.look(name, wait).await?))
     }
 }
 
 /// How long to wait before the answers may be better. What was accepted meanwhile is answered as
 /// a duplicate then, which is a success too.
-fn worth_a_retry(answers: &[proto::Answer]) -> Option<Duration> {
+fn worth_a_retry(answers: &[Answer]) -> Option<Duration> {
     let problems = answers.iter().filter_map(|answer| answer.problem.as_ref());
     let retryable = problems.filter(|problem| problem.retryable);
     retryable.map(|problem| Duration::from_millis(problem.retry_after_ms.unwrap_or(0))).max()
-}
-
-fn has_ended(state: proto::State) -> bool {
-    use proto::State::{Dead, Discarded, Done, Parked};
-    matches!(state, Done | Dead | Parked | Discarded)
 }
 
 impl From<Error> for Failure {

@@ -4,7 +4,7 @@ use hapax_wire::proto::{Key, State};
 
 use crate::advice::Advice;
 use crate::moment::{plain, relative};
-use crate::screen::{body, brief, clean, state_name as name};
+use crate::screen::{body, brief, clean};
 
 /// What is known of a key's queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,7 +133,7 @@ fn waits(queue: &str, waiting: &Key, around: &Around) -> String {
             format!(
                 "waits behind {} of its group, which is {}{helps}; ready since",
                 clean(key),
-                name(*state)
+                state.as_str()
             )
         }
     }

@@ -57,7 +57,6 @@ mod upload;
 
 pub use body::ResponseBody;
 pub use builder::{BuildError, Builder, CREDENTIALS, OnUnavailable};
-pub use check::QueueRules;
 pub use connection::{is_end_to_end, named as named_by_connection};
 pub use event::{Event, Outcome, Settlement};
 pub use layer::{Guarded, Idempotency};

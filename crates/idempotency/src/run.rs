@@ -228,7 +228,7 @@ fn unavailable(rules: &Rules) -> Taken {
 /// The response that was stored, or what to say of one that was not.
 pub(crate) fn replay(result: Option<Blob>) -> (Outcome, Response<Bytes>) {
     let result = result.unwrap_or_default();
-    let is_ours = result.content_type.as_deref() == Some(CONTENT_TYPE);
+    let is_ours = result.content_type == CONTENT_TYPE;
     let mut response = if is_ours {
         match Stored::decode(result.body) {
             Ok(stored) => {
@@ -252,8 +252,9 @@ pub(crate) fn replay(result: Option<Blob>) -> (Outcome, Response<Bytes>) {
 /// What somebody said when they resolved the key by hand: a body, and what it is.
 fn resolved(result: Blob) -> Response<Bytes> {
     let mut response = Response::new(result.body);
-    let content_type = result.content_type.and_then(|text| HeaderValue::from_str(&text).ok());
-    if let Some(content_type) = content_type {
+    if !result.content_type.is_empty()
+        && let Ok(content_type) = HeaderValue::try_from(result.content_type)
+    {
         response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     }
     if response.body().is_empty() {

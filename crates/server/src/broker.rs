@@ -14,10 +14,11 @@ use tokio::task::JoinSet;
 
 use crate::auth::{self, Auth, Tokens};
 use crate::engine::{self, Data, Engine, Stopped};
+use crate::lint::{self, Finding, Severity};
 use crate::listen::{BindError, Limits, Listener, Tls, TlsError, TlsFiles};
 use crate::metrics::Metrics;
+use crate::options::{self, Options};
 use crate::service::{self, Ceiling, Service};
-use crate::settings::{self, Settings};
 use crate::tenants::{self, Tenants};
 use crate::{doors, log};
 
@@ -44,8 +45,9 @@ pub struct Broker {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    #[error(transparent)]
-    Settings(#[from] settings::Mistakes),
+    /// Options that would leave the broker open to other machines.
+    #[error("{}", lines(.0))]
+    Options(Vec<Finding>),
     #[error(transparent)]
     Data(#[from] engine::Error),
     #[error(transparent)]
@@ -65,17 +67,21 @@ pub enum Error {
 }
 
 impl Broker {
-    /// Opens the data, makes the queues of the settings, and opens the port.
-    pub async fn start(settings: &Settings, log: Option<log::Handle>) -> Result<Self, Error> {
-        settings.check()?;
-        let tls = tls(settings)?;
+    /// Opens the data, creates the queues of the options, and opens the port.
+    pub async fn start(options: &Options, log: Option<log::Handle>) -> Result<Self, Error> {
+        let mut refused = lint::reach(options);
+        refused.retain(|finding| finding.severity() == Severity::Error);
+        if !refused.is_empty() {
+            return Err(Error::Options(refused));
+        }
+        let tls = tls(options)?;
         // The port first: recovery is long, and a second broker by mistake is found at once.
-        let listener = Listener::bind(settings.listen, tls).await?;
+        let listener = Listener::bind(options.listen, tls).await?;
         let metrics = Metrics::default();
-        let engine = open(settings, &metrics).await?;
-        let (auth, tokens) = match settings.auth {
-            settings::Auth::Off => (Auth::off(), None),
-            settings::Auth::Tokens => {
+        let engine = open(options, &metrics).await?;
+        let (auth, tokens) = match options.auth {
+            options::Auth::Off => (Auth::off(), None),
+            options::Auth::Tokens => {
                 let tokens = Arc::new(Tokens::open(engine.data().path())?);
                 if tokens.is_empty() {
                     tracing::warn!(
@@ -86,24 +92,24 @@ impl Broker {
                 (Auth::Tokens(Arc::clone(&tokens)), Some(tokens))
             }
         };
-        declare(&engine, settings).await?;
-        let options = service::Options {
+        declare(&engine, options).await?;
+        let service = service::Options {
             auth,
-            tenants: tenants(settings),
-            ceilings: ceilings(settings),
+            tenants: tenants(options),
+            ceilings: ceilings(options),
             metrics,
             log,
-            budget_bytes: usize::try_from(settings.request_bytes.0).unwrap_or(usize::MAX),
+            budget_bytes: usize::try_from(options.request_bytes).unwrap_or(usize::MAX),
         };
-        let service = Service::new(engine, options);
+        let service = Service::new(engine, service);
         service.metrics().watch_port(listener.stats());
         let limits = Limits {
             connections_max: connections_max(
-                settings.max_connections as usize,
+                options.max_connections as usize,
                 open_files_max(),
                 service.engine().partitions(),
             ),
-            drain: settings.stop_timeout.mul_f64(DRAIN_SHARE),
+            drain: options.stop_timeout.mul_f64(DRAIN_SHARE),
             ..Limits::default()
         };
         Ok(Self { service, listener, limits, tokens })
@@ -173,18 +179,22 @@ fn connections_max(wanted: usize, files: usize, partitions: usize) -> usize {
     wanted.min(most)
 }
 
+fn lines(findings: &[Finding]) -> String {
+    findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 /// How many files the process may have open.
 fn open_files_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-async fn open(settings: &Settings, metrics: &Metrics) -> Result<Engine, Error> {
+async fn open(options: &Options, metrics: &Metrics) -> Result<Engine, Error> {
+    let (path, metrics) = (options.data.clone(), metrics.clone());
     let options = engine::Options {
-        partitions: settings.partitions,
-        memory_bytes: usize::try_from(settings.memory_bytes.0).unwrap_or(usize::MAX),
+        partitions: options.partitions,
+        memory_bytes: usize::try_from(options.memory_bytes).unwrap_or(usize::MAX),
     };
-    let (path, metrics) = (settings.data.clone(), metrics.clone());
     let opened = tokio::task::spawn_blocking(move || {
         let started = Instant::now();
         let data = Data::open(&path, options.partitions)?;
@@ -196,9 +206,9 @@ async fn open(settings: &Settings, metrics: &Metrics) -> Result<Engine, Error> {
     Ok(opened.await??)
 }
 
-/// Makes or changes the queues that the settings name.
-async fn declare(engine: &Engine, settings: &Settings) -> Result<(), Error> {
-    for declared in &settings.queues {
+/// Creates or changes the queues that the options name.
+async fn declare(engine: &Engine, options: &Options) -> Result<(), Error> {
+    for declared in &options.queues {
         let queue = declared.name.clone();
         let name = queue.queue.to_string();
         let configure = Configure { queue, config: declared.config.clone(), if_version: None };
@@ -208,33 +218,33 @@ async fn declare(engine: &Engine, settings: &Settings) -> Result<(), Error> {
     Ok(())
 }
 
-fn tls(settings: &Settings) -> Result<Option<Tls>, TlsError> {
-    let (Some(certificate), Some(key)) = (&settings.tls_cert, &settings.tls_key) else {
+fn tls(options: &Options) -> Result<Option<Tls>, TlsError> {
+    let (Some(certificate), Some(key)) = (&options.tls_cert, &options.tls_key) else {
         return Ok(None);
     };
     let files = TlsFiles {
         certificate: certificate.clone(),
         key: key.clone(),
-        client_ca: settings.tls_client_ca.clone(),
+        client_ca: options.tls_client_ca.clone(),
     };
     Tls::load(files).map(Some)
 }
 
-fn tenants(settings: &Settings) -> Tenants {
-    let given = settings.tenants.iter().map(|(name, tenant)| {
+fn tenants(options: &Options) -> Tenants {
+    let given = options.tenants.iter().map(|(name, limits)| {
         let limits = tenants::Limits {
-            sends_per_s: tenant.limits.sends_per_s.map(u64::from),
-            max_queues: tenant.limits.max_queues.map(u64::from),
+            sends_per_s: limits.sends_per_s.map(u64::from),
+            max_queues: limits.max_queues.map(u64::from),
         };
         (name.as_str().into(), limits)
     });
     Tenants::new(tenants::Limits::default(), given.collect(), Instant::now())
 }
 
-fn ceilings(settings: &Settings) -> BTreeMap<Box<str>, Ceiling> {
-    let ceilings = settings.tenants.iter().map(|(name, tenant)| {
-        let max_bytes = tenant.limits.max_bytes.map(|bytes| bytes.0);
-        (name.as_str().into(), Ceiling { max_messages: tenant.limits.max_messages, max_bytes })
+fn ceilings(options: &Options) -> BTreeMap<Box<str>, Ceiling> {
+    let ceilings = options.tenants.iter().map(|(name, limits)| {
+        let options::Limits { max_messages, max_bytes, .. } = *limits;
+        (name.as_str().into(), Ceiling { max_messages, max_bytes })
     });
     ceilings.collect()
 }
@@ -267,5 +277,18 @@ mod tests {
         assert_eq!(connections_max(4_096, 1_024, 1), 864);
         assert_eq!(connections_max(4_096, 1_024, 4), 576);
         assert_eq!(connections_max(4_096, 100, 4), CONNECTIONS_MIN);
+    }
+
+    #[tokio::test]
+    async fn a_broker_does_not_start_open_to_other_machines() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        let listen = "0.0.0.0:0".parse().unwrap();
+        let options = Options { listen, data: data.clone(), ..Options::default() };
+        let Err(Error::Options(refused)) = Broker::start(&options, None).await else {
+            panic!("it started");
+        };
+        assert_eq!(refused.iter().map(|it| it.rule.name()).collect::<Vec<_>>(), ["no-tls"]);
+        assert!(!data.exists(), "nothing was made");
     }
 }

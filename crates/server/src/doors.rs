@@ -5,6 +5,7 @@ pub mod config;
 pub mod grpc;
 pub mod http;
 mod pace;
+mod shape;
 
 use crate::service::Service;
 

@@ -11,15 +11,17 @@ mod broker;
 pub mod doors;
 pub mod engine;
 pub mod lease;
+pub mod lint;
 pub mod listen;
 pub mod log;
 pub mod metrics;
+pub mod options;
 pub mod problem;
 pub mod service;
-pub mod settings;
 mod stamp;
 pub mod tenants;
 pub mod time;
 mod whole;
 
 pub use broker::{Broker, Error};
+pub use options::Options;

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -26,23 +27,13 @@ pub use span::{is_traceparent, request_span};
 const FLUSH: Duration = Duration::from_secs(3);
 
 /// How lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Format {
     /// For people; coloured on a terminal.
     Text,
     /// For programs: one object per line.
     Json,
-}
-
-impl Format {
-    pub const ALL: &[Self] = &[Self::Text, Self::Json];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        }
-    }
 }
 
 /// Why logging cannot start.

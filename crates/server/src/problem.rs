@@ -1,6 +1,6 @@
 //! Why a request is refused, as every door says it.
 
-use hapax_core::{Answer, Differs, Invalid, MessageId, Quota, Refusal, Time};
+use hapax_core::{Answer, Differs, Invalid, MessageId, Quota, Refusal, Settled, Time};
 use hapax_wire::Code;
 
 use crate::engine::Stopped;
@@ -93,6 +93,22 @@ impl Problem {
             | Answer::InFlight(_)
             | Answer::Accepted { .. }
             | Answer::Fresh { .. } => return None,
+        })
+    }
+
+    /// The refusal in the answer to a settle; `None` where it is none.
+    pub fn of_settled(settled: &Settled) -> Option<Self> {
+        Some(match settled {
+            Settled::Invalid(invalid) => (*invalid).into(),
+            Settled::NoSuchQueue { emit } => {
+                let detail = format!("emit[{emit}]: there is no such queue; create it first");
+                Self::new(Code::NoSuchQueue, detail)
+            }
+            Settled::RelayFull => Self::new(
+                Code::OverQuota,
+                "too many emitted messages wait for their queues; the message is still yours",
+            ),
+            Settled::Ok { .. } | Settled::LeaseLost { .. } => return None,
         })
     }
 }

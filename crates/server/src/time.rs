@@ -23,6 +23,16 @@ pub fn parse(text: &str) -> Option<Time> {
     u64::try_from(ms).ok().map(Time)
 }
 
+/// A duration in the largest unit that shows it exactly: `90m`, `1500ms`. `hapax` reads it back.
+pub fn show_ms(ms: u64) -> String {
+    const UNITS: [(&str, u64); 4] =
+        [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)];
+    match UNITS.iter().find(|(_, unit_ms)| ms >= *unit_ms && ms.is_multiple_of(*unit_ms)) {
+        Some((unit, unit_ms)) => format!("{}{unit}", ms / unit_ms),
+        None => format!("{ms}ms"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +43,11 @@ mod tests {
         assert_eq!(parse("2023-11-14T23:13:20.123+01:00"), Some(Time(1_700_000_000_123)));
         assert_eq!(parse("yesterday"), None);
         assert!(rfc3339(Time::NEVER).starts_with("9999-12-"));
+    }
+
+    #[test]
+    fn a_duration_is_shown_exactly() {
+        let shown = [0, 999, 1_000, 1_500, 90 * 60_000, 86_400_000].map(show_ms);
+        assert_eq!(shown, ["0ms", "999ms", "1s", "1500ms", "90m", "1d"]);
     }
 }

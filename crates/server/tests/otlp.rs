@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use hapax_server::Broker;
+use hapax_server::Options;
 use hapax_server::log::{self, Format};
-use hapax_server::settings::Settings;
 use hapax_wire::proto::{self, hapax_client::HapaxClient};
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -80,11 +80,13 @@ async fn spans_of_requests_reach_the_collector_under_their_callers_trace() {
 /// A question to each door of a broker, within the caller's trace.
 async fn ask_both_doors(traceparent: &str) {
     let directory = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.values.data = directory.path().join("data");
-    settings.values.listen = "127.0.0.1:0".parse().unwrap();
-    settings.values.auth = hapax_server::settings::Auth::Off;
-    let broker = Broker::start(&settings, None).await.unwrap();
+    let options = Options {
+        data: directory.path().join("data"),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        auth: hapax_server::options::Auth::Off,
+        ..Options::default()
+    };
+    let broker = Broker::start(&options, None).await.unwrap();
     let address = broker.address();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(broker.run(async { drop(stopped.await) }));

@@ -368,8 +368,14 @@ pub struct Found {
 
 impl Found {
     pub fn new(body: Option<Vec<u8>>, content_type: Option<String>) -> Self {
+        let content_type = content_type.unwrap_or_default();
         Self { result: body.map(|body| Blob { body: body.into(), content_type }) }
     }
+}
+
+/// The content type of a result, as its column has it.
+pub(crate) fn content_type(result: Option<&Blob>) -> Option<&str> {
+    result.map(|result| &*result.content_type).filter(|text| !text.is_empty())
 }
 
 /// The upper part of a fence counts the owners of a partition: eight million of them fit.

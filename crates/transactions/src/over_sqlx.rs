@@ -88,7 +88,7 @@ macro_rules! driver {
                 let statement = names(sql::FINISH, row)
                     .bind(row.fence)
                     .bind(result.map(|result| result.body.to_vec()))
-                    .bind(result.and_then(|result| result.content_type.clone()));
+                    .bind(crate::inbox::content_type(result).map(str::to_owned));
                 let stored = statement.execute(self).await;
                 let stored = stored.map_err(Error::database("the result cannot be stored"))?;
                 Ok(stored.rows_affected() == 1)

@@ -142,7 +142,7 @@ async fn store(
     result: Option<&Blob>,
 ) -> Result<bool, Error> {
     let body = result.map(|result| &result.body[..]);
-    let content_type = result.and_then(|result| result.content_type.as_deref());
+    let content_type = crate::inbox::content_type(result);
     let mut parameters = names(row);
     parameters.push((&body, Type::BYTEA));
     parameters.push((&content_type, Type::TEXT));

@@ -194,7 +194,7 @@ impl BlockingTransaction for Connection {
             row.generation,
             row.fence,
             result.map(|result| &result.body[..]),
-            result.and_then(|result| result.content_type.as_deref())
+            crate::inbox::content_type(result)
         ];
         Ok(execute(self, sql::FINISH, values, "the result cannot be stored")? == 1)
     }

@@ -1,166 +1,197 @@
-//! Keys as callers write them: what a key may be, and the header that carries one.
-//!
-//! A structured-field string (`"order-42"`, RFC 8941) or the bare value (`order-42`). The bare form
-//! has no spaces, commas or quotes: with them it could be two keys, or half of one. Only the one
-//! name is the key's; what merely looks like it is told to the caller and not taken.
+//! One key: everything about it, what an operator may do with it, and the header that carries one.
 
-use std::borrow::Cow;
+mod header;
 
-use http::{HeaderMap, HeaderName};
+use std::collections::BTreeMap;
 
-pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The longest key.
-pub const KEY_BYTES_MAX: usize = 255;
+use bytes::Bytes;
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use utoipa::ToSchema;
 
-/// Why something is no key.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct Malformed(pub Cow<'static, str>);
+use crate::blob::{Blob, Points, put_body};
+use crate::state::State;
+use crate::text::{Id, Timestamp, or_null, some, time};
 
-impl Malformed {
-    fn new(why: impl Into<Cow<'static, str>>) -> Self {
-        Self(why.into())
-    }
+pub use header::{IDEMPOTENCY_KEY, KEY_BYTES_MAX, Malformed, check, look_alike, read};
+
+/// Everything about a key.
+#[derive(Clone, PartialEq, prost::Message, ToSchema)]
+pub struct Key {
+    /// The id where the message came without one.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    #[schema(value_type = Id)]
+    pub id: Bytes,
+    #[prost(enumeration = "State", tag = "3")]
+    #[schema(value_type = State)]
+    pub state: i32,
+    #[prost(uint32, tag = "4")]
+    pub attempts: u32,
+    /// How often the key was replayed.
+    #[prost(uint32, tag = "5")]
+    pub generation: u32,
+    #[prost(string, tag = "6")]
+    #[schema(value_type = Option<String>)]
+    pub group: String,
+    #[prost(uint64, tag = "7")]
+    #[schema(rename = "accepted_at", value_type = Timestamp)]
+    pub accepted_at_ms: u64,
+    #[prost(uint64, optional, tag = "8")]
+    #[schema(rename = "finished_at", value_type = Option<Timestamp>)]
+    pub finished_at_ms: Option<u64>,
+    /// `null` while the message is alive, and where the key is remembered for ever.
+    #[prost(uint64, optional, tag = "9")]
+    #[schema(rename = "remembered_until", value_type = Option<Timestamp>)]
+    pub remembered_until_ms: Option<u64>,
+    /// When the lease ends or the delay is over.
+    #[prost(uint64, optional, tag = "10")]
+    #[schema(rename = "deadline", value_type = Option<Timestamp>)]
+    pub deadline_ms: Option<u64>,
+    /// Who had it last.
+    #[prost(string, tag = "18")]
+    #[schema(value_type = Option<String>)]
+    pub worker: String,
+    #[prost(uint64, tag = "11")]
+    pub duplicates: u64,
+    #[prost(message, optional, tag = "12")]
+    pub result: Option<Blob>,
+    /// Of the last failure.
+    #[prost(string, tag = "13")]
+    #[schema(value_type = Option<String>)]
+    pub error: String,
+    #[prost(btree_map = "string, bytes", tag = "14")]
+    #[schema(value_type = BTreeMap<String, Blob>, required = false)]
+    pub recovery_points: BTreeMap<String, Bytes>,
+    /// The newest 64 events, in order.
+    #[prost(message, repeated, tag = "15")]
+    #[schema(required = false)]
+    pub history: Vec<Event>,
+    /// Of a message that is alive; a finished one's is gone.
+    #[prost(message, optional, tag = "16")]
+    #[schema(rename = "body", value_type = Option<String>)]
+    pub message: Option<Blob>,
+    #[prost(btree_map = "string, string", tag = "17")]
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    pub headers: BTreeMap<String, String>,
 }
 
-/// The key in a header; `None` where there is no such header.
-pub fn read<'a>(
-    headers: &'a HeaderMap,
-    name: &HeaderName,
-) -> Result<Option<Cow<'a, str>>, Malformed> {
-    let mut values = headers.get_all(name).iter();
-    let Some(value) = values.next() else { return Ok(None) };
-    if values.next().is_some() {
-        return Err(Malformed::new(format!("{name} is given more than once")));
-    }
-    let text = std::str::from_utf8(value.as_bytes())
-        .map_err(|_| Malformed::new(format!("{name} is not UTF-8")))?;
-    let text = text.trim_matches([' ', '\t']);
-    let key = match text.strip_prefix('"') {
-        Some(quoted) => unquote(quoted)?,
-        None => bare(text)?,
-    };
-    check(&key)?;
-    Ok(Some(key))
-}
-
-/// Whether a text can be a key at all.
-pub fn check(key: &str) -> Result<(), Malformed> {
-    if !(1..=KEY_BYTES_MAX).contains(&key.len()) {
-        let bytes = key.len();
-        let why = format!("a key has 1 to {KEY_BYTES_MAX} bytes, this one has {bytes}");
-        return Err(Malformed::new(why));
-    }
-    if key.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
-        return Err(Malformed::new("a key has no control characters"));
-    }
-    Ok(())
-}
-
-/// A header that its sender may have taken for the key's.
-pub fn look_alike(headers: &HeaderMap) -> Option<&HeaderName> {
-    headers.keys().find(|name| {
-        let plain: String = name.as_str().chars().filter(|c| c.is_ascii_alphanumeric()).collect();
-        plain.contains("idempoten") || plain.contains("idempotan") || plain.contains("idemkey")
-    })
-}
-
-fn unquote(quoted: &str) -> Result<Cow<'_, str>, Malformed> {
-    if let Some((text, "")) = quoted.split_once('"')
-        && !text.contains('\\')
-    {
-        return Ok(Cow::Borrowed(text));
-    }
-    let mut key = String::with_capacity(quoted.len());
-    let mut rest = quoted.chars();
-    while let Some(character) = rest.next() {
-        match character {
-            '"' if rest.as_str().is_empty() => return Ok(Cow::Owned(key)),
-            '"' => return Err(Malformed::new("the key goes on after its closing quote")),
-            '\\' => match rest.next() {
-                Some(escaped @ ('"' | '\\')) => key.push(escaped),
-                _ => return Err(Malformed::new("the key escapes what needs no escape")),
-            },
-            character => key.push(character),
+impl Serialize for Key {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_map(None)?;
+        fields.serialize_entry("key", &self.key)?;
+        fields.serialize_entry("id", &Id::of(&self.id))?;
+        fields.serialize_entry("state", &self.state())?;
+        fields.serialize_entry("attempts", &self.attempts)?;
+        fields.serialize_entry("generation", &self.generation)?;
+        fields.serialize_entry("group", &some(&self.group))?;
+        fields.serialize_entry("accepted_at", &Timestamp(self.accepted_at_ms))?;
+        fields.serialize_entry("finished_at", &self.finished_at_ms.map(Timestamp))?;
+        fields.serialize_entry("remembered_until", &self.remembered_until_ms.map(Timestamp))?;
+        fields.serialize_entry("deadline", &self.deadline_ms.map(Timestamp))?;
+        fields.serialize_entry("worker", &some(&self.worker))?;
+        fields.serialize_entry("duplicates", &self.duplicates)?;
+        fields.serialize_entry("result", &self.result)?;
+        fields.serialize_entry("error", &some(&self.error))?;
+        fields.serialize_entry("recovery_points", &Points(&self.recovery_points))?;
+        fields.serialize_entry("history", &self.history)?;
+        if let Some(message) = &self.message {
+            put_body(&mut fields, &message.body)?;
+            if let Some(content_type) = some(&message.content_type) {
+                fields.serialize_entry("content_type", content_type)?;
+            }
+            fields.serialize_entry("headers", &self.headers)?;
         }
+        fields.end()
     }
-    Err(Malformed::new("the key has no closing quote"))
 }
 
-fn bare(text: &str) -> Result<Cow<'_, str>, Malformed> {
-    if text.contains([' ', '\t', ',', '"']) {
-        return Err(Malformed::new(
-            "a key without quotes has no spaces, commas or quotes: write it as \"KEY\"",
-        ));
-    }
-    Ok(Cow::Borrowed(text))
+/// One thing that happened to a key.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message, Serialize, ToSchema)]
+pub struct Event {
+    #[prost(uint64, tag = "1")]
+    #[serde(rename = "at", serialize_with = "time")]
+    #[schema(value_type = Timestamp)]
+    pub at_ms: u64,
+    /// `sent`, `duplicate`, `leased`, `lost`, `failed`, `released`, `saved`, `begun`, `done`,
+    /// `dead`, `parked`, `redriven`, `replayed`, `forgotten`, `discarded`, `resolved`, `claimed`,
+    /// `freed` or `rerun`.
+    #[prost(string, tag = "2")]
+    pub event: String,
+    #[prost(string, tag = "3")]
+    #[serde(serialize_with = "or_null")]
+    #[schema(value_type = Option<String>)]
+    pub worker: String,
+    /// The error of a failure, the name of a recovery point, the count of duplicates.
+    #[prost(string, tag = "4")]
+    #[serde(serialize_with = "or_null")]
+    #[schema(value_type = Option<String>)]
+    pub detail: String,
+}
+
+/// A page of messages.
+#[derive(Clone, PartialEq, prost::Message, Serialize, ToSchema)]
+#[schema(as = Keys)]
+pub struct BrowseReply {
+    #[prost(message, repeated, tag = "1")]
+    pub messages: Vec<Key>,
+    /// The `cursor` of the next page; `null` where this was the last one.
+    #[prost(string, tag = "2")]
+    #[serde(serialize_with = "or_null")]
+    #[schema(value_type = Option<String>)]
+    pub next: String,
+}
+
+/// An operator changed something about a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(tag = "answer", rename = "ok")]
+pub struct Changed<'a> {
+    pub key: &'a str,
+    /// Where the message is now; absent where the key was forgotten.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u32>,
+}
+
+/// What becomes of a parked message.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+pub struct Resolve {
+    /// `done` or `retry`.
+    #[serde(rename = "do")]
+    pub verb: String,
+    /// Of `done`.
+    #[serde(default)]
+    pub result: Option<Blob>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
-
-    fn keys(values: &[&[u8]]) -> Result<Option<String>, Malformed> {
-        let mut headers = HeaderMap::new();
-        for value in values {
-            headers.append(IDEMPOTENCY_KEY, HeaderValue::from_bytes(value).unwrap());
-        }
-        read(&headers, &IDEMPOTENCY_KEY).map(|key| key.map(Cow::into_owned))
-    }
 
     #[test]
-    fn a_key_is_read_in_both_forms() {
-        for (value, key) in [
-            (&b"order-42"[..], "order-42"),
-            (b"\"order-42\"", "order-42"),
-            (b"  \"order 42, the first\" ", "order 42, the first"),
-            (br#""a \"b\" \\c""#, r#"a "b" \c"#),
-            (b"user:7/order;1=x", "user:7/order;1=x"),
-            ("\"größe\"".as_bytes(), "größe"),
-            ("größe".as_bytes(), "größe"),
-            (b"8e03978e-40d5-43dd-bc93-6894a57f9324", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
-            (&[b'x'; 255], &"x".repeat(255)),
-        ] {
-            assert_eq!(keys(&[value]), Ok(Some(key.to_owned())), "{value:?}");
-        }
-        assert_eq!(keys(&[]), Ok(None));
-    }
-
-    #[test]
-    fn what_is_no_key_is_refused() {
-        let long = [b'x'; 256];
-        for (value, why) in [
-            (&b""[..], "1 to 255"),
-            (b"\"\"", "1 to 255"),
-            (b"\"", "no closing quote"),
-            (b"\"open", "no closing quote"),
-            (b"\"a\"b", "goes on"),
-            (b"\"a\", \"b\"", "goes on"),
-            (b"\"a\";x=1", "goes on"),
-            (br#""a\b""#, "escapes"),
-            (br#""a\"#, "escapes"),
-            (b"a, b", "without quotes"),
-            (b"a b", "without quotes"),
-            (b"a\"b", "without quotes"),
-            (b"\xff\xfe", "not UTF-8"),
-            (b"\"a\tb\"", "control characters"),
-            (&long, "this one has 256"),
-        ] {
-            let refused = keys(&[value]).unwrap_err().to_string();
-            assert!(refused.contains(why), "{value:?}: {refused}");
-        }
-        let refused = keys(&[b"a", b"a"]).unwrap_err().to_string();
-        assert!(refused.contains("more than once"), "{refused}");
-    }
-
-    #[test]
-    fn what_looks_like_the_header_is_named_and_not_taken() {
-        for name in ["x-idempotency-key", "idempotency_key", "idempotencykey", "idempotent-key"] {
-            let mut headers = HeaderMap::new();
-            headers.insert(HeaderName::try_from(name).unwrap(), HeaderValue::from_static("k"));
-            assert_eq!(read(&headers, &IDEMPOTENCY_KEY), Ok(None));
-            assert_eq!(look_alike(&headers).map(HeaderName::as_str), Some(name));
-        }
+    fn a_key_is_written_with_its_message_while_it_has_one() {
+        let event = Event { event: "sent".to_owned(), ..Event::default() };
+        let key = Key {
+            key: "k".to_owned(),
+            id: vec![1; 16].into(),
+            state: State::Ready.into(),
+            history: vec![event],
+            headers: [("a".to_owned(), "b".to_owned())].into(),
+            message: Some(Blob::new("x").content_type("text/plain")),
+            ..Key::default()
+        };
+        let start = concat!(
+            r#"{"key":"k","id":"01010101-0101-0101-0101-010101010101","state":"ready","#,
+            r#""attempts":0,"generation":0,"group":null,"accepted_at":"1970-01-01T00:00:00.000Z","#,
+            r#""finished_at":null,"remembered_until":null,"deadline":null,"worker":null,"#,
+            r#""duplicates":0,"result":null,"error":null,"recovery_points":{},"history":[{"#,
+            r#""at":"1970-01-01T00:00:00.000Z","event":"sent","worker":null,"detail":null}]"#
+        );
+        let message = r#","body":"x","content_type":"text/plain","headers":{"a":"b"}}"#;
+        assert_eq!(serde_json::to_string(&key).unwrap(), format!("{start}{message}"));
+        let gone = Key { message: None, headers: BTreeMap::new(), ..key };
+        assert_eq!(serde_json::to_string(&gone).unwrap(), format!("{start}}}"));
     }
 }

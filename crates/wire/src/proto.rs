@@ -1,4 +1,5 @@
-//! The protobuf messages and the gRPC stubs, generated from `proto/hapax/v1/hapax.proto`.
+//! Everything that the `.proto` names: the shapes of this crate, and beside them the frames, the
+//! small requests and the gRPC stubs, which are generated.
 //!
 //! The generated file is kept in the repository, so that building Hapax needs neither protoc nor
 //! the time to build a generator; a test makes it anew and compares. After a change of the
@@ -13,6 +14,12 @@
 #[path = "proto/hapax.v1.rs"]
 mod generated;
 
+pub use crate::settle::{self, Begin, Done, Extend, Fail, Park, Release, Save};
+pub use crate::{
+    Answer, AnswerKind, Blob, BrowseReply, ClaimReply, Delivery, Emit, Event, Key, ListQueuesReply,
+    Message, Outcome, Problem, PurgeRequest, Queue, QueueStats, ReceiveReply, ReceiveRequest,
+    RedriveFilter, RedriveProgress, Settle, SettleAnswer, SettleKind, SettleReply, State,
+};
 pub use generated::*;
 
 /// The descriptors of everything, for reflection.

@@ -31,7 +31,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use hapax_client::Client;
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 use hapax_transactions::Relay;
 
 /// Takes orders, charges them, and counts: with --chaos while its processes are killed, replies are
@@ -111,9 +111,8 @@ fn main() -> Result<()> {
 async fn play(part: Part) -> Result<()> {
     match part {
         Part::Broker { listen, data } => {
-            let mut settings = Settings::default();
-            (settings.listen, settings.data, settings.auth) = (listen, data, Auth::Off);
-            Ok(Broker::start(&settings, None).await?.run(std::future::pending()).await?)
+            let options = Options { listen, data, auth: Auth::Off, ..Options::default() };
+            Ok(Broker::start(&options, None).await?.run(std::future::pending()).await?)
         }
         Part::Api { listen, surroundings } => api::serve(listen, surroundings).await,
         Part::Relay { surroundings: it } => relay(&it.server, &it.database).await,

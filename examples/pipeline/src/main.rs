@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use hapax_client::{Admin, Client, Delivery, Done, Emit, Failure, Message, Settle, Worker};
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 use serde::{Deserialize, Serialize};
 
 use children::{Children, end_with_parent, free_address};
@@ -71,9 +71,8 @@ fn main() -> Result<()> {
 async fn play(part: Part) -> Result<()> {
     match part {
         Part::Broker { listen, data } => {
-            let mut settings = Settings::default();
-            (settings.listen, settings.data, settings.auth) = (listen, data, Auth::Off);
-            Ok(Broker::start(&settings, None).await?.run(std::future::pending()).await?)
+            let options = Options { listen, data, auth: Auth::Off, ..Options::default() };
+            Ok(Broker::start(&options, None).await?.run(std::future::pending()).await?)
         }
         Part::Worker { queue, server } => {
             let worker = Worker::new(Client::connect(&server)?.queue(&queue)).concurrency(4);

@@ -4,7 +4,7 @@
 use std::process::{Command, Output};
 
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 
 #[macro_use]
 #[path = "../../../crates/hapax/tests/client/on_each.rs"]
@@ -13,11 +13,14 @@ mod on_each;
 /// Runs a program against a broker of its own, and tells what it said.
 async fn run(partitions: u16, program: &'static str) -> String {
     let directory = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.listen = "127.0.0.1:0".parse().unwrap();
-    (settings.data, settings.auth) = (directory.path().join("data"), Auth::Off);
-    settings.partitions = partitions;
-    let broker = Broker::start(&settings, None).await.unwrap();
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: directory.path().join("data"),
+        auth: Auth::Off,
+        partitions,
+        ..Options::default()
+    };
+    let broker = Broker::start(&options, None).await.unwrap();
     let server = format!("http://{}", broker.address());
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(broker.run(async { drop(stopped.await) }));

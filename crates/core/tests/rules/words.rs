@@ -1,5 +1,6 @@
 //! The words of a line: what stands in its place, `name=value`, and a few spelled-out values.
 
+use std::fmt::Debug;
 use std::str::FromStr;
 
 use hapax_core::*;
@@ -148,13 +149,13 @@ pub(crate) fn config(words: &mut Words) -> (Config, Option<u64>) {
     config.max_bytes = number(words, "max_bytes");
     config.sends_per_s = number(words, "sends_per_s");
     config.keep_bodies = words.flag("keep_bodies");
-    config.guarantee = choice(words, "guarantee", Guarantee::ALL, Guarantee::as_str);
-    config.order = choice(words, "order", Order::ALL, Order::as_str);
-    config.dedup_scope = choice(words, "scope", DedupScope::ALL, DedupScope::as_str);
-    config.undated_keys = choice(words, "undated", UndatedKeys::ALL, UndatedKeys::as_str);
-    config.on_dead = choice(words, "on_dead", OnDead::ALL, OnDead::as_str);
-    config.on_group_dead = choice(words, "on_group_dead", OnGroupDead::ALL, OnGroupDead::as_str);
-    config.on_lost = choice(words, "on_lost", OnLost::ALL, OnLost::as_str);
+    config.guarantee = choice(words, "guarantee", Guarantee::ALL);
+    config.order = choice(words, "order", Order::ALL);
+    config.dedup_scope = choice(words, "scope", DedupScope::ALL);
+    config.undated_keys = choice(words, "undated", UndatedKeys::ALL);
+    config.on_dead = choice(words, "on_dead", OnDead::ALL);
+    config.on_group_dead = choice(words, "on_group_dead", OnGroupDead::ALL);
+    config.on_lost = choice(words, "on_lost", OnLost::ALL);
     let left: Vec<String> = std::mem::take(&mut words.words);
     assert!(left.is_empty(), "a queue has no such setting: {left:?}");
     (config, if_version)
@@ -165,13 +166,10 @@ fn number<T: FromStr>(words: &mut Words, name: &str) -> Option<T> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
 }
 
-fn choice<T: Copy + Default>(
-    words: &mut Words,
-    name: &str,
-    all: &[T],
-    spelled: impl Fn(T) -> &'static str,
-) -> T {
+fn choice<T: Copy + Default + Debug>(words: &mut Words, name: &str, all: &[T]) -> T {
     let Some(text) = words.option(name) else { return T::default() };
-    let found = all.iter().copied().find(|choice| spelled(*choice) == text);
+    let plain = text.replace('-', "");
+    let found = all.iter().find(|choice| format!("{choice:?}").eq_ignore_ascii_case(&plain));
+    let found = found.copied();
     found.unwrap_or_else(|| panic!("{name} is never {text}"))
 }

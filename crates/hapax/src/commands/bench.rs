@@ -1,34 +1,36 @@
 //! `hapax bench`: producers and workers over real connections, every message verified.
 //!
-//! A life is a send that was confirmed, a delivery, and a settle that was confirmed. Without
-//! `--latency` as many lives as go through are lived; with it messages are sent at a fixed rate,
-//! and latencies count from the moment a message should have been sent, whether or not the one
-//! before was answered: a broker that stalls cannot hide it.
+//! A life is a send that was confirmed, a delivery, and a settle that was confirmed. The load, the
+//! ledger and what else is measured are in crates/bench.
 
-mod broker;
-mod cpu;
-mod disk;
-mod ledger;
-mod load;
 mod report;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::Args;
-use hapax_client::{Admin, Client};
-use tokio::signal::unix::{SignalKind, signal};
+use hapax_bench::Ledger;
+use hapax_bench::cpu::Times;
+use hapax_bench::disk::{Probe, Syncs};
+use hapax_bench::interrupt::{self, unless_interrupted};
+use hapax_bench::messages::{Messages, NUMBER_BYTES};
+use hapax_bench::server::{Directory, Server};
+use hapax_bench::wire::{self, Shape};
+use hapax_client::Admin;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, progress};
 use crate::session::Connection;
-use broker::Own;
-use ledger::Ledger;
-use load::{Load, Shape};
 use report::Report;
+
+/// The disk is measured by this many syncs of as many bytes as a small batch of the journal, with
+/// pauses that are short enough for the measurement to end.
+const SYNCS: u64 = 300;
+const SYNC_BYTES: u64 = 4_096;
+const PAUSE_MAX: Duration = Duration::from_millis(10);
 
 pub(crate) const HELP: &str = "Without --server a broker is started for it, on this machine, with \
 its data in --dir, and removed afterwards; the sync latency of that disk is measured before and \
@@ -95,15 +97,40 @@ pub(crate) struct Bench {
 pub(crate) fn run(bench: &Bench) -> Result<Exit, Failure> {
     check(bench)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        tokio::select! {
-            measured = measure(bench) => measured,
-            // What is dropped here ends its broker and removes its data.
-            _ = tokio::signal::ctrl_c() => Err(Failure::new(Exit::Failure, "broken off")),
-            _ = terminate.recv() => Err(Failure::new(Exit::Failure, "broken off")),
+    interrupt::on_signal()?;
+    runtime.block_on(measure(bench))
+}
+
+impl Bench {
+    fn has_keys(&self) -> bool {
+        self.dedup == "on"
+    }
+
+    fn shape(&self) -> Shape {
+        Shape {
+            producers: self.producers,
+            workers: self.workers,
+            window: self.window,
+            batch: 1,
+            has_keys: self.has_keys(),
+            rate: self.latency.then_some(self.rate),
         }
-    })
+    }
+
+    /// Without keys nothing is deduplicated; everything else is the same.
+    fn rules(&self) -> &'static str {
+        match self.has_keys() {
+            true => r#"{"max_body_bytes":16777216}"#,
+            false => r#"{"guarantee":"at-least-once","max_body_bytes":16777216}"#,
+        }
+    }
+
+    /// At the pace of the load, where it has one.
+    fn probe(&self) -> Probe {
+        let pause = Duration::from_secs_f64(1.0 / self.rate as f64).min(PAUSE_MAX);
+        let pause = self.latency.then_some(pause);
+        Probe { writes: SYNCS, write_bytes: SYNC_BYTES, pause }
+    }
 }
 
 fn check(bench: &Bench) -> Result<(), Failure> {
@@ -119,35 +146,34 @@ fn check(bench: &Bench) -> Result<(), Failure> {
     if let Some((_, name)) = rules.iter().find(|(is_wrong, _)| *is_wrong) {
         return Err(few(name));
     }
-    if bench.size < ledger::NUMBER_BYTES {
+    if bench.size < NUMBER_BYTES {
         return Err(Failure::usage("--size must be at least 8: a body carries its number"));
     }
     Ok(())
 }
 
 async fn measure(bench: &Bench) -> Result<Exit, Failure> {
-    let own = match &bench.server {
-        Some(_) => None,
-        None => Some(Own::start(&bench.dir, bench.partitions).await?),
+    let (own, server) = match &bench.server {
+        Some(server) => (None, server.clone()),
+        None => {
+            let (own, url) = start_broker(bench)?;
+            (Some(own), url)
+        }
     };
-    let server = match (&bench.server, &own) {
-        (Some(server), _) => server.clone(),
-        (None, own) => own.as_ref().map(Own::url).context("a broker was started")?,
-    };
-    let connection = Connection::to(server.clone(), bench.token.clone());
+    let connection = Connection::to(server, bench.token.clone());
     let admin = Admin::new(connection.client()?);
-    let ready = admin.client().ready(Duration::from_secs(30)).await;
-    ready.map_err(|error| {
+    let ready = admin.client().ready(Duration::from_secs(30));
+    unless_interrupted(ready).await?.map_err(|error| {
         Failure::from(error).next("check --server, or leave it out to start a broker for the run")
     })?;
     let queue = format!("bench-{}", uuid::Uuid::now_v7().simple());
-    admin.put_queue(&queue, rules(bench), None).await?;
-    let measured = live(bench, &connection, &queue, own.as_ref()).await;
+    admin.put_queue(&queue, bench.rules(), None).await?;
+    let measured = unless_interrupted(live(bench, &connection, &queue, own.as_ref())).await;
     // The run is over either way; what is left of it is not to stay in somebody's broker.
     if own.is_none() {
         admin.delete_queue(&queue).await?;
     }
-    let report = measured?;
+    let report = measured??;
     let screen = bench.output.screen();
     match bench.json || screen.is_json() {
         true => screen.json(&report)?,
@@ -156,51 +182,50 @@ async fn measure(bench: &Bench) -> Result<Exit, Failure> {
     Ok(if report.verified { Exit::Ok } else { Exit::Failure })
 }
 
-/// Without keys nothing is deduplicated; everything else is the same.
-fn rules(bench: &Bench) -> &'static str {
-    match bench.dedup.as_str() {
-        "off" => r#"{"guarantee":"at-least-once","max_body_bytes":16777216}"#,
-        _ => r#"{"max_body_bytes":16777216}"#,
-    }
+/// A broker for this run: another process of this program.
+fn start_broker(bench: &Bench) -> Result<(Server, String), Failure> {
+    let directory = Directory::create(&bench.dir, "bench")?;
+    let partitions = bench.partitions.to_string();
+    let program = std::env::current_exe()?;
+    Ok(Server::broker(&program, directory, &["--partitions", &partitions])?)
 }
 
 async fn live(
     bench: &Bench,
     connection: &Connection,
     queue: &str,
-    own: Option<&Own>,
+    own: Option<&Server>,
 ) -> Result<Report, Failure> {
-    let shape = Shape {
-        producers: bench.producers,
-        workers: bench.workers,
-        window: bench.window,
-        backlog: bench.backlog,
-        has_keys: bench.dedup == "on",
-        rate: bench.latency.then_some(bench.rate),
-    };
-    let mut syncs = disk::Syncs::default();
+    let mut syncs = Syncs::default();
     if let Some(own) = own {
-        syncs.measure(own.directory(), shape.rate)?;
+        syncs.measure(own.directory(), bench.probe())?;
     }
-    let pid = own.map(Own::pid).or(bench.server_pid);
-    let ledger = Arc::new(Ledger::new(bench.count, bench.size));
-    let clients = || -> Result<Client, Failure> { connection.client() };
-    let load = Load::new(shape, queue, Arc::clone(&ledger));
-    let before = cpu::Times::now(pid);
-    let start = Instant::now();
-    let watching = tokio::spawn(watch(Arc::clone(&ledger), bench.count));
-    let lived = load.run(&clients).await;
+    let process = own.map(Server::process_id).or(bench.server_pid);
+    // At a fixed rate producers do not wait for workers.
+    let backlog = if bench.latency { u64::MAX } else { bench.backlog };
+    let messages = Messages::new(bench.count, bench.size, 0);
+    let before = Times::now(process);
+    let ledger = Arc::new(Ledger::open_with_ids(messages, backlog));
+    let watching = tokio::spawn(watch(Arc::clone(&ledger)));
+    let connect = || connection.client().map_err(|failure| anyhow!(failure.what));
+    let lived = wire::run(bench.shape(), queue, &ledger, connect).await;
     watching.abort();
-    let lived = lived?;
-    let cpu = cpu::Times::now(pid).since(before);
+    let lived = lived.map_err(|error| match own.map(Server::end_of_log) {
+        Some(log) if !log.is_empty() => {
+            error.context(format!("the log of the broker ends:\n{log}"))
+        }
+        _ => error,
+    })?;
+    let cpu = Times::now(process).since(before);
     if let Some(own) = own {
-        syncs.measure(own.directory(), shape.rate)?;
+        syncs.measure(own.directory(), bench.probe())?;
     }
-    Ok(Report::new(bench, &ledger, lived, cpu, start, &syncs))
+    Ok(Report::new(bench, &ledger, &lived, cpu, &syncs))
 }
 
 /// A bar on a terminal.
-async fn watch(ledger: Arc<Ledger>, count: u64) {
+async fn watch(ledger: Arc<Ledger>) {
+    let count = ledger.messages().count();
     let bar = progress(count, "{bar:40} {human_pos}/{human_len} lives, {rate}, {eta} left");
     let mut every = tokio::time::interval(Duration::from_millis(200));
     loop {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use hapax_wire::proto::{self, State};
-use serde_json::Value;
+use hapax_wire::{DedupScope, OnGroupDead, Order, QueueConfig};
 
 use super::peek::PAGE;
 use crate::duration;
@@ -13,7 +13,6 @@ use crate::failure::Failure;
 use crate::moment::{self, plain, relative};
 use crate::screen::{Colour, Output, Screen, Table, body, brief, clean};
 use crate::session::{Connection, KeyArguments, Session};
-use crate::shapes;
 use crate::why::{Around, Held, why};
 
 #[derive(Debug, Args)]
@@ -58,7 +57,7 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
         };
     }
     if screen.is_json() {
-        screen.json(&shapes::Key::of(&key))?;
+        screen.json(&key)?;
         return Ok(exit);
     }
     let around = around(session, get.name.queue(), &key).await;
@@ -72,26 +71,22 @@ async fn around(session: &Session, queue: &str, key: &proto::Key) -> Around {
         return Around::default();
     }
     let Ok(shown) = session.client.queue(queue).await else { return Around::default() };
-    let rules: Value = serde_json::from_str(&shown.config_json).unwrap_or_default();
+    let rules = shown.config().unwrap_or_default();
     let held = match key.state() {
         State::Ready if shown.paused => Held::Paused,
         State::Ready => held(session, queue, key, &rules).await,
         _ => Held::Free,
     };
-    Around { held, keys_per_group: is(&rules, "dedup_scope", "group") }
-}
-
-fn is(rules: &Value, rule: &str, value: &str) -> bool {
-    rules.get(rule).is_some_and(|it| it == value)
+    Around { held, keys_per_group: rules.dedup_scope == DedupScope::Group }
 }
 
 /// What keeps a ready message from a worker. It looks at the first page of each place that holds a
 /// group, and says nothing of what it does not find there, or may not see.
-async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &Value) -> Held {
-    if !is(rules, "order", "group") || key.group.is_empty() {
+async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &QueueConfig) -> Held {
+    if rules.order != Order::Group || key.group.is_empty() {
         return Held::Free;
     }
-    let dead_hold = is(rules, "on_group_dead", "park");
+    let dead_hold = rules.on_group_dead == OnGroupDead::Park;
     for place in [State::Leased, State::Parked, State::Delayed, State::Dead] {
         if place == State::Dead && !dead_hold {
             continue;
@@ -116,7 +111,7 @@ fn print(screen: Screen, queue: &str, key: &proto::Key, around: &Around) -> Resu
     let at = |ms: u64| format!("{} ({})", plain(ms), relative(now, ms));
     let mut fields = vec![
         ("queue", queue.to_owned()),
-        ("id", shapes::id(&key.id)),
+        ("id", hapax_wire::Id::of(&key.id).to_string()),
         ("accepted", at(key.accepted_at_ms)),
         ("attempts", key.attempts.to_string()),
         ("duplicates", key.duplicates.to_string()),

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::content::{Body, Envelope};
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, clean, state_name};
+use crate::screen::{Output, clean};
 use crate::session::{Connection, KeyArguments, Session};
 
 #[derive(Debug, Args)]
@@ -115,7 +115,7 @@ async fn tell(
     match session.client.key(name, Duration::ZERO).await {
         Ok(key) => {
             if let Some(fields) = answer.as_object_mut() {
-                fields.insert("state".to_owned(), state_name(key.state()).into());
+                fields.insert("state".to_owned(), key.state().as_str().into());
                 fields.insert("generation".to_owned(), key.generation.into());
             }
         }

@@ -6,9 +6,8 @@ use hapax_wire::proto::{self, State};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Cell, Output, Screen, Table, body, brief, clean, say, state_name};
+use crate::screen::{Cell, Output, Screen, Table, body, brief, clean, say};
 use crate::session::{Connection, Session};
-use crate::shapes;
 
 /// The places that messages are in while they live.
 pub(crate) const PLACES: [State; 5] =
@@ -35,11 +34,8 @@ pub(crate) struct Peek {
 }
 
 fn parse_state(text: &str) -> Result<State, String> {
-    let names = PLACES.map(state_name).join(", ");
-    PLACES
-        .into_iter()
-        .find(|state| state_name(*state) == text)
-        .ok_or_else(|| format!("one of {names}"))
+    let names = PLACES.map(State::as_str).join(", ");
+    PLACES.into_iter().find(|state| state.as_str() == text).ok_or_else(|| format!("one of {names}"))
 }
 
 pub(crate) async fn run(peek: &Peek) -> Result<Exit, Failure> {
@@ -100,7 +96,6 @@ impl<'a> Pages<'a> {
 
 pub(crate) fn list(screen: Screen, messages: &[proto::Key]) -> Result<(), Failure> {
     if screen.is_json() {
-        let messages: Vec<_> = messages.iter().map(shapes::Key::of).collect();
         screen.json(&messages)?;
         return Ok(());
     }

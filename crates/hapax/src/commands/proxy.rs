@@ -21,6 +21,7 @@ use clap::{Args, ValueEnum};
 use hapax_idempotency::{CREDENTIALS, Headers, Idempotency, OnUnavailable, Route};
 use hapax_server::listen::{Limits, Listener};
 use hapax_server::log;
+use hapax_wire::QueueConfig;
 use http::{HeaderName, Request};
 use hyper::body::Incoming;
 use tokio::sync::watch;
@@ -254,7 +255,7 @@ async fn bind(address: SocketAddr) -> Result<Listener, Failure> {
 fn welcome(
     proxy: &Proxy,
     (address, metrics): (SocketAddr, SocketAddr),
-    found: Option<&hapax_idempotency::QueueRules>,
+    found: Option<&QueueConfig>,
 ) -> Result<(), Failure> {
     let screen = Screen::plain();
     let url = format!("http://{address}");
@@ -271,10 +272,8 @@ fn welcome(
     screen.line("")?;
     let retention = match found {
         None => "for as long as the queue says".to_owned(),
-        Some(found) => match found.retention {
-            Some(retention) => {
-                format!("for {}", duration::short(duration::milliseconds(retention)))
-            }
+        Some(found) => match found.retention_ms {
+            Some(retention_ms) => format!("for {}", duration::short(retention_ms)),
             None => "for ever".to_owned(),
         },
     };

@@ -4,6 +4,7 @@ mod rules;
 
 use clap::{Args, Subcommand};
 use hapax_wire::proto::{self, ListQueuesReply};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::advice::Advice;
@@ -13,7 +14,6 @@ use crate::failure::Failure;
 use crate::moment;
 use crate::screen::{Cell, Colour, Output, Screen, Table, count, say};
 use crate::session::{Connection, Session};
-use crate::shapes;
 use rules::Rules;
 
 #[derive(Debug, Subcommand)]
@@ -158,10 +158,10 @@ pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
 /// somebody set in between.
 async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let screen = change.output.screen();
-    let fields = change.rules.fields();
+    let fields = &change.rules.0;
     let existing = session.client.queues().await?.queues;
     if let Some(existing) = existing.iter().find(|existing| existing.queue == change.queue) {
-        let differing = differing(&fields, &config(existing));
+        let differing = differing(fields, &config(existing));
         if !differing.is_empty() {
             let what = format!(
                 "the queue {} exists with other rules: {}",
@@ -178,12 +178,12 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
             format!("{} exists already, with these rules", change.queue),
         );
     }
-    let queue = session.client.put_queue(&change.queue, &text(&fields), None).await?;
+    let queue = session.client.put_queue(&change.queue, &text(fields), None).await?;
     told(screen, &queue, format!("created {}", change.queue))
 }
 
 async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
-    let given = change.rules.fields();
+    let given = change.rules.0.clone();
     if given.is_empty() {
         let next = "hapax queue set --help lists them";
         return Err(Failure::usage("give at least one rule to change").next(next));
@@ -203,7 +203,7 @@ async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
 
 fn told(screen: Screen, queue: &proto::Queue, what: String) -> Result<Exit, Failure> {
     match screen.is_json() {
-        true => screen.json(&shapes::queue(queue))?,
+        true => screen.json(queue)?,
         false => screen.line(what)?,
     }
     Ok(Exit::Ok)
@@ -227,6 +227,15 @@ fn differing(given: &Map<String, Value>, before: &Map<String, Value>) -> Vec<Str
         .collect()
 }
 
+/// A queue of a list, with the partitions whose part of its figures is missing or old.
+#[derive(Serialize)]
+struct Listed<'a> {
+    #[serde(flatten)]
+    queue: &'a proto::Queue,
+    #[serde(skip_serializing_if = "<[u32]>::is_empty")]
+    unanswered: &'a [u32],
+}
+
 async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     let screen = list.output.screen();
     let ListQueuesReply { mut queues, unanswered } = session.client.queues().await?;
@@ -235,8 +244,8 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
         say(silent);
     }
     if screen.is_json() {
-        let shape = |queue| shapes::listed_queue(queue, &unanswered);
-        screen.json(&queues.iter().map(shape).collect::<Vec<_>>())?;
+        let listed = |queue| Listed { queue, unanswered: &unanswered };
+        screen.json(&queues.iter().map(listed).collect::<Vec<_>>())?;
         return Ok(Exit::Ok);
     }
     if queues.is_empty() {
@@ -289,7 +298,7 @@ async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
     let screen = one.output.screen();
     let queue = session.client.queue(&one.queue).await?;
     if screen.is_json() {
-        screen.json(&shapes::queue(&queue))?;
+        screen.json(&queue)?;
         return Ok(Exit::Ok);
     }
     let stats = queue.stats.unwrap_or_default();
@@ -332,11 +341,9 @@ async fn rm(session: &Session, remove: &Remove) -> Result<Exit, Failure> {
         session.client.delete_queue(&remove.queue).await?;
     }
     if screen.is_json() {
-        let shape = shapes::queue(&queue);
-        let stats = shape.get("stats");
         let (deleted, dry_run) = (remove.yes, !remove.yes);
         let told = json!({
-            "queue": remove.queue, "deleted": deleted, "dry_run": dry_run, "stats": stats
+            "queue": remove.queue, "deleted": deleted, "dry_run": dry_run, "stats": queue.stats
         });
         screen.json(&told)?;
     } else if remove.yes {

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hapax_wire::proto::{self, SettleKind, State, settle::Verb};
+use serde::Serialize;
 
 use crate::content::Body;
 use crate::duration::{self, milliseconds};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Output, Screen, Table, body, brief, clean, say, state_name};
+use crate::screen::{Output, Screen, Table, body, brief, clean, say};
 use crate::session::{Connection, Session, worker_name};
-use crate::shapes;
 
 #[derive(Debug, Args)]
 pub(crate) struct Receive {
@@ -141,12 +141,27 @@ struct Lease {
     /// The queue.
     queue: String,
     /// The lease, as `hapax receive` printed it.
-    #[arg(value_name = "LEASE", value_parser = shapes::parse_lease, allow_hyphen_values = true)]
+    #[arg(value_name = "LEASE", value_parser = parse_lease, allow_hyphen_values = true)]
     lease: bytes::Bytes,
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
     output: Output,
+}
+
+/// The lease that was written as a word.
+fn parse_lease(text: &str) -> Result<bytes::Bytes, String> {
+    let lease = hapax_wire::Lease::read(text.trim().trim_end_matches('='));
+    let is_one = !lease.is_empty();
+    is_one.then_some(lease).ok_or_else(|| "not a lease: copy it from `hapax receive`".to_owned())
+}
+
+/// The answer to a settle, with the lease that it is about.
+#[derive(Serialize)]
+struct Settled<'a> {
+    lease: hapax_wire::Lease<'a>,
+    #[serde(flatten)]
+    answer: &'a proto::SettleAnswer,
 }
 
 pub(crate) async fn run(receive: &Receive) -> Result<Exit, Failure> {
@@ -161,7 +176,7 @@ async fn act(session: &Session, receive: &Receive) -> Result<Exit, Failure> {
         wait_ms: milliseconds(receive.wait),
         lease_ms: receive.lease.map(milliseconds),
         worker: receive.worker.clone(),
-        receive_id: String::new(),
+        receive_id: None,
         several_per_group: false,
     };
     let deliveries = session.client.receive(request).await?;
@@ -197,7 +212,7 @@ async fn act(session: &Session, receive: &Receive) -> Result<Exit, Failure> {
 fn print(screen: Screen, deliveries: &[proto::Delivery], is_settled: bool) -> Result<(), Failure> {
     if screen.is_json() {
         for delivery in deliveries {
-            screen.json_line(&shapes::Delivery::of(delivery))?;
+            screen.json_line(&delivery)?;
         }
         return Ok(());
     }
@@ -206,7 +221,7 @@ fn print(screen: Screen, deliveries: &[proto::Delivery], is_settled: bool) -> Re
     for delivery in deliveries {
         let lease = match is_settled {
             true => "settled as done".to_owned(),
-            false => shapes::lease(&delivery.lease),
+            false => hapax_wire::Lease(&delivery.lease).to_string(),
         };
         table.row([
             brief(&delivery.key, 60).into(),
@@ -263,7 +278,7 @@ async fn settle_one(
         return Err(Failure::new(Exit::Failure, "the broker did not answer the settle"));
     };
     if screen.is_json() {
-        screen.json(&shapes::settled(&shapes::lease(&lease.lease), answer))?;
+        screen.json(&Settled { lease: hapax_wire::Lease(&lease.lease), answer })?;
     }
     if answer.kind() != SettleKind::Ok {
         return Err(unsettled(answer));
@@ -275,7 +290,7 @@ async fn settle_one(
             (State::Leased, Some(at)) => format!("; its lease ends {}", moment::relative(now, at)),
             (_, Some(at)) => format!("; due {}", moment::relative(now, at)),
         };
-        screen.line(format_args!("ok  the message is {}{until}", state_name(answer.state())))?;
+        screen.line(format_args!("ok  the message is {}{until}", answer.state().as_str()))?;
     }
     Ok(Exit::Ok)
 }
@@ -284,7 +299,7 @@ fn unsettled(answer: &proto::SettleAnswer) -> Failure {
     if let Some(problem) = &answer.problem {
         return Failure::of_problem(problem);
     }
-    let state = state_name(answer.state());
+    let state = answer.state().as_str();
     let what = match &answer.result {
         Some(result) => format!(
             "lease_lost: the message is {state} by somebody else, with the result {}",

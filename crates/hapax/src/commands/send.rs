@@ -5,7 +5,7 @@ mod batch;
 use std::time::Duration;
 
 use clap::Args;
-use hapax_wire::proto::{Answer, AnswerKind};
+use hapax_wire::{Answer, AnswerKind, Answered, Id, Problem};
 
 use crate::advice::Advice;
 use crate::content::{Body, Envelope, new_key};
@@ -13,9 +13,8 @@ use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say, state_name};
+use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say};
 use crate::session::{Connection, Session};
-use crate::shapes;
 use crate::why::resolve;
 
 #[derive(Debug, Args)]
@@ -85,6 +84,12 @@ struct Name<'a> {
     group: Option<&'a str>,
 }
 
+/// An answer as it is printed.
+fn answered<'a>(queue: &'a str, key: &'a str, answer: &Answer) -> Answered<'a> {
+    let (key, answer) = (key.into(), answer.clone());
+    Answered { queue: Some(queue), key, answer, result_omitted: false }
+}
+
 /// Prints an answer, and says how the command ends with it.
 fn tell(
     screen: Screen,
@@ -94,13 +99,13 @@ fn tell(
 ) -> Result<Exit, Failure> {
     let Name { queue, key, group } = name;
     if screen.is_json() {
-        screen.json(&shapes::Answer::of(queue, key, answer))?;
+        screen.json(&answered(queue, key, answer))?;
     }
     if let Some(problem) = &answer.problem {
         return Err(refused(name, problem));
     }
     let outcome = answer.outcome.clone().unwrap_or_default();
-    let kind = shapes::answer_name(answer.kind());
+    let kind = answer.kind().as_str();
     let since = moment::relative(moment::now_ms(), answer.accepted_at_ms);
     let (colour, told, exit) = match answer.kind() {
         AnswerKind::Done => (
@@ -119,19 +124,19 @@ fn tell(
         }
         AnswerKind::InFlight => (
             Colour::Cyan,
-            format!("{}, sent before ({since})", state_name(answer.state())),
+            format!("{}, sent before ({since})", answer.state().as_str()),
             if has_waited { Exit::WaitOver } else { Exit::Ok },
         ),
         _ => (
             Colour::Green,
-            state_name(answer.state()).to_owned(),
+            answer.state().as_str().to_owned(),
             if has_waited { Exit::WaitOver } else { Exit::Ok },
         ),
     };
     if screen.is_json() {
         return Ok(exit);
     }
-    let (kind, id) = (screen.paint(colour, kind), shapes::id(&answer.id));
+    let (kind, id) = (screen.paint(colour, kind), Id::of(&answer.id));
     screen.line(format_args!("{kind}  {}  {told}  (id {id})", clean(key)))?;
     if let Some(result) = &outcome.result {
         screen.bytes(&result.body)?;
@@ -143,7 +148,7 @@ fn tell(
 }
 
 /// A conflict says what the key was used for first.
-fn refused(name: Name<'_>, problem: &hapax_wire::proto::Problem) -> Failure {
+fn refused(name: Name<'_>, problem: &Problem) -> Failure {
     let Name { queue, key, group } = name;
     let failure = Failure::of_problem(problem);
     if failure.exit != Exit::Conflict || problem.differs.is_empty() {
@@ -155,7 +160,7 @@ fn refused(name: Name<'_>, problem: &hapax_wire::proto::Problem) -> Failure {
          Nothing was sent",
         clean(key),
         problem.differs.join(", "),
-        shapes::id(&problem.id)
+        Id::of(&problem.id)
     );
     // Where the group differs, the key is one over all groups.
     let group = group.filter(|_| !problem.differs.iter().any(|field| field == "group"));

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use clap::{ArgMatches, Args, FromArgMatches};
-use hapax_server::settings::{self, Loaded, Mistakes, Profile, Settings, Severity, Sources};
+use clap::Args;
+use hapax_server::lint::Severity;
 use hapax_server::{Broker, log};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
+use crate::parse;
 use crate::screen::{Colour, Screen};
-use crate::session::VARIABLES;
+use crate::settings::{Flags, Mistakes, OrOff, Profile, Settings, Values};
 
 /// What a stop may take longer than the settings say, before the process ends anyway.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -27,68 +28,41 @@ pub(crate) struct Serve {
     port_file: Option<PathBuf>,
 }
 
-/// The flags of the settings. They are declared where the settings are.
-#[derive(Clone, Debug)]
-pub(crate) struct Flags(ArgMatches);
-
-impl FromArgMatches for Flags {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(matches.clone()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0 = matches.clone();
-        Ok(())
-    }
+/// Flags, variables and file together.
+pub(crate) fn load(flags: &Flags, profile: Profile) -> Result<Settings, Failure> {
+    Settings::load(flags, profile, Path::new("")).map_err(|mistakes| {
+        let next = "hapax config show prints what is set where; hapax lint FILE checks a file";
+        mistaken(&mistakes).next(next)
+    })
 }
 
-impl Args for Flags {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        settings::arguments(command)
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        settings::arguments(command)
-    }
-}
-
-impl Flags {
-    /// Flags, variables and file together.
-    pub(crate) fn load(&self, profile: Profile) -> Result<Loaded, Failure> {
-        let sources =
-            Sources { other_variables: VARIABLES, ..Sources::of_process(profile, &self.0) };
-        Settings::load(&sources).map_err(|mistakes| {
-            let next = "hapax config show prints what is set where; hapax lint FILE checks a file";
-            Failure::usage(mistaken(&mistakes)).next(next)
-        })
-    }
-}
-
-/// What is wrong, for a line that begins with `error:` already.
-pub(crate) fn mistaken(mistakes: &Mistakes) -> String {
-    mistakes.to_string().replacen(": error: ", ": ", 1)
+pub(crate) fn mistaken(mistakes: &Mistakes) -> Failure {
+    Failure::usage(mistakes.to_string())
 }
 
 pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
-    let loaded = serve.flags.load(profile)?;
+    let settings = &load(&serve.flags, profile)?;
+    settings.check().map_err(|mistakes| mistaken(&mistakes))?;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let settings = &loaded.settings;
-        let endpoint = settings.otlp_endpoint.as_ref().map(|endpoint| endpoint.as_str());
-        let log = log::start(settings.log_format, &settings.log, endpoint)
-            .map_err(anyhow::Error::from)?;
-        if let Some(file) = &settings.config {
+        let values = &settings.values;
+        let endpoint = values.otlp_endpoint.0.as_ref().map(|endpoint| endpoint.0.as_str());
+        let log =
+            log::start(values.log_format, &values.log, endpoint).map_err(anyhow::Error::from)?;
+        if let Some(OrOff(Some(file))) = &values.config {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
             let named_by = settings.origin("config");
             tracing::info!(file = %file.display(), %named_by, "the settings file was read");
         }
-        warn(&loaded);
+        warn(settings);
         let mut signals = Signals::listen().context("signals cannot be heard")?;
+        let options = settings.options();
         let ended = tokio::select! {
-            broker = Broker::start(settings, Some(log.clone())) => {
-                let broker = broker.map_err(unstartable)?;
-                live(broker, serve, settings, profile, signals).await
+            broker = Broker::start(&options, Some(log.clone())) => {
+                let broker =
+                    broker.map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
+                live(broker, serve, values, profile, signals).await
             }
             // Nothing was served yet, and recovery begins anew with every start.
             () = signals.heard() => std::process::exit(Exit::Ok as i32),
@@ -101,7 +75,7 @@ pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
 async fn live(
     broker: Broker,
     serve: &Serve,
-    settings: &Settings,
+    values: &Values,
     profile: Profile,
     signals: Signals,
 ) -> Result<Exit, Failure> {
@@ -113,28 +87,20 @@ async fn live(
         write_whole(file, &address.to_string())?;
     }
     if profile == Profile::Dev {
-        welcome(&url, settings)?;
+        welcome(&url, values)?;
     }
-    let stop_timeout = settings.stop_timeout;
+    let stop_timeout = values.stop_timeout.0;
     broker.run(told_to_stop(signals, stop_timeout)).await.map_err(anyhow::Error::from)?;
     Ok(Exit::Ok)
 }
 
-fn unstartable(error: hapax_server::Error) -> Failure {
-    let exit = match error {
-        hapax_server::Error::Settings(_) => Exit::Usage,
-        _ => Exit::Failure,
-    };
-    Failure::new(exit, error.to_string())
-}
-
-fn warn(loaded: &Loaded) {
-    for warning in &loaded.warnings {
+fn warn(settings: &Settings) {
+    for warning in parse::unknown_variables() {
         tracing::warn!("{warning}");
     }
-    for finding in loaded.settings.findings() {
-        if finding.severity() == Severity::Warning {
-            tracing::warn!("{finding}");
+    for found in settings.findings() {
+        if found.finding.severity() == Severity::Warning {
+            tracing::warn!("{found}");
         }
     }
 }
@@ -196,9 +162,9 @@ pub(crate) async fn told_to_stop(mut signals: Signals, stop_timeout: Duration) {
     });
 }
 
-fn welcome(url: &str, settings: &Settings) -> Result<(), Failure> {
+fn welcome(url: &str, values: &Values) -> Result<(), Failure> {
     let screen = Screen::plain();
-    let data = &settings.data;
+    let data = &values.data;
     let program = program();
     let head = screen.paint(Colour::Bold, format_args!("Hapax is ready at {url}"));
     screen.line(format_args!("{head}, with its data in {}", data.display()))?;
@@ -211,7 +177,7 @@ fn welcome(url: &str, settings: &Settings) -> Result<(), Failure> {
     screen.line("")?;
     let default = url == "http://127.0.0.1:4747";
     let mut server = if default { String::new() } else { format!(" --server {url}") };
-    if settings.tls_cert.is_some() {
+    if values.tls_cert.0.is_some() {
         server.push_str(" --ca CA.pem");
     }
     for command in [
@@ -222,7 +188,7 @@ fn welcome(url: &str, settings: &Settings) -> Result<(), Failure> {
         screen.line(format_args!("  {program} {command}{server}"))?;
     }
     screen.line("")?;
-    if let Some(certificate) = &settings.tls_cert {
+    if let Some(certificate) = &values.tls_cert.0 {
         let path = certificate.display();
         screen.line(format_args!("CA.pem is what signed {path}; {path} itself if nobody did."))?;
     }

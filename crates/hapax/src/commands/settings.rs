@@ -4,13 +4,15 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use hapax_server::settings::{self, Finding, Profile, Severity};
+use hapax_server::lint::Severity;
 use serde_json::{Value, json};
 
-use super::serve::Flags;
+use super::serve::load;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Colour, Output, say};
+use crate::parse::warn_of_variables;
+use crate::screen::{Colour, Output, Table};
+use crate::settings::{self, Flags, Located, Profile};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -48,14 +50,18 @@ pub(crate) struct Lint {
 pub(crate) fn config(command: &Command) -> Result<Exit, Failure> {
     let Command::Show(show) = command;
     let profile = if show.dev { Profile::Dev } else { Profile::Serve };
-    let loaded = show.flags.load(profile)?;
-    for warning in &loaded.warnings {
-        say(format_args!("warning: {warning}"));
-    }
+    let settings = load(&show.flags, profile)?;
+    warn_of_variables();
     let screen = show.output.screen();
-    match screen.is_json() {
-        true => screen.json(&loaded.settings.to_json())?,
-        false => screen.bytes(loaded.settings.to_table().as_bytes())?,
+    let shown = settings.show();
+    if screen.is_json() {
+        screen.json(&shown)?;
+    } else {
+        let mut table = Table::new(&["NAME", "VALUE", "ORIGIN"]);
+        for line in shown {
+            table.row([line.name.into(), line.text.into(), line.origin.into()]);
+        }
+        table.print(screen)?;
     }
     Ok(Exit::Ok)
 }
@@ -63,7 +69,7 @@ pub(crate) fn config(command: &Command) -> Result<Exit, Failure> {
 /// Exits with 2 for errors, with 1 for warnings where they count.
 pub(crate) fn lint(lint: &Lint) -> Result<Exit, Failure> {
     let screen = lint.output.screen();
-    let mut all: Vec<(String, Vec<Finding>)> = Vec::new();
+    let mut all: Vec<(String, Vec<Located>)> = Vec::new();
     for path in &lint.files {
         let name = path.display().to_string();
         let text = match name.as_str() {
@@ -77,27 +83,47 @@ pub(crate) fn lint(lint: &Lint) -> Result<Exit, Failure> {
         };
         all.push((name.clone(), settings::lint(&text, &name)));
     }
-    let findings: Vec<Finding> = all.iter().flat_map(|(_, found)| found.clone()).collect();
+    let found: Vec<&Located> = all.iter().flat_map(|(_, found)| found).collect();
     if screen.is_json() {
         let files: Vec<Value> =
             all.iter().map(|(name, found)| json!({ "file": name, "findings": found })).collect();
         screen.json(&files)?;
     } else {
-        for finding in &findings {
-            let colour = match finding.severity() {
+        for found in &found {
+            let colour = match found.finding.severity() {
                 Severity::Error => Colour::Red,
                 Severity::Warning => Colour::Yellow,
                 Severity::Note => Colour::Dim,
             };
-            screen.line(screen.paint(colour, finding))?;
+            screen.line(screen.paint(colour, found))?;
         }
-        if findings.is_empty() {
+        if found.is_empty() {
             screen.line("nothing to put right")?;
         }
     }
-    Ok(match settings::exit_code(&findings, lint.strict) {
-        0 => Exit::Ok,
-        1 => Exit::Failure,
-        _ => Exit::Usage,
-    })
+    Ok(exit(found.iter().map(|found| found.finding.severity()), lint.strict))
+}
+
+fn exit(severities: impl Iterator<Item = Severity>, strict: bool) -> Exit {
+    match severities.max() {
+        Some(Severity::Error) => Exit::Usage,
+        Some(Severity::Warning) if strict => Exit::Failure,
+        _ => Exit::Ok,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_is_for_errors_and_strictly_for_warnings() {
+        use Severity::{Error, Note, Warning};
+        let code = |severities: &[Severity], strict| exit(severities.iter().copied(), strict) as u8;
+        assert_eq!(code(&[], true), 0);
+        assert_eq!(code(&[Note], true), 0);
+        assert_eq!(code(&[Note, Warning], false), 0);
+        assert_eq!(code(&[Note, Warning], true), 1);
+        assert_eq!(code(&[Error, Warning], false), 2);
+    }
 }

@@ -16,9 +16,8 @@ use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
-use crate::screen::{Colour, Output, Screen, body, brief, clean, state_name};
+use crate::screen::{Colour, Output, Screen, body, brief, clean};
 use crate::session::{Connection, Session};
-use crate::shapes;
 
 /// Messages of one place that are looked at.
 const PAGE: u32 = 100;
@@ -154,13 +153,13 @@ fn tell(screen: Screen, message: &Key) -> Result<(), Failure> {
     let now = moment::now_ms();
     if screen.is_json() {
         let at = moment::rfc3339(now);
-        let event = state_name(message.state());
-        let told = json!({ "at": at, "event": event, "message": shapes::Key::of(message) });
+        let event = message.state().as_str();
+        let told = json!({ "at": at, "event": event, "message": message });
         screen.json_line(&told)?;
         return Ok(());
     }
-    let state = screen
-        .paint(Colour::of(message.state()), format_args!("{:<9}", state_name(message.state())));
+    let state =
+        screen.paint(Colour::of(message.state()), format_args!("{:<9}", message.state().as_str()));
     let detail = match message.state() {
         State::Done => match &message.result {
             Some(result) => format!("by {}: {}", clean(&message.worker), body(&result.body, 60)),

@@ -4,10 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::builder::Resettable;
-use clap::{ArgMatches, Args, FromArgMatches, Subcommand};
+use clap::{Args, Subcommand};
 use hapax_server::auth::{Error, Listed, NewToken, Pattern, Patterns, Permissions, TokenFile};
-use hapax_server::settings::{self, Origin, Profile, Settings, Sources};
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -17,6 +15,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
 use crate::screen::{Colour, Output, Table, clean, say};
+use crate::settings::{self, OrOff};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -37,52 +36,27 @@ pub(crate) enum Command {
     Rm(Remove),
 }
 
-/// Where the broker's data is: `--data`, `HAPAX_DATA`, or `data` in the settings file.
-#[derive(Clone, Debug)]
-struct Data(ArgMatches);
-
-impl FromArgMatches for Data {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Ok(Self(matches.clone()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0 = matches.clone();
-        Ok(())
-    }
+/// Where the broker's data is. What else is set is the broker's business.
+#[derive(Debug, Args)]
+struct Data {
+    /// The settings file.
+    ///
+    /// If none is named, `hapax.toml` in the working directory is read if it exists.
+    #[arg(long, env = "HAPAX_CONFIG", hide_env_values = true, value_name = "PATH")]
+    #[arg(value_parser = settings::text::<OrOff<PathBuf>>)]
+    config: Option<OrOff<PathBuf>>,
+    /// The broker's data directory, by default ./hapax-data.
+    ///
+    /// One that is missing is created if it was named here or in the settings file.
+    #[arg(long, env = "HAPAX_DATA", hide_env_values = true, value_name = "PATH")]
+    data: Option<PathBuf>,
 }
-
-impl Args for Data {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        let all = settings::arguments(clap::Command::new("settings"));
-        let ours = all.get_arguments().filter(|flag| SETTINGS.contains(&flag.get_id().as_str()));
-        let command = command.args(ours.map(|flag| flag.clone().help_heading(Resettable::Reset)));
-        command.mut_arg("data", |flag| {
-            flag.help("The broker's data directory [default: ./hapax-data]").long_help(
-                "The broker's data directory. One that is missing is made where it was named.\n\
-                 [default: ./hapax-data] [env: HAPAX_DATA]",
-            )
-        })
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Self::augment_args(command)
-    }
-}
-
-/// The settings that say where the data is.
-const SETTINGS: [&str; 2] = ["config", "data"];
 
 impl Data {
     /// The directory, and whether somebody named it.
     fn directory(&self) -> Result<(PathBuf, bool), Failure> {
-        let mut sources = Sources::of_process(Profile::Serve, &self.0);
-        // What else is set is the broker's business.
-        sources.environment.retain(|(name, _)| *name == *"HAPAX_DATA" || *name == *"HAPAX_CONFIG");
-        let loaded =
-            Settings::load(&sources).map_err(|mistakes| Failure::usage(mistaken(&mistakes)))?;
-        let is_named = loaded.settings.origin("data") != Origin::Default;
-        Ok((loaded.settings.data.clone(), is_named))
+        let found = settings::data_directory(self.config.as_ref(), self.data.as_deref());
+        found.map_err(|mistakes| mistaken(&mistakes))
     }
 
     fn tokens(&self) -> Result<TokenFile, Failure> {

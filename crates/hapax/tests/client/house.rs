@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_client::{Admin, Client, Queue};
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 use hapax_wire::proto;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -89,18 +89,12 @@ async fn start(
     listen: SocketAddr,
     partitions: u16,
 ) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
-    let mut settings = Settings::default();
-    settings.listen = listen;
-    settings.data = data;
-    settings.partitions = partitions;
-    settings.auth = Auth::Off;
-    run(&settings).await
+    let options = Options { listen, data, partitions, auth: Auth::Off, ..Options::default() };
+    run(&options).await
 }
 
-pub(crate) async fn run(
-    settings: &Settings,
-) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
-    let broker = Broker::start(settings, None).await.unwrap();
+pub(crate) async fn run(options: &Options) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
+    let broker = Broker::start(options, None).await.unwrap();
     let address = broker.address();
     let (stop, stopped) = oneshot::channel();
     let until = async { drop(stopped.await) };

@@ -1,18 +1,20 @@
 //! Tokens and TLS.
 
 use hapax_client::{Client, Code};
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 
 use crate::house::{House, run};
 
 #[tokio::test]
 async fn a_token_is_needed_where_the_broker_asks_for_one_and_a_wrong_one_is_not_retried() {
     let directory = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.listen = "127.0.0.1:0".parse().unwrap();
-    settings.data = directory.path().join("data");
-    settings.auth = Auth::Tokens;
-    let (address, _running) = run(&settings).await;
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: directory.path().join("data"),
+        auth: Auth::Tokens,
+        ..Options::default()
+    };
+    let (address, _running) = run(&options).await;
     for client in [
         Client::connect(&format!("http://{address}")).unwrap(),
         Client::builder(&format!("http://{address}")).token("hapax_wrong").connect().unwrap(),
@@ -33,13 +35,15 @@ async fn a_broker_with_tls_is_reached_with_its_authority_and_not_without() {
     let (certificate, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let mut settings = Settings::default();
-    settings.listen = "127.0.0.1:0".parse().unwrap();
-    settings.data = directory.path().join("data");
-    settings.auth = Auth::Off;
-    settings.tls_cert = Some(certificate);
-    settings.tls_key = Some(key);
-    let (address, _running) = run(&settings).await;
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: directory.path().join("data"),
+        auth: Auth::Off,
+        tls_cert: Some(certificate),
+        tls_key: Some(key),
+        ..Options::default()
+    };
+    let (address, _running) = run(&options).await;
     let builder = || {
         let limit = std::time::Duration::from_secs(2);
         Client::builder(&format!("https://{address}")).server_name("broker.test").timeout(limit)

@@ -309,7 +309,7 @@ async fn a_replay_calls_under_keys_of_its_own(partitions: u16) {
     };
     work(&house, handler.clone()).await;
     let body = bytes::Bytes::from_static(b"body");
-    let message = proto::Message { key: "k0".to_owned(), body, ..Default::default() };
+    let message = proto::Message { key: Some("k0".to_owned()), body, ..Default::default() };
     house.admin.replay_key(named("k0"), Some(message)).await.unwrap();
     work(&house, handler).await;
     assert_eq!(

@@ -70,3 +70,15 @@ fn a_run_that_is_broken_off_leaves_nothing_behind() {
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert!(!data.path().exists() && left().is_none());
 }
+
+#[test]
+fn a_run_that_is_broken_off_leaves_no_queue_in_a_broker_that_runs_already() {
+    let broker = Broker::start();
+    let arguments = ["bench", "--latency", "--rate", "1", "--server", &broker.url];
+    let mut child = broker.command(&arguments).spawn().unwrap();
+    let queues = || broker.json(&["queue", "ls"]).as_array().unwrap().len();
+    until("its queue", || (queues() == 1).then_some(()));
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(queues(), 0);
+}

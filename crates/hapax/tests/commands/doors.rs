@@ -63,7 +63,7 @@ fn senders() -> Vec<(&'static str, Send)> {
     }
     fn by_grpc(broker: &Broker, key: &str, content_type: &str) -> String {
         let message = proto::Message {
-            key: key.to_owned(),
+            key: Some(key.to_owned()),
             body: BODY.into(),
             content_type: content_type.to_owned(),
             ..proto::Message::default()
@@ -134,8 +134,11 @@ fn a_discarded_message_is_told_by_one_word_through_every_door() {
     let (_, looked) = ask(&broker, "GET", "/v1/queues/orders/keys/k", &[], "");
     assert_eq!(looked["state"], "discarded");
 
-    let message =
-        proto::Message { key: "k".to_owned(), body: BODY.into(), ..proto::Message::default() };
+    let message = proto::Message {
+        key: Some("k".to_owned()),
+        body: BODY.into(),
+        ..proto::Message::default()
+    };
     let told = send_by_grpc(&broker, message);
     assert_eq!((told.kind(), told.state()), (AnswerKind::Dead, State::Discarded));
 

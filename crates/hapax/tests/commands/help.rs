@@ -141,6 +141,43 @@ fn settings_are_shown_with_their_origins_and_wrong_ones_are_refused() {
 }
 
 #[test]
+fn flags_go_before_variables_before_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = "listen = \"127.0.0.1:3\"\ndata = \"/file\"\nlog = \"warn\"\n";
+    std::fs::write(directory.path().join("hapax.toml"), file).unwrap();
+    let show = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = hapax(directory.path());
+        command.args(["config", "show"]).args(arguments).envs(variables.iter().copied());
+        Told::of(&command.output().unwrap())
+    };
+    let variables = [
+        ("HAPAX_LISTEN", "127.0.0.1:2"),
+        ("HAPAX_DATA", "/variable"),
+        ("HAPAX_LOG", ""),
+        ("HAPAX_ALLOW_NO_TLS", "yes"),
+    ];
+    let told = show(&["--listen", "127.0.0.1:1"], &variables);
+    let line = |name: &str| {
+        let mut lines = told.out.lines();
+        let line = lines.find(|line| line.split(' ').next() == Some(name));
+        line.unwrap_or_else(|| panic!("{name}: {told:?}")).split_whitespace().collect::<Vec<_>>()
+    };
+    assert_eq!(line("listen")[1..], ["127.0.0.1:1", "flag", "--listen"]);
+    assert_eq!(line("data")[1..], ["/variable", "env", "HAPAX_DATA"]);
+    assert_eq!(line("log")[1..], ["warn", "file", "hapax.toml:3"], "an empty variable is absent");
+    assert_eq!(line("allow_no_tls")[1..], ["true", "env", "HAPAX_ALLOW_NO_TLS"]);
+    assert_eq!(line("auth")[1..], ["tokens", "default"]);
+    let told = show(&[], &[("HAPAX_MEMORY_BYTES", "1G")]);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(told.err.contains("'1G' for 'HAPAX_MEMORY_BYTES'"), "it was not typed: {told:?}");
+    assert!(told.err.contains("did you mean 1GiB?"), "{told:?}");
+    let told = show(&["--memory-bytes", "1G"], &[("HAPAX_MEMORY_BYTES", "1GiB")]);
+    assert!(told.code == Some(2) && told.err.contains("--memory-bytes"), "{told:?}");
+    let told = show(&["--partitions", "0"], &[]);
+    assert!(told.code == Some(2) && told.err.contains("partitions: 0 is not within"), "{told:?}");
+}
+
+#[test]
 fn lint_ends_with_an_exit_code_for_ci() {
     let directory = tempfile::tempdir().unwrap();
     let lint = |text: &str, arguments: &[&str]| {

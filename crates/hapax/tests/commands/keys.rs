@@ -133,7 +133,7 @@ fn peek_shows_what_is_where_without_taking_it() {
     let places: Vec<_> = all.as_array().unwrap().iter().map(|it| it["state"].clone()).collect();
     assert_eq!(places, ["ready", "delayed"]);
     let delayed = broker.json(&["peek", "orders", "--state", "delayed"]);
-    assert_eq!(delayed[0]["message"]["body"], "two");
+    assert_eq!(delayed[0]["body"], "two");
     assert!(broker.ok(&["peek", "orders"]).contains("due in"));
     assert!(broker.fails(2, &["peek", "orders", "--state", "gone"]).contains("ready"));
     let long = "k".repeat(255);

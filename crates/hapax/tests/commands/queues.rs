@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 use serde_json::json;
 
 use crate::broker::{Broker, Told, hapax};
@@ -147,12 +147,14 @@ fn a_reader_who_goes_away_is_no_error() {
 fn partitions_that_do_not_answer_are_named_by_the_list_of_queues() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.listen = "127.0.0.1:0".parse().unwrap();
-    settings.data = directory.path().join("data");
-    settings.partitions = 4;
-    settings.auth = Auth::Off;
-    let broker = runtime.block_on(hapax_server::Broker::start(&settings, None)).unwrap();
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: directory.path().join("data"),
+        partitions: 4,
+        auth: Auth::Off,
+        ..Options::default()
+    };
+    let broker = runtime.block_on(hapax_server::Broker::start(&options, None)).unwrap();
     let url = format!("http://{}", broker.address());
     let engine = broker.service().engine().clone();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

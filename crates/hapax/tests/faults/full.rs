@@ -109,7 +109,7 @@ fn by_grpc(url: &str) -> Code {
         // Every partition looks at its disk by itself.
         let problem = loop {
             let key = format!("by-grpc-{}", fastrand::u64(..));
-            let message = proto::Message { key, ..Default::default() };
+            let message = proto::Message { key: Some(key), ..Default::default() };
             let answer = admin.send_batch("orders", vec![message]).await.unwrap().pop().unwrap();
             if let Some(problem) = answer.problem {
                 break problem;

@@ -82,7 +82,7 @@ fn by_grpc(url: &str) {
             ("x".repeat(256), "malformed_key"),
             ("a\nb".to_owned(), "malformed_key"),
         ] {
-            let message = proto::Message { key, ..Default::default() };
+            let message = proto::Message { key: Some(key), ..Default::default() };
             let answer = admin.send_batch("orders", vec![message]).await.unwrap().remove(0);
             assert_eq!(answer.problem.unwrap().code, code);
         }

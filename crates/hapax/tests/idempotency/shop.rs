@@ -15,7 +15,7 @@ use bytes::Bytes;
 use hapax_client::{Admin, Client};
 use hapax_idempotency::{Builder, Event, Idempotency, Operation, Outcome, Remember};
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 use hapax_wire::proto;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
@@ -115,12 +115,8 @@ async fn start(
     listen: SocketAddr,
     partitions: u16,
 ) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
-    let mut settings = Settings::default();
-    settings.listen = listen;
-    settings.data = data;
-    settings.partitions = partitions;
-    settings.auth = Auth::Off;
-    let broker = Broker::start(&settings, None).await.unwrap();
+    let options = Options { listen, data, partitions, auth: Auth::Off, ..Options::default() };
+    let broker = Broker::start(&options, None).await.unwrap();
     let address = broker.address();
     let (stop, stopped) = oneshot::channel();
     let until = async { drop(stopped.await) };

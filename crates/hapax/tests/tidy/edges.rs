@@ -13,7 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-idempotency", &["hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
-    ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition"]),
+    ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition", "hapax-client"]),
     ("hapax-server", &["hapax-core", "hapax-store", "hapax-partition", "hapax-wire"]),
     ("hapax-transactions", &["hapax-client", "hapax-wire", "hapax-server"]),
     (
@@ -27,9 +27,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "hapax-idempotency",
             "hapax-server",
             "hapax-transactions",
+            "hapax-bench",
         ],
     ),
-    ("hapax-compare", &["hapax-client"]),
     ("hapax-example-pipeline", &["hapax-client", "hapax-server"]),
     ("hapax-example-steps", &["hapax-client", "hapax-server", "hapax-wire"]),
     (

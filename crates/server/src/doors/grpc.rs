@@ -4,11 +4,12 @@
 //! the code in their metadata; what concerns one message or one settle is an answer in its place.
 
 mod backup;
-mod convert;
+
 mod intake;
 mod meter;
 mod outbox;
 mod part;
+mod put;
 mod send;
 mod status;
 mod unary;

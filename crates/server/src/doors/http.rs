@@ -21,14 +21,13 @@ mod output;
 mod pages;
 mod queues;
 mod redrives;
-mod shape;
 mod takes;
 mod unread;
 mod work;
 
 use axum::Router;
 use axum::routing::{delete, get, post, put};
-use hapax_wire::json;
+use hapax_wire as wire;
 use http::Method;
 use utoipa::OpenApi;
 
@@ -91,7 +90,7 @@ macro_rules! routes {
                                idempotency key.",
             ),
             paths($($module::$handler),+),
-            components(schemas(json::Problem)),
+            components(schemas(wire::Document)),
             modifiers(&Every),
             tags(
                 (name = "queues", description = "Named sets of rules for messages"),

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The levels, from none to all.
@@ -27,7 +28,8 @@ const OTHERS_MAX: LevelFilter = LevelFilter::DEBUG;
 const DIRECTIVES_MAX: usize = 64;
 
 /// A checked filter. It is shown as it was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Filter {
     text: String,
     level: LevelFilter,
@@ -83,6 +85,20 @@ impl FromStr for Filter {
             return Err(BadFilter(why));
         }
         Ok(filter)
+    }
+}
+
+impl TryFrom<String> for Filter {
+    type Error = BadFilter;
+
+    fn try_from(text: String) -> Result<Self, BadFilter> {
+        text.parse()
+    }
+}
+
+impl From<Filter> for String {
+    fn from(filter: Filter) -> Self {
+        filter.text
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use hapax_core::{Command, Config, KeyName, Order};
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 
 use crate::{LONG, Lists, create, message, on_one_and_on_four, queue, receive};
 
@@ -49,11 +49,13 @@ fn a_writer_that_panics_refuses_all_who_wait_and_is_not_ready_any_more() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_whose_writer_panics_ends_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
-    settings.listen = "127.0.0.1:0".parse().unwrap();
-    settings.data = directory.path().join("data");
-    settings.auth = Auth::Off;
-    let broker = Broker::start(&settings, None).await.unwrap();
+    let options = Options {
+        listen: "127.0.0.1:0".parse().unwrap(),
+        data: directory.path().join("data"),
+        auth: Auth::Off,
+        ..Options::default()
+    };
+    let broker = Broker::start(&options, None).await.unwrap();
     let engine = broker.service().engine().clone();
     let running = tokio::spawn(broker.run(std::future::pending()));
     assert!(engine.inspect(0, |_| panic!("planted")).await.is_err());
@@ -61,6 +63,6 @@ async fn a_broker_whose_writer_panics_ends_with_the_reason() {
     let error = ended.unwrap_err().to_string();
     assert!(error.contains("planted"), "{error}");
     // What was written is there: the next broker starts.
-    let broker = Broker::start(&settings, None).await.unwrap();
+    let broker = Broker::start(&options, None).await.unwrap();
     broker.run(std::future::ready(())).await.unwrap();
 }

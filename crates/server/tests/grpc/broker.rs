@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_server::Broker;
+use hapax_server::options::{Auth, Options};
 use hapax_server::service::Service;
-use hapax_server::settings::{Auth, Settings};
 use hapax_wire::proto::hapax_client::HapaxClient;
 use hapax_wire::proto::{self, settle::Verb};
 use tempfile::TempDir;
@@ -35,14 +35,16 @@ impl House {
         Self::with(|_| {}).await
     }
 
-    pub(crate) async fn with(change: impl FnOnce(&mut Settings)) -> Self {
+    pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut settings = Settings::default();
-        settings.listen = "127.0.0.1:0".parse().unwrap();
-        settings.data = directory.path().join("data");
-        settings.auth = Auth::Off;
-        change(&mut settings);
-        let broker = Broker::start(&settings, None).await.unwrap();
+        let mut options = Options {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            data: directory.path().join("data"),
+            auth: Auth::Off,
+            ..Options::default()
+        };
+        change(&mut options);
+        let broker = Broker::start(&options, None).await.unwrap();
         let address = format!("http://{}", broker.address());
         let service = broker.service().clone();
         let (stop, stopped) = oneshot::channel();
@@ -256,7 +258,12 @@ pub(crate) fn opening(queue: &str, credit: u32) -> proto::WorkFrame {
 }
 
 pub(crate) fn message(number: u64, key: &str, body: impl Into<Bytes>) -> proto::Message {
-    proto::Message { r#ref: number, key: key.to_owned(), body: body.into(), ..Default::default() }
+    proto::Message {
+        r#ref: number,
+        key: Some(key.to_owned()),
+        body: body.into(),
+        ..Default::default()
+    }
 }
 
 /// So many messages, numbered from zero on, with keys `{prefix}{number}`.

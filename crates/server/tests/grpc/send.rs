@@ -76,7 +76,7 @@ async fn everything_a_message_carries_reaches_the_worker() {
     let mut sends = house.sends().await;
     let mut sent = message(1, "k", &b"\x00\xff bytes"[..]);
     sent.content_type = "application/json".to_owned();
-    sent.group = "g".to_owned();
+    sent.group = Some("g".to_owned());
     sent.headers.insert("traceparent".to_owned(), "00-1".to_owned());
     sent.headers.insert("empty".to_owned(), String::new());
     sent.issued_at_ms = Some(1_700_000_000_000);
@@ -89,9 +89,9 @@ async fn everything_a_message_carries_reaches_the_worker() {
 
     let mut works = house.works("orders", 1).await;
     let delivery = works.deliveries(1).await.remove(0);
-    assert_eq!((delivery.key, delivery.id), (sent.key, answer.id));
+    assert_eq!((Some(delivery.key), delivery.id), (sent.key, answer.id));
     assert_eq!((delivery.body, delivery.content_type), (sent.body, sent.content_type));
-    assert_eq!((delivery.group, delivery.headers), (sent.group, sent.headers));
+    assert_eq!((Some(delivery.group), delivery.headers), (sent.group, sent.headers));
     assert_eq!((delivery.attempt, delivery.generation), (1, 0));
     assert_eq!(delivery.accepted_at_ms, answer.accepted_at_ms);
 }
@@ -215,7 +215,7 @@ async fn the_order_on_the_stream_is_the_order_in_a_group() {
     let mut sends = house.sends().await;
     for number in 0..50 {
         let mut one = message(number, &format!("k{number}"), "body");
-        one.group = "g".to_owned();
+        one.group = Some("g".to_owned());
         sends.say("orders", vec![one]).await;
     }
     sends.answers(50).await;
@@ -230,7 +230,7 @@ async fn the_order_on_the_stream_is_the_order_in_a_group() {
 
 #[tokio::test]
 async fn a_stream_without_a_token_is_refused_where_one_is_needed() {
-    use hapax_server::settings::Auth;
+    use hapax_server::options::Auth;
     let house = House::with(|settings| settings.auth = Auth::Tokens).await;
     let (_up, frames) = tokio::sync::mpsc::channel(1);
     let frames = tokio_stream::wrappers::ReceiverStream::new(frames);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hapax_core::{QueueName, Receive};
 use hapax_server::auth::{Action, NewToken, Patterns, TokenFile};
-use hapax_server::settings::Auth;
+use hapax_server::options::Auth;
 use hapax_wire::proto;
 use hapax_wire::proto::hapax_client::HapaxClient;
 use tokio_stream::wrappers::ReceiverStream;

@@ -114,7 +114,7 @@ async fn a_receive_repeated_under_its_id_gets_the_same_leases() {
         queue: "orders".to_owned(),
         max: 2,
         worker: "w".to_owned(),
-        receive_id: "once".to_owned(),
+        receive_id: Some("once".to_owned()),
         ..Default::default()
     };
     let mut client = house.client.clone();
@@ -170,7 +170,7 @@ fn id_in_the_second() -> String {
 async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
     let house = House::with(|settings| settings.partitions = 2).await;
     house.put("orders", "{}").await.unwrap();
-    let grouped = |message| proto::Message { group: "g".to_owned(), ..message };
+    let grouped = |message| proto::Message { group: Some("g".to_owned()), ..message };
     house.send("orders", messages("k", 16).into_iter().map(grouped).collect()).await;
     let before = stats_in(&house, 1).await.ready;
     assert!(before > 1, "both partitions have some");
@@ -190,7 +190,7 @@ async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
     let receive = |receive_id: &str| proto::ReceiveRequest {
         queue: "orders".to_owned(),
         max: 1,
-        receive_id: receive_id.to_owned(),
+        receive_id: Some(receive_id.to_owned()),
         ..Default::default()
     };
     let id = id_in_the_second();
@@ -216,7 +216,7 @@ async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
 #[tokio::test]
 async fn a_received_message_tells_whose_it_is_and_how_long_its_lease_lasts() {
     let house = House::with_queue("orders", r#"{"lease_ms":7000,"dedup_scope":"group"}"#).await;
-    let grouped = proto::Message { group: "g".to_owned(), ..message(0, "k", "body") };
+    let grouped = proto::Message { group: Some("g".to_owned()), ..message(0, "k", "body") };
     house.send("orders", vec![grouped]).await;
     let delivery = receive(&house, "orders", 1).await.remove(0);
     assert_eq!((&*delivery.tenant, &*delivery.queue), ("default", "orders"));

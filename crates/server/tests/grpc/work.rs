@@ -52,7 +52,7 @@ async fn the_first_deliveries_of_a_stream_tell_its_tenant_and_whether_keys_are_p
     for (config, per_group) in [("{}", false), (r#"{"dedup_scope":"group"}"#, true)] {
         let house = House::with_queue("orders", config).await;
         let grouped = messages("k", 2).into_iter();
-        let grouped = grouped.map(|one| proto::Message { group: "g".to_owned(), ..one });
+        let grouped = grouped.map(|one| proto::Message { group: Some("g".to_owned()), ..one });
         house.send("orders", grouped.collect()).await;
         let mut works = house.works("orders", 1).await;
         let first = works.next().await.unwrap();

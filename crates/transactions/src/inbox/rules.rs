@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hapax_client::{Admin, Queue};
-use serde_json::Value;
+use hapax_wire::{Guarantee, QueueConfig};
 
 use super::{Inbox, Retention};
 use crate::error::Error;
@@ -26,7 +26,8 @@ impl Rules {
     /// Asks the broker. An inbox that would forget before its queue does is an error.
     pub(crate) async fn of(inbox: &Inbox, queue: &Queue) -> Result<Self, Error> {
         let known = Admin::new(queue.client().clone()).queue(queue.name()).await?;
-        let config: Value = serde_json::from_str(&known.config_json)
+        let config = known
+            .config()
             .map_err(|error| Error::invalid(format!("the rules of {}: {error}", queue.name())))?;
         let stats = known.stats.unwrap_or_default();
         let left = [stats.ready, stats.delayed, stats.leased, stats.parked, stats.dead];
@@ -34,9 +35,8 @@ impl Rules {
         Ok(Self { is_empty, ..Self::read(inbox, &config)? })
     }
 
-    fn read(inbox: &Inbox, config: &Value) -> Result<Self, Error> {
-        let number = |name: &str| config.get(name).and_then(Value::as_u64);
-        let needed = number("retention_ms").map(Duration::from_millis);
+    fn read(inbox: &Inbox, config: &QueueConfig) -> Result<Self, Error> {
+        let needed = config.retention_ms.map(Duration::from_millis);
         let kept = match (inbox.wanted_retention(), needed) {
             (Retention::Forever, _) => None,
             (Retention::OfQueue, needed) => needed,
@@ -50,11 +50,10 @@ impl Rules {
                 });
             }
         };
-        let guarantee = config.get("guarantee").and_then(Value::as_str);
         Ok(Self {
             kept,
-            result_bytes_max: number("max_body_bytes").unwrap_or(u64::MAX),
-            allows_no_key: guarantee.is_some_and(|guarantee| guarantee != "exactly-once"),
+            result_bytes_max: config.max_body_bytes,
+            allows_no_key: config.guarantee != Guarantee::ExactlyOnce,
             is_empty: false,
         })
     }
@@ -67,15 +66,8 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(86_400);
 
-    fn config() -> Value {
-        serde_json::json!({
-            "retention_ms": 604_800_000_u64, "max_body_bytes": 1_048_576,
-            "guarantee": "exactly-once",
-        })
-    }
-
     #[track_caller]
-    fn check(consumer: Consumer, config: &Value, expected: Result<Option<Duration>, &str>) {
+    fn check(consumer: Consumer, config: &QueueConfig, expected: Result<Option<Duration>, &str>) {
         let read = Rules::read(&consumer.inbox("orders").unwrap(), config);
         match (read, expected) {
             (Ok(rules), Ok(expected)) => assert_eq!(rules.kept, expected),
@@ -86,19 +78,22 @@ mod tests {
 
     #[test]
     fn an_inbox_follows_its_queue_where_nothing_is_said() {
-        check(Consumer::new("billing"), &config(), Ok(Some(7 * DAY)));
+        check(Consumer::new("billing"), &QueueConfig::default(), Ok(Some(7 * DAY)));
     }
 
     #[test]
     fn an_inbox_that_forgets_before_its_queue_is_refused() {
-        check(Consumer::new("billing").retention(6 * DAY), &config(), Err("7 d"));
-        check(Consumer::new("billing").retention(8 * DAY), &config(), Ok(Some(8 * DAY)));
+        check(Consumer::new("billing").retention(6 * DAY), &QueueConfig::default(), Err("7 d"));
+        check(
+            Consumer::new("billing").retention(8 * DAY),
+            &QueueConfig::default(),
+            Ok(Some(8 * DAY)),
+        );
     }
 
     #[test]
     fn a_queue_that_never_forgets_needs_an_inbox_that_never_does() {
-        let mut config = config();
-        config["retention_ms"] = Value::Null;
+        let config = QueueConfig { retention_ms: None, ..QueueConfig::default() };
         check(Consumer::new("billing"), &config, Ok(None));
         check(Consumer::new("billing").keep_for_ever(), &config, Ok(None));
         check(Consumer::new("billing").retention(365 * DAY), &config, Err("for ever"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax_client::{Admin, Client, Delivery, Message, Queue};
 use hapax_server::Broker;
-use hapax_server::settings::{Auth, Settings};
+use hapax_server::options::{Auth, Options};
 use hapax_wire::proto;
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
@@ -37,12 +37,14 @@ impl House {
     /// A broker of so many partitions with the queue `orders` of these rules.
     pub(crate) async fn open(partitions: u16, rules: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut settings = Settings::default();
-        settings.partitions = partitions;
-        settings.listen = "127.0.0.1:0".parse().unwrap();
-        settings.data = directory.path().join("data");
-        settings.auth = Auth::Off;
-        let broker = Broker::start(&settings, None).await.unwrap();
+        let options = Options {
+            partitions,
+            listen: "127.0.0.1:0".parse().unwrap(),
+            data: directory.path().join("data"),
+            auth: Auth::Off,
+            ..Options::default()
+        };
+        let broker = Broker::start(&options, None).await.unwrap();
         let address = broker.address();
         let (stop, stopped) = oneshot::channel();
         let until = async { drop(stopped.await) };

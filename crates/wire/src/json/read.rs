@@ -8,9 +8,9 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::message::{BATCH_MAX, Batch, Message};
 use super::strict::Strict;
-use super::work::{SETTLE_MAX, Settle, SettleItem};
+use crate::message::{BATCH_MAX, Batch, Message};
+use crate::settle::{SETTLE_MAX, SettleItem, Settles};
 
 /// How much of what was sent an error repeats.
 const DETAIL_BYTES_MAX: usize = 400;
@@ -141,9 +141,9 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
 /// A list in which one bad item harms no neighbour.
 pub type Tolerant<T, const MAX: usize> = List<Result<T, BadJson>, MAX>;
 
-impl<'a> Batch<'a> {
+impl Batch {
     /// Reads a batch; a message that is wrong is an error in its place.
-    pub fn read(json: &'a [u8]) -> Result<Tolerant<Message<'a>, BATCH_MAX>, BadJson> {
+    pub fn read(json: &[u8]) -> Result<Tolerant<Message, BATCH_MAX>, BadJson> {
         #[derive(Deserialize)]
         struct Raw<'a> {
             #[serde(borrow)]
@@ -152,7 +152,7 @@ impl<'a> Batch<'a> {
         match from_slice::<Self>(json) {
             Ok(batch) => Ok(fine(batch.messages)),
             Err(_) => {
-                let raw = read::<Raw<'a>>(json)?.messages;
+                let raw = read::<Raw<'_>>(json)?.messages;
                 let items = raw.items.iter().map(|item| {
                     read(item.get().as_bytes())
                         .map_err(|error| BadJson { key: key_of(item.get()), ..error })
@@ -172,9 +172,9 @@ fn key_of(json: &str) -> Option<String> {
     serde_json::from_str(json).ok().map(|Keyed { key }| key)
 }
 
-impl<'a> Settle<'a> {
+impl Settles {
     /// Reads settles; one that is wrong is an error in its place.
-    pub fn read(json: &'a [u8]) -> Result<Tolerant<SettleItem<'a>, SETTLE_MAX>, BadJson> {
+    pub fn read(json: &[u8]) -> Result<Tolerant<SettleItem, SETTLE_MAX>, BadJson> {
         #[derive(Deserialize)]
         struct Raw<'a> {
             #[serde(borrow)]
@@ -183,7 +183,7 @@ impl<'a> Settle<'a> {
         match from_slice::<Self>(json) {
             Ok(settle) => Ok(fine(settle.items)),
             Err(_) => {
-                let raw = read::<Raw<'a>>(json)?.items;
+                let raw = read::<Raw<'_>>(json)?.items;
                 let items = raw.items.iter().map(|item| read(item.get().as_bytes()));
                 Ok(List { items: items.collect(), beyond: raw.beyond })
             }
@@ -198,22 +198,22 @@ fn fine<T, const MAX: usize>(list: List<T, MAX>) -> Tolerant<T, MAX> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::json::Receive;
+    use crate::delivery::ReceiveRequest;
 
     #[test]
     fn an_error_names_the_field() {
-        let error = read::<Receive<'_>>(br#"{"max":10,"wait_ms":"long"}"#).unwrap_err();
+        let error = read::<ReceiveRequest>(br#"{"max":10,"wait_ms":"long"}"#).unwrap_err();
         let said = error.to_string();
         assert!(said.starts_with("wait_ms: invalid type: string \"long\""), "{said}");
-        let said = read::<Receive<'_>>(b"{\"max\":").unwrap_err().to_string();
+        let said = read::<ReceiveRequest>(b"{\"max\":").unwrap_err().to_string();
         assert!(said.starts_with("this is no JSON: EOF"), "{said}");
-        let said = read::<Receive<'_>>(b"5").unwrap_err().to_string();
+        let said = read::<ReceiveRequest>(b"5").unwrap_err().to_string();
         assert!(said.starts_with("invalid type: integer `5`, expected an object"), "{said}");
     }
 
     #[test]
     fn what_is_not_asked_for_is_refused_and_the_field_that_was_meant_is_named() {
-        let said = |json: &str| read::<Receive<'_>>(json.as_bytes()).unwrap_err().to_string();
+        let said = |json: &str| read::<ReceiveRequest>(json.as_bytes()).unwrap_err().to_string();
         let typo = said(r#"{"max":1,"wait":5}"#);
         assert!(typo.starts_with(r#"unknown field "wait": did you mean wait_ms?"#), "{typo}");
         let other = said(r#"{"colour":1}"#);
@@ -227,7 +227,7 @@ mod tests {
     fn what_is_deep_inside_is_read_as_strictly() {
         let said = |item: &str| {
             let json = format!(r#"{{"items":[{item}]}}"#);
-            Settle::read(json.as_bytes()).unwrap().items.remove(0).unwrap_err().to_string()
+            Settles::read(json.as_bytes()).unwrap().items.remove(0).unwrap_err().to_string()
         };
         let item = said(r#"{"lease":"l","do":"fail","dealy_ms":5}"#);
         assert!(item.starts_with(r#"unknown field "dealy_ms": did you mean delay_ms?"#), "{item}");
@@ -238,14 +238,14 @@ mod tests {
         let twice = said(r#"{"lease":"l","do":"done","result":{"body":"a","body":"b"}}"#);
         assert!(twice.starts_with("result: duplicate field `body`"), "{twice}");
         assert!(said(r#"["l","done"]"#).starts_with("invalid type: sequence"));
-        assert!(Settle::read(br#"{"items":[],"item":[]}"#).is_err());
-        assert!(Settle::read(b"[[]]").is_err());
+        assert!(Settles::read(br#"{"items":[],"item":[]}"#).is_err());
+        assert!(Settles::read(b"[[]]").is_err());
     }
 
     #[test]
     fn an_error_does_not_repeat_everything() {
         let json = format!(r#"{{"max":"{}"}}"#, "é".repeat(100_000));
-        let said = read::<Receive<'_>>(json.as_bytes()).unwrap_err().to_string();
+        let said = read::<ReceiveRequest>(json.as_bytes()).unwrap_err().to_string();
         assert!(said.len() < 500, "{}", said.len());
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let told: Vec<String> = batch
             .iter()
             .map(|item| match item {
-                Ok(message) => message.key.clone().unwrap().to_string(),
+                Ok(message) => message.key.clone().unwrap(),
                 Err(error) => error.to_string(),
             })
             .collect();
@@ -276,9 +276,9 @@ mod tests {
     #[test]
     fn nesting_does_not_exhaust_the_stack() {
         let deep = "[".repeat(1_000_000);
-        assert!(read::<Receive<'_>>(deep.as_bytes()).is_err());
+        assert!(read::<ReceiveRequest>(deep.as_bytes()).is_err());
         let other = format!(r#"{{"other":{deep}{},"max":3}}"#, "]".repeat(1_000_000));
-        assert!(read::<Receive<'_>>(other.as_bytes()).is_err());
+        assert!(read::<ReceiveRequest>(other.as_bytes()).is_err());
         let item = format!(r#"{{"messages":[{{"body":{deep}{}}}]}}"#, "]".repeat(1_000_000));
         assert!(Batch::read(item.as_bytes()).unwrap()[0].is_err());
     }

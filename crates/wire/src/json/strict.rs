@@ -6,12 +6,19 @@
 //! deep it stands. The types themselves need no attribute for it, and so cannot lack one.
 
 use std::fmt;
+use std::marker::PhantomData;
 
+use base64::Engine as _;
 use serde::de::value::StrDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess,
+    Unexpected, Visitor,
+};
+use serde::forward_to_deserialize_any;
 
-use super::text::Text;
+use crate::blob::BASE64;
 use crate::nearest::closest;
+use crate::text::Text;
 
 /// Reads strictly from another deserializer.
 pub(super) struct Strict<D>(pub(super) D);
@@ -99,7 +106,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Inside<V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.visitor.visit_map(Entries { map, fields: self.fields })
+        self.visitor.visit_map(Entries { map, fields: self.fields, body: None, has_body: None })
     }
 }
 
@@ -120,12 +127,16 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Items<A> {
     }
 }
 
-struct Entries<A> {
+struct Entries<'de, A> {
     map: A,
     fields: Option<&'static [&'static str]>,
+    /// The value of the last name, where that is a body's.
+    body: Option<Body<'de>>,
+    /// Under which name a body was given.
+    has_body: Option<&'static str>,
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'de, A> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -133,15 +144,139 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<A> {
         seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
         let Some(fields) = self.fields else { return self.map.next_key_seed(seed) };
-        let Some(name) = self.map.next_key::<Text<'de>>()? else { return Ok(None) };
-        if !fields.contains(&&*name) {
-            return Err(unknown(&name, fields));
+        while let Some(name) = self.map.next_key::<Text<'de>>()? {
+            let Some(field) = fields.iter().find(|field| **field == &*name) else {
+                return Err(unknown(&name, fields));
+            };
+            if BODIES.contains(field) && !self.take_body(field)? {
+                continue;
+            }
+            return seed.deserialize(StrDeserializer::new(field)).map(Some);
         }
-        seed.deserialize(StrDeserializer::new(&name)).map(Some)
+        Ok(None)
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, A::Error> {
-        self.map.next_value_seed(Seed(seed))
+        match self.body.take() {
+            Some(body) => seed.deserialize(BodyDeserializer { body, error: PhantomData }),
+            None => self.map.next_value_seed(Seed(seed)),
+        }
+    }
+}
+
+impl<'de, A: MapAccess<'de>> Entries<'de, A> {
+    /// Reads the value of a body before its name is passed on: of the two names one may be `null`,
+    /// which is as if it was not there. Returns whether it is.
+    fn take_body(&mut self, field: &'static str) -> Result<bool, A::Error> {
+        let given: Given<'de> = self.map.next_value()?;
+        match (given, self.has_body) {
+            (Given::Null, _) => return Ok(false),
+            (_, Some(before)) if before != field => {
+                return Err(A::Error::custom("give body or body_base64, not both"));
+            }
+            (Given::Text(text), _) if field == "body_base64" => {
+                self.body = Some(Body::Base64(text))
+            }
+            (Given::Text(text), _) => self.body = Some(Body::Text(text)),
+            (Given::Wrong(it), _) => self.body = Some(Body::Wrong(it)),
+        }
+        self.has_body = Some(field);
+        Ok(true)
+    }
+}
+
+/// The two names of a body.
+const BODIES: [&str; 2] = ["body", "body_base64"];
+
+/// What stands where a body is expected.
+enum Given<'de> {
+    Null,
+    Text(Text<'de>),
+    Wrong(Unexpected<'static>),
+}
+
+impl<'de> Deserialize<'de> for Given<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Given<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_unit<E>(self) -> Result<Given<'de>, E> {
+                Ok(Given::Null)
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Given<'de>, E> {
+                Ok(Given::Text(text.into()))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Given<'de>, E> {
+                Ok(Given::Text(text.to_owned().into()))
+            }
+
+            fn visit_bool<E>(self, it: bool) -> Result<Given<'de>, E> {
+                Ok(Given::Wrong(Unexpected::Bool(it)))
+            }
+
+            fn visit_u64<E>(self, it: u64) -> Result<Given<'de>, E> {
+                Ok(Given::Wrong(Unexpected::Unsigned(it)))
+            }
+
+            fn visit_i64<E>(self, it: i64) -> Result<Given<'de>, E> {
+                Ok(Given::Wrong(Unexpected::Signed(it)))
+            }
+
+            fn visit_f64<E>(self, it: f64) -> Result<Given<'de>, E> {
+                Ok(Given::Wrong(Unexpected::Float(it)))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Given<'de>, A::Error> {
+                while seq.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Given::Wrong(Unexpected::Seq))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Given<'de>, A::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Given::Wrong(Unexpected::Map))
+            }
+        }
+        deserializer.deserialize_any(Read)
+    }
+}
+
+/// A body that was given.
+enum Body<'de> {
+    Text(Text<'de>),
+    Base64(Text<'de>),
+    Wrong(Unexpected<'static>),
+}
+
+struct BodyDeserializer<'de, E> {
+    body: Body<'de>,
+    error: PhantomData<E>,
+}
+
+impl<'de, E: Error> Deserializer<'de> for BodyDeserializer<'de, E> {
+    type Error = E;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+        match self.body {
+            Body::Text(text) => visitor.visit_str(&text),
+            Body::Base64(text) => match BASE64.decode(text.as_bytes()) {
+                Ok(bytes) => visitor.visit_byte_buf(bytes),
+                Err(error) => Err(E::custom(error)),
+            },
+            Body::Wrong(it) => Err(E::invalid_type(it, &visitor)),
+        }
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier
+        ignored_any
     }
 }
 

@@ -196,6 +196,24 @@ impl<'a> Message<'a> {
     }
 }
 
+impl<'a> From<&'a crate::Message> for Message<'a> {
+    fn from(message: &'a crate::Message) -> Self {
+        let headers = message.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        Self {
+            reference: message.r#ref,
+            key: message.key.as_deref().unwrap_or_default(),
+            body: &message.body,
+            content_type: &message.content_type,
+            group: message.group.as_deref().unwrap_or_default(),
+            headers: headers.collect(),
+            delay_ms: message.delay_ms,
+            ttl_ms: message.ttl_ms,
+            fingerprint: message.fingerprint.as_deref(),
+            issued_at_ms: message.issued_at_ms,
+        }
+    }
+}
+
 /// A `WorkFrame`.
 #[derive(Clone, Debug)]
 pub struct WorkFrame<'a> {

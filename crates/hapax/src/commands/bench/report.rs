@@ -1,15 +1,13 @@
 //! What was measured: lines for people, fields for programs.
 
-use std::sync::atomic::Ordering;
-use std::time::Instant;
-
+use hapax_bench::Ledger;
+use hapax_bench::cpu::Times;
+use hapax_bench::disk::Syncs;
+use hapax_bench::report::{grouped, table};
+use hapax_bench::wire::Lived;
 use serde::Serialize;
 
 use super::Bench;
-use super::cpu::Times;
-use super::disk::Syncs;
-use super::ledger::Ledger;
-use super::load::Lived;
 use crate::failure::Failure;
 use crate::screen::{Colour, Screen};
 
@@ -48,14 +46,13 @@ impl Report {
     pub(super) fn new(
         bench: &Bench,
         ledger: &Ledger,
-        lived: Lived,
+        lived: &Lived,
         cpu: Times,
-        start: Instant,
         syncs: &Syncs,
     ) -> Self {
         let count = bench.count as f64;
         let ms = |percentile: f64| lived.confirms.value_at_percentile(percentile) as f64 / 1e3;
-        let wrong = ledger.verify();
+        let wrong = ledger.faults();
         Self {
             mode: if bench.latency { "latency" } else { "throughput" },
             producers: bench.producers,
@@ -64,21 +61,21 @@ impl Report {
             count: bench.count,
             window: bench.window,
             backlog: bench.backlog,
-            dedup: bench.dedup == "on",
+            dedup: bench.has_keys(),
             rate: bench.latency.then_some(bench.rate),
-            seconds: start.elapsed().as_secs_f64(),
+            seconds: ledger.elapsed().as_secs_f64(),
             sends_per_s: count / lived.sends.as_secs_f64(),
             lives_per_s: count / lived.lives.as_secs_f64(),
             p50_ms: ms(50.0),
             p99_ms: ms(99.0),
             p999_ms: ms(99.9),
             max_ms: lived.confirms.max() as f64 / 1e3,
-            server_cpu_us_per_life: cpu.server_us.map(|us| us / count),
-            client_cpu_us_per_life: cpu.client_us / count,
-            sync_p50_ms: syncs.percentile(50.0),
-            sync_p99_ms: syncs.percentile(99.0),
-            redelivered: ledger.faults.redelivered.load(Ordering::Relaxed),
-            leases_lost: ledger.faults.leases_lost.load(Ordering::Relaxed),
+            server_cpu_us_per_life: cpu.server.map(|time| time.as_secs_f64() * 1e6 / count),
+            client_cpu_us_per_life: cpu.client.as_secs_f64() * 1e6 / count,
+            sync_p50_ms: syncs.percentile_ms(50.0),
+            sync_p99_ms: syncs.percentile_ms(99.0),
+            redelivered: ledger.redelivered(),
+            leases_lost: ledger.leases_lost(),
             verified: wrong.is_empty(),
             wrong,
         }
@@ -104,7 +101,14 @@ impl Report {
              deduplication {dedup}",
             self.count, self.size, self.producers, self.workers, self.window, self.backlog
         );
-        let lines = [
+        let verified = match self.verified {
+            true => screen.paint(
+                Colour::Green,
+                "every message was accepted, delivered and done exactly once, as it was sent",
+            ),
+            false => screen.paint(Colour::Red, format_args!("WRONG: {}", self.wrong.join("; "))),
+        };
+        let mut lines = vec![
             ("lives", what),
             ("sends", format!("{} per second", grouped(self.sends_per_s))),
             ("whole lives", format!("{} per second", grouped(self.lives_per_s))),
@@ -113,42 +117,16 @@ impl Report {
             ("client", number(Some(self.client_cpu_us_per_life), "µs of processor per life")),
             ("a raw sync here", sync),
         ];
-        for (name, text) in lines {
-            screen.line(format_args!("{name:<16}  {text}"))?;
-        }
         if self.redelivered + self.leases_lost > 0 {
-            screen.line(format_args!(
-                "{:<16}  {} redelivered, {} leases lost",
-                "on the way", self.redelivered, self.leases_lost
-            ))?;
+            let text =
+                format!("{} redelivered, {} leases lost", self.redelivered, self.leases_lost);
+            lines.push(("on the way", text));
         }
-        let text = match self.verified {
-            true => screen.paint(
-                Colour::Green,
-                "every message was accepted, delivered and done exactly once, as it was sent",
-            ),
-            false => screen.paint(Colour::Red, format_args!("WRONG: {}", self.wrong.join("; "))),
-        };
-        screen.line(format_args!("{:<16}  {text}", "verified"))?;
+        lines.push(("verified", verified));
+        let rows: Vec<_> = lines.into_iter().map(|(name, text)| [name.to_owned(), text]).collect();
+        for line in table(&rows, 2) {
+            screen.line(line)?;
+        }
         Ok(())
     }
-}
-
-/// 1234567 as 1,234,567.
-fn grouped(number: f64) -> String {
-    let digits = format!("{:.0}", number.max(0.0));
-    let mut out = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-#[test]
-fn numbers_are_grouped() {
-    assert_eq!(grouped(1_234_567.4), "1,234,567");
-    assert_eq!(grouped(999.0), "999");
 }

@@ -104,11 +104,7 @@ async fn keys(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
         };
         let message = session.client.key(name.clone(), std::time::Duration::ZERO).await?;
         if message.state() != State::Dead {
-            let what = format!(
-                "{} is not dead but {}",
-                clean(key),
-                crate::screen::state_name(message.state())
-            );
+            let what = format!("{} is not dead but {}", clean(key), message.state().as_str());
             return Err(Failure::new(Exit::Conflict, what));
         }
         if discard.selection.yes {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::Args;
+use hapax_wire::DedupScope;
 use hapax_wire::proto::{self, redrive_request::Select};
-use serde_json::Value;
 
 use super::Selection;
 use crate::advice::Advice;
@@ -13,7 +13,6 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, clean, count, progress, say};
 use crate::session::{Connection, Session};
-use crate::shapes;
 
 const WATCH: Duration = Duration::from_millis(200);
 
@@ -93,8 +92,7 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
 /// Whether a key of the queue is another one in another group.
 async fn keys_per_group(session: &Session, queue: &str) -> bool {
     let shown = session.client.queue(queue).await.unwrap_or_default();
-    let rules: Value = serde_json::from_str(&shown.config_json).unwrap_or_default();
-    rules.get("dedup_scope").is_some_and(|scope| scope == "group")
+    shown.config().is_ok_and(|rules| rules.dedup_scope == DedupScope::Group)
 }
 
 fn select(selection: &Selection) -> Select {
@@ -138,7 +136,7 @@ async fn watch(
 /// Tells how far it has come. A key that is not dead was meant, and not moved: that is no success.
 fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Exit, Failure> {
     if screen.is_json() {
-        screen.json(&shapes::redrive(told))?;
+        screen.json(&told)?;
     } else {
         let proto::RedriveProgress { id, moved, matched, .. } = told;
         let of = told.total.unwrap_or(*matched);

@@ -1,7 +1,7 @@
 //! The queue of a proxy: made where it is missing, and looked at where it is not.
 
-use hapax_idempotency::{Idempotency, QueueRules};
-use hapax_wire::Code;
+use hapax_idempotency::Idempotency;
+use hapax_wire::{Code, OnLost, QueueConfig};
 use serde_json::json;
 
 use super::{InDoubt, Proxy};
@@ -13,15 +13,13 @@ use crate::session::Session;
 
 /// Headers of a response beside the body, in one result.
 const HEADERS_BYTES: usize = 32 * 1_024;
-/// As a queue has it where nothing is said.
-const BODY_BYTES: usize = 1_024 * 1_024;
 
 /// The queue's rules; `None` where the broker is away and that is no reason not to start.
 pub(super) async fn prepare(
     session: &Session,
     proxy: &Proxy,
     idempotency: &Idempotency,
-) -> Result<Option<QueueRules>, Failure> {
+) -> Result<Option<QueueConfig>, Failure> {
     let checked = match idempotency.check_queue().await {
         Err(error) if error.code() == Code::NoSuchQueue => {
             create(session, proxy).await?;
@@ -40,7 +38,7 @@ pub(super) async fn prepare(
     if let Some(wrong) = wrong.first() {
         return Err(unfit(proxy, wrong).next(create_by_hand(proxy)));
     }
-    match (proxy.in_doubt, rules.parks) {
+    match (proxy.in_doubt, rules.on_lost == OnLost::Park) {
         (InDoubt::Park, false) => {
             let wrong = "its on_lost is redeliver: a key is free again when a proxy dies, and the \
                          upstream would be called twice";
@@ -92,6 +90,7 @@ fn on_lost(proxy: &Proxy) -> &'static str {
     }
 }
 
-fn max_body_bytes(proxy: &Proxy) -> usize {
-    BODY_BYTES.max(proxy.response_max.saturating_add(HEADERS_BYTES))
+fn max_body_bytes(proxy: &Proxy) -> u64 {
+    let needed = proxy.response_max.saturating_add(HEADERS_BYTES);
+    QueueConfig::default().max_body_bytes.max(needed as u64)
 }

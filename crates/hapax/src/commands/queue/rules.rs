@@ -1,132 +1,94 @@
-//! A queue's rules as flags, and as people read them. The fields are those of the HTTP door.
+//! A queue's rules as flags, and as people read them. The fields are those of the wire.
 
-use std::time::Duration;
-
-use clap::Args;
+use clap::builder::{BoolValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use hapax_wire::{Field, QueueConfig};
 use serde_json::{Map, Value};
 
-use crate::duration::{milliseconds, parse, parse_endless, short};
+use crate::duration::{milliseconds, parse, short};
+use crate::size;
 
-/// Only what is given is sent; the broker has the defaults and the bounds.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Rules")]
-pub(super) struct Rules {
-    /// Whether a key is required, optional, or nothing is promised.
-    #[arg(long, value_parser = ["exactly-once", "at-least-once", "at-most-once"])]
-    guarantee: Option<String>,
-    /// `group` delivers the messages of a group in order, one at a time. Cannot change.
-    #[arg(long, value_parser = ["none", "group"])]
-    order: Option<String>,
-    /// What a key is unique in. Cannot change.
-    #[arg(long, value_parser = ["queue", "group"])]
-    dedup_scope: Option<String>,
-    /// How long a finished key is remembered, or `forever`.
-    #[arg(long, value_name = "DURATION", value_parser = endless)]
-    retention: Option<Endless>,
-    /// The longest time after the end at which anything upstream may still retry.
-    #[arg(long, value_name = "DURATION", value_parser = parse)]
-    retry_horizon: Option<Duration>,
-    /// Whether keys that do not tell their age are taken.
-    #[arg(long, value_parser = ["accept", "refuse"])]
-    undated_keys: Option<String>,
-    /// How long a worker may keep a message without extending.
-    #[arg(long, value_name = "DURATION", value_parser = parse)]
-    lease: Option<Duration>,
-    /// A message is dead after this many attempts.
-    #[arg(long, value_name = "COUNT")]
-    max_attempts: Option<u32>,
-    /// The shortest wait after a failure.
-    #[arg(long, value_name = "DURATION", value_parser = parse)]
-    backoff_min: Option<Duration>,
-    /// The longest wait after a failure.
-    #[arg(long, value_name = "DURATION", value_parser = parse)]
-    backoff_max: Option<Duration>,
-    /// How long a message waits before its first delivery.
-    #[arg(long, value_name = "DURATION", value_parser = parse)]
-    delay: Option<Duration>,
-    /// After this a message that nobody took is dead, or `none`.
-    #[arg(long, value_name = "DURATION", value_parser = endless)]
-    ttl: Option<Endless>,
-    /// What a send under the key of a dead message does.
-    #[arg(long, value_parser = ["pin", "rerun", "release"])]
-    on_dead: Option<String>,
-    /// Whether a dead message holds back the younger ones of its group.
-    #[arg(long, value_parser = ["continue", "park"])]
-    on_group_dead: Option<String>,
-    /// What becomes of a begun message whose lease is lost.
-    #[arg(long, value_parser = ["redeliver", "park"])]
-    on_lost: Option<String>,
-    /// The largest body.
-    #[arg(long, value_name = "BYTES")]
-    max_body_bytes: Option<u64>,
-    /// The most messages at a time, or `none`.
-    #[arg(long, value_name = "COUNT", value_parser = limit)]
-    max_messages: Option<Limit>,
-    /// The most bytes at a time, or `none`.
-    #[arg(long, value_name = "BYTES", value_parser = limit)]
-    max_bytes: Option<Limit>,
-    /// The most sends per second, or `none`.
-    #[arg(long, value_name = "COUNT", value_parser = limit)]
-    sends_per_s: Option<Limit>,
-    /// Whether a finished key keeps its message, so that a replay needs no body.
-    #[arg(long, value_name = "BOOL")]
-    keep_bodies: Option<bool>,
-}
+/// The fields that were given. Only these are sent; the broker has the defaults and the bounds.
+#[derive(Debug, Default)]
+pub(super) struct Rules(pub(super) Map<String, Value>);
 
-/// A duration in milliseconds, or without an end.
-#[derive(Clone, Copy, Debug)]
-struct Endless(Option<u64>);
+impl FromArgMatches for Rules {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut rules = Self::default();
+        rules.update_from_arg_matches(matches)?;
+        Ok(rules)
+    }
 
-fn endless(text: &str) -> Result<Endless, String> {
-    parse_endless(text).map(|duration| Endless(duration.map(milliseconds)))
-}
-
-/// A number, or no limit.
-#[derive(Clone, Copy, Debug)]
-struct Limit(Option<u64>);
-
-fn limit(text: &str) -> Result<Limit, String> {
-    match text {
-        "none" => Ok(Limit(None)),
-        _ => {
-            let number = text.parse().map_err(|_| "give a number, or `none`".to_owned())?;
-            Ok(Limit(Some(number)))
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for Field { name, .. } in QueueConfig::FIELDS {
+            if let Some(value) = matches.get_one::<Value>(name) {
+                self.0.insert((*name).to_owned(), value.clone());
+            }
         }
+        Ok(())
     }
 }
 
-impl Rules {
-    /// The fields that were given.
-    pub(super) fn fields(&self) -> Map<String, Value> {
-        let word = |text: &Option<String>| text.clone().map(Value::from);
-        let span = |duration: Option<Duration>| duration.map(|it| milliseconds(it).into());
-        let endless = |endless: Option<Endless>| endless.map(|Endless(ms)| ms.into());
-        let limit = |limit: Option<Limit>| limit.map(|Limit(count)| count.into());
-        let fields = [
-            ("guarantee", word(&self.guarantee)),
-            ("order", word(&self.order)),
-            ("dedup_scope", word(&self.dedup_scope)),
-            ("retention_ms", endless(self.retention)),
-            ("retry_horizon_ms", span(self.retry_horizon)),
-            ("undated_keys", word(&self.undated_keys)),
-            ("lease_ms", span(self.lease)),
-            ("max_attempts", self.max_attempts.map(Value::from)),
-            ("backoff_min_ms", span(self.backoff_min)),
-            ("backoff_max_ms", span(self.backoff_max)),
-            ("delay_ms", span(self.delay)),
-            ("ttl_ms", endless(self.ttl)),
-            ("on_dead", word(&self.on_dead)),
-            ("on_group_dead", word(&self.on_group_dead)),
-            ("on_lost", word(&self.on_lost)),
-            ("max_body_bytes", self.max_body_bytes.map(Value::from)),
-            ("max_messages", limit(self.max_messages)),
-            ("max_bytes", limit(self.max_bytes)),
-            ("sends_per_s", limit(self.sends_per_s)),
-            ("keep_bodies", self.keep_bodies.map(Value::from)),
-        ];
-        let given = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        given.collect()
+impl Args for Rules {
+    fn augment_args(command: Command) -> Command {
+        command.args(QueueConfig::FIELDS.iter().map(argument))
     }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+/// The flag of a field. Durations and sizes have units of their own, so `lease_ms` is `--lease`.
+fn argument(field: &'static Field) -> Arg {
+    let (value_name, value) = value(field);
+    let mut help = field.doc();
+    for field in QueueConfig::FIELDS {
+        help = help.replace(&format!("`{}`", field.name), &format!("--{}", flag(field)));
+    }
+    if let Some(word) = none(field) {
+        let none = if field.name.ends_with("_ms") { "end" } else { "limit" };
+        help += &format!(" `{word}` for no {none}.");
+    }
+    Arg::new(field.name)
+        .long(flag(field))
+        .value_name(value_name)
+        .value_parser(value)
+        .help(help)
+        .help_heading("Rules")
+}
+
+fn flag(field: &Field) -> String {
+    field.name.strip_suffix("_ms").unwrap_or(field.name).replace('_', "-")
+}
+
+/// The word for `null`.
+fn none(field: &Field) -> Option<&'static str> {
+    let word = if field.name == "retention_ms" { "forever" } else { "none" };
+    field.nullable.then_some(word)
+}
+
+type Number = fn(&str) -> Result<u64, String>;
+
+/// How a value is called and read. Words and truths list what they may be.
+fn value(field: &'static Field) -> (String, ValueParser) {
+    if !field.words.is_empty() {
+        let words = PossibleValuesParser::new(field.words).map(Value::from);
+        return (field.name.to_uppercase(), words.into());
+    }
+    if field.is_bool {
+        return ("BOOL".to_owned(), BoolValueParser::new().map(Value::from).into());
+    }
+    let (name, number): (&str, Number) = match field.name {
+        name if name.ends_with("_ms") => ("DURATION", |text| parse(text).map(milliseconds)),
+        name if name.ends_with("_bytes") => ("SIZE", size::parse),
+        _ => ("COUNT", |text| text.parse().map_err(|_| "give a whole number".to_owned())),
+    };
+    let read = move |text: &str| match none(field) {
+        Some(_) if ["none", "forever"].contains(&text) => Ok(Value::Null),
+        _ => number(text).map(Value::from),
+    };
+    (name.to_owned(), read.into())
 }
 
 /// A rule's value as a word, with durations in a unit that fits.

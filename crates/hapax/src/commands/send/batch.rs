@@ -1,43 +1,23 @@
 //! `hapax send --batch`: messages as lines of JSON, as many to a call as the broker takes.
 
-use std::collections::HashMap;
 use std::io::BufRead;
 use std::time::Duration;
 
-use base64::prelude::{BASE64_STANDARD, Engine};
-use hapax_wire::proto;
+use hapax_wire::Message;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
-use super::Tally;
+use super::{Tally, answered};
 use crate::content::new_key;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::moment;
 use crate::screen::{Screen, progress};
 use crate::session::Session;
-use crate::shapes;
 
 /// Fewer than the broker takes at once, so that progress is seen.
 const MESSAGES_MAX: usize = 500;
 const BATCH_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 const LINE_BYTES_MAX: u64 = 24 * 1_024 * 1_024;
-
-/// One line. Unknown fields are refused: a misspelled `fingerprint` would weaken the key.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Line {
-    key: Option<String>,
-    body: Option<String>,
-    body_base64: Option<String>,
-    content_type: Option<String>,
-    group: Option<String>,
-    delay_ms: Option<u64>,
-    ttl_ms: Option<u64>,
-    fingerprint: Option<String>,
-    issued_at: Option<String>,
-    #[serde(default)]
-    headers: HashMap<String, String>,
-}
 
 pub(super) async fn run(
     session: &Session,
@@ -55,7 +35,8 @@ pub(super) async fn run(
             Err(wrong) => break Err(wrong),
         };
         let (numbers, messages): (Vec<u64>, Vec<_>) = batch.into_iter().unzip();
-        let keys: Vec<String> = messages.iter().map(|message| message.key.clone()).collect();
+        let keys: Vec<String> =
+            messages.iter().map(|message| message.key.clone().unwrap_or_default()).collect();
         let answers = match session.send(queue, messages, retry).await {
             Ok(answers) => answers,
             Err(failure) => break Err(unanswered(failure, &numbers)),
@@ -63,7 +44,7 @@ pub(super) async fn run(
         bar.inc(keys.len() as u64);
         for ((number, key), answer) in numbers.iter().zip(&keys).zip(&answers) {
             if screen.is_json() {
-                screen.json_line(&shapes::Answer::of(queue, key, answer))?;
+                screen.json_line(&answered(queue, key, answer))?;
             }
             bar.suspend(|| tally.count(screen, *number, key, answer));
         }
@@ -109,7 +90,7 @@ impl<R: BufRead> Lines<R> {
 
     /// As many messages as one call takes, with the numbers of their lines; none at the end. A line
     /// that is wrong is told after all that came before it.
-    fn batch(&mut self) -> Result<Vec<(u64, proto::Message)>, Failure> {
+    fn batch(&mut self) -> Result<Vec<(u64, Message)>, Failure> {
         let mut messages = Vec::new();
         let mut bytes = 0;
         while messages.len() < MESSAGES_MAX && bytes < BATCH_BYTES_MAX && self.wrong.is_none() {
@@ -131,7 +112,7 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    fn next_message(&mut self) -> Result<Option<proto::Message>, Failure> {
+    fn next_message(&mut self) -> Result<Option<Message>, Failure> {
         let Some(line) = self.line()? else { return Ok(None) };
         let number = self.number;
         message(&line).map(Some).map_err(|why| {
@@ -158,29 +139,21 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-fn message(line: &str) -> Result<proto::Message, String> {
-    let line: Line = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    let body = match (line.body, line.body_base64) {
-        (Some(text), None) => text.into_bytes(),
-        (None, Some(text)) => {
-            BASE64_STANDARD.decode(text).map_err(|error| format!("body_base64: {error}"))?
-        }
-        (None, None) => return Err("there is no body".to_owned()),
-        (Some(_), Some(_)) => return Err("give body or body_base64, not both".to_owned()),
-    };
-    let issued_at_ms = line.issued_at.as_deref().map(moment::parse).transpose()?;
-    Ok(proto::Message {
-        r#ref: 0,
-        key: line.key.unwrap_or_else(new_key),
-        body: body.into(),
-        content_type: line.content_type.unwrap_or_default(),
-        group: line.group.unwrap_or_default(),
-        headers: line.headers,
-        delay_ms: line.delay_ms,
-        ttl_ms: line.ttl_ms,
-        fingerprint: line.fingerprint,
-        issued_at_ms,
-    })
+/// Reads a line as HTTP reads a message of a batch. It has a body, though it may be empty: a line
+/// without one is a mistake.
+fn message(line: &str) -> Result<Message, String> {
+    #[derive(Deserialize)]
+    struct Given {
+        body: Option<IgnoredAny>,
+        body_base64: Option<IgnoredAny>,
+    }
+    let mut message: Message =
+        hapax_wire::json::read(line.as_bytes()).map_err(|error| error.to_string())?;
+    if let Ok(Given { body: None, body_base64: None }) = serde_json::from_str(line) {
+        return Err("there is no body".to_owned());
+    }
+    message.key.get_or_insert_with(new_key);
+    Ok(message)
 }
 
 #[cfg(test)]
@@ -194,9 +167,13 @@ mod tests {
         let mut lines = Lines::new(input.as_bytes());
         let (numbers, messages): (Vec<u64>, Vec<_>) = lines.batch().unwrap().into_iter().unzip();
         assert_eq!(numbers, [1, 3]);
-        assert_eq!((&*messages[0].key, &messages[0].body[..]), ("a", &b"1"[..]));
-        assert_eq!((&*messages[1].group, &messages[1].body[..]), ("g", &[0xff][..]));
-        assert_eq!(messages[1].key.len(), 36, "a key is made where there is none");
+        assert_eq!((messages[0].key.as_deref(), &messages[0].body[..]), (Some("a"), &b"1"[..]));
+        assert_eq!((messages[1].group.as_deref(), &messages[1].body[..]), (Some("g"), &[0xff][..]));
+        assert_eq!(
+            messages[1].key.as_ref().map(String::len),
+            Some(36),
+            "a key is made where there is none"
+        );
         assert!(lines.batch().unwrap().is_empty());
     }
 

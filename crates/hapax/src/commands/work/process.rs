@@ -14,8 +14,6 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, Command};
 
-use crate::shapes;
-
 /// Between asking a command to end and ending it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest variable, of headers and recovery points; Linux starts no command with one of 128
@@ -69,7 +67,7 @@ impl Process {
             .env("HAPAX_FENCE", delivery.fence().to_string())
             .env("HAPAX_TENANT", delivery.tenant())
             .env("HAPAX_LEASE_MS", delivery.lease_length().as_millis().to_string())
-            .env("HAPAX_LEASE", shapes::lease(delivery.lease().as_ref()))
+            .env("HAPAX_LEASE", hapax_wire::Lease(delivery.lease().as_ref()).to_string())
             .env("HAPAX_GROUP", delivery.group().unwrap_or_default())
             .env("HAPAX_CONTENT_TYPE", delivery.content_type().unwrap_or_default());
         // Those of a worker that runs inside of another's command are not this message's.
@@ -85,7 +83,7 @@ impl Process {
         let headers: BTreeMap<_, _> = delivery.headers().collect();
         let points = delivery.recovery_points();
         let points: BTreeMap<_, _> =
-            points.map(|(name, data)| (name, shapes::Body::of(data, ""))).collect();
+            points.map(|(name, data)| (name, hapax_wire::Blob::new(data.clone()))).collect();
         command.envs(whole("HAPAX_HEADERS", &headers));
         command.envs(whole("HAPAX_POINTS", &points));
         Self(command)

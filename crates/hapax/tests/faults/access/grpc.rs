@@ -49,7 +49,7 @@ calls! {
     "Send" Send |admin, house| send(admin);
     "Work" Work |admin, house| work(admin);
     "SendBatch" Send |admin, house| admin.send_batch(QUEUE, vec![
-        proto::Message { key: "b".to_owned(), ..Default::default() }
+        proto::Message { key: Some("b".to_owned()), ..Default::default() }
     ]);
     "Receive" Work |admin, house| admin.receive(proto::ReceiveRequest {
         queue: QUEUE.to_owned(), max: 1, ..Default::default()
@@ -59,7 +59,7 @@ calls! {
     "GetKey" Look |admin, house| admin.key(key("done"), Duration::ZERO);
     "ForgetKey" Admin |admin, house| admin.forget_key(key("done"));
     "ReplayKey" Admin |admin, house| admin.replay_key(key("done"), Some(proto::Message {
-        key: "done".to_owned(), body: "x".into(), ..Default::default()
+        key: Some("done".to_owned()), body: "x".into(), ..Default::default()
     }));
     "DiscardKey" Admin |admin, house| admin.discard_key(key("dead"));
     "ResolveKey" Admin |admin, house| admin.resolve_key(

@@ -88,7 +88,7 @@ impl WithResult for Answer {
     }
 
     fn put(self, frame: &mut Vec<u8>, number: u64) {
-        super::convert::put_answer(frame, number, self);
+        super::put::answer(frame, number, self);
     }
 
     fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
@@ -105,7 +105,7 @@ impl WithResult for Settled {
     }
 
     fn put(self, frame: &mut Vec<u8>, number: u64) {
-        super::convert::put_settled(frame, number, self);
+        super::put::settled(frame, number, self);
     }
 
     fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {

@@ -13,15 +13,15 @@ use std::task::{Context, Poll};
 
 use futures_util::Stream;
 use hapax_core::{Answer, Send};
-use hapax_wire::{lean, proto};
+use hapax_wire::lean;
 use tonic::Status;
 
-use super::convert;
 use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
 use super::part::{Part, RESULT_BYTES_MAX};
 use super::status::{malformed, status, stopping};
 use crate::auth::{Action, Principal};
+use crate::doors::shape;
 use crate::engine::{Listed, Room};
 use crate::problem::Problem;
 use crate::service::{Admitted, Permit, Service, revoked};
@@ -131,7 +131,7 @@ impl SendStream {
             list.sends.reserve(self.room);
         }
         while let Some(message) = frame.next().map_err(malformed)? {
-            match convert::message(permit.queue(), &message) {
+            match shape::send(permit.queue(), &message) {
                 Ok(send) => list.sends.push((message.reference, send)),
                 Err(problem) => self.refuse(message.reference, &problem),
             }
@@ -211,8 +211,7 @@ impl SendStream {
 }
 
 pub(super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
-    let answer = proto::Answer { r#ref: number, ..convert::error(problem) };
-    lean::put_nested(frame, lean::ANSWER, &answer);
+    lean::put_nested(frame, lean::ANSWER, &shape::refused(number, problem));
 }
 
 /// Messages of one queue that were read and not yet handed over.

@@ -4,21 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{
-    Answer, Browse, Claim, Content, Fingerprint, QueueName, Receive, Redrive, Resolution, Select,
-    Time,
+    Browse, Claim, Content, Fingerprint, QueueName, Redrive, Resolution, Select, Time,
 };
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::backup::{self, Progress};
-use super::convert::{self, some};
 use super::status::status;
 use super::{Door, principal};
 use crate::auth::{Action, Principal};
 use crate::doors::config;
+use crate::doors::shape::{self, some};
 use crate::problem::Problem;
-use crate::service::{self, Change, Opened, Permit, Queue, Queues, Service};
+use crate::service::{self, Change, Opened, Permit, Queues, Service};
 
 /// As with a batch of HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -63,7 +62,7 @@ impl Door {
                 true => service.cancel_redrive(&permit, &it.id).await?,
                 false => service.redrive_progress(&permit, &it.id).await?,
             };
-            Ok(progress(view))
+            Ok(shape::redrive(&view))
         };
         self.with(request, Action::Admin, |it| &it.queue, asked).await
     }
@@ -134,7 +133,7 @@ impl Hapax for Door {
                 let key = it.key.unwrap_or_default();
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let wait = Duration::from_millis(it.wait_ms);
-                Ok(convert::key(service.look(&permit, name, wait).await?))
+                Ok(shape::key(None, service.look(&permit, name, wait).await?))
             },
         )
         .await
@@ -177,7 +176,7 @@ impl Hapax for Door {
                 let key = it.key.unwrap_or_default();
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let content = it.message.as_ref().map(|message| {
-                    let sent = convert::message(permit.queue(), &convert::view(message))?;
+                    let sent = shape::send(permit.queue(), &message.into())?;
                     Ok::<_, Problem>((sent.content, sent.fingerprint))
                 });
                 service.replay(&permit, name, content.transpose()?).await?;
@@ -198,7 +197,7 @@ impl Hapax for Door {
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let resolution = match it.resolution {
                     Some(Said::Done(done)) => {
-                        let result = done.result.as_ref().map(convert::blob_in);
+                        let result = done.result.as_ref().map(shape::blob_in);
                         Resolution::Done(result.transpose()?)
                     }
                     Some(Said::Retry(_)) => Resolution::Retry,
@@ -245,7 +244,7 @@ impl Hapax for Door {
                 let config = config::read(it.config_json.as_bytes())?;
                 let if_match = some(&it.if_match);
                 let (queue, created) = service.configure(&permit, config, if_match).await?;
-                Ok(proto::Queue { created, ..shown(&queue)? })
+                Ok(proto::Queue { created, ..shape::queue(&queue) })
             },
         )
         .await
@@ -256,7 +255,7 @@ impl Hapax for Door {
             request,
             Action::Look,
             |it| &it.queue,
-            async move |service, permit, _| shown(&service.show(&permit).await?),
+            async move |service, permit, _| Ok(shape::queue(&service.show(&permit).await?)),
         )
         .await
     }
@@ -268,8 +267,8 @@ impl Hapax for Door {
         let told = async {
             let principal = principal(&request)?;
             let Queues { queues, unanswered } = self.service.list(&principal).await?;
-            let queues: Result<Vec<_>, Problem> = queues.iter().map(shown).collect();
-            Ok(Response::new(proto::ListQueuesReply { queues: queues?, unanswered }))
+            let queues = queues.iter().map(shape::queue).collect();
+            Ok(Response::new(proto::ListQueuesReply { queues, unanswered }))
         };
         told.await.map_err(|problem: Problem| status(&problem))
     }
@@ -348,12 +347,12 @@ async fn send_batch(
     let mut refused = Vec::with_capacity(frame.messages.len());
     let mut sends = Vec::with_capacity(frame.messages.len());
     for message in &frame.messages {
-        match convert::message(permit.queue(), &convert::view(message)) {
+        match shape::send(permit.queue(), &message.into()) {
             Ok(send) => {
                 sends.push(send);
                 refused.push(None);
             }
-            Err(problem) => refused.push(Some(convert::error(&problem))),
+            Err(problem) => refused.push(Some(shape::refused(0, &problem))),
         }
     }
     let answers = service.send(&permit, sends, ANSWER_BYTES_MAX).await?;
@@ -361,12 +360,12 @@ async fn send_batch(
         return Err(Problem::no_such_queue(&permit.queue().queue));
     }
     let mut answers = answers.into_iter().map(|(answer, omitted)| match omitted {
-        true => convert::error(&result_omitted()),
-        false => convert::answer(answer),
+        true => shape::refused(0, &result_omitted()),
+        false => shape::answer(0, answer),
     });
     let in_order = refused.into_iter().zip(&frame.messages).map(|(refused, message)| {
         let answer = refused.or_else(|| answers.next());
-        let answer = answer.unwrap_or_else(|| convert::error(&Problem::unanswered()));
+        let answer = answer.unwrap_or_else(|| shape::refused(0, &Problem::unanswered()));
         proto::Answer { r#ref: message.r#ref, ..answer }
     });
     Ok(proto::SendReply { answers: in_order.collect() })
@@ -377,20 +376,17 @@ async fn receive(
     permit: Permit,
     it: proto::ReceiveRequest,
 ) -> Result<proto::ReceiveReply, Problem> {
-    let receive = Receive {
-        queue: permit.queue().clone(),
-        max: it.max.max(1),
-        lease_ms: it.lease_ms,
-        worker: it.worker.into(),
-        receive_id: some(&it.receive_id).map(Arc::from),
-        several_per_group: it.several_per_group,
-    };
     let wait = Duration::from_millis(it.wait_ms);
+    let receive_id = it.receive_id.filter(|id| !id.is_empty());
+    let it = proto::ReceiveRequest { max: it.max.max(1), receive_id, ..it };
+    let receive = shape::receive(permit.queue(), it);
     let received = service.receive_list(&permit, receive, wait).await?;
-    let keys_per_group = received.keys_per_group();
-    let mut messages = Vec::with_capacity(received.messages().len());
-    let seal = |delivery: &hapax_core::Delivery| service.seal(&permit, delivery);
-    convert::deliveries(received.keep(), permit.queue(), keys_per_group, seal, &mut messages);
+    let messages = received.messages().iter().map(|it| {
+        let lease = service.seal(&permit, it);
+        shape::delivery(&permit, received.keys_per_group(), &lease, it)
+    });
+    let messages = messages.collect();
+    received.keep();
     Ok(proto::ReceiveReply { messages })
 }
 
@@ -405,8 +401,7 @@ async fn settle(
     let mut refused = Vec::with_capacity(it.items.len());
     let mut opened: Vec<Opened> = Vec::with_capacity(it.items.len());
     for item in it.items {
-        let verb = item.verb.ok_or_else(|| Problem::invalid("the settle says nothing"));
-        match verb.and_then(|verb| convert::verb(verb, emit_to)) {
+        match shape::verb(item.verb, emit_to) {
             Ok(verb) => {
                 opened.push(service.open(permit, &item.lease, verb));
                 refused.push((item.r#ref, None));
@@ -414,17 +409,16 @@ async fn settle(
             Err(problem) => refused.push((item.r#ref, Some(problem))),
         }
     }
-    // Where a winner's result is left out, the answer still says that the lease was lost.
     let mut settled = service.settle(permit, opened, ANSWER_BYTES_MAX).await?.into_iter();
     let answers = refused.into_iter().map(|(number, refused)| {
         let refused = match refused {
             Some(problem) => problem,
             None => match settled.next() {
-                Some((answer, _)) => return convert::settled(number, answer),
+                Some((answer, omitted)) => return shape::settled(number, answer, omitted),
                 None => Problem::unanswered(),
             },
         };
-        convert::settle_error(number, &refused)
+        shape::unsettled(number, &refused)
     });
     Ok(proto::SettleReply { answers: answers.collect() })
 }
@@ -439,29 +433,15 @@ async fn claim(
         builder = builder.header(name, value);
     }
     let content = builder.build(b"")?;
-    let fingerprint = match &it.fingerprint {
-        Some(own) => convert::own_fingerprint(own)?,
-        None => Fingerprint::of(&it.body, None),
-    };
+    let own = shape::own_fingerprint("fingerprint", it.fingerprint.as_deref())?;
+    let fingerprint = own.unwrap_or_else(|| Fingerprint::of(&it.body, None));
     let mut claim = Claim::new(permit.queue().clone(), content, fingerprint);
     claim.lease_ms = it.lease_ms;
     claim.worker = it.worker.into();
     claim.issued_at = it.issued_at_ms.map(Time);
     claim.claim_id = some(&it.claim_id).map(Arc::from);
     let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
-    let mut reply = proto::ClaimReply::default();
-    if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, .. }, Some(sealed)) =
-        (&claimed.answer, claimed.lease)
-    {
-        reply.lease = sealed.to_vec().into();
-        reply.tenant = permit.queue().tenant.to_string();
-        reply.fence = lease.fence.0;
-        reply.deadline_ms = deadline.0;
-        reply.lease_ms = *lease_ms;
-        reply.recovery_points = convert::points(recovery_points.clone());
-    }
-    reply.answer = Some(convert::answer(claimed.answer));
-    Ok(reply)
+    Ok(shape::claimed(&permit, claimed))
 }
 
 async fn browse(
@@ -469,7 +449,7 @@ async fn browse(
     permit: Permit,
     it: proto::BrowseRequest,
 ) -> Result<proto::BrowseReply, Problem> {
-    let place = convert::place(it.state())
+    let place = shape::place(it.state())
         .ok_or_else(|| Problem::invalid("name a state: ready, delayed, leased, parked, dead"))?;
     let cursor = some(&it.cursor).map(|cursor| service.cursor(cursor)).transpose()?;
     let limit = if it.limit == 0 { 100 } else { it.limit as usize };
@@ -477,7 +457,7 @@ async fn browse(
     let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };
     let page = service.browse(&permit, browse, cursor).await?; // Bounded in bytes, as HTTP's.
     Ok(proto::BrowseReply {
-        messages: page.messages.into_iter().map(convert::key).collect(),
+        messages: page.messages.into_iter().map(|view| shape::key(None, view)).collect(),
         next: page.next.map(|next| next.to_string()).unwrap_or_default(),
     })
 }
@@ -489,63 +469,12 @@ async fn redrive(
 ) -> Result<proto::RedriveProgress, Problem> {
     use proto::redrive_request::Select as Said;
     let select = match it.select {
-        Some(Said::Keys(keys)) => Select::Keys {
-            keys: keys.keys.iter().map(|key| Arc::from(key.as_str())).collect(),
-            group: keys.group.as_deref().map(Arc::from),
-        },
-        Some(Said::Filter(filter)) => Select::Filter {
-            error_contains: filter.error_contains,
-            group: filter.group,
-            dead_before: filter.dead_before_ms.map(Time),
-            dead_after: filter.dead_after_ms.map(Time),
-        },
+        Some(Said::Keys(keys)) => shape::keys(&keys.keys, keys.group.as_deref())?,
+        Some(Said::Filter(filter)) => shape::filter(filter),
         Some(Said::All(_)) => Select::All,
         None => return Err(Problem::invalid("say which: keys, a filter, or all")),
     };
     let (queue, id) = (permit.queue().clone(), it.id.into());
     let redrive = Redrive { queue, id, select, dry_run: it.dry_run, per_s: it.per_s };
-    Ok(progress(service.redrive(&permit, redrive).await?))
-}
-
-fn progress(view: hapax_core::RedriveView) -> proto::RedriveProgress {
-    proto::RedriveProgress {
-        id: view.id.to_string(),
-        matched: view.matched,
-        moved: view.moved,
-        done: view.done,
-        dry_run: view.dry_run,
-        total: view.total,
-        missing: view.missing.iter().map(|key| key.to_string()).collect(),
-        cancelled: view.cancelled,
-    }
-}
-
-fn shown(queue: &Queue) -> Result<proto::Queue, Problem> {
-    let view = &queue.view;
-    let config_json = serde_json::to_string(&config::show(&view.config))
-        .map_err(|error| Problem::new(Code::Internal, error.to_string()))?;
-    let stats = &view.stats;
-    Ok(proto::Queue {
-        queue: queue.name.queue.to_string(),
-        config_json,
-        stats: Some(proto::QueueStats {
-            ready: stats.ready,
-            delayed: stats.delayed,
-            leased: stats.leased,
-            parked: stats.parked,
-            dead: stats.dead,
-            keys: stats.keys,
-            oldest_ready_age_ms: queue.oldest_ready_age_ms(),
-            sent_total: stats.sent_total,
-            duplicate_total: stats.duplicate_total,
-            done_total: stats.done_total,
-            failed_total: stats.failed_total,
-            lease_lost_total: stats.lease_lost_total,
-            held: stats.held,
-        }),
-        paused: view.paused,
-        created_at_ms: view.created_at.0,
-        etag: queue.etag(),
-        created: false,
-    })
+    Ok(shape::redrive(&service.redrive(&permit, redrive).await?))
 }

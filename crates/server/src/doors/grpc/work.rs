@@ -23,10 +23,10 @@ use tokio::task::AbortHandle;
 use tokio::time::Sleep;
 use tonic::Status;
 
-use super::convert;
 use super::intake::{Admission, Intake};
 use super::outbox::Outbox;
 use super::part::{Part, RESULT_BYTES_MAX};
+use super::put;
 use super::status::{malformed, misuse, status, stopping};
 use crate::auth::{Action, Principal};
 use crate::engine::Room;
@@ -353,7 +353,7 @@ impl WorkStream {
                 put_whole(frame, &told);
             }
             let lease = self.service.seal(&open.permit, &message);
-            convert::put_delivery(frame, &message, &lease);
+            put::delivery(frame, &message, &lease);
         }
         if !unsent.is_empty() {
             self.unsent.are_left();

@@ -4,18 +4,20 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use hapax_core::{Answer, Claim, limits};
-use hapax_wire::json;
+use hapax_wire as wire;
 use http::{HeaderMap, StatusCode};
 
 use super::body::hash;
 use super::failure::Failure;
 use super::head::{self, Head};
 use super::input::InQueue;
-use super::messages::{answer_bytes, check, mark};
-use super::{output, shape};
+use super::messages::{answer_bytes, answered, check, mark};
+use super::output;
 use crate::auth::Action;
+use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::Service;
+use crate::time::now;
 
 /// Whoever holds a key may end sooner than its lease: so often it is worth asking.
 const RETRY_MS: (u64, u64) = (1_000, 10_000);
@@ -43,13 +45,13 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
     ),
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
-        (status = 201, description = "The key is yours", body = json::Claimed),
-        (status = 200, description = "It was done before", body = json::Answer,
+        (status = 201, description = "The key is yours", body = wire::Claimed),
+        (status = 200, description = "It was done before", body = wire::Answered,
          headers(("Idempotency-Replayed" = bool, description = "`true`"))),
-        (status = 409, description = "`in_flight`: somebody else has it", body = json::Problem,
+        (status = 409, description = "`in_flight`: somebody else has it", body = wire::Document,
          content_type = "application/problem+json",
          headers(("Retry-After" = u64, description = "Seconds"))),
-        (status = 422, description = "`conflict`", body = json::Problem,
+        (status = 422, description = "`conflict`", body = wire::Document,
          content_type = "application/problem+json"),
     ),
 )]
@@ -71,30 +73,24 @@ pub(super) async fn post(
     let wait = head::wait(&headers);
     let claimed = service.claim(&permit, claim, wait).await?;
     let mut response = match &claimed.answer {
-        Answer::Fresh { id, lease, deadline, lease_ms, recovery_points } => {
-            let sealed = claimed.lease.ok_or_else(Problem::unanswered)?;
-            let fresh = json::Claimed {
-                queue: at.queue.as_str().into(),
-                key: (&*head.key).into(),
-                id: shape::id(*id),
-                lease: shape::lease(&sealed),
-                fence: json::Fence(lease.fence.0),
-                tenant: (&*permit.queue().tenant).into(),
-                lease_ms: *lease_ms,
-                deadline: shape::time(*deadline),
-                recovery_points: shape::points(recovery_points),
-            };
+        Answer::Fresh { .. } => {
+            if claimed.lease.is_none() {
+                return Err(Problem::unanswered().into());
+            }
+            let reply = shape::claimed(&permit, claimed);
+            let fresh = wire::Claimed::new(&at.queue, &head.key, &reply);
             output::sized(&service, permit.tenant(), StatusCode::CREATED, &fresh, 128 * 1_024)
                 .await?
         }
         Answer::InFlight(in_flight) => {
-            let left = in_flight.deadline.map_or(0, |deadline| deadline.since(shape::now()));
+            let left = in_flight.deadline.map_or(0, |deadline| deadline.since(now()));
             return Err(Failure::in_flight(*in_flight, left.clamp(RETRY_MS.0, RETRY_MS.1)));
         }
         answer => {
             check(answer, &at.queue, &headers)?;
             let bytes = answer_bytes(answer);
-            let told = shape::answer(&at.queue, &head.key, answer, false);
+            let answer = shape::answer(0, claimed.answer);
+            let told = answered(&at.queue, &head.key, answer, false);
             output::sized(&service, permit.tenant(), StatusCode::OK, &told, bytes).await?
         }
     };

@@ -9,7 +9,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use hapax_wire::{Code, json};
+use hapax_wire::{self as wire, Code};
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use tracing::Instrument;
@@ -204,7 +204,7 @@ pub(super) fn generated() -> HeaderValue {
     let random = fastrand::u128(..);
     let (low, high) = (random & ((1 << 62) - 1), random >> 116 & 0xfff);
     let number = ms << 80 | 7 << 76 | high << 64 | 0b10 << 62 | low;
-    let text = json::Id(number.to_be_bytes()).to_string();
+    let text = wire::Id(number.to_be_bytes()).to_string();
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("unnamed"))
 }
 

@@ -6,11 +6,11 @@
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use hapax_core::InFlight;
-use hapax_wire::{Code, json};
+use hapax_wire::{self as wire, Code};
 use http::header::{ALLOW, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
 
-use super::shape;
+use crate::doors::shape;
 use crate::problem::Problem;
 
 /// Why a request is refused.
@@ -54,26 +54,15 @@ impl Failure {
     /// The whole answer.
     pub(super) fn document(&self, request_id: &str) -> Response {
         let Inner { status, problem, in_flight } = &*self.0;
-        let first = problem.first.as_ref();
-        let document = json::Problem {
-            kind: format!("/errors/{}", problem.code.as_str()).into(),
-            title: problem.code.title().into(),
-            status: status.as_u16(),
-            detail: problem.detail.as_str().into(),
-            code: problem.code.as_str().into(),
-            retryable: problem.code.is_retryable(),
-            request_id: request_id.into(),
-            retry_after_ms: problem.retry_after_ms,
-            differs: first.map(shape::differs),
-            id: first.map(|first| first.id).or(in_flight.map(|it| it.id)).map(shape::id),
-            accepted_at: first
-                .map(|first| first.accepted_at)
-                .or(in_flight.map(|it| it.accepted_at))
-                .map(shape::time),
-            state: in_flight.map(|it| shape::state(it.place)),
-            attempts: in_flight.map(|it| it.attempts),
-            deadline: in_flight.and_then(|it| it.deadline).map(shape::time),
-        };
+        let shaped = shape::problem(problem);
+        let mut document = wire::Document::new(problem.code, status.as_u16(), &shaped, request_id);
+        if let Some(it) = in_flight {
+            document.id = Some(wire::Id(it.id.0));
+            document.accepted_at = Some(wire::Timestamp(it.accepted_at.0));
+            document.state = Some(shape::state(it.place));
+            document.attempts = Some(it.attempts);
+            document.deadline = it.deadline.map(|at| wire::Timestamp(at.0));
+        }
         // A document of texts and numbers can be written.
         let body = serde_json::to_vec(&document).unwrap_or_default();
         let mut response = Response::new(Body::from(body));

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Content, Fingerprint, QueueName, Send, Time, limits};
-use hapax_wire::json;
+use hapax_core::{Content, Fingerprint, QueueName, Send, Time};
+use hapax_wire as wire;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName};
 
 use super::key;
+use crate::doors::shape;
 use crate::log::is_traceparent;
 use crate::problem::Problem;
 use crate::service::WAIT_MAX;
@@ -39,7 +40,7 @@ pub(super) struct Head<'a> {
     pub(super) lease_ms: Option<u64>,
     pub(super) worker: Option<&'a str>,
     pub(super) claim_id: Option<&'a str>,
-    fingerprint: Option<&'a str>,
+    fingerprint: Option<Fingerprint>,
     pub(super) issued_at: Option<Time>,
     /// Kept with the message.
     headers: Vec<(&'a str, Cow<'a, str>)>,
@@ -48,14 +49,13 @@ pub(super) struct Head<'a> {
 impl<'a> Head<'a> {
     pub(super) fn read(headers: &'a HeaderMap) -> Result<Self, Problem> {
         let issued_at = one(headers, ISSUED_AT)?.map(|text| {
-            json::Timestamp::parse(text).map(|time| Time(time.0)).ok_or_else(|| {
+            wire::Timestamp::parse(text).map(|time| Time(time.0)).ok_or_else(|| {
                 Problem::invalid(format!(
                     "{ISSUED_AT}: write RFC 3339, such as 2026-03-01T12:00:00Z"
                 ))
             })
         });
-        let fingerprint = one(headers, FINGERPRINT)?;
-        check_fingerprint(FINGERPRINT, fingerprint)?;
+        let fingerprint = shape::own_fingerprint(FINGERPRINT, one(headers, FINGERPRINT)?)?;
         Ok(Self {
             key: key::read(headers)?.unwrap_or_default(),
             content_type: one(headers, CONTENT_TYPE.as_str())?,
@@ -83,33 +83,18 @@ impl<'a> Head<'a> {
 
     /// The caller's own, else that of the body.
     pub(super) fn fingerprint(&self, body: &blake3::Hash) -> Fingerprint {
-        match self.fingerprint {
-            Some(own) => Fingerprint::own(own),
-            None => Fingerprint::of_hashed(body, self.group),
-        }
+        self.fingerprint.unwrap_or_else(|| Fingerprint::of_hashed(body, self.group))
     }
 
     pub(super) fn send(&self, queue: QueueName, body: &[u8]) -> Result<Send, Problem> {
         let mut send = Send::new(queue, self.content(body)?);
         if let Some(own) = self.fingerprint {
-            send.fingerprint = Fingerprint::own(own);
+            send.fingerprint = own;
         }
         send.delay_ms = self.delay_ms;
         send.ttl_ms = self.ttl_ms;
         send.issued_at = self.issued_at;
         Ok(send)
-    }
-}
-
-pub(super) fn check_fingerprint(field: &str, fingerprint: Option<&str>) -> Result<(), Problem> {
-    let bytes = 1..=limits::FINGERPRINT_BYTES_MAX;
-    match fingerprint {
-        Some(text) if !bytes.contains(&text.len()) => Err(Problem::invalid(format!(
-            "{field}: a fingerprint has 1 to {} bytes, this one has {}",
-            limits::FINGERPRINT_BYTES_MAX,
-            text.len()
-        ))),
-        _ => Ok(()),
     }
 }
 

@@ -27,13 +27,6 @@ pub(super) fn check(key: &str) -> Result<(), Problem> {
     Ok(key::check(key)?)
 }
 
-/// Whether the text of a field can be a key. An empty one is not taken for none: who writes it
-/// meant a key, and every message without one is a new operation.
-pub(super) fn check_field(field: &str, key: &str) -> Result<(), Problem> {
-    check(key)
-        .map_err(|problem| Problem { detail: format!("{field}: {}", problem.detail), ..problem })
-}
-
 /// Why a key may be missing although the caller thinks it sent one.
 pub(super) fn missing(headers: &HeaderMap) -> Problem {
     let detail = match key::look_alike(headers) {

@@ -5,9 +5,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use bytes::Bytes;
-use hapax_core::{Blob, Resolution, Select, limits};
-use hapax_wire::{Code, json};
+use hapax_core::{Resolution, Select, limits};
+use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
@@ -15,10 +14,11 @@ use super::body::{parse, read, read_json};
 use super::failure::Failure;
 use super::head::Head;
 use super::input::{InKey, Params, number};
+use super::output;
 use super::redrives::start;
 use super::work::SETTLE_BYTES_MAX;
-use super::{output, shape};
 use crate::auth::Action;
+use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::{Permit, Service, key_bytes};
 
@@ -40,8 +40,8 @@ pub(super) struct LookParams {
         ("wait_ms" = Option<u64>, Query, description = "At most 60000"),
     ),
     responses(
-        (status = 200, description = "The key", body = json::Key),
-        (status = 404, description = "`no_such_key`", body = json::Problem,
+        (status = 200, description = "The key", body = wire::Key),
+        (status = 404, description = "`no_such_key`", body = wire::Document,
          content_type = "application/problem+json"),
     ),
 )]
@@ -54,14 +54,15 @@ pub(super) async fn get(
     let wait_ms = number("wait_ms", wait_ms.as_deref())?.unwrap_or_default();
     let name = at.name(&service, &permit);
     let view = service.look(&permit, name, Duration::from_millis(wait_ms)).await?;
-    let mut key = shape::key(Some(&at.key), &view);
-    if key.group.is_none()
+    let bytes = key_bytes(&view);
+    let mut key = shape::key(Some(&at.key), view);
+    if key.group.is_empty()
         && let Some(group) = at.group.as_deref()
         && service.is_per_group(&permit).await?
     {
-        key.group = Some(group.into()); // It was found under it.
+        group.clone_into(&mut key.group); // It was found under it.
     }
-    output::sized(&service, permit.tenant(), StatusCode::OK, &key, key_bytes(&view)).await
+    output::sized(&service, permit.tenant(), StatusCode::OK, &key, bytes).await
 }
 
 /// Forget a finished key
@@ -70,12 +71,12 @@ pub(super) async fn get(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/keys/{key}/forget", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
-    responses((status = 200, description = "Forgotten", body = json::Changed)),
+    responses((status = 200, description = "Forgotten", body = wire::Changed)),
 )]
 pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
     service.forget(&permit, at.name(&service, &permit)).await?;
-    let changed = json::Changed { key: at.key.as_str().into(), state: None, generation: None };
+    let changed = wire::Changed { key: &at.key, state: None, generation: None };
     Ok(output::small(StatusCode::OK, &changed))
 }
 
@@ -94,8 +95,8 @@ pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<
     ),
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
-        (status = 200, description = "Ready again", body = json::Changed),
-        (status = 422, description = "`conflict`: it was another message", body = json::Problem,
+        (status = 200, description = "Ready again", body = wire::Changed),
+        (status = 422, description = "`conflict`: it was another message", body = wire::Document,
          content_type = "application/problem+json"),
     ),
 )]
@@ -141,8 +142,8 @@ pub(super) async fn replay(
     post, path = "/v1/queues/{queue}/keys/{key}/redrive", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses(
-        (status = 200, description = "Ready again", body = json::Changed),
-        (status = 400, description = "`invalid`: it is not dead", body = json::Problem,
+        (status = 200, description = "Ready again", body = wire::Changed),
+        (status = 400, description = "`invalid`: it is not dead", body = wire::Document,
          content_type = "application/problem+json"),
     ),
 )]
@@ -168,7 +169,7 @@ pub(super) async fn redrive(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/keys/{key}/discard", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
-    responses((status = 200, description = "Given up", body = json::Changed)),
+    responses((status = 200, description = "Given up", body = wire::Changed)),
 )]
 pub(super) async fn discard(
     State(service): State<Service>,
@@ -185,8 +186,8 @@ pub(super) async fn discard(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/keys/{key}/resolve", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
-    request_body = json::Resolve,
-    responses((status = 200, description = "Resolved", body = json::Changed)),
+    request_body = wire::Resolve,
+    responses((status = 200, description = "Resolved", body = wire::Changed)),
 )]
 pub(super) async fn resolve(
     State(service): State<Service>,
@@ -196,9 +197,9 @@ pub(super) async fn resolve(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
     let payload = read_json(&service, permit.tenant(), &headers, body, SETTLE_BYTES_MAX).await?;
-    let resolve: json::Resolve<'_> = parse(&payload)?;
-    let resolution = match &*resolve.verb {
-        "done" => Resolution::Done(resolve.result.as_ref().map(to_blob).transpose()?),
+    let resolve: wire::Resolve = parse(&payload)?;
+    let resolution = match resolve.verb.as_str() {
+        "done" => Resolution::Done(resolve.result.as_ref().map(shape::blob_in).transpose()?),
         "retry" if resolve.result.is_some() => {
             return Err(Failure::invalid("result belongs to do: \"done\", not to \"retry\""));
         }
@@ -211,18 +212,6 @@ pub(super) async fn resolve(
     changed(&service, &permit, &at).await
 }
 
-/// Bytes that came in, on their own: nothing is kept of the request they were in.
-pub(super) fn to_blob(blob: &json::Blob<'_>) -> Result<Blob, Problem> {
-    let bytes = blob.bytes().map_err(|error| Problem::invalid(format!("result.{error}")))?;
-    let content_type = blob.content_type.as_deref().filter(|text| !text.is_empty());
-    if let Some(text) = content_type
-        && text.len() > limits::CONTENT_TYPE_BYTES_MAX
-    {
-        return Err(hapax_core::Invalid::ContentTypeLength(text.len()).into());
-    }
-    Ok(Blob { content_type: content_type.map(Into::into), body: Bytes::copy_from_slice(&bytes) })
-}
-
 /// Where the message is after a change.
 async fn changed(service: &Service, permit: &Permit, at: &InKey) -> Result<Response, Failure> {
     let looked = service.look(permit, at.name(service, permit), Duration::ZERO).await;
@@ -232,6 +221,6 @@ async fn changed(service: &Service, permit: &Permit, at: &InKey) -> Result<Respo
         Err(problem) if problem.code == Code::NoSuchKey => (None, None),
         Err(problem) => return Err(problem.clone().into()),
     };
-    let changed = json::Changed { key: at.key.as_str().into(), state, generation };
+    let changed = wire::Changed { key: &at.key, state, generation };
     Ok(output::small(StatusCode::OK, &changed))
 }

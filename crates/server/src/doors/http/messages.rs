@@ -6,8 +6,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::response::Response;
-use hapax_core::{Answer, Browse, Content, Fingerprint, Place, QueueName, Send, Time, limits};
-use hapax_wire::{Code, json};
+use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, Send, limits};
+use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
 
@@ -16,8 +16,9 @@ use super::dispatch::RequestId;
 use super::failure::Failure;
 use super::head::{self, Head};
 use super::input::{InQueue, Params, number};
-use super::{key, output, shape};
+use super::{key, output};
 use crate::auth::Action;
+use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::{Permit, Service, is_no_such_queue, key_bytes};
 
@@ -54,14 +55,14 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
         (status = 201, description = "The key is new: `accepted`, or its end if it was waited for",
-         body = json::Answer),
+         body = wire::Answered),
         (status = 200, description = "The key is known: what became of its message",
-         body = json::Answer,
+         body = wire::Answered,
          headers(("Idempotency-Replayed" = bool, description = "`true`"))),
-        (status = 410, description = "`too_old`", body = json::Problem,
+        (status = 410, description = "`too_old`", body = wire::Document,
          content_type = "application/problem+json"),
         (status = 422, description = "`conflict`: the key was used for something else",
-         body = json::Problem, content_type = "application/problem+json"),
+         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn send(
@@ -88,13 +89,14 @@ pub(super) async fn send(
     let wait = head::wait(&headers);
     let mut response = match wait_for(&service, &permit, &answer, &content, wait).await? {
         Some(view) => {
-            let told = shape::waited(&at.queue, &view, is_new);
-            output::sized(&service, permit.tenant(), status(is_new), &told, key_bytes(&view))
-                .await?
+            let bytes = key_bytes(&view);
+            let answer = shape::answer(0, answer).waited(shape::key(None, *view));
+            let told = answered(&at.queue, content.key(), answer, false);
+            output::sized(&service, permit.tenant(), status(is_new), &told, bytes).await?
         }
         None => {
             let bytes = answer_bytes(&answer);
-            let told = shape::answer(&at.queue, content.key(), &answer, false);
+            let told = answered(&at.queue, content.key(), shape::answer(0, answer), false);
             output::sized(&service, permit.tenant(), status(is_new), &told, bytes).await?
         }
     };
@@ -137,7 +139,7 @@ async fn wait_for(
     answer: &Answer,
     content: &Content,
     wait: Duration,
-) -> Result<Option<Box<hapax_core::KeyView>>, Failure> {
+) -> Result<Option<Box<KeyView>>, Failure> {
     let id = match answer {
         Answer::Accepted { id, .. } => *id,
         Answer::InFlight(in_flight) => in_flight.id,
@@ -165,7 +167,27 @@ pub(super) fn answer_bytes(answer: &Answer) -> usize {
         Answer::Dead { error, .. } => error.len(),
         _ => 0,
     };
-    400 + shape::in_json(own)
+    400 + in_json(own)
+}
+
+/// About how many bytes become of so many in JSON: some more, for escapes and base64.
+pub(super) fn in_json(bytes: usize) -> usize {
+    bytes + bytes / 3
+}
+
+/// An answer with the queue and the key it is about. A message without a key is named by its id.
+pub(super) fn answered<'a>(
+    queue: &'a str,
+    key: &'a str,
+    answer: wire::Answer,
+    result_omitted: bool,
+) -> wire::Answered<'a> {
+    let is_refused = answer.problem.is_some();
+    let key = match key {
+        "" if !is_refused => wire::Id::of(&answer.id).to_string().into(),
+        key => key.into(),
+    };
+    wire::Answered { queue: (!is_refused).then_some(queue), key, answer, result_omitted }
 }
 
 /// Send a batch
@@ -175,10 +197,10 @@ pub(super) fn answer_bytes(answer: &Answer) -> usize {
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/batch", tag = "sending",
     params(("queue" = String, Path)),
-    request_body = json::Batch,
+    request_body = wire::Batch,
     responses(
-        (status = 200, description = "An answer for each message", body = json::Answers),
-        (status = 413, description = "`too_large`", body = json::Problem,
+        (status = 200, description = "An answer for each message", body = wire::Answers),
+        (status = 413, description = "`too_large`", body = wire::Document,
          content_type = "application/problem+json"),
     ),
 )]
@@ -202,15 +224,21 @@ pub(super) async fn batch(
     }
     let bytes_about: usize = answers.iter().map(|(answer, _)| answer_bytes(answer)).sum();
     let bytes_about = bytes_about.min(2 * ANSWER_BYTES_MAX);
-    let mut rest = answers.iter();
+    let mut rest = answers.into_iter();
     let told = kept.iter().map(|kept| match kept {
-        Ok(content) => match rest.next() {
-            Some((answer, omitted)) => shape::answer(&at.queue, content.key(), answer, *omitted),
-            None => shape::refusal(Some(content.key()), &Problem::unanswered()),
-        },
-        Err((key, problem)) => shape::refusal(key.as_deref(), problem),
+        Ok(content) => {
+            let (answer, omitted) = match rest.next() {
+                Some((answer, omitted)) => (shape::answer(0, answer), omitted),
+                None => (shape::refused(0, &Problem::unanswered()), false),
+            };
+            answered(&at.queue, content.key(), answer, omitted)
+        }
+        Err((key, problem)) => {
+            let key = key.as_deref().unwrap_or_default();
+            answered(&at.queue, key, shape::refused(0, problem), false)
+        }
     });
-    let told = json::Answers { answers: told.collect() };
+    let told = wire::Answers { answers: told.collect() };
     output::sized(&service, permit.tenant(), StatusCode::OK, &told, bytes_about + 300 * kept.len())
         .await
 }
@@ -219,11 +247,11 @@ pub(super) async fn batch(
 type Kept = Result<Arc<Content>, (Option<String>, Problem)>;
 
 fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Failure> {
-    let batch = json::Batch::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
+    let batch = wire::Batch::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
     if batch.beyond > 0 {
         let count = batch.items.len() + batch.beyond;
         let detail =
-            format!("the batch has {count} messages, at most {} go together", json::BATCH_MAX);
+            format!("the batch has {count} messages, at most {} go together", wire::BATCH_MAX);
         return Err(Problem::new(Code::TooLarge, detail).into());
     }
     let mut sends = Vec::with_capacity(batch.items.len());
@@ -245,41 +273,9 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
     Ok((sends, kept))
 }
 
-fn of_message(queue: &QueueName, message: &json::Message<'_>) -> Result<Send, Problem> {
-    let body = json::body_bytes(message.body.as_ref(), message.body_base64.as_ref())
-        .map_err(|error| Problem::invalid(error.to_string()))?;
-    if let Some(key) = message.key.as_deref() {
-        key::check_field("key", key)?;
-    }
-    let builder = Content::builder(message.key.as_deref().unwrap_or_default())
-        .content_type(message.content_type.as_deref())
-        .group(message.group.as_deref());
-    let content = with_headers(builder, message.headers.as_ref())?.build(&body)?;
-    let mut send = Send::new(queue.clone(), content);
-    let fingerprint = message.fingerprint.as_deref();
-    head::check_fingerprint("fingerprint", fingerprint)?;
-    if let Some(own) = fingerprint {
-        send.fingerprint = Fingerprint::own(own);
-    }
-    send.delay_ms = message.delay_ms;
-    send.ttl_ms = message.ttl_ms;
-    send.issued_at = message.issued_at.map(|time| Time(time.0));
-    Ok(send)
-}
-
-/// Adds headers, each once.
-pub(super) fn with_headers<'a>(
-    mut builder: hapax_core::Builder<'a>,
-    headers: Option<&'a json::Headers<'_>>,
-) -> Result<hapax_core::Builder<'a>, Problem> {
-    let Some(json::Headers(headers)) = headers else { return Ok(builder) };
-    for (place, (name, value)) in headers.iter().enumerate() {
-        if headers.iter().take(place).any(|(known, _)| known == name) {
-            return Err(Problem::invalid(format!("headers: {:?} is there twice", &**name)));
-        }
-        builder = builder.header(name, value);
-    }
-    Ok(builder)
+fn of_message(queue: &QueueName, message: &wire::Message) -> Result<Send, Problem> {
+    shape::check_names(message.key.as_deref(), message.group.as_deref())?;
+    shape::send(queue, &message.into())
 }
 
 #[derive(Debug, Deserialize)]
@@ -296,12 +292,12 @@ pub(super) struct BrowseParams {
     get, path = "/v1/queues/{queue}/messages", tag = "keys",
     params(
         ("queue" = String, Path),
-        ("state" = Option<json::State>, Query,
+        ("state" = Option<wire::State>, Query,
          description = "ready (default), delayed, leased, parked or dead"),
         ("limit" = Option<u32>, Query, description = "1 to 1000, default 100"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
     ),
-    responses((status = 200, description = "A page", body = json::Keys)),
+    responses((status = 200, description = "A page", body = wire::BrowseReply)),
 )]
 pub(super) async fn browse(
     State(service): State<Service>,
@@ -322,16 +318,16 @@ pub(super) async fn browse(
     let cursor = params.cursor.as_deref().map(|text| service.cursor(text)).transpose()?;
     let page = service.browse(&permit, browse, cursor).await?;
     let bytes = page.messages.iter().map(key_bytes).sum();
-    let list = json::Keys {
-        messages: page.messages.iter().map(|view| shape::key(None, view)).collect(),
-        next: page.next.map(|next| next.to_string().into()),
+    let list = wire::BrowseReply {
+        messages: page.messages.into_iter().map(|view| shape::key(None, view)).collect(),
+        next: page.next.map(|next| next.to_string()).unwrap_or_default(),
     };
     output::sized(&service, permit.tenant(), StatusCode::OK, &list, bytes).await
 }
 
 fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {
     let Some(state) = state else { return Ok(Place::Ready) };
-    match shape::place(state) {
+    match wire::State::parse(state).and_then(shape::place) {
         Some(Place::Done | Place::Discarded) => Err(Failure::invalid(
             "state: finished messages are remembered by their keys only; look at the key",
         )),

@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-use hapax_wire::json;
+use hapax_wire as wire;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
@@ -27,6 +28,9 @@ impl Modify for Every {
         components.add_security_scheme("token", SecurityScheme::Http(bearer));
         let requirement = SecurityRequirement::new("token", Vec::<String>::new());
         document.security = Some(vec![requirement]);
+        for (name, schema) in &mut components.schemas {
+            add_parts(name, schema);
+        }
         for item in document.paths.paths.values_mut() {
             let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete];
             for operation in operations.into_iter().flatten() {
@@ -38,10 +42,26 @@ impl Modify for Every {
 }
 
 fn refused() -> Response {
-    let problem = Ref::from_schema_name(<json::Problem<'_> as utoipa::ToSchema>::name());
+    let problem = Ref::from_schema_name(<wire::Document<'_> as utoipa::ToSchema>::name());
     let content = ContentBuilder::new().schema(Some(problem)).build();
     ResponseBuilder::new()
         .description("Refused: `code` tells why, `/errors/{code}` explains it")
         .content("application/problem+json", content)
         .build()
+}
+
+/// A body is one field of a shape and two of JSON: wherever there is `body`, `body_base64` may
+/// stand in its place. And a key has the parts of its message without an object around them.
+fn add_parts(name: &str, schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::Object(object)) = schema else { return };
+    let Some(body) = object.properties.get("body").cloned() else { return };
+    if name == "Key" {
+        let text = SchemaType::from_iter([Type::String, Type::Null]);
+        let content_type = ObjectBuilder::new().schema_type(text).build();
+        object.properties.insert("content_type".to_owned(), content_type.into());
+    }
+    if let RefOr::T(Schema::Object(mut base64)) = body {
+        base64.content_encoding = "base64".to_owned();
+        object.properties.insert("body_base64".to_owned(), Schema::Object(base64).into());
+    }
 }

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use hapax_core::limits;
-use hapax_wire::{Code, json};
+use hapax_wire::{self as wire, Code};
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
@@ -59,7 +59,7 @@ pub(super) async fn livez() -> Response {
     responses(
         (status = 200, description = "They can", body = String, content_type = "text/plain"),
         (status = 503, description = "`unavailable`: starting, stopping, or a disk failed",
-         body = json::Problem, content_type = "application/problem+json"),
+         body = wire::Document, content_type = "application/problem+json"),
     ),
     security(()),
 )]
@@ -104,11 +104,11 @@ pub(super) async fn openapi() -> Response {
 /// Every bound of a request
 #[utoipa::path(
     get, path = "/v1/limits", tag = "broker",
-    responses((status = 200, description = "The bounds", body = json::Limits)),
+    responses((status = 200, description = "The bounds", body = wire::Limits)),
     security(()),
 )]
 pub(super) async fn limits() -> Response {
-    let limits = json::Limits {
+    let limits = wire::Limits {
         queue_name_bytes_max: limits::QUEUE_NAME_BYTES_MAX as u64,
         key_bytes_max: limits::KEY_BYTES_MAX as u64,
         group_bytes_max: limits::GROUP_BYTES_MAX as u64,
@@ -124,11 +124,11 @@ pub(super) async fn limits() -> Response {
         headers_max: limits::HEADERS_MAX as u64,
         headers_bytes_max: limits::HEADERS_BYTES_MAX as u64,
         body_bytes_max: limits::BODY_BYTES_MAX,
-        batch_messages_max: json::BATCH_MAX as u64,
+        batch_messages_max: wire::BATCH_MAX as u64,
         batch_bytes_max: messages::BATCH_BYTES_MAX as u64,
         receive_messages_max: limits::RECEIVE_MAX.into(),
         receive_bytes_max: limits::RECEIVE_BYTES_MAX as u64,
-        settle_items_max: json::SETTLE_MAX as u64,
+        settle_items_max: wire::SETTLE_MAX as u64,
         settle_bytes_max: work::SETTLE_BYTES_MAX as u64,
         emits_max: limits::EMITS_MAX as u64,
         emits_bytes_max: limits::EMITS_BYTES_MAX as u64,
@@ -153,13 +153,13 @@ pub(super) async fn limits() -> Response {
 /// Every error code
 #[utoipa::path(
     get, path = "/errors", tag = "broker",
-    responses((status = 200, description = "HTML, or JSON if asked for", body = json::ErrorPages)),
+    responses((status = 200, description = "HTML, or JSON if asked for", body = wire::ErrorPages)),
     security(()),
 )]
 pub(super) async fn errors(headers: HeaderMap) -> Response {
     if accepts(&headers, "json") {
         let errors = Code::ALL.iter().map(|code| explained(*code)).collect();
-        return output::small(StatusCode::OK, &json::ErrorPages { errors });
+        return output::small(StatusCode::OK, &wire::ErrorPages { errors });
     }
     let rows = Code::ALL.iter().map(|code| {
         let (name, status) = (code.as_str(), code.status().as_u16());
@@ -182,8 +182,8 @@ pub(super) async fn errors(headers: HeaderMap) -> Response {
     get, path = "/errors/{code}", tag = "broker",
     params(("code" = String, Path, example = "conflict")),
     responses(
-        (status = 200, description = "HTML, or JSON if asked for", body = json::ErrorPage),
-        (status = 404, description = "There is no such code", body = json::Problem,
+        (status = 200, description = "HTML, or JSON if asked for", body = wire::ErrorPage),
+        (status = 404, description = "There is no such code", body = wire::Document,
          content_type = "application/problem+json"),
     ),
     security(()),
@@ -199,7 +199,7 @@ pub(super) async fn error(
     if accepts(&headers, "json") {
         return Ok(output::small(StatusCode::OK, &explained(code)));
     }
-    let json::ErrorPage { code: name, title, status, retryable, means, why, what_to_do } =
+    let wire::ErrorPage { code: name, title, status, retryable, means, why, what_to_do } =
         explained(code);
     let retry = if retryable { "may succeed later" } else { "fails again" };
     let text = format!(
@@ -233,8 +233,8 @@ fn not_found(detail: &str) -> Failure {
     Failure::with_status(StatusCode::NOT_FOUND, Problem::invalid(detail))
 }
 
-fn explained(code: Code) -> json::ErrorPage {
-    json::ErrorPage {
+fn explained(code: Code) -> wire::ErrorPage {
+    wire::ErrorPage {
         code: code.as_str().to_owned(),
         title: code.title().to_owned(),
         status: code.status().as_u16(),

@@ -3,16 +3,16 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use hapax_wire::{Code, json};
+use hapax_wire::{self as wire, Code};
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::body::{parse, read_json};
 use super::failure::Failure;
 use super::input::{Caller, InQueue};
-use super::{output, shape};
+use super::output;
 use crate::auth::Action;
-use crate::doors::config;
+use crate::doors::{config, shape};
 use crate::problem::Problem;
 use crate::service::{Change, Permit, Queue, Queues, Service};
 
@@ -32,14 +32,14 @@ const NO_QUEUE: &str = "\"0\"";
         ("If-Match" = Option<String>, Header, description = "Refused where the etag is another"),
         ("If-None-Match" = Option<String>, Header, description = "`*`: only create"),
     ),
-    request_body = json::QueueConfig,
+    request_body = wire::QueueConfig,
     responses(
-        (status = 201, description = "Created", body = json::Queue),
-        (status = 200, description = "Changed", body = json::Queue),
-        (status = 412, description = "The etag is another", body = json::Problem,
+        (status = 201, description = "Created", body = wire::Queue),
+        (status = 200, description = "Changed", body = wire::Queue),
+        (status = 412, description = "The etag is another", body = wire::Document,
          content_type = "application/problem+json"),
         (status = 422, description = "`invalid_config`: refused, with the field",
-         body = json::Problem, content_type = "application/problem+json"),
+         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn put(
@@ -97,8 +97,8 @@ fn stale(detail: &str) -> Failure {
     get, path = "/v1/queues/{queue}", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, description = "The queue", body = json::Queue),
-        (status = 404, description = "`no_such_queue`", body = json::Problem,
+        (status = 200, description = "The queue", body = wire::Queue),
+        (status = 404, description = "`no_such_queue`", body = wire::Document,
          content_type = "application/problem+json"),
     ),
 )]
@@ -113,16 +113,17 @@ pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<R
 /// figures is then an earlier one, or missing.
 #[utoipa::path(
     get, path = "/v1/queues", tag = "queues",
-    responses((status = 200, description = "Those that the token may see", body = json::Queues)),
+    responses(
+        (status = 200, description = "Those that the token may see", body = wire::ListQueuesReply),
+    ),
 )]
 pub(super) async fn list(
     State(service): State<Service>,
     Caller(caller): Caller,
 ) -> Result<Response, Failure> {
     let Queues { queues, unanswered } = service.list(&caller).await?;
-    let etags: Vec<String> = queues.iter().map(Queue::etag).collect();
-    let shapes = queues.iter().zip(&etags).map(|(queue, etag)| shape::queue(queue, etag));
-    let list = json::Queues { queues: shapes.collect(), unanswered };
+    let list =
+        wire::ListQueuesReply { queues: queues.iter().map(shape::queue).collect(), unanswered };
     output::sized(&service, caller.tenant(), StatusCode::OK, &list, queues.len() * 1_100).await
 }
 
@@ -157,7 +158,7 @@ pub(super) async fn delete(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/pause", tag = "queues",
     params(("queue" = String, Path)),
-    responses((status = 200, description = "Paused", body = json::Queue)),
+    responses((status = 200, description = "Paused", body = wire::Queue)),
 )]
 pub(super) async fn pause(
     State(service): State<Service>,
@@ -171,7 +172,7 @@ pub(super) async fn pause(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/resume", tag = "queues",
     params(("queue" = String, Path)),
-    responses((status = 200, description = "Resumed", body = json::Queue)),
+    responses((status = 200, description = "Resumed", body = wire::Queue)),
 )]
 pub(super) async fn resume(
     State(service): State<Service>,
@@ -188,8 +189,8 @@ pub(super) async fn resume(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/purge", tag = "queues",
     params(("queue" = String, Path)),
-    request_body = Option<json::Purge>,
-    responses((status = 200, description = "Purged from here on", body = json::Queue)),
+    request_body = Option<wire::PurgeRequest>,
+    responses((status = 200, description = "Purged from here on", body = wire::Queue)),
 )]
 pub(super) async fn purge(
     State(service): State<Service>,
@@ -199,7 +200,7 @@ pub(super) async fn purge(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
     let payload = read_json(&service, permit.tenant(), &headers, body, CONFIG_BYTES_MAX).await?;
-    let json::Purge { keys } = parse(&payload)?;
+    let wire::PurgeRequest { keys, .. } = parse(&payload)?;
     change(&service, &permit, Change::Purge { keys }).await
 }
 
@@ -209,9 +210,9 @@ async fn change(service: &Service, permit: &Permit, change: Change) -> Result<Re
 }
 
 fn show(status: StatusCode, queue: &Queue) -> Response {
-    let etag = queue.etag();
-    let mut response = output::small(status, &shape::queue(queue, &etag));
-    if let Ok(value) = HeaderValue::try_from(etag) {
+    let shown = shape::queue(queue);
+    let mut response = output::small(status, &shown);
+    if let Ok(value) = HeaderValue::try_from(shown.etag) {
         response.headers_mut().insert(ETAG, value);
     }
     response

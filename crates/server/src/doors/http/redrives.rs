@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
-use hapax_core::{Redrive, RedriveView, Select, Time, limits};
-use hapax_wire::{Code, json};
+use hapax_core::{Redrive, RedriveView, Select, limits};
+use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, StatusCode};
 use tokio::time::{Instant, sleep};
 
@@ -17,8 +17,9 @@ use super::dispatch::generated;
 use super::failure::Failure;
 use super::head;
 use super::input::{Caller, InQueue};
-use super::{key, output, shape};
+use super::output;
 use crate::auth::{Action, Principal};
+use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
@@ -39,11 +40,11 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
         ("queue" = String, Path),
         ("Prefer" = Option<String>, Header, description = "`wait=SECONDS` for its end"),
     ),
-    request_body = json::Redrive,
+    request_body = wire::Redrive,
     responses(
-        (status = 200, description = "How far it has come", body = json::RedriveProgress),
+        (status = 200, description = "How far it has come", body = wire::RedriveProgress),
         (status = 422, description = "`conflict`: the id is that of another redrive",
-         body = json::Problem, content_type = "application/problem+json"),
+         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn post(
@@ -54,9 +55,10 @@ pub(super) async fn post(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
     let payload = read_json(&service, permit.tenant(), &headers, body, REDRIVE_BYTES_MAX).await?;
-    let redrive: json::Redrive<'_> = parse(&payload)?;
-    let (id, select) = (redrive.id.as_deref(), select(&redrive)?);
-    let mut view = start(&service, &permit, id, select, redrive.dry_run, redrive.per_s).await?;
+    let mut redrive: wire::Redrive = parse(&payload)?;
+    let (id, dry_run, per_s) = (redrive.id.take(), redrive.dry_run, redrive.per_s);
+    let select = select(redrive)?;
+    let mut view = start(&service, &permit, id.as_deref(), select, dry_run, per_s).await?;
     let until = Instant::now() + head::wait(&headers).max(AT_ONCE);
     while !view.done && Instant::now() < until {
         sleep(BETWEEN_LOOKS).await;
@@ -82,32 +84,19 @@ pub(super) async fn start(
     service.redrive(permit, Redrive { queue, id, select, dry_run, per_s }).await
 }
 
-fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
+fn select(redrive: wire::Redrive) -> Result<Select, Problem> {
     if redrive.group.is_some() && redrive.keys.is_none() {
         return Err(Problem::invalid("group: it is that of `keys`; a `filter` has its own"));
     }
-    match (&redrive.keys, &redrive.filter, redrive.all) {
+    match (redrive.keys, redrive.filter, redrive.all) {
         (Some(keys), None, false) if keys.beyond > 0 => {
             let count = keys.items.len() + keys.beyond;
             let max = limits::REDRIVE_KEYS_MAX;
             let detail = format!("keys: a redrive names at most {max}, this one names {count}");
             Err(Problem::new(Code::TooLarge, detail))
         }
-        (Some(keys), None, false) => {
-            for (place, key) in keys.iter().enumerate() {
-                key::check_field(&format!("keys[{place}]"), key)?;
-            }
-            Ok(Select::Keys {
-                keys: keys.iter().map(|key| Arc::from(&**key)).collect(),
-                group: redrive.group.as_deref().map(Arc::from),
-            })
-        }
-        (None, Some(filter), false) => Ok(Select::Filter {
-            error_contains: filter.error_contains.as_deref().map(str::to_owned),
-            group: filter.group.as_deref().map(str::to_owned),
-            dead_before: filter.dead_before.map(|time| Time(time.0)),
-            dead_after: filter.dead_after.map(|time| Time(time.0)),
-        }),
+        (Some(keys), None, false) => shape::keys(&keys, redrive.group.as_deref()),
+        (None, Some(filter), false) => Ok(shape::filter(filter)),
         (None, None, true) => Ok(Select::All),
         _ => Err(Problem::invalid("give exactly one of `keys`, `filter` and `\"all\": true`")),
     }
@@ -118,9 +107,9 @@ fn select(redrive: &json::Redrive<'_>) -> Result<Select, Problem> {
     get, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
     params(("queue" = String, Path), ("id" = String, Path)),
     responses(
-        (status = 200, description = "Its progress", body = json::RedriveProgress),
+        (status = 200, description = "Its progress", body = wire::RedriveProgress),
         (status = 404, description = "`no_such_key`: none of this id is remembered",
-         body = json::Problem, content_type = "application/problem+json"),
+         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get(
@@ -138,9 +127,9 @@ pub(super) async fn get(
     delete, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
     params(("queue" = String, Path), ("id" = String, Path)),
     responses(
-        (status = 200, description = "How far it came", body = json::RedriveProgress),
+        (status = 200, description = "How far it came", body = wire::RedriveProgress),
         (status = 404, description = "`no_such_key`: none of this id is remembered",
-         body = json::Problem, content_type = "application/problem+json"),
+         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn cancel(

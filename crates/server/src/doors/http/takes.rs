@@ -6,8 +6,8 @@
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use hapax_wire::json;
 use hapax_wire::nearest::closest;
+use hapax_wire::{self as wire, json};
 use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
 use http::{HeaderMap, HeaderName};
 
@@ -147,7 +147,7 @@ async fn read_nothing(request: &mut Request) -> Result<(), Failure> {
         return Ok(());
     }
     match json::read(&said) {
-        Ok(json::Nothing {}) => Ok(()),
+        Ok(wire::Nothing {}) => Ok(()),
         Err(error) => Err(Failure::invalid(format!("the body: none is taken here: {error}"))),
     }
 }

@@ -7,17 +7,18 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use hapax_core::{Content, Delivery, Emit, Fingerprint, Receive, Verb};
-use hapax_wire::{Code, json};
+use hapax_core::{Delivery, Settled, Verb};
+use hapax_wire::json::BadJson;
+use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, StatusCode};
 
 use super::body::{parse, read_json};
 use super::failure::Failure;
 use super::input::InQueue;
-use super::keys::to_blob;
-use super::messages::{ANSWER_BYTES_MAX, with_headers};
-use super::{head, key, output, shape};
+use super::messages::{ANSWER_BYTES_MAX, in_json};
+use super::output;
 use crate::auth::{Action, Principal};
+use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::{Opened, Permit, Service};
 
@@ -32,8 +33,8 @@ pub(super) const SETTLE_BYTES_MAX: usize = 32 * 1_024 * 1_024;
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/receive", tag = "working",
     params(("queue" = String, Path)),
-    request_body = Option<json::Receive>,
-    responses((status = 200, description = "Messages", body = json::Received)),
+    request_body = Option<wire::ReceiveRequest>,
+    responses((status = 200, description = "Messages", body = wire::ReceiveReply)),
 )]
 pub(super) async fn receive(
     State(service): State<Service>,
@@ -45,24 +46,17 @@ pub(super) async fn receive(
     let (receive, wait) = {
         let payload =
             read_json(&service, permit.tenant(), &headers, body, RECEIVE_REQUEST_BYTES_MAX).await?;
-        let asked: json::Receive<'_> = parse(&payload)?;
-        let receive = Receive {
-            queue: permit.queue().clone(),
-            max: asked.max,
-            lease_ms: asked.lease_ms,
-            worker: asked.worker.as_deref().unwrap_or_default().into(),
-            receive_id: asked.receive_id.as_deref().map(Into::into),
-            several_per_group: asked.several_per_group,
-        };
-        (receive, Duration::from_millis(asked.wait_ms))
+        let asked: wire::ReceiveRequest = parse(&payload)?;
+        let wait = Duration::from_millis(asked.wait_ms);
+        (shape::receive(permit.queue(), asked), wait)
     };
     let received = service.receive_list(&permit, receive, wait).await?;
     let bytes_about = received.messages().iter().map(delivery_bytes).sum();
     let messages = received.messages().iter().map(|it| {
-        let lease = shape::lease(&service.seal(&permit, it));
-        shape::delivery(&permit, received.keys_per_group(), lease, it)
+        let lease = service.seal(&permit, it);
+        shape::delivery(&permit, received.keys_per_group(), &lease, it)
     });
-    let answer = json::Received { messages: messages.collect() };
+    let answer = wire::ReceiveReply { messages: messages.collect() };
     let response =
         output::sized(&service, permit.tenant(), StatusCode::OK, &answer, bytes_about).await?;
     drop(answer);
@@ -72,7 +66,7 @@ pub(super) async fn receive(
 
 fn delivery_bytes(it: &Delivery) -> usize {
     let points: usize = it.recovery_points.values().map(Bytes::len).sum();
-    500 + shape::in_json(it.content.size() + points)
+    500 + in_json(it.content.size() + points)
 }
 
 /// Settle leases
@@ -82,8 +76,8 @@ fn delivery_bytes(it: &Delivery) -> usize {
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/settle", tag = "working",
     params(("queue" = String, Path)),
-    request_body = json::Settle,
-    responses((status = 200, description = "An answer for each item", body = json::Settles)),
+    request_body = wire::Settles,
+    responses((status = 200, description = "An answer for each item", body = wire::SettleReply)),
 )]
 pub(super) async fn settle(
     State(service): State<Service>,
@@ -100,28 +94,55 @@ pub(super) async fn settle(
         false => service.settle(&permit, items, ANSWER_BYTES_MAX).await?,
     };
     drop(admitted);
-    let result_bytes: usize = settled.iter().map(|(it, _)| shape::result_bytes(it)).sum();
-    let mut rest = settled.iter();
-    let told = kept.iter().map(|kept| match kept {
-        Ok(told) => match rest.next() {
-            Some((it, omitted)) => shape::settled(told.is_fail, told.is_extend, it, *omitted),
-            None => shape::unsettled(&Problem::unanswered()),
+    let result_bytes: usize = settled.iter().map(|(it, _)| result_bytes(it)).sum();
+    let mut rest = settled.into_iter();
+    let bytes_about = 200 * kept.len() + in_json(result_bytes);
+    let answers = kept.into_iter().map(|kept| match kept {
+        Ok(asked) => match rest.next() {
+            Some((it, omitted)) => asked.tell(shape::settled(0, it, omitted)),
+            None => shape::unsettled(0, &Problem::unanswered()),
         },
-        Err(problem) => shape::unsettled(problem),
+        Err(problem) => shape::unsettled(0, &problem),
     });
-    let answers: Vec<json::Settled<'_>> = told.collect();
-    let bytes_about = 200 * kept.len() + shape::in_json(result_bytes);
-    let answers = json::Settles { answers };
+    let answers = wire::SettleReply { answers: answers.collect() };
     output::sized(&service, permit.tenant(), StatusCode::OK, &answers, bytes_about).await
 }
 
+/// About how many bytes the result takes that the answer to a settle carries.
+fn result_bytes(settled: &Settled) -> usize {
+    match settled {
+        Settled::LeaseLost { result: Some(result), .. } => result.body.len(),
+        _ => 0,
+    }
+}
+
 /// What the answer to a settle tells, by what was asked.
-struct Told {
+struct Asked {
     is_fail: bool,
     is_extend: bool,
 }
 
-type Kept = Result<Told, Problem>;
+impl Asked {
+    fn of(verb: &Verb) -> Self {
+        Self {
+            is_fail: matches!(verb, Verb::Fail { .. } | Verb::Park { .. }),
+            is_extend: matches!(verb, Verb::Extend { .. }),
+        }
+    }
+
+    /// The place is told to who failed, and a time to who failed or extended.
+    fn tell(&self, mut answer: wire::SettleAnswer) -> wire::SettleAnswer {
+        if answer.kind() == wire::SettleKind::Ok {
+            if !self.is_fail {
+                answer.state = wire::State::Unspecified.into();
+            }
+            answer.deadline_ms = answer.deadline_ms.filter(|_| self.is_fail || self.is_extend);
+        }
+        answer
+    }
+}
+
+type Kept = Result<Asked, Problem>;
 
 fn gather(
     service: &Service,
@@ -129,150 +150,41 @@ fn gather(
     caller: &Arc<Principal>,
     json: &[u8],
 ) -> Result<(Vec<Opened>, Vec<Kept>), Failure> {
-    let settle = json::Settle::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
+    let settle = wire::Settles::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
     if settle.beyond > 0 {
         let count = settle.items.len() + settle.beyond;
-        let detail = format!("there are {count} items, at most {} go together", json::SETTLE_MAX);
+        let detail = format!("there are {count} items, at most {} go together", wire::SETTLE_MAX);
         return Err(Problem::new(Code::TooLarge, detail).into());
     }
     let mut opened = Vec::with_capacity(settle.items.len());
     let mut kept = Vec::with_capacity(settle.items.len());
     for item in settle.items {
-        let verb = match &item {
-            Ok(item) => verb(service, caller, item),
-            Err(error) => Err(Problem::invalid(error.to_string())),
-        };
-        kept.push(match (verb, item) {
-            (Ok(verb), Ok(item)) => {
-                let told = Told {
-                    is_fail: matches!(verb, Verb::Fail { .. } | Verb::Park { .. }),
-                    is_extend: matches!(verb, Verb::Extend { .. }),
-                };
-                opened.push(service.open(permit, &shape::lease_bytes(&item.lease), verb));
-                Ok(told)
+        kept.push(match read(service, caller, item) {
+            Ok((lease, verb)) => {
+                let asked = Asked::of(&verb);
+                opened.push(service.open(permit, &lease, verb));
+                Ok(asked)
             }
-            (Err(problem), _) => Err(problem),
-            (Ok(_), Err(error)) => Err(Problem::invalid(error.to_string())),
+            Err(problem) => Err(problem),
         });
     }
     Ok((opened, kept))
 }
 
-fn verb(
+fn read(
     service: &Service,
     caller: &Arc<Principal>,
-    item: &json::SettleItem<'_>,
-) -> Result<Verb, Problem> {
-    refuse_other_fields(item)?;
-    Ok(match &*item.verb {
-        "done" => Verb::Done {
-            result: item.result.as_ref().map(to_blob).transpose()?,
-            emits: emits(service, caller, item)?,
-        },
-        "fail" => Verb::Fail {
-            error: item.error.as_deref().unwrap_or_default().to_owned(),
-            delay_ms: item.delay_ms,
-            dead: item.dead.unwrap_or_default(),
-        },
-        "release" => Verb::Release,
-        "park" => Verb::Park {
-            error: item.error.as_deref().unwrap_or_default().to_owned(),
-            delay_ms: item.delay_ms,
-            dead: item.dead.unwrap_or_default(),
-        },
-        "extend" => Verb::Extend { lease_ms: item.lease_ms },
-        "begin" => Verb::Begin,
-        "save" => {
-            let bytes = json::body_bytes(item.body.as_ref(), item.body_base64.as_ref())
-                .map_err(|error| Problem::invalid(error.to_string()))?;
-            Verb::Save {
-                name: item.name.as_deref().unwrap_or_default().to_owned(),
-                data: Bytes::copy_from_slice(&bytes),
-            }
+    item: Result<wire::SettleItem, BadJson>,
+) -> Result<(Bytes, Verb), Problem> {
+    let item = item.map_err(|error| Problem::invalid(error.to_string()))?;
+    let settle =
+        wire::Settle::try_from(item).map_err(|error| Problem::invalid(error.to_string()))?;
+    if let Some(wire::settle::Verb::Done(done)) = &settle.verb {
+        for (place, emit) in done.emits.iter().enumerate() {
+            let checked = shape::check_names(emit.key.as_deref(), emit.group.as_deref());
+            checked.map_err(shape::of_emit(place))?;
         }
-        other => {
-            let detail = format!(
-                "do: {other:?} is none of done, fail, release, extend, begin, save and park"
-            );
-            return Err(Problem::invalid(detail));
-        }
-    })
-}
-
-/// A field of another verb would be ignored, though whoever set it counts on it.
-fn refuse_other_fields(item: &json::SettleItem<'_>) -> Result<(), Problem> {
-    let given = [
-        ("result", item.result.is_some(), &["done"][..]),
-        ("emit", item.emit.is_some(), &["done"]),
-        ("error", item.error.is_some(), &["fail", "park"]),
-        ("delay_ms", item.delay_ms.is_some(), &["fail", "park"]),
-        ("dead", item.dead.is_some(), &["fail", "park"]),
-        ("lease_ms", item.lease_ms.is_some(), &["extend"]),
-        ("name", item.name.is_some(), &["save"]),
-        ("body", item.body.is_some(), &["save"]),
-        ("body_base64", item.body_base64.is_some(), &["save"]),
-    ];
-    let known = given.iter().any(|(_, _, verbs)| verbs.contains(&&*item.verb));
-    let known = known || matches!(&*item.verb, "release" | "begin");
-    let wrong = given.iter().find(|(_, is, verbs)| *is && !verbs.contains(&&*item.verb));
-    match wrong.filter(|_| known) {
-        Some((field, _, verbs)) => Err(Problem::invalid(format!(
-            "{field} belongs to do: {:?}, not to {:?}",
-            verbs.join(" or "),
-            &*item.verb
-        ))),
-        None => Ok(()),
     }
-}
-
-fn emits(
-    service: &Service,
-    caller: &Arc<Principal>,
-    item: &json::SettleItem<'_>,
-) -> Result<Vec<Emit>, Problem> {
-    let Some(emits) = &item.emit else { return Ok(Vec::new()) };
-    if emits.beyond > 0 {
-        let count = emits.items.len() + emits.beyond;
-        let max = json::EMIT_MAX;
-        return Err(Problem::invalid(format!(
-            "emit: there are {count}, at most {max} go together"
-        )));
-    }
-    let emits = emits.iter().enumerate().map(|(place, emit)| {
-        to_emit(service, caller, emit).map_err(|problem| Problem {
-            detail: format!("emit[{place}]: {}", problem.detail),
-            ..problem
-        })
-    });
-    emits.collect()
-}
-
-fn to_emit(
-    service: &Service,
-    caller: &Arc<Principal>,
-    emit: &json::Emit<'_>,
-) -> Result<Emit, Problem> {
-    let queue = service.may_emit(caller, &emit.queue)?;
-    match emit.key.as_deref() {
-        Some(key) => key::check_field("key", key)?,
-        None if emit.name.as_deref().unwrap_or_default().is_empty() => {
-            return Err(Problem::unnamed_emit());
-        }
-        None => {}
-    }
-    let body = json::body_bytes(emit.body.as_ref(), emit.body_base64.as_ref())
-        .map_err(|error| Problem::invalid(error.to_string()))?;
-    let builder = Content::builder(emit.key.as_deref().unwrap_or_default())
-        .content_type(emit.content_type.as_deref())
-        .group(emit.group.as_deref());
-    let content = with_headers(builder, emit.headers.as_ref())?.build(&body)?;
-    let name = emit.name.as_deref().unwrap_or_default().to_owned();
-    let fingerprint = emit.fingerprint.as_deref();
-    head::check_fingerprint("fingerprint", fingerprint)?;
-    Ok(Emit {
-        delay_ms: emit.delay_ms,
-        ttl_ms: emit.ttl_ms,
-        fingerprint: fingerprint.map(Fingerprint::own),
-        ..Emit::new(queue, &name, content)
-    })
+    let verb = shape::verb(settle.verb, |queue| service.may_emit(caller, queue))?;
+    Ok((settle.lease, verb))
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use hapax_core::{Settled, Verb};
-use hapax_wire::{lean, proto};
+use hapax_wire::lean;
 use tonic::Status;
 
-use super::super::convert;
 use super::super::part::Part;
 use super::super::status::malformed;
 use super::{News, WorkStream};
+use crate::doors::shape;
 use crate::engine::Listed;
 use crate::problem::Problem;
 use crate::service::{Admitted, Opened};
@@ -31,16 +31,13 @@ impl WorkStream {
         let Some(open) = &self.open else { return Ok(()) };
         let verb = match settle.plain_done().map_err(malformed)? {
             Some(result) => {
-                let result = result.map(|(body, content_type)| convert::blob(body, content_type));
+                let result = result.map(|(body, content_type)| shape::blob(body, content_type));
                 result.transpose().map(|result| Verb::Done { result, emits: Vec::new() })
             }
-            None => match settle.verb().map_err(malformed)? {
-                Some(verb) => {
-                    let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
-                    convert::verb(verb, emit_to)
-                }
-                None => Err(Problem::invalid("the settle says nothing: done, fail, release …")),
-            },
+            None => {
+                let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
+                shape::verb(settle.verb().map_err(malformed)?, emit_to)
+            }
         };
         match verb {
             Ok(verb) => {
@@ -82,6 +79,5 @@ impl WorkStream {
 }
 
 pub(in super::super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
-    let answer: proto::SettleAnswer = convert::settle_error(number, problem);
-    lean::put_nested(frame, lean::SETTLED, &answer);
+    lean::put_nested(frame, lean::SETTLED, &shape::unsettled(number, problem));
 }

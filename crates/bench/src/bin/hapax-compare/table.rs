@@ -1,0 +1,205 @@
+//! What was measured: a line per run while it goes on, one table or one JSON object in the end.
+
+use std::time::Duration;
+
+use hapax_bench::report::{grouped, median, table};
+use serde::Serialize;
+
+use crate::system::{Measured, System};
+
+/// How long syncs of 64 KiB took, into a file that has its blocks already.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Disk {
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+}
+
+/// All that one program run measured.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Lives per run.
+    pub(crate) count: u64,
+    pub(crate) rows: Vec<Row>,
+    /// The raw disk, before each round.
+    pub(crate) disk: Vec<Disk>,
+}
+
+/// One system at one size of bodies.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) system: String,
+    pub(crate) description: String,
+    pub(crate) size: usize,
+    /// Of each run, in order.
+    pub(crate) lives_per_s: Vec<f64>,
+    pub(crate) median_lives_per_s: f64,
+    pub(crate) server_cpu_us_per_life: Vec<f64>,
+    pub(crate) client_cpu_us_per_life: Vec<f64>,
+    /// Share of all cores that server and client kept busy, from 0 to 1.
+    pub(crate) cores_busy: Vec<f64>,
+    /// The median against that of the best peer at this size.
+    pub(crate) against_best_peer: Option<f64>,
+    #[serde(skip)]
+    pub(crate) is_peer: bool,
+}
+
+impl Row {
+    pub(crate) fn new(system: &System, size: usize) -> Self {
+        Self {
+            system: system.name().to_owned(),
+            description: system.describe(),
+            is_peer: system.is_peer(),
+            size,
+            lives_per_s: Vec::new(),
+            median_lives_per_s: 0.0,
+            against_best_peer: None,
+            server_cpu_us_per_life: Vec::new(),
+            client_cpu_us_per_life: Vec::new(),
+            cores_busy: Vec::new(),
+        }
+    }
+
+    /// Takes in one more run of so many lives.
+    pub(crate) fn add(&mut self, count: u64, measured: Measured) {
+        let micros_per_life = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
+        self.lives_per_s.push(count as f64 / measured.time.as_secs_f64());
+        let server = measured.cpu.server.unwrap_or_default();
+        self.server_cpu_us_per_life.push(micros_per_life(server));
+        self.client_cpu_us_per_life.push(micros_per_life(measured.cpu.client));
+        self.cores_busy.push(measured.cpu.cores_busy(measured.time));
+        self.median_lives_per_s = median(&self.lives_per_s);
+    }
+
+    fn cells(&self) -> [String; 9] {
+        let lowest = self.lives_per_s.iter().copied().fold(f64::INFINITY, f64::min);
+        let highest = self.lives_per_s.iter().copied().fold(0.0, f64::max);
+        [
+            format!("{} bytes", self.size),
+            self.description.clone(),
+            grouped(self.median_lives_per_s),
+            grouped(lowest),
+            grouped(highest),
+            self.against_best_peer.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+            format!("{:.1} µs", median(&self.server_cpu_us_per_life)),
+            format!("{:.1} µs", median(&self.client_cpu_us_per_life)),
+            format!("{:.0} %", median(&self.cores_busy) * 100.0),
+        ]
+    }
+
+    /// The newest run, in words.
+    pub(crate) fn last(&self) -> String {
+        let last = |values: &[f64]| values.last().copied().unwrap_or(0.0);
+        format!(
+            "{:>5} bytes  {:<14} {:>9} lives/s, CPU per life: server {:.1} µs, client {:.1} µs, \
+             cores busy: {:.0} %",
+            self.size,
+            self.system,
+            grouped(last(&self.lives_per_s)),
+            last(&self.server_cpu_us_per_life),
+            last(&self.client_cpu_us_per_life),
+            last(&self.cores_busy) * 100.0
+        )
+    }
+}
+
+impl Report {
+    /// Fills in the ratios, once all runs are over.
+    pub(crate) fn compare(&mut self) {
+        let medians: Vec<(usize, f64)> = self
+            .rows
+            .iter()
+            .filter(|row| row.is_peer)
+            .map(|row| (row.size, row.median_lives_per_s))
+            .collect();
+        for row in &mut self.rows {
+            let peers = medians.iter().filter(|(size, _)| *size == row.size);
+            let best = peers.map(|(_, median)| *median).fold(0.0, f64::max);
+            row.against_best_peer = (best > 0.0).then(|| row.median_lives_per_s / best);
+        }
+    }
+
+    #[expect(clippy::print_stdout, reason = "the program's output")]
+    pub(crate) fn print(&self, as_json: bool) -> serde_json::Result<()> {
+        if as_json {
+            println!("{}", serde_json::to_string_pretty(self)?);
+        } else {
+            println!("{}", self.table());
+        }
+        Ok(())
+    }
+
+    fn table(&self) -> String {
+        let header = [
+            "body",
+            "system",
+            "lives/s, median",
+            "lowest",
+            "highest",
+            "× best peer",
+            "server CPU",
+            "client CPU",
+            "cores busy",
+        ];
+        let mut lines = vec![header.map(str::to_owned)];
+        lines.extend(self.rows.iter().map(Row::cells));
+        let text = table(&lines, 2).join("\n");
+        let runs = self.rows.iter().map(|row| row.lives_per_s.len()).max().unwrap_or(0);
+        let count = grouped(self.count as f64);
+        text + &format!("\n{count} lives a run, runs of each: {runs}, in turns; CPU is per life\n")
+            + "every message verified: accepted once, delivered once, unchanged, settled once"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hapax_bench::cpu::Times;
+
+    use super::*;
+
+    fn row(is_peer: bool, size: usize, rates: &[f64]) -> Row {
+        let mut row = Row {
+            system: "x".to_owned(),
+            description: "X".to_owned(),
+            size,
+            lives_per_s: Vec::new(),
+            median_lives_per_s: 0.0,
+            against_best_peer: None,
+            server_cpu_us_per_life: Vec::new(),
+            client_cpu_us_per_life: Vec::new(),
+            cores_busy: Vec::new(),
+            is_peer,
+        };
+        for rate in rates {
+            let time = Duration::from_secs_f64(1_000.0 / rate);
+            row.add(1_000, Measured { time, cpu: Times { client: time, server: Some(time) } });
+        }
+        row
+    }
+
+    #[test]
+    fn ratios_are_to_the_best_peer_of_the_same_size() {
+        let rows = vec![
+            row(false, 100, &[1_000.0]),
+            row(true, 100, &[100.0, 200.0, 900.0]),
+            row(true, 100, &[50.0]),
+            row(true, 1_024, &[400.0]),
+        ];
+        let mut report = Report { count: 1_000, rows, disk: Vec::new() };
+        report.compare();
+        let ratios: Vec<String> = report
+            .rows
+            .iter()
+            .map(|row| format!("{:.2}", row.against_best_peer.unwrap()))
+            .collect();
+        assert_eq!(ratios, ["5.00", "1.00", "0.25", "1.00"]);
+    }
+
+    #[test]
+    fn without_a_peer_there_is_no_ratio() {
+        let rows = vec![row(false, 100, &[1_000.0])];
+        let mut report = Report { count: 1_000, rows, disk: Vec::new() };
+        report.compare();
+        assert_eq!(report.rows[0].against_best_peer, None);
+        assert!(report.table().contains("1,000"));
+    }
+}

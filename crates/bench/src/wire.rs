@@ -1,0 +1,290 @@
+//! The load over the network: producers and workers of Hapax's client, each a task with a
+//! connection of its own.
+//!
+//! Without a rate, as many lives as the broker can take. With one, messages are sent at a fixed
+//! rate, and latencies count from the moment a message should have been sent, whether or not the
+//! one before was answered: a broker that stalls cannot hide it.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use hapax_client::{Answered, Batch, Client, Message, Queue, Sender, Settle};
+use hdrhistogram::Histogram;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::ledger::{BACKLOG_PAUSE, Ledger};
+use crate::messages::Messages;
+use crate::report::histogram;
+
+/// A broker that makes no progress for this long hangs.
+const STALL: Duration = Duration::from_secs(60);
+
+/// Pause between two looks at the progress.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub producers: usize,
+    pub workers: usize,
+    /// Messages of a producer without an answer, and of a worker without a settle.
+    pub window: usize,
+    /// A producer sends only when its window has room for this many.
+    pub batch: usize,
+    pub has_keys: bool,
+    /// Messages per second of all producers.
+    pub rate: Option<u64>,
+}
+
+/// What a run took.
+#[derive(Debug)]
+pub struct Lived {
+    /// From the first send to the last confirmation of one.
+    pub sends: Duration,
+    /// From the first send to the last confirmation of a settle.
+    pub lives: Duration,
+    /// From sending a message, or when it should have been sent, to its confirmation, in
+    /// microseconds.
+    pub confirms: Histogram<u64>,
+}
+
+/// Sends, receives and settles every message of the ledger. `connect` is called for each producer
+/// and worker.
+pub async fn run(
+    shape: Shape,
+    queue: &str,
+    ledger: &Arc<Ledger>,
+    connect: impl Fn() -> Result<Client>,
+) -> Result<Lived> {
+    let (over, _) = watch::channel(false);
+    let (mut workers, mut producers) = (JoinSet::new(), JoinSet::new());
+    for number in 0..shape.workers {
+        let queue = connect()?.queue(queue);
+        workers.spawn(work(queue, number, shape, Arc::clone(ledger), over.subscribe()));
+    }
+    for _ in 0..shape.producers {
+        let sender = connect()?.queue(queue).sender().window(shape.window);
+        let producer = Producer { sender, shape, ledger: Arc::clone(ledger) };
+        producers.spawn(producer.produce());
+    }
+    let mut confirms = histogram();
+    let mut sends = Duration::ZERO;
+    let mut progress = (ledger.done(), Instant::now());
+    while !producers.is_empty() || !ledger.is_complete() {
+        tokio::select! {
+            Some(ended) = producers.join_next() => {
+                confirms += ended.context("a producer was lost")??;
+                sends = ledger.elapsed();
+            }
+            Some(ended) = workers.join_next() => ended.context("a worker was lost")??,
+            () = tokio::time::sleep(INTERVAL) => {}
+        }
+        if ledger.done() != progress.0 {
+            progress = (ledger.done(), Instant::now());
+        }
+        if progress.1.elapsed() > STALL {
+            let missing = ledger.messages().count() - progress.0;
+            bail!("no progress for {} s, {missing} messages are not done", STALL.as_secs());
+        }
+    }
+    over.send_replace(true);
+    while let Some(ended) = workers.join_next().await {
+        ended.context("a worker was lost")??;
+    }
+    let lives = ledger.took().context("the last settle was not confirmed")?;
+    Ok(Lived { sends, lives, confirms })
+}
+
+/// The message of a number, without its key.
+pub fn message(messages: &Messages, number: u64) -> Message {
+    Message::new(messages.body(number))
+}
+
+struct Producer {
+    sender: Sender,
+    shape: Shape,
+    ledger: Arc<Ledger>,
+}
+
+impl Producer {
+    async fn produce(self) -> Result<Histogram<u64>> {
+        match self.shape.rate {
+            Some(rate) => self.send_at(rate).await,
+            None => self.send_all().await,
+        }
+    }
+
+    fn push(&mut self, number: u64) {
+        let messages = self.ledger.messages();
+        let message = message(messages, number);
+        match self.shape.has_keys {
+            true => self.sender.push(message.key(messages.key(number).to_string()), number),
+            false => self.sender.push_unkeyed(message, number),
+        }
+    }
+
+    fn confirmed(&self, answered: Answered) -> Result<()> {
+        let number = answered.tag;
+        let answer =
+            answered.answer.with_context(|| format!("message {number} was not accepted"))?;
+        if !answer.is_new() {
+            self.ledger.duplicate();
+        }
+        self.ledger.sent(number, Some(answer.id));
+        Ok(())
+    }
+
+    /// Fills the window, and again whatever was answered.
+    async fn send_all(mut self) -> Result<Histogram<u64>> {
+        let mut confirms = histogram();
+        let mut sent = SendTimes::default();
+        let mut answers = Vec::new();
+        let batch = self.shape.batch as u64;
+        loop {
+            let now = self.ledger.elapsed();
+            while let Some(numbers) = self.ledger.take(batch, self.sender.room() as u64) {
+                sent.put(numbers.clone(), now);
+                numbers.for_each(|number| self.push(number));
+            }
+            if self.sender.unanswered() == 0 {
+                if self.ledger.is_taken() {
+                    return Ok(confirms);
+                }
+                tokio::time::sleep(BACKLOG_PAUSE).await;
+                continue;
+            }
+            self.sender.answers(&mut answers).await?;
+            let now = self.ledger.elapsed();
+            for answered in answers.drain(..) {
+                let took = now.saturating_sub(sent.take(answered.tag));
+                confirms.saturating_record(took.as_micros() as u64);
+                self.confirmed(answered)?;
+            }
+        }
+    }
+
+    /// Sends each message at its time, whatever became of the ones before.
+    async fn send_at(mut self, rate: u64) -> Result<Histogram<u64>> {
+        let due_at = move |number: u64| Duration::from_secs_f64(number as f64 / rate as f64);
+        let (due, mut numbers) = mpsc::unbounded_channel();
+        let ledger = Arc::clone(&self.ledger);
+        // The runtime's timer counts whole milliseconds; the kernel's is much finer.
+        thread::spawn(move || {
+            for number in std::iter::from_fn(|| ledger.take(1, 1)).flatten() {
+                thread::sleep(due_at(number).saturating_sub(ledger.elapsed()));
+                if due.send(number).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut confirms = histogram();
+        let mut answers = Vec::new();
+        let mut is_over = false;
+        while !is_over || self.sender.unanswered() > 0 {
+            let is_waiting = self.sender.unanswered() > 0;
+            tokio::select! {
+                number = numbers.recv(), if !is_over => match number {
+                    Some(number) => {
+                        self.push(number);
+                        self.sender.flush();
+                    }
+                    None => is_over = true,
+                },
+                answered = self.sender.answers(&mut answers), if is_waiting => answered?,
+            }
+            let now = self.ledger.elapsed();
+            for answered in answers.drain(..) {
+                let took = now.saturating_sub(due_at(answered.tag));
+                confirms.saturating_record(took.as_micros() as u64);
+                self.confirmed(answered)?;
+            }
+        }
+        Ok(confirms)
+    }
+}
+
+async fn work(
+    queue: Queue,
+    number: usize,
+    shape: Shape,
+    ledger: Arc<Ledger>,
+    mut over: watch::Receiver<bool>,
+) -> Result<()> {
+    let mut work = queue.work().worker(format!("bench-{number}")).open();
+    work.credit(u32::try_from(shape.window).unwrap_or(u32::MAX));
+    let mut batch = Batch::default();
+    let mut settled = Vec::new();
+    loop {
+        tokio::select! {
+            came = work.next(&mut batch) => came?,
+            _ = over.wait_for(|is_over| *is_over) => return Ok(()),
+        }
+        for delivery in batch.deliveries.drain(..) {
+            let key = shape.has_keys.then(|| Uuid::try_parse(delivery.key())).transpose()?;
+            let number = ledger.delivered(key, delivery.body(), Some(delivery.id()))?;
+            work.settle(delivery.lease(), Settle::done(), number);
+        }
+        let answered = u32::try_from(batch.settled.len()).unwrap_or(u32::MAX);
+        for answered in batch.settled.drain(..) {
+            match answered.answer?.is_ok() {
+                true => settled.push(answered.tag),
+                false => ledger.lease_lost(),
+            }
+        }
+        ledger.settled(settled.drain(..));
+        work.credit(answered);
+        batch.lost.clear();
+        if batch.is_closing {
+            bail!("the broker stops");
+        }
+    }
+}
+
+/// When messages without an answer were sent: ranges of numbers, in order, each with its time and
+/// how many of it have no answer.
+#[derive(Debug, Default)]
+struct SendTimes(VecDeque<(Range<u64>, Duration, u64)>);
+
+impl SendTimes {
+    /// Ranges come in order.
+    fn put(&mut self, numbers: Range<u64>, at: Duration) {
+        let count = numbers.end - numbers.start;
+        self.0.push_back((numbers, at, count));
+    }
+
+    fn take(&mut self, number: u64) -> Duration {
+        let place = self.0.partition_point(|(numbers, ..)| numbers.end <= number);
+        let Some((_, at, left)) = self.0.get_mut(place) else { return Duration::ZERO };
+        let at = *at;
+        *left = left.saturating_sub(1);
+        while self.0.pop_front_if(|(.., left)| *left == 0).is_some() {}
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_found_by_number_in_any_order() {
+        let ms = Duration::from_millis;
+        let mut sent = SendTimes::default();
+        sent.put(2..4, ms(1));
+        sent.put(7..8, ms(2));
+        sent.put(9..11, ms(3));
+        assert_eq!(sent.take(7), ms(2));
+        assert_eq!((sent.take(3), sent.take(10)), (ms(1), ms(3)));
+        assert_eq!(sent.0.len(), 3);
+        assert_eq!(sent.take(2), ms(1));
+        assert_eq!(sent.0.len(), 1);
+        sent.put(20..21, ms(4));
+        assert_eq!((sent.take(20), sent.take(9)), (ms(4), ms(3)));
+        assert!(sent.0.is_empty());
+    }
+}

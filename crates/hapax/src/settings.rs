@@ -1,0 +1,233 @@
+//! The broker's settings: flags before `HAPAX_…` variables before a TOML file before defaults,
+//! every value with its origin.
+//!
+//! Flags and variables are clap's ([`Values`]), the file is read by serde; everything that is wrong
+//! in the file is reported at once. The broker itself takes plain
+//! [`Options`](hapax_server::Options).
+
+mod file;
+mod json;
+mod lint;
+mod origin;
+#[cfg(test)]
+mod reference;
+mod show;
+mod value;
+mod values;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use hapax_server::Options;
+use hapax_server::lint::{Finding, Rule, Severity};
+use hapax_server::options::{Auth, Limits, Queue};
+use serde::Serialize;
+
+pub(crate) use lint::lint;
+pub(crate) use origin::Origin;
+pub(crate) use value::{OrOff, text};
+pub(crate) use values::{Flags, Values};
+
+/// The file that is read where none is named and this one exists.
+const FILE: &str = "hapax.toml";
+/// A settings file beyond this is something else.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// The command that the settings are for; some defaults depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    Serve,
+    /// `hapax dev`: for one's own machine, without tokens.
+    Dev,
+}
+
+/// Everything that was set.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) values: Values,
+    tenants: BTreeMap<String, Limits>,
+    queues: Vec<Queue>,
+    /// Where values come from that are not defaults, by the path of their field, and where tenants
+    /// and queues are declared.
+    origins: BTreeMap<String, Origin>,
+}
+
+impl Settings {
+    fn new(flags: &Flags) -> Self {
+        let (values, origins) = (flags.values.clone(), flags.origins.clone());
+        Self { values, origins, tenants: BTreeMap::new(), queues: Vec::new() }
+    }
+
+    /// Adds what the file says, which is looked for in the directory.
+    pub(crate) fn load(
+        flags: &Flags,
+        profile: Profile,
+        directory: &Path,
+    ) -> Result<Self, Mistakes> {
+        let mut settings = Self::new(flags);
+        let mut wrong = Vec::new();
+        let named = match &flags.values.config {
+            Some(OrOff(named)) => named.clone(),
+            None => directory.join(FILE).is_file().then(|| FILE.into()),
+        };
+        settings.values.config = Some(OrOff(named.clone()));
+        if let Some(path) = named {
+            match text_of(&directory.join(&path)) {
+                Ok(text) => wrong = file::read(&text, &path.display().to_string(), &mut settings),
+                Err(why) => {
+                    let why = format!("{} cannot be read: {why}", path.display());
+                    let fix = "Name a file that can, or none".to_owned();
+                    wrong.push(settings.wrong(Rule::Value, "config", why, fix));
+                }
+            }
+        }
+        if profile == Profile::Dev && !settings.origins.contains_key("auth") {
+            settings.values.auth = Auth::Off;
+            settings.origins.insert("auth".to_owned(), Origin::DefaultOf("dev"));
+        }
+        for (name, why) in settings.values.refused() {
+            let fix = format!("Allowed: {}", values::allowed(name));
+            wrong.push(settings.wrong(Rule::Value, name, why, fix));
+        }
+        if wrong.is_empty() { Ok(settings) } else { Err(Mistakes(wrong)) }
+    }
+
+    /// The options to start a broker with.
+    pub(crate) fn options(&self) -> Options {
+        let (tenants, queues) = (self.tenants.clone(), self.queues.clone());
+        Options { tenants, queues, ..self.values.options() }
+    }
+
+    /// Where the value of a field comes from; of one that nobody wrote, where its table is.
+    pub(crate) fn origin(&self, path: &str) -> Origin {
+        let above = std::iter::successors(Some(path), |path| Some(path.rsplit_once('.')?.0));
+        above.filter_map(|path| self.origins.get(path)).next().cloned().unwrap_or(Origin::Default)
+    }
+
+    /// Whether the broker may start: it refuses to listen beyond loopback without tokens or TLS,
+    /// unless that is allowed.
+    pub(crate) fn check(&self) -> Result<(), Mistakes> {
+        let found = hapax_server::lint::reach(&self.options());
+        let mut found = self.located(found);
+        found.retain(|found| found.finding.severity() == Severity::Error);
+        if found.is_empty() { Ok(()) } else { Err(Mistakes(found)) }
+    }
+
+    /// Everything about these settings that would weaken a guarantee, on this machine.
+    pub(crate) fn findings(&self) -> Vec<Located> {
+        self.findings_on(&hapax_server::lint::mounts())
+    }
+
+    fn findings_on(&self, mounts: &str) -> Vec<Located> {
+        let is_written = |path: &str| self.origins.contains_key(path);
+        let mut found = hapax_server::lint::lint(&self.options(), mounts, &is_written);
+        let endpoint = self.values.otlp_endpoint.0.as_ref();
+        found.extend(endpoint.and_then(|endpoint| hapax_server::lint::spans(&endpoint.0)));
+        self.located(found)
+    }
+
+    fn located(&self, findings: Vec<Finding>) -> Vec<Located> {
+        let locate = |finding: Finding| Located { origin: self.place(&finding.field), finding };
+        findings.into_iter().map(locate).collect()
+    }
+
+    fn wrong(&self, rule: Rule, field: &str, why: String, fix: String) -> Located {
+        let finding = Finding { rule, field: field.to_owned(), why, fix };
+        Located { origin: self.place(field), finding }
+    }
+
+    /// Where a finding about a field belongs: of two that are compared, to the one that is written.
+    fn place(&self, path: &str) -> Origin {
+        if self.origins.contains_key(path) {
+            return self.origin(path);
+        }
+        let other = path.rsplit_once('.').and_then(|(table, field)| {
+            let other = format!("{table}.{}", compared_with(field)?);
+            self.origins.get(&other).cloned()
+        });
+        other.unwrap_or_else(|| self.origin(path))
+    }
+}
+
+/// The other field of a queue that a field is compared with.
+fn compared_with(field: &str) -> Option<&'static str> {
+    match field {
+        "retention_ms" => Some("retry_horizon_ms"),
+        "backoff_min_ms" => Some("backoff_max_ms"),
+        _ => None,
+    }
+}
+
+fn text_of(path: &Path) -> Result<String, String> {
+    let about = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if about.is_dir() {
+        return Err("it is a directory".to_owned());
+    }
+    if about.len() > FILE_BYTES_MAX {
+        return Err(format!("it has {} bytes, and settings are small", about.len()));
+    }
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
+}
+
+/// The data directory of the broker with this settings file, and whether somebody named it.
+pub(crate) fn data_directory(
+    config: Option<&OrOff<PathBuf>>,
+    data: Option<&Path>,
+) -> Result<(PathBuf, bool), Mistakes> {
+    if let Some(data) = data {
+        return Ok((data.to_owned(), true));
+    }
+    let mut flags = Flags::defaults();
+    flags.values.config = config.cloned();
+    let named = config.map(|_| Origin::Flag("--config or HAPAX_CONFIG".to_owned()));
+    flags.origins.extend(named.map(|origin| ("config".to_owned(), origin)));
+    let settings = Settings::load(&flags, Profile::Serve, Path::new(""))?;
+    let is_named = settings.origins.contains_key("data");
+    Ok((settings.values.data, is_named))
+}
+
+/// A finding, and where it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Located {
+    pub(crate) origin: Origin,
+    pub(crate) finding: Finding,
+}
+
+impl fmt::Display for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = self.finding.severity().as_str();
+        write!(f, "{}: {severity}: {}", self.origin.place(), self.finding)
+    }
+}
+
+impl Serialize for Located {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Finding { rule, field, why, fix } = &self.finding;
+        let shape = serde_json::json!({
+            "severity": rule.severity(), "rule": rule.name(), "origin": self.origin.to_string(),
+            "line": self.origin.line(), "field": field, "why": why, "fix": fix,
+        });
+        shape.serialize(serializer)
+    }
+}
+
+/// Settings that cannot be used: everything that is wrong with them, at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mistakes(pub(crate) Vec<Located>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        // Whoever prints it says that it is an error.
+        f.write_str(&lines.join("\n").replacen(": error: ", ": ", 1))
+    }
+}
+
+/// The variables of the settings.
+pub(crate) fn variables() -> impl Iterator<Item = String> {
+    values::names().into_iter().map(|name| values::variable(&name))
+}
+
+#[cfg(test)]
+mod tests;

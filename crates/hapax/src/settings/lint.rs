@@ -1,0 +1,47 @@
+//! `hapax lint`: a file looked at without a broker.
+//!
+//! A file is TOML as `serve` reads it or JSON as `PUT /v1/queues/{queue}` takes it. A line of TOML
+//! with the comment `# lint: allow RULE` keeps its warnings and notes of that rule to itself;
+//! errors cannot be allowed. The rules are the broker's ([`hapax_server::lint`]).
+
+use hapax_server::lint::{Severity, mounts};
+
+use super::{Flags, Located, Settings, file, json};
+
+/// Begins a comment that allows a rule on its line.
+const ALLOW: &str = "# lint: allow ";
+
+/// Everything that is wrong with the text of a file, by line.
+pub(crate) fn lint(text: &str, file_name: &str) -> Vec<Located> {
+    lint_on(text, file_name, &mounts())
+}
+
+/// The same, on a machine with these file systems.
+pub(super) fn lint_on(text: &str, file_name: &str, mounts: &str) -> Vec<Located> {
+    let is_json = file_name.ends_with(".json") || text.trim_start().starts_with('{');
+    if is_json {
+        return json::lint(text, file_name);
+    }
+    let mut settings = Settings::new(&Flags::defaults());
+    let mut found = file::read(text, file_name, &mut settings);
+    // Where there is no such data, the broker will run on another machine, with other disks.
+    let mounts = if settings.values.data.exists() { mounts } else { "" };
+    found.extend(settings.findings_on(mounts));
+    let lines: Vec<&str> = text.lines().collect();
+    found.retain(|found| !is_allowed(found, &lines));
+    found.sort_by_key(|found| found.origin.line().unwrap_or(0));
+    found
+}
+
+fn is_allowed(found: &Located, lines: &[&str]) -> bool {
+    if found.finding.severity() == Severity::Error {
+        return false;
+    }
+    let line = found.origin.line().and_then(|line| lines.get(line.checked_sub(1)?));
+    let Some((_, allowed)) = line.and_then(|line| line.rsplit_once(ALLOW)) else { return false };
+    let mut names = allowed.split([',', ' ']).filter(|name| !name.is_empty());
+    names.any(|name| name == found.finding.rule.name())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! The types of settings that are written otherwise than Rust and serde would.
+//!
+//! A value is read from a text alike, whether it comes from a flag, a variable or the file.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use hapax_server::time::show_ms;
+use serde::de::value::{Error, StrDeserializer};
+use serde::de::{self, DeserializeOwned, Deserializer, Visitor};
+use serde::{Deserialize, Serialize};
+
+use crate::{duration, size};
+
+/// Reads a flag or a variable, for clap.
+pub(crate) fn text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let read = T::deserialize(StrDeserializer::<Error>::new(text));
+    read.map_err(|error| error.to_string())
+}
+
+/// An address with a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Address(pub(crate) SocketAddr);
+
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let local = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+        local.as_deref().unwrap_or(&text).parse().map(Self).map_err(|_| {
+            match text.parse::<IpAddr>() {
+                Ok(_) => format!("{text:?} has no port"),
+                Err(_) => format!("{text:?} is not an address with a port"),
+            }
+        })
+    }
+}
+
+/// A duration with its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Span(pub(crate) Duration);
+
+impl TryFrom<String> for Span {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        duration::parse(&text).map(Self)
+    }
+}
+
+impl From<Span> for String {
+    fn from(span: Span) -> Self {
+        show_ms(duration::milliseconds(span.0))
+    }
+}
+
+/// Where spans are sent: `http://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Endpoint(pub(crate) String);
+
+impl TryFrom<String> for Endpoint {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let url: http::Uri = text.parse().map_err(|_| format!("{text:?} is not a URL"))?;
+        match url.scheme_str() {
+            Some("http") => {}
+            Some("https") => {
+                return Err("spans are sent unencrypted only: let a collector beside the broker \
+                            take them and pass them on by https"
+                    .to_owned());
+            }
+            _ => return Err(format!("{text:?} does not begin with http://")),
+        }
+        if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err("a URL with a password would be shown: give headers by the variable \
+                        OTEL_EXPORTER_OTLP_HEADERS"
+                .to_owned());
+        }
+        Ok(Self(text))
+    }
+}
+
+/// A number of bytes. A file may have the bare number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl Visitor<'_> for Read {
+            type Value = Size;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"256MiB\" or \"1GB\"")
+            }
+
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<Size, E> {
+                Ok(Size(bytes))
+            }
+
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
+                let bytes = u64::try_from(bytes);
+                bytes.map(Size).map_err(|_| E::custom("a size is not negative"))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                size::parse(text).map(Size).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Read)
+    }
+}
+
+/// A value, or `off` for none: so that a flag can take back what a file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct OrOff<T>(pub(crate) Option<T>);
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for OrOff<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(deserializer)? {
+            toml::Value::String(text) if text == "off" => Ok(Self(None)),
+            toml::Value::String(text) if text.is_empty() => Err(de::Error::custom("it is empty")),
+            value => match T::deserialize(value) {
+                Ok(value) => Ok(Self(Some(value))),
+                Err(error) => Err(de::Error::custom(error.message())),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[track_caller]
+    fn reads<T: DeserializeOwned + PartialEq + fmt::Debug>(written: &str, expected: T) {
+        assert_eq!(text(written), Ok(expected));
+    }
+
+    #[track_caller]
+    fn refuses<T: DeserializeOwned + fmt::Debug>(written: &str, why: &str) {
+        let error = text::<T>(written).unwrap_err();
+        assert!(error.contains(why), "{error}");
+    }
+
+    #[test]
+    fn addresses_have_a_port() {
+        reads("127.0.0.1:4747", Address(([127, 0, 0, 1], 4747).into()));
+        reads("localhost:80", Address(([127, 0, 0, 1], 80).into()));
+        reads("[::1]:80", Address("[::1]:80".parse().unwrap()));
+        refuses::<Address>("127.0.0.1", "has no port");
+        refuses::<Address>("example.org:80", "is not an address with a port");
+    }
+
+    #[test]
+    fn an_endpoint_is_unencrypted_and_without_a_password() {
+        reads("http://127.0.0.1:4317", Endpoint("http://127.0.0.1:4317".into()));
+        refuses::<Endpoint>("https://example.org:4317", "collector beside the broker");
+        refuses::<Endpoint>("http://me:secret@example.org", "OTEL_EXPORTER_OTLP_HEADERS");
+        refuses::<Endpoint>("127.0.0.1:4317", "does not begin with http://");
+        refuses::<Endpoint>("http://a b", "is not a URL");
+    }
+
+    #[test]
+    fn off_is_none_and_sizes_and_durations_have_units() {
+        reads("off", OrOff::<PathBuf>(None));
+        reads("a/b", OrOff(Some(PathBuf::from("a/b"))));
+        refuses::<OrOff<PathBuf>>("", "empty");
+        reads("1GiB", OrOff(Some(Size(1 << 30))));
+        refuses::<OrOff<Size>>("1G", "did you mean 1GiB?");
+        reads("90m", Span(Duration::from_secs(5_400)));
+        refuses::<Span>("30", "did you mean 30s?");
+    }
+}

@@ -1,0 +1,33 @@
+//! Finds what would weaken a guarantee: plain functions over the options of a broker and the
+//! configuration of a queue.
+//!
+//! What the broker would refuse is an error; what it would accept, but what promises less than it
+//! seems to, is a warning; a note only explains. A finding names its field as a settings file does
+//! (`queues.orders.lease_ms`); where that was written is known to whoever read it.
+
+mod broker;
+mod data;
+mod finding;
+mod queue;
+
+pub use broker::{reach, spans};
+pub use data::mounts;
+pub use finding::{Finding, Rule, Severity};
+pub use queue::queue;
+
+use crate::options::Options;
+
+/// Whether somebody wrote the field, as opposed to a default. Some rules are about nothing else.
+pub type IsWritten<'a> = &'a dyn Fn(&str) -> bool;
+
+/// Everything that is found in the options, on a machine with these [`mounts`].
+pub fn lint(options: &Options, mounts: &str, is_written: IsWritten<'_>) -> Vec<Finding> {
+    let mut findings = reach(options);
+    findings.extend(data::lint(&options.data, mounts, is_written));
+    findings.extend(broker::tenants(options));
+    for declared in &options.queues {
+        findings.extend(queue(&declared.path(), &declared.config, is_written));
+    }
+    findings.extend(queue::upstream(&options.queues));
+    findings
+}

@@ -1,0 +1,341 @@
+//! What a queue's configuration promises less of than it seems to.
+//!
+//! How long a key is remembered need not cover the attempts of its own message: a key lives as long
+//! as its message does and is remembered from the end on. What it must cover are retries from
+//! upstream: of callers, and of other queues whose workers send by themselves.
+
+use hapax_core::{Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, UndatedKeys};
+
+use super::{Finding, IsWritten, Rule};
+use crate::options::Queue;
+use crate::time::show_ms;
+
+const MINUTE_MS: u64 = 60_000;
+const DAY_MS: u64 = 86_400_000;
+/// Below this a lease is lost by a stall that everybody has now and then.
+const LEASE_MS_FAIR: u64 = 1_000;
+/// From here on a message is hardly ever given up.
+const ATTEMPTS_ENDLESS: u32 = 1_000;
+
+/// What a configuration promises less of than it seems to. The path is that of its table, empty
+/// where the configuration stands alone.
+pub fn queue(path: &str, config: &Config, is_written: IsWritten<'_>) -> Vec<Finding> {
+    let mut found = Found { path, findings: Vec::new() };
+    found.guarantee(config);
+    found.memory(config);
+    found.dead(config);
+    // Delivered is done: there is no lease to lose and no second attempt.
+    if config.guarantee != Guarantee::AtMostOnce {
+        found.leases(config);
+        if config.on_lost == OnLost::Redeliver && is_written(&found.field("on_lost")) {
+            found.redeliver();
+        }
+        found.attempts(config);
+    }
+    found.ages(config);
+    found.findings
+}
+
+/// A worker that sends to another queue by itself sends again with every attempt of its message.
+/// The other queue's retry horizon has to cover that; emits are covered by their relay.
+pub(super) fn upstream(queues: &[Queue]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for queue in queues {
+        let horizon = queue.config.retry_horizon_ms;
+        let others = queues
+            .iter()
+            .filter(|other| other.name != queue.name && other.name.tenant == queue.name.tenant);
+        let longest = others.max_by_key(|other| longest_life_ms(&other.config));
+        let Some(other) = longest else { continue };
+        let life = longest_life_ms(&other.config);
+        if queue.config.retention_ms.is_none() || life <= horizon {
+            continue;
+        }
+        let mut found = Found { path: &queue.path(), findings: Vec::new() };
+        found.find(
+            Rule::UpstreamRetries,
+            "retry_horizon_ms",
+            format!(
+                "messages of {} are tried for up to {}, longer than the retry horizon of {} here: \
+                 if its workers send to this queue by themselves, a late attempt may meet a \
+                 forgotten key",
+                other.path(),
+                show_ms(life),
+                show_ms(horizon)
+            ),
+            format!(
+                "Raise retry_horizon_ms to {life} and retention_ms to at least twice that, or let \
+                 the workers emit"
+            ),
+        );
+        findings.append(&mut found.findings);
+    }
+    findings
+}
+
+struct Found<'a> {
+    path: &'a str,
+    findings: Vec<Finding>,
+}
+
+impl Found<'_> {
+    fn field(&self, name: &str) -> String {
+        if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+
+    fn find(&mut self, rule: Rule, field: &str, why: String, fix: impl Into<String>) {
+        self.findings.push(Finding { rule, field: self.field(field), why, fix: fix.into() });
+    }
+
+    fn guarantee(&mut self, config: &Config) {
+        match config.guarantee {
+            Guarantee::ExactlyOnce => {}
+            Guarantee::AtLeastOnce => self.find(
+                Rule::AtLeastOnce,
+                "guarantee",
+                "keys are optional: a send without one, retried, is done twice".to_owned(),
+                "Use \"exactly-once\", which refuses sends without a key",
+            ),
+            Guarantee::AtMostOnce => self.find(
+                Rule::AtMostOnce,
+                "guarantee",
+                "a message is done as it is handed out: what is lost on its way to the worker, or \
+                 with the worker, is lost"
+                    .to_owned(),
+                "Use \"exactly-once\", with on_lost = \"park\" where work cannot be repeated",
+            ),
+        }
+        match (config.dedup_scope, config.order) {
+            (DedupScope::Queue, _) => {}
+            (DedupScope::Group, Order::None) => self.find(
+                Rule::GroupScopeUnordered,
+                "dedup_scope",
+                "a key counts in its group alone, and groups have no other meaning without order: \
+                 a retry that names another group is done again"
+                    .to_owned(),
+                "Use dedup_scope = \"queue\", or order = \"group\" if order is meant",
+            ),
+            (DedupScope::Group, Order::Group) => self.find(
+                Rule::GroupScope,
+                "dedup_scope",
+                "a key counts in its group alone: the same key in two groups is two operations"
+                    .to_owned(),
+                "Make sure that a retry always names the same group",
+            ),
+        }
+        if config.order == Order::Group && config.on_group_dead == OnGroupDead::Continue {
+            self.find(
+                Rule::GroupGap,
+                "on_group_dead",
+                "when a message is given up, the younger ones of its group go on without it"
+                    .to_owned(),
+                "Use \"park\" where they must not",
+            );
+        }
+    }
+
+    fn memory(&mut self, config: &Config) {
+        let Some(retention) = config.retention_ms else {
+            return self.find(
+                Rule::Forever,
+                "retention_ms",
+                "no key is ever forgotten: every one costs about 70 bytes of disk for good"
+                    .to_owned(),
+                "Watch the disk, or give a number of milliseconds",
+            );
+        };
+        if retention < DAY_MS && config.undated_keys == UndatedKeys::Accept {
+            self.find(
+                Rule::ShortMemory,
+                "retention_ms",
+                format!(
+                    "keys are forgotten after {}, and undated ones cannot be told from new ones \
+                     then: what somebody retries the next morning is done again",
+                    show_ms(retention)
+                ),
+                "Raise retention_ms, or set undated_keys = \"refuse\" and send UUIDv7 or ULID keys",
+            );
+        }
+        if config.retry_horizon_ms < MINUTE_MS {
+            self.find(
+                Rule::ShortHorizon,
+                "retry_horizon_ms",
+                format!(
+                    "it says that nobody retries later than {} after the end, and retention is \
+                     checked against that alone; most clients retry for minutes",
+                    show_ms(config.retry_horizon_ms)
+                ),
+                "Say how long callers, proxies and jobs upstream really retry",
+            );
+        }
+    }
+
+    fn dead(&mut self, config: &Config) {
+        match config.on_dead {
+            OnDead::Pin => {}
+            OnDead::Rerun => self.find(
+                Rule::DeadRerun,
+                "on_dead",
+                "a send under a dead key tries the message anew, with all its attempts".to_owned(),
+                "Use \"pin\" where somebody should look at it first",
+            ),
+            OnDead::Release => self.find(
+                Rule::DeadRelease,
+                "on_dead",
+                "a send under a dead key is a new one and runs again, although the dead message \
+                 may have had its effect"
+                    .to_owned(),
+                "Use \"pin\", and redrive or forget by hand; or \"rerun\", which keeps the message",
+            ),
+        }
+    }
+
+    fn leases(&mut self, config: &Config) {
+        if config.lease_ms < LEASE_MS_FAIR {
+            self.find(
+                Rule::ShortLease,
+                "lease_ms",
+                format!(
+                    "a lease of {} is lost by any stall, and the message is then worked on twice \
+                     at once; only the settle of the first is refused",
+                    show_ms(config.lease_ms)
+                ),
+                "Use 1000 or more: workers extend their leases, and dead ones are noticed soon \
+                 enough",
+            );
+        }
+    }
+
+    fn redeliver(&mut self) {
+        self.find(
+            Rule::Redeliver,
+            "on_lost",
+            "what a worker had begun when its lease was lost is delivered again".to_owned(),
+            "Right where effects are in the worker's own transaction or take a key; \
+             \"park\" where they cannot be repeated",
+        );
+    }
+
+    fn attempts(&mut self, config: &Config) {
+        let waits = longest_waits_ms(config);
+        if config.max_attempts == 1 {
+            let parks = if config.on_lost == OnLost::Park { ", unless it had begun" } else { "" };
+            self.find(
+                Rule::SingleAttempt,
+                "max_attempts",
+                format!(
+                    "one failure, or one worker that is restarted, and a message is dead{parks}"
+                ),
+                "Allow at least 2, so that a lost lease is not the end",
+            );
+        } else if waits < MINUTE_MS {
+            self.find(
+                Rule::FastAttempts,
+                "max_attempts",
+                format!(
+                    "{} attempts wait {} together at most: an outage that is longer sends every \
+                     message to the dead",
+                    config.max_attempts,
+                    show_ms(waits)
+                ),
+                "Raise backoff_max_ms or max_attempts",
+            );
+        }
+        if config.max_attempts >= ATTEMPTS_ENDLESS {
+            self.find(
+                Rule::EndlessAttempts,
+                "max_attempts",
+                format!("a message that can never succeed is tried {} times", config.max_attempts),
+                "Lower it, so that such messages come to the dead and somebody looks",
+            );
+        }
+    }
+
+    fn ages(&mut self, config: &Config) {
+        let Some(ttl) = config.ttl_ms else { return };
+        if ttl <= config.delay_ms {
+            return self.find(
+                Rule::NeverDelivered,
+                "ttl_ms",
+                format!(
+                    "messages live for {} and are delayed for {}: they die before anybody gets \
+                     them",
+                    show_ms(ttl),
+                    show_ms(config.delay_ms)
+                ),
+                "Raise ttl_ms above delay_ms",
+            );
+        }
+        let needed = config.delay_ms.saturating_add(longest_waits_ms(config));
+        if ttl < needed && config.guarantee != Guarantee::AtMostOnce {
+            self.find(
+                Rule::TtlBeforeAttempts,
+                "ttl_ms",
+                format!(
+                    "messages live for {}, and {} attempts may need {}: some die untried",
+                    show_ms(ttl),
+                    config.max_attempts,
+                    show_ms(needed)
+                ),
+                format!("Raise ttl_ms to {needed}, or lower max_attempts or backoff_max_ms"),
+            );
+        }
+    }
+}
+
+/// How long a message may be tried: its delay, every wait at its longest, and a lease each that is
+/// lost at its deadline. Workers may extend leases, so that it can be longer still.
+fn longest_life_ms(config: &Config) -> u64 {
+    let leases = config.lease_ms.saturating_mul(config.max_attempts.into());
+    let life = config.delay_ms.saturating_add(longest_waits_ms(config)).saturating_add(leases);
+    match (config.guarantee, config.ttl_ms) {
+        (Guarantee::AtMostOnce, _) => 0,
+        (_, Some(ttl)) => life.min(ttl.saturating_add(config.lease_ms)),
+        (_, None) => life,
+    }
+}
+
+/// The waits between all attempts, each at its longest: they double up to their bound.
+fn longest_waits_ms(config: &Config) -> u64 {
+    let mut total: u64 = 0;
+    let mut wait = config.backoff_min_ms.max(1);
+    let mut left = u64::from(config.max_attempts.saturating_sub(1));
+    while left > 0 && wait < config.backoff_max_ms {
+        total = total.saturating_add(wait);
+        wait = wait.saturating_mul(2);
+        left -= 1;
+    }
+    total.saturating_add(left.saturating_mul(config.backoff_max_ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_their_bound() {
+        let waits = |max_attempts, backoff_min_ms, backoff_max_ms| {
+            longest_waits_ms(&Config {
+                max_attempts,
+                backoff_min_ms,
+                backoff_max_ms,
+                ..Config::default()
+            })
+        };
+        assert_eq!(waits(1, 1_000, 600_000), 0);
+        assert_eq!(waits(2, 1_000, 600_000), 1_000);
+        assert_eq!(waits(10, 1_000, 600_000), 511_000);
+        assert_eq!(waits(12, 1_000, 600_000), 511_000 + 512_000 + 600_000);
+        assert_eq!(waits(4, 1_000, 1_000), 3_000);
+        assert_eq!(waits(4, 0, 0), 0);
+        assert_eq!(waits(1_000_000, 0, u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_life_ends_with_its_time_to_live() {
+        let config = Config { ttl_ms: Some(60_000), ..Config::default() };
+        assert_eq!(longest_life_ms(&config), 90_000);
+        let config = Config { ttl_ms: None, ..config };
+        assert_eq!(longest_life_ms(&config), 511_000 + 300_000);
+    }
+}

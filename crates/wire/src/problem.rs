@@ -1,0 +1,137 @@
+//! Why something was refused; over HTTP in documents of RFC 9457.
+
+use bytes::Bytes;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::code::Code;
+use crate::state::State;
+use crate::text::{Id, Timestamp};
+
+/// Why one message, one settle or a whole request was refused.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Problem {
+    /// One of the codes of `/errors`, such as `conflict`.
+    #[prost(string, tag = "1")]
+    pub code: String,
+    #[prost(string, tag = "2")]
+    pub detail: String,
+    #[prost(bool, tag = "3")]
+    pub retryable: bool,
+    #[prost(uint64, optional, tag = "4")]
+    pub retry_after_ms: Option<u64>,
+    /// Of a conflict: body, group, fingerprint.
+    #[prost(string, repeated, tag = "5")]
+    pub differs: Vec<String>,
+    /// Of a conflict: the first message's.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub id: Bytes,
+    #[prost(uint64, tag = "7")]
+    pub accepted_at_ms: u64,
+}
+
+/// What stands for a problem that was not given.
+pub(crate) static NO_PROBLEM: Problem = Problem {
+    code: String::new(),
+    detail: String::new(),
+    retryable: false,
+    retry_after_ms: None,
+    differs: Vec::new(),
+    id: Bytes::new(),
+    accepted_at_ms: 0,
+};
+
+impl Problem {
+    /// Of a conflict: the id of the first message.
+    pub fn id(&self) -> Option<Id> {
+        (!self.id.is_empty()).then(|| Id::of(&self.id))
+    }
+
+    pub(crate) fn accepted_at(&self) -> Option<Timestamp> {
+        (!self.id.is_empty()).then_some(Timestamp(self.accepted_at_ms))
+    }
+
+    pub(crate) fn differs(&self) -> Option<&[String]> {
+        (!self.id.is_empty()).then_some(&*self.differs)
+    }
+}
+
+/// A part of a message in which a second send differs from the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
+#[schema(rename_all = "snake_case")]
+pub enum Differs {
+    Body,
+    Group,
+    /// One of the two was given by the caller, and they are not the same.
+    Fingerprint,
+}
+
+impl Differs {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Body => "body",
+            Self::Group => "group",
+            Self::Fingerprint => "fingerprint",
+        }
+    }
+}
+
+/// A problem document, `application/problem+json`.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub struct Document<'a> {
+    /// The page that explains the code.
+    #[serde(rename = "type")]
+    #[schema(example = "/errors/conflict")]
+    pub kind: String,
+    pub title: &'a str,
+    pub status: u16,
+    /// What is wrong with this request in particular.
+    pub detail: &'a str,
+    /// One of the codes of `/errors`, for programs.
+    #[schema(example = "conflict")]
+    pub code: &'a str,
+    /// Whether the same request may succeed later. Under one key a retry is always safe.
+    pub retryable: bool,
+    pub request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry_after_ms: Option<u64>,
+    /// Of a conflict: in what the two sends differ.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Differs>>)]
+    pub differs: Option<&'a [String]>,
+    /// Of a conflict, or of a key in flight: the first message's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<Id>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accepted_at: Option<Timestamp>,
+    /// Of a key in flight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
+}
+
+impl<'a> Document<'a> {
+    /// The document of a refused request.
+    pub fn new(code: Code, status: u16, problem: &'a Problem, request_id: &'a str) -> Self {
+        Self {
+            kind: format!("/errors/{}", problem.code),
+            title: code.title(),
+            status,
+            detail: &problem.detail,
+            code: &problem.code,
+            retryable: problem.retryable,
+            request_id,
+            retry_after_ms: problem.retry_after_ms,
+            differs: problem.differs(),
+            id: problem.id(),
+            accepted_at: problem.accepted_at(),
+            state: None,
+            attempts: None,
+            deadline: None,
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! What becomes of leases, and what a settle is answered with.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize, Serializer};
+use utoipa::ToSchema;
+
+use crate::blob::{Blob, body_if_given};
+use crate::json::List;
+use crate::message::{EMIT_MAX, Emit};
+use crate::problem::{NO_PROBLEM, Problem};
+use crate::state::State;
+use crate::text::{Lease, Timestamp};
+
+/// Settles in one request.
+pub const SETTLE_MAX: usize = 1_000;
+
+/// What becomes of one lease.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Settle {
+    /// Chosen by the caller, given back with the answer.
+    #[prost(uint64, tag = "1")]
+    pub r#ref: u64,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub lease: Bytes,
+    #[prost(oneof = "Verb", tags = "3, 4, 5, 6, 7, 8, 9")]
+    pub verb: Option<Verb>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Verb {
+    #[prost(message, tag = "3")]
+    Done(Done),
+    #[prost(message, tag = "4")]
+    Fail(Fail),
+    #[prost(message, tag = "5")]
+    Release(Release),
+    #[prost(message, tag = "6")]
+    Extend(Extend),
+    #[prost(message, tag = "7")]
+    Begin(Begin),
+    #[prost(message, tag = "8")]
+    Save(Save),
+    #[prost(message, tag = "9")]
+    Park(Park),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Done {
+    #[prost(message, optional, tag = "1")]
+    pub result: Option<Blob>,
+    #[prost(message, repeated, tag = "2")]
+    pub emits: Vec<Emit>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Fail {
+    #[prost(string, tag = "1")]
+    pub error: String,
+    #[prost(uint64, optional, tag = "2")]
+    pub delay_ms: Option<u64>,
+    /// No further attempt.
+    #[prost(bool, tag = "3")]
+    pub dead: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct Release {}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct Extend {
+    #[prost(uint64, optional, tag = "1")]
+    pub lease_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct Begin {}
+
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Save {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub body: Bytes,
+}
+
+/// In doubt: the effect may have happened.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct Park {
+    #[prost(string, tag = "1")]
+    pub error: String,
+    #[prost(uint64, optional, tag = "2")]
+    pub delay_ms: Option<u64>,
+    #[prost(bool, tag = "3")]
+    pub dead: bool,
+}
+
+/// What became of leases.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[schema(as = Settle)]
+pub struct Settles {
+    #[schema(value_type = Vec<SettleItem>, max_items = 1000)]
+    pub items: List<SettleItem, SETTLE_MAX>,
+}
+
+/// What became of one lease. Which fields count is told by `do`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, ToSchema)]
+pub struct SettleItem {
+    pub lease: String,
+    /// `done`, `fail`, `release`, `extend`, `begin`, `save` or `park`.
+    #[serde(rename = "do")]
+    pub verb: String,
+    /// Of `done`: what every later send under the key gets.
+    #[serde(default)]
+    pub result: Option<Blob>,
+    /// Of `done`: messages that follow, exactly once.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<Emit>>, max_items = 64)]
+    pub emit: Option<List<Emit, EMIT_MAX>>,
+    /// Of `fail` and `park`.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// Of `fail` and `park`: instead of the queue's backoff.
+    #[serde(default)]
+    pub delay_ms: Option<u64>,
+    /// Of `fail`, and of a `park` that does not park: no further attempt.
+    #[serde(default)]
+    pub dead: Option<bool>,
+    /// Of `extend`: from now on; the queue's own where it is left out.
+    #[serde(default)]
+    pub lease_ms: Option<u64>,
+    /// Of `save`.
+    #[serde(default)]
+    #[schema(max_length = 128)]
+    pub name: Option<String>,
+    /// Of `save`.
+    #[serde(default, alias = "body_base64", deserialize_with = "body_if_given")]
+    #[schema(value_type = Option<String>)]
+    pub body: Option<Bytes>,
+}
+
+/// Why an item is not a settle.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadSettle {
+    #[error("do: {0:?} is none of done, fail, release, extend, begin, save and park")]
+    Verb(String),
+    #[error("{field} belongs to do: {verbs:?}, not to {verb:?}")]
+    Field { field: &'static str, verbs: &'static str, verb: String },
+    #[error("emit: there are {0}, at most {EMIT_MAX} go together")]
+    Emits(usize),
+}
+
+impl TryFrom<SettleItem> for Settle {
+    type Error = BadSettle;
+
+    fn try_from(item: SettleItem) -> Result<Self, BadSettle> {
+        item.check()?;
+        let (error, delay_ms) = (item.error.unwrap_or_default(), item.delay_ms);
+        let dead = item.dead.unwrap_or_default();
+        let verb = match item.verb.as_str() {
+            "done" => {
+                let emits = item.emit.unwrap_or_default();
+                if emits.beyond > 0 {
+                    return Err(BadSettle::Emits(emits.len() + emits.beyond));
+                }
+                Verb::Done(Done { result: item.result, emits: emits.items })
+            }
+            "fail" => Verb::Fail(Fail { error, delay_ms, dead }),
+            "park" => Verb::Park(Park { error, delay_ms, dead }),
+            "release" => Verb::Release(Release {}),
+            "extend" => Verb::Extend(Extend { lease_ms: item.lease_ms }),
+            "begin" => Verb::Begin(Begin {}),
+            "save" => Verb::Save(Save {
+                name: item.name.unwrap_or_default(),
+                body: item.body.unwrap_or_default(),
+            }),
+            _ => return Err(BadSettle::Verb(item.verb)),
+        };
+        Ok(Self { r#ref: 0, lease: Lease::read(&item.lease), verb: Some(verb) })
+    }
+}
+
+impl SettleItem {
+    /// A field of another verb would be ignored, though whoever set it counts on it.
+    fn check(&self) -> Result<(), BadSettle> {
+        let given = [
+            ("result", self.result.is_some(), "done"),
+            ("emit", self.emit.is_some(), "done"),
+            ("error", self.error.is_some(), "fail or park"),
+            ("delay_ms", self.delay_ms.is_some(), "fail or park"),
+            ("dead", self.dead.is_some(), "fail or park"),
+            ("lease_ms", self.lease_ms.is_some(), "extend"),
+            ("name", self.name.is_some(), "save"),
+            ("body", self.body.is_some(), "save"),
+        ];
+        let all = ["done", "fail", "release", "extend", "begin", "save", "park"];
+        let is_other = |verbs: &str| !verbs.split(" or ").any(|verb| verb == self.verb);
+        let wrong = given.into_iter().find(|(_, is_given, verbs)| *is_given && is_other(verbs));
+        match wrong.filter(|_| all.contains(&self.verb.as_str())) {
+            Some((field, _, verbs)) => {
+                Err(BadSettle::Field { field, verbs, verb: self.verb.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum SettleKind {
+    Unspecified = 0,
+    Ok = 1,
+    LeaseLost = 2,
+    SettleError = 3,
+}
+
+/// The answer to one settle.
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
+pub struct SettleAnswer {
+    #[prost(uint64, tag = "1")]
+    pub r#ref: u64,
+    #[prost(enumeration = "SettleKind", tag = "2")]
+    pub kind: i32,
+    /// Where the message is now.
+    #[prost(enumeration = "State", tag = "3")]
+    pub state: i32,
+    /// The new deadline of an extended lease, the due time of a failed one.
+    #[prost(uint64, optional, tag = "4")]
+    pub deadline_ms: Option<u64>,
+    /// Of a lost lease: the winner's result, if there is one.
+    #[prost(message, optional, tag = "5")]
+    pub result: Option<Blob>,
+    #[prost(message, optional, tag = "6")]
+    pub problem: Option<Problem>,
+    /// Of a lost lease: there is a result, but no room for it beside the others.
+    #[prost(bool, tag = "7")]
+    pub result_omitted: bool,
+}
+
+impl SettleAnswer {
+    /// A refusal in its place among the answers to settles.
+    pub fn refused(reference: u64, problem: Problem) -> Self {
+        let kind = SettleKind::SettleError.into();
+        Self { r#ref: reference, kind, problem: Some(problem), ..Self::default() }
+    }
+}
+
+/// The answer to one settle.
+#[derive(Serialize, ToSchema)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+enum Form<'a> {
+    Ok {
+        /// Of `fail`: where the message is now.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        state: Option<State>,
+        /// The new deadline of an extended lease, the due time of a failed one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        deadline: Option<Timestamp>,
+    },
+    /// Another lease is newer, or the message is finished. Nothing was changed.
+    LeaseLost {
+        /// `null` where the message is not known any more.
+        state: Option<State>,
+        /// The winner's, if there is one.
+        result: Option<&'a Blob>,
+        /// There is a result, but it would have made this answer too large: look at the key.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        #[schema(required = false)]
+        result_omitted: bool,
+    },
+    /// This settle was refused; the lease is as it was. Its neighbours were not.
+    Error {
+        /// One of the codes of `/errors`.
+        code: &'a str,
+        detail: &'a str,
+        retryable: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        retry_after_ms: Option<u64>,
+    },
+}
+
+impl Serialize for SettleAnswer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let state = Some(self.state()).filter(|state| *state != State::Unspecified);
+        let form = match self.kind() {
+            SettleKind::Ok => Form::Ok { state, deadline: self.deadline_ms.map(Timestamp) },
+            SettleKind::LeaseLost => Form::LeaseLost {
+                state,
+                result: self.result.as_ref(),
+                result_omitted: self.result_omitted,
+            },
+            SettleKind::SettleError | SettleKind::Unspecified => {
+                let problem = self.problem.as_ref().unwrap_or(&NO_PROBLEM);
+                Form::Error {
+                    code: &problem.code,
+                    detail: &problem.detail,
+                    retryable: problem.retryable,
+                    retry_after_ms: problem.retry_after_ms,
+                }
+            }
+        };
+        form.serialize(serializer)
+    }
+}
+
+crate::text::schema_of!(SettleAnswer as "Settled", Form<'_>);
+
+/// The answers to settles, in their order.
+#[derive(Clone, PartialEq, prost::Message, Serialize, ToSchema)]
+#[schema(as = Settles)]
+pub struct SettleReply {
+    #[prost(message, repeated, tag = "1")]
+    pub answers: Vec<SettleAnswer>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::read;
+
+    fn settle(json: &str) -> Result<Settle, BadSettle> {
+        read::<SettleItem>(json.as_bytes()).unwrap().try_into()
+    }
+
+    #[test]
+    fn an_item_becomes_the_settle_that_it_says() {
+        let save = settle(r#"{"lease":"AQI","do":"save","name":"n","body_base64":"/w"}"#).unwrap();
+        let verb = Verb::Save(Save { name: "n".to_owned(), body: b"\xff"[..].into() });
+        assert_eq!(save, Settle { r#ref: 0, lease: b"\x01\x02"[..].into(), verb: Some(verb) });
+        let fail = settle(r#"{"lease":"AQI","do":"fail","error":"e","dead":true}"#).unwrap();
+        let expected = Fail { error: "e".to_owned(), delay_ms: None, dead: true };
+        assert_eq!(fail.verb, Some(Verb::Fail(expected)));
+        assert_eq!(settle(r#"{"lease":"not one","do":"begin"}"#).unwrap().lease, "");
+    }
+
+    #[test]
+    fn a_field_of_another_verb_is_refused_by_its_name() {
+        let said = |json: &str| settle(json).unwrap_err().to_string();
+        let other = said(r#"{"lease":"l","do":"done","error":"x"}"#);
+        assert_eq!(other, r#"error belongs to do: "fail or park", not to "done""#);
+        let verb = said(r#"{"lease":"l","do":"finish","error":"x"}"#);
+        assert!(verb.starts_with(r#"do: "finish" is none of done, fail"#), "{verb}");
+        let emit = r#"{"queue":"q"},"#.repeat(99);
+        let many = said(&format!(r#"{{"lease":"l","do":"done","emit":[{emit}{{"queue":"q"}}]}}"#));
+        assert_eq!(many, "emit: there are 100, at most 64 go together");
+    }
+
+    #[test]
+    fn an_answer_says_first_what_it_is() {
+        let json = |answer: SettleAnswer| serde_json::to_string(&answer).unwrap();
+        let ok = SettleAnswer { kind: SettleKind::Ok.into(), ..SettleAnswer::default() };
+        assert_eq!(json(ok.clone()), r#"{"answer":"ok"}"#);
+        let failed = SettleAnswer { state: State::Dead.into(), deadline_ms: Some(0), ..ok };
+        let expected = r#"{"answer":"ok","state":"dead","deadline":"1970-01-01T00:00:00.000Z"}"#;
+        assert_eq!(json(failed), expected);
+        let lost = SettleAnswer { kind: SettleKind::LeaseLost.into(), ..SettleAnswer::default() };
+        assert_eq!(json(lost), r#"{"answer":"lease_lost","state":null,"result":null}"#);
+        let problem = Problem { code: "invalid".to_owned(), ..Problem::default() };
+        let refused = json(SettleAnswer::refused(7, problem));
+        let expected = r#"{"answer":"error","code":"invalid","detail":"","retryable":false}"#;
+        assert_eq!(refused, expected);
+    }
+}
