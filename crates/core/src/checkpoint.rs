@@ -7,7 +7,7 @@
 //! Invariant: what a scan or a look-up finds in rows that are older than memory is recognised as
 //! such, because whatever ended since is in the current or the frozen generation.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{LeaseName, QueueName};
@@ -28,38 +28,32 @@ use crate::row::{File, RowKey, RowSink, decode_message, encode_message, point, t
 pub struct Snapshot {
     seed: u64,
     records: Arc<Generation>,
-    messages: Frozen,
+    messages: Vec<Message>,
+    /// Takes the list of messages back when it is written.
+    emptied: Emptied,
     groups: Vec<Group>,
     rows: Vec<(RowKey, Vec<u8>)>,
     row_deletes: Vec<RowKey>,
 }
 
-/// The changed messages of the snapshot that is being written, and between two of them an empty
-/// list: memory that was touched before is cheaper than new memory.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Frozen(Arc<Mutex<Vec<Message>>>);
-
-impl Frozen {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Message>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+/// The list of a snapshot's messages, once they are written: memory that was touched before is
+/// cheaper than new memory.
+pub(crate) type Emptied = Arc<OnceLock<Vec<Message>>>;
 
 impl Snapshot {
     /// About how many points and how many bytes `write` will write.
     pub fn size(&self) -> (usize, usize) {
         let (records, bytes) = self.records.size();
-        let messages = self.messages.lock();
-        let message_bytes: usize =
-            messages.iter().map(|message| message.content.size() + 160).sum();
-        (records + messages.len(), bytes + message_bytes)
+        let messages: usize =
+            self.messages.iter().map(|message| message.content.size() + 160).sum();
+        (records + self.messages.len(), bytes + messages)
     }
 
     /// Writes every row that changed since the snapshot before. A key appears once: what is
     /// written wins over what is deleted.
-    pub fn write(self, sink: &mut dyn RowSink) {
+    pub fn write(mut self, sink: &mut dyn RowSink) {
         self.records.write(sink);
-        let mut messages = self.messages.lock();
+        let mut messages = std::mem::take(&mut self.messages);
         let mut alive: Vec<Digest> = Vec::with_capacity(messages.len());
         let mut written: Vec<RowKey> = Vec::with_capacity(messages.len());
         let mut value = Vec::new();
@@ -76,7 +70,7 @@ impl Snapshot {
             alive.push(message.digest);
             written.push(row);
         }
-        drop(messages);
+        let _ = self.emptied.set(messages);
         for group in &self.groups {
             value.clear();
             group.encode(&mut value);
@@ -128,7 +122,7 @@ impl Machine {
     pub fn freeze(&mut self) -> Snapshot {
         assert!(!self.is_frozen(), "thaw comes before the next snapshot");
         let mut row_deletes = Vec::new();
-        self.freeze_messages(&mut row_deletes);
+        let messages = self.freeze_messages(&mut row_deletes);
         let groups = self.freeze_groups(&mut row_deletes);
         let (mut rows, gone) = self.relays.freeze();
         row_deletes.extend(gone);
@@ -154,14 +148,15 @@ impl Machine {
         assert!(self.dirty.is_empty() && self.dirty_groups.is_empty(), "every change is frozen");
         assert!(self.receives.gone.is_empty(), "and so is what went");
         let records = self.keys.freeze();
-        let messages = self.frozen_messages.clone();
-        Snapshot { seed: self.keys.seed(), records, messages, groups, rows, row_deletes }
+        let emptied = Arc::clone(&self.emptied);
+        Snapshot { seed: self.keys.seed(), records, messages, emptied, groups, rows, row_deletes }
     }
 
-    fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) {
+    fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
         let mut dirty = std::mem::take(&mut self.dirty);
-        let mut frozen = self.frozen_messages.lock();
-        frozen.clear(); // Of a snapshot that was never written.
+        let emptied = std::mem::take(&mut self.emptied);
+        let mut frozen =
+            Arc::into_inner(emptied).and_then(OnceLock::into_inner).unwrap_or_default();
         frozen.reserve(dirty.len().min(self.messages.len()));
         for (seq, slot) in dirty.drain(..) {
             if self.messages.same(seq, slot).is_none_or(|message| !message.dirty) {
@@ -176,6 +171,7 @@ impl Machine {
             frozen.push(message.clone());
         }
         self.dirty = dirty;
+        frozen
     }
 
     fn freeze_groups(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Group> {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::checkpoint::Frozen;
+use crate::checkpoint::Emptied;
 use crate::codec::{BadBytes, Reader, Write};
 use crate::command::{Command, QueueName};
 use crate::content::Invalid;
@@ -48,7 +48,8 @@ pub struct Machine {
     pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// Messages and groups that changed since the last checkpoint was frozen.
     pub(crate) dirty: Vec<(Seq, Slot)>,
-    pub(crate) frozen_messages: Frozen,
+    /// The list of the messages of the last checkpoint, once it is written.
+    pub(crate) emptied: Emptied,
     pub(crate) dirty_groups: Vec<Digest>,
     /// Groups that were made up for a question, and may be for nothing.
     pub(crate) asked: Vec<Digest>,
@@ -284,7 +285,7 @@ impl Machine {
             receives: Receives::default(),
             leases_away: BTreeMap::new(),
             dirty: Vec::new(),
-            frozen_messages: Frozen::default(),
+            emptied: Emptied::default(),
             dirty_groups: Vec::new(),
             asked: Vec::new(),
             browsed: Vec::new(),
