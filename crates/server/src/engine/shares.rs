@@ -209,8 +209,10 @@ fn weigh(ask: &Ask) -> (usize, Option<u64>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::inbox::Reply;
     use super::*;
-    use hapax_core::{Content, QueueName, Send};
+    use hapax_core::{Content, QueueName, Receive, Send};
+    use hapax_partition::wait::{Turn, Waiter};
 
     fn share_out(asks: &mut Vec<Weighed>, later: &mut Vec<Weighed>) {
         Shares::default().share_out(Instant::now(), None, asks, later);
@@ -378,5 +380,155 @@ mod tests {
         shares.begin(then);
         went(&mut shares, then, flood("b").into_iter().chain([sends("a", "a", 10)]).collect());
         assert_eq!(shares.rests(then), REST_MIN);
+    }
+
+    fn receive(tenant: &str) -> Receive {
+        Receive {
+            queue: QueueName::new(tenant, "orders").unwrap(),
+            max: 1,
+            lease_ms: None,
+            worker: "worker".into(),
+            receive_id: None,
+            several_per_group: false,
+        }
+    }
+
+    /// Shares of a partition where a flood has just begun its rest beside somebody else.
+    fn at_rest(now: Instant) -> Shares {
+        let mut shares = Shares::default();
+        went(&mut shares, now, vec![sends("quiet", "q", 10)]);
+        assert_eq!(went(&mut shares, now, flood("noisy")), ["noisy0"]);
+        assert_eq!(shares.rests(now), REST_MIN);
+        shares
+    }
+
+    #[test]
+    fn who_flooded_and_brings_little_now_does_not_rest() {
+        let now = Instant::now();
+        let mut shares = at_rest(now);
+        assert_eq!(went(&mut shares, now, vec![sends("noisy", "little", 10)]), ["little"]);
+        assert!(shares.rests(now).is_zero(), "nobody waits for the end of a rest");
+        assert_eq!(went(&mut shares, now, flood("noisy")).len(), 0, "but a flood does");
+    }
+
+    #[test]
+    fn a_flood_does_not_rest_for_what_it_brought_before() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        assert_eq!(went(&mut shares, now, vec![sends("noisy", "little", 10)]), ["little"]);
+        for _ in 0..3 {
+            assert_eq!(went(&mut shares, now, flood("noisy")).len(), 4);
+            assert!(shares.rests(now).is_zero());
+        }
+        // Nor for somebody who was there long ago, where another one floods as well.
+        went(&mut shares, now, vec![sends("quiet", "q", 10)]);
+        let then = now + 2 * SHARED_FOR;
+        let both = || flood("a").into_iter().chain(flood("noisy")).collect();
+        for _ in 0..3 {
+            assert_eq!(went(&mut shares, then, both()), ["a0", "noisy0"]);
+            assert!(shares.rests(then).is_zero());
+        }
+    }
+
+    #[test]
+    fn whoever_receives_or_waits_for_messages_asks_for_little_too() {
+        let now = Instant::now();
+        let once = Ask::Commands(vec![Command::Receive(receive("quiet"))], Box::new(drop));
+        let waiter = Waiter::receive(receive("quiet"), Turn::default(), Box::new(drop) as Reply);
+        for ask in [once, Ask::Wait(Box::new(waiter))] {
+            let mut shares = Shares::default();
+            went(&mut shares, now, vec![Weighed::new(ask)]);
+            assert_eq!(went(&mut shares, now, flood("noisy")), ["noisy0"]);
+            assert_eq!(shares.rests(now), REST_MIN);
+        }
+    }
+
+    #[test]
+    fn every_message_of_an_ask_is_weighed() {
+        let queue = QueueName::new("noisy", "orders").unwrap();
+        let send = |n: usize| {
+            let key = format!("n{n}");
+            let content = Content::builder(&key).build(&[b'x'; 1_024]).unwrap();
+            Command::Send(Send::new(queue.clone(), content))
+        };
+        let many = || Weighed::new(Ask::Commands((0..100).map(send).collect(), Box::new(drop)));
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        went(&mut shares, now, vec![sends("quiet", "q", 10)]);
+        assert_eq!(went(&mut shares, now, vec![many(), many()]).len(), 1, "one is a batch");
+        assert_eq!(shares.rests(now), REST_MIN, "and a flood");
+    }
+
+    #[test]
+    fn the_rest_that_ends_first_is_waited_for() {
+        let now = Instant::now();
+        let mut shares = at_rest(now);
+        let then = now + REST_MIN / 2;
+        assert_eq!(went(&mut shares, then, flood("late")), ["late0"]);
+        let both = flood("late").into_iter().chain(flood("noisy")).collect();
+        assert_eq!(went(&mut shares, then, both).len(), 0);
+        assert_eq!(shares.rests(then), REST_MIN / 2);
+    }
+
+    #[test]
+    fn a_batch_of_many_asks_is_followed_by_one_rest() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        went(&mut shares, now, vec![sends("quiet", "q", 10)]);
+        let many = || (0..20).map(|n| sends("noisy", &format!("n{n}"), 10 * 1_024)).collect();
+        assert_eq!(went(&mut shares, now, many()).len(), 12);
+        assert_eq!(shares.rests(now), REST_MIN);
+        assert_eq!(went(&mut shares, now + REST_MIN, many()).len(), 12);
+    }
+
+    #[test]
+    fn a_flood_that_goes_on_is_one_after_a_checkpoint_too() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        let both = || flood("a").into_iter().chain(flood("b")).collect();
+        went(&mut shares, now, both());
+        let then = now + 2 * SHARED_FOR;
+        went(&mut shares, then, both());
+        shares.begin(then);
+        // Each of them asks for little now and then, and rests for that no more than before.
+        went(&mut shares, then, vec![sends("a", "a", 10), sends("b", "b", 10)]);
+        assert_eq!(went(&mut shares, then, both()), ["a0", "b0"]);
+        assert!(shares.rests(then).is_zero());
+    }
+
+    #[test]
+    fn everything_is_taken_soon_and_in_the_order_of_its_tenant() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..20 {
+            let mut shares = Shares::default();
+            let (mut now, mut brought, mut waiting) = (Instant::now(), 0, Vec::new());
+            let mut next: HashMap<String, usize> = HashMap::new();
+            for round in 0..400 {
+                for _ in 0..random.usize(..if round < 100 { 6 } else { 1 }) {
+                    let tenant = ["a", "b", "c", "quiet"][random.usize(..4)];
+                    let most = if tenant == "quiet" { 100 } else { 60 * 1_024 };
+                    let key = format!("{tenant} {brought}");
+                    waiting.push(sends(tenant, &key, random.usize(..most)));
+                    brought += 1;
+                }
+                shares.woken(if random.bool() { LATE * 2 } else { Duration::ZERO });
+                let reserve = (round < 100 && random.u8(..4) == 0).then_some(100 * 1_024);
+                let mut later = Vec::new();
+                shares.share_out(now, reserve, &mut waiting, &mut later);
+                for key in keys(&waiting) {
+                    let (tenant, number) = key.split_once(' ').unwrap();
+                    let number: usize = number.parse().unwrap();
+                    let least = next.insert(tenant.to_owned(), number + 1).unwrap_or_default();
+                    assert!(number >= least, "{key} came after {least}");
+                }
+                let rests = shares.rests(now);
+                assert!(rests <= REST_MAX);
+                let none_went = keys(&waiting).is_empty() && !later.is_empty();
+                assert!(!none_went || reserve.is_some() || !rests.is_zero(), "nobody is woken");
+                now += if none_went { rests } else { Duration::ZERO };
+                waiting = later;
+            }
+            assert!(waiting.is_empty(), "{} still wait", waiting.len());
+        }
     }
 }
