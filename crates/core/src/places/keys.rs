@@ -420,6 +420,7 @@ impl Keys {
         let next = self.spare.take().unwrap_or_else(|| self.generation());
         assert!(next.index.is_empty() && next.arena.is_empty(), "a generation begins empty");
         assert!(next.point_deletes.is_empty() && next.row_deletes.is_empty());
+        assert!(next.results.is_empty() && next.result_bytes == 0 && next.duplicates.is_empty());
         let frozen = Arc::new(std::mem::replace(&mut self.current, next));
         self.frozen = Some(Arc::clone(&frozen));
         frozen

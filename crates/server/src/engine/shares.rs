@@ -29,6 +29,8 @@ const SHARED_BATCH_BYTES: usize = 128 * 1_024;
 const SHARED_IN_FLIGHT_BYTES: usize = 512 * 1_024;
 /// A tenant of a shared partition that brings more than this at once is a flood.
 const FLOOD_BYTES: usize = 16 * 1_024;
+/// How long it counts as one.
+const FLOODS_FOR: Duration = Duration::from_secs(1);
 /// How long a flood waits after each batch while somebody else asks for little.
 const REST_MIN: Duration = Duration::from_micros(200);
 const REST_MAX: Duration = Duration::from_millis(16);
@@ -129,7 +131,8 @@ impl Shares {
             if self.last.replace(tenant).is_some_and(|last| last != tenant) {
                 self.shared_until = Some(now + SHARED_FOR);
             }
-            if !self.flooded.contains_key(&tenant) {
+            let flood = self.flooded.get(&tenant);
+            if flood.is_none_or(|flood| now.saturating_duration_since(flood.last) >= FLOODS_FOR) {
                 self.modest_until = Some(now + SHARED_FOR);
             }
         }
@@ -530,5 +533,18 @@ mod tests {
             }
             assert!(waiting.is_empty(), "{} still wait", waiting.len());
         }
+    }
+
+    #[test]
+    fn one_large_message_does_not_make_a_flood_for_long() {
+        let mut shares = Shares::default();
+        let now = Instant::now();
+        went(&mut shares, now, vec![sends("quiet", "large", 17 * 1_024)]);
+        went(&mut shares, now, flood("noisy"));
+        assert!(shares.rests(now).is_zero(), "both bring much");
+        let then = now + FLOODS_FOR;
+        went(&mut shares, then, vec![sends("quiet", "little", 10)]);
+        went(&mut shares, then, flood("noisy"));
+        assert_eq!(shares.rests(then), REST_MIN);
     }
 }
