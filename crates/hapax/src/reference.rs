@@ -234,15 +234,19 @@ fn flat(text: &str) -> String {
     if text.ends_with(['.', '…', '}']) || text.is_empty() { text } else { format!("{text}.") }
 }
 
+/// Compares a page of `docs/` with what is made of the code, or renews it where that is asked for.
+pub(crate) fn check_page(name: &str, made: &str) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/").to_owned() + name;
+    if std::env::var_os("HAPAX_BLESS").is_some() {
+        std::fs::write(&path, made).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(kept == made, "docs/{name} is not current: run this test with HAPAX_BLESS=1");
+}
+
 #[test]
 fn the_page_of_commands_is_current() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
-    let made = page();
-    if std::env::var_os("HAPAX_BLESS").is_some() {
-        std::fs::write(path, &made).unwrap();
-    }
-    let kept = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(kept == made, "docs/cli.md is not current: run this test with HAPAX_BLESS=1");
+    check_page("cli.md", &page());
 }
 
 #[test]

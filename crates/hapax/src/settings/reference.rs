@@ -168,13 +168,7 @@ fn wrap(text: &str, indent: &str) -> String {
 
 #[test]
 fn the_page_of_settings_is_current() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/settings.md");
-    let made = reference();
-    if std::env::var_os("HAPAX_BLESS").is_some() {
-        std::fs::write(path, &made).unwrap();
-    }
-    let kept = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(kept == made, "docs/settings.md is not current: run this test with HAPAX_BLESS=1");
+    crate::reference::check_page("settings.md", &reference());
 }
 
 #[test]

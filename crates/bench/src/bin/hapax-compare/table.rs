@@ -25,7 +25,7 @@ pub(crate) struct Report {
 }
 
 /// One system at one size of bodies.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) system: String,
     pub(crate) description: String,
@@ -50,12 +50,7 @@ impl Row {
             description: system.describe(),
             is_peer: system.is_peer(),
             size,
-            lives_per_s: Vec::new(),
-            median_lives_per_s: 0.0,
-            against_best_peer: None,
-            server_cpu_us_per_life: Vec::new(),
-            client_cpu_us_per_life: Vec::new(),
-            cores_busy: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -161,13 +156,8 @@ mod tests {
             system: "x".to_owned(),
             description: "X".to_owned(),
             size,
-            lives_per_s: Vec::new(),
-            median_lives_per_s: 0.0,
-            against_best_peer: None,
-            server_cpu_us_per_life: Vec::new(),
-            client_cpu_us_per_life: Vec::new(),
-            cores_busy: Vec::new(),
             is_peer,
+            ..Row::default()
         };
         for rate in rates {
             let time = Duration::from_secs_f64(1_000.0 / rate);
