@@ -29,6 +29,7 @@ struct Mysql {
 impl Mysql {
     /// `None` where MariaDB cannot be had, with a line that says so.
     fn start() -> Option<Self> {
+        // Temporary tables too: a server that starts removes those of the others beside it.
         let directory = tempfile::tempdir().unwrap();
         let user = if rustix::process::geteuid().is_root() { &["--user=root"][..] } else { &[] };
         let data = format!("--datadir={}", directory.path().join("data").display());
@@ -36,6 +37,7 @@ impl Mysql {
             .args(["--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal"])
             .arg(&data)
             .args(user)
+            .env("TMPDIR", directory.path())
             .output();
         let made = match made {
             Ok(made) => made,
@@ -56,6 +58,7 @@ impl Mysql {
             .arg(&data)
             .arg(format!("--socket={}", directory.path().join("socket").display()))
             .args(user)
+            .env("TMPDIR", directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
