@@ -27,7 +27,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hapax_client::Client;
+use hapax_client::{Client, Retry};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -48,7 +48,7 @@ const BATCH_ROWS: i64 = 1_000;
 const BATCH_BYTES: i64 = 16 * 1_024 * 1_024;
 /// How often one that stands by asks for the lock.
 const STAND_BY: Duration = Duration::from_secs(1);
-/// Between two tries to reach a database that went away.
+/// Bounds of the pauses between two tries to reach a database that went away.
 const AGAIN_MIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -182,7 +182,7 @@ impl Relay {
             &self.metrics,
         );
         let relaying = async {
-            let mut again = AGAIN_MIN;
+            let mut retry = reopening();
             loop {
                 let started = Instant::now();
                 let ended = self.relay(&mut source, stop.clone()).await;
@@ -195,23 +195,11 @@ impl Relay {
                     Err(error) => return Err(error),
                 }
                 if started.elapsed() > AGAIN_MAX {
-                    again = AGAIN_MIN;
+                    retry.reset();
                 }
-                loop {
-                    tokio::select! {
-                        () = stop.heard() => return Ok(()),
-                        () = tokio::time::sleep(again) => {}
-                    }
-                    again = (again * 2).min(AGAIN_MAX);
-                    match opener.open(self.options.results.clone()).await {
-                        Ok(opened) => {
-                            source = opened;
-                            break;
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "the outbox still cannot be worked on")
-                        }
-                    }
+                tokio::select! {
+                    () = stop.heard() => return Ok(()),
+                    opened = reopen(&opener, &self.options.results, &mut retry) => source = opened,
                 }
             }
         };
@@ -263,6 +251,22 @@ impl Relay {
             }
         }
         Ok(())
+    }
+}
+
+/// The pauses between two tries to reach a database that went away.
+fn reopening() -> Retry {
+    Retry::forever().pauses(AGAIN_MIN, AGAIN_MAX)
+}
+
+/// Opens a database that went away, once it is back.
+async fn reopen<O: Open>(opener: &O, results: &Option<Table>, retry: &mut Retry) -> O::Source {
+    loop {
+        retry.pause(None).await;
+        match opener.open(results.clone()).await {
+            Ok(opened) => return opened,
+            Err(error) => tracing::warn!(%error, "the outbox still cannot be worked on"),
+        }
     }
 }
 

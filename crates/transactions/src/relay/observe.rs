@@ -13,8 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::metrics::Metrics;
-use super::now_ms;
+
 use super::source::{End, Name, Open, Source, Table, storable};
+use super::{now_ms, reopen, reopening};
 use crate::error::Error;
 
 /// How often is counted.
@@ -43,13 +44,7 @@ pub(super) async fn observe<O: Open>(
             }
             error => return Err(error),
         }
-        loop {
-            tokio::time::sleep(AWAY).await;
-            if let Ok(opened) = opener.open(results.clone()).await {
-                source = opened;
-                break;
-            }
-        }
+        source = reopen(opener, &results, &mut reopening()).await;
     }
 }
 
