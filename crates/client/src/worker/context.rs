@@ -12,7 +12,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::leases::Number;
 use crate::delivery::Delivery;
-use crate::derive::derive_first;
 use crate::error::Error;
 use crate::retry::Retry;
 use crate::settle::{Failure, Settle, Settled};
@@ -107,7 +106,7 @@ impl Context {
         let delivery = &self.message.delivery;
         let mut key = delivery.derive(name);
         if let Some(point) = delivery.recovery_point(&step::point_name(name)) {
-            let first = derive_first(delivery.key(), delivery.generation(), name);
+            let first = hapax_keys::derive_first(delivery.key(), delivery.generation(), name);
             match step::found(name, point, |saved| saved == key || saved == first)? {
                 Found::Done(outcome) => return Ok(outcome),
                 Found::Open(saved) => key = saved,
