@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use crate::error::Error;
 use batch::Senders;
 pub use metrics::Metrics;
-use source::{Open, Read, Refused, Source, Table};
+use source::{Read, Refused, Source, Table};
 
 /// How often a refused row is tried before it is parked, where nothing else is said.
 const TRIES: u32 = 5;
@@ -155,12 +155,11 @@ impl Relay {
             match self.database.clone() {
                 #[cfg(feature = "postgres")]
                 Database::Postgres(config, tls) => {
-                    self.work(postgres::Opener::new(*config, tls)?, Stop(stopping)).await
+                    let address = postgres::Address::new(*config, tls)?;
+                    self.work::<postgres::Postgres>(&address, Stop(stopping)).await
                 }
                 #[cfg(feature = "sqlite")]
-                Database::Sqlite(path) => {
-                    self.work(sqlite::Opener::new(path), Stop(stopping)).await
-                }
+                Database::Sqlite(path) => self.work::<sqlite::Sqlite>(&path, Stop(stopping)).await,
             }
         };
         let mut run = pin!(run);
@@ -171,12 +170,12 @@ impl Relay {
         run.await
     }
 
-    async fn work<O: Open>(&self, opener: O, stop: Stop) -> Result<(), Error> {
-        let mut source = opener.open(self.options.results.clone()).await?;
-        let observer = opener.open(self.options.results.clone()).await?;
+    async fn work<S: Source>(&self, address: &S::Address, stop: Stop) -> Result<(), Error> {
+        let mut source = S::open(address, self.options.results.clone()).await?;
+        let observer = S::open(address, self.options.results.clone()).await?;
         let observing = observe::observe(
             observer,
-            &opener,
+            address,
             &self.client,
             self.options.results.clone(),
             &self.metrics,
@@ -199,7 +198,7 @@ impl Relay {
                 }
                 tokio::select! {
                     () = stop.heard() => return Ok(()),
-                    opened = reopen(&opener, &self.options.results, &mut retry) => source = opened,
+                    opened = reopen(address, &self.options.results, &mut retry) => source = opened,
                 }
             }
         };
@@ -260,10 +259,10 @@ fn reopening() -> Retry {
 }
 
 /// Opens a database that went away, once it is back.
-async fn reopen<O: Open>(opener: &O, results: &Option<Table>, retry: &mut Retry) -> O::Source {
+async fn reopen<S: Source>(address: &S::Address, results: &Option<Table>, retry: &mut Retry) -> S {
     loop {
         retry.pause(None).await;
-        match opener.open(results.clone()).await {
+        match S::open(address, results.clone()).await {
             Ok(opened) => return opened,
             Err(error) => tracing::warn!(%error, "the outbox still cannot be worked on"),
         }

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::metrics::Metrics;
 
-use super::source::{End, Name, Open, Source, Table, storable};
+use super::source::{End, Name, Source, Table, storable};
 use super::{now_ms, reopen, reopening};
 use crate::error::Error;
 
@@ -29,9 +29,9 @@ const PAUSE: Duration = Duration::from_millis(250);
 const AWAY: Duration = Duration::from_secs(2);
 
 /// Never ends, except with an error that no retry helps against.
-pub(super) async fn observe<O: Open>(
-    mut source: O::Source,
-    opener: &O,
+pub(super) async fn observe<S: Source>(
+    mut source: S,
+    address: &S::Address,
     client: &Client,
     results: Option<Table>,
     metrics: &Metrics,
@@ -44,7 +44,7 @@ pub(super) async fn observe<O: Open>(
             }
             error => return Err(error),
         }
-        source = reopen(opener, &results, &mut reopening()).await;
+        source = reopen(address, &results, &mut reopening()).await;
     }
 }
 

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_client::{Failure, Settle, Worker};
-use hapax_transactions::{
-    Consumer, Entered, Inbox, Pool, RunInBlockingTransaction, RunInTransaction,
-};
+use hapax_transactions::{Consumer, Entered, InTransaction, Inbox, Pool};
 use hapax_wire::proto::redrive_request::Select;
 use hapax_wire::proto::{RedriveKeys, RedriveRequest, State};
 
@@ -33,21 +31,21 @@ async fn a_row_outlives_its_retention_while_its_message_can_come(partitions: u16
     let house = House::open(partitions, HASTY).await;
     let pool = stage::deadpool(&postgres);
     let wire = Arc::new(Wire::to(&house).await);
-    let lost = tokio::spawn(Worker::new(wire.client.queue("orders")).run_in_transaction(
-        pool.clone(),
-        "billing",
-        {
-            let wire = Arc::clone(&wire);
-            move |tx, message| {
+    let lost = tokio::spawn(
+        InTransaction::new(Worker::new(wire.client.queue("orders")), pool.clone(), "billing").run(
+            {
                 let wire = Arc::clone(&wire);
-                Box::pin(async move {
-                    tx.execute(EFFECT, &[&message.key()]).await?;
-                    wire.close();
-                    Ok::<_, Failure>("charged by the first")
-                })
-            }
-        },
-    ));
+                move |tx, message| {
+                    let wire = Arc::clone(&wire);
+                    Box::pin(async move {
+                        tx.execute(EFFECT, &[&message.key()]).await?;
+                        wire.close();
+                        Ok::<_, Failure>("charged by the first")
+                    })
+                }
+            },
+        ),
+    );
     house.send("order-1").await;
     until_effects(&postgres, 1).await;
     lost.abort();
@@ -187,17 +185,15 @@ async fn a_handler_that_panics_is_rolled_back(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
     let house = House::open(partitions, AGAIN_AT_ONCE).await;
     let pool = stage::deadpool(&postgres);
-    let worker = tokio::spawn(Worker::new(house.orders()).run_in_transaction(
-        pool,
-        "billing",
-        |tx, message| {
+    let worker = tokio::spawn(
+        InTransaction::new(Worker::new(house.orders()), pool, "billing").run(|tx, message| {
             Box::pin(async move {
                 tx.execute(EFFECT, &[&message.key()]).await?;
                 assert!(message.attempt() > 1, "the first attempt goes wrong");
                 Ok::<_, Failure>(())
             })
-        },
-    ));
+        }),
+    );
     house.send("order-1").await;
     let key = in_time(house.ended("order-1")).await;
     assert_eq!((key.state(), key.attempts), (State::Done, 2));
@@ -215,7 +211,7 @@ async fn a_result_that_is_too_large_is_noticed_before_the_commit(partitions: u16
     let pool = stage::deadpool(&postgres);
     let run = |bytes: usize| {
         let worker = Worker::new(house.orders());
-        tokio::spawn(worker.run_in_transaction(pool.clone(), "billing", move |tx, message| {
+        tokio::spawn(InTransaction::new(worker, pool.clone(), "billing").run(move |tx, message| {
             Box::pin(async move {
                 tx.execute(EFFECT, &[&message.key()]).await?;
                 Ok::<_, Failure>("x".repeat(bytes))
@@ -277,11 +273,10 @@ async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_bei
     });
     entered.unwrap();
     house.send("order-1").await;
-    let worker = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
-        database,
-        "billing",
-        |_tx, _message| -> Result<(), Failure> { panic!("it is done") },
-    ));
+    let worker = tokio::spawn(
+        InTransaction::new(Worker::new(house.orders()), database, "billing")
+            .run(|_tx, _message| -> Result<(), Failure> { panic!("it is done") }),
+    );
     let key = in_time(house.ended("order-1")).await;
     assert_eq!(key.state(), State::Done);
     assert_eq!((key.attempts, key.result), (1, None));
@@ -307,11 +302,10 @@ async fn a_result_that_was_stored_as_text_is_read(partitions: u16) {
         database.execute_batch(&row).unwrap();
         house.send(key).await;
     }
-    let blocking = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
-        database.clone(),
-        "billing",
-        |_tx, _message| -> Result<(), Failure> { panic!("it is done") },
-    ));
+    let blocking = tokio::spawn(
+        InTransaction::new(Worker::new(house.orders()), database.clone(), "billing")
+            .run(|_tx, _message| -> Result<(), Failure> { panic!("it is done") }),
+    );
     let text = in_time(house.ended("text")).await.result.unwrap();
     assert_eq!((&text.body[..], &*text.content_type), (&b"charged"[..], "text/plain"));
     assert_eq!(in_time(house.ended("number")).await.result.unwrap().body, "17");
@@ -334,30 +328,31 @@ async fn an_inbox_of_another_tenant_than_the_worker_is_refused(partitions: u16) 
     let house = House::open(partitions, "{}").await;
     let database = stage::sqlite(house.path());
     house.send("order-1").await;
-    let started = Worker::new(house.orders()).run_in_blocking_transaction(
+    let started = InTransaction::new(
+        Worker::new(house.orders()),
         database.clone(),
         Consumer::new("billing").tenant("acme"),
-        |tx, message| {
-            tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
-            Ok::<_, Failure>(())
-        },
-    );
+    )
+    .run(|tx, message| {
+        tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+        Ok::<_, Failure>(())
+    });
     let error = in_time(started).await.unwrap_err().to_string();
     assert!(error.contains("acme") && error.contains("default"), "{error}");
     let pool = stage::sqlx_sqlite(&database).await;
-    let started = Worker::new(house.orders()).run_in_transaction(
+    let started = InTransaction::new(
+        Worker::new(house.orders()),
         pool,
         Consumer::new("billing").tenant("acme"),
-        |_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }),
-    );
+    )
+    .run(|_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }));
     assert!(in_time(started).await.is_err());
     assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 0);
 
-    let worker = tokio::spawn(Worker::new(house.orders()).run_in_blocking_transaction(
-        database.clone(),
-        "billing",
-        |_tx, _message| Ok::<_, Failure>(()),
-    ));
+    let worker = tokio::spawn(
+        InTransaction::new(Worker::new(house.orders()), database.clone(), "billing")
+            .run(|_tx, _message| Ok::<_, Failure>(())),
+    );
     let key = in_time(house.ended("order-1")).await;
     assert_eq!(key.state(), State::Done);
     let of_default = "SELECT count(*) FROM hapax_inbox WHERE tenant = 'default'";
