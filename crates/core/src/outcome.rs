@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::command::{Arrival, Blob, Emit, LeaseName, Send};
+use crate::command::{Allowance, Arrival, Blob, Emit, LeaseName, Send};
 use crate::config::{Config, InvalidConfig};
 use crate::content::{Content, Invalid};
 use crate::decision::QueueId;
@@ -192,12 +192,15 @@ pub struct InFlight {
     pub deadline: Option<Time>,
 }
 
-/// Which quota is used up.
+/// Which quota is used up, of the queue or of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
     Messages,
     Bytes,
     Rate,
+    TenantMessages,
+    TenantBytes,
+    TenantRate,
 }
 
 /// Where a message is.
@@ -423,7 +426,7 @@ impl Relay {
             delay_ms: emit.delay_ms,
             ttl_ms: emit.ttl_ms,
             issued_at: Some(self.issued_at),
-            beyond_quota: self.within,
+            allowance: if self.within { Allowance::Emitted } else { Allowance::Queue },
             ..Send::new(emit.queue, emit.content)
         }
     }

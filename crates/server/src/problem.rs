@@ -83,6 +83,13 @@ impl Problem {
                     Quota::Messages => (Code::OverQuota, "the queue holds max_messages already"),
                     Quota::Bytes => (Code::OverQuota, "the queue holds max_bytes already"),
                     Quota::Rate => (Code::RateLimited, "more than the queue's sends_per_s"),
+                    Quota::TenantMessages => {
+                        (Code::OverQuota, "the tenant holds its max_messages already")
+                    }
+                    Quota::TenantBytes => {
+                        (Code::OverQuota, "the tenant holds its max_bytes already")
+                    }
+                    Quota::TenantRate => (Code::RateLimited, "more than the tenant's sends_per_s"),
                 };
                 Self { retry_after_ms: Some(*retry_after_ms), ..Self::new(code, detail) }
             }

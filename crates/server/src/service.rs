@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
-use hapax_core::{Refusal, Settle, Settled, Verb};
+use hapax_core::{Allowance, Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Quota};
+use hapax_core::{Receive, Refusal, Send, Settle, Settled, Verb};
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::broadcast;
@@ -221,28 +221,28 @@ impl Service {
     }
 
     /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
-    /// caller knows them by: it must not block. Where all are refused at once, that comes back.
+    /// caller knows them by: it must not block.
     pub fn start_send<T: Sendable>(
         &self,
         permit: &Permit,
         sends: Vec<(T, Send)>,
         room: &Arc<Room>,
         reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + Sendable,
-    ) -> Result<(), (Vec<T>, Problem)> {
-        if let Err(problem) = self.check_rate(permit, sends.len()) {
-            return Err((sends.into_iter().map(|(tag, _)| tag).collect(), problem));
-        }
+    ) {
+        let allowance = self.allowance(permit, sends.len());
         let (service, queue) = (self.clone(), permit.queue.clone());
-        let items = sends.into_iter().map(|(tag, send)| (tag, To::Key, Command::Send(send)));
+        let items = sends
+            .into_iter()
+            .map(|(tag, send)| (tag, To::Key, Command::Send(Send { allowance, ..send })));
         self.engine().dispatch(items, room, move |tags, outcomes| {
             let listed = outcomes.map_err(Problem::from).map(|listed| {
                 let listed = listed.map(answer);
                 service.0.metrics.answered(&queue, &listed.answers);
+                service.give_back(&queue, allowance, &listed.answers);
                 listed
             });
             reply(tags, listed);
         });
-        Ok(())
     }
 
     /// Sends messages; the answers are in their order, refusals among them, with as many results as
@@ -256,8 +256,7 @@ impl Service {
         let (count, sends) = (sends.len(), sends.into_iter().enumerate().collect());
         let start = |parts: Parts<_, _>| {
             let reply = move |places, listed| drop(parts.send((places, listed)));
-            self.start_send(permit, sends, &Room::of_list(bytes), reply)
-                .map_err(|(_, problem)| problem)
+            self.start_send(permit, sends, &Room::of_list(bytes), reply);
         };
         gather(count, start).await
     }
@@ -353,7 +352,6 @@ impl Service {
         let start = |parts: Parts<_, _>| {
             let reply = move |places, listed| drop(parts.send((places, listed)));
             self.start_settle(permit, items, &Room::of_list(bytes), reply);
-            Ok(())
         };
         gather(count, start).await
     }
@@ -370,13 +368,15 @@ impl Service {
         claim: Claim,
         wait: Duration,
     ) -> Result<Claimed, Problem> {
-        self.check_rate(permit, 1)?;
+        let allowance = self.allowance(permit, 1);
+        let claim = Claim { allowance, ..claim };
         let until = tokio::time::Instant::now() + wait.min(WAIT_MAX);
         loop {
             let answer = self.engine().claim(claim.clone()).await?;
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             if !matches!(answer, Answer::InFlight(_)) || left.is_zero() {
                 self.0.metrics.answered(permit.queue(), std::slice::from_ref(&answer));
+                self.give_back(&permit.queue, allowance, std::slice::from_ref(&answer));
                 let lease = self.seal_claim(permit, &answer);
                 return Ok(Claimed { answer, lease });
             }
@@ -391,15 +391,29 @@ impl Service {
         Some(self.0.seal.seal(&permit.queue, id.partition(), lease))
     }
 
-    fn check_rate(&self, permit: &Permit, sends: usize) -> Result<(), Problem> {
+    /// What the quotas of the tenant itself leave to new messages. Which of them are new only
+    /// their partitions can tell; [`Self::give_back`] makes up for those that are not.
+    fn allowance(&self, permit: &Permit, sends: usize) -> Allowance {
         debug_assert!(matches!(permit.action, Action::Send | Action::Claim), "{permit:?}");
         let tenant = &permit.queue.tenant;
-        self.0.weights.check(tenant)?;
-        let taken = self.0.tenants.take_sends(tenant, sends as u64, Instant::now());
-        taken.map_err(|retry_after_ms| Problem {
-            retry_after_ms: Some(retry_after_ms),
-            ..Problem::new(Code::RateLimited, "more than the tenant's sends_per_s")
-        })
+        if let Some(quota) = self.0.weights.used_up(tenant) {
+            return Allowance::UsedUp { quota, retry_after_ms: weight::EVERY_MS };
+        }
+        match self.0.tenants.take_sends(tenant, sends as u64, Instant::now()) {
+            Ok(()) => Allowance::Queue,
+            Err(retry_after_ms) => Allowance::UsedUp { quota: Quota::TenantRate, retry_after_ms },
+        }
+    }
+
+    /// Returns to the tenant's rate what was taken for messages that were not accepted.
+    fn give_back(&self, queue: &QueueName, allowance: Allowance, answers: &[Answer]) {
+        if allowance != Allowance::Queue {
+            return;
+        }
+        let is_new =
+            |answer: &&Answer| matches!(answer, Answer::Accepted { .. } | Answer::Fresh { .. });
+        let known = answers.len() - answers.iter().filter(is_new).count();
+        self.0.tenants.give_back(&queue.tenant, known as u64);
     }
 }
 

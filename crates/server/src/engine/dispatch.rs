@@ -108,7 +108,6 @@ impl Engine {
         let outcomes = gather(count, |parts| {
             let reply = move |places, outcomes| drop(parts.send((places, outcomes)));
             self.dispatch(items, &Room::of_list(usize::MAX), reply);
-            Ok::<_, Stopped>(())
         });
         Ok(outcomes.await?.into_iter().map(|(outcome, _)| outcome).collect())
     }
@@ -120,10 +119,10 @@ pub(crate) type Parts<T, E> = mpsc::UnboundedSender<(Vec<usize>, Result<Listed<T
 /// Starts something that is answered in parts, and puts the answers in order.
 pub(crate) async fn gather<T, E: From<Stopped>>(
     count: usize,
-    start: impl FnOnce(Parts<T, E>) -> Result<(), E>,
+    start: impl FnOnce(Parts<T, E>),
 ) -> Result<Vec<(T, Omitted)>, E> {
     let (sender, mut parts) = mpsc::unbounded_channel();
-    start(sender)?;
+    start(sender);
     let mut answers: Vec<Option<(T, Omitted)>> = Vec::new();
     answers.resize_with(count, || None);
     while let Some((places, part)) = parts.recv().await {

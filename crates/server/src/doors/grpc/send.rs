@@ -171,16 +171,10 @@ impl SendStream {
             let _until_now = &memory;
             outbox.push(Part::new(numbers, listed, Arc::clone(&results), each_bytes));
         };
-        match self.service.start_send(&permit, sends, &self.results, reply) {
-            Ok(()) => {
-                self.unanswered += count;
-                self.unanswered_bytes += count * each_bytes;
-                self.room = count;
-            }
-            Err((numbers, problem)) => {
-                numbers.into_iter().for_each(|number| self.refuse(number, &problem));
-            }
-        }
+        self.service.start_send(&permit, sends, &self.results, reply);
+        self.unanswered += count;
+        self.unanswered_bytes += count * each_bytes;
+        self.room = count;
     }
 
     /// Takes over what the writers said.
