@@ -100,7 +100,7 @@ impl Problem {
 
     pub(crate) fn broken_request() -> Self {
         let detail = "the body of the request broke off; nothing was done";
-        let title = "The request cannot be understood";
+        let title = "The request is invalid";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }
 
@@ -110,7 +110,7 @@ impl Problem {
              encoded slashes, ';'), and some would take it for {route}, which needs a key: write \
              it as that"
         );
-        let title = "The request cannot be understood";
+        let title = "The request is invalid";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }
 
@@ -119,7 +119,7 @@ impl Problem {
             "Connection names {name}, which belongs to the request and not to a connection: \
              services behind would not see it; nothing was done"
         );
-        let title = "The request cannot be understood";
+        let title = "The request is invalid";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }
 
@@ -146,7 +146,7 @@ impl Problem {
     pub(crate) fn conflict() -> Self {
         let detail = "the key was used with another request before (method, path, query, headers \
                       and body are compared); that one is untouched, and this one was not done";
-        let title = "The key was used for something else";
+        let title = "The key was used for another operation";
         Self::new("conflict", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
     }
 

@@ -176,7 +176,7 @@ pub enum Auth {
     Tokens(Arc<Tokens>),
 }
 
-/// The broker does not know who asks. It does not say which part of a token was wrong.
+/// The caller is not authenticated. The error does not reveal which part of a token was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthorised {
     #[error(

@@ -56,13 +56,13 @@ pub enum Error {
     Tls(#[from] TlsError),
     #[error(transparent)]
     Bind(#[from] BindError),
-    #[error("the queue {queue} of the settings cannot be made: {why}")]
+    #[error("the queue {queue} of the settings cannot be created: {why}")]
     Queue { queue: String, why: String },
     #[error(
-        "{0}; nothing more was confirmed. Start the broker again: it recovers from what is on disk"
+        "{0}; nothing was confirmed after that. Start the broker again: it recovers from its data"
     )]
     Failed(Stopped),
-    #[error("a task of the broker was lost: {0}")]
+    #[error("a task of the broker failed: {0}")]
     Lost(#[from] tokio::task::JoinError),
 }
 
@@ -85,8 +85,8 @@ impl Broker {
                 let tokens = Arc::new(Tokens::open(engine.data().path())?);
                 if tokens.is_empty() {
                     tracing::warn!(
-                        "there are no tokens, so nobody can come in: make one with \
-                         `hapax token create`"
+                        "there are no tokens, so every request is refused: create one with `hapax \
+                         token create`"
                     );
                 }
                 (Auth::Tokens(Arc::clone(&tokens)), Some(tokens))
@@ -146,7 +146,7 @@ impl Broker {
                 why = failed.failed() => failure = Some(why),
             }
             tell_manager(&[sd_notify::NotifyState::Stopping]);
-            tracing::info!("stopping: no more leases, what is in flight is finished");
+            tracing::info!("stopping: no new leases are given, requests in progress are finished");
             failed.drain();
         };
         self.listener.run(doors, self.limits, until).await;
@@ -156,7 +156,7 @@ impl Broker {
         match failure {
             Some(why) => Err(Error::Failed(why)),
             None => {
-                tracing::info!("stopped; everything is written down");
+                tracing::info!("stopped; all data is on disk");
                 Ok(())
             }
         }
@@ -262,7 +262,7 @@ async fn housekeep(service: Service) {
 /// Tells systemd, where it started us.
 fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager cannot be told");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 

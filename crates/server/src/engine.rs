@@ -77,30 +77,30 @@ pub enum Error {
     #[error("{} is damaged: {why}; nothing was changed", .0.display(), why = .1)]
     Damaged(PathBuf, String),
     #[error(
-        "{} was written by a newer release: its format is {format}, this one knows {known}; \
-         nothing was changed. Start the newer release", path.display()
+        "{} was written by a newer release: it has format {format}, and this release knows \
+         formats up to {known}. Nothing was changed. Start the newer release", path.display()
     )]
     Newer { path: PathBuf, format: u64, known: u32 },
-    #[error("{} holds no data of a broker", .0.display())]
+    #[error("{} is not the data directory of a broker", .0.display())]
     NoData(PathBuf),
     #[error(
-        "{} is missing: a file system that is not mounted, or a copy that was broken off? Nothing \
-         was changed. Bring it back, or restore a backup into an empty directory", .0.display()
+        "{} is missing. Is a file system not mounted, or was a copy interrupted? Nothing was \
+         changed. Put it back, or restore a backup into an empty directory", .0.display()
     )]
     Missing(PathBuf),
     #[error(
-        "{} is missing, although {} is there: data that lost its head, or a copy that was broken \
-         off. Nothing was changed. Bring it back, restore a backup into an empty directory, or \
-         choose another directory", head.display(), beside.display()
+        "{} is missing, although {} exists: the file was deleted, or a copy was interrupted. \
+         Nothing was changed. Put it back, restore a backup into an empty directory, or choose \
+         another directory", head.display(), beside.display()
     )]
     HeadMissing { head: PathBuf, beside: PathBuf },
     #[error(
-        "{} holds one partition of a broker, not its data: name the directory above it. Nothing \
+        "{} is one partition of a broker: give its parent directory, the data directory. Nothing \
          was changed", .0.display()
     )]
     OnePartition(PathBuf),
     #[error(
-        "{} lies in the data that is to be copied, {}: choose a directory outside of it",
+        "{} is inside the data directory {}: choose a directory outside of it",
         target.display(), data.display()
     )]
     Inside { target: PathBuf, data: PathBuf },

@@ -63,7 +63,8 @@ pub struct BindError {
 fn hint(source: &IoError) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "; another program listens there, perhaps another broker: choose another --listen"
+            "; another program listens there, perhaps another broker: choose another address with \
+             --listen"
         }
         std::io::ErrorKind::PermissionDenied => "; ports below 1024 need privileges",
         std::io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
@@ -161,7 +162,7 @@ async fn follow(tls: Option<Arc<Tls>>, stats: Arc<Stats>) {
 /// Small answers leave at once: they are gathered above, where it is known what belongs together.
 fn prepare(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
-        debug!(%error, "a connection cannot be told not to wait");
+        debug!(%error, "cannot set TCP_NODELAY on a connection");
     }
 }
 
@@ -173,7 +174,7 @@ async fn wait_after(error: &IoError) {
         error.kind(),
         ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
     ) {
-        error!(%error, "cannot accept connections; trying again (are there enough open files?)");
+        error!(%error, "cannot accept connections; retrying (is the limit of open files too low?)");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -190,7 +191,7 @@ async fn drain(
         }
     };
     if tokio::time::timeout(bound, ended).await.is_err() {
-        warn!(connections = connections.len(), "connections did not finish in time and are cut");
+        warn!(connections = connections.len(), "connections did not finish in time and are closed");
     } else {
         info!("all connections are closed");
     }
@@ -203,6 +204,6 @@ fn log_panic(ended: Result<(), JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        error!(%error, "a connection was lost to a fault of the broker");
+        error!(%error, "a connection was lost by a bug in the broker");
     }
 }

@@ -39,11 +39,11 @@ pub enum Format {
 /// Why logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("logging was started before")]
+    #[error("logging was already started")]
     Started,
     #[error("spans cannot be sent: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
-    #[error("spans are sent by tokio, and it does not run here")]
+    #[error("spans need a tokio runtime, and there is none")]
     NoRuntime,
 }
 

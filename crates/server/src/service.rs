@@ -188,8 +188,12 @@ impl Service {
         action: Action,
         queue: &str,
     ) -> Result<Permit, Problem> {
-        let name = QueueName::new(principal.tenant(), queue)
-            .map_err(|_| Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -"))?;
+        let name = QueueName::new(principal.tenant(), queue).map_err(|_| {
+            Problem::invalid(
+                "a queue's name must have 1 to 80 characters of A-Z a-z \
+                                           0-9 . _ -",
+            )
+        })?;
         authorise(principal, action, queue).map_err(|denied| denied.problem(action, queue))?;
         Ok(Permit { principal: Arc::clone(principal), queue: name, action })
     }
@@ -204,7 +208,12 @@ impl Service {
     pub fn set_log(&self, principal: &Principal, filter: &str) -> Result<(), Problem> {
         self.operate(principal)?;
         let Some(log) = &self.0.log else {
-            return Err(Problem::new(Code::Unavailable, "this broker does not log by itself"));
+            return Err(Problem::new(
+                Code::Unavailable,
+                "the log filter of this broker cannot be \
+                                                        changed: it is embedded in another \
+                                                        program",
+            ));
         };
         log.set(filter).map_err(|error| Problem::invalid(error.to_string()))
     }
@@ -398,7 +407,7 @@ impl Service {
         let taken = self.0.tenants.take_sends(tenant, sends as u64, Instant::now());
         taken.map_err(|retry_after_ms| Problem {
             retry_after_ms: Some(retry_after_ms),
-            ..Problem::new(Code::RateLimited, "more than the tenant's sends_per_s")
+            ..Problem::new(Code::RateLimited, "the tenant's sends_per_s is exceeded")
         })
     }
 }
@@ -428,13 +437,14 @@ fn refused(permit: &Permit, refusal: Refusal) -> Problem {
 
 /// The token is not known any more.
 pub(crate) fn revoked() -> Problem {
-    let detail = "the token was revoked, changed, or has expired meanwhile";
+    let detail = "the token was revoked or changed, or has expired";
     Problem::new(Code::Unauthorized, detail)
 }
 
 /// The requests of the tenant, or of all tenants, hold as much memory as they may.
 pub(crate) fn no_memory() -> Problem {
-    let detail = "the broker has no memory left for requests of this size; others use it";
+    let detail = "the broker has no memory left for a request of this size now: other requests \
+                  use it";
     Problem::new(Code::Unavailable, detail)
 }
 

@@ -141,11 +141,11 @@ pub struct SettleItem {
 /// Why an item is not a settle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSettle {
-    #[error("do: {0:?} is none of done, fail, release, extend, begin, save and park")]
+    #[error("do: {0:?} is not one of done, fail, release, extend, begin, save and park")]
     Verb(String),
     #[error("{field} belongs to do: {verbs:?}, not to {verb:?}")]
     Field { field: &'static str, verbs: &'static str, verb: String },
-    #[error("emit: there are {0}, at most {EMIT_MAX} go together")]
+    #[error("emit: {0} messages are given, at most {EMIT_MAX} are allowed")]
     Emits(usize),
 }
 
@@ -338,10 +338,10 @@ mod tests {
         let other = said(r#"{"lease":"l","do":"done","error":"x"}"#);
         assert_eq!(other, r#"error belongs to do: "fail or park", not to "done""#);
         let verb = said(r#"{"lease":"l","do":"finish","error":"x"}"#);
-        assert!(verb.starts_with(r#"do: "finish" is none of done, fail"#), "{verb}");
+        assert!(verb.starts_with(r#"do: "finish" is not one of done, fail"#), "{verb}");
         let emit = r#"{"queue":"q"},"#.repeat(99);
         let many = said(&format!(r#"{{"lease":"l","do":"done","emit":[{emit}{{"queue":"q"}}]}}"#));
-        assert_eq!(many, "emit: there are 100, at most 64 go together");
+        assert_eq!(many, "emit: 100 messages are given, at most 64 are allowed");
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn the_why_of_a_ready_message_says_what_is_in_its_way() {
         let told = broker.ok(&["get", "pay", "g2"]);
         told.lines().find(|line| line.starts_with("  why")).unwrap().to_owned()
     };
-    assert!(why().contains("waits for a worker since"), "{}", why());
+    assert!(why().contains("has waited for a worker since"), "{}", why());
     broker.ok(&["queue", "pause", "pay"]);
     assert!(why().contains("its queue is paused") && why().contains("queue resume pay"));
     broker.ok(&["queue", "resume", "pay"]);

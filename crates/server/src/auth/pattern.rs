@@ -23,8 +23,7 @@ pub enum InvalidPattern {
     #[error("a queue pattern has 1 to {QUEUE_NAME_BYTES_MAX} characters, not {0}")]
     Length(usize),
     #[error(
-        "{0:?} cannot be in a queue pattern: use A-Z a-z 0-9 . _ - as in queue names, \
-         and * for any characters"
+        "{0:?} is not allowed in a queue pattern: use A-Z a-z 0-9 . _ - and * for any characters"
     )]
     Character(char),
     #[error("a token has 1 to {PATTERNS_MAX} queue patterns, not {0}")]

@@ -116,19 +116,19 @@ impl Tokens {
         *tried = stamp;
         let path = self.file.path();
         if stamp.is_none() {
-            error!(path = %path.display(), "the tokens are gone; those known stay valid");
+            error!(path = %path.display(), "the token file is gone; the loaded tokens stay valid");
             return false;
         }
         match self.file.read() {
             Ok(entries) => {
                 let known = known(entries);
-                info!(tokens = known.len(), "the tokens were read again");
+                info!(tokens = known.len(), "the tokens were reloaded");
                 self.known.store(Arc::new(known));
                 self.changed.send_replace(());
                 true
             }
             Err(error) => {
-                error!(%error, "the tokens cannot be read again; those known stay valid");
+                error!(%error, "the tokens cannot be reloaded; the loaded ones stay valid");
                 false
             }
         }

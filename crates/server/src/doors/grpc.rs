@@ -153,7 +153,7 @@ fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Problem> {
 
 /// A call of a service that the broker does not have.
 pub(super) fn unknown_call() -> axum::response::Response {
-    status::named(&Status::unimplemented("there is no such call")).into_http()
+    status::named(&Status::unimplemented("there is no such method")).into_http()
 }
 
 /// Every route leads through the meter.

@@ -86,19 +86,21 @@ macro_rules! routes {
         #[openapi(
             info(
                 title = "Hapax",
-                description = "A durable message queue in which every message carries an \
-                               idempotency key.",
+                description = "A durable message queue in which every message has an idempotency \
+                               key.",
             ),
             paths($($module::$handler),+),
             components(schemas(wire::Document)),
             modifiers(&Every),
             tags(
-                (name = "queues", description = "Named sets of rules for messages"),
-                (name = "sending", description = "Under one key an operation is accepted once"),
-                (name = "working", description = "Messages under leases"),
-                (name = "claims", description = "Keys for callers who do the work themselves"),
-                (name = "keys", description = "Looking at keys, and what operators do with them"),
-                (name = "broker", description = "The broker about itself"),
+                (name = "queues", description = "Queues and their configuration"),
+                (name = "sending", description = "Send and list messages. Under one key an \
+                                                  operation is accepted once"),
+                (name = "working", description = "Receive and settle messages"),
+                (name = "claims", description = "Claim keys, for callers that do the work \
+                                                 themselves"),
+                (name = "keys", description = "Show keys, and operator commands on them"),
+                (name = "broker", description = "Health, limits and metrics of the broker"),
             ),
         )]
         struct Document;

@@ -48,7 +48,8 @@ impl Pace {
 
 /// Refuses a body that did not arrive in time.
 pub(super) fn late() -> Problem {
-    let detail = "the body did not come in time: within 10 s, or with 8 KiB/s and within 120 s";
+    let detail = "the body did not arrive in time: it may take 10 s, or up to 120 s at 8 KiB/s or \
+                  more";
     Problem::new(Code::Unavailable, detail)
 }
 

@@ -88,7 +88,10 @@ pub(super) fn verb(
 ) -> Result<Verb, Problem> {
     use wire::settle::Verb as Said;
     let Some(verb) = verb else {
-        return Err(Problem::invalid("the settle says nothing: done, fail, release …"));
+        return Err(Problem::invalid(
+            "the settle has no verb: give done, fail, release, extend, \
+                                     begin, save or park",
+        ));
     };
     Ok(match verb {
         Said::Done(done) => {

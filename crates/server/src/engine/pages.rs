@@ -60,9 +60,9 @@ impl Page {
             return Ok(());
         }
         let detail = format!(
-            "the partitions of this broker are so many and so far apart that the cursor of the \
-             next page would have {bytes} bytes, of at most {CURSOR_BYTES_MAX}: ask for all \
-             messages in one page, or look at them by their keys"
+            "the cursor of the next page would have {bytes} bytes, at most {CURSOR_BYTES_MAX} are \
+             allowed, because the broker has so many partitions: ask for larger pages, or get \
+             messages by their keys"
         );
         Err(Problem::new(Code::TooLarge, detail))
     }
@@ -76,12 +76,12 @@ impl Cursor {
     /// Reads what `to_string` wrote, for a broker of so many partitions.
     pub fn parse(text: &str, partitions: usize) -> Result<Self, Problem> {
         if text.len() > CURSOR_BYTES_MAX {
-            let detail = format!("cursor: it has at most {CURSOR_BYTES_MAX} bytes");
+            let detail = format!("cursor: it must have at most {CURSOR_BYTES_MAX} bytes");
             return Err(Problem::invalid(detail));
         }
         Self::read(text).filter(|cursor| cursor.0.len() == partitions).ok_or_else(|| {
-            let detail = "cursor is not the `next` of a page of this broker and release: begin \
-                          with the first page";
+            let detail = "cursor is not a `next` value of this broker and release: start with the \
+                          first page";
             Problem::invalid(detail)
         })
     }

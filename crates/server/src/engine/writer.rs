@@ -129,9 +129,9 @@ impl Writer {
             Err(panic) => Some(format!("the writer panicked: {}", words_of(&*panic))),
         };
         let why = match failure {
-            None => Stopped("the broker stops".into()),
+            None => Stopped("the broker is stopping".into()),
             Some(error) => {
-                tracing::error!(partition = self.number, error, "the partition stopped");
+                tracing::error!(partition = self.number, error, "the partition has stopped");
                 let why = Stopped(format!("partition {}: {error}", self.number).into());
                 self.shared.failed.send_replace(Some(why.clone()));
                 why
@@ -376,10 +376,11 @@ impl Writer {
             tracing::warn!(
                 partition,
                 free_bytes_min,
-                "the disk has too little room: sends are refused until there is more, work goes on"
+                "the disk is almost full: sends are refused until there is more space; receives \
+                 and settles continue"
             );
         } else {
-            tracing::info!(partition, "the disk has room again: sends are taken");
+            tracing::info!(partition, "the disk has space again: sends are accepted");
         }
     }
 
@@ -391,8 +392,8 @@ impl Writer {
             tracing::warn!(
                 partition = self.number,
                 ahead_ms,
-                "the wall clock jumped; the partition follows slowly, so that no key or lease \
-                 ends early"
+                "the wall clock jumped; the partition's clock follows slowly, so that no key or \
+                 lease ends early"
             );
         }
         self.alarmed = alarm.is_some();

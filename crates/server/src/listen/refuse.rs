@@ -53,7 +53,7 @@ fn answer() -> String {
         "type": format!("/errors/{}", code.as_str()),
         "title": code.title(),
         "status": code.status().as_u16(),
-        "detail": "the broker has as many connections as it may have",
+        "detail": "the broker has reached max_connections",
         "code": code.as_str(),
         "retryable": code.is_retryable(),
     })

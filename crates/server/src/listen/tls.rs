@@ -60,7 +60,7 @@ pub enum TlsError {
     NoKey { path: PathBuf },
     #[error("{} and {} cannot be used together: {source}", certificate.display(), key.display())]
     Unusable { certificate: PathBuf, key: PathBuf, source: rustls::Error },
-    #[error("{} holds a certificate that cannot be an authority: {source}", path.display())]
+    #[error("{} has a certificate that is not a valid CA certificate: {source}", path.display())]
     Authority { path: PathBuf, source: rustls::Error },
     #[error("{} cannot be used to verify clients: {source}", path.display())]
     Verifier { path: PathBuf, source: VerifierBuilderError },
@@ -120,7 +120,7 @@ impl Tls {
             }
             Err(error) => {
                 stats.certificates_refused.add();
-                error!(%error, "the new certificate cannot be used; the old one stays");
+                error!(%error, "the new certificate cannot be used; the old one stays in use");
             }
         }
     }
@@ -174,7 +174,7 @@ impl TlsFiles {
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let read = || {
         if std::fs::metadata(path)?.len() > FILE_BYTES_MAX {
-            return Err(std::io::Error::other("it is too large for certificates"));
+            return Err(std::io::Error::other("it is too large for a certificate file"));
         }
         std::fs::read(path)
     };

@@ -69,9 +69,9 @@ impl<E: SpanExporter> SpanExporter for Telling<E> {
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match &result {
             Err(error) if !was_failing => {
-                tracing::warn!(%error, spans, "spans are lost: the collector does not take them");
+                tracing::warn!(%error, spans, "spans are lost: the collector does not accept them");
             }
-            Ok(()) if was_failing => tracing::info!("the collector takes spans again"),
+            Ok(()) if was_failing => tracing::info!("the collector accepts spans again"),
             _ => {}
         }
         result
@@ -130,6 +130,6 @@ mod tests {
         }
         let lines = lines.take();
         assert_eq!(lines.matches("spans are lost").count(), 2, "{lines}");
-        assert_eq!(lines.matches("takes spans again").count(), 1, "{lines}");
+        assert_eq!(lines.matches("accepts spans again").count(), 1, "{lines}");
     }
 }

@@ -42,7 +42,8 @@ impl Weights {
         if self.ceilings.is_empty() || !self.full.load().contains(tenant) {
             return Ok(());
         }
-        let detail = "the tenant holds as many messages or bytes as it may; work some off first";
+        let detail = "the tenant has reached its max_messages or max_bytes; process some messages \
+                      first";
         Err(Problem::new(Code::OverQuota, detail))
     }
 

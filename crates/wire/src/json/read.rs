@@ -29,7 +29,7 @@ pub struct BadJson {
 pub fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadJson> {
     from_slice(json).map_err(|error| {
         if !error.is_data() {
-            return BadJson::new(format!("this is no JSON: {error}"));
+            return BadJson::new(format!("not valid JSON: {error}"));
         }
         // Only now, since keeping track of the path costs time.
         let again = &mut serde_json::Deserializer::from_slice(json);
@@ -217,7 +217,10 @@ mod tests {
         let typo = said(r#"{"max":1,"wait":5}"#);
         assert!(typo.starts_with(r#"unknown field "wait": did you mean wait_ms?"#), "{typo}");
         let other = said(r#"{"colour":1}"#);
-        assert!(other.starts_with(r#"unknown field "colour": known are max, wait_ms"#), "{other}");
+        assert!(
+            other.starts_with(r#"unknown field "colour": the known fields are max, wait_ms"#),
+            "{other}"
+        );
         assert!(said(r#"{"max":1,"max":1}"#).contains("duplicate field `max`"));
         assert!(said(r#"[5, 10]"#).starts_with("invalid type: sequence, expected an object"));
         assert!(said(r#"{"max":1} 5"#).contains("trailing characters"));

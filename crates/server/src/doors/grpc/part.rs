@@ -114,7 +114,7 @@ impl WithResult for Settled {
 }
 
 fn no_room() -> Problem {
-    let detail = "done, and there is no memory for its result beside those of the others on this \
-                  stream; ask again when they are read";
+    let detail = "the message is done, but there is no memory for its result beside the other \
+                  unread answers of this stream: send it again after reading them";
     Problem::new(Code::Unavailable, detail)
 }

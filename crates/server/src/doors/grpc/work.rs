@@ -179,8 +179,13 @@ impl WorkStream {
         let mut frame = lean::WorkFrame::read(&bytes).map_err(malformed)?;
         match (frame.open.take(), &self.open) {
             (Some(open), None) => self.open(open).map_err(|problem| status(&problem))?,
-            (None, None) => return Err(misuse("the first frame of a Work stream opens it")),
-            (Some(_), Some(_)) => return Err(misuse("the stream is open already")),
+            (None, None) => {
+                return Err(misuse(
+                    "the first frame of a Work stream must be the open \
+                                               request",
+                ));
+            }
+            (Some(_), Some(_)) => return Err(misuse("the stream is already open")),
             (None, Some(_)) => {}
         }
         self.credit = self.credit.saturating_add(frame.credit).min(CREDIT_MAX);

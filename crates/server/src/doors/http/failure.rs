@@ -37,7 +37,7 @@ impl Failure {
 
     /// Another one holds the key that a claim asked for.
     pub(super) fn in_flight(in_flight: InFlight, retry_after_ms: u64) -> Self {
-        let detail = "the key is being worked on; its outcome is not known yet";
+        let detail = "the key is being processed; its outcome is not known yet";
         let problem = Problem {
             retry_after_ms: Some(retry_after_ms),
             ..Problem::new(Code::InFlight, detail)

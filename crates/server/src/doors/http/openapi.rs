@@ -45,7 +45,7 @@ fn refused() -> Response {
     let problem = Ref::from_schema_name(<wire::Document<'_> as utoipa::ToSchema>::name());
     let content = ContentBuilder::new().schema(Some(problem)).build();
     ResponseBuilder::new()
-        .description("Refused: `code` tells why, `/errors/{code}` explains it")
+        .description("Refused with an error `code`; `/errors/{code}` explains it")
         .content("application/problem+json", content)
         .build()
 }

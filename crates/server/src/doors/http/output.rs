@@ -74,7 +74,7 @@ struct Held {
 type Shelf = Arc<Mutex<Option<(Bytes, Admitted)>>>;
 
 #[derive(Debug, thiserror::Error)]
-#[error("the answer was not read in time")]
+#[error("the client did not read the answer in time")]
 struct Unread;
 
 impl Held {
