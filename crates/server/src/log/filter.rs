@@ -178,7 +178,7 @@ mod tests {
         assert!(why("=debug").contains("is not a target"));
         assert!(why("h2[{body}]=debug").contains("is not a target"));
         let many: Vec<String> = (0..65).map(|number| format!("t{number}=info")).collect();
-        assert!(why(&many.join(",")).contains("too many"));
+        assert!(why(&many.join(",")).contains("at most"));
     }
 
     #[test]

@@ -206,7 +206,7 @@ mod tests {
         let said = error.to_string();
         assert!(said.starts_with("wait_ms: invalid type: string \"long\""), "{said}");
         let said = read::<ReceiveRequest>(b"{\"max\":").unwrap_err().to_string();
-        assert!(said.starts_with("this is no JSON: EOF"), "{said}");
+        assert!(said.starts_with("not valid JSON: EOF"), "{said}");
         let said = read::<ReceiveRequest>(b"5").unwrap_err().to_string();
         assert!(said.starts_with("invalid type: integer `5`, expected an object"), "{said}");
     }
