@@ -1,4 +1,4 @@
-//! What a send gets.
+//! The answer to a send.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

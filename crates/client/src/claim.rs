@@ -1,4 +1,4 @@
-//! Claims: a key taken by a caller who does the work itself.
+//! Claims: keys held by callers that do the work themselves.
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};

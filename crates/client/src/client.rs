@@ -1,4 +1,4 @@
-//! The way to a broker: where it is, who asks, and the connections to it.
+//! The client: address, credentials and connections.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};

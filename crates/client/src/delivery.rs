@@ -1,4 +1,4 @@
-//! What a worker is handed.
+//! The delivery of a message to a worker.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What can go wrong, and whether trying again helps.
+//! The errors of the client, and whether a retry may help.
 
 use std::time::{Duration, SystemTime};
 

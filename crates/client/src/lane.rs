@@ -1,7 +1,6 @@
-//! The one stream that all sends of a client share.
-//!
-//! Callers hand over jobs and wait for their answers; a task of its own packs whatever is there
-//! into frames. It starts with the first send and ends when its client is gone.
+//! The one stream that all sends of a client share. Callers submit jobs and wait for their answers;
+//! a separate task packs all waiting jobs into frames. It starts with the first send and ends when
+//! its client is dropped.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is sent.
+//! The message to send.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! Sending as fast as the broker takes it.
+//! Pipelined sends, as fast as the broker accepts them.
 //!
 //! A [`Sender`] is driven by one task: push messages while there is room in the window, then wait
 //! for answers, which come by the batch. There is no future per message. When the connection

@@ -1,4 +1,4 @@
-//! What a worker says about a message, and what it is told.
+//! Settles and their answers.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,5 @@
-//! Steps of a message, as far as they can be known without asking anybody: which names are taken,
-//! what earlier attempts left, whether there is room for an outcome.
+//! The local rules of steps: which names are used, what earlier attempts saved, whether there is
+//! room for an outcome.
 //!
 //! A step is one recovery point, `step:NAME`, of JSON. First it says that the step was begun, under
 //! which key; then its outcome takes that place. So every later attempt, `hapax get` and a worker

@@ -1,8 +1,7 @@
-//! One bidirectional stream that outlives its connections.
-//!
-//! Frames go up already encoded and are kept until everything in them is answered. When the
-//! connection breaks the stream connects anew and sends the rest again: under keys, and for
-//! leases, that is safe. Nothing here waits per message: answers come by the frame.
+//! One bidirectional stream that outlives its connections. Frames are sent already encoded and are
+//! kept until everything in them is answered. When the connection breaks, the stream reconnects and
+//! sends the unanswered frames again: with keys, and for leases, that is safe. There is no waiting
+//! per message: answers arrive in frames.
 
 mod unanswered;
 

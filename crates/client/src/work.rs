@@ -1,9 +1,8 @@
-//! Deliveries in, settles out, on one stream.
-//!
-//! A [`Work`] is driven by one task: give credits, wait for what comes, settle it. Deliveries and
-//! answers come by the batch, and there is no future per message. When the connection breaks,
-//! leases live on: what was not answered is settled again on the next one, and the credits that
-//! were not used are given again. [`Worker`](crate::Worker) is built on it.
+//! Deliveries in, settles out, on one stream. A [`Work`] is driven by one task: it gives credits,
+//! waits for deliveries, and settles them. Deliveries and answers arrive in batches, and there is
+//! no future per message. When the connection breaks, leases stay valid: unanswered settles are
+//! sent again on the next connection, and unused credits are given again. [`Worker`](crate::Worker)
+//! is built on it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,8 @@
-//! Who may do what: tokens, and the one function that authorises every action under every door.
-//!
-//! A door reads a token from the request, [`Auth::authenticate`] turns it into a [`Principal`],
-//! and [`authorise`] is asked before anything is looked up. The tenant is never named by a
-//! request: it is the principal's, so nothing crosses tenants. What a token may not see looks as
-//! if it were absent, and it does so before anybody knows whether it is there.
+//! Authentication by tokens, and the one function that authorises every action. The HTTP and gRPC
+//! handlers read a token from the request, [`Auth::authenticate`] turns it into a [`Principal`],
+//! and [`authorise`] is called before anything is looked up. A request never names the tenant: it
+//! is the principal's, so nothing crosses tenants. A queue that a token may not see is reported as
+//! missing, before it is looked up.
 //!
 //! | action | needs, on a queue that the token's patterns match |
 //! |---|---|
@@ -15,8 +14,8 @@
 //! | [`Action::Operate`] | `operate`; it is about the server, so patterns do not matter |
 //!
 //! A claim takes a key, as a send does, and is settled, as work is. With `work` alone a worker
-//! could occupy the keys of a producer; with `send` alone a claim could never be settled.
-//! An emit is a send: who settles with emits needs `send` on their queues.
+//! could occupy the keys of a producer; with `send` alone a claim could never be settled. An emit
+//! is a send: a settle with emits needs `send` on their queues.
 
 mod file;
 mod pattern;

@@ -1,8 +1,7 @@
-//! The broker put together: data, engine, service, doors, port; and taken apart in order.
-//!
-//! A stop goes the same way back: no more leases, connections finish what they have, the writers
-//! write down everything, and then the process may end. What takes too long is cut; nothing that
-//! was confirmed is lost by that.
+//! Starts and stops a broker: data, engine, service, HTTP and gRPC, port. A stop goes in the
+//! reverse order: no new leases, connections finish their requests, the writers write everything to
+//! disk, and then the process may end. What takes too long is aborted; nothing that was confirmed
+//! is lost.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

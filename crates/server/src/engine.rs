@@ -1,8 +1,8 @@
-//! The running partitions, and the ways to them.
+//! The running partitions, and the calls to them.
 //!
-//! Each partition belongs to one writer thread. An [`Engine`] routes a command to the partition
-//! that its key lives in, asks all of them where the question is about a queue, and puts their
-//! answers together. It knows the rules of routing only; what a command means is the core's.
+//! Each partition belongs to one writer thread. An [`Engine`] routes a command to the partition of
+//! its key, asks all of them if the question is about a queue, and joins their answers. It knows
+//! only the rules of routing; the core knows the meaning of a command.
 
 mod data;
 mod dispatch;

@@ -1,10 +1,9 @@
-//! The port: accepts connections, with or without TLS, and speaks HTTP/1.1 and HTTP/2 on them.
-//!
-//! Which door a request belongs to is no matter here: the service tells by the path. An accept
-//! loop of our own, as the usual ones cannot bound how long a peer may take. Every connection is
+//! The port: accepts connections, with or without TLS, and speaks HTTP/1.1 and HTTP/2 on them. HTTP
+//! and gRPC requests are not distinguished here: the service does that by the path. We have our own
+//! accept loop, since the usual ones cannot limit how long a peer may take. Every connection is
 //! bounded in time at each of its stages and in the memory it can hold ([`Limits`]), and their
-//! number is bounded, so that slow, hostile or vanished peers cost little and are gone in time.
-//! How long a request's body or answer may take is for the doors to say.
+//! number is bounded, so that slow, hostile or vanished peers cost little and are closed in time.
+//! The limits for a request's body and answer are in `doors`.
 
 mod connection;
 mod io;

@@ -1,4 +1,4 @@
-//! What the broker says while it runs: lines on standard error, and spans to a collector.
+//! Logging: lines on standard error, and spans to a collector.
 //!
 //! Lines are text or JSON; which ones are wanted can change at run time. Where spans are not
 //! exported a request has none, so that they cost one look at a flag. Nothing here keeps bodies,

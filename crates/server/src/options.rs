@@ -1,5 +1,4 @@
-//! What a broker is started with. Where the options come from is not known here: `hapax` reads them
-//! from flags, variables and a file.
+//! The options of a broker. `hapax` reads them from flags, variables and a file.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

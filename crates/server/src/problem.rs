@@ -1,4 +1,4 @@
-//! Why a request is refused, as every door says it.
+//! The refusals of requests, worded once for HTTP and gRPC.
 
 use hapax_core::{Answer, Differs, Invalid, MessageId, Quota, Refusal, Settled, Time};
 use hapax_wire::Code;

@@ -1,8 +1,7 @@
-//! What the broker does for a caller, whatever door it came through.
-//!
-//! A door turns bytes into calls of this and outcomes into bytes. Who may do what is decided here,
-//! once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Counting and
-//! limits wrap the calls here too, so that neither doors nor rules mention them.
+//! The operations of the broker, for HTTP and gRPC alike.
+//! `doors` turns bytes into calls of this module and outcomes into bytes. Permissions are checked
+//! here, once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Metrics
+//! and limits wrap the calls here too, so that neither `doors` nor the core mention them.
 
 mod keys;
 mod memory;

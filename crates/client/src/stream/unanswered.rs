@@ -1,4 +1,4 @@
-//! What was sent and not answered yet.
+//! Frames that were sent and not answered yet.
 //!
 //! Invariant: references are given out in order, so everything is found by counting. Before `base`
 //! everything is answered; a frame goes when the last of its members does.

@@ -1,4 +1,4 @@
-//! What a handler can do besides returning.
+//! The context of a handler: save, extend, begin, steps.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! What a worker reports while it works.
+//! The events that a worker reports.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,7 @@
-//! The file of tokens, as the command line changes it: `tokens.json` in the data directory.
-//!
-//! A change is whole or not there: it is written beside the file, synced, and renamed into its
-//! place, under a lock that one writer holds at a time. A broker that runs on the directory
-//! notices by itself. The file knows hashes only, and its owner alone may read it all the same.
+//! The token file, `tokens.json` in the data directory, as the command line changes it. A change is
+//! atomic: it is written to a temporary file, synced, and renamed, under a lock that one writer
+//! holds at a time. A running broker reloads the file. The file contains only hashes, and only its
+//! owner may read it.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,7 +1,6 @@
-//! Which queues a token may see: names in which `*` stands for any characters, also none.
-//!
-//! No regular expressions: a pattern is matched in time linear in pattern and name together,
-//! without looking back.
+//! Patterns of the queues that a token may use: names in which `*` matches any characters, or none.
+//! These are not regular expressions: matching is linear in the lengths of pattern and name,
+//! without backtracking.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What a token may do, as a small set.
+//! The permissions of a token, as a small set.
 
 use std::fmt;
 use std::str::FromStr;

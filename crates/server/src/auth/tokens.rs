@@ -1,9 +1,9 @@
-//! The tokens of a running broker: a set in memory that follows the file.
+//! The tokens of a running broker: a set in memory, reloaded when the file changes.
 //!
 //! Looking up a token takes no lock and reads no file. A task compares the file's stamp once a
-//! second and swaps the whole set when it changed. A file that cannot be read, or is damaged, or
-//! gone, changes nothing: the last good set stays, and the log says so. At start there is no last
-//! good set, so the broker does not start.
+//! second and replaces the whole set when it changed. If the file cannot be read, is damaged or
+//! missing, the last good set stays and the error is logged. At start there is no last good set, so
+//! the broker does not start.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A queue's configuration as JSON, the same through every door.
+//! Parses a queue's configuration from JSON, for HTTP and gRPC alike.
 
 use std::fmt;
 

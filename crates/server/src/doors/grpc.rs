@@ -1,7 +1,6 @@
-//! The gRPC door: two streams for speed, unary calls for the rest.
-//!
-//! Bytes to commands and outcomes to bytes, no rules. Refusals of a whole call are statuses with
-//! the code in their metadata; what concerns one message or one settle is an answer in its place.
+//! The gRPC API: two streams for speed, unary calls for the rest. Converts bytes to commands and
+//! outcomes to bytes; it has no rules. The refusal of a whole call is a status with the code in its
+//! metadata; the refusal of one message or settle is an answer in its place.
 
 mod backup;
 

@@ -1,10 +1,8 @@
-//! The HTTP/JSON door.
-//!
-//! Every route is in one table, from which the router and the OpenAPI document are made, and which
-//! says who may ask it ([`access`]) and what it takes ([`takes`]), checked in this order. A handler
-//! reads a request ([`input`], [`head`], [`body`]), calls the service, and writes what it said
-//! ([`shape`], [`output`]); refusals are problem documents ([`failure`]). What concerns every
-//! request alike is in [`dispatch`].
+//! The HTTP/JSON API. Every route is in one table, from which the router and the OpenAPI document
+//! are made. The table also defines who may call a route ([`access`]) and what it accepts
+//! ([`takes`]), checked in this order. A handler reads a request ([`input`], [`head`], [`body`]),
+//! calls the service, and writes the answer ([`shape`], [`output`]); refusals are problem documents
+//! ([`failure`]). Everything that is common to all requests is in [`dispatch`].
 
 mod access;
 mod body;

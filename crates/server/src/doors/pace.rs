@@ -1,4 +1,4 @@
-//! How fast a body has to arrive, whatever door it comes through.
+//! The minimum rate at which a body must arrive, over HTTP and gRPC.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Commands and outcomes of the core, and the shapes of the wire: each is converted here, for every
-//! door. No rules.
+//! Converts wire types to commands of the core, and its outcomes to wire types, for HTTP and gRPC
+//! alike. It has no rules.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The one way of commands to the partitions, and of their outcomes back.
+//! Dispatches commands to the partitions and joins their outcomes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! The way to a writer: a list that is swapped whole, and a thread that is woken only if it
-//! sleeps.
+//! The queue of requests to a writer: a list that is taken as a whole, and a thread that is woken
+//! only if it sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

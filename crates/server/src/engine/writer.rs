@@ -4,10 +4,8 @@
 //!   inbox ─▶ gather ─▶ stamp time ─▶ decide, append ┄┄ sync ┄┄▶ answers, wakes, relays
 //!     ▲                    next batch meanwhile                     │
 //!     └───────────── those who wait, when there is news ◀───────────┘
-//! ```
-//!
-//! It waits only where there is nothing to do: an idle partition answers a lone command at once,
-//! and under load everything that came during the last sync is one batch.
+//! ``` It sleeps only if there is nothing to do: an idle partition answers a single command
+//! immediately, and under load everything that arrived during the last sync is one batch.
 //!
 //! Invariant: whoever waits is either in a waiting room or in a batch on its way, never in both,
 //! and news of a batch is told after the outcomes of that batch, so that nobody misses it.

@@ -1,4 +1,4 @@
-//! What the broker's own settings promise less of than they seem to.
+//! The rules for the broker's own settings.
 
 use super::{Finding, Rule};
 use crate::auth::DEFAULT_TENANT;

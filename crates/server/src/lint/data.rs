@@ -1,4 +1,4 @@
-//! Where the data is, and whether it will still be there tomorrow.
+//! The rules for the data directory: whether it is on durable storage.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What is wrong with settings, or would weaken a guarantee: where, why, and what to do.
+//! A finding: the field, the problem, and what to do.
 
 use std::fmt;
 

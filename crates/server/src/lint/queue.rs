@@ -1,8 +1,6 @@
-//! What a queue's configuration promises less of than it seems to.
-//!
-//! How long a key is remembered need not cover the attempts of its own message: a key lives as long
-//! as its message does and is remembered from the end on. What it must cover are retries from
-//! upstream: of callers, and of other queues whose workers send by themselves.
+//! The rules for a queue's configuration. The retention need not cover the attempts of a message:
+//! its key is known as long as the message is unfinished, and the retention counts from its end. It
+//! must cover late retries of callers, and of the workers of other queues that send to this one.
 
 use hapax_core::{Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, UndatedKeys};
 

@@ -1,4 +1,4 @@
-//! How long a connection has been at its present stage, and when that is too long.
+//! Tracks how long a connection has been in its current stage, and when that is too long.
 //!
 //! Written by those who see bytes and requests pass, read by the task of the connection. Times
 //! are milliseconds since the connection was made, plus one: zero is "not".

@@ -1,4 +1,4 @@
-//! Connections beyond the bound: told so where that is cheap, closed in any case.
+//! Connections beyond `max_connections`: answered with 503 if that is cheap, and closed.
 
 use std::future::poll_fn;
 use std::pin::Pin;

@@ -1,8 +1,7 @@
-//! Certificates: loaded from files, and again whenever the files change.
-//!
-//! Those who have a connection keep it; new ones get the new certificate. A new file that is bad,
-//! or a key that does not fit its certificate, changes nothing: the old one stays, and the log
-//! says why. At start there is no old one, so a bad file is an error.
+//! TLS certificates: loaded from files, and reloaded when the files change. Open connections stay;
+//! new ones get the new certificate. If a new file is invalid, or a key does not match its
+//! certificate, the old one stays and the error is logged. At start there is no old one, so an
+//! invalid file is an error.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,6 @@
-//! Which log lines are wanted: `info`, or `info,hapax_server::engine=debug,h2=warn`.
-//!
-//! A bare level is for Hapax itself; other libraries speak up to `warn` unless they are named. They
-//! cannot be traced: some print headers or bodies there, and logs hold neither.
+//! The log filter: `info`, or `info,hapax_server::engine=debug,h2=warn`. A bare level is for Hapax
+//! itself; other libraries log up to `warn` unless they are named. They cannot be set to `trace`:
+//! some print headers or bodies there, which must not be in a log.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,5 @@
-//! Sends spans to a collector: OTLP over gRPC, in batches, by a thread of its own.
-//!
-//! What the collector does not take in time is dropped: at most 2048 spans wait, and no request
-//! waits for them.
+//! Sends spans to a collector: OTLP over gRPC, in batches, by a thread of its own. Spans that the
+//! collector does not accept in time are dropped: at most 2048 wait, and no request waits for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

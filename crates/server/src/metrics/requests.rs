@@ -1,4 +1,4 @@
-//! The newest request ids and the keys they came with, bounded.
+//! The most recent request ids and their keys, in bounded memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};

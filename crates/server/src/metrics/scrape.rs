@@ -1,4 +1,4 @@
-//! One page for Prometheus: the counters as they are, and what the partitions hold now.
+//! Writes the page for Prometheus: the counters, and the current state of the partitions.
 
 use hapax_core::{QueueName, QueueView};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};

@@ -1,4 +1,4 @@
-//! One key: looking at it, and what an operator may do with it.
+//! Shows a key, and the operator commands on it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Queues: created, changed, shown, emptied.
+//! Creates, changes, shows and purges queues.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A copy of the data, made while the broker goes on, and how far it has come.
+//! The call that makes a copy of the data while the broker runs, and reports its progress.
 
 use std::path::PathBuf;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Refusals of a whole call.
+//! Refusals of a whole call, as gRPC statuses.
 
 use hapax_wire::Code;
 use hapax_wire::lean::Malformed;

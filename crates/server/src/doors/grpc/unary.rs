@@ -1,4 +1,4 @@
-//! The calls of the door, one after the other.
+//! The unary calls.
 
 use std::sync::Arc;
 use std::time::Duration;

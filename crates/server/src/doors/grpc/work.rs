@@ -1,10 +1,9 @@
-//! The Work stream: credits and settles up, deliveries and settle answers down.
-//!
-//! One task does everything, as with sends. It has a receive standing for as many messages as the
-//! worker has credit, and several while the queue has more than one brings: then the next is being
-//! decided while the last is synced. Who does not take its deliveries is not asked for more, nor
-//! read from, and others get them in the end. When the broker stops the worker is told, and the
-//! stream ends when it holds nothing any more.
+//! The Work stream: credits and settles up, deliveries and settle answers down. One task does
+//! everything, as with sends. It keeps a receive waiting for as many messages as the worker has
+//! credit, and several while the queue is full, so that the next one is decided while the last is
+//! synced. A worker that does not read its deliveries is not polled and not read from, and other
+//! workers get its messages in the end. When the broker stops it notifies the worker, and the
+//! stream ends when the worker holds no more leases.
 
 mod settles;
 mod unsent;

@@ -1,7 +1,6 @@
-//! Bodies of requests, read within bounds of memory and time.
-//!
-//! Memory is taken as the bytes arrive, in steps that double: who tells a large length and sends
-//! little holds little. Who does not send in time, or more than it may, is refused.
+//! Reads the bodies of requests within limits of memory and time. Memory is taken as the bytes
+//! arrive, in steps that double: a request that announces a large length and sends little holds
+//! little. A request that is too slow or too large is refused.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Claims: a key taken by a caller who does the work itself.
+//! Claims: keys held by callers that do the work themselves.
 
 use axum::body::Body;
 use axum::extract::State;

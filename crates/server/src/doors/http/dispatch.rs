@@ -1,5 +1,4 @@
-//! What every request gets, whatever it asks: an id, a span, and an answer even if the handler
-//! falls.
+//! Wraps every request: a request id, a span, and an answer even if the handler panics.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;

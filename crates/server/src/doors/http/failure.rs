@@ -1,7 +1,5 @@
-//! Refusals as HTTP says them: problem documents of RFC 9457.
-//!
-//! A handler fails without knowing the request's id. So its answer carries the failure beside an
-//! empty body, and the dispatch writes the document.
+//! Refusals as problem documents of RFC 9457. A handler does not know the request's id. So its
+//! answer has the failure as an extension and an empty body, and the dispatch writes the document.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};

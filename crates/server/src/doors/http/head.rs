@@ -1,4 +1,4 @@
-//! What the headers of a request say about its message.
+//! Reads the headers of a request that describe its message.
 
 use std::borrow::Cow;
 use std::sync::Arc;

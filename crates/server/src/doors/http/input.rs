@@ -1,4 +1,4 @@
-//! What handlers take out of a request: who asks, and what the path and the query name.
+//! Extractors of handlers: the caller, and the values of path and query.
 
 use std::sync::Arc;
 

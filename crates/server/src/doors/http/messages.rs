@@ -1,4 +1,4 @@
-//! Sending, one by one or in batches, and browsing.
+//! Sends messages, one by one or in batches, and lists them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the handlers and the shapes they take and give.
+//! The OpenAPI document, generated from the handlers and their types.
 
 use std::sync::OnceLock;
 

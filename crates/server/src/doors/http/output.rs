@@ -1,7 +1,6 @@
-//! Answers on their way out.
-//!
-//! A small answer simply leaves. A large one waits for memory first, leaves in parts, and is let
-//! go when its reader takes too long: whoever does not read cannot make the broker hold answers.
+//! Sends answers. A small answer is sent directly. A large one waits for memory first, is sent in
+//! parts, and is dropped when its reader takes too long: a client that does not read cannot make
+//! the broker hold answers.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What the broker says about itself: alive, ready, counted, bounded, and what its errors mean.
+//! Pages about the broker itself: health, metrics, limits and the error codes.
 
 use axum::body::Body;
 use axum::extract::{Path, State};

@@ -1,4 +1,4 @@
-//! Queues: created, changed, shown, paused, emptied.
+//! Creates, changes, shows, pauses and purges queues.
 
 use axum::body::Body;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! Dead messages put back, many at a time.
+//! Redrives many dead messages.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,7 @@
-//! What each route takes besides its path: headers named `hapax-…`, conditions, parameters and a
-//! body.
-//!
-//! The table of routes says it, and it is checked before any handler runs. Whoever sends more
-//! counts on it: what a route does not take is refused, and nothing is done.
+//! The inputs that each route accepts besides its path: headers named `hapax-…`, conditions,
+//! parameters and a body. They are declared in the table of routes and checked before any handler
+//! runs. A caller that sends more relies on it, so unsupported input is refused and nothing is
+//! done.
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;

@@ -1,8 +1,6 @@
-//! What a refused request still sends.
-//!
-//! A caller that sends its whole body before it reads the answer loses an answer that comes
-//! earlier, when the connection is closed on it. So a little of the rest is read and thrown away,
-//! and where more is left, the answer says that the connection ends.
+//! Reads the rest of a refused request's body. A caller that sends its whole body before it reads
+//! the answer would lose the answer if the connection were closed at once. So a part of the rest is
+//! read and thrown away; if more is left, the answer has `Connection: close`.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Receiving and settling.
+//! Receives and settles messages.
 
 use std::sync::Arc;
 use std::time::Duration;
