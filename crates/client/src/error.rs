@@ -33,7 +33,7 @@ pub enum Error {
     Invalid(String),
     /// A message that was sent without a key has no answer. It may have been accepted or not: sent
     /// again under the key that it was given, it is accepted once.
-    #[error("{error}; the message was given the key {key}: send it again under that")]
+    #[error("{error}; the message got the generated key {key}: send it again under this key")]
     Unanswered { key: String, error: Box<Error> },
 }
 
@@ -115,8 +115,8 @@ impl Error {
         Self::Refused(Box::new(Refusal {
             code: Code::TooLarge,
             detail: format!(
-                "about {bytes} bytes, with everything that goes with it, is more than the {most} \
-                 that the broker takes at once; it was not sent"
+                "the message has about {bytes} bytes with its headers, the broker accepts at most \
+                 {most}; it was not sent"
             ),
             retry_after: None,
             first: None,
@@ -129,7 +129,7 @@ impl Error {
 
     /// The other side speaks another protocol.
     pub(crate) fn malformed(malformed: hapax_wire::lean::Malformed) -> Self {
-        Self::invalid(format!("the broker's answer: {malformed}"))
+        Self::invalid(format!("the broker's answer is malformed: {malformed}"))
     }
 
     pub(crate) fn lease_lost() -> Self {
@@ -209,11 +209,14 @@ fn foreign(code: tonic::Code) -> Option<Code> {
 /// those of tonic and h2: a test holds on to them.
 fn other_server(words: &str) -> Option<String> {
     if let Some((_, status)) = words.split_once("grpc-status header missing, mapped from HTTP ") {
-        return Some(format!("it is another web server, or a proxy without gRPC ({status})"));
+        return Some(format!(
+            "the server is not a Hapax broker, or a proxy does not support gRPC \
+                             ({status})"
+        ));
     }
     let is_other = ["frame with invalid size", "invalid compression flag"];
     let is_other = is_other.iter().any(|it| words.contains(it));
-    is_other.then(|| format!("it is another server, which does not speak gRPC ({words})"))
+    is_other.then(|| format!("the server does not speak gRPC ({words})"))
 }
 
 /// The innermost cause says the most: "connection refused" instead of "transport error".

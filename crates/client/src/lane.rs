@@ -54,7 +54,7 @@ impl Lane {
         };
         match tokio::time::timeout(timeout, answered).await {
             Ok(Ok(answers)) => Ok(answers),
-            Ok(Err(_)) => Err(Error::invalid("the runtime that this client was made in has ended")),
+            Ok(Err(_)) => Err(Error::invalid("the tokio runtime of this client has ended")),
             Err(_) => Err(self.trouble().clone().unwrap_or(Error::TimedOut(timeout))),
         }
     }

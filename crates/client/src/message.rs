@@ -194,11 +194,21 @@ pub fn new_key() -> String {
 const JSON: &str = "application/json";
 
 pub(crate) fn to_json(body: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(body).map_err(|error| Error::invalid(format!("no JSON: {error}")))
+    serde_json::to_vec(body).map_err(|error| {
+        Error::invalid(format!(
+            "cannot be written as JSON: \
+                                                                     {error}"
+        ))
+    })
 }
 
 pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| Error::invalid(format!("not the JSON: {error}")))
+    serde_json::from_slice(body).map_err(|error| {
+        Error::invalid(format!(
+            "not the expected JSON: \
+                                                                         {error}"
+        ))
+    })
 }
 
 /// Whole milliseconds, rounded up: what is not nothing stays so.

@@ -244,7 +244,7 @@ impl<P: Protocol> Pipe<P> {
 }
 
 fn hung_up() -> Status {
-    Status::unavailable("the broker hung up")
+    Status::unavailable("the broker closed the stream")
 }
 
 impl<P: Protocol> std::fmt::Debug for Pipe<P> {

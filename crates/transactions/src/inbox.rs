@@ -317,8 +317,8 @@ impl Inbox {
         }
         match (self.known_tenant(), told) {
             (Some(known), Some(told)) if known != told => Err(Error::invalid(format!(
-                "the inbox {} is that of the tenant {known:?}, and {} was delivered to the tenant \
-                 {told:?}: make an inbox for each tenant",
+                "the inbox {} belongs to the tenant {known:?}, but {} belongs to the tenant \
+                 {told:?}: use one inbox per tenant",
                 self.consumer.name, incoming.key
             ))),
             (Some(known), _) => Ok(known),
@@ -333,7 +333,7 @@ impl Inbox {
 
     fn row<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<Row<'a>, Error> {
         if incoming.key.is_empty() {
-            return Err(Error::invalid("a message without a key cannot be told from another"));
+            return Err(Error::invalid("a message without a key cannot be deduplicated"));
         }
         Ok(Row {
             consumer: &self.consumer.name,
@@ -385,13 +385,17 @@ fn signed(fence: u64) -> i64 {
 
 fn vanishing(incoming: &Incoming<'_>) -> Error {
     Error::invalid(format!(
-        "the inbox row of {} comes and goes: is it deleted while its message is delivered?",
+        "the inbox row of {} was deleted while its message was being delivered: check who deletes \
+         from the table",
         incoming.key
     ))
 }
 
 fn not_entered(incoming: &Incoming<'_>) -> Error {
-    Error::invalid(format!("{} is finished in a transaction that it did not enter", incoming.key))
+    Error::invalid(format!(
+        "{} is finished in another transaction than the one that entered it",
+        incoming.key
+    ))
 }
 
 #[cfg(test)]

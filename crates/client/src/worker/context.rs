@@ -229,7 +229,7 @@ impl Context {
 
 fn lost_during(step: &str) -> Failure {
     Failure::new(format!(
-        "the lease was lost during the step {step}: somebody else has the message"
+        "the lease was lost during the step {step}: another worker may have the message"
     ))
 }
 

@@ -75,15 +75,35 @@ impl Metrics {
         let lag_s = self.lag_ms.load(Ordering::Relaxed) as f64 / 1_000.0;
         let count = |value: &AtomicU64| value.load(Ordering::Relaxed).to_string();
         let rows = [
-            ("active", "gauge", "1 where this relay has the lock.", signed(&self.active)),
-            ("pending", "gauge", "Rows to be moved.", signed(&self.pending)),
-            ("parked", "gauge", "Rows that were refused too often.", signed(&self.parked)),
-            ("lag_seconds", "gauge", "Age of the oldest row to be moved.", lag_s.to_string()),
-            ("results_waiting", "gauge", "Results not known yet.", signed(&self.waiting)),
-            ("moved_total", "counter", "Rows the broker confirmed.", count(&self.moved)),
-            ("duplicates_total", "counter", "Rows it knew before.", count(&self.duplicates)),
+            ("active", "gauge", "1 if this relay has the lock.", signed(&self.active)),
+            ("pending", "gauge", "Rows waiting to be sent.", signed(&self.pending)),
+            (
+                "parked",
+                "gauge",
+                "Rows that are parked because they were refused too often.",
+                signed(&self.parked),
+            ),
+            (
+                "lag_seconds",
+                "gauge",
+                "Age of the oldest row waiting to be sent.",
+                lag_s.to_string(),
+            ),
+            (
+                "results_waiting",
+                "gauge",
+                "Messages whose outcome is not known yet.",
+                signed(&self.waiting),
+            ),
+            ("moved_total", "counter", "Rows that the broker confirmed.", count(&self.moved)),
+            (
+                "duplicates_total",
+                "counter",
+                "Rows that were duplicates to the broker.",
+                count(&self.duplicates),
+            ),
             ("refused_total", "counter", "Refusals of single rows.", count(&self.refused)),
-            ("parked_total", "counter", "Rows given up.", count(&self.parked_total)),
+            ("parked_total", "counter", "Rows that were parked.", count(&self.parked_total)),
             ("results_total", "counter", "Results written back.", count(&self.results)),
         ];
         let mut text = String::new();
