@@ -211,7 +211,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// As `hapax token create` printed it.
+    /// Sets the token, as printed by `hapax token create`.
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
@@ -223,7 +223,7 @@ impl Builder {
         self
     }
 
-    /// Who signed the broker's certificate, as PEM. For `https` addresses.
+    /// Sets the CA certificate that signed the broker's, in PEM. For `https` addresses.
     pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authority = Some(pem.into());
         self

@@ -25,7 +25,7 @@ pub enum Error {
     /// carried out or not.
     #[error("cannot reach the broker at {endpoint}: {why}")]
     Unreachable { endpoint: String, why: String },
-    /// There was no answer in time. It may have been carried out or not.
+    /// There was no answer in time. The request may or may not have been carried out.
     #[error("no answer within {} ms; a retry under the same key is safe", .0.as_millis())]
     TimedOut(Duration),
     /// The client was given something it cannot use.
@@ -44,9 +44,9 @@ pub struct Refusal {
     pub code: Code,
     /// What is wrong with this request in particular.
     pub detail: String,
-    /// When to come again.
+    /// The time after which to retry.
     pub retry_after: Option<Duration>,
-    /// Of a conflict: what the key was used for first.
+    /// For a conflict: the first message under the key.
     pub first: Option<First>,
 }
 
@@ -54,7 +54,7 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct First {
-    /// In what the second message differs: `body`, `content_type`, `group` or `fingerprint`.
+    /// The differences of the second message: `body`, `content_type`, `group` or `fingerprint`.
     pub differs: Vec<String>,
     pub id: Id,
     pub accepted_at: SystemTime,
@@ -88,7 +88,7 @@ impl Error {
         self.code().is_retryable()
     }
 
-    /// When the broker asked to come again.
+    /// The time after which the broker asked to retry.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused(refusal) => refusal.retry_after,

@@ -92,7 +92,7 @@ struct Waiting {
 struct Task {
     outbound: Outbound,
     trouble: Arc<Mutex<Option<Error>>>,
-    /// By their number, which is the upper half of their messages' tags.
+    /// The jobs by their number, which is the upper half of their messages' tags.
     waiting: Vec<Option<Waiting>>,
     free: Vec<usize>,
 }

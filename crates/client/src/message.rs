@@ -79,7 +79,7 @@ impl Message {
         self
     }
 
-    /// Not to be delivered before.
+    /// Sets the delay before the first delivery.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.more().delay_ms = Some(ms(delay));
         self

@@ -16,7 +16,7 @@ use crate::settle::Failure;
 
 /// What the names of the recovery points of steps begin with.
 const PREFIX: &str = "step:";
-/// As the broker bounds them: so many points, so many bytes of names and data together.
+/// The broker's limits: the number of recovery points, and the bytes of their names and data.
 const POINTS_MAX: usize = 64;
 const POINTS_BYTES_MAX: usize = 64 * 1_024;
 const NAME_BYTES_MAX: usize = 128 - PREFIX.len();
@@ -124,12 +124,12 @@ pub(crate) fn point_name(step: &str) -> String {
     format!("{PREFIX}{step}")
 }
 
-/// That a step is about to call, under this key.
+/// The recovery point of a step that is about to call with this key.
 pub(crate) fn intent(key: &str) -> Bytes {
     write(Point { stage: Stage::Begun, key: key.to_owned(), outcome: None, bytes: None })
 }
 
-/// That a step has called, and what came of it.
+/// The recovery point of a step that has called, with its outcome.
 pub(crate) fn outcome<T: Serialize>(step: &str, key: &str, outcome: &T) -> Result<Bytes, Failure> {
     let outcome = serde_json::value::to_raw_value(outcome).map_err(|error| {
         Failure::dead(format!("the outcome of the step {step} cannot be written as JSON: {error}"))
@@ -138,7 +138,7 @@ pub(crate) fn outcome<T: Serialize>(step: &str, key: &str, outcome: &T) -> Resul
     Ok(write(Point { stage: Stage::Done, key: key.to_owned(), outcome, bytes: None }))
 }
 
-/// That a step has called, and that what came of it could not be kept.
+/// The recovery point of a step that has called, whose outcome was too large.
 pub(crate) fn too_large(key: &str, bytes: usize) -> Bytes {
     let bytes = Some(bytes);
     write(Point { stage: Stage::TooLarge, key: key.to_owned(), outcome: None, bytes })

@@ -58,7 +58,7 @@ pub(crate) struct Pipe<P: Protocol> {
 type Connecting = Pin<Box<dyn Future<Output = Result<Streaming<Bytes>, Status>> + Send>>;
 
 enum Line {
-    /// There is none, and there is no use in trying before.
+    /// No connection, and no retry before this time.
     Down(Option<Pin<Box<tokio::time::Sleep>>>),
     /// Asked for. Frames can go up already.
     Dialing(mpsc::UnboundedSender<Bytes>, Connecting),

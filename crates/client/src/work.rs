@@ -128,12 +128,12 @@ impl Batch {
 /// The answer to one settle.
 #[derive(Clone, Debug)]
 pub struct Answered {
-    /// As it was given to [`Work::settle`].
+    /// The tag that was given to [`Work::settle`].
     pub tag: u64,
     pub answer: Result<Settled, Error>,
 }
 
-/// For whoever settles it elsewhere, such as a child process.
+/// The bytes of the lease, for settling it elsewhere, such as in a child process.
 impl AsRef<[u8]> for Lease {
     fn as_ref(&self) -> &[u8] {
         &self.0

@@ -79,7 +79,7 @@ pub(crate) struct Rules {
     pub(crate) worker: String,
     /// Room for bodies that have not come whole.
     pub(crate) uploads: Uploads,
-    /// As many operations as may be under way.
+    /// The most operations in progress.
     pub(crate) room: Arc<Semaphore>,
     observer: Option<Observer>,
     /// How many operations are under way.

@@ -59,7 +59,7 @@ impl Problem {
         &self.detail
     }
 
-    /// As a response with any body that is made of bytes.
+    /// Converts to a response with any body type made of bytes.
     pub fn into_response<B: From<Bytes>>(self) -> Response<B> {
         let mut document = json!({
             // Not a path: it would be one of the service behind, which has no such page.
@@ -86,7 +86,7 @@ impl Problem {
     }
 }
 
-/// Those that the layer itself answers with.
+/// The problems that the layer itself answers with.
 impl Problem {
     pub(crate) fn missing_key(detail: impl Into<String>) -> Self {
         let title = "An idempotency key is required";

@@ -18,7 +18,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::key::IDEMPOTENCY_KEY;
 
-/// Where the key of a request is found.
+/// The place of the key in a request.
 #[derive(Clone)]
 pub(crate) enum KeySource {
     Header(HeaderName),
@@ -209,7 +209,7 @@ fn segment(text: &str) -> Result<Segment, String> {
 pub(crate) struct Path(Vec<String>);
 
 impl Path {
-    /// As most services read it.
+    /// Reads a path as most services do.
     pub(crate) fn of(path: &str) -> Self {
         Self::resolved(path.split('/').map(decoded))
     }

@@ -87,7 +87,7 @@ impl Action {
     }
 }
 
-/// Somebody the broker knows.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
     tenant: Arc<str>,
@@ -201,7 +201,7 @@ impl Auth {
         Self::Off(Arc::new(Principal::everything(DEFAULT_TENANT)))
     }
 
-    /// Who asks, by the value of the request's `authorization` header or metadata.
+    /// Authenticates the caller by the value of the `authorization` header or metadata.
     pub fn authenticate(
         &self,
         authorization: Option<&[u8]>,

@@ -21,14 +21,14 @@ use crate::service::{self, Ceiling, Service};
 use crate::tenants::{self, Tenants};
 use crate::{doors, log};
 
-/// Of the time for a stop, what connections get; the rest is for the writers.
+/// The part of the stop timeout for connections; the rest is for the writers.
 const DRAIN_SHARE: f64 = 0.6;
 
 /// Open files that are not for connections: runtime, log, settings, a backup.
 const FILES_RESERVED: usize = 64;
 /// Open files of one partition: segments, and runs that are read, written and merged.
 const FILES_PER_PARTITION: usize = 96;
-/// With fewer files than the reserves want, some connections all the same.
+/// The fewest connections, even if there are fewer files than the reserves need.
 const CONNECTIONS_MIN: usize = 8;
 
 /// A broker that is ready, with nobody served yet.
@@ -114,7 +114,7 @@ impl Broker {
         Ok(Self { service, listener, limits, tokens })
     }
 
-    /// Where it listens; tells the port that was chosen for port 0.
+    /// The address it listens on, with the chosen port if it was 0.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr()
     }

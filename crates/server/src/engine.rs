@@ -49,9 +49,10 @@ const CHANGE_LOCKS: usize = 64;
 /// What may be chosen about the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// For data that is created now; existing data keeps its number.
+    /// The number of partitions of new data; existing data keeps its number.
     pub partitions: u16,
-    /// For caches, heads of queues and what waits for a checkpoint, in the whole process.
+    /// Memory for caches, heads of queues and changes since the last checkpoint, in the whole
+    /// process.
     pub memory_bytes: usize,
 }
 
@@ -330,7 +331,7 @@ impl Engine {
         self.call_every(vec![command; self.partitions()]).await
     }
 
-    /// To every partition its command, the outcomes in their order.
+    /// Sends each partition its command, and returns the outcomes in order.
     async fn call_every(
         &self,
         commands: impl IntoIterator<Item = Command>,

@@ -36,7 +36,7 @@ pub use tls::{Tls, TlsError, TlsFiles};
 
 use refuse::Refusals;
 
-/// Where a request came from; among the extensions of every request.
+/// The peer of a request, in the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub address: SocketAddr,

@@ -30,9 +30,9 @@ const FLUSH: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// For people; coloured on a terminal.
+    /// Text for people, coloured on a terminal.
     Text,
-    /// For programs: one object per line.
+    /// JSON for programs, one object per line.
     Json,
 }
 

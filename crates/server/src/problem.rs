@@ -12,11 +12,11 @@ pub struct Problem {
     pub code: Code,
     /// What is wrong with this request in particular.
     pub detail: String,
-    /// Of retryable ones: when to come again.
+    /// For retryable errors: the time after which to retry.
     pub retry_after_ms: Option<u64>,
-    /// Of a conflict: what the key was used for first.
+    /// For a conflict: the first message under the key.
     pub first: Option<First>,
-    /// Of a change that was made for another version of its queue.
+    /// Whether a change was made for another version of its queue.
     pub is_stale: bool,
 }
 

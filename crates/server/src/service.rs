@@ -65,7 +65,7 @@ pub struct Options {
     /// What tenants may hold.
     pub ceilings: BTreeMap<Box<str>, Ceiling>,
     pub metrics: Metrics,
-    /// To change what is logged.
+    /// The handle to change the log filter.
     pub log: Option<log::Handle>,
     /// Memory for requests in flight.
     pub budget_bytes: usize,
@@ -85,7 +85,7 @@ impl Default for Options {
     }
 }
 
-/// Somebody may do something to a queue.
+/// The permission of a caller to do something to a queue.
 #[derive(Clone, Debug)]
 pub struct Permit {
     principal: Arc<Principal>,
@@ -107,7 +107,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub answer: Answer,
-    /// Of a fresh one.
+    /// The lease of a granted claim.
     pub lease: Option<[u8; LEASE_BYTES]>,
 }
 
@@ -146,7 +146,7 @@ impl Service {
         matches!(self.0.auth, Auth::Tokens(_))
     }
 
-    /// Who asks, by the value of the `authorization` header or metadata.
+    /// Authenticates the caller by the value of the `authorization` header or metadata.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<Principal>, Problem> {
         Ok(self.0.auth.authenticate(authorization, Timestamp::now())?)
     }

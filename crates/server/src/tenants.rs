@@ -30,7 +30,7 @@ pub struct Tenants {
     is_rated: bool,
     /// The zero of the buckets' time.
     since: Instant,
-    /// As many as there are tenants with tokens that sent something.
+    /// The buckets of all tenants that have sent something.
     buckets: RwLock<HashMap<Box<str>, Option<Arc<Bucket>>>>,
 }
 

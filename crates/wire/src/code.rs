@@ -16,7 +16,7 @@ macro_rules! codes {
         impl Code {
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// As it is spelled in every answer.
+            /// The name of the code in answers.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }

@@ -47,12 +47,12 @@ pub struct Message {
     #[prost(uint64, optional, tag = "8")]
     #[serde(default)]
     pub ttl_ms: Option<u64>,
-    /// Instead of the digest of body and group.
+    /// Your own fingerprint, instead of the digest of body and group.
     #[prost(string, optional, tag = "9")]
     #[serde(default)]
     #[schema(max_length = 255)]
     pub fingerprint: Option<String>,
-    /// When the operation was born, for keys that do not tell.
+    /// When the operation was issued, for keys without a date.
     #[prost(uint64, optional, tag = "10")]
     #[serde(default, rename = "issued_at", deserialize_with = "time_if_given")]
     #[schema(value_type = Option<crate::text::Timestamp>)]
@@ -103,7 +103,7 @@ pub struct Emit {
     #[prost(uint64, optional, tag = "9")]
     #[serde(default)]
     pub ttl_ms: Option<u64>,
-    /// Instead of the digest of body and group.
+    /// Your own fingerprint, instead of the digest of body and group.
     #[prost(string, optional, tag = "10")]
     #[serde(default)]
     #[schema(max_length = 255)]

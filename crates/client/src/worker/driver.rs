@@ -49,7 +49,7 @@ pub(super) struct Driver<R> {
     /// Settles to be said again, in the order of their time.
     again: VecDeque<(Instant, Number, Settle)>,
     stopping: watch::Sender<bool>,
-    /// There is no connection, and that was reported.
+    /// Whether there is no connection, and that was reported.
     is_away: bool,
 }
 
@@ -65,7 +65,7 @@ enum Settling {
 /// What a handler asked for.
 #[derive(Clone, Copy)]
 enum Asked {
-    /// To keep the lease until then.
+    /// A request to keep the lease until then.
     Extend(Instant),
     /// What changes nothing here.
     Other,

@@ -27,7 +27,7 @@ pub(super) struct Leases {
     length: Duration,
     next: u64,
     held: HashMap<Number, Hold>,
-    /// When something is to be done about a lease.
+    /// The times at which a lease must be extended or is lost.
     due: BTreeSet<(Instant, Number)>,
 }
 

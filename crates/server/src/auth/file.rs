@@ -33,7 +33,7 @@ pub struct TokenFile {
 /// What a token shall be.
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// For people; no two tokens have the same. `None`: it is called by its id.
+    /// A unique name for people. `None`: the token is named by its id.
     pub name: Option<String>,
     pub tenant: String,
     pub queues: Patterns,

@@ -127,7 +127,7 @@ impl From<Id> for String {
     }
 }
 
-/// Not even a hash belongs in a log.
+/// Prints no hash: it must not be in a log either.
 impl fmt::Debug for Hash {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Hash(…)")

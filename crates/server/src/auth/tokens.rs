@@ -27,7 +27,7 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Tokens {
     file: TokenFile,
-    /// Of the file that was tried last, good or not: each is tried, and complained of, once.
+    /// The stamp of the file that was read last, valid or not: each is read, and reported, once.
     tried: Mutex<Option<Stamp>>,
     known: ArcSwap<HashMap<Id, Known>>,
     /// Says that there is a new set.

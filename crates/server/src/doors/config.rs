@@ -17,7 +17,7 @@ const FIELDS_MAX: usize = 100;
 /// Stands in a settings file, which has no `null`, for a `retention_ms` without an end.
 pub const FOREVER: &str = "forever";
 
-/// Where fields are written: `"forever"` is for TOML, which has no `null`.
+/// The form in which fields are written: `"forever"` is for TOML, which has no `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     Json,

@@ -145,7 +145,7 @@ struct Door {
     service: Service,
 }
 
-/// Who calls, as the meter found out.
+/// The caller, as authenticated by the meter.
 fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Problem> {
     request.extensions().get::<Arc<Principal>>().cloned().ok_or_else(unmetered)
 }

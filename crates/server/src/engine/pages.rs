@@ -20,7 +20,7 @@ use crate::problem::Problem;
 const SEQ_MAX: Seq = 1 << 62;
 /// A cursor comes back in the head of a request, which has 32 KiB with everything else in it.
 const CURSOR_BYTES_MAX: usize = 28 * 1_024;
-/// Of the digits in a cursor.
+/// The base of the digits in a cursor.
 const RADIX: u32 = 36;
 /// Begins every cursor; cursors of the first release began with a number.
 const VERSION: &str = "v2";
@@ -33,7 +33,7 @@ pub struct Page {
     from: Cursor,
 }
 
-/// Where a page ended: the last message of each partition that was listed, `None` where none was.
+/// The end of a page: the last listed message of each partition, `None` if none was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(Vec<Option<Seq>>);
 
@@ -148,7 +148,7 @@ fn digits(mut number: Seq) -> String {
 struct Part {
     partition: usize,
     listed: VecDeque<KeyView>,
-    /// Where the partition goes on; `None` when it has listed everything.
+    /// The next position in the partition; `None` when everything is listed.
     rest: Option<Option<Seq>>,
 }
 

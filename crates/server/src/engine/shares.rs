@@ -40,7 +40,7 @@ pub(super) struct Weighed {
     pub(super) ask: Ask,
     /// Bytes of messages; none for what is small.
     bytes: usize,
-    /// Whose it is, where that is known.
+    /// The tenant, if it is known.
     tenant: Option<u64>,
 }
 
@@ -56,14 +56,14 @@ impl Weighed {
 pub(super) struct Shares {
     /// Bytes of messages since the last checkpoint was cut.
     taken: HashMap<u64, usize>,
-    /// Who asked last.
+    /// The tenant that sent last.
     last: Option<u64>,
     shared_until: Option<Instant>,
-    /// Who brought more than a little at once.
+    /// The tenants that sent more than a little at once.
     flooded: HashMap<u64, Flood>,
-    /// So long somebody counts as asking for little.
+    /// Until when a tenant counts as one that sends little.
     modest_until: Option<Instant>,
-    /// Those who wait for the end of a rest wait until then.
+    /// The end of the pause of a flood.
     rest_ends: Option<Instant>,
     /// How long a flood rests after each batch.
     rest: Duration,

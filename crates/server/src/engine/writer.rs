@@ -44,14 +44,14 @@ pub(super) struct Writer {
     start: Instant,
     /// What the inbox had.
     asked: Vec<Ask>,
-    /// Those who wait for the next batch.
+    /// The requests that wait for the next batch.
     asks: Vec<Weighed>,
     /// What the batch that is being made is made of, and whose it is.
     taken: VecDeque<Ask>,
     parts: Vec<Part>,
-    /// Whose answers are being handed out.
+    /// The requests whose answers are being returned.
     answering: VecDeque<Part>,
-    /// Who gets what of the batches on their way, oldest first.
+    /// The replies of the batches in flight, oldest first.
     batches: VecDeque<Batch>,
     waiters: Waiters<Reply>,
     /// The checkpoint under way, and when it was cut.

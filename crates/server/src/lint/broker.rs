@@ -4,7 +4,7 @@ use super::{Finding, Rule};
 use crate::auth::DEFAULT_TENANT;
 use crate::options::{Auth, Options, tenant_path};
 
-/// Who can reach the broker, and whether callers are authenticated and the traffic is encrypted.
+/// Checks whether callers are authenticated and the traffic is encrypted.
 /// The broker does not start with an error of these.
 pub fn reach(options: &Options) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -12,7 +12,7 @@ const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 86_400_000;
 /// Below this a lease is lost by a stall that everybody has now and then.
 const LEASE_MS_FAIR: u64 = 1_000;
-/// From here on a message is hardly ever given up.
+/// The number of attempts from which a message is practically never dead.
 const ATTEMPTS_ENDLESS: u32 = 1_000;
 
 /// What a configuration promises less of than it seems to. The path is that of its table, empty

@@ -23,11 +23,11 @@ pub(super) struct Pulse {
     is_http1: AtomicBool,
     /// Requests whose answer is not finished.
     requests: AtomicUsize,
-    /// When the head of the coming request began.
+    /// The time at which the head of the next request began.
     head_at: AtomicU64,
-    /// When the last answer was finished, or the connection was made.
+    /// The time at which the last answer was finished, or the connection was made.
     idle_at: AtomicU64,
-    /// When the peer stopped taking what is to be written.
+    /// The time at which the peer stopped reading.
     blocked_at: AtomicU64,
 }
 

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 /// Refusals that wait for their peers at a time; beyond, connections are just closed.
 const TOLD_MAX: usize = 64;
-/// For the peer to read the answer and go.
+/// Timeout for the peer to read the answer.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) struct Refusals {

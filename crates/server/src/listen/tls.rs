@@ -25,7 +25,7 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// Larger files hold no certificates.
 const FILE_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
 
-/// Where certificates are, all in PEM.
+/// The certificate files, all in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The server's certificate, followed by those between it and a known authority.
@@ -39,7 +39,7 @@ pub struct TlsFiles {
 #[derive(Debug)]
 pub struct Tls {
     files: TlsFiles,
-    /// Of the files that were tried last, good or not: each is tried, and complained of, once.
+    /// The stamps of the files that were read last, valid or not: each is read, and reported, once.
     tried: Mutex<Stamps>,
     config: ArcSwap<ServerConfig>,
 }
@@ -72,7 +72,7 @@ impl Tls {
         Ok(Self { files, tried: Mutex::new(tried), config: ArcSwap::from_pointee(config) })
     }
 
-    /// For the next connection.
+    /// The configuration for the next connection.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.config.load_full())
     }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use hapax_core::QueueName;
 
-/// As many requests are remembered.
+/// The number of requests that are remembered.
 const REQUESTS_MAX: usize = 65_536;
 
 #[derive(Debug, Default)]

@@ -91,7 +91,7 @@ impl Service {
         }
     }
 
-    /// Where a page goes on, as the page before said.
+    /// The start of a page, from the previous page.
     pub fn cursor(&self, text: &str) -> Result<Cursor, Problem> {
         Cursor::parse(text, self.engine().partitions())
     }

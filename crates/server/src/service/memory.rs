@@ -34,7 +34,7 @@ pub(crate) struct Memory(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     lanes: [Lane; 2],
-    /// Those who hold something or wait for it.
+    /// The tenants that hold memory or wait for it.
     tenants: HashMap<Arc<str>, Tenant>,
     waiting: usize,
     /// Numbers requests, and waiters in the order in which they came.

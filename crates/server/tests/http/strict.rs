@@ -322,5 +322,5 @@ async fn refusals_name_what_is_wrong() {
     assert_eq!(keys, [&json!("k"), &Value::Null]);
     let put = ask("PUT", "/v1/queues/orders").header("if-match", r#""1", "2""#);
     let told = house.ask(put).await.fails(400, "invalid");
-    assert_eq!(text(&told, "detail"), "if-match names one etag here, not a list");
+    assert_eq!(text(&told, "detail"), "if-match must be one etag here, not a list");
 }

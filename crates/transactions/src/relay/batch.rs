@@ -28,7 +28,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) confirmed: Vec<Row>,
-    /// Of those, how many the broker knew before.
+    /// The number of duplicates among them.
     pub(super) duplicates: u64,
     pub(super) refused: Vec<Refused>,
     /// Queues that take nothing now, and when to ask again.

@@ -32,7 +32,7 @@ impl Metrics {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Of those, rows that the broker knew before.
+    /// The duplicates among them.
     pub fn duplicates(&self) -> u64 {
         self.duplicates.load(Ordering::Relaxed)
     }
@@ -69,7 +69,7 @@ impl Metrics {
         self.results.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As Prometheus reads it.
+    /// Writes the text format of Prometheus.
     pub fn text(&self) -> String {
         let signed = |value: &AtomicI64| value.load(Ordering::Relaxed).to_string();
         let lag_s = self.lag_ms.load(Ordering::Relaxed) as f64 / 1_000.0;

@@ -125,7 +125,7 @@ pub(super) struct Refused {
 pub(super) struct Counts {
     pub(super) pending: i64,
     pub(super) parked: i64,
-    /// Of the oldest row that is not parked.
+    /// The age of the oldest row that is not parked.
     pub(super) lag_ms: i64,
     pub(super) waiting: i64,
 }

@@ -20,7 +20,7 @@ const DETAIL_BYTES_MAX: usize = 400;
 #[error("{detail}")]
 pub struct BadJson {
     detail: String,
-    /// Of a message of a batch.
+    /// The key of the message, in a batch.
     key: Option<String>,
 }
 
@@ -77,7 +77,7 @@ fn plain(detail: &str) -> String {
     detail.replace(", expected u32", &u32_max).replace(", expected u64", &u64_max)
 }
 
-/// At most so many items. What is beyond them is counted, and not kept.
+/// Reads at most this many items; further ones are counted and not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T, const MAX: usize> {
     pub items: Vec<T>,

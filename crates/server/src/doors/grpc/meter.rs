@@ -87,7 +87,7 @@ fn name(headers: &mut HeaderMap) {
     }
 }
 
-/// Whose call it is. Two tokens are no token: nobody can tell whose call it is.
+/// Authenticates the caller. Two tokens are refused, since the caller would be ambiguous.
 fn principal(service: &Service, headers: &HeaderMap) -> Result<Arc<Principal>, Problem> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().map(|value| value.as_bytes());
@@ -101,7 +101,7 @@ struct Metered {
     meter: Meter,
     /// A part that waits for memory. No other is read meanwhile.
     arrived: Option<Frame<Bytes>>,
-    /// Of a unary call, which has to come in time.
+    /// The pace of a unary call, which must arrive in time.
     timing: Option<Timing>,
 }
 

@@ -44,7 +44,7 @@ pub(super) struct SendStream {
     revoked: Event,
     /// Why no more is read, until that is said.
     ending: Option<Problem>,
-    /// Of the frame before: most streams are for one queue.
+    /// The permit of the previous frame: most streams use one queue.
     permit: Option<Permit>,
     outbox: Outbox<Part<Answer>>,
     /// What the writers said, and where the next frame goes on in it.

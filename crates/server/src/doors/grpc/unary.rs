@@ -19,7 +19,7 @@ use crate::doors::shape::{self, some};
 use crate::problem::Problem;
 use crate::service::{self, Change, Opened, Permit, Queues, Service};
 
-/// As with a batch of HTTP.
+/// The same limit as for a batch over HTTP.
 const BATCH_MAX: usize = 1_000;
 /// Results that the answers to one list carry, together.
 const ANSWER_BYTES_MAX: usize = 16 * 1_024 * 1_024;

@@ -60,7 +60,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::S
 enum News {
     Settled(Part<Settled>),
     Lost(u64),
-    /// So many messages were given back that the worker did not take.
+    /// The number of messages that were given back because the worker did not read them.
     GivenBack(usize),
     Stopping,
 }

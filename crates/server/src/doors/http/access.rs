@@ -13,14 +13,14 @@ use crate::auth::Principal;
 use crate::listen::Peer;
 use crate::service::Service;
 
-/// Who may ask a route.
+/// The callers that may use a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Everybody.
     Open,
     /// Everybody on the broker's own machine; from elsewhere, whoever has a token.
     Near,
-    /// Whoever has a token.
+    /// Callers with a valid token.
     Token,
 }
 

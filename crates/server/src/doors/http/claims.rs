@@ -19,7 +19,7 @@ use crate::problem::Problem;
 use crate::service::Service;
 use crate::time::now;
 
-/// Whoever holds a key may end sooner than its lease: so often it is worth asking.
+/// The bounds of `Retry-After` for a held key: its holder may finish before the lease ends.
 const RETRY_MS: (u64, u64) = (1_000, 10_000);
 
 /// Claim a key

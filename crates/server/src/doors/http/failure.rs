@@ -19,7 +19,7 @@ pub(super) struct Failure(Box<Inner>);
 struct Inner {
     status: StatusCode,
     problem: Problem,
-    /// Of a claim: who has the key.
+    /// For a claim: the state of the key.
     in_flight: Option<InFlight>,
 }
 

@@ -16,7 +16,7 @@ use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
-/// Who asks, as [`super::access`] found out.
+/// The caller, as authenticated by [`super::access`].
 #[derive(Debug)]
 pub(super) struct Caller(pub(super) Arc<Principal>);
 

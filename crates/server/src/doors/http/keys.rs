@@ -214,7 +214,7 @@ pub(super) async fn resolve(
     changed(&service, &permit, &at).await
 }
 
-/// Where the message is after a change.
+/// The state of the message after a change.
 async fn changed(service: &Service, permit: &Permit, at: &InKey) -> Result<Response, Failure> {
     let looked = service.look(permit, at.name(service, permit), Duration::ZERO).await;
     let (state, generation) = match &looked {

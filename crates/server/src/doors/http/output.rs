@@ -19,9 +19,9 @@ use tokio::task::AbortHandle;
 use super::failure::Failure;
 use crate::service::{Admitted, Service};
 
-/// From here on an answer is a large one.
+/// The size from which an answer is a large one.
 const LARGE_BYTES: usize = 64 * 1_024;
-/// For a large answer to be read.
+/// Timeout for reading a large answer.
 const READ: Duration = Duration::from_secs(120);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");

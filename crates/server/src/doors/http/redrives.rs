@@ -23,7 +23,7 @@ use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
-/// As many keys as a redrive may name, each as long as it may be.
+/// The largest body: the most keys, each of the greatest length.
 pub(super) const REDRIVE_BYTES_MAX: usize = 1_024 * 1_024;
 /// Most are over at once; who asks for one should not have to ask twice.
 const AT_ONCE: Duration = Duration::from_millis(300);

@@ -24,7 +24,7 @@ const KNOWN: [&str; 8] =
 /// A condition that is not looked at would let a change through that it should have stopped.
 const CONDITIONS: [HeaderName; 4] =
     [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
-/// So much is read of a body where none is taken: enough to say what is wrong with it.
+/// How much is read of a body where none is allowed: enough to describe the error.
 const NOTHING_BYTES_MAX: usize = 1_024;
 
 /// What a route takes.

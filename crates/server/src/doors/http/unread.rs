@@ -17,7 +17,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 
-/// As much of a body is thrown away as an ordinary message may have, several times.
+/// How much of a body is read and thrown away: several times the size of an ordinary message.
 const DISCARD_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 /// And for no longer than this.
 const DISCARD: Duration = Duration::from_secs(2);
