@@ -1,8 +1,7 @@
-//! What the broker does for a caller, whatever door it came through.
-//!
-//! A door turns bytes into calls of this and outcomes into bytes. Who may do what is decided here,
-//! once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Counting and
-//! limits wrap the calls here too, so that neither doors nor rules mention them.
+//! The operations of the broker, for HTTP and gRPC alike.
+//! `doors` turns bytes into calls of this module and outcomes into bytes. Permissions are checked
+//! here, once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Metrics
+//! and limits wrap the calls here too, so that neither `doors` nor the core mention them.
 
 mod keys;
 mod memory;
@@ -66,7 +65,7 @@ pub struct Options {
     /// What tenants may hold.
     pub ceilings: BTreeMap<Box<str>, Ceiling>,
     pub metrics: Metrics,
-    /// To change what is logged.
+    /// The handle to change the log filter.
     pub log: Option<log::Handle>,
     /// Memory for requests in flight.
     pub budget_bytes: usize,
@@ -86,7 +85,7 @@ impl Default for Options {
     }
 }
 
-/// Somebody may do something to a queue.
+/// The permission of a caller to do something to a queue.
 #[derive(Clone, Debug)]
 pub struct Permit {
     principal: Arc<Principal>,
@@ -108,7 +107,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub answer: Answer,
-    /// Of a fresh one.
+    /// The lease of a granted claim.
     pub lease: Option<[u8; LEASE_BYTES]>,
 }
 
@@ -147,7 +146,7 @@ impl Service {
         matches!(self.0.auth, Auth::Tokens(_))
     }
 
-    /// Who asks, by the value of the `authorization` header or metadata.
+    /// Authenticates the caller by the value of the `authorization` header or metadata.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<Principal>, Problem> {
         Ok(self.0.auth.authenticate(authorization, Timestamp::now())?)
     }
@@ -188,8 +187,12 @@ impl Service {
         action: Action,
         queue: &str,
     ) -> Result<Permit, Problem> {
-        let name = QueueName::new(principal.tenant(), queue)
-            .map_err(|_| Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -"))?;
+        let name = QueueName::new(principal.tenant(), queue).map_err(|_| {
+            Problem::invalid(
+                "a queue's name must have 1 to 80 characters of A-Z a-z \
+                                           0-9 . _ -",
+            )
+        })?;
         authorise(principal, action, queue).map_err(|denied| denied.problem(action, queue))?;
         Ok(Permit { principal: Arc::clone(principal), queue: name, action })
     }
@@ -204,7 +207,12 @@ impl Service {
     pub fn set_log(&self, principal: &Principal, filter: &str) -> Result<(), Problem> {
         self.operate(principal)?;
         let Some(log) = &self.0.log else {
-            return Err(Problem::new(Code::Unavailable, "this broker does not log by itself"));
+            return Err(Problem::new(
+                Code::Unavailable,
+                "the log filter of this broker cannot be \
+                                                        changed: it is embedded in another \
+                                                        program",
+            ));
         };
         log.set(filter).map_err(|error| Problem::invalid(error.to_string()))
     }
@@ -442,13 +450,14 @@ fn refused(permit: &Permit, refusal: Refusal) -> Problem {
 
 /// The token is not known any more.
 pub(crate) fn revoked() -> Problem {
-    let detail = "the token was revoked, changed, or has expired meanwhile";
+    let detail = "the token was revoked or changed, or has expired";
     Problem::new(Code::Unauthorized, detail)
 }
 
 /// The requests of the tenant, or of all tenants, hold as much memory as they may.
 pub(crate) fn no_memory() -> Problem {
-    let detail = "the broker has no memory left for requests of this size; others use it";
+    let detail = "the broker has no memory left for a request of this size now: other requests \
+                  use it";
     Problem::new(Code::Unavailable, detail)
 }
 

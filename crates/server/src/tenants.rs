@@ -1,8 +1,7 @@
-//! What one tenant may take of the broker, so that a noisy one cannot take everything.
-//!
-//! On the way of every send: a frame of many messages asks once. Where nothing is limited,
-//! nothing is looked up; else a shared lock is taken for the look-up, and the bucket itself is
-//! one number, changed without a lock. Kept in memory only: a restart forgives what was used.
+//! The rate limits of tenants, so that a noisy one cannot use the whole broker. Checked by every
+//! send; a frame of many messages checks once. Without limits nothing is looked up; otherwise a
+//! shared lock is taken for the look-up, and the bucket itself is one number, changed without a
+//! lock. Kept in memory only: a restart resets it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +30,7 @@ pub struct Tenants {
     is_rated: bool,
     /// The zero of the buckets' time.
     since: Instant,
-    /// As many as there are tenants with tokens that sent something.
+    /// The buckets of all tenants that have sent something.
     buckets: RwLock<HashMap<Box<str>, Option<Arc<Bucket>>>>,
 }
 

@@ -1,4 +1,4 @@
-//! The one way of commands to the partitions, and of their outcomes back.
+//! Dispatches commands to the partitions and joins their outcomes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,12 +23,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// For the results of one list.
+    /// A budget for the results of one list.
     pub fn of_list(bytes: usize) -> Arc<Self> {
         Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: false })
     }
 
-    /// For the results of a stream, which gives room back as they leave.
+    /// A budget for the results of a stream, which is returned as they are read.
     pub fn of_stream(bytes: usize) -> Arc<Self> {
         Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: true })
     }
@@ -67,7 +67,7 @@ impl<T> Listed<T> {
 /// The partition of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum To {
-    /// That of the message that it brings.
+    /// The partition of the message in the command.
     Key,
     Partition(usize),
 }

@@ -1,7 +1,5 @@
-//! What tenants hold, against what they may hold.
-//!
-//! Weighed once a second, not at every send: a tenant may go over its ceiling by what it sends in
-//! a second, which a `sends_per_s` bounds.
+//! Compares what tenants hold with their limits. Measured once a second, not at every send: a
+//! tenant may exceed its limit by what it sends in a second, which `sends_per_s` bounds.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -205,7 +205,7 @@ async fn k2_the_limits_of_a_tenant_leave_known_keys_their_answers() {
         }
     }
     let refused = refused.expect("a rate that is kept").fails(429, "rate_limited");
-    assert_eq!(refused["detail"], "more than the tenant's sends_per_s");
+    assert_eq!(refused["detail"], "the tenant's sends_per_s is exceeded");
     // As often as they like, and none of it is taken from the rate.
     for _ in 0..10 {
         let told = house.ask(send("orders", "done", "x")).await.is(200);
@@ -227,7 +227,7 @@ async fn k2_a_tenant_that_holds_all_it_may_gets_its_answers() {
     house.ask(send("orders", "a", "x")).await.is(201);
     house.service.weigh_tenants().await;
     let refused = house.ask(send("orders", "b", "x")).await.fails(429, "over_quota");
-    assert_eq!(refused["detail"], "the tenant holds its max_messages already");
+    assert_eq!(refused["detail"], "the tenant has reached its max_messages");
     assert_eq!(house.ask(send("orders", "a", "x")).await.is(200)["answer"], "in_flight");
     let batch = json!({"messages": [{"key": "a", "body": "x"}, {"key": "b"}]}).to_string();
     let told = house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
