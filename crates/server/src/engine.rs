@@ -36,7 +36,7 @@ use holdings::Unheard;
 use inbox::{Ask, Inbox, Reply};
 pub use pages::{Cursor, Page};
 use queues::Listing;
-pub use queues::{Survey, Told};
+pub use queues::{Decided, Survey};
 use writer::Writer;
 
 /// How long a stop may take, from the last answer on.
