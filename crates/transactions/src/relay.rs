@@ -111,7 +111,7 @@ impl Relay {
                 Ok(self)
             }
             #[cfg(feature = "sqlite")]
-            Database::Sqlite(_) => Err(Error::invalid("a SQLite file has no certificate")),
+            Database::Sqlite(_) => Err(Error::invalid("a SQLite database needs no certificate")),
         }
     }
 
@@ -189,7 +189,7 @@ impl Relay {
                 match ended {
                     Ok(()) => return Ok(()),
                     Err(error @ Error::Database { .. }) => {
-                        tracing::warn!(%error, "the outbox cannot be worked on now; trying again");
+                        tracing::warn!(%error, "cannot work on the outbox; retrying");
                     }
                     Err(error) => return Err(error),
                 }
@@ -264,7 +264,7 @@ async fn reopen<S: Source>(address: &S::Address, results: &Option<Table>, retry:
         retry.pause(None).await;
         match S::open(address, results.clone()).await {
             Ok(opened) => return opened,
-            Err(error) => tracing::warn!(%error, "the outbox still cannot be worked on"),
+            Err(error) => tracing::warn!(%error, "still cannot work on the outbox"),
         }
     }
 }
@@ -331,7 +331,7 @@ impl Database {
             #[cfg(feature = "postgres")]
             Some(("postgres" | "postgresql", _)) => {
                 let config = address.parse::<tokio_postgres::Config>();
-                let config = config.map_err(Error::database("not an address of PostgreSQL"))?;
+                let config = config.map_err(Error::database("not a valid PostgreSQL address"))?;
                 Ok(Self::Postgres(Box::new(config), None))
             }
             #[cfg(feature = "sqlite")]

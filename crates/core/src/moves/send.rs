@@ -1,6 +1,6 @@
 //! A message comes in, or the same one again.
 
-use crate::command::Send;
+use crate::command::{Allowance, Send};
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
 use crate::content::{Content, Invalid};
 use crate::decision::{Accepted, Decision, QueueId};
@@ -39,7 +39,7 @@ fn answer(
         released = known(machine, stamp.at, &asked, out)?;
         dated_ahead = check_date(queue, stamp.at, content.key(), send.issued_at)?;
     }
-    check_room(machine, queue, stamp.at, content.size() as u64, send.beyond_quota)?;
+    check_room(machine, queue, stamp.at, content.size() as u64, send.allowance)?;
 
     let seq = machine.next_seq;
     let id = MessageId::new(stamp.at, machine.partition, seq);
@@ -122,18 +122,21 @@ pub(crate) fn check_date(
     }
 }
 
-/// Whether the queue's quotas and the store have room for one more. `beyond_quota` it only has to
-/// come at the queue's rate.
+/// Whether the quotas and the store have room for one more.
 pub(crate) fn check_room(
     machine: &Machine,
     queue: &Queue,
     at: Time,
     bytes: u64,
-    beyond_quota: bool,
+    allowance: Allowance,
 ) -> Result<(), Answer> {
     let (config, elsewhere) = (&queue.config, &queue.elsewhere);
     let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
-    let is_bounded = !beyond_quota;
+    let is_bounded = match allowance {
+        Allowance::Queue => true,
+        Allowance::Emitted => false,
+        Allowance::UsedUp { quota, retry_after_ms } => return over(quota, retry_after_ms),
+    };
     let messages = || queue.stats.messages() + elsewhere.messages;
     if is_bounded && config.max_messages.is_some_and(|max| messages() >= max) {
         return over(Quota::Messages, 1_000);
@@ -225,7 +228,7 @@ pub(crate) fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) ->
 
 /// Whether the record still speaks for its key.
 pub(crate) fn is_remembered(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
-    !record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+    !record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
 pub(crate) fn conflict(
@@ -330,7 +333,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         extra.get_or_insert_default().dated_ahead = Some(dated);
     }
     if let Some(record) = &before {
-        let is_counted = !record.is_ghost() && record.seq >= queue.keys_from;
+        let is_counted = !record.is_free() && record.seq >= queue.keys_from;
         if is_counted && record.drop_at() > at.0 {
             queue.count_key(record.drop_at(), false);
         }
@@ -381,7 +384,7 @@ pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
     Some(Digest::of_group(queue.id, group))
 }
 
-/// A ghost hands its history on to the next life of its key, and a freed claim its recovery
+/// A free record hands its history on to the next life of its key, and a freed claim its recovery
 /// points.
 fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> {
     let hands_on = hands_on(record, queue, at) && !record.history.is_empty();
@@ -392,7 +395,7 @@ fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> 
 /// Whether the next life of the key goes on where this one ended. Not with what belonged to an
 /// older queue of that name, or was purged together with its key.
 pub(crate) fn hands_on(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
-    record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+    record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
 /// A dead message gets another chance because somebody sent it again.

@@ -97,8 +97,8 @@ pub(crate) enum Op {
     Batch(Vec<Op>),
     Crash,
     Checkpoint,
-    Freeze,
-    Thaw,
+    BeginCheckpoint,
+    FinishCheckpoint,
     /// So much of each place stays in memory.
     Evict {
         keep: usize,
@@ -145,6 +145,8 @@ pub(crate) struct Sent {
     pub(crate) ttl_ms: Option<u64>,
     /// How long ago the operation was born; below zero where its clock is ahead.
     pub(crate) issued_ago_ms: Option<i64>,
+    /// Its tenant may send nothing new.
+    pub(crate) used_up: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -345,9 +347,23 @@ fn sent() -> impl Strategy<Value = Sent> {
         prop_oneof![18 => Just(None), 2 => (-8_000i64..8_000).prop_map(Some),
             1 => Just(Some(-90_000_000))],
     );
-    (name, what, when).prop_map(|((queue, key, group), (body, content_type, own), when)| {
+    let used_up = prop::bool::weighted(0.05);
+    (name, what, when, used_up).prop_map(|(name, what, when, used_up)| {
+        let (queue, key, group) = name;
+        let (body, content_type, own) = what;
         let (delay_ms, ttl_ms, issued_ago_ms) = when;
-        Sent { queue, key, group, body, content_type, own, delay_ms, ttl_ms, issued_ago_ms }
+        Sent {
+            queue,
+            key,
+            group,
+            body,
+            content_type,
+            own,
+            delay_ms,
+            ttl_ms,
+            issued_ago_ms,
+            used_up,
+        }
     })
 }
 
@@ -509,8 +525,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(Op::StoreFull),
         12 => Just(Op::Crash),
         10 => Just(Op::Checkpoint),
-        5 => Just(Op::Freeze),
-        4 => Just(Op::Thaw),
+        5 => Just(Op::BeginCheckpoint),
+        4 => Just(Op::FinishCheckpoint),
         10 => (0usize..3).prop_map(|keep| Op::Evict { keep }),
     ]
 }

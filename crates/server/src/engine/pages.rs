@@ -12,7 +12,7 @@ use std::fmt;
 use hapax_core::{Browse, Command, KeyView, Outcome, Seq};
 use hapax_wire::Code;
 
-use super::queues::Told;
+use super::queues::Decided;
 use super::{Engine, Stopped};
 use crate::problem::Problem;
 
@@ -20,7 +20,7 @@ use crate::problem::Problem;
 const SEQ_MAX: Seq = 1 << 62;
 /// A cursor comes back in the head of a request, which has 32 KiB with everything else in it.
 const CURSOR_BYTES_MAX: usize = 28 * 1_024;
-/// Of the digits in a cursor.
+/// The base of the digits in a cursor.
 const RADIX: u32 = 36;
 /// Begins every cursor; cursors of the first release began with a number.
 const VERSION: &str = "v2";
@@ -33,7 +33,7 @@ pub struct Page {
     from: Cursor,
 }
 
-/// Where a page ended: the last message of each partition that was listed, `None` where none was.
+/// The end of a page: the last listed message of each partition, `None` if none was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(Vec<Option<Seq>>);
 
@@ -60,9 +60,9 @@ impl Page {
             return Ok(());
         }
         let detail = format!(
-            "the partitions of this broker are so many and so far apart that the cursor of the \
-             next page would have {bytes} bytes, of at most {CURSOR_BYTES_MAX}: ask for all \
-             messages in one page, or look at them by their keys"
+            "the cursor of the next page would have {bytes} bytes, at most {CURSOR_BYTES_MAX} are \
+             allowed, because the broker has so many partitions: ask for larger pages, or get \
+             messages by their keys"
         );
         Err(Problem::new(Code::TooLarge, detail))
     }
@@ -76,12 +76,12 @@ impl Cursor {
     /// Reads what `to_string` wrote, for a broker of so many partitions.
     pub fn parse(text: &str, partitions: usize) -> Result<Self, Problem> {
         if text.len() > CURSOR_BYTES_MAX {
-            let detail = format!("cursor: it has at most {CURSOR_BYTES_MAX} bytes");
+            let detail = format!("cursor: it must have at most {CURSOR_BYTES_MAX} bytes");
             return Err(Problem::invalid(detail));
         }
         Self::read(text).filter(|cursor| cursor.0.len() == partitions).ok_or_else(|| {
-            let detail = "cursor is not the `next` of a page of this broker and release: begin \
-                          with the first page";
+            let detail = "cursor is not a `next` value of this broker and release: start with the \
+                          first page";
             Problem::invalid(detail)
         })
     }
@@ -148,13 +148,13 @@ fn digits(mut number: Seq) -> String {
 struct Part {
     partition: usize,
     listed: VecDeque<KeyView>,
-    /// Where the partition goes on; `None` when it has listed everything.
+    /// The next position in the partition; `None` when everything is listed.
     rest: Option<Option<Seq>>,
 }
 
 impl Part {
     /// Takes the outcome of a [`Command::Browse`].
-    fn add(&mut self, outcome: Outcome) -> Told<()> {
+    fn add(&mut self, outcome: Outcome) -> Decided<()> {
         match outcome {
             Outcome::Messages { messages, next } => {
                 self.listed.extend(messages);
@@ -169,7 +169,7 @@ impl Part {
 
 impl Engine {
     /// A page of the messages in a place, the oldest of all partitions first.
-    pub async fn browse(&self, browse: Browse, cursor: Option<Cursor>) -> Told<Page> {
+    pub async fn browse(&self, browse: Browse, cursor: Option<Cursor>) -> Decided<Page> {
         let from = cursor.unwrap_or_else(|| Cursor::start(self.partitions()));
         assert_eq!(from.0.len(), self.partitions(), "a cursor is read for its broker");
         let limit = browse.limit;
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Asks every partition at once for its share of a page, as if messages were spread evenly.
-    async fn first_parts(&self, browse: &Browse, from: &Cursor) -> Told<Vec<Part>> {
+    async fn first_parts(&self, browse: &Browse, from: &Cursor) -> Decided<Vec<Part>> {
         let limit = browse.limit.div_ceil(self.partitions());
         let ask = |(partition, cursor): (usize, &Option<Seq>)| {
             let browse = Browse { cursor: *cursor, limit, ..browse.clone() };
@@ -217,7 +217,7 @@ impl Engine {
     }
 
     /// Asks a partition on until its next message is known, or that it has no more.
-    async fn refill(&self, part: &mut Part, browse: &Browse, limit: usize) -> Told<()> {
+    async fn refill(&self, part: &mut Part, browse: &Browse, limit: usize) -> Decided<()> {
         while part.listed.is_empty()
             && let Some(cursor) = part.rest
         {
