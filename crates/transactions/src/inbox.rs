@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_client::{Blob, Delivery};
+use hapax_wire::DEFAULT_TENANT;
 
 use crate::error::Error;
 use crate::transaction::{Statement, Transaction, Value};
@@ -28,8 +29,6 @@ pub use sweep::{Names, Old, Page, Rows};
 const TRIES: usize = 3;
 /// What a name may be long, so that all of a key fits an index.
 const NAME_BYTES_MAX: usize = 80;
-/// The tenant of rows if neither the consumer nor the delivery has one.
-const DEFAULT_TENANT: &str = "default";
 
 /// A consumer: the part of a program whose effects are counted as one.
 ///
@@ -335,6 +334,7 @@ impl Inbox {
                 self.consumer.name, incoming.key
             ))),
             (Some(known), _) => Ok(known),
+            // Neither the consumer nor the delivery has one.
             (None, _) => Ok(DEFAULT_TENANT),
         }
     }
