@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tenants::Tenants;
 
-pub(crate) use keys::key_bytes;
+pub(crate) use keys::{BROWSE_DEFAULT, key_bytes};
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
 pub use queues::{Change, Queue, Queues};
