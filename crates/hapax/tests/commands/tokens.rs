@@ -82,7 +82,7 @@ fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
 
     std::fs::create_dir(directory.path().join("mine")).unwrap();
     let told = create(&["--data", "mine"]);
-    assert!(told.err.contains("mine/tokens.json") && !told.err.contains("was not there"));
+    assert!(told.err.contains("mine/tokens.json") && !told.err.contains("did not exist"));
     let mut list = hapax(directory.path());
     let told = Told::of(&list.args(["token", "ls", "--data", "none"]).output().unwrap());
     assert!(told.code == Some(0) && told.err.contains("none/tokens.json"), "{told:?}");

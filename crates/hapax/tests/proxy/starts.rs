@@ -21,7 +21,7 @@ const PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.
 async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
     let broker = Broker::start(1).await;
     for (arguments, why) in [
-        (vec!["--route", "GET /charges"], "can be repeated as it is"),
+        (vec!["--route", "GET /charges"], "needs no key"),
         (vec!["--route", "POST charges"], "does not begin with a slash"),
         (vec!["--route", "/charges"], "write it as 'POST /charges'"),
         (vec!["--optional-route", "POST /a/{*b}/c"], "nothing can follow"),
