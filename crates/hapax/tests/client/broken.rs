@@ -41,7 +41,7 @@ async fn a_web_server_in_place_of_a_broker_is_called_one() {
         let url = web_server(status, speaks_http2).await;
         let client = Client::builder(&url).timeout(Duration::from_secs(1)).connect().unwrap();
         let told = in_time(Admin::new(client).queue("orders")).await.unwrap_err().to_string();
-        assert!(told.contains(&url) && told.contains("it is another "), "{status}: {told}");
+        assert!(told.contains(&url) && told.contains("the server "), "{status}: {told}");
         assert!(!told.contains("grpc-status"), "{status}: {told}");
     }
 }

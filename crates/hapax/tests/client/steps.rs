@@ -397,6 +397,6 @@ async fn an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s(partitio
     })
     .await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "{dead:?}");
-    assert!(dead.error.contains("under the key k9"), "{}", dead.error);
+    assert!(dead.error.contains("has the key k9"), "{}", dead.error);
     assert_eq!(service.calls(), Vec::<String>::new());
 }
