@@ -7,8 +7,7 @@ use hapax_server::Broker;
 use hapax_server::options::{Auth, Options};
 
 #[macro_use]
-#[path = "../../../crates/hapax/tests/client/on_each.rs"]
-mod on_each;
+extern crate hapax_testing;
 
 /// Runs a program against a broker of its own, and tells what it said.
 async fn run(partitions: u16, program: &'static str) -> String {

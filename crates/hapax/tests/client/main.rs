@@ -7,7 +7,7 @@
 )]
 
 #[macro_use]
-mod on_each;
+extern crate hapax_testing;
 
 mod at_most_once;
 mod broken;

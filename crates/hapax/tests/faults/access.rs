@@ -12,10 +12,11 @@ use std::path::Path;
 use hapax_server::doors::http::ROUTES;
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, hapax, until, words};
 use crate::exits::contents;
-use crate::http::{Connection, Request};
 use crate::machine::say;
+use crate::{broker_in, hapax};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{BrokerProcess, Setup, printed, until};
 
 const QUEUE: &str = "orders";
 
@@ -95,7 +96,7 @@ fn expected(needs: Needs, kind: Kind) -> Gets {
 /// The broker, its callers, and the one who may do everything.
 struct House {
     setup: Setup,
-    broker: Broker,
+    broker: BrokerProcess,
     callers: Vec<Caller>,
     root: String,
 }
@@ -104,7 +105,7 @@ const EVERYTHING: &str = "send,work,admin,operate";
 
 impl House {
     fn start(directory: &Path) -> Self {
-        let setup = Setup::new(directory).arguments(&["--auth", "tokens", "--log", "debug"]);
+        let setup = broker_in(directory).arguments(&["--auth", "tokens", "--log", "debug"]);
         let make = |arguments: &[&str]| token(&setup.data, arguments);
         let root = make(&["--tenant", "shop", "--can", EVERYTHING]);
         let revoked = make(&["--tenant", "shop", "--can", EVERYTHING, "--name", "revoked"]);
@@ -135,7 +136,7 @@ impl House {
         callers.push(Caller { name: "of another tenant", token, kind: Kind::Stranger });
         let broker = setup.start();
         let told = hapax(&["token", "rm", "revoked", "--data"]).arg(&setup.data).output().unwrap();
-        assert!(told.status.success(), "{}", words(&told));
+        assert!(told.status.success(), "{}", printed(&told));
         let house = Self { setup, broker, callers, root };
         until("the broker to notice the revocation", || {
             let nobodies = house.callers.iter().filter(|it| matches!(it.kind, Kind::Nobody));
@@ -186,7 +187,7 @@ impl House {
 
 fn token(data: &Path, arguments: &[&str]) -> String {
     let output = hapax(&["token", "create", "--data"]).arg(data).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -312,7 +313,7 @@ fn a19_what_is_absent_looks_like_what_is_forbidden_and_tokens_are_nowhere() {
         house.root().ask(&Request::new("DELETE", "/v1/queues/orders")).is(204);
         let absent = house.root().ask(&(endpoint.request)());
         house.prepare();
-        let shape = |response: &crate::http::Response| {
+        let shape = |response: &hapax_testing::http::Response| {
             let mut problem = response.json();
             problem["instance"] = Value::Null;
             problem["request_id"] = Value::Null;

@@ -7,8 +7,7 @@
 )]
 
 #[macro_use]
-#[path = "../client/on_each.rs"]
-mod on_each;
+extern crate hapax_testing;
 
 mod crashes;
 mod doubt;

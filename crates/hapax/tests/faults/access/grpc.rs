@@ -8,7 +8,7 @@ use hapax_client::{Admin, Batch, Client, Code, Error, Message};
 use hapax_wire::proto;
 
 use super::{Gets, House, Kind, Needs, QUEUE, expected};
-use crate::http::Request;
+use hapax_testing::http::Request;
 
 /// The file that names every call.
 const PROTO: &str = include_str!("../../../../wire/proto/hapax/v1/hapax.proto");
