@@ -9,13 +9,23 @@
     reason = "a test stops at surprises"
 )]
 
+mod broker;
+mod link;
 mod ports;
+mod postgres;
 mod process;
+#[cfg(feature = "client")]
+mod queue;
 mod wait;
 
 pub mod http;
 
+pub use broker::TestBroker;
+pub use link::Link;
+pub use postgres::{Postgres, skip, spawn};
 pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspend};
+#[cfg(feature = "client")]
+pub use queue::TestQueue;
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 
 /// Makes two tests of a function of the number of partitions: on one, and on four.

@@ -12,7 +12,6 @@ extern crate hapax_testing;
 mod at_most_once;
 mod broken;
 mod claims;
-mod house;
 mod leases;
 mod secure;
 mod sends;

@@ -11,11 +11,10 @@ use hapax_transactions::{Dialect, RunInBlockingTransaction, RunInTransaction};
 use rustix::process::set_parent_process_death_signal;
 use serde_json::{Value, json};
 
-use crate::cluster::Postgres;
 use crate::process::{RULES, key, put, stats, until_it_is};
 use crate::{broker_in, hapax};
 use hapax_testing::http::Request;
-use hapax_testing::{BrokerProcess, Signal, pause, printed, signal, suspend, until};
+use hapax_testing::{BrokerProcess, Postgres, Signal, pause, printed, signal, suspend, until};
 
 /// The variable that tells a process its part, and the test that plays it.
 const PART: &str = "EXACTLY_INBOX_PART";

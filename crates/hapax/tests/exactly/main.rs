@@ -11,9 +11,6 @@
 #[macro_use]
 extern crate hapax_testing;
 
-#[path = "../../../transactions/tests/databases/cluster.rs"]
-#[expect(dead_code, reason = "the tests of the library need more of it")]
-mod cluster;
 mod gateway;
 mod inbox;
 mod outbox;

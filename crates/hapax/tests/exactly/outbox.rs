@@ -12,11 +12,10 @@ use hapax_transactions::sqlite::Database;
 use hapax_transactions::{Dialect, outbox};
 use serde_json::{Value, json};
 
-use crate::cluster::Postgres;
 use crate::process::{put, stats};
 use crate::{broker_in, hapax};
 use hapax_testing::http::Request;
-use hapax_testing::{BrokerProcess, Signal, pause, signal, until};
+use hapax_testing::{BrokerProcess, Postgres, Signal, pause, signal, until};
 
 /// Rows of a run, and groups they belong to.
 const ROWS: usize = 600;

@@ -17,6 +17,3 @@ mod once;
 mod scopes;
 mod shop;
 mod sizes;
-#[path = "../proxy/wire.rs"]
-#[expect(dead_code, reason = "the tests of the proxy need more of it")]
-mod wire;

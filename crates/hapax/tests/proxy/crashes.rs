@@ -7,17 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::process::{Proxy, ask, ok, patient, request, start_broker};
 use crate::upstream::Upstream;
-use crate::wire::Wire;
-use hapax_testing::{BrokerProcess, Signal, eventually, suspend};
+use hapax_testing::{BrokerProcess, Link, Signal, eventually, suspend};
 
 /// A proxy that is killed when the upstream has answered and nobody was told.
 async fn killed_after_the_answer(broker: &BrokerProcess, upstream: &Upstream, in_doubt: &str) {
-    let wire = Wire::to(&broker.setup.address.to_string()).await;
+    let link = Link::to(broker.setup.address).await;
     let more = ["--lease", "1s", "--in-doubt", in_doubt];
-    let mut proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let mut proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     let asking = proxy.asking(request("/gate", "k"));
     upstream.called(1).await;
-    wire.swallow();
+    link.lose_requests();
     upstream.open(1);
     eventually("the answer to reach the proxy", async || {
         let series = "hapax_proxy_upstream_requests_total{ended=\"2xx\"}";
@@ -115,15 +114,16 @@ on_each!(a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again);
 /// The answer to a claim is lost with its connection: the proxy asks again, and is known.
 async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again(partitions: u16) {
     let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
-    let wire = Wire::to(&broker.setup.address.to_string()).await;
+    let link = Link::to(broker.setup.address).await;
     let more = ["--broker-timeout", "60s", "--lease", "60s"];
-    let proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
-    wire.swallow_answers();
+    link.lose_answers();
     let asking = proxy.asking(request("/charges", "k"));
     until_leased(&broker).await;
     assert_eq!(upstream.calls(), 1);
-    wire.cut();
+    link.cut();
+    link.restore();
     let told = asking.await.unwrap();
     assert_eq!((told.status, told.is_replayed()), (201, false), "{told:?}");
     assert_eq!(upstream.calls_by_key()["k"], 1);
@@ -132,11 +132,11 @@ async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again(partitions:
 on_each!(a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt);
 async fn a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt(partitions: u16) {
     let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
-    let wire = Wire::to(&broker.setup.address.to_string()).await;
+    let link = Link::to(broker.setup.address).await;
     let more = ["--broker-timeout", "60s", "--lease", "2s"];
-    let mut proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let mut proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
-    wire.swallow_answers();
+    link.lose_answers();
     let asking = proxy.asking(request("/charges", "k"));
     until_leased(&broker).await;
     proxy.kill();

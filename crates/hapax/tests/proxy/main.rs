@@ -17,5 +17,3 @@ mod starts;
 mod stops;
 mod through;
 mod upstream;
-#[expect(dead_code, reason = "the tests of the layer need more of it")]
-mod wire;

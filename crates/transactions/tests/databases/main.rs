@@ -5,11 +5,10 @@
 #[macro_use]
 extern crate hapax_testing;
 
-mod cluster;
 mod guides;
-mod house;
 mod inbox;
 mod lasting;
+mod messages;
 mod mysql;
 mod outbox;
 mod relay;
