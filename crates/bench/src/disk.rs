@@ -42,7 +42,7 @@ impl Syncs {
         self.micros.saturating_record(took.as_micros() as u64);
     }
 
-    /// In milliseconds; none where nothing was measured.
+    /// The times in milliseconds; none if nothing was measured.
     pub fn percentile_ms(&self, percentile: f64) -> Option<f64> {
         let is_measured = !self.micros.is_empty();
         is_measured.then(|| self.micros.value_at_percentile(percentile) as f64 / 1e3)

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 /// Longest latency that is kept exactly, in microseconds.
 const LONGEST_US: u64 = 600_000_000;
 
-/// For latencies in microseconds.
+/// A histogram of latencies in microseconds.
 pub fn histogram() -> Histogram<u64> {
     let bounded = Histogram::new_with_bounds(1, LONGEST_US, 3);
     // The bounds are right; without them it grows as it needs to.

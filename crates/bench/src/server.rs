@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// In `parent`, which is made where it is missing.
+    /// Creates a new directory in `parent`, which need not exist.
     pub fn create(parent: &Path, name: &str) -> Result<Self> {
         let name = format!(".hapax-{name}-{}", uuid::Uuid::now_v7().simple());
         let path = std::path::absolute(parent)?.join(name);

@@ -1,8 +1,7 @@
-//! What operators do: queues and their rules, keys, dead messages, backups, the log; and receives
-//! and settles one at a time, for programs that hold leases between two runs.
-//!
-//! Thin on purpose: a method is one call, and shapes are those of the wire. Nothing is retried
-//! here; whoever retries decides whether that is safe.
+//! Operator calls: queues and their configuration, keys, dead messages, backups, the log; and
+//! single receives and settles, for programs that hold leases between two runs. Thin on purpose: a
+//! method is one call, and the types are those of the wire. Nothing is retried here; the caller
+//! decides whether a retry is safe.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a send gets.
+//! The answer to a send.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ use crate::error::Error;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
-    /// Of the first message under the key.
+    /// The id of the first message under the key.
     pub id: Id,
     pub state: State,
     pub accepted_at: SystemTime,
@@ -32,7 +32,7 @@ pub enum Outcome {
     /// It waits, or somebody works on it.
     InFlight {
         attempts: u32,
-        /// When the lease ends or the delay is over.
+        /// The time at which the lease or the delay ends.
         deadline: Option<SystemTime>,
     },
     Done {

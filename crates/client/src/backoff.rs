@@ -1,4 +1,4 @@
-//! How long to wait before trying again.
+//! The waits between retries.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Claims: a key taken by a caller who does the work itself.
+//! Claims: keys held by callers that do the work themselves.
 
 use std::future::Future;
 use std::time::{Duration, SystemTime};
@@ -23,7 +23,7 @@ const LEASE: Duration = Duration::from_secs(30);
 const WAIT_SLACK: Duration = Duration::from_secs(10);
 /// A claim is extended when this part of its lease is over.
 const EXTEND_AT: f64 = 0.4;
-/// Not more often than this, however short the lease.
+/// The shortest time between two extensions, however short the lease.
 const EXTEND_MIN: Duration = Duration::from_millis(20);
 
 /// A claim to be made: see [`Queue::claim`].
@@ -85,7 +85,7 @@ impl ClaimRequest {
         self
     }
 
-    /// When the operation was born, for keys that do not tell.
+    /// Sets when the operation was issued, for keys without a date.
     pub fn issued_at(mut self, at: SystemTime) -> Self {
         self.request.issued_at_ms = Some(since_epoch(at));
         self
@@ -146,11 +146,11 @@ pub enum Claim {
     Fresh(Held),
     /// It was done before; the result is in the answer.
     Done(Answer),
-    /// Somebody else has it.
+    /// Another caller holds the key.
     InFlight(Answer),
     /// It was given up.
     Dead(Answer),
-    /// Whoever had it was lost after the effect began; somebody has to resolve it.
+    /// The holder lost its lease after the effect began; an operator has to resolve it.
     Parked(Answer),
 }
 
@@ -219,7 +219,7 @@ impl Held {
         self.lease_length
     }
 
-    /// Whose key it is. Empty where the broker does not tell, as 0.1 did not.
+    /// The tenant of the key. Empty with a broker of release 0.1.
     pub fn tenant(&self) -> &str {
         &self.tenant
     }
@@ -285,7 +285,7 @@ impl Held {
         }
     }
 
-    /// As [`Held::settle`], for what must still be ours afterwards.
+    /// Settles like [`Held::settle`], and fails if the lease was lost.
     async fn keep(&self, settle: Settle) -> Result<(), Error> {
         match self.settle(settle).await? {
             Settled::Ok { .. } => Ok(()),

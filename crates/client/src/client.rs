@@ -1,4 +1,4 @@
-//! The way to a broker: where it is, who asks, and the connections to it.
+//! The client: address, credentials and connections.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -211,7 +211,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// As `hapax token create` printed it.
+    /// Sets the token, as printed by `hapax token create`.
     pub fn token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(token.into());
         self
@@ -223,7 +223,7 @@ impl Builder {
         self
     }
 
-    /// Who signed the broker's certificate, as PEM. For `https` addresses.
+    /// Sets the CA certificate that signed the broker's, in PEM. For `https` addresses.
     pub fn ca_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authority = Some(pem.into());
         self
@@ -244,13 +244,14 @@ impl Builder {
     /// The client. Nothing is sent yet. Needs a tokio runtime around it.
     pub fn connect(self) -> Result<Client, Error> {
         if tokio::runtime::Handle::try_current().is_err() {
-            return Err(Error::invalid("a client needs a tokio runtime around it"));
+            return Err(Error::invalid("a client must be created inside a tokio runtime"));
         }
         let endpoint = self.endpoint()?;
         let bearer = match &self.token {
             Some(token) => {
                 let value = format!("Bearer {}", token.trim()).parse();
-                let value = value.map_err(|_| Error::invalid("the token is not a token"))?;
+                let value =
+                    value.map_err(|_| Error::invalid("the token has invalid characters"))?;
                 Bearer(Some(value))
             }
             None => Bearer::default(),
@@ -270,13 +271,13 @@ impl Builder {
         let address = match self.address.split_once("://") {
             Some(("http" | "https", _)) => self.address.clone(),
             Some((scheme, _)) => {
-                return Err(bad(format!("no way to speak {scheme}; use http or https")));
+                return Err(bad(format!("{scheme} is not supported: use http or https")));
             }
             None => format!("http://{}", self.address),
         };
         let is_tls = address.starts_with("https:");
         let endpoint = Endpoint::from_shared(address)
-            .map_err(|error| bad(format!("not an address: {error}")))?
+            .map_err(|error| bad(format!("not a valid address: {error}")))?
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)

@@ -1,4 +1,4 @@
-//! What a worker is handed.
+//! The delivery of a message to a worker.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -130,7 +130,7 @@ impl Delivery {
         headers.map(|(name, value)| (name.as_str(), value.as_str()))
     }
 
-    /// Whose message it is. Empty where the broker does not tell, as 0.1 did not.
+    /// The tenant of the message. Empty with a broker of release 0.1.
     pub fn tenant(&self) -> &str {
         &self.source.tenant
     }
@@ -154,7 +154,7 @@ impl Delivery {
         at(self.accepted_at_ms)
     }
 
-    /// When the lease ends if it is not extended, by the broker's clock.
+    /// The time at which the lease ends if it is not extended, by the broker's clock.
     pub fn deadline(&self) -> SystemTime {
         at(self.deadline_ms)
     }
@@ -191,7 +191,7 @@ impl Delivery {
     }
 }
 
-/// Where a part is in its frame. Frames are far smaller than 4 GiB.
+/// The position of a part in its frame. Frames are far smaller than 4 GiB.
 fn range(frame: &Bytes, part: &[u8]) -> Range<u32> {
     let start = part.as_ptr().addr().wrapping_sub(frame.as_ptr().addr());
     if part.is_empty() || start + part.len() > frame.len() {

@@ -1,4 +1,4 @@
-//! Keys of follow-ups.
+//! Derives the keys of follow-up messages.
 
 use sha2::{Digest, Sha256};
 

@@ -1,4 +1,4 @@
-//! What can go wrong, and whether trying again helps.
+//! The errors of the client, and whether a retry may help.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +25,7 @@ pub enum Error {
     /// carried out or not.
     #[error("cannot reach the broker at {endpoint}: {why}")]
     Unreachable { endpoint: String, why: String },
-    /// There was no answer in time. It may have been carried out or not.
+    /// There was no answer in time. The request may or may not have been carried out.
     #[error("no answer within {} ms; a retry under the same key is safe", .0.as_millis())]
     TimedOut(Duration),
     /// The client was given something it cannot use.
@@ -33,7 +33,7 @@ pub enum Error {
     Invalid(String),
     /// A message that was sent without a key has no answer. It may have been accepted or not: sent
     /// again under the key that it was given, it is accepted once.
-    #[error("{error}; the message was given the key {key}: send it again under that")]
+    #[error("{error}; the message got the generated key {key}: send it again under this key")]
     Unanswered { key: String, error: Box<Error> },
 }
 
@@ -44,9 +44,9 @@ pub struct Refusal {
     pub code: Code,
     /// What is wrong with this request in particular.
     pub detail: String,
-    /// When to come again.
+    /// The time after which to retry.
     pub retry_after: Option<Duration>,
-    /// Of a conflict: what the key was used for first.
+    /// For a conflict: the first message under the key.
     pub first: Option<First>,
 }
 
@@ -54,7 +54,7 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct First {
-    /// In what the second message differs: `body`, `content_type`, `group` or `fingerprint`.
+    /// The differences of the second message: `body`, `content_type`, `group` or `fingerprint`.
     pub differs: Vec<String>,
     pub id: Id,
     pub accepted_at: SystemTime,
@@ -88,7 +88,7 @@ impl Error {
         self.code().is_retryable()
     }
 
-    /// When the broker asked to come again.
+    /// The time after which the broker asked to retry.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused(refusal) => refusal.retry_after,
@@ -115,8 +115,8 @@ impl Error {
         Self::Refused(Box::new(Refusal {
             code: Code::TooLarge,
             detail: format!(
-                "about {bytes} bytes, with everything that goes with it, is more than the {most} \
-                 that the broker takes at once; it was not sent"
+                "the message has about {bytes} bytes with its headers, the broker accepts at most \
+                 {most}; it was not sent"
             ),
             retry_after: None,
             first: None,
@@ -129,7 +129,7 @@ impl Error {
 
     /// The other side speaks another protocol.
     pub(crate) fn malformed(malformed: hapax_wire::lean::Malformed) -> Self {
-        Self::invalid(format!("the broker's answer: {malformed}"))
+        Self::invalid(format!("the broker's answer is malformed: {malformed}"))
     }
 
     pub(crate) fn lease_lost() -> Self {
@@ -209,11 +209,14 @@ fn foreign(code: tonic::Code) -> Option<Code> {
 /// those of tonic and h2: a test holds on to them.
 fn other_server(words: &str) -> Option<String> {
     if let Some((_, status)) = words.split_once("grpc-status header missing, mapped from HTTP ") {
-        return Some(format!("it is another web server, or a proxy without gRPC ({status})"));
+        return Some(format!(
+            "the server is not a Hapax broker, or a proxy does not support gRPC \
+                             ({status})"
+        ));
     }
     let is_other = ["frame with invalid size", "invalid compression flag"];
     let is_other = is_other.iter().any(|it| words.contains(it));
-    is_other.then(|| format!("it is another server, which does not speak gRPC ({words})"))
+    is_other.then(|| format!("the server does not speak gRPC ({words})"))
 }
 
 /// The innermost cause says the most: "connection refused" instead of "transport error".

@@ -1,7 +1,6 @@
-//! The one stream that all sends of a client share.
-//!
-//! Callers hand over jobs and wait for their answers; a task of its own packs whatever is there
-//! into frames. It starts with the first send and ends when its client is gone.
+//! The one stream that all sends of a client share. Callers submit jobs and wait for their answers;
+//! a separate task packs all waiting jobs into frames. It starts with the first send and ends when
+//! its client is dropped.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -55,7 +54,7 @@ impl Lane {
         };
         match tokio::time::timeout(timeout, answered).await {
             Ok(Ok(answers)) => Ok(answers),
-            Ok(Err(_)) => Err(Error::invalid("the runtime that this client was made in has ended")),
+            Ok(Err(_)) => Err(Error::invalid("the tokio runtime of this client has ended")),
             Err(_) => Err(self.trouble().clone().unwrap_or(Error::TimedOut(timeout))),
         }
     }
@@ -93,7 +92,7 @@ struct Waiting {
 struct Task {
     outbound: Outbound,
     trouble: Arc<Mutex<Option<Error>>>,
-    /// By their number, which is the upper half of their messages' tags.
+    /// The jobs by their number, which is the upper half of their messages' tags.
     waiting: Vec<Option<Waiting>>,
     free: Vec<usize>,
 }

@@ -3,8 +3,7 @@
 //! Under one key an operation is accepted once, finished once and answered once; every retry gets
 //! the first answer. The client makes retrying easy: [`Queue::send`] repeats a message under its
 //! key until it is answered, streams send again what had no answer when a connection broke, and
-//! leases outlive connections. What the promise covers, and where it ends, is in
-//! `docs/guarantees.md`.
+//! leases outlive connections. `docs/guarantees.md` describes the guarantees and their limits.
 //!
 //! | to | use |
 //! |---|---|
@@ -14,8 +13,8 @@
 //! | work on messages | [`Worker`] |
 //! | call other services from a handler, once | [`Context::step`] |
 //! | work without a future per message | [`Work`] |
-//! | do something once, here and now | [`Queue::claim`] |
-//! | look after queues and keys | [`Admin`] |
+//! | do something once in this process | [`Queue::claim`] |
+//! | manage queues and keys | [`Admin`] |
 //!
 //! ```no_run
 //! use hapax_client::{Client, Failure, Message, Worker};

@@ -1,4 +1,4 @@
-//! What is sent.
+//! The message to send.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -79,7 +79,7 @@ impl Message {
         self
     }
 
-    /// Not to be delivered before.
+    /// Sets the delay before the first delivery.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.more().delay_ms = Some(ms(delay));
         self
@@ -194,11 +194,21 @@ pub fn new_key() -> String {
 const JSON: &str = "application/json";
 
 pub(crate) fn to_json(body: &(impl Serialize + ?Sized)) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(body).map_err(|error| Error::invalid(format!("no JSON: {error}")))
+    serde_json::to_vec(body).map_err(|error| {
+        Error::invalid(format!(
+            "cannot be written as JSON: \
+                                                                     {error}"
+        ))
+    })
 }
 
 pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
-    serde_json::from_slice(body).map_err(|error| Error::invalid(format!("not the JSON: {error}")))
+    serde_json::from_slice(body).map_err(|error| {
+        Error::invalid(format!(
+            "not the expected JSON: \
+                                                                         {error}"
+        ))
+    })
 }
 
 /// Whole milliseconds, rounded up: what is not nothing stays so.

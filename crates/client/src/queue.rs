@@ -1,4 +1,4 @@
-//! A queue of a broker: sending to it, and the ways to work on it.
+//! A queue of a broker: sends, claims and workers.
 
 use std::sync::Arc;
 use std::time::Duration;

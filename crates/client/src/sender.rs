@@ -1,4 +1,4 @@
-//! Sending as fast as the broker takes it.
+//! Pipelined sends, as fast as the broker accepts them.
 //!
 //! A [`Sender`] is driven by one task: push messages while there is room in the window, then wait
 //! for answers, which come by the batch. There is no future per message. When the connection
@@ -55,7 +55,7 @@ pub struct Sender {
 /// The answer to one message.
 #[derive(Clone, Debug)]
 pub struct Answered {
-    /// As it was given to [`Sender::push`].
+    /// The tag that was given to [`Sender::push`].
     pub tag: u64,
     pub answer: Result<Answer, Error>,
 }
@@ -158,7 +158,7 @@ impl Protocol for Sends {
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pipe: Pipe<Sends>,
-    /// Of the frame that is being filled.
+    /// The queue of the frame that is being filled.
     queue: String,
     /// Answers to what was not sent, as no frame takes it.
     refused: Vec<Answered>,

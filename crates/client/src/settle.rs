@@ -1,4 +1,4 @@
-//! What a worker says about a message, and what it is told.
+//! Settles and their answers.
 
 use std::time::{Duration, SystemTime};
 
@@ -43,7 +43,7 @@ impl Settle {
         Self::Fail(Failure::new(error))
     }
 
-    /// Nobody knows whether it worked: [`Failure::in_doubt`].
+    /// The outcome is unknown: [`Failure::in_doubt`].
     pub fn park(error: impl Into<String>) -> Self {
         Self::Fail(Failure { is_in_doubt: true, ..Failure::new(error) })
     }
@@ -90,7 +90,7 @@ impl Settle {
     }
 }
 
-/// As much of an error as the broker keeps: no error is too large for a frame.
+/// The longest error that the broker stores; longer ones are cut.
 fn cut(mut error: String) -> String {
     error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
     error
@@ -216,12 +216,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// To be tried again, as the queue's backoff says.
+    /// A failure that is retried after the queue's backoff.
     pub fn new(error: impl Into<String>) -> Self {
         Self { error: error.into(), delay: None, is_final: false, is_in_doubt: false }
     }
 
-    /// Not to be tried again.
+    /// A failure that is not retried: the message is dead.
     pub fn dead(error: impl Into<String>) -> Self {
         Self { is_final: true, ..Self::new(error) }
     }
@@ -245,7 +245,7 @@ impl Failure {
         Self { is_in_doubt: true, ..error.into() }
     }
 
-    /// To be tried again after this long, instead of the queue's backoff.
+    /// A failure that is retried after this time, instead of the queue's backoff.
     pub fn retry_in(mut self, delay: Duration) -> Self {
         self.delay = Some(delay);
         self
@@ -293,7 +293,7 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
 #[non_exhaustive]
 pub enum Settled {
     Ok {
-        /// Where the message is now.
+        /// The state of the message now.
         state: State,
         /// The new deadline of an extended lease, the due time of a failed one.
         deadline: Option<SystemTime>,

@@ -1,5 +1,5 @@
-//! Steps of a message, as far as they can be known without asking anybody: which names are taken,
-//! what earlier attempts left, whether there is room for an outcome.
+//! The local rules of steps: which names are used, what earlier attempts saved, whether there is
+//! room for an outcome.
 //!
 //! A step is one recovery point, `step:NAME`, of JSON. First it says that the step was begun, under
 //! which key; then its outcome takes that place. So every later attempt, `hapax get` and a worker
@@ -16,7 +16,7 @@ use crate::settle::Failure;
 
 /// What the names of the recovery points of steps begin with.
 const PREFIX: &str = "step:";
-/// As the broker bounds them: so many points, so many bytes of names and data together.
+/// The broker's limits: the number of recovery points, and the bytes of their names and data.
 const POINTS_MAX: usize = 64;
 const POINTS_BYTES_MAX: usize = 64 * 1_024;
 const NAME_BYTES_MAX: usize = 128 - PREFIX.len();
@@ -71,7 +71,7 @@ impl Ledger {
     pub(crate) fn take(&mut self, name: &str) -> Result<(), Failure> {
         if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
             return Err(Failure::dead(format!(
-                "a step's name has 1 to {NAME_BYTES_MAX} bytes, and this one has {}: {name}",
+                "a step's name must have 1 to {NAME_BYTES_MAX} bytes, this one has {}: {name}",
                 name.len()
             )));
         }
@@ -79,9 +79,9 @@ impl Ledger {
             return Ok(());
         }
         Err(Failure::dead(format!(
-            "the step {name} is there twice in one attempt: the second would get the first one's \
-             key and outcome. Give every step of a message a name of its own (such as \
-             \"{name}-2\"), and retry a call within its step"
+            "the step {name} is used twice in one attempt: the second would get the first one's \
+             key and outcome. Give every step of a message its own name (such as \"{name}-2\"), \
+             and retry a call within its step"
         )))
     }
 
@@ -96,9 +96,9 @@ impl Ledger {
             return Ok(());
         }
         Err(Failure::dead(format!(
-            "the step {name} was not begun, as its outcome could not be kept: there are {} \
-             recovery points of {POINTS_MAX} and {left} bytes left of {POINTS_BYTES_MAX}. Use \
-             fewer steps, or let them return less",
+            "the step {name} was not begun, because its outcome could not be stored: the message \
+             has {} recovery points of at most {POINTS_MAX}, and {left} of {POINTS_BYTES_MAX} \
+             bytes are left. Use fewer steps, or return smaller outcomes",
             self.points.len()
         )))
     }
@@ -124,12 +124,12 @@ pub(crate) fn point_name(step: &str) -> String {
     format!("{PREFIX}{step}")
 }
 
-/// That a step is about to call, under this key.
+/// The recovery point of a step that is about to call with this key.
 pub(crate) fn intent(key: &str) -> Bytes {
     write(Point { stage: Stage::Begun, key: key.to_owned(), outcome: None, bytes: None })
 }
 
-/// That a step has called, and what came of it.
+/// The recovery point of a step that has called, with its outcome.
 pub(crate) fn outcome<T: Serialize>(step: &str, key: &str, outcome: &T) -> Result<Bytes, Failure> {
     let outcome = serde_json::value::to_raw_value(outcome).map_err(|error| {
         Failure::dead(format!("the outcome of the step {step} cannot be written as JSON: {error}"))
@@ -138,7 +138,7 @@ pub(crate) fn outcome<T: Serialize>(step: &str, key: &str, outcome: &T) -> Resul
     Ok(write(Point { stage: Stage::Done, key: key.to_owned(), outcome, bytes: None }))
 }
 
-/// That a step has called, and that what came of it could not be kept.
+/// The recovery point of a step that has called, whose outcome was too large.
 pub(crate) fn too_large(key: &str, bytes: usize) -> Bytes {
     let bytes = Some(bytes);
     write(Point { stage: Stage::TooLarge, key: key.to_owned(), outcome: None, bytes })
@@ -146,9 +146,10 @@ pub(crate) fn too_large(key: &str, bytes: usize) -> Bytes {
 
 pub(crate) fn too_large_failure(step: &str, key: &str, bytes: usize) -> Failure {
     Failure::dead(format!(
-        "the step {step} has called under the key {key}, but its outcome of {bytes} bytes cannot \
-         be kept: the recovery points of a message hold {POINTS_BYTES_MAX} together. Let the step \
-         return less, such as an id, and redrive the message: it calls again under the same key"
+        "the step {step} made its call with the key {key}, but its outcome of {bytes} bytes \
+         cannot be stored: the recovery points of a message have at most {POINTS_BYTES_MAX} bytes \
+         in total. Return less from the step, such as an id, and redrive the message: it calls \
+         again with the same key"
     ))
 }
 
@@ -161,7 +162,8 @@ pub(crate) fn found<T: DeserializeOwned>(
 ) -> Result<Found<T>, Failure> {
     let point: Point<'_> = serde_json::from_slice(data).map_err(|error| {
         Failure::new(format!(
-            "the recovery point {PREFIX}{step} is not one of a step ({error}); it was not called"
+            "the recovery point {PREFIX}{step} was not written by a step ({error}); the step was \
+             not called"
         ))
     })?;
     if point.stage != Stage::Done {
@@ -170,8 +172,8 @@ pub(crate) fn found<T: DeserializeOwned>(
     }
     if !is_ours(&point.key) {
         return Err(Failure::new(format!(
-            "the recovery point {PREFIX}{step} has an outcome under the key {}, which is not one \
-             of this message; it was not called",
+            "the recovery point {PREFIX}{step} has the key {}, which belongs to another message; \
+             the step was not called",
             point.key
         )));
     }
@@ -179,8 +181,8 @@ pub(crate) fn found<T: DeserializeOwned>(
     let text = point.outcome.map_or("null", RawValue::get);
     serde_json::from_str(text).map(Found::Done).map_err(|error| {
         Failure::new(format!(
-            "the step {step} was done by an earlier attempt, and what that one saved is not what \
-             this one expects: {error}. It was not called again"
+            "the step {step} was done by an earlier attempt, but its saved outcome has another \
+             type than expected: {error}. It was not called again"
         ))
     })
 }
@@ -242,7 +244,7 @@ mod tests {
         ledger.take("charge").unwrap();
         ledger.take("ship").unwrap();
         let twice = ledger.take("charge").unwrap_err();
-        assert!(twice.error().contains("charge is there twice"), "{}", twice.error());
+        assert!(twice.error().contains("charge is used twice"), "{}", twice.error());
         ledger.take(&"x".repeat(NAME_BYTES_MAX)).unwrap();
         assert!(ledger.take(&"y".repeat(NAME_BYTES_MAX + 1)).is_err());
         assert!(ledger.take("").is_err());

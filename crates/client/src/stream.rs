@@ -1,8 +1,7 @@
-//! One bidirectional stream that outlives its connections.
-//!
-//! Frames go up already encoded and are kept until everything in them is answered. When the
-//! connection breaks the stream connects anew and sends the rest again: under keys, and for
-//! leases, that is safe. Nothing here waits per message: answers come by the frame.
+//! One bidirectional stream that outlives its connections. Frames are sent already encoded and are
+//! kept until everything in them is answered. When the connection breaks, the stream reconnects and
+//! sends the unanswered frames again: with keys, and for leases, that is safe. There is no waiting
+//! per message: answers arrive in frames.
 
 mod unanswered;
 
@@ -59,7 +58,7 @@ pub(crate) struct Pipe<P: Protocol> {
 type Connecting = Pin<Box<dyn Future<Output = Result<Streaming<Bytes>, Status>> + Send>>;
 
 enum Line {
-    /// There is none, and there is no use in trying before.
+    /// No connection, and no retry before this time.
     Down(Option<Pin<Box<tokio::time::Sleep>>>),
     /// Asked for. Frames can go up already.
     Dialing(mpsc::UnboundedSender<Bytes>, Connecting),
@@ -245,7 +244,7 @@ impl<P: Protocol> Pipe<P> {
 }
 
 fn hung_up() -> Status {
-    Status::unavailable("the broker hung up")
+    Status::unavailable("the broker closed the stream")
 }
 
 impl<P: Protocol> std::fmt::Debug for Pipe<P> {

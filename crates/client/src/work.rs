@@ -1,9 +1,8 @@
-//! Deliveries in, settles out, on one stream.
-//!
-//! A [`Work`] is driven by one task: give credits, wait for what comes, settle it. Deliveries and
-//! answers come by the batch, and there is no future per message. When the connection breaks,
-//! leases live on: what was not answered is settled again on the next one, and the credits that
-//! were not used are given again. [`Worker`](crate::Worker) is built on it.
+//! Deliveries in, settles out, on one stream. A [`Work`] is driven by one task: it gives credits,
+//! waits for deliveries, and settles them. Deliveries and answers arrive in batches, and there is
+//! no future per message. When the connection breaks, leases stay valid: unanswered settles are
+//! sent again on the next connection, and unused credits are given again. [`Worker`](crate::Worker)
+//! is built on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,12 +128,12 @@ impl Batch {
 /// The answer to one settle.
 #[derive(Clone, Debug)]
 pub struct Answered {
-    /// As it was given to [`Work::settle`].
+    /// The tag that was given to [`Work::settle`].
     pub tag: u64,
     pub answer: Result<Settled, Error>,
 }
 
-/// For whoever settles it elsewhere, such as a child process.
+/// The bytes of the lease, for settling it elsewhere, such as in a child process.
 impl AsRef<[u8]> for Lease {
     fn as_ref(&self) -> &[u8] {
         &self.0

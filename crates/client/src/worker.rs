@@ -1,9 +1,8 @@
-//! Workers: a handler for the messages of a queue, many at a time.
-//!
-//! One task drives the stream. It starts a task per message, extends every lease from the moment
-//! of its receipt, also of what still waits for its turn, tells handlers when theirs is lost, and
-//! settles what they return. Leases outlive connections: what is finished while the broker is away
-//! is settled when it is back.
+//! Workers: a handler for the messages of a queue, many at a time. One task drives the stream. It
+//! starts a task per message, extends every lease from its receipt, also of messages that wait for
+//! a handler, notifies handlers whose lease is lost, and settles what they return. Leases outlive
+//! connections: a message that is finished while the broker cannot be reached is settled after the
+//! reconnect.
 
 mod context;
 mod driver;

@@ -6,11 +6,11 @@
 /// The bytes are not what this release writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadBytes {
-    #[error("the bytes end in the middle of {0}")]
+    #[error("the bytes end within {0}")]
     Short(&'static str),
     #[error("{0} has the unknown tag {1}")]
     Tag(&'static str, u8),
-    #[error("{0} is out of its bounds")]
+    #[error("{0} is out of range")]
     Bounds(&'static str),
     #[error("{0} bytes are left over")]
     LeftOver(usize),

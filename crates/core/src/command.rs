@@ -9,6 +9,7 @@ use crate::content::{Content, Invalid};
 use crate::ids::{Fence, Seq, Time};
 use crate::key::{Digest, Fingerprint};
 use crate::limits;
+use crate::outcome::Quota;
 
 /// One request to one partition.
 #[derive(Clone, Debug)]
@@ -162,9 +163,20 @@ pub struct Send {
     pub ttl_ms: Option<u64>,
     /// When the operation was born, for keys that do not tell.
     pub issued_at: Option<Time>,
-    /// Emitted by a message of the same queue: taken beyond `max_messages` and `max_bytes`, since
-    /// a queue that is full of messages which emit into it could not be drained otherwise.
-    pub beyond_quota: bool,
+    pub allowance: Allowance,
+}
+
+/// Which quotas a new message has to fit. A key that is known is answered whatever they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Allowance {
+    /// Those of its queue.
+    #[default]
+    Queue,
+    /// The rate of its queue, but not `max_messages` and `max_bytes`: it was emitted by a message
+    /// of the same queue, which could not be drained otherwise once it is full of such messages.
+    Emitted,
+    /// Its tenant has used up a quota of its own: nothing new is taken.
+    UsedUp { quota: Quota, retry_after_ms: u64 },
 }
 
 impl Send {
@@ -179,7 +191,7 @@ impl Send {
             delay_ms: None,
             ttl_ms: None,
             issued_at: None,
-            beyond_quota: false,
+            allowance: Allowance::Queue,
         }
     }
 }
@@ -198,6 +210,7 @@ pub struct Claim {
     /// Repeated under the same id while it is held, the claim gets the same lease again. One id
     /// names one caller's claim: who shares it shares the lease.
     pub claim_id: Option<Arc<str>>,
+    pub allowance: Allowance,
 }
 
 impl Claim {
@@ -212,6 +225,7 @@ impl Claim {
             worker: "".into(),
             issued_at: None,
             claim_id: None,
+            allowance: Allowance::Queue,
         }
     }
 }

@@ -145,7 +145,7 @@ impl Config {
                 "retention_ms",
                 format!(
                     "{retention} ms is less than twice the retry horizon of {} ms: a late retry \
-                     would meet a forgotten key and run again. Raise retention_ms to {} or lower \
+                     of a forgotten key would run again. Raise retention_ms to {} or lower \
                      retry_horizon_ms",
                     self.retry_horizon_ms,
                     self.retry_horizon_ms.saturating_mul(2)
@@ -178,7 +178,7 @@ impl Config {
             if !same {
                 return refuse(
                     field,
-                    "cannot change: keys and order were laid out by it. Create another queue"
+                    "cannot be changed, because keys and order depend on it. Create another queue"
                         .into(),
                 );
             }
@@ -210,7 +210,7 @@ impl Config {
             if let Some(value) = value
                 && !(min..=max).contains(&value)
             {
-                return refuse(field, format!("{value} is not within {min} to {max}"));
+                return refuse(field, format!("{value} is not between {min} and {max}"));
             }
         }
         Ok(())

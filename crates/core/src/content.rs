@@ -94,11 +94,11 @@ const _: () = assert!(limits::HEADERS_BYTES_MAX <= u16::MAX as usize);
 /// Why a message cannot be put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    #[error("the queue needs a key with every message, and this one has none")]
+    #[error("the queue requires a key, and this message has none")]
     MissingKey,
     #[error("a key has 1 to 255 bytes of UTF-8, this one has {0}")]
     KeyLength(usize),
-    #[error("a key has no control characters, this one has one at byte {0}")]
+    #[error("a key must not have control characters, this one has one at byte {0}")]
     KeyCharacter(usize),
     #[error("a group has 1 to 255 bytes, this one has {0}")]
     GroupLength(usize),
@@ -106,50 +106,51 @@ pub enum Invalid {
     MissingGroup,
     #[error("a content type has at most 255 bytes, this one has {0}")]
     ContentTypeLength(usize),
-    #[error("a message has at most 64 headers of 16 KiB together, without zero bytes")]
+    #[error("a message has at most 64 headers with 16 KiB in total, without zero bytes")]
     Headers,
-    #[error("the body has {bytes} bytes, the queue takes {max}")]
+    #[error("the body has {bytes} bytes, the queue allows {max}")]
     BodyTooLarge { bytes: u64, max: u64 },
     #[error("the delay of {0} ms is longer than a year")]
     Delay(u64),
-    #[error("a time to live is at least 1 ms")]
+    #[error("the time to live must be at least 1 ms")]
     TimeToLive,
-    #[error("a name has 1 to 80 of A-Z a-z 0-9 . _ -")]
+    #[error("a name must have 1 to 80 characters of A-Z a-z 0-9 . _ -")]
     Name,
     #[error("a worker's name has at most 64 bytes")]
     Worker,
-    #[error("a receive takes 1 to 1000 messages")]
+    #[error("a receive may ask for 1 to 1000 messages")]
     ReceiveMax,
     #[error("a receive id, claim id or redrive id has 1 to 128 bytes")]
     Id,
-    #[error("a lease lasts 100 ms to 12 h, not {0} ms")]
+    #[error("a lease must last 100 ms to 12 h, not {0} ms")]
     LeaseLength(u64),
     #[error(
-        "at most 64 messages of 8 MiB together can be emitted, each with a key or a name of at \
+        "at most 64 messages with 8 MiB in total can be emitted, each with a key or a name of at \
          most 255 bytes"
     )]
     Emits,
     #[error("the name of an emit has at most 255 bytes, this one has {0}")]
     EmitName(usize),
-    #[error("emits {0} and {1} go to one queue under one key: give each a name of its own")]
+    #[error("emits {0} and {1} have the same queue and key: give each its own name")]
     SameEmits(usize, usize),
     #[error("a recovery point's name has 1 to 128 bytes")]
     PointName,
-    #[error("recovery points are at most 64, of 64 KiB together")]
+    #[error("a message has at most 64 recovery points with 64 KiB in total")]
     Points,
-    #[error("a redrive names 1 to 1000 keys, a filter that is not empty, or all")]
+    #[error("a redrive needs 1 to 1000 keys, a filter that is not empty, or all")]
     Redrive,
-    #[error("the operation does not fit a message that is {0}")]
+    #[error("the operation is not allowed: the message is {0}")]
     State(&'static str),
     #[error(
-        "the operation is dated {ahead_ms} ms ahead of the broker's time, which is more than a day"
+        "the date of the operation is {ahead_ms} ms ahead of the broker's clock; at most one day \
+         is allowed"
     )]
     DatedAhead { ahead_ms: u64 },
-    #[error("a finished message's body is gone: send it along with the replay")]
+    #[error("the body of the finished message is no longer stored: send it with the replay")]
     BodyGone,
-    #[error("the message that was sent along has another key")]
+    #[error("the message in the request has another key")]
     OtherKey,
-    #[error("the operation takes {bytes} bytes of the journal, which takes {max} at once")]
+    #[error("the operation needs {bytes} bytes in the journal, at most {max} are allowed")]
     TooLarge { bytes: usize, max: usize },
 }
 

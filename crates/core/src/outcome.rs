@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::command::{Arrival, Blob, Emit, LeaseName, Send};
+use crate::command::{Allowance, Arrival, Blob, Emit, LeaseName, Send};
 use crate::config::{Config, InvalidConfig};
 use crate::content::{Content, Invalid};
 use crate::decision::QueueId;
@@ -89,19 +89,19 @@ pub enum Refusal {
     InvalidConfig(InvalidConfig),
     #[error("there is no such queue; create it first")]
     NoSuchQueue,
-    #[error("no such key: never sent, or forgotten since")]
+    #[error("no such key: it was never sent, or was forgotten")]
     NoSuchKey,
-    #[error("the queue is at version {0}, not at the one this change was made for")]
+    #[error("the queue was changed in the meantime: it is at version {0}. Read it again")]
     VersionChanged(u64),
     #[error("the key was used for another operation")]
     Conflict(Vec<Differs>),
-    #[error("the partition has {0} queues, which is the most it takes")]
+    #[error("there are {0} queues already, which is the maximum")]
     TooManyQueues(usize),
-    #[error("{0} redrives are under way, which is the most at once; wait for one, or cancel it")]
+    #[error("{0} redrives are running, which is the maximum: wait for one, or cancel it")]
     TooManyRedrives(usize),
-    #[error("this id belongs to another redrive of the queue: choose a new one")]
+    #[error("this id was used for another redrive of the queue: choose a new one")]
     OtherRedrive,
-    #[error("the store has no room; free some, settles go on meanwhile")]
+    #[error("the disk is full: free some space; settles continue meanwhile")]
     StoreFull,
 }
 
@@ -192,12 +192,15 @@ pub struct InFlight {
     pub deadline: Option<Time>,
 }
 
-/// Which quota is used up.
+/// Which quota is used up, of the queue or of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
     Messages,
     Bytes,
     Rate,
+    TenantMessages,
+    TenantBytes,
+    TenantRate,
 }
 
 /// Where a message is.
@@ -423,7 +426,7 @@ impl Relay {
             delay_ms: emit.delay_ms,
             ttl_ms: emit.ttl_ms,
             issued_at: Some(self.issued_at),
-            beyond_quota: self.within,
+            allowance: if self.within { Allowance::Emitted } else { Allowance::Queue },
             ..Send::new(emit.queue, emit.content)
         }
     }
@@ -446,11 +449,11 @@ impl Arrival {
                 refused("its queue refused it: another message has its key".to_owned())
             }
             Answer::TooOld { .. } => refused(
-                "its queue refused it: it is older than the retention, so that it may have been \
-                 there before"
+                "its queue refused it: it is older than the retention, so it may have been \
+                 processed before"
                     .to_owned(),
             ),
-            Answer::UndatedKey => refused("its queue refused it: its key tells no date".to_owned()),
+            Answer::UndatedKey => refused("its queue refused it: its key has no date".to_owned()),
             Answer::Done(_)
             | Answer::Dead { .. }
             | Answer::Parked { .. }

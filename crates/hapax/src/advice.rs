@@ -1,17 +1,17 @@
-//! Commands that are printed to be copied: one word each to the shell, and read by this program as
-//! they are meant, also where a name begins with a hyphen.
+//! Commands that are printed for the user to copy. Every argument is quoted for the shell, and a
+//! name that begins with a hyphen is not read as an option.
 
 use std::fmt;
 
 use crate::screen::word;
 
-/// A command to be copied.
+/// A command for the user to copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Advice {
     command: &'static str,
     operands: Vec<String>,
     options: Vec<String>,
-    /// An operand would be read as an option.
+    /// Whether an operand would be read as an option.
     is_hyphened: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The tree of commands: their names, their first words and an example of each.
+//! The tree of commands: names, one-line descriptions and examples.
 
 use clap::{Parser, Subcommand};
 
@@ -8,8 +8,8 @@ use crate::commands::{
 };
 use crate::exit;
 
-/// A durable message queue in which every message carries an idempotency key: sent again under
-/// its key, a message gets its first answer and has no second effect.
+/// A durable message queue in which every message has an idempotency key: a message that is sent
+/// again under its key gets the first answer and has no second effect.
 #[derive(Debug, Parser)]
 #[command(name = "hapax", version, after_help = exit::HELP)]
 pub(crate) struct Arguments {
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Start a broker for this machine, without tokens, and say what to try next.
+    /// Start a broker for local development, without tokens, and print what to try next.
     #[command(after_help = "Examples:
   hapax dev
   hapax dev --listen 127.0.0.1:0 --data scratch")]
@@ -30,7 +30,7 @@ pub(crate) enum Command {
   hapax serve --listen 0.0.0.0:4747 --tls-cert cert.pem --tls-key key.pem
   hapax serve --config hapax.toml --log-format json")]
     Serve(Box<serve::Serve>),
-    /// Queues and their rules.
+    /// Manage queues and their configuration.
     #[command(
         subcommand,
         after_help = "Examples:
@@ -38,20 +38,20 @@ pub(crate) enum Command {
   hapax queue ls"
     )]
     Queue(queue::Command),
-    /// Send a message, or many.
+    /// Send one message or a batch.
     #[command(after_help = "Examples:
   hapax send orders 'three lemons' --key order-42
   hapax send orders --key order-43 --file order.json --content-type application/json --wait 30s
   generate | hapax send orders - --delay 5m
   hapax send orders --batch < messages.ndjson")]
     Send(Box<send::Send>),
-    /// Take messages by hand; they are yours until their leases end.
+    /// Receive messages by hand. Each is leased to you until you settle it or its lease ends.
     #[command(after_help = "Examples:
   hapax receive orders --max 10 --wait 20s
   hapax receive orders --ack
   hapax receive orders -o json | jq -r .lease")]
     Receive(receive::Receive),
-    /// Settle a message that was taken by hand.
+    /// Settle a message that was received by hand.
     #[command(after_help = "Examples:
   hapax settle done orders LEASE 'receipt 17'
   hapax settle fail orders LEASE --error timeout")]
@@ -59,42 +59,41 @@ pub(crate) enum Command {
     /// Run a command for every message.
     #[command(after_help = work::HELP)]
     Work(work::Work),
-    /// Show a key: its state and why it is in it, its result, its history.
+    /// Show a key: its state and the reason for it, its result, its history.
     #[command(
-        after_help = "The history has the newest 64 events. Duplicates are one event with a \
-count and the time of the last one, also where they did not come in a row: only an incident (a \
-failure, a lost lease, a saved recovery point, a redrive, a replay ...) begins another. A lease \
-and the end are no incidents. Some duplicates may be missing after a crash of the broker.
+        after_help = "The history holds the newest 64 events. Duplicates are counted in one \
+event, with the time of the last one, even if a lease or the end of the message came in between; \
+only an incident (a failure, a lost lease, a saved recovery point, a redrive, a replay ...) \
+starts a new one. After a crash of the broker some duplicates may be missing.
 
 Examples:
   hapax get orders order-42
   hapax get orders order-42 --wait 30s --result > receipt.pdf"
     )]
     Get(get::Get),
-    /// Put idempotency keys in front of any HTTP service: what was answered once is answered the
-    /// same again, without a second effect.
+    /// Add idempotency keys to any HTTP service: a repeated request gets the stored response,
+    /// without a second effect.
     #[command(after_help = proxy::HELP)]
     Proxy(Box<proxy::Proxy>),
-    /// Move messages from the outbox of a database to the broker.
+    /// Move messages from a database's outbox table to the broker.
     #[command(after_help = relay::HELP)]
     Relay(Box<relay::Relay>),
-    /// Print the tables and statements of inbox and outbox, for your own database.
+    /// Print the SQL of the inbox and outbox tables for your own database.
     #[command(after_help = sql::HELP)]
     Sql(sql::Sql),
-    /// Look at messages without taking them.
+    /// List messages without receiving them.
     #[command(after_help = "Examples:
   hapax peek orders
   hapax peek orders --state delayed --limit 100 -o json")]
     Peek(peek::Peek),
-    /// Follow what happens in a queue, by looking at it every 250 ms to 2 s.
-    ///
-    /// Messages that come and go between two looks are counted, not named, and so are those beyond
-    /// the first 100 of a state. `hapax get` has the history of a key.
+    /// Follow a queue, by polling it every 250 ms to 2 s. Messages that come and go between two
+    /// polls are counted but not listed, and so are those beyond the first 100 of a state. `hapax
+    /// get` shows the history of a key.
     #[command(after_help = "Examples:
   hapax tail orders
   hapax tail orders --key order- --for 1m -o json")]
     Tail(tail::Tail),
-    /// Messages that were given up: list them, put them back, discard them.
+    /// Manage dead messages: list, redrive or discard them.
     #[command(
         subcommand,
         after_help = "Examples:
@@ -102,48 +101,51 @@ Examples:
   hapax dead redrive orders --all --yes"
     )]
     Dead(dead::Command),
-    /// Make a finished key unknown again: what is sent under it next is done again.
+    /// Forget a finished key: the next message sent under it is a new one and is processed.
     #[command(after_help = "Examples:
   hapax forget orders order-42")]
     Forget(keys::Forget),
-    /// Do a finished message again, as its next generation. Unless its queue keeps bodies, give its
-    /// body again, the same as it was.
+    /// Process a finished message again, as its next generation. Unless its queue has keep_bodies,
+    /// give the same body again.
     #[command(after_help = "Examples:
   hapax replay orders order-42
   hapax replay orders order-42 'three lemons'
   hapax replay orders order-43 --file order.json --content-type application/json")]
     Replay(keys::Replay),
-    /// Decide about a parked message, whose effect may have happened.
+    /// Resolve a parked message, whose effect may have happened.
     #[command(after_help = "Examples:
   hapax resolve charges charge-7 --done 'charged, says the bank'
   hapax resolve charges charge-8 --retry")]
     Resolve(keys::Resolve),
-    /// Measure a broker: producers and workers over real connections.
+    /// Benchmark a broker with producers and workers over real connections.
     #[command(after_help = bench::HELP)]
     Bench(bench::Bench),
-    /// Check settings files and queue configurations for what would weaken a guarantee.
-    #[command(after_help = "Exits with 2 where there are errors, with 1 for warnings if --strict.
+    /// Check settings files and queue configurations for errors and for anything that weakens a
+    /// guarantee.
+    #[command(after_help = "Exits with 2 if there are errors, and with 1 if there are warnings \
+                            and --strict is given.
 
 Examples:
   hapax lint hapax.toml
   hapax lint --strict deploy/*.toml
   curl -s localhost:4747/v1/queues/orders | jq .config | hapax lint -")]
     Lint(settings::Lint),
-    /// Verify a data directory from end to end and print what was found. Changes nothing.
+    /// Verify every file of a data directory and print what was found. Changes nothing.
     #[command(after_help = "Examples:
   hapax check hapax-data
   hapax check hapax-data -o json")]
     Check(check::Check),
-    /// Copy the data of a broker, verified: of a stopped one, or of one that goes on.
+    /// Make a verified copy of a broker's data, stopped or running.
     #[command(after_help = "Examples:
   hapax backup hapax-data backups/monday
   hapax backup --online backups/monday")]
     Backup(backup::Backup),
-    /// Copy a backup to where it will be used, verified, with the broker's secret and tokens.
+    /// Make a verified copy of a backup in a new data directory, with the broker's secret and
+    /// tokens.
     #[command(after_help = "Examples:
   hapax restore backups/monday hapax-data")]
     Restore(backup::Restore),
-    /// Tokens: who may do what.
+    /// Manage API tokens.
     #[command(
         subcommand,
         after_help = "Examples:
@@ -151,25 +153,25 @@ Examples:
   hapax token ls"
     )]
     Token(token::Command),
-    /// The settings that a broker would start with.
+    /// Show the settings that a broker would start with.
     #[command(
         subcommand,
         after_help = "Examples:
   hapax config show"
     )]
     Config(settings::Command),
-    /// Change what a running broker logs.
+    /// Change the log filter of a running broker.
     #[command(after_help = "Examples:
   hapax log debug
   hapax log info,hapax_server::engine=trace")]
     Log(log::Log),
-    /// Print a script that completes commands in a shell.
+    /// Print a shell completion script.
     #[command(after_help = "Examples:
   hapax completions bash > ~/.local/share/bash-completion/completions/hapax
   hapax completions zsh > ~/.zfunc/_hapax
   hapax completions fish > ~/.config/fish/completions/hapax.fish")]
     Completions(manual::Completions),
-    /// Print a page of the manual, or write all of them.
+    /// Print a manual page, or write all of them to a directory.
     #[command(after_help = "Examples:
   hapax man | man -l -
   hapax man queue create | man -l -
@@ -180,8 +182,8 @@ Examples:
   hapax version
   hapax version -o json")]
     Version(version::Version),
-    /// Send, deliver and settle orders while being killed; then show that nothing was lost or
-    /// doubled.
+    /// Send, deliver and settle orders in a process that is killed again and again, then show that
+    /// nothing was lost or processed twice.
     #[command(after_help = "Examples:
   hapax demo
   hapax demo --kills 50 --life-ms 100")]
@@ -192,7 +194,7 @@ Examples:
 }
 
 impl Command {
-    /// Whether it reads the broker's settings, and with them says which variables mean nothing.
+    /// Whether the command reads the broker's settings; such a command warns of unknown variables.
     pub(crate) fn reads_settings(&self) -> bool {
         matches!(self, Self::Dev(_) | Self::Serve(_) | Self::Config(_) | Self::Victim(_))
     }
@@ -203,7 +205,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    /// What these print is no answer but a text of its own, or a log.
+    /// Whether the command prints a text or a log instead of an answer.
     const WITHOUT_OUTPUT: [&str; 7] = [
         "hapax dev",
         "hapax serve",

@@ -67,7 +67,7 @@ pub(crate) fn run(command: &Command) -> Result<Exit, Failure> {
     }
 }
 
-/// A command that talks to a broker waits most of its time: one thread is plenty.
+/// Runs a command on one thread: it spends most of its time waiting for the broker.
 fn wait(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(command)

@@ -1,5 +1,5 @@
-//! The body of a message, from the command line, the standard input or a file, and what goes
-//! with it.
+//! The body of a message, from the command line, the standard input or a file, and its other
+//! fields.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::duration::{self, milliseconds};
 use crate::failure::Failure;
 use crate::moment;
 
-/// More than any queue takes.
+/// Larger than any queue accepts.
 const BODY_BYTES_MAX: u64 = 64 * 1_024 * 1_024;
 
-/// Bytes that are given in one of three ways.
+/// A body: an argument, the standard input or a file.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Body {
     /// The body, or `-` to read it from the standard input.
@@ -58,28 +58,31 @@ fn bounded(source: impl Read) -> std::io::Result<Bytes> {
     Ok(bytes.into())
 }
 
-/// What travels with a body.
+/// The fields of a message besides key and body.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Envelope {
-    /// Messages of a group are delivered in order, in queues with order = group.
+    /// The group of the message. In queues with order = group, the messages of a group are
+    /// delivered in order.
     #[arg(long)]
     group: Option<String>,
     /// The content type of the body, such as application/json.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
-    /// Kept with the message and handed to the worker; may be repeated.
+    /// A header, stored with the message and delivered to the worker. May be repeated.
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// Instead of the digest of body and group: what two sends must share.
+    /// Your own fingerprint of the operation. Sends under one key must have the same one; by
+    /// default it is a digest of body and group.
     #[arg(long)]
     fingerprint: Option<String>,
-    /// Deliver it only after this time.
+    /// Do not deliver the message before this time has passed.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     delay: Option<Duration>,
-    /// After this a message that nobody took is dead.
+    /// How long the message is tried. Then it is dead.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
-    /// When the operation was born, as a date or an age; a very late retry is refused then.
+    /// When the operation was issued, as a date or an age. A retry that is older than the queue's
+    /// retention is then refused.
     #[arg(long, value_name = "TIME", value_parser = moment::parse)]
     issued_at: Option<u64>,
 }
@@ -110,7 +113,7 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A key that nobody made before, and that tells its age.
+/// Makes a new key, a UUIDv7, which contains its time.
 pub(crate) fn new_key() -> String {
     uuid::Uuid::now_v7().to_string()
 }

@@ -1,5 +1,5 @@
-//! Why a broker cannot be reached, found out where the error alone does not tell: certificates,
-//! `http` in place of `https`, and servers that are no broker.
+//! Finds out why a broker cannot be reached where the error alone is unclear: certificates, `http`
+//! instead of `https`, and servers that are not a broker.
 
 use std::time::Duration;
 
@@ -9,55 +9,55 @@ use tokio::net::TcpStream;
 use crate::exit::Exit;
 use crate::failure::Failure;
 
-/// For all of a look at the other end.
+/// Timeout of the whole probe.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The first byte of an alert: what a server that speaks TLS answers to anything else.
+/// The first byte of a TLS alert, with which a TLS server answers plain text.
 const TLS_ALERT: u8 = 0x15;
 
-/// Causes by what the error says, and what helps.
+/// Known causes, by a text in the error, and the hint for each.
 const CAUSES: &[(&str, &str)] = &[
     (
         "CaUsedAsEndEntity",
-        "the broker's certificate is marked as that of an authority (CA:TRUE), as openssl req \
-         -x509 makes it; make it with -addext basicConstraints=critical,CA:FALSE",
+        "the broker's certificate is marked as a CA certificate (CA:TRUE), which is the default \
+         of openssl req -x509; create it with -addext basicConstraints=critical,CA:FALSE",
     ),
     (
         "NotValidForName",
-        "the broker's certificate does not name the host of --server: use one that it names, or \
-         make it with -addext subjectAltName=DNS:HOST,IP:ADDRESS",
+        "the broker's certificate does not include the host of --server: use a host that it \
+         includes, or create it with -addext subjectAltName=DNS:HOST,IP:ADDRESS",
     ),
-    ("Expired", "the broker's certificate has expired: renew it; a running broker reads it again"),
+    ("Expired", "the broker's certificate has expired: renew it, a running broker reloads it"),
     ("NotValidYet", "the broker's certificate is not valid yet: compare the clocks"),
     (
         "CertificateRequired",
-        "the broker asks for a certificate of yours: --client-cert FILE --client-key FILE",
+        "the broker requires a client certificate: --client-cert FILE --client-key FILE",
     ),
     ("InvalidContentType", "it does not speak TLS: use http:// in --server, or another port"),
 ];
 
-/// What helps with a failure to reach the broker, as far as the error tells.
+/// The hint for a connection error, if its cause is known.
 pub(crate) fn hint(what: &str, has_ca: bool) -> Option<&'static str> {
     if what.contains("UnknownIssuer") || what.contains("BadSignature") {
         return Some(match has_ca {
             true => "the certificate of --ca did not sign the broker's",
             false => {
-                "--ca FILE (or HAPAX_CA) names the certificate that signed the broker's, or the \
-                 broker's own if nobody did"
+                "give the CA certificate that signed the broker's with --ca FILE (or HAPAX_CA); \
+                 for a self-signed certificate, give the certificate itself"
             }
         });
     }
     CAUSES.iter().find(|(cause, _)| what.contains(cause)).map(|(_, hint)| *hint)
 }
 
-/// Who is at the other end.
+/// The kind of server at an address.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Tls,
-    /// A web server that is no broker, with its status line.
+    /// A web server that is not a broker, with its status line.
     Other(String),
 }
 
-/// Looks at who answers at this address, for a failure that does not say.
+/// Probes the server at this address, for an error that does not show the cause.
 pub(crate) async fn look(server: &str, failure: &Failure) -> Option<Failure> {
     let uri: http::Uri = server.parse().ok()?;
     if uri.scheme_str() != Some("http") {
@@ -68,7 +68,7 @@ pub(crate) async fn look(server: &str, failure: &Failure) -> Option<Failure> {
     let next = match found(&looked)? {
         Found::Tls => format!("it speaks TLS: use https://{address}, with --ca FILE"),
         Found::Other(status) => {
-            let what = format!("what answers at {server} is not a Hapax broker: {status}");
+            let what = format!("the server at {server} is not a Hapax broker: {status}");
             let next = "check --server (or HAPAX_SERVER)";
             return Some(Failure::new(Exit::Unavailable, what).next(next));
         }
@@ -86,7 +86,7 @@ async fn ask(address: &str) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// `None` for a broker, and for what cannot be told.
+/// Reads the answer of the probe. `None` for a broker, and if it is unclear.
 fn found(answer: &[u8]) -> Option<Found> {
     if answer.first() == Some(&TLS_ALERT) {
         return Some(Found::Tls);

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use jiff::{Span, SpanRelativeTo};
 
-/// Reads a duration, to the millisecond. A bare number is refused: seconds or milliseconds, nobody
-/// can tell.
+/// Parses a duration, to the millisecond. A bare number is refused, since its unit is unclear.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     if text.parse::<u64>().is_ok() {
@@ -24,7 +23,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     read.ok_or_else(|| format!("{text:?} {help}"))
 }
 
-/// Parts of a day, which jiff refuses.
+/// Parses fractions of a day, which jiff refuses.
 fn days(text: &str) -> Option<Duration> {
     let days: f64 = text.strip_suffix('d')?.trim_end().parse().ok()?;
     Duration::try_from_secs_f64(days * 86_400.0).ok()
@@ -34,7 +33,8 @@ pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The same rounded to the nearest, for times to come: seven days less a second are seven days.
+/// As [`short`], but rounded to the nearest unit, for times in the future: seven days less a second
+/// is shown as seven days.
 pub(crate) fn nearest(ms: u64) -> String {
     let (unit_ms, _) = unit(ms);
     short(ms.saturating_add(unit_ms / 2))
@@ -46,7 +46,7 @@ fn unit(ms: u64) -> (u64, &'static str) {
     UNITS.iter().find(|(unit_ms, _)| ms >= *unit_ms).copied().unwrap_or((1, "ms"))
 }
 
-/// One number and its unit, rounded down: what an eye takes in at once.
+/// Formats a duration as one number and its unit, rounded down.
 pub(crate) fn short(ms: u64) -> String {
     let (unit_ms, name) = unit(ms);
     match ms / unit_ms {

@@ -7,7 +7,7 @@ use hapax_wire::Code;
 
 macro_rules! exits {
     ($($name:ident = $number:literal $meaning:literal,)+) => {
-        /// How a command ended, for scripts to tell apart.
+        /// The exit codes of commands.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Exit { $($name = $number,)+ }
 
@@ -30,20 +30,20 @@ macro_rules! exits {
 }
 
 exits! {
-    Ok = 0 "it worked; a duplicate that got the first answer is a success too",
-    Failure = 1 "it did not work, or something that was checked is not in order",
-    Usage = 2 "the command or the request is wrong; the same one fails again",
-    Missing = 3 "there is no such queue, key, redrive or token",
-    Conflict = 4 "the key belongs to something else, or the lease to somebody else",
-    Refused = 5 "no valid token, or one that does not allow this",
-    Unavailable = 6 "the broker cannot be reached, or cannot answer now",
-    Ended = 7 "the message is dead, parked or discarded: there is no result",
-    WaitOver = 8 "the wait was over before there was an outcome or a message",
-    RetryLater = 75 "refused for now (quota, rate, disk full): try again later",
+    Ok = 0 "success; a duplicate that got the first answer counts as success too",
+    Failure = 1 "failure, or a check found a problem",
+    Usage = 2 "the command or the request is invalid; repeating it does not help",
+    Missing = 3 "the queue, key, redrive or token does not exist",
+    Conflict = 4 "the key was used for another operation, or the lease is lost",
+    Refused = 5 "the token is missing or invalid, or lacks the permission",
+    Unavailable = 6 "the broker cannot be reached or cannot answer now",
+    Ended = 7 "the message is dead, parked or discarded, so there is no result",
+    WaitOver = 8 "the wait timed out before there was an outcome or a message",
+    RetryLater = 75 "temporarily refused (quota, rate limit, disk full): try again later",
 }
 
 impl Exit {
-    /// What a refusal of the broker ends a command with.
+    /// The exit code for an error code of the broker.
     pub(crate) fn of(code: Code) -> Self {
         match code {
             Code::Invalid
@@ -61,7 +61,7 @@ impl Exit {
         }
     }
 
-    /// Of many answers, the one that a script should hear about: the first that is not `Ok`.
+    /// The exit code for several answers: the first that is not `Ok`.
     pub(crate) fn and(self, other: Self) -> Self {
         if self == Self::Ok { other } else { self }
     }

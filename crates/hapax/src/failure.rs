@@ -1,4 +1,4 @@
-//! Why a command did not do what it was asked, with the exit code and the next step.
+//! The error of a command, with its exit code and the next step.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use serde_json::{Map, Value};
 
 use crate::exit::Exit;
 
-/// The end of a command that failed.
+/// A failed command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
     pub(crate) what: String,
-    /// What to do now, where that is known.
+    /// The next step for the user, if known.
     pub(crate) next: Option<String>,
-    /// The code of the broker, where it refused.
+    /// The broker's error code, if the broker refused.
     pub(crate) code: Option<Code>,
-    /// When the broker asked to come again.
+    /// The broker's `retry_after`.
     pub(crate) retry_after_ms: Option<u64>,
-    /// Whoever read our output went away. Nothing is wrong, and there is nobody to tell.
+    /// Whether the reader of our output closed it. That is not an error, and nothing is printed.
     pub(crate) is_broken_pipe: bool,
 }
 
@@ -42,7 +42,7 @@ impl Failure {
         Self { next: Some(next.into()), ..self }
     }
 
-    /// What the broker says is wrong with one message or one settle.
+    /// The refusal of one message or one settle.
     pub(crate) fn of_problem(problem: &proto::Problem) -> Self {
         let code = Code::parse(&problem.code);
         let exit = code.map_or(Exit::Failure, Exit::of);
@@ -62,7 +62,7 @@ impl Failure {
         Self { next, code, retry_after_ms: wait, ..Self::new(exit, what) }
     }
 
-    /// The document that `-o json` ends with. Its fields are those of an answer that is an error.
+    /// The last document of `-o json`. Its fields are those of an error answer.
     pub(crate) fn to_json(&self) -> Value {
         let mut fields = Map::new();
         fields.insert("answer".to_owned(), "error".into());
@@ -85,8 +85,8 @@ impl Failure {
     }
 }
 
-/// The advice for a code. That of a request that is wrong is about a field of HTTP's answers, which
-/// is the error itself here.
+/// The advice for an error code. The advice for `invalid` is left out: it points to the HTTP field
+/// `detail`, which is the printed error itself.
 pub(crate) fn what_to_do(code: Code) -> Option<String> {
     (code != Code::Invalid).then(|| code.what_to_do().to_owned())
 }

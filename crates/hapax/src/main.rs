@@ -1,4 +1,4 @@
-//! The one binary: the broker, and everything that people do with one from a terminal.
+//! The `hapax` binary: the broker and its command-line client.
 
 mod advice;
 mod arguments;

@@ -1,4 +1,4 @@
-//! Times as people and programs read them. On the wire they are milliseconds since 1970.
+//! Parses and formats times. On the wire they are milliseconds since 1970.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,12 +11,12 @@ pub(crate) fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// RFC 3339 in UTC, as the HTTP door writes it.
+/// Formats as RFC 3339 in UTC, like the HTTP API.
 pub(crate) fn rfc3339(ms: u64) -> String {
     format!("{:.3}", timestamp(ms))
 }
 
-/// Without the noise: `2026-05-09 07:29:33.186`.
+/// Formats for people: `2026-05-09 07:29:33.186`.
 pub(crate) fn plain(ms: u64) -> String {
     rfc3339(ms).trim_end_matches('Z').replace('T', " ")
 }
@@ -35,13 +35,17 @@ pub(crate) fn relative(now_ms: u64, ms: u64) -> String {
     }
 }
 
-/// Reads RFC 3339, or how long ago it was: `2h`.
+/// Parses RFC 3339, or an age: `2h`.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     if let Ok(ago) = crate::duration::parse(text) {
         return Ok(now_ms().saturating_sub(crate::duration::milliseconds(ago)));
     }
-    let help =
-        || format!("give a time such as 2026-05-09T07:00:00Z, or how long ago, as 2h: {text:?}");
+    let help = || {
+        format!(
+            "{text:?} is not a time: give one such as 2026-05-09T07:00:00Z, or an age such \
+                    as 2h"
+        )
+    };
     let ms = text.parse::<Timestamp>().map_err(|_| help())?.as_millisecond();
     u64::try_from(ms).map_err(|_| help())
 }
@@ -71,6 +75,6 @@ mod tests {
         assert_eq!(parse("2023-11-14T22:13:20.123Z"), Ok(1_700_000_000_123));
         let hour = now_ms() - parse("1h").unwrap();
         assert!((3_600_000..3_660_000).contains(&hour), "{hour}");
-        assert!(parse("yesterday").unwrap_err().contains("how long ago"));
+        assert!(parse("yesterday").unwrap_err().contains("an age such as"));
     }
 }

@@ -1,4 +1,4 @@
-//! The command line as it was typed, and what is said where it is misspelt.
+//! Parses the command line and improves clap's error messages.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, CommandFactory, Error, FromArgMatches};
@@ -27,14 +27,14 @@ const OF_WORK: &[&str] = &[
 ];
 const OF_WORK_PREFIXES: [&str; 2] = ["HAPAX_HEADER_", "HAPAX_POINT_"];
 
-/// The command line, read.
+/// The parsed command line.
 pub(crate) struct Parsed {
     pub(crate) arguments: Arguments,
     /// Whether `-o json` was given.
     pub(crate) is_json: bool,
 }
 
-/// Reads the command line, or ends the process with what is wrong with it.
+/// Parses the command line, or exits with an error message.
 pub(crate) fn parse() -> Parsed {
     let words: Vec<_> = std::env::args_os().collect();
     let command = without_variables(Arguments::command(), &is_empty);
@@ -49,8 +49,8 @@ pub(crate) fn parse() -> Parsed {
     })
 }
 
-/// The error as it would be without variables, which nobody typed, and with the option that was
-/// meant.
+/// Rewrites the error: leaves out options that came from variables, and suggests the option that
+/// was probably meant.
 fn explained(error: Error, words: &[String]) -> Error {
     if !error.use_stderr() {
         return error;
@@ -70,7 +70,7 @@ fn explained(error: Error, words: &[String]) -> Error {
     error
 }
 
-/// Whether the variable of an argument is empty, which is how many tools spell an absent one.
+/// Whether the variable of an argument is empty, which counts as absent.
 fn is_empty(argument: &Arg) -> bool {
     let value = argument.get_env().and_then(std::env::var_os);
     value.is_some_and(|value| value.is_empty())
@@ -84,7 +84,7 @@ fn without_variables(command: Command, without: &dyn Fn(&Arg) -> bool) -> Comman
     command.mut_subcommands(|below| without_variables(below, without))
 }
 
-/// The variable that a wrong value comes from, where nobody typed one.
+/// The variable from which an invalid value comes, if it was not typed.
 fn variable(error: &Error, words: &[String]) -> Option<String> {
     let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg) else { return None };
     let long = wrong.strip_prefix("--")?.split([' ', '=', '[']).next()?;
@@ -93,7 +93,7 @@ fn variable(error: &Error, words: &[String]) -> Option<String> {
     Some(argument.get_env()?.to_string_lossy().into_owned())
 }
 
-/// The option of this command that a misspelt one is close to.
+/// The option of this command that is closest to a misspelt one.
 fn meant(error: &Error, words: &[String]) -> Option<String> {
     if error.kind() != ErrorKind::UnknownArgument || error.get(ContextKind::SuggestedArg).is_some()
     {
@@ -119,8 +119,7 @@ fn called<'a>(tree: &'a Command, words: &[String]) -> &'a Command {
     command
 }
 
-/// Prints which `HAPAX_…` variables have no effect: a misspelt one would be a setting that is not
-/// set.
+/// Warns of `HAPAX_…` variables that have no effect, which are usually misspelt.
 pub(crate) fn warn_of_variables() {
     for warning in unknown_variables() {
         say(format_args!("warning: {warning}"));

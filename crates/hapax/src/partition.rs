@@ -1,4 +1,4 @@
-//! A partition in a directory, used from one thread that waits for its answers.
+//! A partition in a directory, used synchronously from one thread.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Local {
         Ok(Self { partition, clock, start: Instant::now() })
     }
 
-    /// Submits a batch; its answers come from `answers`.
+    /// Submits a batch; `answers` returns its answers.
     pub(crate) fn submit(&mut self, commands: Vec<Command>) -> Result<()> {
         let monotonic = self.start.elapsed().as_micros() as u64;
         let stamp = Stamp { at: self.clock.now(wall(), monotonic), random: seed() };
@@ -38,7 +38,7 @@ impl Local {
         Ok(())
     }
 
-    /// The next batch that is durable, waiting for it.
+    /// Waits for the next durable batch and returns its answers.
     pub(crate) fn answers(&mut self) -> Result<Answered> {
         loop {
             if let Some(answered) = self.partition.poll()? {
@@ -70,7 +70,7 @@ fn wall() -> Time {
     Time(since.as_millis() as u64)
 }
 
-/// A number that nobody outside can know.
+/// A random number.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish()

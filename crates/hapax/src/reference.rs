@@ -8,9 +8,9 @@ use crate::exit::Exit;
 const HEAD: &str = "\
 # The command line
 
-`hapax` is the broker and everything people do with one from a terminal. `hapax help COMMAND` says
-what this page says, and `hapax man` prints it as a manual. This page is generated; run the tests
-of `hapax` with `HAPAX_BLESS=1` to renew it.
+`hapax` is the broker and its command-line client in one program. `hapax help COMMAND` and
+`hapax man` show the same texts as this page. This page is generated; run the tests of `hapax` with
+`HAPAX_BLESS=1` to update it.
 
 ## A first look
 
@@ -20,108 +20,109 @@ hapax queue create orders
 hapax send orders 'three lemons' --key order-42    # accepted
 hapax send orders 'three lemons' --key order-42    # in_flight: the same message, not a second one
 hapax send orders 'four limes' --key order-42      # conflict, exit code 4
-hapax work orders --exec 'tr a-z A-Z'              # does it; Ctrl-C when it is done
+hapax work orders --exec 'tr a-z A-Z'              # processes it; then press Ctrl-C
 hapax send orders 'three lemons' --key order-42    # done, with the result THREE LEMONS
-hapax get orders order-42                          # its state, its history, and why
+hapax get orders order-42                          # its state, the reason, its history
 ```
 
 ## Which broker
 
-Commands that talk to a broker speak gRPC to `--server` (or `HAPAX_SERVER`), by default
-`http://127.0.0.1:4747`. `--token` is the API token, for brokers that want one (better:
-`HAPAX_TOKEN`, since arguments are visible to everybody on the machine). For `https` addresses
-`--ca` (`HAPAX_CA`) names the certificate that signed the broker's; `--client-cert` and
-`--client-key` (`HAPAX_CLIENT_CERT`, `HAPAX_CLIENT_KEY`) are for brokers that ask for one. These
-options are not repeated below. Variables that begin with `HAPAX_` and mean nothing are warned of.
+Commands that talk to a broker connect by gRPC to `--server` (or `HAPAX_SERVER`), by default
+`http://127.0.0.1:4747`. `--token` is the API token, if the broker requires one. Prefer
+`HAPAX_TOKEN`, since other users of the machine can read arguments. For `https` addresses `--ca`
+(`HAPAX_CA`) names the CA certificate that signed the broker's; `--client-cert` and `--client-key`
+(`HAPAX_CLIENT_CERT`, `HAPAX_CLIENT_KEY`) are for brokers with mutual TLS. These options are not
+repeated below. An unknown variable that begins with `HAPAX_` gives a warning.
 
 `dev`, `serve` and `config show` take a flag for every setting: see [settings.md](settings.md).
 
-## What is printed
+## Output
 
-Tables are for people and may change. `-o json` is for programs, and every command that answers
-something takes it: its fields are those of the HTTP door and are only ever added to. Answers go to
-the standard output, everything said besides (a key that was made up, a hint, a progress bar) to
-the standard error. Colours and progress bars appear on a terminal only; `NO_COLOR` turns colours
-off, `CLICOLOR_FORCE=1` turns them on where there is no terminal. Texts that others wrote (keys,
-errors, bodies) are shown with control characters escaped; `hapax get --result` and `-o json` give
-them as they are.
+Tables are for people and may change between releases. `-o json` is for programs: its fields are
+those of the HTTP API, and new releases only add fields. Answers go to the standard output;
+everything else (a generated key, a hint, a progress bar) goes to the standard error. Colours and
+progress bars appear on a terminal only. `NO_COLOR` turns colours off, `CLICOLOR_FORCE=1` turns
+them on without a terminal. Control characters in keys, errors and bodies are escaped;
+`hapax get --result` and `-o json` print them unchanged.
 
-A command that fails says why on the standard error. With `-o json` that is one line of JSON, the
-last one; the exit code is in it, and the broker's `code` where the broker refused. Shown on two
-lines here:
+A command that fails prints the error to the standard error. With `-o json` the error is one line
+of JSON, the last one, with the exit code and, if the broker refused, its error `code`. Shown on
+two lines here:
 
 ```json
 {\"answer\":\"error\",\"code\":\"no_such_queue\",\"detail\":\"there is no queue ordres\",\"exit\":3,
  \"next\":\"did you mean orders?\",\"retryable\":false}
 ```
 
-A send or a settle that is refused is an answer as well, and is on the standard output too. Only
-mistakes in the command line itself are text always.
+A send or a settle that is refused also prints its answer to the standard output. Errors in the
+command line itself are always text.
 
-Durations are a number and a unit: `500ms`, `30s`, `5m`, `2h`, `7d`. Times are RFC 3339, or an
-age: `2h` is two hours ago.
+A duration is a number and a unit: `500ms`, `30s`, `5m`, `2h`, `7d`. A time is RFC 3339, or an age:
+`2h` is two hours ago.
 
-What changes much (`queue rm`, `queue purge`, `dead redrive`, `dead discard`) only tells what it
-would do, unless `--yes` is given.
+Commands that change many messages at once (`queue rm`, `queue purge`, `dead redrive`,
+`dead discard`) only report what they would do, unless `--yes` is given.
 
 ## Exit codes
 
 ";
 
 const WORK: &str = "
-### What the command of `hapax work` gets and gives
+### Input and output of the command of `hapax work`
 
-The command runs as `sh -c COMMAND`, in a process group of its own, once per delivery.
+The command runs as `sh -c COMMAND`, in its own process group, once per delivery.
 
 | what | where |
 |---|---|
 | the body | standard input |
 | key, queue and id | `HAPAX_KEY`, `HAPAX_QUEUE`, `HAPAX_ID` |
-| attempt number | `HAPAX_ATTEMPT`, from 1 on |
-| how often the message was replayed | `HAPAX_GENERATION` |
-| the lease's number, which grows with every lease | `HAPAX_FENCE`: a larger one is newer |
-| the lease itself | `HAPAX_LEASE`, for `hapax settle save`, `begin` and `extend` |
-| how long the lease lasts | `HAPAX_LEASE_MS`, from its last extension on |
+| attempt number | `HAPAX_ATTEMPT`, starting at 1 |
+| number of replays | `HAPAX_GENERATION` |
+| fencing token, which grows with every lease of the key | `HAPAX_FENCE`: a larger one is newer |
+| the lease | `HAPAX_LEASE`, for `hapax settle save`, `begin` and `extend` |
+| length of the lease | `HAPAX_LEASE_MS`, counted from its last extension |
 | tenant | `HAPAX_TENANT` |
-| group and content type | `HAPAX_GROUP`, `HAPAX_CONTENT_TYPE`; empty where there is none |
-| headers | `HAPAX_HEADER_NAME`, the name in capitals, other characters as `_`; all of them as \
+| group and content type | `HAPAX_GROUP`, `HAPAX_CONTENT_TYPE`; empty if there is none |
+| headers | `HAPAX_HEADER_NAME`, in upper case, with other characters as `_`; all headers as \
 JSON in `HAPAX_HEADERS` |
-| recovery points | `HAPAX_POINT_NAME`, spelled the same way, where they are text; all of them as \
+| recovery points | `HAPAX_POINT_NAME`, named the same way, if they are text; all points as \
 JSON in `HAPAX_POINTS`, each with `body` or `body_base64` |
 
-Of headers, or points, whose names give the same variable (`x-y` and `x_y`) none is set: they are
-in the JSON alone. Values with a zero byte, and values or JSON of more than 64 KiB, are left out,
-since no command could be started with them; `hapax get` shows them.
+If two headers or two points give the same variable (`x-y` and `x_y`), neither is set; both are in
+the JSON. Values with a zero byte, and values or JSON of more than 64 KiB, are left out, since no
+command could be started with them; `hapax get` shows them.
 
-| exit | means |
+| exit code | meaning |
 |---|---|
-| 0 | done; what was written to the standard output is the result, if anything was. If that is \
-more than `--max-result` or the queue takes: parked, where the command has begun and the queue \
-parks; dead otherwise, since running it again would not help |
-| 75 | not now: a failed attempt with the last words of the standard error, tried again after \
-the queue's backoff. It counts as any other: with the default rules (10 attempts, waits between \
-1 s and a bound that doubles) a message that is not ready within four to nine minutes is dead. \
-For longer outages give the queue more `--max-attempts` or a longer `--backoff-min`, or redrive |
-| 76 | in doubt: nobody knows whether the effect happened. Parked, where the command has begun \
-(`hapax settle begin`) and the queue parks; failed otherwise |
-| 129 to 192, or killed by a signal | the same: a shell exits with 128 and the number of the \
-signal that ended its last command |
-| else | failed, with the last words of the standard error; tried again as 75 is, so long as \
-attempts are left. After `begin` it says that the effect did not happen |
+| 0 | done, with the standard output as the result. If it is larger than `--max-result` or than \
+the queue allows, the message is parked if the command has begun and the queue has \
+`on-lost = park`, and dead otherwise, since running it again would not help |
+| 75 | not now: the attempt failed, with the end of the standard error as its error, and is \
+retried after the queue's backoff. It counts like any other attempt: with the default \
+configuration (10 attempts) a message that keeps exiting with 75 is dead after four to nine \
+minutes. For longer outages give the queue more `--max-attempts` or a longer `--backoff-min`, or \
+redrive the message later |
+| 76 | in doubt: it is unknown whether the effect happened. The message is parked if the command \
+has begun (`hapax settle begin`) and the queue has `on-lost = park`; otherwise the attempt failed |
+| 129 to 192, or killed by a signal | in doubt, as with 76. A shell exits with 128 plus the number \
+of the signal that ended its last command |
+| any other | the attempt failed, with the end of the standard error as its error, and is retried \
+as with 75. After `begin` it means that the effect did not happen |
 
-The lease is extended while the command runs. When it is lost all the same (the broker was away
-for too long, or an operator stepped in), the whole process group gets SIGTERM, and SIGKILL five
-seconds later; nothing is settled, since somebody else may have the message. With `--timeout` the
-same happens to a command that takes too long, and it is in doubt as with 76. Ctrl-C or SIGTERM
-drains: nothing new is taken, running commands may finish, and what was not started is given back
-uncounted. A second signal stops the commands, which are in doubt then.
+The lease is extended while the command runs. If it is lost (the broker could not be reached for
+too long, or an operator intervened), the whole process group gets SIGTERM, and SIGKILL five
+seconds later. Nothing is settled then, since another worker may have the message. With `--timeout`
+a command that takes too long is stopped in the same way, and is in doubt as with 76. After Ctrl-C
+or SIGTERM no new message is taken, running commands may finish, and messages that were not started
+are given back without counting as an attempt. A second signal stops the commands, which are then
+in doubt.
 
-A line is printed when the broker has confirmed what became of a message: `done`, `not now`,
-`failed`, `dead`, `parked`, `lost` where the lease was over first, `unknown` where the broker was
-not reached again. That the broker is away, and back, is said on the standard error.
+A line is printed when the broker has confirmed the outcome of a message: `done`, `not now`,
+`failed`, `dead`, `parked`, `lost` if the lease ended first, or `unknown` if the broker could not be
+reached again. Connection problems are printed to the standard error.
 
-The effect of a command that was killed, or whose machine died, may have happened: deliveries are
-at least once. Use `HAPAX_KEY` as the idempotency key of whatever the command calls.
+The effect of a command that was killed, or whose machine crashed, may have happened: deliveries
+are at least once. Use `HAPAX_KEY` as the idempotency key of every call that the command makes.
 ";
 
 fn page() -> String {

@@ -1,7 +1,6 @@
-//! Where commands write: lines for people, with colours on a terminal only, or JSON for programs.
-//!
-//! What a broker keeps was written by others: every text of theirs goes through [`clean`] before
-//! it meets a terminal.
+//! The output of commands: text for people, with colours on a terminal only, or JSON for programs.
+//! Keys, errors and bodies come from other people: [`clean`] escapes control characters in them
+//! before they are printed.
 
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
@@ -11,10 +10,10 @@ use hapax_wire::State;
 use indicatif::{HumanCount, ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
-/// What every command takes that has an answer to print.
+/// The output option, of every command that prints an answer.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
-    /// A table for people, or JSON for programs.
+    /// The output format: a table for people, or JSON for programs.
     #[arg(short = 'o', long = "output", value_enum, value_name = "FORMAT")]
     #[arg(default_value = "table", help_heading = "Output")]
     format: Format,
@@ -26,7 +25,7 @@ enum Format {
     Json,
 }
 
-/// Whether the command that was parsed is to write JSON.
+/// Whether the parsed command writes JSON.
 pub(crate) fn asks_for_json(matches: &ArgMatches) -> bool {
     let format = matches.try_get_one::<Format>("format").ok().flatten();
     let below = matches.subcommand().is_some_and(|(_, below)| asks_for_json(below));
@@ -39,7 +38,7 @@ impl Output {
     }
 }
 
-/// The standard output. Errors of it end the command: nobody reads any more.
+/// The standard output. An error of it ends the command, since nobody reads it any more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Screen {
     is_json: bool,
@@ -47,7 +46,7 @@ pub(crate) struct Screen {
 }
 
 impl Screen {
-    /// Of commands that write for people alone.
+    /// The screen of a command without JSON output.
     pub(crate) fn plain() -> Self {
         Self { is_json: false, has_colour: has_colour(&io::stdout()) }
     }
@@ -66,12 +65,12 @@ impl Screen {
         out.flush()
     }
 
-    /// One document over several lines.
+    /// Prints one document over several lines.
     pub(crate) fn json(self, value: &impl Serialize) -> io::Result<()> {
         self.line(serde_json::to_string_pretty(value)?)
     }
 
-    /// One document on one line, for many of them.
+    /// Prints one document on one line, for output of many documents.
     pub(crate) fn json_line(self, value: &impl Serialize) -> io::Result<()> {
         self.line(serde_json::to_string(value)?)
     }
@@ -85,13 +84,13 @@ impl Screen {
     }
 }
 
-/// Speaks to people while the standard output is for programs.
+/// Prints a line to the standard error, while the standard output is for programs.
 pub(crate) fn say(text: impl Display) {
     // Where nobody listens there is nobody to tell.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Says what went wrong and what to do next.
+/// Prints an error and the next step.
 pub(crate) fn complain(what: &str, next: Option<&str>) {
     let has_colour = has_colour(&io::stderr());
     say(format_args!("{} {what}", paint(has_colour, Colour::Red, "error:")));
@@ -108,7 +107,7 @@ pub(crate) fn count(number: impl Into<u64>, thing: &str) -> String {
     }
 }
 
-/// Colours with a meaning; nothing is told by colour alone.
+/// Colours. No information is conveyed by colour alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Colour {
     Red,
@@ -155,12 +154,12 @@ fn has_colour(stream: &impl IsTerminal) -> bool {
     !is_set("NO_COLOR") && (is_forced || (stream.is_terminal() && !is_dumb))
 }
 
-/// Control characters, and those that turn the direction.
+/// Whether a character is a control character or changes the text direction.
 fn is_harmful(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Text of others, made harmless.
+/// Escapes control characters in foreign text.
 pub(crate) fn clean(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -172,7 +171,7 @@ pub(crate) fn clean(text: &str) -> String {
     out
 }
 
-/// Text of others as one word of a shell command, to be copied.
+/// Quotes foreign text as one word of a shell command.
 pub(crate) fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_.,:/@%+=".contains(c);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -194,8 +193,7 @@ pub(crate) fn word(text: &str) -> String {
     out
 }
 
-/// The beginning, where it is longer than a line should be. The rest is not looked at: it may be
-/// of many megabytes.
+/// Shortens a text to one line. The rest is not read: it may have many megabytes.
 pub(crate) fn brief(text: &str, most: usize) -> String {
     let end = text.char_indices().nth(most + 1).map_or(text.len(), |(end, _)| end);
     let text = clean(text.get(..end).unwrap_or(text));
@@ -205,7 +203,7 @@ pub(crate) fn brief(text: &str, most: usize) -> String {
     }
 }
 
-/// Text that fits into so many columns.
+/// Shortens a text to a number of columns.
 fn cut(text: &str, width: usize) -> String {
     match text.chars().count() > width {
         true => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
@@ -213,13 +211,13 @@ fn cut(text: &str, width: usize) -> String {
     }
 }
 
-/// The columns of the terminal that the standard output goes to; `None` where it goes elsewhere.
+/// The width of the terminal; `None` if the standard output is not a terminal.
 fn terminal_width() -> Option<usize> {
     let (width, _) = terminal_size::terminal_size_of(io::stdout())?;
     (width.0 > 0).then_some(width.0.into())
 }
 
-/// Bytes for people: text as it is, anything else by its size.
+/// Formats bytes for people: text as it is, anything else as its size.
 pub(crate) fn body(bytes: &[u8], most: usize) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => brief(text, most),
@@ -227,7 +225,7 @@ pub(crate) fn body(bytes: &[u8], most: usize) -> String {
     }
 }
 
-/// A bar on a terminal, and nothing elsewhere.
+/// A progress bar, hidden if the standard error is not a terminal.
 pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template);
     let bar = ProgressBar::new(total);
@@ -239,7 +237,7 @@ pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     bar
 }
 
-/// Columns as wide as what they hold. Numbers stand right.
+/// A table whose columns are as wide as their cells. Numbers are right-aligned.
 #[derive(Debug)]
 pub(crate) struct Table {
     columns: Vec<Column>,
@@ -250,11 +248,11 @@ pub(crate) struct Table {
 struct Column {
     name: &'static str,
     is_right: bool,
-    /// Whether it gives way where the terminal is too narrow.
+    /// Whether the column shrinks if the terminal is too narrow.
     may_shrink: bool,
 }
 
-/// The least that is left of a column that gives way.
+/// The smallest width of a column that shrinks.
 const SHRUNK_MIN: usize = 8;
 
 #[derive(Debug)]
@@ -280,8 +278,8 @@ impl<T: Display> From<T> for Cell {
 }
 
 impl Table {
-    /// Names that begin with `>` are of columns that stand right; those that begin with `~` are cut
-    /// where the terminal is too narrow for all.
+    /// Columns whose name begins with `>` are right-aligned; those whose name begins with `~`
+    /// shrink if the terminal is too narrow.
     pub(crate) fn new(names: &[&'static str]) -> Self {
         let columns = names.iter().map(|name| Column {
             name: name.trim_start_matches(['>', '~']),
@@ -302,7 +300,8 @@ impl Table {
         screen.bytes(text.as_bytes())
     }
 
-    /// As wide as its cells, and no wider than `most` where columns can give way.
+    /// The widths of the columns: those of their cells, but together at most `most` if columns can
+    /// shrink.
     fn widths(&self, heads: &Vec<Cell>, most: Option<usize>) -> Vec<usize> {
         let mut widths: Vec<usize> = (0..self.columns.len())
             .map(|place| {

@@ -1,4 +1,4 @@
-//! A command's way to the broker, and what it says where that way is blocked.
+//! The connection of a command to the broker, and the error messages when it fails.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,31 +16,39 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::clean;
 
-/// The longest that the broker waits in one call.
+/// The longest wait of the broker in one call.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Between two tries of a send.
+/// Pauses between two tries of a send.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Where the broker is, and who asks.
+/// The heading of the connection options in `--help`. A `next_help_heading` would also cover the
+/// arguments that follow them.
+const HEADING: &str = "Connection";
+
+/// The options of the connection to the broker.
 #[derive(Clone, Args)]
-#[command(next_help_heading = "Connection")]
 pub(crate) struct Connection {
     /// The broker's address.
+    #[arg(help_heading = HEADING)]
     #[arg(long, env = "HAPAX_SERVER", value_name = "URL")]
     #[arg(default_value = "http://127.0.0.1:4747")]
     server: String,
-    /// The API token, for brokers that want one; better set as a variable: others can read
-    /// arguments.
+    /// The API token, if the broker requires one. Prefer the variable: other users of this machine
+    /// can read arguments.
+    #[arg(help_heading = HEADING)]
     #[arg(long, env = "HAPAX_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// The certificate that signed the broker's, as a PEM file, for https addresses.
+    /// For https addresses: a PEM file with the CA certificate that signed the broker's.
+    #[arg(help_heading = HEADING)]
     #[arg(long, env = "HAPAX_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// The certificate to show to a broker that asks for one, as a PEM file.
+    /// The client certificate for a broker with mutual TLS, as a PEM file.
+    #[arg(help_heading = HEADING)]
     #[arg(long, env = "HAPAX_CLIENT_CERT", value_name = "FILE", requires = "client_key")]
     client_cert: Option<PathBuf>,
     /// The private key of that certificate, as a PEM file.
+    #[arg(help_heading = HEADING)]
     #[arg(long, env = "HAPAX_CLIENT_KEY", value_name = "FILE", requires = "client_cert")]
     client_key: Option<PathBuf>,
 }
@@ -52,14 +60,14 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// An open way to the broker.
+/// An open connection to the broker.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) client: Admin,
 }
 
 impl Connection {
-    /// To a broker that is not the usual one.
+    /// A connection to the given address instead of `--server`.
     pub(crate) fn to(server: String, token: Option<String>) -> Self {
         Self { server, token, ca: None, client_cert: None, client_key: None }
     }
@@ -90,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// Runs a command about one queue, so that a queue that is not there is explained.
+    /// Runs a command about one queue, and adds a hint to the error if the queue does not exist.
     pub(crate) async fn on(
         &self,
         queue: &str,
@@ -99,7 +107,7 @@ impl Connection {
         self.on_queue(queue, true, command).await
     }
 
-    /// The same for a command that takes something away: creating the queue would not help.
+    /// The same for a command that removes something, for which creating the queue would not help.
     pub(crate) async fn on_existing(
         &self,
         queue: &str,
@@ -129,7 +137,8 @@ impl Connection {
         let is_foreign = failure.what.contains("it is another ");
         if failure.exit == Exit::Refused && self.token.is_none() {
             return failure.next(
-                "set HAPAX_TOKEN; make one where the data is: hapax token create --can send,work",
+                "set HAPAX_TOKEN; create a token on the broker's machine with: hapax token create \
+                 --can send,work",
             );
         }
         if failure.exit != Exit::Unavailable && !is_foreign {
@@ -149,7 +158,7 @@ impl Connection {
         let here = ["127.0.0.1", "localhost", "[::1]"];
         failure.next(match here.iter().any(|host| self.server.contains(host)) {
             true => "start a broker with: hapax dev",
-            false => "check --server (or HAPAX_SERVER), and whether the broker runs there",
+            false => "check --server (or HAPAX_SERVER), and that the broker is running there",
         })
     }
 }
@@ -159,7 +168,7 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, Failure> {
         .map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
 }
 
-/// A queue that is not there: the one that was meant, or the command that creates it.
+/// The hint for a queue that does not exist: a similar name, or the command that creates it.
 async fn missing(session: &Session, queue: &str, may_create: bool, failure: Failure) -> Failure {
     let known = session.client.queues().await.unwrap_or_default();
     let known: Vec<&str> = known.queues.iter().map(|known| known.queue.as_str()).collect();
@@ -176,8 +185,8 @@ async fn missing(session: &Session, queue: &str, may_create: bool, failure: Fail
 }
 
 impl Session {
-    /// Sends messages and gets their answers in order. Those that a retry may help, the broker's
-    /// absence included, are sent again for so long, under the same keys.
+    /// Sends messages and returns their answers in order. After a retryable error, or if the broker
+    /// cannot be reached, they are sent again under the same keys until the time is over.
     pub(crate) async fn send(
         &self,
         queue: &str,
@@ -201,7 +210,7 @@ impl Session {
         }
     }
 
-    /// Everything about a key, waiting longer than one call may.
+    /// Shows a key, waiting longer than one call can.
     pub(crate) async fn look(
         &self,
         key: proto::KeyRequest,
@@ -217,7 +226,7 @@ impl Session {
         }
     }
 
-    /// The answer to a send, once its message has ended, or as it is at the end of the wait.
+    /// Waits for the outcome of a send; at the end of the wait, the answer is the current state.
     pub(crate) async fn wait_for(
         &self,
         queue: &str,
@@ -238,8 +247,8 @@ impl Session {
     }
 }
 
-/// How long to wait before the answers may be better. What was accepted meanwhile is answered as
-/// a duplicate then, which is a success too.
+/// How long to wait before a retry, if one of the answers is retryable. Messages that were accepted
+/// get their answer as duplicates then, which is a success too.
 fn worth_a_retry(answers: &[Answer]) -> Option<Duration> {
     let problems = answers.iter().filter_map(|answer| answer.problem.as_ref());
     let retryable = problems.filter(|problem| problem.retryable);
@@ -288,14 +297,14 @@ impl KeyArguments {
     }
 }
 
-/// This process, as the history of a key will name it.
+/// The default worker name: this process.
 pub(crate) fn worker_name() -> String {
     let host = rustix::system::uname();
     let host = host.nodename().to_string_lossy().into_owned();
     format!("{}-{}", host.chars().take(40).collect::<String>(), std::process::id())
 }
 
-/// Variables that mean something to commands that talk to a broker.
+/// The variables that are used by commands that talk to a broker.
 pub(crate) const VARIABLES: &[&str] = &[
     "HAPAX_SERVER",
     "HAPAX_TOKEN",

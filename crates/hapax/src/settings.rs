@@ -29,27 +29,27 @@ pub(crate) use origin::Origin;
 pub(crate) use value::{OrOff, text};
 pub(crate) use values::{Flags, Values};
 
-/// The file that is read where none is named and this one exists.
+/// The file that is read if none is named and this one exists.
 const FILE: &str = "hapax.toml";
-/// A settings file beyond this is something else.
+/// The largest settings file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The command that the settings are for; some defaults depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     Serve,
-    /// `hapax dev`: for one's own machine, without tokens.
+    /// `hapax dev`: local development, without tokens.
     Dev,
 }
 
-/// Everything that was set.
+/// All settings with their origins.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) values: Values,
     tenants: BTreeMap<String, Limits>,
     queues: Vec<Queue>,
-    /// Where values come from that are not defaults, by the path of their field, and where tenants
-    /// and queues are declared.
+    /// The origins of values that are not defaults, by the path of their field, and of the
+    /// declarations of tenants and queues.
     origins: BTreeMap<String, Origin>,
 }
 
@@ -59,7 +59,7 @@ impl Settings {
         Self { values, origins, tenants: BTreeMap::new(), queues: Vec::new() }
     }
 
-    /// Adds what the file says, which is looked for in the directory.
+    /// Adds the settings of the file, which is searched in the directory.
     pub(crate) fn load(
         flags: &Flags,
         profile: Profile,
@@ -77,7 +77,7 @@ impl Settings {
                 Ok(text) => wrong = file::read(&text, &path.display().to_string(), &mut settings),
                 Err(why) => {
                     let why = format!("{} cannot be read: {why}", path.display());
-                    let fix = "Name a file that can, or none".to_owned();
+                    let fix = "Name a readable file, or none".to_owned();
                     wrong.push(settings.wrong(Rule::Value, "config", why, fix));
                 }
             }
@@ -99,7 +99,7 @@ impl Settings {
         Options { tenants, queues, ..self.values.options() }
     }
 
-    /// Where the value of a field comes from; of one that nobody wrote, where its table is.
+    /// The origin of a field's value; for one that is not written, that of its table.
     pub(crate) fn origin(&self, path: &str) -> Origin {
         let above = std::iter::successors(Some(path), |path| Some(path.rsplit_once('.')?.0));
         above.filter_map(|path| self.origins.get(path)).next().cloned().unwrap_or(Origin::Default)
@@ -114,7 +114,7 @@ impl Settings {
         if found.is_empty() { Ok(()) } else { Err(Mistakes(found)) }
     }
 
-    /// Everything about these settings that would weaken a guarantee, on this machine.
+    /// All findings about these settings on this machine.
     pub(crate) fn findings(&self) -> Vec<Located> {
         self.findings_on(&hapax_server::lint::mounts())
     }
@@ -137,7 +137,7 @@ impl Settings {
         Located { origin: self.place(field), finding }
     }
 
-    /// Where a finding about a field belongs: of two that are compared, to the one that is written.
+    /// The origin of a finding about a field. Of two fields that are compared, the written one.
     fn place(&self, path: &str) -> Origin {
         if self.origins.contains_key(path) {
             return self.origin(path);
@@ -165,12 +165,15 @@ fn text_of(path: &Path) -> Result<String, String> {
         return Err("it is a directory".to_owned());
     }
     if about.len() > FILE_BYTES_MAX {
-        return Err(format!("it has {} bytes, and settings are small", about.len()));
+        return Err(format!(
+            "it has {} bytes, which is too large for a settings file",
+            about.len()
+        ));
     }
     std::fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
-/// The data directory of the broker with this settings file, and whether somebody named it.
+/// The data directory of the broker with this settings file, and whether it was given explicitly.
 pub(crate) fn data_directory(
     config: Option<&OrOff<PathBuf>>,
     data: Option<&Path>,
@@ -187,7 +190,7 @@ pub(crate) fn data_directory(
     Ok((settings.values.data, is_named))
 }
 
-/// A finding, and where it was written.
+/// A finding and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Located {
     pub(crate) origin: Origin,
@@ -212,7 +215,7 @@ impl Serialize for Located {
     }
 }
 
-/// Settings that cannot be used: everything that is wrong with them, at once.
+/// The error of invalid settings, with all findings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mistakes(pub(crate) Vec<Located>);
 

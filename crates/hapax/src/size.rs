@@ -1,4 +1,4 @@
-//! Numbers of bytes as people write them (`256MiB`, `1GB`, `4096`) and read them.
+//! Parses and formats sizes in bytes (`256MiB`, `1GB`, `4096`).
 
 const UNITS: [(&str, u64); 10] = [
     ("", 1),
@@ -13,7 +13,7 @@ const UNITS: [(&str, u64); 10] = [
     ("TB", 1_000_000_000_000),
 ];
 
-/// Reads a number of bytes.
+/// Parses a size.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -27,7 +27,8 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     bytes.ok_or_else(|| format!("{text:?} is not a size such as 256MiB or 1GB"))
 }
 
-/// `MiB` for `M`, `Mi`, `mib`: clear to people, but whether 1000 or 1024 is meant is not.
+/// The unit to suggest for an unclear one: `MiB` for `M`, `Mi` or `mib`, which could mean 1000 or
+/// 1024.
 fn abbreviated(unit: &str) -> Option<&'static str> {
     let unit = unit.to_lowercase();
     let mut names = UNITS.iter().map(|(name, _)| *name);

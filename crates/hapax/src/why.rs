@@ -1,4 +1,4 @@
-//! Why a key is in its state, in one sentence: what happened, what it waits for, what can be done.
+//! Explains the state of a key in one sentence: what happened, what it waits for, what can be done.
 
 use hapax_wire::proto::{Key, State};
 
@@ -6,7 +6,7 @@ use crate::advice::Advice;
 use crate::moment::{plain, relative};
 use crate::screen::{body, brief, clean};
 
-/// What is known of a key's queue.
+/// The facts about a key's queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Around {
     pub(crate) held: Held,
@@ -14,10 +14,10 @@ pub(crate) struct Around {
     pub(crate) keys_per_group: bool,
 }
 
-/// What keeps a ready message from a worker.
+/// The reason why a ready message is not delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// Nothing: it waits for one.
+    /// None: it waits for a worker.
     #[default]
     Free,
     /// The queue is paused.
@@ -26,7 +26,7 @@ pub(crate) enum Held {
     Behind { key: String, state: State },
 }
 
-/// One sentence for people, and the command that helps where one does.
+/// Returns one sentence, with the command to run next if there is one.
 pub(crate) fn why(queue: &str, key: &Key, around: &Around, now_ms: u64) -> String {
     let when = |ms: u64| format!("{} ({})", plain(ms), relative(now_ms, ms));
     let deadline = key.deadline_ms.map(when);
@@ -44,7 +44,7 @@ pub(crate) fn why(queue: &str, key: &Key, around: &Around, now_ms: u64) -> Strin
             None => "was sent with a delay".to_owned(),
         },
         State::Delayed => format!(
-            "failed {} so far{}; tried again at {}",
+            "failed {} so far{}; the next attempt is at {}",
             times(key.attempts),
             last_error(&key.error),
             deadline.unwrap_or_else(|| "the end of its backoff".to_owned())
@@ -56,42 +56,42 @@ pub(crate) fn why(queue: &str, key: &Key, around: &Around, now_ms: u64) -> Strin
             deadline.unwrap_or_else(|| "its deadline".to_owned())
         ),
         State::Parked => format!(
-            "{}. Find out, then: {}, or --retry",
+            "{}. Find out whether it happened, then run: {}, or --retry",
             in_doubt(key),
             resolve(queue, &key.key, around.group_of(key)).flag("--done RESULT")
         ),
         State::Dead => format!(
-            "dead after {}{}. Once the cause is gone: {}",
+            "dead after {}{}. When the cause is fixed, run: {}",
             attempts(key.attempts),
             last_error(&key.error),
             redrive(queue, &key.key, around.group_of(key))
         ),
-        State::Discarded => "was given up by an operator; its key stays remembered, so that a \
+        State::Discarded => "was discarded by an operator; its key stays remembered, so that a \
                              late retry does not run it"
             .to_owned(),
-        State::Unspecified => "is in a place that this release does not know".to_owned(),
+        State::Unspecified => "is in a state that this release does not know".to_owned(),
     };
     if key.state() != State::Done && key.duplicates > 0 {
-        text.push_str(&format!("; {} so far, answered, not run", duplicates(key.duplicates)));
+        text.push_str(&format!("; {} so far, answered and not run", duplicates(key.duplicates)));
     }
     text
 }
 
 impl Around {
-    /// The group that a command has to name with the key.
+    /// The group that a command must give with the key.
     fn group_of<'a>(&self, key: &'a Key) -> Option<&'a str> {
         (self.keys_per_group && !key.group.is_empty()).then_some(key.group.as_str())
     }
 }
 
-/// Why nobody knows whether the effect of a parked message happened.
+/// The reason why it is unknown whether the effect of a parked message happened.
 fn in_doubt(key: &Key) -> String {
     let who = somebody(&key.worker);
     let parked = key.history.iter().rposition(|event| event.event == "parked");
     let before = parked.and_then(|place| key.history.get(..place)?.last());
     match before.is_some_and(|event| event.event == "lost") {
         true => format!(
-            "its effect had begun when {who} lost the lease, so nobody knows whether it happened"
+            "its effect had begun when {who} lost the lease, so it is unknown whether it happened"
         ),
         false => format!(
             "its effect had begun, and {who} does not know whether it happened{}",
@@ -114,9 +114,9 @@ fn redrive(queue: &str, key: &str, group: Option<&str>) -> Advice {
 fn waits(queue: &str, waiting: &Key, around: &Around) -> String {
     let group = around.group_of(waiting);
     match &around.held {
-        Held::Free => "waits for a worker since".to_owned(),
+        Held::Free => "has waited for a worker since".to_owned(),
         Held::Paused => format!(
-            "its queue is paused: nothing is delivered before {}; ready since",
+            "its queue is paused, resume it with: {}; ready since",
             Advice::new("hapax queue resume", &[queue])
         ),
         Held::Behind { key, state } => {
@@ -139,7 +139,7 @@ fn waits(queue: &str, waiting: &Key, around: &Around) -> String {
     }
 }
 
-/// When it became ready the last time, as far as its history tells.
+/// The last time at which it became ready, from its history.
 fn ready_since(key: &Key) -> u64 {
     let events = ["sent", "lost", "released", "redriven", "replayed", "resolved", "freed", "rerun"];
     let times = key.history.iter().filter(|event| events.contains(&event.event.as_str()));
@@ -167,12 +167,12 @@ fn done(key: &Key, now_ms: u64) -> String {
     };
     let repeated = match key.duplicates {
         0 => format!("a duplicate would be answered with {result}"),
-        1 => format!("1 duplicate was answered, not run; the next one gets {result}"),
-        many => format!("{many} duplicates were answered, not run; the next one gets {result}"),
+        1 => format!("1 duplicate was answered and not run; the next one gets {result}"),
+        many => format!("{many} duplicates were answered and not run; the next one gets {result}"),
     };
     let until = match key.remembered_until_ms {
         Some(ms) => format!("remembered until {} ({})", plain(ms), relative(now_ms, ms)),
-        None => "remembered for ever".to_owned(),
+        None => "remembered forever".to_owned(),
     };
     format!("done once{at}{by}{tries}{again}; {repeated}; {until}")
 }
@@ -233,7 +233,7 @@ mod tests {
         check(
             done,
             "done once at 2023-11-14 22:12:20.000 (1 m ago) by billing-1; 3 duplicates were \
-             answered, not run; the next one gets its result paid; remembered until 2023-11-20 \
+             answered and not run; the next one gets its result paid; remembered until 2023-11-20 \
              22:13:20.000 (in 6 d)",
         );
     }
@@ -242,17 +242,17 @@ mod tests {
     fn what_is_alive_tells_what_it_waits_for() {
         check(
             Key { attempts: 0, ..key(State::Ready) },
-            "waits for a worker since 2023-11-14 22:10:20.000 (3 m ago)",
+            "has waited for a worker since 2023-11-14 22:10:20.000 (3 m ago)",
         );
         check(
             Key { duplicates: 1, ..key(State::Leased) },
             "billing-1 works on it (attempt 1); its lease ends at 2023-11-14 22:13:25.000 (in 5 \
-             s) unless it is extended; 1 duplicate so far, answered, not run",
+             s) unless it is extended; 1 duplicate so far, answered and not run",
         );
         check(
             Key { attempts: 2, error: "timeout\x1b".to_owned(), ..key(State::Delayed) },
-            "failed 2 times so far: timeout\\u{1b}; tried again at 2023-11-14 22:13:25.000 (in \
-             5 s)",
+            "failed 2 times so far: timeout\\u{1b}; the next attempt is at 2023-11-14 \
+             22:13:25.000 (in 5 s)",
         );
     }
 
@@ -282,7 +282,7 @@ mod tests {
         let history = vec![event(NOW - 180_000, "sent"), event(NOW - 2_000, "replayed")];
         check(
             Key { attempts: 0, history, ..key(State::Ready) },
-            "waits for a worker since 2023-11-14 22:13:18.000 (2 s ago)",
+            "has waited for a worker since 2023-11-14 22:13:18.000 (2 s ago)",
         );
     }
 
@@ -290,7 +290,10 @@ mod tests {
     fn what_has_ended_badly_tells_the_next_step() {
         let dead = Key { error: "no".to_owned(), ..key(State::Dead) };
         let dead = why("orders", &dead, &Around::default(), NOW);
-        assert!(dead.starts_with("dead after 1 attempt: no. Once the cause is gone: "), "{dead}");
+        assert!(
+            dead.starts_with("dead after 1 attempt: no. When the cause is fixed, run: "),
+            "{dead}"
+        );
         assert!(dead.ends_with("hapax dead redrive orders --key order-42 --yes"), "{dead}");
         let parked = why("orders", &key(State::Parked), &Around::default(), NOW);
         assert!(parked.contains("hapax resolve orders order-42 --done RESULT"), "{parked}");
@@ -312,7 +315,7 @@ mod tests {
         assert!(!lost.contains("of the try before"), "{lost}");
         let said = parked(&["sent", "lost", "begun", "failed", "parked"], "signal 9");
         let expected = "its effect had begun, and billing-1 does not know whether it happened: \
-                        signal 9. Find out, then: ";
+                        signal 9. Find out whether it happened, then run: ";
         assert!(said.starts_with(expected), "{said}");
     }
 

@@ -50,9 +50,9 @@ pub enum BuildError {
     Route(#[from] BadRoute),
     #[error("no route is protected: name one, such as .required(\"POST /charges\")")]
     NoRoute,
-    #[error("two routes are {0}: name a route once")]
+    #[error("the route {0} is given twice")]
     Twice(String),
-    #[error("a lease is 100 ms to 12 h long, not {} ms", .0.as_millis())]
+    #[error("a lease must last 100 ms to 12 h, not {} ms", .0.as_millis())]
     Lease(Duration),
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Rules {
     pub(crate) worker: String,
     /// Room for bodies that have not come whole.
     pub(crate) uploads: Uploads,
-    /// As many operations as may be under way.
+    /// The most operations in progress.
     pub(crate) room: Arc<Semaphore>,
     observer: Option<Observer>,
     /// How many operations are under way.

@@ -13,12 +13,14 @@ impl Idempotency {
         let rules = self.rules();
         let queue = Admin::new(rules.queue.client().clone()).queue(rules.queue.name()).await?;
         let found = queue.config().map_err(|error| {
-            Error::Invalid(format!("the rules of {} are not understood: {error}", queue.queue))
+            Error::Invalid(format!("the configuration of {} cannot be read: {error}", queue.queue))
         })?;
         let mut wrong = Vec::new();
         if found.guarantee == Guarantee::AtMostOnce {
-            wrong
-                .push("its guarantee is at-most-once, and such a queue takes no claims".to_owned());
+            wrong.push(
+                "its guarantee is at-most-once, and such a queue does not support claims"
+                    .to_owned(),
+            );
         }
         let needed = (rules.response_bytes_max + HEADERS_BYTES_MAX) as u64;
         if found.max_body_bytes < needed {

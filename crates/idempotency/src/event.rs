@@ -12,7 +12,7 @@ macro_rules! named {
         impl $name {
             pub const ALL: &[Self] = &[$(Self::$choice,)+];
 
-            /// As metrics name it.
+            /// The name in metrics.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$choice => $text,)+ }
             }
@@ -27,7 +27,7 @@ named!(
         Fresh = "fresh",
         /// The remembered response was given.
         Replayed = "replayed",
-        /// Somebody else works under the key.
+        /// Another request with the key is in progress.
         InProgress = "in_progress",
         /// The key belongs to another request.
         Conflict = "conflict",
@@ -35,7 +35,7 @@ named!(
         MalformedKey = "malformed_key",
         /// Too large, too slow, too old, of nobody.
         Refused = "refused",
-        /// Not protected: no listed route, or no key on a route where it is optional.
+        /// Not protected: not a listed route, or no key on a route where it is optional.
         Bypassed = "bypassed",
         /// What became of the operation is not known; somebody has to resolve it.
         InDoubt = "in_doubt",
@@ -45,7 +45,7 @@ named!(
         Unavailable = "unavailable",
         /// The broker could not be reached, and the handler was called all the same.
         Unprotected = "unprotected",
-        /// There are too many operations under way.
+        /// Too many operations are in progress.
         Overloaded = "overloaded",
         /// The broker refuses claims: its queue, or the token, is not what is needed.
         Misconfigured = "misconfigured",
@@ -57,12 +57,12 @@ named!(
     Settlement {
         /// The response is remembered.
         Kept = "kept",
-        /// That there was a response is remembered, but it was too large itself.
+        /// Only the status was stored: the response was too large.
         NotKept = "not_kept",
         Released = "released",
-        /// Nobody knows whether it happened: parked, or free where the queue does not park.
+        /// The outcome is unknown: parked, or freed if the queue does not park.
         InDoubt = "in_doubt",
-        /// Somebody else has the key.
+        /// Another request has the key.
         Lost = "lost",
         /// The broker could not be told in time.
         Failed = "failed",

@@ -32,7 +32,8 @@ pub(crate) fn check(key: &str, now: SystemTime) -> Result<(), Problem> {
     key::check(key)?;
     match date(key, now) {
         Some(date) if date > now + DATED_AHEAD => {
-            let detail = "the key is dated more than a day ahead: is the clock right that made it?";
+            let detail = "the date of the key is more than a day in the future: check the clock \
+                          of the client";
             Err(Problem::malformed_key(detail))
         }
         _ => Ok(()),
@@ -43,9 +44,12 @@ pub(crate) fn check(key: &str, now: SystemTime) -> Result<(), Problem> {
 pub(crate) fn missing(headers: &HeaderMap, name: &HeaderName) -> Problem {
     Problem::missing_key(match key::look_alike(headers) {
         Some(other) => {
-            format!("this route needs a key: there is a header {other}, but the key's is {name}")
+            format!(
+                "this route requires a key: the request has the header {other}, but the key's \
+                     header is {name}"
+            )
         }
-        None => format!("this route needs a key with every request: send {name}"),
+        None => format!("this route requires a key: send the header {name}"),
     })
 }
 

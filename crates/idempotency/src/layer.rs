@@ -212,7 +212,7 @@ where
         Ok(body) => body,
         Err(Unread::Refused(problem)) => return Ok(refuse(&rules, problem)),
         Err(Unread::NoRoom) => {
-            return Ok(overloaded(&rules, "too many requests under keys are on their way"));
+            return Ok(overloaded(&rules, "too many requests with keys are being received"));
         }
     };
     let asked = match ask(&rules, &route, key, tenant, &parts, &body) {
@@ -224,7 +224,7 @@ where
     };
     // Not before: who sends slowly takes no place of those who have sent.
     let Ok(room) = Arc::clone(&rules.room).try_acquire_owned() else {
-        return Ok(overloaded(&rules, "too many requests under keys are under way"));
+        return Ok(overloaded(&rules, "too many requests with keys are in progress"));
     };
     let handler = move |operation: Option<Operation>| {
         if let Some(operation) = operation {
@@ -240,7 +240,7 @@ where
         }
         // The runtime is about to end, and whoever waits with it.
         Err(_) => {
-            let detail = "the service is stopping; come again under the same key";
+            let detail = "the service is stopping; retry with the same key";
             Ok(refuse(&rules, Problem::unavailable(detail, rules.retry_after)))
         }
     }
@@ -269,7 +269,7 @@ fn ask(
         (None, KeySource::Function(key_from)) => match key_from(parts, body) {
             Some(key) => key,
             None if route.is_required => {
-                let detail = "this request has nothing in it that could be its key";
+                let detail = "this request contains no key";
                 return Err(Problem::missing_key(detail));
             }
             None => return Ok(None),

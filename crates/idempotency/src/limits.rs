@@ -23,7 +23,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(30);
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
 /// What the broker itself waits at most in one call.
 pub(crate) const WAIT_SECONDS_MAX: u64 = 60;
-/// For a client to send the whole of its request.
+/// Timeout for a client to send its whole request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an answer waits for the broker, before it says that the broker cannot be reached.
 pub(crate) const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub(crate) const UPLOADS_BYTES_MAX: usize = 256 * 1_024 * 1_024;
 pub(crate) const UPLOAD_FREE_BYTES: usize = 16 * 1_024;
 /// Requests under keys at a time.
 pub(crate) const OPERATIONS_MAX: usize = 1_024;
-/// When to come again to a key that is in progress.
+/// The `Retry-After` for a key that is in progress.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 const _: () = assert!(HEADERS_BYTES_MAX < RESPONSE_BYTES_MAX);

@@ -98,7 +98,7 @@ pub enum Headers {
     /// All others.
     #[default]
     All,
-    /// Those of the list.
+    /// Only the headers of the list.
     Only(BTreeSet<String>),
 }
 
@@ -127,7 +127,7 @@ static NEVER: [HeaderName; 18] = [
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 impl Headers {
-    /// Those of the list, whatever their case, and no others.
+    /// Only the headers of the list, in any case.
     pub fn only<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Self {
         Self::Only(names.into_iter().map(|name| name.as_ref().to_ascii_lowercase()).collect())
     }

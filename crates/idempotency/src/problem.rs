@@ -59,7 +59,7 @@ impl Problem {
         &self.detail
     }
 
-    /// As a response with any body that is made of bytes.
+    /// Converts to a response with any body type made of bytes.
     pub fn into_response<B: From<Bytes>>(self) -> Response<B> {
         let mut document = json!({
             // Not a path: it would be one of the service behind, which has no such page.
@@ -86,7 +86,7 @@ impl Problem {
     }
 }
 
-/// Those that the layer itself answers with.
+/// The problems that the layer itself answers with.
 impl Problem {
     pub(crate) fn missing_key(detail: impl Into<String>) -> Self {
         let title = "An idempotency key is required";
@@ -99,116 +99,118 @@ impl Problem {
     }
 
     pub(crate) fn broken_request() -> Self {
-        let detail = "the body of the request broke off; nothing was done";
-        let title = "The request cannot be understood";
+        let detail = "the connection ended before the end of the body; nothing was done";
+        let title = "The request is invalid";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }
 
     pub(crate) fn lookalike(route: &Route) -> Self {
         let detail = format!(
-            "services differ in how they read the method and the path of this request (case, \
-             encoded slashes, ';'), and some would take it for {route}, which needs a key: write \
-             it as that"
+            "the method or path of this request is ambiguous (case, encoded slashes, ';'): some \
+             services would read it as {route}, which requires a key. Write it in that form"
         );
-        let title = "The request cannot be understood";
+        let title = "The request is invalid";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }
 
     pub(crate) fn hop_by_hop(name: &HeaderName) -> Self {
         let detail = format!(
-            "Connection names {name}, which belongs to the request and not to a connection: \
-             services behind would not see it; nothing was done"
+            "the Connection header names {name}, so services behind a proxy would not see that \
+             header; nothing was done"
         );
-        let title = "The request cannot be understood";
+        let title = "The request is invalid";
         Self::new("invalid", StatusCode::BAD_REQUEST, title, detail)
     }
 
     pub(crate) fn no_tenant() -> Self {
-        let detail = "this route remembers its answers for every caller apart, and this request \
-                      does not say who calls";
-        let title = "It is not known who asks";
+        let detail = "this route stores its answers per caller, and this request does not \
+                      identify its caller";
+        let title = "The caller is unknown";
         Self::new("unauthorized", StatusCode::UNAUTHORIZED, title, detail)
     }
 
     pub(crate) fn request_timeout(after: Duration) -> Self {
-        let detail = format!("the request did not come whole within {} s", after.as_secs());
-        let title = "The request took too long to come";
+        let detail = format!("the request did not arrive within {} s", after.as_secs());
+        let title = "The request took too long to arrive";
         Self::new("unavailable", StatusCode::REQUEST_TIMEOUT, title, detail)
             .retry_after(Duration::from_secs(1))
     }
 
     pub(crate) fn too_large(max: usize) -> Self {
-        let detail = format!("under a key a request has at most {max} bytes; nothing was done");
+        let detail = format!("a request with a key may have at most {max} bytes; nothing was done");
         let title = "The request is too large";
         Self::new("too_large", StatusCode::PAYLOAD_TOO_LARGE, title, detail)
     }
 
     pub(crate) fn conflict() -> Self {
-        let detail = "the key was used with another request before (method, path, query, headers \
-                      and body are compared); that one is untouched, and this one was not done";
-        let title = "The key was used for something else";
+        let detail = "the key was used before with a different request (method, path, query, \
+                      headers and body are compared); the earlier one is unchanged, and this one \
+                      was not carried out";
+        let title = "The key was used for another operation";
         Self::new("conflict", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
     }
 
     pub(crate) fn in_progress(after: Duration) -> Self {
-        let detail = "a request with this key is being worked on: come again, or wait for its \
-                      answer with Prefer: wait=SECONDS";
+        let detail = "a request with this key is in progress: retry later, or wait for its answer \
+                      with Prefer: wait=SECONDS";
         Self::new("in_flight", StatusCode::CONFLICT, "The first request is in progress", detail)
             .retry_after(after)
     }
 
     pub(crate) fn in_doubt(claim_key: &str) -> Self {
-        let detail = "a request with this key was begun and its outcome is not known: it may \
-                      have been carried out, and is not repeated until somebody has resolved it";
-        Self::new("in_doubt", StatusCode::CONFLICT, "It is not known what became of it", detail)
+        let detail = "a request with this key was begun and its outcome is unknown: it may have \
+                      been carried out, and is not repeated until an operator has resolved it";
+        Self::new("in_doubt", StatusCode::CONFLICT, "The outcome is unknown", detail)
             .with("claim_key", claim_key)
     }
 
     pub(crate) fn broken_response(claim_key: &str) -> Self {
-        let detail = "it was begun, but its response broke off, so that its outcome is not known";
+        let detail = "the request was begun, but its response was interrupted, so its outcome is \
+                      unknown";
         let status = StatusCode::INTERNAL_SERVER_ERROR;
-        Self::new("in_doubt", status, "It is not known what became of it", detail)
-            .with("claim_key", claim_key)
+        Self::new("in_doubt", status, "The outcome is unknown", detail).with("claim_key", claim_key)
     }
 
     pub(crate) fn lease_lost(after: Duration) -> Self {
-        let detail = "this request lost its key while it was worked on, and another one works \
-                      under it: its answer counts. Come again for it under the same key";
+        let detail = "this request lost its lease while it was in progress, and another request \
+                      with the same key is being processed: retry with the same key to get its \
+                      answer";
         Self::new("lease_lost", StatusCode::CONFLICT, "Another request has the key", detail)
             .retry_after(after)
     }
 
     pub(crate) fn too_old() -> Self {
-        let detail = "the key tells that the request is older than what is remembered, so it may \
-                      have been carried out already; it was not done now";
-        Self::new("too_old", StatusCode::GONE, "Older than what is remembered", detail)
+        let detail = "the date of the key is older than the retention, so the request may have \
+                      been carried out already; it was not carried out now";
+        Self::new("too_old", StatusCode::GONE, "The request is older than the retention", detail)
     }
 
     pub(crate) fn undated_key() -> Self {
-        let detail = "keys are UUIDv7 or ULID here, so that late retries can be told";
-        let title = "The key does not tell its age";
+        let detail = "this route accepts only UUIDv7 or ULID keys, so that late retries can be \
+                      recognised";
+        let title = "The key has no date";
         Self::new("undated_key", StatusCode::UNPROCESSABLE_ENTITY, title, detail)
     }
 
     pub(crate) fn not_kept(status: StatusCode) -> Self {
         let detail = format!(
-            "the request with this key was carried out and answered with {}; its response was \
-             too large to be remembered",
+            "the request with this key was carried out and answered with {}; its response was too \
+             large to be stored",
             status.as_u16()
         );
-        Self::new("response_not_kept", StatusCode::GONE, "The response was not kept", detail)
+        Self::new("response_not_kept", StatusCode::GONE, "The response was not stored", detail)
             .with("original_status", status.as_u16())
     }
 
     pub(crate) fn unavailable(detail: &str, after: Duration) -> Self {
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        Self::new("unavailable", status, "Idempotency cannot be assured now", detail)
+        Self::new("unavailable", status, "Idempotency cannot be guaranteed now", detail)
             .retry_after(after)
     }
 
     pub(crate) fn internal(detail: &str) -> Self {
         let status = StatusCode::INTERNAL_SERVER_ERROR;
-        Self::new("internal", status, "Something is wrong with the service", detail)
+        Self::new("internal", status, "The service has an internal error", detail)
     }
 }
 

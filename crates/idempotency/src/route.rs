@@ -18,7 +18,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::key::IDEMPOTENCY_KEY;
 
-/// Where the key of a request is found.
+/// The place of the key in a request.
 #[derive(Clone)]
 pub(crate) enum KeySource {
     Header(HeaderName),
@@ -66,7 +66,7 @@ enum Segment {
 /// Why a text is no route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{pattern:?} is no route: {why}; write it as 'POST /charges' or 'PUT,PATCH /orders/{{id}}'"
+    "{pattern:?} is not a route: {why}; write it as 'POST /charges' or 'PUT,PATCH /orders/{{id}}'"
 )]
 pub struct BadRoute {
     pattern: String,
@@ -153,12 +153,12 @@ impl fmt::Display for Route {
 fn method(name: &str) -> Result<Method, String> {
     match name {
         "GET" | "HEAD" | "OPTIONS" | "TRACE" | "CONNECT" => {
-            Err(format!("{name} changes nothing and can be repeated as it is"))
+            Err(format!("{name} is safe to repeat and needs no key"))
         }
         _ if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_uppercase()) => {
-            Err(format!("{name:?} is no method; methods are in capitals"))
+            Err(format!("{name:?} is not a method; methods are in upper case"))
         }
-        _ => name.parse().map_err(|_| format!("{name:?} is no method")),
+        _ => name.parse().map_err(|_| format!("{name:?} is not a method")),
     }
 }
 
@@ -190,10 +190,10 @@ fn segment(text: &str) -> Result<Segment, String> {
             None => (name, Segment::Any),
         },
         None if text.contains(['{', '}', '*']) => {
-            return Err(format!("{text:?} is half a pattern: a {{name}} is a whole segment"));
+            return Err(format!("{text:?} is not valid: a {{name}} must be a whole segment"));
         }
         None if matches!(text, "" | "." | "..") => {
-            return Err(format!("a segment is {text:?}, which no path keeps"));
+            return Err(format!("a segment must not be {text:?}"));
         }
         None => return Ok(Segment::Literal(decoded(text))),
     };
@@ -209,7 +209,7 @@ fn segment(text: &str) -> Result<Segment, String> {
 pub(crate) struct Path(Vec<String>);
 
 impl Path {
-    /// As most services read it.
+    /// Reads a path as most services do.
     pub(crate) fn of(path: &str) -> Self {
         Self::resolved(path.split('/').map(decoded))
     }
@@ -334,17 +334,17 @@ mod tests {
             ("/charges", "not a method and a path"),
             ("POST", "not a method and a path"),
             ("POST /a /b", "not a method and a path"),
-            ("post /charges", "methods are in capitals"),
-            ("POST, /charges", "methods are in capitals"),
+            ("post /charges", "methods are in upper case"),
+            ("POST, /charges", "methods are in upper case"),
             ("GET /charges", "repeated as it is"),
             ("POST charges", "slash"),
-            ("POST /a//b", "no path keeps"),
-            ("POST /a/", "no path keeps"),
-            ("POST /a/..", "no path keeps"),
+            ("POST /a//b", "must not be"),
+            ("POST /a/", "must not be"),
+            ("POST /a/..", "must not be"),
             ("POST /a?b", "query"),
-            ("POST /a/{b", "half a pattern"),
-            ("POST /a/b{c}", "half a pattern"),
-            ("POST /a/*", "half a pattern"),
+            ("POST /a/{b", "must be a whole segment"),
+            ("POST /a/b{c}", "must be a whole segment"),
+            ("POST /a/*", "must be a whole segment"),
             ("POST /a/{}", "no name"),
             ("POST /a/{*b}/c", "nothing can follow"),
         ] {

@@ -152,7 +152,7 @@ async fn begin(rules: &Arc<Rules>, held: Held) -> Taken {
         }
         Ok(Err(error)) => {
             rules.tell(Event::BrokerFailed(error.code()));
-            tracing::warn!(%error, "a key was claimed, and nothing was begun under it");
+            tracing::warn!(%error, "a key was claimed, and its request was not started");
         }
         Err(_) => rules.tell(Event::BrokerFailed(Code::Unavailable)),
     }
@@ -207,7 +207,7 @@ fn refused(rules: &Rules, asked: &Asked, error: &Error) -> Taken {
             rules.tell(Event::BrokerFailed(code));
             let queue = rules.queue.name();
             tracing::error!(%error, queue, route = asked.route, "the broker refuses claims");
-            let detail = "the service cannot remember what it does; nothing was done";
+            let detail = "the service cannot store its response; nothing was done";
             Taken::problem(Outcome::Misconfigured, Problem::internal(detail))
         }
     }
@@ -217,8 +217,8 @@ fn unavailable(rules: &Rules) -> Taken {
     match rules.on_unavailable {
         OnUnavailable::Open => Taken::Unprotected,
         OnUnavailable::Close => {
-            let detail = "nothing was done, as it could not be remembered; come again under the \
-                          same key";
+            let detail = "nothing was done, because the response could not be stored; retry with \
+                          the same key";
             let problem = Problem::unavailable(detail, rules.retry_after);
             Taken::problem(Outcome::Unavailable, problem)
         }
@@ -320,12 +320,12 @@ where
         }
         (Remember::InDoubt, body) => {
             let status = parts.status.as_u16();
-            let why = format!("its handler answered {status}, not knowing what became of it");
+            let why = format!("its handler answered {status} without knowing the outcome");
             settling.park(&why).await;
             tell(rules, Outcome::Fresh, whole(parts, body))
         }
         (Remember::Keep, Gathered::Broken(error)) => {
-            settling.park(&format!("its response broke off: {error}")).await;
+            settling.park(&format!("its response was interrupted: {error}")).await;
             let problem = Problem::broken_response(&asked.claim_key);
             tell(rules, Outcome::InDoubt, problem.into_response())
         }
@@ -370,13 +370,13 @@ async fn keep<R>(settling: Settling<'_>, parts: Parts, body: Gathered<R>) -> Tol
             tell(&rules, Outcome::Unprotected, whole(parts, body))
         }
         Ended::Unknown => {
-            let detail = "it was carried out, but its response is not stored yet: come again \
-                          under the same key to get it";
+            let detail = "the request was carried out, but its response is not stored yet: retry \
+                          with the same key to get it";
             let problem = Problem::unavailable(detail, retry_after);
             tell(&rules, Outcome::Unavailable, problem.into_response())
         }
         Ended::Refused => {
-            let detail = "it was carried out, but its response cannot be remembered";
+            let detail = "the request was carried out, but its response cannot be stored";
             tell(&rules, Outcome::Misconfigured, Problem::internal(detail).into_response())
         }
     }

@@ -20,7 +20,7 @@ use http::{HeaderName, Method};
 
 use crate::builder::CREDENTIALS;
 
-/// Where a key counts.
+/// The scope in which a key is unique.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope<'a> {
     pub(crate) namespace: &'a str,

@@ -74,7 +74,8 @@ impl Settling<'_> {
                 Ok(settled) => named(&settled),
                 Err(error) => {
                     rules.tell(Event::BrokerFailed(error.code()));
-                    tracing::warn!(%error, "the broker was not told; the lease of a key will end");
+                    tracing::warn!(%error, "a settle did not reach the broker; the lease of a key \
+                                            will end");
                     Settlement::Failed
                 }
             }));
@@ -125,7 +126,7 @@ impl Completion {
             };
             self.rules.tell(Event::BrokerFailed(error.code()));
             if !error.is_retryable() && self.stored.body.is_some() {
-                tracing::error!(%error, "a response is not taken; only its status will be kept");
+                tracing::error!(%error, "the broker refuses a response; only its status is stored");
                 self.stored.body = None;
                 self.stored.headers = HeaderMap::new();
             } else if !error.is_retryable() || Instant::now() >= until {
@@ -141,7 +142,7 @@ impl Completion {
     /// operation is carried out again.
     async fn again(self) -> Ended {
         let Asked { route, .. } = &self.asked;
-        tracing::warn!(route, "a response came when its lease was lost");
+        tracing::warn!(route, "a response was ready after its lease was lost");
         let ended = match claim(&self.rules, &self.asked, None).await {
             Ok(Claim::Fresh(held)) => match held.finish(done(&self.stored)).await {
                 Ok(Settled::Ok { .. }) => return self.is_stored(),

@@ -35,13 +35,13 @@ pub(crate) struct Stored {
 /// Why a result is no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    #[error("it is of version {0}, which this release does not read")]
+    #[error("it has version {0}, which this release does not know")]
     Version(u8),
     #[error("it has flags that this release does not know: {0:#04x}")]
     Flags(u8),
     #[error("it ends too early")]
     Short,
-    #[error("a status, name or value in it is none")]
+    #[error("it has an invalid status, header name or header value")]
     Invalid,
 }
 

@@ -1,9 +1,8 @@
-//! Who may do what: tokens, and the one function that authorises every action under every door.
-//!
-//! A door reads a token from the request, [`Auth::authenticate`] turns it into a [`Principal`],
-//! and [`authorise`] is asked before anything is looked up. The tenant is never named by a
-//! request: it is the principal's, so nothing crosses tenants. What a token may not see looks as
-//! if it were absent, and it does so before anybody knows whether it is there.
+//! Authentication by tokens, and the one function that authorises every action. The HTTP and gRPC
+//! handlers read a token from the request, [`Auth::authenticate`] turns it into a [`Principal`],
+//! and [`authorise`] is called before anything is looked up. A request never names the tenant: it
+//! is the principal's, so nothing crosses tenants. A queue that a token may not see is reported as
+//! missing, before it is looked up.
 //!
 //! | action | needs, on a queue that the token's patterns match |
 //! |---|---|
@@ -15,8 +14,8 @@
 //! | [`Action::Operate`] | `operate`; it is about the server, so patterns do not matter |
 //!
 //! A claim takes a key, as a send does, and is settled, as work is. With `work` alone a worker
-//! could occupy the keys of a producer; with `send` alone a claim could never be settled.
-//! An emit is a send: who settles with emits needs `send` on their queues.
+//! could occupy the keys of a producer; with `send` alone a claim could never be settled. An emit
+//! is a send: a settle with emits needs `send` on their queues.
 
 mod file;
 mod pattern;
@@ -88,7 +87,7 @@ impl Action {
     }
 }
 
-/// Somebody the broker knows.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal {
     tenant: Arc<str>,
@@ -176,7 +175,7 @@ pub enum Auth {
     Tokens(Arc<Tokens>),
 }
 
-/// The broker does not know who asks. It does not say which part of a token was wrong.
+/// The caller is not authenticated. The error does not reveal which part of a token was wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthorised {
     #[error(
@@ -202,7 +201,7 @@ impl Auth {
         Self::Off(Arc::new(Principal::everything(DEFAULT_TENANT)))
     }
 
-    /// Who asks, by the value of the request's `authorization` header or metadata.
+    /// Authenticates the caller by the value of the `authorization` header or metadata.
     pub fn authenticate(
         &self,
         authorization: Option<&[u8]>,

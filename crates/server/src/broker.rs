@@ -1,8 +1,7 @@
-//! The broker put together: data, engine, service, doors, port; and taken apart in order.
-//!
-//! A stop goes the same way back: no more leases, connections finish what they have, the writers
-//! write down everything, and then the process may end. What takes too long is cut; nothing that
-//! was confirmed is lost by that.
+//! Starts and stops a broker: data, engine, service, HTTP and gRPC, port. A stop goes in the
+//! reverse order: no new leases, connections finish their requests, the writers write everything to
+//! disk, and then the process may end. What takes too long is aborted; nothing that was confirmed
+//! is lost.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,14 +21,14 @@ use crate::service::{self, Ceiling, Service};
 use crate::tenants::{self, Tenants};
 use crate::{doors, log};
 
-/// Of the time for a stop, what connections get; the rest is for the writers.
+/// The part of the stop timeout for connections; the rest is for the writers.
 const DRAIN_SHARE: f64 = 0.6;
 
 /// Open files that are not for connections: runtime, log, settings, a backup.
 const FILES_RESERVED: usize = 64;
 /// Open files of one partition: segments, and runs that are read, written and merged.
 const FILES_PER_PARTITION: usize = 96;
-/// With fewer files than the reserves want, some connections all the same.
+/// The fewest connections, even if there are fewer files than the reserves need.
 const CONNECTIONS_MIN: usize = 8;
 
 /// A broker that is ready, with nobody served yet.
@@ -56,13 +55,13 @@ pub enum Error {
     Tls(#[from] TlsError),
     #[error(transparent)]
     Bind(#[from] BindError),
-    #[error("the queue {queue} of the settings cannot be made: {why}")]
+    #[error("the queue {queue} of the settings cannot be created: {why}")]
     Queue { queue: String, why: String },
     #[error(
-        "{0}; nothing more was confirmed. Start the broker again: it recovers from what is on disk"
+        "{0}; nothing was confirmed after that. Start the broker again: it recovers from its data"
     )]
     Failed(Stopped),
-    #[error("a task of the broker was lost: {0}")]
+    #[error("a task of the broker failed: {0}")]
     Lost(#[from] tokio::task::JoinError),
 }
 
@@ -85,8 +84,8 @@ impl Broker {
                 let tokens = Arc::new(Tokens::open(engine.data().path())?);
                 if tokens.is_empty() {
                     tracing::warn!(
-                        "there are no tokens, so nobody can come in: make one with \
-                         `hapax token create`"
+                        "there are no tokens, so every request is refused: create one with `hapax \
+                         token create`"
                     );
                 }
                 (Auth::Tokens(Arc::clone(&tokens)), Some(tokens))
@@ -115,7 +114,7 @@ impl Broker {
         Ok(Self { service, listener, limits, tokens })
     }
 
-    /// Where it listens; tells the port that was chosen for port 0.
+    /// The address it listens on, with the chosen port if it was 0.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr()
     }
@@ -146,7 +145,7 @@ impl Broker {
                 why = failed.failed() => failure = Some(why),
             }
             tell_manager(&[sd_notify::NotifyState::Stopping]);
-            tracing::info!("stopping: no more leases, what is in flight is finished");
+            tracing::info!("stopping: no new leases are given, requests in progress are finished");
             failed.drain();
         };
         self.listener.run(doors, self.limits, until).await;
@@ -156,7 +155,7 @@ impl Broker {
         match failure {
             Some(why) => Err(Error::Failed(why)),
             None => {
-                tracing::info!("stopped; everything is written down");
+                tracing::info!("stopped; all data is on disk");
                 Ok(())
             }
         }
@@ -262,7 +261,7 @@ async fn housekeep(service: Service) {
 /// Tells systemd, where it started us.
 fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager cannot be told");
+        tracing::debug!(%error, "cannot notify the service manager");
     }
 }
 

@@ -1,5 +1,5 @@
-//! The doors: bytes become calls of the [`Service`](crate::service::Service), and its answers
-//! become bytes. No rule of a queue is here.
+//! The HTTP and gRPC APIs ("doors"): they turn bytes into calls of the
+//! [`Service`](crate::service::Service), and its answers into bytes. No rule of a queue is here.
 
 pub mod config;
 pub mod grpc;

@@ -1,8 +1,8 @@
-//! The running partitions, and the ways to them.
+//! The running partitions, and the calls to them.
 //!
-//! Each partition belongs to one writer thread. An [`Engine`] routes a command to the partition
-//! that its key lives in, asks all of them where the question is about a queue, and puts their
-//! answers together. It knows the rules of routing only; what a command means is the core's.
+//! Each partition belongs to one writer thread. An [`Engine`] routes a command to the partition of
+//! its key, asks all of them if the question is about a queue, and joins their answers. It knows
+//! only the rules of routing; the core knows the meaning of a command.
 
 mod data;
 mod dispatch;
@@ -49,9 +49,10 @@ const CHANGE_LOCKS: usize = 64;
 /// What may be chosen about the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// For data that is created now; existing data keeps its number.
+    /// The number of partitions of new data; existing data keeps its number.
     pub partitions: u16,
-    /// For caches, heads of queues and what waits for a checkpoint, in the whole process.
+    /// Memory for caches, heads of queues and changes since the last checkpoint, in the whole
+    /// process.
     pub memory_bytes: usize,
 }
 
@@ -77,30 +78,30 @@ pub enum Error {
     #[error("{} is damaged: {why}; nothing was changed", .0.display(), why = .1)]
     Damaged(PathBuf, String),
     #[error(
-        "{} was written by a newer release: its format is {format}, this one knows {known}; \
-         nothing was changed. Start the newer release", path.display()
+        "{} was written by a newer release: it has format {format}, and this release knows \
+         formats up to {known}. Nothing was changed. Start the newer release", path.display()
     )]
     Newer { path: PathBuf, format: u64, known: u32 },
-    #[error("{} holds no data of a broker", .0.display())]
+    #[error("{} is not the data directory of a broker", .0.display())]
     NoData(PathBuf),
     #[error(
-        "{} is missing: a file system that is not mounted, or a copy that was broken off? Nothing \
-         was changed. Bring it back, or restore a backup into an empty directory", .0.display()
+        "{} is missing. Is a file system not mounted, or was a copy interrupted? Nothing was \
+         changed. Put it back, or restore a backup into an empty directory", .0.display()
     )]
     Missing(PathBuf),
     #[error(
-        "{} is missing, although {} is there: data that lost its head, or a copy that was broken \
-         off. Nothing was changed. Bring it back, restore a backup into an empty directory, or \
-         choose another directory", head.display(), beside.display()
+        "{} is missing, although {} exists: the file was deleted, or a copy was interrupted. \
+         Nothing was changed. Put it back, restore a backup into an empty directory, or choose \
+         another directory", head.display(), beside.display()
     )]
     HeadMissing { head: PathBuf, beside: PathBuf },
     #[error(
-        "{} holds one partition of a broker, not its data: name the directory above it. Nothing \
+        "{} is one partition of a broker: give its parent directory, the data directory. Nothing \
          was changed", .0.display()
     )]
     OnePartition(PathBuf),
     #[error(
-        "{} lies in the data that is to be copied, {}: choose a directory outside of it",
+        "{} is inside the data directory {}: choose a directory outside of it",
         target.display(), data.display()
     )]
     Inside { target: PathBuf, data: PathBuf },
@@ -330,7 +331,7 @@ impl Engine {
         self.call_every(vec![command; self.partitions()]).await
     }
 
-    /// To every partition its command, the outcomes in their order.
+    /// Sends each partition its command, and returns the outcomes in order.
     async fn call_every(
         &self,
         commands: impl IntoIterator<Item = Command>,

@@ -1,8 +1,7 @@
-//! Leases as they travel: opaque, and good for one queue only.
-//!
-//! A lease is named by a digest, a sequence number and a fence, all of which somebody could guess.
-//! So the name goes out under a seal: 8 bytes of keyed BLAKE3 over the name and the queue. Who was
-//! not given a lease cannot make one up, nor use one of another tenant's queue.
+//! Leases on the wire: opaque, and valid for one queue only. A lease is identified by a digest, a
+//! sequence number and a fence, which could be guessed. So it is sealed with 8 bytes of keyed
+//! BLAKE3 over these and the queue. Nobody can forge a lease, or use one in another queue or
+//! tenant.
 
 use hapax_core::{Digest, Fence, LeaseName, QueueName};
 

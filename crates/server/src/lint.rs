@@ -1,9 +1,7 @@
 //! Finds what would weaken a guarantee: plain functions over the options of a broker and the
-//! configuration of a queue.
-//!
-//! What the broker would refuse is an error; what it would accept, but what promises less than it
-//! seems to, is a warning; a note only explains. A finding names its field as a settings file does
-//! (`queues.orders.lease_ms`); where that was written is known to whoever read it.
+//! configuration of a queue. Settings that the broker would refuse are errors; those that it
+//! accepts but that weaken a guarantee are warnings; a note only explains. A finding names its
+//! field as a settings file does (`queues.orders.lease_ms`); the caller knows the line.
 
 mod broker;
 mod data;

@@ -1,10 +1,9 @@
-//! The port: accepts connections, with or without TLS, and speaks HTTP/1.1 and HTTP/2 on them.
-//!
-//! Which door a request belongs to is no matter here: the service tells by the path. An accept
-//! loop of our own, as the usual ones cannot bound how long a peer may take. Every connection is
+//! The port: accepts connections, with or without TLS, and speaks HTTP/1.1 and HTTP/2 on them. HTTP
+//! and gRPC requests are not distinguished here: the service does that by the path. We have our own
+//! accept loop, since the usual ones cannot limit how long a peer may take. Every connection is
 //! bounded in time at each of its stages and in the memory it can hold ([`Limits`]), and their
-//! number is bounded, so that slow, hostile or vanished peers cost little and are gone in time.
-//! How long a request's body or answer may take is for the doors to say.
+//! number is bounded, so that slow, hostile or vanished peers cost little and are closed in time.
+//! The limits for a request's body and answer are in `doors`.
 
 mod connection;
 mod io;
@@ -37,7 +36,7 @@ pub use tls::{Tls, TlsError, TlsFiles};
 
 use refuse::Refusals;
 
-/// Where a request came from; among the extensions of every request.
+/// The peer of a request, in the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     pub address: SocketAddr,
@@ -63,7 +62,8 @@ pub struct BindError {
 fn hint(source: &IoError) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "; another program listens there, perhaps another broker: choose another --listen"
+            "; another program listens there, perhaps another broker: choose another address with \
+             --listen"
         }
         std::io::ErrorKind::PermissionDenied => "; ports below 1024 need privileges",
         std::io::ErrorKind::AddrNotAvailable => "; this machine has no such address",
@@ -161,7 +161,7 @@ async fn follow(tls: Option<Arc<Tls>>, stats: Arc<Stats>) {
 /// Small answers leave at once: they are gathered above, where it is known what belongs together.
 fn prepare(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
-        debug!(%error, "a connection cannot be told not to wait");
+        debug!(%error, "cannot set TCP_NODELAY on a connection");
     }
 }
 
@@ -173,7 +173,7 @@ async fn wait_after(error: &IoError) {
         error.kind(),
         ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted
     ) {
-        error!(%error, "cannot accept connections; trying again (are there enough open files?)");
+        error!(%error, "cannot accept connections; retrying (is the limit of open files too low?)");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -190,7 +190,7 @@ async fn drain(
         }
     };
     if tokio::time::timeout(bound, ended).await.is_err() {
-        warn!(connections = connections.len(), "connections did not finish in time and are cut");
+        warn!(connections = connections.len(), "connections did not finish in time and are closed");
     } else {
         info!("all connections are closed");
     }
@@ -203,6 +203,6 @@ fn log_panic(ended: Result<(), JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
     {
-        error!(%error, "a connection was lost to a fault of the broker");
+        error!(%error, "a connection was lost by a bug in the broker");
     }
 }

@@ -1,4 +1,4 @@
-//! What the broker says while it runs: lines on standard error, and spans to a collector.
+//! Logging: lines on standard error, and spans to a collector.
 //!
 //! Lines are text or JSON; which ones are wanted can change at run time. Where spans are not
 //! exported a request has none, so that they cost one look at a flag. Nothing here keeps bodies,
@@ -30,20 +30,20 @@ const FLUSH: Duration = Duration::from_secs(3);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// For people; coloured on a terminal.
+    /// Text for people, coloured on a terminal.
     Text,
-    /// For programs: one object per line.
+    /// JSON for programs, one object per line.
     Json,
 }
 
 /// Why logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("logging was started before")]
+    #[error("logging was already started")]
     Started,
     #[error("spans cannot be sent: {0}")]
     Exporter(#[from] opentelemetry_otlp::ExporterBuildError),
-    #[error("spans are sent by tokio, and it does not run here")]
+    #[error("spans need a tokio runtime, and there is none")]
     NoRuntime,
 }
 

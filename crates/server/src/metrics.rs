@@ -1,8 +1,6 @@
-//! What the broker counts, for Prometheus.
-//!
-//! What happens at the doors is counted as it happens; what a queue holds is asked of the
-//! partitions when somebody scrapes. A queue that does not exist gets no series, so that nobody
-//! can fill the memory with names.
+//! The metrics of the broker, for Prometheus. Requests are counted as they happen; the counts of
+//! queues are read from the partitions at every scrape. A queue that does not exist gets no series,
+//! so that nobody can fill the memory with names.
 
 mod plain;
 mod requests;

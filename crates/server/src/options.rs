@@ -1,5 +1,4 @@
-//! What a broker is started with. Where the options come from is not known here: `hapax` reads them
-//! from flags, variables and a file.
+//! The options of a broker. `hapax` reads them from flags, variables and a file.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,7 +15,7 @@ use crate::auth::DEFAULT_TENANT;
 pub struct Options {
     pub listen: SocketAddr,
     pub data: PathBuf,
-    /// Of new data; existing data keeps its number.
+    /// The number of partitions of new data; existing data keeps its number.
     pub partitions: u16,
     pub memory_bytes: u64,
     pub auth: Auth,
@@ -36,7 +35,7 @@ pub struct Options {
     pub queues: Vec<Queue>,
 }
 
-/// Who may use the broker.
+/// How callers are authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {

@@ -1,4 +1,4 @@
-//! Why a request is refused, as every door says it.
+//! The refusals of requests, worded once for HTTP and gRPC.
 
 use hapax_core::{Answer, Differs, Invalid, MessageId, Quota, Refusal, Settled, Time};
 use hapax_wire::Code;
@@ -12,11 +12,11 @@ pub struct Problem {
     pub code: Code,
     /// What is wrong with this request in particular.
     pub detail: String,
-    /// Of retryable ones: when to come again.
+    /// For retryable errors: the time after which to retry.
     pub retry_after_ms: Option<u64>,
-    /// Of a conflict: what the key was used for first.
+    /// For a conflict: the first message under the key.
     pub first: Option<First>,
-    /// Of a change that was made for another version of its queue.
+    /// Whether a change was made for another version of its queue.
     pub is_stale: bool,
 }
 
@@ -52,7 +52,7 @@ impl Problem {
 
     /// An emit whose key can neither be taken nor derived.
     pub fn unnamed_emit() -> Self {
-        Self::invalid("name: an emit without a key needs one, from which its key is derived")
+        Self::invalid("name: an emit without a key needs a name, from which its key is derived")
     }
 
     /// The refusal in an answer to a send or a claim; `None` where it is none.
@@ -68,21 +68,28 @@ impl Problem {
             },
             Answer::TooOld { dated } => {
                 let detail = format!(
-                    "the operation of {} is older than the queue remembers, so it may have been \
-                     done already",
+                    "the operation was issued at {}, before the queue's retention, so it may have \
+                     been done already",
                     crate::time::rfc3339(*dated)
                 );
                 Self::new(Code::TooOld, detail)
             }
             Answer::UndatedKey => Self::new(
                 Code::UndatedKey,
-                "the queue takes UUIDv7 or ULID keys only, or sends that say when they were issued",
+                "the queue accepts only UUIDv7 or ULID keys, or sends with issued_at",
             ),
             Answer::OverQuota { quota, retry_after_ms } => {
                 let (code, detail) = match quota {
-                    Quota::Messages => (Code::OverQuota, "the queue holds max_messages already"),
-                    Quota::Bytes => (Code::OverQuota, "the queue holds max_bytes already"),
-                    Quota::Rate => (Code::RateLimited, "more than the queue's sends_per_s"),
+                    Quota::Messages => (Code::OverQuota, "the queue has reached its max_messages"),
+                    Quota::Bytes => (Code::OverQuota, "the queue has reached its max_bytes"),
+                    Quota::Rate => (Code::RateLimited, "the queue's sends_per_s is exceeded"),
+                    Quota::TenantMessages => {
+                        (Code::OverQuota, "the tenant has reached its max_messages")
+                    }
+                    Quota::TenantBytes => (Code::OverQuota, "the tenant has reached its max_bytes"),
+                    Quota::TenantRate => {
+                        (Code::RateLimited, "the tenant's sends_per_s is exceeded")
+                    }
                 };
                 Self { retry_after_ms: Some(*retry_after_ms), ..Self::new(code, detail) }
             }
@@ -106,7 +113,8 @@ impl Problem {
             }
             Settled::RelayFull => Self::new(
                 Code::OverQuota,
-                "too many emitted messages wait for their queues; the message is still yours",
+                "too many emitted messages wait for their queues; you still hold the message, \
+                 settle it again later",
             ),
             Settled::Ok { .. } | Settled::LeaseLost { .. } => return None,
         })

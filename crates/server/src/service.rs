@@ -1,8 +1,7 @@
-//! What the broker does for a caller, whatever door it came through.
-//!
-//! A door turns bytes into calls of this and outcomes into bytes. Who may do what is decided here,
-//! once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Counting and
-//! limits wrap the calls here too, so that neither doors nor rules mention them.
+//! The operations of the broker, for HTTP and gRPC alike.
+//! `doors` turns bytes into calls of this module and outcomes into bytes. Permissions are checked
+//! here, once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Metrics
+//! and limits wrap the calls here too, so that neither `doors` nor the core mention them.
 
 mod keys;
 mod memory;
@@ -14,8 +13,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_core::{Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Receive, Send};
-use hapax_core::{Refusal, Settle, Settled, Verb};
+use hapax_core::{Allowance, Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Quota};
+use hapax_core::{Receive, Refusal, Send, Settle, Settled, Verb};
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::broadcast;
@@ -66,7 +65,7 @@ pub struct Options {
     /// What tenants may hold.
     pub ceilings: BTreeMap<Box<str>, Ceiling>,
     pub metrics: Metrics,
-    /// To change what is logged.
+    /// The handle to change the log filter.
     pub log: Option<log::Handle>,
     /// Memory for requests in flight.
     pub budget_bytes: usize,
@@ -86,7 +85,7 @@ impl Default for Options {
     }
 }
 
-/// Somebody may do something to a queue.
+/// The permission of a caller to do something to a queue.
 #[derive(Clone, Debug)]
 pub struct Permit {
     principal: Arc<Principal>,
@@ -108,7 +107,7 @@ impl Permit {
 #[derive(Clone, Debug)]
 pub struct Claimed {
     pub answer: Answer,
-    /// Of a fresh one.
+    /// The lease of a granted claim.
     pub lease: Option<[u8; LEASE_BYTES]>,
 }
 
@@ -147,7 +146,7 @@ impl Service {
         matches!(self.0.auth, Auth::Tokens(_))
     }
 
-    /// Who asks, by the value of the `authorization` header or metadata.
+    /// Authenticates the caller by the value of the `authorization` header or metadata.
     pub fn authenticate(&self, authorization: Option<&[u8]>) -> Result<Arc<Principal>, Problem> {
         Ok(self.0.auth.authenticate(authorization, Timestamp::now())?)
     }
@@ -188,8 +187,12 @@ impl Service {
         action: Action,
         queue: &str,
     ) -> Result<Permit, Problem> {
-        let name = QueueName::new(principal.tenant(), queue)
-            .map_err(|_| Problem::invalid("a queue's name has 1 to 80 of A-Z a-z 0-9 . _ -"))?;
+        let name = QueueName::new(principal.tenant(), queue).map_err(|_| {
+            Problem::invalid(
+                "a queue's name must have 1 to 80 characters of A-Z a-z \
+                                           0-9 . _ -",
+            )
+        })?;
         authorise(principal, action, queue).map_err(|denied| denied.problem(action, queue))?;
         Ok(Permit { principal: Arc::clone(principal), queue: name, action })
     }
@@ -204,7 +207,12 @@ impl Service {
     pub fn set_log(&self, principal: &Principal, filter: &str) -> Result<(), Problem> {
         self.operate(principal)?;
         let Some(log) = &self.0.log else {
-            return Err(Problem::new(Code::Unavailable, "this broker does not log by itself"));
+            return Err(Problem::new(
+                Code::Unavailable,
+                "the log filter of this broker cannot be \
+                                                        changed: it is embedded in another \
+                                                        program",
+            ));
         };
         log.set(filter).map_err(|error| Problem::invalid(error.to_string()))
     }
@@ -221,28 +229,28 @@ impl Service {
     }
 
     /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
-    /// caller knows them by: it must not block. Where all are refused at once, that comes back.
+    /// caller knows them by: it must not block.
     pub fn start_send<T: Sendable>(
         &self,
         permit: &Permit,
         sends: Vec<(T, Send)>,
         room: &Arc<Room>,
         reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + Sendable,
-    ) -> Result<(), (Vec<T>, Problem)> {
-        if let Err(problem) = self.check_rate(permit, sends.len()) {
-            return Err((sends.into_iter().map(|(tag, _)| tag).collect(), problem));
-        }
+    ) {
+        let allowance = self.allowance(permit, sends.len());
         let (service, queue) = (self.clone(), permit.queue.clone());
-        let items = sends.into_iter().map(|(tag, send)| (tag, To::Key, Command::Send(send)));
+        let items = sends
+            .into_iter()
+            .map(|(tag, send)| (tag, To::Key, Command::Send(Send { allowance, ..send })));
         self.engine().dispatch(items, room, move |tags, outcomes| {
             let listed = outcomes.map_err(Problem::from).map(|listed| {
                 let listed = listed.map(answer);
                 service.0.metrics.answered(&queue, &listed.answers);
+                service.give_back(&queue, allowance, &listed.answers);
                 listed
             });
             reply(tags, listed);
         });
-        Ok(())
     }
 
     /// Sends messages; the answers are in their order, refusals among them, with as many results as
@@ -256,8 +264,7 @@ impl Service {
         let (count, sends) = (sends.len(), sends.into_iter().enumerate().collect());
         let start = |parts: Parts<_, _>| {
             let reply = move |places, listed| drop(parts.send((places, listed)));
-            self.start_send(permit, sends, &Room::of_list(bytes), reply)
-                .map_err(|(_, problem)| problem)
+            self.start_send(permit, sends, &Room::of_list(bytes), reply);
         };
         gather(count, start).await
     }
@@ -353,7 +360,6 @@ impl Service {
         let start = |parts: Parts<_, _>| {
             let reply = move |places, listed| drop(parts.send((places, listed)));
             self.start_settle(permit, items, &Room::of_list(bytes), reply);
-            Ok(())
         };
         gather(count, start).await
     }
@@ -370,13 +376,15 @@ impl Service {
         claim: Claim,
         wait: Duration,
     ) -> Result<Claimed, Problem> {
-        self.check_rate(permit, 1)?;
+        let allowance = self.allowance(permit, 1);
+        let claim = Claim { allowance, ..claim };
         let until = tokio::time::Instant::now() + wait.min(WAIT_MAX);
         loop {
             let answer = self.engine().claim(claim.clone()).await?;
             let left = until.saturating_duration_since(tokio::time::Instant::now());
             if !matches!(answer, Answer::InFlight(_)) || left.is_zero() {
                 self.0.metrics.answered(permit.queue(), std::slice::from_ref(&answer));
+                self.give_back(&permit.queue, allowance, std::slice::from_ref(&answer));
                 let lease = self.seal_claim(permit, &answer);
                 return Ok(Claimed { answer, lease });
             }
@@ -391,15 +399,29 @@ impl Service {
         Some(self.0.seal.seal(&permit.queue, id.partition(), lease))
     }
 
-    fn check_rate(&self, permit: &Permit, sends: usize) -> Result<(), Problem> {
+    /// What the quotas of the tenant itself leave to new messages. Which of them are new only
+    /// their partitions can tell; [`Self::give_back`] makes up for those that are not.
+    fn allowance(&self, permit: &Permit, sends: usize) -> Allowance {
         debug_assert!(matches!(permit.action, Action::Send | Action::Claim), "{permit:?}");
         let tenant = &permit.queue.tenant;
-        self.0.weights.check(tenant)?;
-        let taken = self.0.tenants.take_sends(tenant, sends as u64, Instant::now());
-        taken.map_err(|retry_after_ms| Problem {
-            retry_after_ms: Some(retry_after_ms),
-            ..Problem::new(Code::RateLimited, "more than the tenant's sends_per_s")
-        })
+        if let Some(quota) = self.0.weights.used_up(tenant) {
+            return Allowance::UsedUp { quota, retry_after_ms: weight::EVERY_MS };
+        }
+        match self.0.tenants.take_sends(tenant, sends as u64, Instant::now()) {
+            Ok(()) => Allowance::Queue,
+            Err(retry_after_ms) => Allowance::UsedUp { quota: Quota::TenantRate, retry_after_ms },
+        }
+    }
+
+    /// Returns to the tenant's rate what was taken for messages that were not accepted.
+    fn give_back(&self, queue: &QueueName, allowance: Allowance, answers: &[Answer]) {
+        if allowance != Allowance::Queue {
+            return;
+        }
+        let is_new =
+            |answer: &&Answer| matches!(answer, Answer::Accepted { .. } | Answer::Fresh { .. });
+        let known = answers.len() - answers.iter().filter(is_new).count();
+        self.0.tenants.give_back(&queue.tenant, known as u64);
     }
 }
 
@@ -428,13 +450,14 @@ fn refused(permit: &Permit, refusal: Refusal) -> Problem {
 
 /// The token is not known any more.
 pub(crate) fn revoked() -> Problem {
-    let detail = "the token was revoked, changed, or has expired meanwhile";
+    let detail = "the token was revoked or changed, or has expired";
     Problem::new(Code::Unauthorized, detail)
 }
 
 /// The requests of the tenant, or of all tenants, hold as much memory as they may.
 pub(crate) fn no_memory() -> Problem {
-    let detail = "the broker has no memory left for requests of this size; others use it";
+    let detail = "the broker has no memory left for a request of this size now: other requests \
+                  use it";
     Problem::new(Code::Unavailable, detail)
 }
 

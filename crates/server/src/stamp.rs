@@ -1,7 +1,6 @@
-//! Whether a file was changed, told without reading it.
-//!
-//! Used by whoever keeps something from a file in memory and follows its changes: one `stat` a
-//! second. A file replaced by a rename and one written in place both get another stamp.
+//! Detects that a file was changed, without reading it. Used by code that keeps the contents of a
+//! file in memory and reloads it: one `stat` a second. A file replaced by a rename and one written
+//! in place both get another stamp.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,8 +1,7 @@
-//! What one tenant may take of the broker, so that a noisy one cannot take everything.
-//!
-//! On the way of every send: a frame of many messages asks once. Where nothing is limited,
-//! nothing is looked up; else a shared lock is taken for the look-up, and the bucket itself is
-//! one number, changed without a lock. Kept in memory only: a restart forgives what was used.
+//! The rate limits of tenants, so that a noisy one cannot use the whole broker. Checked by every
+//! send; a frame of many messages checks once. Without limits nothing is looked up; otherwise a
+//! shared lock is taken for the look-up, and the bucket itself is one number, changed without a
+//! lock. Kept in memory only: a restart resets it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +30,7 @@ pub struct Tenants {
     is_rated: bool,
     /// The zero of the buckets' time.
     since: Instant,
-    /// As many as there are tenants with tokens that sent something.
+    /// The buckets of all tenants that have sent something.
     buckets: RwLock<HashMap<Box<str>, Option<Arc<Bucket>>>>,
 }
 
@@ -65,6 +64,16 @@ impl Tenants {
         }
         drop(buckets);
         self.bucket(tenant).map_or(Ok(()), |bucket| bucket.take(count, at_ns))
+    }
+
+    /// Returns `count` sends to the tenant's rate.
+    pub fn give_back(&self, tenant: &str, count: u64) {
+        if !self.is_rated || count == 0 {
+            return;
+        }
+        if let Some(bucket) = self.bucket(tenant) {
+            bucket.give_back(count);
+        }
     }
 
     /// Whether a tenant with so many queues may have one more. The error is how many it may have.
@@ -121,6 +130,13 @@ impl Bucket {
         }
     }
 
+    fn give_back(&self, count: u64) {
+        let cost_ns = self.cost_ns(count);
+        // A time that has passed is a full bucket, however long ago. Relaxed as above.
+        self.full_at_ns
+            .update(Ordering::Relaxed, Ordering::Relaxed, |at| at.saturating_sub(cost_ns));
+    }
+
     /// How long it takes to earn so many sends.
     fn cost_ns(&self, count: u64) -> u64 {
         let cost = (u128::from(count) * NANOS_PER_S).div_ceil(u128::from(self.per_s));
@@ -135,6 +151,21 @@ mod tests {
 
     fn per_s(sends: u64) -> Limits {
         Limits { sends_per_s: Some(sends), ..Limits::default() }
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again_and_no_more() {
+        let now = Instant::now();
+        let tenants = Tenants::new(per_s(10), BTreeMap::new(), now);
+        assert_eq!(tenants.take_sends("shop", 10, now), Ok(()));
+        assert_eq!(tenants.take_sends("shop", 1, now), Err(100));
+        tenants.give_back("shop", 3);
+        assert_eq!(tenants.take_sends("shop", 3, now), Ok(()));
+        assert_eq!(tenants.take_sends("shop", 1, now), Err(100));
+        tenants.give_back("shop", 10);
+        let later = now + Duration::from_secs(5);
+        assert_eq!(tenants.take_sends("shop", 10, later), Ok(()));
+        assert_eq!(tenants.take_sends("shop", 1, later), Err(100), "a bucket is not over full");
     }
 
     #[test]

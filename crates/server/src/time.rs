@@ -1,4 +1,4 @@
-//! Times as people and other programs read them.
+//! Formats times.
 
 use hapax_core::Time;
 use jiff::Timestamp;

@@ -1,5 +1,5 @@
-//! Small files that are whole or not there: written beside their place, synced, renamed into it.
-//! Each bears a checksum, so that a flipped bit is refused and not believed.
+//! Small files that are replaced atomically: written to a temporary file, synced, and renamed. Each
+//! has a checksum, so that a flipped bit is noticed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

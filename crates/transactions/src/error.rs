@@ -13,8 +13,8 @@ pub enum Error {
     Broker(#[from] hapax_client::Error),
     /// The inbox would forget a message before its queue does.
     #[error(
-        "the inbox {consumer} forgets after {}, but the queue {queue} remembers its keys {}. Keep \
-         the rows at least that long, or say nothing about the retention to follow the queue",
+        "the inbox {consumer} keeps its rows for {}, but the queue {queue} remembers its keys {}. \
+         Keep the rows at least that long, or leave the retention out to use that of the queue",
         human(*.kept), for_long(*.needed)
     )]
     ForgetsTooEarly { consumer: String, queue: String, kept: Duration, needed: Option<Duration> },

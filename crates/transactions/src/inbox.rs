@@ -28,10 +28,10 @@ pub use sweep::{Names, Old, Page, Rows};
 const TRIES: usize = 3;
 /// What a name may be long, so that all of a key fits an index.
 const NAME_BYTES_MAX: usize = 80;
-/// Whose rows they are where neither the consumer nor the delivery says.
+/// The tenant of rows if neither the consumer nor the delivery has one.
 const DEFAULT_TENANT: &str = "default";
 
-/// Who carries messages out: the part of a program whose effects are counted as one.
+/// A consumer: the part of a program whose effects are counted as one.
 ///
 /// Two consumers of one message, such as two services that both keep a copy of something, have an
 /// effect each; two processes of the same service are one consumer. The name must stay the same as
@@ -46,7 +46,7 @@ pub struct Consumer {
 /// How long rows are kept at least. Those of messages that have not ended are kept in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retention {
-    /// As long as the queue remembers its keys.
+    /// The retention of the queue.
     OfQueue,
     Of(Duration),
     Forever,
@@ -142,7 +142,7 @@ pub struct Inbox {
 /// What a delivery found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entered {
-    /// Nobody was here before: do it, in this transaction.
+    /// The message is new: process it in this transaction.
     First,
     /// It is done, with this result: do nothing, and settle done with it.
     Done(Option<Blob>),
@@ -151,7 +151,7 @@ pub enum Entered {
 /// A delivery, as the inbox names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming<'a> {
-    /// Whose message it is. Empty where the broker did not say.
+    /// The tenant of the message. Empty with a broker of release 0.1.
     pub tenant: &'a str,
     pub key: std::borrow::Cow<'a, str>,
     /// Empty where there is none.
@@ -317,8 +317,8 @@ impl Inbox {
         }
         match (self.known_tenant(), told) {
             (Some(known), Some(told)) if known != told => Err(Error::invalid(format!(
-                "the inbox {} is that of the tenant {known:?}, and {} was delivered to the tenant \
-                 {told:?}: make an inbox for each tenant",
+                "the inbox {} belongs to the tenant {known:?}, but {} belongs to the tenant \
+                 {told:?}: use one inbox per tenant",
                 self.consumer.name, incoming.key
             ))),
             (Some(known), _) => Ok(known),
@@ -333,7 +333,7 @@ impl Inbox {
 
     fn row<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<Row<'a>, Error> {
         if incoming.key.is_empty() {
-            return Err(Error::invalid("a message without a key cannot be told from another"));
+            return Err(Error::invalid("a message without a key cannot be deduplicated"));
         }
         Ok(Row {
             consumer: &self.consumer.name,
@@ -385,13 +385,17 @@ fn signed(fence: u64) -> i64 {
 
 fn vanishing(incoming: &Incoming<'_>) -> Error {
     Error::invalid(format!(
-        "the inbox row of {} comes and goes: is it deleted while its message is delivered?",
+        "the inbox row of {} was deleted while its message was being delivered: check who deletes \
+         from the table",
         incoming.key
     ))
 }
 
 fn not_entered(incoming: &Incoming<'_>) -> Error {
-    Error::invalid(format!("{} is finished in a transaction that it did not enter", incoming.key))
+    Error::invalid(format!(
+        "{} is finished in another transaction than the one that entered it",
+        incoming.key
+    ))
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl<'a> Entry<'a> {
     fn of(queue: &'a str, message: &'a Message) -> Result<Self, Error> {
         let view = message.view(0);
         if queue.is_empty() {
-            return Err(Error::invalid("a message for no queue"));
+            return Err(Error::invalid("the queue is empty"));
         }
         hapax_wire::key::check(view.key).map_err(|error| Error::invalid(error.to_string()))?;
         let headers = view.headers.iter();

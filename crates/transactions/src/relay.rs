@@ -111,7 +111,7 @@ impl Relay {
                 Ok(self)
             }
             #[cfg(feature = "sqlite")]
-            Database::Sqlite(_) => Err(Error::invalid("a SQLite file has no certificate")),
+            Database::Sqlite(_) => Err(Error::invalid("a SQLite database needs no certificate")),
         }
     }
 
@@ -190,7 +190,7 @@ impl Relay {
                 match ended {
                     Ok(()) => return Ok(()),
                     Err(error @ Error::Database { .. }) => {
-                        tracing::warn!(%error, "the outbox cannot be worked on now; trying again");
+                        tracing::warn!(%error, "cannot work on the outbox; retrying");
                     }
                     Err(error) => return Err(error),
                 }
@@ -209,7 +209,7 @@ impl Relay {
                             break;
                         }
                         Err(error) => {
-                            tracing::warn!(%error, "the outbox still cannot be worked on")
+                            tracing::warn!(%error, "still cannot work on the outbox")
                         }
                     }
                 }
@@ -328,7 +328,7 @@ impl Database {
             #[cfg(feature = "postgres")]
             Some(("postgres" | "postgresql", _)) => {
                 let config = address.parse::<tokio_postgres::Config>();
-                let config = config.map_err(Error::database("not an address of PostgreSQL"))?;
+                let config = config.map_err(Error::database("not a valid PostgreSQL address"))?;
                 Ok(Self::Postgres(Box::new(config), None))
             }
             #[cfg(feature = "sqlite")]

@@ -162,7 +162,7 @@ impl Rows for Database {
     }
 }
 
-/// For a transaction that was begun by hand.
+/// A connection on which a transaction was begun by hand.
 impl BlockingTransaction for Connection {
     fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
         if self.is_autocommit() {

@@ -251,7 +251,7 @@ impl Guard {
                 self.inbox.sweep_by(&rules, rows, &self.queue).await
             };
             if let Err(error) = swept.await {
-                tracing::warn!(%error, "the inbox is swept later");
+                tracing::warn!(%error, "cannot delete old inbox rows now; retrying later");
             }
             // Who does not know whose rows they are has not had a message yet.
             let is_known = self.inbox.known_tenant().is_some();
@@ -284,12 +284,13 @@ impl Guard {
         if finished.0.is_some()
             && let Err(error) = self.rules().await
         {
-            tracing::debug!(%error, "the rules of the queue are not known anew");
+            tracing::debug!(%error, "cannot read the queue's configuration again");
         }
         match self.check(&finished) {
             Ok(()) => finished.0.into(),
             Err(too_large) => {
-                tracing::warn!(error = %too_large, "a message is done without its stored result");
+                tracing::warn!(error = %too_large, "the result of a message was too large and was \
+                                                    not sent");
                 Done::new()
             }
         }
@@ -297,7 +298,7 @@ impl Guard {
 }
 
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the result has {bytes} bytes, and its queue takes {max}")]
+#[error("the result has {bytes} bytes, the queue allows {max}")]
 struct TooLarge {
     bytes: u64,
     max: u64,
@@ -331,7 +332,7 @@ where
         Err(error) => {
             let failure = error.into();
             if let Err(error) = P::rollback(transaction).await {
-                tracing::debug!(%error, "a transaction was left to the database to roll back");
+                tracing::debug!(%error, "cannot roll back a transaction; the database will");
             }
             return Err(failure);
         }

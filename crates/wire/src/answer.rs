@@ -25,12 +25,12 @@ pub enum AnswerKind {
     Dead = 4,
     Parked = 5,
     Error = 6,
-    /// Of a claim: the caller holds the key now.
+    /// For a claim: the caller holds the key now.
     Fresh = 7,
 }
 
 impl AnswerKind {
-    /// As JSON names it.
+    /// The name in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
@@ -51,7 +51,7 @@ pub struct Answer {
     pub r#ref: u64,
     #[prost(enumeration = "AnswerKind", tag = "2")]
     pub kind: i32,
-    /// Of the first message under the key.
+    /// The id of the first message under the key.
     #[prost(bytes = "bytes", tag = "3")]
     pub id: Bytes,
     #[prost(enumeration = "State", tag = "4")]
@@ -79,7 +79,7 @@ pub struct Outcome {
     /// Absent where the key is remembered for ever.
     #[prost(uint64, optional, tag = "5")]
     pub remembered_until_ms: Option<u64>,
-    /// When the lease ends or the delay is over.
+    /// The time at which the lease or the delay ends.
     #[prost(uint64, optional, tag = "6")]
     pub deadline_ms: Option<u64>,
 }
@@ -152,7 +152,7 @@ enum Form<'a> {
         state: State,
         attempts: u32,
         accepted_at: Timestamp,
-        /// When the lease ends or the delay is over.
+        /// The time at which the lease or the delay ends.
         deadline: Option<Timestamp>,
     },
     Done {
@@ -164,7 +164,7 @@ enum Form<'a> {
         accepted_at: Timestamp,
         /// `null` where the worker stored none.
         result: Option<&'a Blob>,
-        /// There is a result, but it would have made this answer too large: look at the key.
+        /// The result was left out because the answer would be too large: get it with the key.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         #[schema(required = false)]
         result_omitted: bool,
@@ -179,7 +179,7 @@ enum Form<'a> {
         state: State,
         attempts: u32,
         accepted_at: Timestamp,
-        /// Of the last attempt.
+        /// The error of the last attempt.
         error: &'a str,
     },
     Parked {
@@ -190,7 +190,7 @@ enum Form<'a> {
         attempts: u32,
         accepted_at: Timestamp,
     },
-    /// In a batch: this message was refused. Its neighbours were not.
+    /// In a batch: this message was refused. The others are not affected.
     Error {
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(ignore)]
@@ -203,11 +203,11 @@ enum Form<'a> {
         retryable: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         retry_after_ms: Option<u64>,
-        /// Of a conflict.
+        /// For a conflict: what differs.
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(value_type = Option<Vec<Differs>>)]
         differs: Option<&'a [String]>,
-        /// Of a conflict: the first message's.
+        /// For a conflict: the id of the first message, and when it was accepted.
         #[serde(skip_serializing_if = "Option::is_none")]
         id: Option<Id>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -311,11 +311,11 @@ pub struct Claimed<'a> {
     #[schema(value_type = String)]
     lease: Lease<'a>,
     fence: Fence,
-    /// Whose key it is.
+    /// The tenant of the key.
     tenant: &'a str,
     /// How long the lease lasts from this answer on.
     lease_ms: u64,
-    /// By the broker's clock.
+    /// The end of the lease, by the broker's clock.
     deadline: Timestamp,
     /// What an earlier claim of the key saved before it was released or lost.
     #[schema(value_type = BTreeMap<String, Blob>, required = false)]

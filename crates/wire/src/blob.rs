@@ -54,7 +54,7 @@ impl Blob {
         serde_json::from_slice(&self.body)
     }
 
-    /// As text, where it is UTF-8.
+    /// The bytes as text, if they are UTF-8.
     pub fn text(&self) -> Option<&str> {
         std::str::from_utf8(&self.body).ok()
     }

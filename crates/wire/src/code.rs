@@ -16,7 +16,7 @@ macro_rules! codes {
         impl Code {
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// As it is spelled in every answer.
+            /// The name of the code in answers.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
@@ -65,121 +65,129 @@ macro_rules! codes {
 
 codes! {
     Invalid = "invalid" 400 InvalidArgument false
-        "The request cannot be understood"
-        means "A field, a header or the shape of the request is wrong. Nothing was changed."
-        why "A name with a forbidden character, a number out of its bounds, JSON that does not \
-             parse, an operation that does not fit the state of the message."
-        what_to_do "Read `detail`: it names the field and its bounds. The same request fails \
-                    again, so do not retry it.",
+        "The request is invalid"
+        means "A field, a header or the structure of the request is invalid. Nothing was changed."
+        why "A name with a forbidden character, a number out of range, JSON that does not parse, \
+             or an operation that is not allowed in the message's state."
+        what_to_do "Read `detail`: it names the field and the allowed values. Do not retry: the \
+                    same request fails again.",
     MissingKey = "missing_key" 400 InvalidArgument false
         "An idempotency key is required"
-        means "The queue accepts only messages with a key, and this one came without."
-        why "The `Idempotency-Key` header (or the `key` field) is missing or empty, or its name is \
-             spelled another way."
-        what_to_do "Make a key once per logical operation, store it with the operation, and send \
-                    it with every retry. For messages that may be done twice, make the queue's \
-                    guarantee `at-least-once`.",
+        means "The queue accepts only messages with a key, and this one has none."
+        why "The `Idempotency-Key` header (or the `key` field) is missing, empty or misspelt."
+        what_to_do "Create one key per logical operation, store it with the operation, and send \
+                    it with every retry. If messages may be processed twice, set the queue's \
+                    `guarantee` to `at-least-once`.",
     MalformedKey = "malformed_key" 400 InvalidArgument false
         "The idempotency key is malformed"
-        means "A key has 1 to 255 bytes of UTF-8 without control characters; this one has not."
+        means "A key must have 1 to 255 bytes of UTF-8 without control characters."
         why "The header is neither a structured-field string (`\"order-42\"`) nor a bare value, it \
              was given twice, or it is too long."
-        what_to_do "Send one key, quoted or bare. Hash what is too long yourself.",
+        what_to_do "Send one key, quoted or bare. If it is too long, send a hash of it.",
     Unauthorized = "unauthorized" 401 Unauthenticated false
         "A valid token is required"
-        means "The broker does not know who asks."
+        means "The caller is not authenticated."
         why "The `Authorization: Bearer` header is missing, or its token is unknown or revoked."
-        what_to_do "Make a token with `hapax token create` and send it with every request.",
+        what_to_do "Create a token with `hapax token create` and send it with every request.",
     Forbidden = "forbidden" 403 PermissionDenied false
         "The token does not allow this"
         means "The token is valid, but not for this action on this queue."
-        why "Tokens are limited to a tenant, to queues by pattern, and to `send`, `work`, \
-             `admin` and `operate`."
-        what_to_do "Use a token with the permission, or make one with `hapax token create --can`.",
+        why "A token is limited to a tenant, to queues that match its patterns, and to its \
+             permissions (`send`, `work`, `admin`, `operate`)."
+        what_to_do "Use a token with the permission, or create one: `hapax token create --can`.",
     NoSuchQueue = "no_such_queue" 404 NotFound false
         "There is no such queue"
-        means "The tenant of the token has no queue of this name, or none that the token may see."
+        means "The tenant of the token has no queue with this name, or the token may not see it."
         why "It was not created yet, was deleted, or the name has a typo."
         what_to_do "Create it: `hapax queue create NAME`, or `PUT /v1/queues/NAME`.",
     NoSuchKey = "no_such_key" 404 NotFound false
-        "The key is not known"
-        means "Nothing was sent under this key, or it was forgotten since."
-        why "A finished key is remembered for the queue's retention, counted from its end."
-        what_to_do "Check key, queue and, where the queue deduplicates per group, the group.",
+        "The key is unknown"
+        means "Nothing was sent under this key, or the key was forgotten."
+        why "A finished key is forgotten after the queue's retention, counted from the end of its \
+             message."
+        what_to_do "Check the key, the queue and, if the queue deduplicates per group, the group.",
     Conflict = "conflict" 422 AlreadyExists false
-        "The key was used for something else"
+        "The key was used for another operation"
         means "An earlier message under this key had another body or group, or another \
-               fingerprint of the caller's own. It is untouched, and this one was not accepted."
+               fingerprint given by the caller. The earlier message is unchanged, and this one \
+               was not accepted."
         why "Two operations share a key, or the body of one operation changes between retries \
              (a timestamp, a trace id)."
-        what_to_do "Use one key per operation. Where bodies carry noise, send your own \
-                    `hapax-fingerprint` of what matters. The refusal of a send or a \
-                    claim says in `differs`, `id` and `accepted_at` what the first one was; \
-                    `GET /v1/queues/QUEUE/keys/KEY` shows it. The id of a redrive is a key too.",
+        what_to_do "Use one key per operation. If the body changes between retries, send your own \
+                    `hapax-fingerprint` of the fields that matter. The fields `differs`, `id` and \
+                    `accepted_at` of the error identify the first message; `GET \
+                    /v1/queues/QUEUE/keys/KEY` shows it. A redrive gets this error too, if its id \
+                    was used for another redrive.",
     InFlight = "in_flight" 409 Aborted true
-        "Somebody else holds the key"
-        means "A claim of this key is being worked on."
-        why "A concurrent duplicate of the same operation, or the first one's holder died and its \
-             lease is not over yet."
+        "The key is being processed"
+        means "Another caller has claimed this key and is working on it."
+        why "A concurrent duplicate of the same operation, or the first caller crashed and its \
+             lease has not ended yet."
         what_to_do "Retry after `Retry-After`, or wait for the outcome: `Prefer: wait=SECONDS`.",
     TooOld = "too_old" 410 FailedPrecondition false
-        "The operation is older than what is remembered"
-        means "The key, or `issued_at`, tells that the operation was born before the queue's \
-               retention. Whether it was done once, the broker no longer knows; it refuses to do \
-               it a second time."
-        why "A retry that came after the retention was over."
-        what_to_do "Find out by other means whether it was done. If it was not, send it under a \
-                    new key. Raise `retention_ms` if such retries are to be expected.",
+        "The operation is older than the queue's retention"
+        means "The date in the key, or `issued_at`, is older than the queue's retention. The \
+               broker no longer knows whether the operation was done, and refuses to do it a \
+               second time."
+        why "A retry that arrived after the retention."
+        what_to_do "Find out by other means whether the operation was done. If it was not, send \
+                    it under a new key. If such late retries are normal, raise `retention_ms`.",
     UndatedKey = "undated_key" 422 FailedPrecondition false
-        "The queue takes dated keys only"
-        means "The queue has `undated_keys = \"refuse\"`, and this key does not tell its age."
-        why "Only UUIDv7 and ULID keys, or sends with `issued_at`, can be told from late retries."
-        what_to_do "Make keys as UUIDv7, or send `hapax-issued-at`.",
+        "The queue accepts only keys with a date"
+        means "The queue has `undated_keys = \"refuse\"`, and this key contains no date."
+        why "Only with a date (a UUIDv7 or ULID key, or `issued_at`) can the broker recognise a \
+             retry of a forgotten key."
+        what_to_do "Use UUIDv7 keys, or send the header `hapax-issued-at`.",
     LeaseLost = "lease_lost" 409 Aborted false
-        "The lease is no longer yours"
+        "The lease is lost"
         means "Another worker has the message now, or it is finished. Nothing was changed."
-        why "The lease's deadline passed and the message went on, or an operator stepped in."
-        what_to_do "Stop working on it and undo nothing: if the message is done, its `result` is \
-                    in the answer.",
+        why "The lease ended before this settle and the message went to another worker, or an \
+             operator changed the message."
+        what_to_do "Stop working on the message and do not undo anything. If the message is done, \
+                    its `result` is in the answer.",
     InvalidConfig = "invalid_config" 422 InvalidArgument false
         "The configuration is refused"
-        means "The queue stays as it was. `detail` names the field."
-        why "An unknown field, a value out of bounds, or a combination that would weaken a \
-             guarantee, such as a retention below twice the retry horizon. Also `If-Match` that \
-             does not fit."
-        what_to_do "Correct the field. `hapax lint FILE` checks whole files the same way.",
+        means "The queue was not changed. `detail` names the field."
+        why "An unknown field, a value out of range, or a combination that would weaken a \
+             guarantee, such as a retention below twice the retry horizon; or an `If-Match` that \
+             does not match."
+        what_to_do "Correct the field. `hapax lint FILE` checks files with the same rules.",
     TooLarge = "too_large" 413 OutOfRange false
         "The request is too large"
         means "The body, the batch or the headers are above their limit."
-        why "Queues take bodies up to their `max_body_bytes`; a batch has at most 1000 messages \
-             and 8 MiB. `GET /v1/limits` lists them all."
+        why "A queue accepts bodies up to its `max_body_bytes`; a batch has at most 1000 messages \
+             and 8 MiB. `GET /v1/limits` lists all limits."
         what_to_do "Store large bodies elsewhere and send a reference, or split the batch.",
     OverQuota = "over_quota" 429 ResourceExhausted true
         "The queue or the tenant is full"
-        means "The message was not accepted: the queue holds as many messages or bytes as it may."
-        why "Workers do not follow, or are stopped."
-        what_to_do "Retry after `Retry-After` under the same key; start more workers, or raise \
-                    `max_messages` and `max_bytes`.",
+        means "The message was not accepted: the queue or the tenant has reached its limit of \
+               messages or bytes."
+        why "Workers are too slow or stopped."
+        what_to_do "Retry after `Retry-After` under the same key. Start more workers, or raise \
+                    `max_messages` or `max_bytes`.",
     RateLimited = "rate_limited" 429 ResourceExhausted true
         "Too many requests"
-        means "The message was not accepted: the rate of the queue or of the tenant is used up."
+        means "The message was not accepted: the rate limit of the queue or of the tenant is \
+               exceeded."
         why "More than `sends_per_s`."
         what_to_do "Retry after `Retry-After` under the same key.",
     StoreFull = "store_full" 507 ResourceExhausted true
         "The broker's disk is full"
-        means "New messages are refused; receives and settles go on. No key was evicted."
-        why "The disk under the data directory has no room left but the reserve for settles."
-        what_to_do "Free some room: the broker goes on by itself. Retry under the same key.",
+        means "New messages are refused; receives and settles continue. No key was evicted."
+        why "The free space on the disk of the data directory is down to the reserve for settles."
+        what_to_do "Free some disk space; the broker continues without a restart. Retry under the \
+                    same key.",
     Unavailable = "unavailable" 503 Unavailable true
         "The broker cannot answer now"
-        means "The request was not carried out, or its outcome is not known."
-        why "The broker is starting or stopping, overloaded, or its disk failed."
-        what_to_do "Retry under the same key: if the first try was carried out, its answer comes.",
+        means "The request was not carried out, or its outcome is unknown."
+        why "The broker is starting, stopping or overloaded, or its disk failed."
+        what_to_do "Retry under the same key: if the first try succeeded, you get its answer.",
     Internal = "internal" 500 Internal true
-        "Something is wrong with the broker"
-        means "The outcome of the request is not known."
-        why "A defect of Hapax, or damage that it met. The log of the broker has the request id."
-        what_to_do "Retry under the same key, and report it with the `Request-Id`.",
+        "The broker has an internal error"
+        means "The outcome of the request is unknown."
+        why "A bug in Hapax, or damaged data. The broker's log has the details, with the request \
+             id."
+        what_to_do "Retry under the same key, and report the bug with `Request-Id` and log.",
 }
 
 #[cfg(test)]

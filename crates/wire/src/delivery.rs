@@ -62,7 +62,7 @@ pub struct Delivery {
     #[prost(uint64, tag = "2")]
     #[schema(value_type = Fence)]
     pub fence: u64,
-    /// Whose message it is.
+    /// The tenant of the message.
     // On a Work stream it comes with the first delivery alone, as the other things do that are the
     // same for all: queue, length of the lease, keys per group.
     #[prost(string, tag = "14")]
@@ -96,7 +96,7 @@ pub struct Delivery {
     /// How long the lease lasts from this answer on: a worker extends by it and its own clock.
     #[prost(uint64, tag = "16")]
     pub lease_ms: u64,
-    /// By the broker's clock.
+    /// The end of the lease, by the broker's clock.
     #[prost(uint64, tag = "12")]
     #[schema(rename = "deadline", value_type = Timestamp)]
     pub deadline_ms: u64,

@@ -45,11 +45,11 @@ pub struct Key {
     #[prost(uint64, optional, tag = "9")]
     #[schema(rename = "remembered_until", value_type = Option<Timestamp>)]
     pub remembered_until_ms: Option<u64>,
-    /// When the lease ends or the delay is over.
+    /// The time at which the lease or the delay ends.
     #[prost(uint64, optional, tag = "10")]
     #[schema(rename = "deadline", value_type = Option<Timestamp>)]
     pub deadline_ms: Option<u64>,
-    /// Who had it last.
+    /// The last worker.
     #[prost(string, tag = "18")]
     #[schema(value_type = Option<String>)]
     pub worker: String,
@@ -57,7 +57,7 @@ pub struct Key {
     pub duplicates: u64,
     #[prost(message, optional, tag = "12")]
     pub result: Option<Blob>,
-    /// Of the last failure.
+    /// The error of the last failure.
     #[prost(string, tag = "13")]
     #[schema(value_type = Option<String>)]
     pub error: String,
@@ -68,7 +68,7 @@ pub struct Key {
     #[prost(message, repeated, tag = "15")]
     #[schema(required = false)]
     pub history: Vec<Event>,
-    /// Of a message that is alive; a finished one's is gone.
+    /// The body of an unfinished message; that of a finished one is not stored.
     #[prost(message, optional, tag = "16")]
     #[schema(rename = "body", value_type = Option<String>)]
     pub message: Option<Blob>,
@@ -148,7 +148,7 @@ pub struct BrowseReply {
 #[serde(tag = "answer", rename = "ok")]
 pub struct Changed<'a> {
     pub key: &'a str,
-    /// Where the message is now; absent where the key was forgotten.
+    /// The state of the message now; absent if the key was forgotten.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -161,7 +161,7 @@ pub struct Resolve {
     /// `done` or `retry`.
     #[serde(rename = "do")]
     pub verb: String,
-    /// Of `done`.
+    /// The result, for `done`.
     #[serde(default)]
     pub result: Option<Blob>,
 }

@@ -47,12 +47,12 @@ pub struct Message {
     #[prost(uint64, optional, tag = "8")]
     #[serde(default)]
     pub ttl_ms: Option<u64>,
-    /// Instead of the digest of body and group.
+    /// Your own fingerprint, instead of the digest of body and group.
     #[prost(string, optional, tag = "9")]
     #[serde(default)]
     #[schema(max_length = 255)]
     pub fingerprint: Option<String>,
-    /// When the operation was born, for keys that do not tell.
+    /// When the operation was issued, for keys without a date.
     #[prost(uint64, optional, tag = "10")]
     #[serde(default, rename = "issued_at", deserialize_with = "time_if_given")]
     #[schema(value_type = Option<crate::text::Timestamp>)]
@@ -103,7 +103,7 @@ pub struct Emit {
     #[prost(uint64, optional, tag = "9")]
     #[serde(default)]
     pub ttl_ms: Option<u64>,
-    /// Instead of the digest of body and group.
+    /// Your own fingerprint, instead of the digest of body and group.
     #[prost(string, optional, tag = "10")]
     #[serde(default)]
     #[schema(max_length = 255)]
@@ -131,7 +131,7 @@ fn headers<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<String, String>, 
             let mut headers = BTreeMap::new();
             while let Some((name, value)) = map.next_entry::<String, String>()? {
                 if headers.contains_key(&name) {
-                    return Err(A::Error::custom(format_args!("{name:?} is there twice")));
+                    return Err(A::Error::custom(format_args!("{name:?} is given twice")));
                 }
                 // Those beyond are too many in any case.
                 if headers.len() < HEADERS_MAX {
@@ -181,6 +181,6 @@ mod tests {
     fn a_header_that_is_there_twice_is_refused() {
         let json = br#"{"headers":{"a":"1","a":"1"}}"#;
         let error = crate::json::read::<Message>(json).unwrap_err().to_string();
-        assert!(error.starts_with(r#"headers: "a" is there twice"#), "{error}");
+        assert!(error.starts_with(r#"headers: "a" is given twice"#), "{error}");
     }
 }

@@ -68,9 +68,9 @@ limits! {
     recovery_point_name_bytes_max,
     browse_messages_max,
     redrive_keys_max,
-    /// Of the history that a key shows.
+    /// The most events in the history of a key.
     history_events_max,
-    /// Of `wait_ms` and `Prefer: wait`.
+    /// The longest `wait_ms` and `Prefer: wait`.
     wait_ms_max,
     lease_ms_min,
     lease_ms_max,

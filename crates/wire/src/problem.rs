@@ -20,10 +20,10 @@ pub struct Problem {
     pub retryable: bool,
     #[prost(uint64, optional, tag = "4")]
     pub retry_after_ms: Option<u64>,
-    /// Of a conflict: body, group, fingerprint.
+    /// For a conflict: what differs (body, group, fingerprint).
     #[prost(string, repeated, tag = "5")]
     pub differs: Vec<String>,
-    /// Of a conflict: the first message's.
+    /// For a conflict: the id of the first message, and when it was accepted.
     #[prost(bytes = "bytes", tag = "6")]
     pub id: Bytes,
     #[prost(uint64, tag = "7")]
@@ -42,7 +42,7 @@ pub(crate) static NO_PROBLEM: Problem = Problem {
 };
 
 impl Problem {
-    /// Of a conflict: the id of the first message.
+    /// For a conflict: the id of the first message.
     pub fn id(&self) -> Option<Id> {
         (!self.id.is_empty()).then(|| Id::of(&self.id))
     }
@@ -96,16 +96,16 @@ pub struct Document<'a> {
     pub request_id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
-    /// Of a conflict: in what the two sends differ.
+    /// For a conflict: what differs between the two sends.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Differs>>)]
     pub differs: Option<&'a [String]>,
-    /// Of a conflict, or of a key in flight: the first message's.
+    /// For a conflict or a key in flight: the id of the first message, and when it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<Id>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_at: Option<Timestamp>,
-    /// Of a key in flight.
+    /// For a key in flight: its state, attempts and deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
     #[serde(skip_serializing_if = "Option::is_none")]

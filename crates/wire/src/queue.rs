@@ -27,7 +27,7 @@ impl Field {
     }
 }
 
-/// What can be said of a field by its type.
+/// The properties of a field that follow from its type.
 trait Kind {
     const IS_BOOL: bool = false;
     const WORDS: &'static [&'static str] = &[];
@@ -62,12 +62,12 @@ macro_rules! choices {
 
 choices! {
     Guarantee {
-        /// A key is required, and one effect is promised to those who respect it.
+        /// A key is required, and a message has one effect if its worker uses the key.
         #[default]
         ExactlyOnce "exactly-once",
         /// A key is optional.
         AtLeastOnce "at-least-once",
-        /// Done when it is delivered.
+        /// A message is done when it is delivered.
         AtMostOnce "at-most-once",
     }
     Order {
@@ -76,7 +76,7 @@ choices! {
         /// Messages of a group are delivered in order, one unfinished at a time.
         Group "group",
     }
-    /// Where a key is unique.
+    /// The scope in which a key is unique.
     DedupScope {
         #[default]
         Queue "queue",
@@ -98,7 +98,7 @@ choices! {
         /// The key is forgotten and the send is a new one.
         Release "release",
     }
-    /// What the death of a message means for the younger ones of its group.
+    /// What a dead message does to the later messages of its group.
     OnGroupDead {
         #[default]
         Continue "continue",
@@ -140,61 +140,63 @@ macro_rules! fields {
 }
 
 fields! {
-    /// The rules of a queue. A field that is left out has its default; unknown fields are refused.
+    /// The configuration of a queue. A field that is left out has its default; unknown fields are
+    /// refused.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
     #[serde(default, deny_unknown_fields)]
     #[schema(default)]
     QueueConfig {
-        /// What is promised: with `exactly-once` every message has a key and one effect; with
-        /// `at-least-once` a key is optional; with `at-most-once` a message is done when it is
+        /// The delivery guarantee. `exactly-once`: every message has a key and one effect.
+        /// `at-least-once`: a key is optional. `at-most-once`: a message is done when it is
         /// delivered.
         guarantee: Guarantee = Guarantee::default(),
-        /// Whether messages of a group are delivered in order, one unfinished at a time. It cannot
-        /// change once the queue exists.
+        /// Whether the messages of a group are delivered in order, one at a time. Cannot be changed
+        /// later.
         order: Order = Order::default(),
-        /// Where a key is unique: in the whole queue or in its group. It cannot change either.
+        /// Whether a key is unique in the whole queue or only in its group. Cannot be changed
+        /// later.
         dedup_scope: DedupScope = DedupScope::default(),
-        /// How long a finished key is remembered, counted from its end, or for ever. At least twice
-        /// `retry_horizon_ms`.
+        /// How long a finished key is remembered, counted from the end of its message. At least
+        /// twice `retry_horizon_ms`.
         retention_ms: Option<u64> = Some(604_800_000),
-        /// The longest time after the end at which anything upstream may still retry.
+        /// The longest time after the end of a message at which a caller may still retry it.
         retry_horizon_ms: u64 = 86_400_000,
-        /// Whether keys without a date are accepted. A UUIDv7, a ULID or a send with `issued_at`
-        /// has one: if it arrives after its key was forgotten, it is refused instead of done again.
+        /// Whether keys without a date are accepted. UUIDv7 and ULID keys and sends with
+        /// `issued_at` have a date: such a retry is refused, not run again, if it arrives after its
+        /// key was forgotten.
         undated_keys: UndatedKeys = UndatedKeys::default(),
-        /// How long a worker may keep a message before its lease is lost, unless it extends the
-        /// lease.
+        /// The length of a lease (visibility timeout): how long a worker may work on a message
+        /// without extending the lease.
         lease_ms: u64 = 30_000,
-        /// How often a message is tried before it is dead.
+        /// The number of attempts before a message is dead.
         max_attempts: u32 = 10,
         /// The shortest wait before the next attempt.
         backoff_min_ms: u64 = 1_000,
-        /// The longest wait before the next attempt. Waits double from attempt to attempt and are
-        /// drawn at random between the bounds.
+        /// The longest wait before the next attempt. The upper bound of the wait doubles with every
+        /// attempt, and the wait is random between the bounds.
         backoff_max_ms: u64 = 600_000,
-        /// How long a message waits before its first delivery, unless the send says otherwise.
+        /// How long a message waits before its first delivery. A send can override it.
         delay_ms: u64 = 0,
-        /// How long after its acceptance a message is still tried, unless the send says otherwise.
-        /// Then it is dead.
+        /// How long after its acceptance a message is tried. Then it is dead. A send can override
+        /// it.
         ttl_ms: Option<u64> = None,
-        /// What a send under the key of a dead message gets: with `pin` the error; with `rerun` the
-        /// message is tried again; with `release` the key is forgotten and the send is a new one.
+        /// What a send under the key of a dead message does. `pin`: it gets the error. `rerun`: the
+        /// message is tried again. `release`: the key is forgotten and the send is a new message.
         on_dead: OnDead = OnDead::default(),
-        /// What the death of a message means for its group: with `continue` the younger messages go
-        /// on, with `park` they wait until it is redriven or discarded. `park` needs the `order`
-        /// `group`.
+        /// What a dead message does to its group. `continue`: later messages are delivered. `park`:
+        /// they wait until it is redriven or discarded; needs `order` = `group`.
         on_group_dead: OnGroupDead = OnGroupDead::default(),
-        /// What happens to a message whose worker began an effect that cannot be repeated and then
-        /// lost its lease: it is delivered again, or parked until somebody resolves it.
+        /// What happens to a message whose worker has called `begin` and then lost its lease.
+        /// `redeliver`: it is delivered again. `park`: it is parked until an operator resolves it.
         on_lost: OnLost = OnLost::default(),
-        /// Whether a finished key keeps its message for as long as it is remembered, so that a
-        /// replay needs no body.
+        /// Whether the body of a finished message is kept as long as its key, so that a replay
+        /// needs no body.
         keep_bodies: bool = false,
-        /// The largest body.
+        /// The largest body of a message.
         max_body_bytes: u64 = 1_048_576,
-        /// The most messages alive at once, the dead included.
+        /// The most unfinished messages, including dead ones.
         max_messages: Option<u64> = None,
-        /// The most bytes of bodies alive at once.
+        /// The most bytes of the bodies of unfinished messages.
         max_bytes: Option<u64> = None,
         /// The most messages sent per second.
         sends_per_s: Option<u32> = None,
@@ -214,7 +216,7 @@ pub struct Queue {
     #[prost(message, optional, tag = "3")]
     #[schema(value_type = QueueStats)]
     pub stats: Option<QueueStats>,
-    /// Nothing is handed out; sends and settles go on.
+    /// Whether the queue is paused: nothing is delivered, while sends and settles continue.
     #[prost(bool, tag = "4")]
     pub paused: bool,
     #[prost(uint64, tag = "5")]
@@ -224,14 +226,14 @@ pub struct Queue {
     /// Changes with every change of the configuration; for `If-Match`.
     #[prost(string, tag = "6")]
     pub etag: String,
-    /// By PutQueue: it did not exist before. HTTP says so by its status.
+    /// Set by PutQueue: the queue did not exist before. Over HTTP the status shows it.
     #[prost(bool, tag = "7")]
     #[serde(skip)]
     pub created: bool,
 }
 
 impl Queue {
-    /// Its rules. Fields of a newer broker are left out.
+    /// The configuration. Fields of a newer broker are left out.
     pub fn config(&self) -> serde_json::Result<QueueConfig> {
         let mut fields: Map<String, Value> = serde_json::from_str(&self.config_json)?;
         fields.retain(|name, _| QueueConfig::FIELDS.iter().any(|field| field.name == name));
@@ -239,19 +241,19 @@ impl Queue {
     }
 }
 
-/// Writes what is JSON already; `null` where it is not.
+/// Writes a value that is JSON already; `null` if it is not valid JSON.
 fn as_it_is<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, S::Error> {
     serde_json::from_str::<&RawValue>(json).ok().serialize(serializer)
 }
 
-/// What is in a queue, and what has happened to it.
+/// The message counts and totals of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message, Serialize, ToSchema)]
 #[schema(as = Stats)]
 pub struct QueueStats {
-    /// In the state `ready`, those of `held` included.
+    /// Messages in the state `ready`, including those counted in `held`.
     #[prost(uint64, tag = "1")]
     pub ready: u64,
-    /// Of `ready`: those that wait for another message of their group.
+    /// The `ready` messages that wait for another message of their group.
     #[prost(uint64, tag = "13")]
     #[schema(required = false)]
     pub held: u64,
@@ -266,7 +268,7 @@ pub struct QueueStats {
     /// Finished keys that are still remembered.
     #[prost(uint64, tag = "6")]
     pub keys: u64,
-    /// Of the oldest message that can be received; `null` where none can.
+    /// The age of the oldest message that can be received; `null` if there is none.
     #[prost(uint64, optional, tag = "7")]
     pub oldest_ready_age_ms: Option<u64>,
     #[prost(uint64, tag = "8")]
@@ -286,7 +288,7 @@ pub struct QueueStats {
 pub struct ListQueuesReply {
     #[prost(message, repeated, tag = "1")]
     pub queues: Vec<Queue>,
-    /// The partitions that did not answer in time: their part of the figures is an earlier one, or
+    /// The partitions that did not answer in time: their share of the counts is outdated or
     /// missing.
     #[prost(uint32, repeated, tag = "2")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -294,7 +296,7 @@ pub struct ListQueuesReply {
     pub unanswered: Vec<u32>,
 }
 
-/// Which part of a queue to purge.
+/// The options of a purge.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message, Deserialize, ToSchema)]
 #[schema(as = Purge)]
 pub struct PurgeRequest {

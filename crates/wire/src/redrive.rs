@@ -27,7 +27,7 @@ pub struct Redrive {
     /// Count what matches, and move nothing.
     #[serde(default)]
     pub dry_run: bool,
-    /// At most so many a second.
+    /// The most messages per second.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub per_s: Option<u32>,
@@ -64,7 +64,7 @@ pub struct RedriveProgress {
     /// How many dead messages, or keys, there were to look at; `null` where that is not known.
     #[prost(uint64, optional, tag = "6")]
     pub total: Option<u64>,
-    /// Of a redrive by keys: those that were not dead.
+    /// For a redrive by keys: the keys that were not dead.
     #[prost(string, repeated, tag = "7")]
     #[schema(required = false)]
     pub missing: Vec<String>,

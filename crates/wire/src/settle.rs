@@ -83,7 +83,7 @@ pub struct Save {
     pub body: Bytes,
 }
 
-/// In doubt: the effect may have happened.
+/// Reports that the effect is in doubt: it may have happened.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct Park {
     #[prost(string, tag = "1")]
@@ -109,23 +109,23 @@ pub struct SettleItem {
     /// `done`, `fail`, `release`, `extend`, `begin`, `save` or `park`.
     #[serde(rename = "do")]
     pub verb: String,
-    /// Of `done`: what every later send under the key gets.
+    /// For `done`: the result, which every later send under the key gets.
     #[serde(default)]
     pub result: Option<Blob>,
-    /// Of `done`: messages that follow, exactly once.
+    /// For `done`: follow-up messages, sent exactly once.
     #[serde(default)]
     #[schema(value_type = Option<Vec<Emit>>, max_items = 64)]
     pub emit: Option<List<Emit, EMIT_MAX>>,
-    /// Of `fail` and `park`.
+    /// For `fail` and `park`: the error.
     #[serde(default)]
     pub error: Option<String>,
-    /// Of `fail` and `park`: instead of the queue's backoff.
+    /// For `fail` and `park`: the delay, instead of the queue's backoff.
     #[serde(default)]
     pub delay_ms: Option<u64>,
-    /// Of `fail`, and of a `park` that does not park: no further attempt.
+    /// For `fail`, and a `park` that does not park: no further attempt.
     #[serde(default)]
     pub dead: Option<bool>,
-    /// Of `extend`: from now on; the queue's own where it is left out.
+    /// For `extend`: the length from now on; by default that of the queue.
     #[serde(default)]
     pub lease_ms: Option<u64>,
     /// Of `save`.
@@ -141,11 +141,11 @@ pub struct SettleItem {
 /// Why an item is not a settle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSettle {
-    #[error("do: {0:?} is none of done, fail, release, extend, begin, save and park")]
+    #[error("do: {0:?} is not one of done, fail, release, extend, begin, save and park")]
     Verb(String),
     #[error("{field} belongs to do: {verbs:?}, not to {verb:?}")]
     Field { field: &'static str, verbs: &'static str, verb: String },
-    #[error("emit: there are {0}, at most {EMIT_MAX} go together")]
+    #[error("emit: {0} messages are given, at most {EMIT_MAX} are allowed")]
     Emits(usize),
 }
 
@@ -220,18 +220,18 @@ pub struct SettleAnswer {
     pub r#ref: u64,
     #[prost(enumeration = "SettleKind", tag = "2")]
     pub kind: i32,
-    /// Where the message is now.
+    /// The state of the message now.
     #[prost(enumeration = "State", tag = "3")]
     pub state: i32,
     /// The new deadline of an extended lease, the due time of a failed one.
     #[prost(uint64, optional, tag = "4")]
     pub deadline_ms: Option<u64>,
-    /// Of a lost lease: the winner's result, if there is one.
+    /// For a lost lease: the result of the winner, if there is one.
     #[prost(message, optional, tag = "5")]
     pub result: Option<Blob>,
     #[prost(message, optional, tag = "6")]
     pub problem: Option<Problem>,
-    /// Of a lost lease: there is a result, but no room for it beside the others.
+    /// For a lost lease: the result was left out because it did not fit beside the others.
     #[prost(bool, tag = "7")]
     pub result_omitted: bool,
 }
@@ -249,7 +249,7 @@ impl SettleAnswer {
 #[serde(tag = "answer", rename_all = "snake_case")]
 enum Form<'a> {
     Ok {
-        /// Of `fail`: where the message is now.
+        /// For `fail`: the state of the message now.
         #[serde(skip_serializing_if = "Option::is_none")]
         state: Option<State>,
         /// The new deadline of an extended lease, the due time of a failed one.
@@ -262,7 +262,7 @@ enum Form<'a> {
         state: Option<State>,
         /// The winner's, if there is one.
         result: Option<&'a Blob>,
-        /// There is a result, but it would have made this answer too large: look at the key.
+        /// The result was left out because the answer would be too large: get it with the key.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         #[schema(required = false)]
         result_omitted: bool,
@@ -338,10 +338,10 @@ mod tests {
         let other = said(r#"{"lease":"l","do":"done","error":"x"}"#);
         assert_eq!(other, r#"error belongs to do: "fail or park", not to "done""#);
         let verb = said(r#"{"lease":"l","do":"finish","error":"x"}"#);
-        assert!(verb.starts_with(r#"do: "finish" is none of done, fail"#), "{verb}");
+        assert!(verb.starts_with(r#"do: "finish" is not one of done, fail"#), "{verb}");
         let emit = r#"{"queue":"q"},"#.repeat(99);
         let many = said(&format!(r#"{{"lease":"l","do":"done","emit":[{emit}{{"queue":"q"}}]}}"#));
-        assert_eq!(many, "emit: there are 100, at most 64 go together");
+        assert_eq!(many, "emit: 100 messages are given, at most 64 are allowed");
     }
 
     #[test]

@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for Timestamp {
         let text = Text::deserialize(deserializer)?;
         Self::parse(&text).ok_or_else(|| {
             D::Error::custom(format!(
-                "{text:?} is not a time: give a time of RFC 3339, such as 2026-03-01T12:00:00Z",
+                "{text:?} is not an RFC 3339 time such as 2026-03-01T12:00:00Z",
                 text = &*text
             ))
         })

@@ -1,4 +1,4 @@
-//! What was sent and not answered yet.
+//! Frames that were sent and not answered yet.
 //!
 //! Invariant: references are given out in order, so everything is found by counting. Before `base`
 //! everything is answered; a frame goes when the last of its members does.
@@ -11,10 +11,10 @@ use bytes::Bytes;
 pub(crate) struct Unanswered {
     /// The reference of the first of `tags`.
     base: u64,
-    /// Those of the callers; `None` once answered.
+    /// The callers' tags; `None` once answered.
     tags: VecDeque<Option<u64>>,
     open: usize,
-    /// With the reference after their last member.
+    /// The frames, each with the reference after its last member.
     frames: VecDeque<(u64, Bytes)>,
     bytes: usize,
 }
@@ -97,7 +97,7 @@ impl Unanswered {
         self.open
     }
 
-    /// Of all frames that are kept.
+    /// The bytes of all frames that are kept.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

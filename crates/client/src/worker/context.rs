@@ -1,4 +1,4 @@
-//! What a handler can do besides returning.
+//! The context of a handler: save, extend, begin, steps.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -229,7 +229,7 @@ impl Context {
 
 fn lost_during(step: &str) -> Failure {
     Failure::new(format!(
-        "the lease was lost during the step {step}: somebody else has the message"
+        "the lease was lost during the step {step}: another worker may have the message"
     ))
 }
 

@@ -49,7 +49,7 @@ pub(super) struct Driver<R> {
     /// Settles to be said again, in the order of their time.
     again: VecDeque<(Instant, Number, Settle)>,
     stopping: watch::Sender<bool>,
-    /// There is no connection, and that was reported.
+    /// Whether there is no connection, and that was reported.
     is_away: bool,
 }
 
@@ -65,7 +65,7 @@ enum Settling {
 /// What a handler asked for.
 #[derive(Clone, Copy)]
 enum Asked {
-    /// To keep the lease until then.
+    /// A request to keep the lease until then.
     Extend(Instant),
     /// What changes nothing here.
     Other,
@@ -144,14 +144,14 @@ where
 
     fn away(&mut self, error: &Error) {
         if !std::mem::replace(&mut self.is_away, true) {
-            tracing::warn!(%error, "the broker is away; going on when it is back");
+            tracing::warn!(%error, "cannot reach the broker; retrying");
             self.observer.tell(Event::Away(error));
         }
     }
 
     fn back(&mut self) {
         if std::mem::replace(&mut self.is_away, false) {
-            tracing::info!("the broker is back");
+            tracing::info!("the broker can be reached again");
             self.observer.tell(Event::Back);
         }
     }
@@ -371,7 +371,7 @@ where
     /// The handlers had their time. Their messages have failed, except where an effect has begun.
     fn give_up(&mut self) {
         let left: Vec<Number> = self.numbers.drain().map(|(_, number)| number).collect();
-        tracing::warn!(handlers = left.len(), "stopped before they were finished");
+        tracing::warn!(handlers = left.len(), "handlers were stopped before they had finished");
         self.tasks.abort_all();
         self.tasks.detach_all();
         for number in left {

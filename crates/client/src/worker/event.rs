@@ -1,4 +1,4 @@
-//! What a worker reports while it works.
+//! The events that a worker reports.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ pub enum Event<'a> {
     /// There is no connection to the broker. The worker goes on with what it has, and tries to
     /// connect.
     Away(&'a Error),
-    /// There is a connection again.
+    /// The broker can be reached again.
     Back,
 }
 
-/// Who is told.
+/// The observer of events.
 #[derive(Clone, Default)]
 pub(super) struct Observer(Option<Arc<Callback>>);
 

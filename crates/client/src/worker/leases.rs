@@ -1,10 +1,9 @@
-//! The leases in a worker's hands, and when each is to be extended.
+//! The leases that a worker holds, and when each must be extended.
 //!
 //! A lease is found by the number that the worker gave to its delivery. Fences order the leases of
 //! one message and name nothing else: the partitions of an older broker give out the same ones.
-//!
-//! Times are those of the monotonic clock here, and lengths those that the broker told: the two
-//! wall clocks are never compared.
+//! Times are those of the local monotonic clock, and lengths those that the broker reported: the
+//! two wall clocks are never compared.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -28,7 +27,7 @@ pub(super) struct Leases {
     length: Duration,
     next: u64,
     held: HashMap<Number, Hold>,
-    /// When something is to be done about a lease.
+    /// The times at which a lease must be extended or is lost.
     due: BTreeSet<(Instant, Number)>,
 }
 

@@ -52,7 +52,7 @@ fn answer(
     let asked = Asked { queue, digest, fingerprint: &claim.fingerprint, claim: true };
     let released = send::known(machine, stamp.at, &asked, out)?;
     let dated_ahead = send::check_date(queue, stamp.at, key, claim.issued_at)?;
-    send::check_room(machine, queue, stamp.at, claim.content.size() as u64, false)?;
+    send::check_room(machine, queue, stamp.at, claim.content.size() as u64, claim.allowance)?;
 
     let seq = machine.next_seq;
     let (fence, deadline) = (machine.next_fence(), stamp.at.plus(lease_ms));

@@ -111,7 +111,7 @@ fn filed(
         None => out.unknown = Some(digest),
     }
     let bytes = send.content.size() as u64;
-    send::check_room(machine, queue, stamp.at, bytes, send.beyond_quota)?;
+    send::check_room(machine, queue, stamp.at, bytes, send.allowance)?;
     let seq = machine.next_seq;
     let error: Arc<str> = bounded(&error).into();
     out.decisions.extend(released);

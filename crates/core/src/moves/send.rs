@@ -1,6 +1,6 @@
 //! A message comes in, or the same one again.
 
-use crate::command::Send;
+use crate::command::{Allowance, Send};
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
 use crate::content::{Content, Invalid};
 use crate::decision::{Accepted, Decision, QueueId};
@@ -39,7 +39,7 @@ fn answer(
         released = known(machine, stamp.at, &asked, out)?;
         dated_ahead = check_date(queue, stamp.at, content.key(), send.issued_at)?;
     }
-    check_room(machine, queue, stamp.at, content.size() as u64, send.beyond_quota)?;
+    check_room(machine, queue, stamp.at, content.size() as u64, send.allowance)?;
 
     let seq = machine.next_seq;
     let id = MessageId::new(stamp.at, machine.partition, seq);
@@ -122,18 +122,21 @@ pub(crate) fn check_date(
     }
 }
 
-/// Whether the queue's quotas and the store have room for one more. `beyond_quota` it only has to
-/// come at the queue's rate.
+/// Whether the quotas and the store have room for one more.
 pub(crate) fn check_room(
     machine: &Machine,
     queue: &Queue,
     at: Time,
     bytes: u64,
-    beyond_quota: bool,
+    allowance: Allowance,
 ) -> Result<(), Answer> {
     let (config, elsewhere) = (&queue.config, &queue.elsewhere);
     let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
-    let is_bounded = !beyond_quota;
+    let is_bounded = match allowance {
+        Allowance::Queue => true,
+        Allowance::Emitted => false,
+        Allowance::UsedUp { quota, retry_after_ms } => return over(quota, retry_after_ms),
+    };
     let messages = || queue.stats.messages() + elsewhere.messages;
     if is_bounded && config.max_messages.is_some_and(|max| messages() >= max) {
         return over(Quota::Messages, 1_000);

@@ -27,7 +27,8 @@ fn keyless() -> Config {
 fn sent(key: Option<u8>, group: Option<u8>) -> Sent {
     let (delay_ms, ttl_ms, issued_ago_ms) = (None, None, None);
     let (content_type, own) = (false, None);
-    Sent { queue: 0, key, group, body: 0, content_type, own, delay_ms, ttl_ms, issued_ago_ms }
+    let (queue, body, used_up) = (0, 0, false);
+    Sent { queue, key, group, body, content_type, own, delay_ms, ttl_ms, issued_ago_ms, used_up }
 }
 
 fn send(key: u8, group: Option<u8>) -> Op {

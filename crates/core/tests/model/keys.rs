@@ -29,7 +29,7 @@ impl Model {
             released = self.known(&queue, scope, &send.fingerprint, false)?;
             dated_ahead = self.check_date(&queue, key, send.issued_at)?;
         }
-        self.check_room(&queue, send.content.size() as u64, send.beyond_quota, seen)?;
+        self.check_room(&queue, send.content.size() as u64, send.allowance, seen)?;
         if let Some(scope) = released {
             self.release_key(&scope);
         }
@@ -67,7 +67,7 @@ impl Model {
         }
         let released = self.known(&queue, &scope, &claim.fingerprint, true)?;
         let dated_ahead = self.check_date(&queue, key, claim.issued_at)?;
-        self.check_room(&queue, claim.content.size() as u64, false, seen)?;
+        self.check_room(&queue, claim.content.size() as u64, claim.allowance, seen)?;
         if let Some(scope) = released {
             self.release_key(&scope);
         }
@@ -226,12 +226,15 @@ impl Model {
         &self,
         queue: &Queue,
         bytes: u64,
-        beyond_quota: bool,
+        allowance: Allowance,
         seen: &Outcome,
     ) -> Result<(), Answer> {
         let (config, stats) = (&queue.config, self.stats(queue));
         let over = |quota, retry_after_ms| Err(Answer::OverQuota { quota, retry_after_ms });
-        let is_bounded = !beyond_quota;
+        if let Allowance::UsedUp { quota, retry_after_ms } = allowance {
+            return over(quota, retry_after_ms);
+        }
+        let is_bounded = allowance == Allowance::Queue;
         if is_bounded && config.max_messages.is_some_and(|max| stats.messages() >= max) {
             return over(Quota::Messages, 1_000);
         }

@@ -464,7 +464,7 @@ impl Model {
         if living.is_some() && !purged || self.remembered(&queue, &scope).is_some() {
             return Err(self.there(&queue, &scope, &send.fingerprint));
         }
-        self.check_room(&queue, send.content.size() as u64, send.beyond_quota, seen)?;
+        self.check_room(&queue, send.content.size() as u64, send.allowance, seen)?;
         if let Some(index) = living {
             self.purge_one(index, true);
         }

@@ -145,6 +145,8 @@ pub(crate) struct Sent {
     pub(crate) ttl_ms: Option<u64>,
     /// How long ago the operation was born; below zero where its clock is ahead.
     pub(crate) issued_ago_ms: Option<i64>,
+    /// Its tenant may send nothing new.
+    pub(crate) used_up: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -345,9 +347,23 @@ fn sent() -> impl Strategy<Value = Sent> {
         prop_oneof![18 => Just(None), 2 => (-8_000i64..8_000).prop_map(Some),
             1 => Just(Some(-90_000_000))],
     );
-    (name, what, when).prop_map(|((queue, key, group), (body, content_type, own), when)| {
+    let used_up = prop::bool::weighted(0.05);
+    (name, what, when, used_up).prop_map(|(name, what, when, used_up)| {
+        let (queue, key, group) = name;
+        let (body, content_type, own) = what;
         let (delay_ms, ttl_ms, issued_ago_ms) = when;
-        Sent { queue, key, group, body, content_type, own, delay_ms, ttl_ms, issued_ago_ms }
+        Sent {
+            queue,
+            key,
+            group,
+            body,
+            content_type,
+            own,
+            delay_ms,
+            ttl_ms,
+            issued_ago_ms,
+            used_up,
+        }
     })
 }
 

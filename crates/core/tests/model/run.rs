@@ -438,6 +438,7 @@ impl Runner {
         send.delay_ms = sent.delay_ms;
         send.ttl_ms = sent.ttl_ms;
         send.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
+        send.allowance = allowance(sent);
         send
     }
 
@@ -452,6 +453,7 @@ impl Runner {
         claim.lease_ms = lease_ms;
         claim.worker = text("w", worker);
         claim.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
+        claim.allowance = allowance(sent);
         claim
     }
 
@@ -691,4 +693,9 @@ fn only_those_of(expected: &mut Outcome, said: &mut Outcome) {
         *next = None;
         *said_next = None;
     }
+}
+
+fn allowance(sent: &Sent) -> Allowance {
+    let used_up = Allowance::UsedUp { quota: Quota::TenantRate, retry_after_ms: 7 };
+    if sent.used_up { used_up } else { Allowance::Queue }
 }

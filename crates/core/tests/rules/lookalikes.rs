@@ -1,4 +1,4 @@
-//! Bugs that other brokers had, each as a test that it is not ours (FAULTS.md).
+//! Bugs that other brokers had, each as a test that it is not ours (docs/faults.md).
 
 use hapax_core::*;
 

@@ -282,10 +282,10 @@ fn l3_an_emit_that_its_queue_refuses_for_good_is_dead_there() {
         relays                       => emails k9 hello tries=0 refused
         queue  emails max_body=9
         relay  unconfirmed
-            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+            => dead its queue refused it: the body has 5 bytes, the queue allows 3
         relays                       => emails k9 hello tries=0 refused
         relay  reached
-            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+            => dead its queue refused it: the body has 5 bytes, the queue allows 3
         relays                       => none
         browse @emails dead          => k9
         show   @emails ready dead sent  => ready=0 dead=1 sent=1
@@ -341,7 +341,7 @@ fn l3_a_refused_emit_waits_while_its_queue_is_gone_or_full() {
         relays                       => emails k9 hello tries=2 refused
         queue  emails
         relay  reached
-            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+            => dead its queue refused it: the body has 5 bytes, the queue allows 3
         relays                       => none
         ",
     );
@@ -361,7 +361,7 @@ fn l3_a_refused_emit_keeps_its_first_reason() {
         send   @emails k9 a          => accepted ready
         relay  reached               => conflict body
         relay  reached
-            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+            => dead its queue refused it: the body has 5 bytes, the queue allows 3
         relays                       => none
         show   @emails ready dead    => ready=1 dead=1
         ",
@@ -383,7 +383,7 @@ fn l3_a_dead_letter_under_a_key_that_is_being_purged_takes_the_key() {
         relay  reached               => invalid BodyTooLarge { bytes: 5, max: 3 }
         purge  @emails keys          => ok
         & relay reached
-            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+            => dead its queue refused it: the body has 5 bytes, the queue allows 3
         relays                       => none
         wait   1s
         browse @emails dead          => k9
@@ -411,7 +411,7 @@ fn l3_a_dead_letter_under_a_key_whose_message_alone_is_purged_leaves_the_key() {
         & relay reached              => conflict body
         wait   1s
         relay  reached
-            => dead its queue refused it: the body has 5 bytes, the queue takes 3
+            => dead its queue refused it: the body has 5 bytes, the queue allows 3
         send   @emails k9 a          => conflict body
         ",
     );

@@ -1,5 +1,5 @@
-//! `hapax backup` and `hapax restore`: verified copies of a data directory, of a broker that is
-//! stopped or of one that goes on.
+//! `hapax backup` and `hapax restore`: verified copies of a data directory, of a stopped broker or
+//! of a running one.
 
 use std::fs;
 use std::io;
@@ -23,11 +23,11 @@ const BAR: &str = "{bar:40} {bytes}/{total_bytes}, {eta} left";
 
 #[derive(Debug, Args)]
 pub(crate) struct Backup {
-    /// The directory to copy, and where to; with --online only where to. The target does not
-    /// exist yet, or is empty.
+    /// The data directory and the target; with --online only the target. The target must be empty
+    /// or not exist.
     #[arg(value_name = "DIR", num_args = 1..=2, required = true)]
     paths: Vec<PathBuf>,
-    /// Let a running broker write the copy, on its own machine, while it goes on.
+    /// Let the running broker write the copy, on its own machine, while it keeps working.
     #[arg(long)]
     online: bool,
     #[command(flatten)]
@@ -38,9 +38,9 @@ pub(crate) struct Backup {
 
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
-    /// The backup. It stays as it is.
+    /// The backup. It is not changed.
     backup: PathBuf,
-    /// Where to: a directory that does not exist yet, or is empty.
+    /// The new data directory, which must be empty or not exist.
     directory: PathBuf,
     #[command(flatten)]
     output: Output,
@@ -52,11 +52,11 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
         (true, [target]) => {
             backup.connection.open(async |session| online(session, screen, target).await).await
         }
-        (true, _) => Err(Failure::usage("with --online give the target alone")
+        (true, _) => Err(Failure::usage("with --online, give only the target")
             .next("the broker knows where its data is: hapax backup --online TARGET")),
         (false, [directory, target]) => {
             copy(screen, directory, target)
-                .with_context(|| format!("no backup of {}", directory.display()))?;
+                .with_context(|| format!("{} was not backed up", directory.display()))?;
             Ok(Exit::Ok)
         }
         (false, _) => Err(Failure::usage("give the directory and the target").next(
@@ -68,7 +68,7 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
 
 pub(crate) fn restore(restore: &Restore) -> Result<Exit, Failure> {
     copy(restore.output.screen(), &restore.backup, &restore.directory)
-        .with_context(|| format!("{} is not restored", restore.directory.display()))?;
+        .with_context(|| format!("{} was not restored", restore.directory.display()))?;
     Ok(Exit::Ok)
 }
 
@@ -88,7 +88,7 @@ async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit
     }
     bar.finish_and_clear();
     if !is_done {
-        let what = "the broker broke off; the copy is of no use";
+        let what = "the broker stopped before the end: the copy is incomplete and must not be used";
         return Err(Failure::new(Exit::Failure, what));
     }
     match screen.is_json() {
@@ -98,8 +98,7 @@ async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit
     Ok(Exit::Ok)
 }
 
-/// A restored directory is one more copy: what makes a backup consistent makes it usable. The
-/// source is only read.
+/// Restores by making another copy, in the same way as a backup. The source is only read.
 fn copy(screen: Screen, from: &Path, to: &Path) -> Result<()> {
     let parts = partitions(from).map_err(|failure| anyhow::anyhow!(failure.what))?;
     Data::refuse_target_inside(from, to)?;

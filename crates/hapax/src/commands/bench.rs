@@ -1,7 +1,6 @@
-//! `hapax bench`: producers and workers over real connections, every message verified.
-//!
-//! A life is a send that was confirmed, a delivery, and a settle that was confirmed. The load, the
-//! ledger and what else is measured are in crates/bench.
+//! `hapax bench`: producers and workers over real connections, every message verified. A life is a
+//! confirmed send, a delivery and a confirmed settle. The load, the ledger and the other
+//! measurements are in crates/bench.
 
 mod report;
 
@@ -26,14 +25,14 @@ use crate::screen::{Output, progress};
 use crate::session::Connection;
 use report::Report;
 
-/// The disk is measured by this many syncs of as many bytes as a small batch of the journal, with
-/// pauses that are short enough for the measurement to end.
+/// The disk is measured with this many syncs of the size of a small journal batch, with at most
+/// this pause between them.
 const SYNCS: u64 = 300;
 const SYNC_BYTES: u64 = 4_096;
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 
-pub(crate) const HELP: &str = "Without --server a broker is started for it, on this machine, with \
-its data in --dir, and removed afterwards; the sync latency of that disk is measured before and \
+pub(crate) const HELP: &str = "Without --server, a broker is started on this machine with its \
+data in --dir, and removed afterwards. The sync latency of that disk is measured before and \
 after, with --latency at the same rate.
 
 Examples:
@@ -45,28 +44,28 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
-    /// Producers, with a connection each.
+    /// Number of producers, each with its own connection.
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
     producers: usize,
-    /// Workers, with a connection each.
+    /// Number of workers, each with its own connection.
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
     workers: usize,
-    /// Bytes of a body, at least 8.
+    /// Size of a body, at least 8.
     #[arg(long, value_name = "BYTES", default_value_t = 100)]
     size: usize,
-    /// Messages in all.
+    /// Total number of messages.
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
     count: u64,
-    /// Messages that a producer has on their way at once, and a worker in its hands.
+    /// How many unanswered messages a producer may have, and how many unsettled ones a worker.
     #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
     window: usize,
-    /// Messages that are sent and not yet done: beyond this, producers wait for workers.
+    /// How many messages may be sent and not yet done. Above that, producers wait for workers.
     #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
     backlog: u64,
-    /// With `off`, messages without keys in an at-least-once queue.
+    /// `off` sends messages without keys to an at-least-once queue.
     #[arg(long, value_name = "ON|OFF", value_parser = ["on", "off"], default_value = "on")]
     dedup: String,
-    /// Send at a fixed rate, and count latencies from when a message should have been sent.
+    /// Send at a fixed rate, and measure latencies from the time at which each message was due.
     #[arg(long)]
     latency: bool,
     /// Messages per second, with --latency.
@@ -75,19 +74,19 @@ pub(crate) struct Bench {
     /// The same as -o json.
     #[arg(long, hide = true)]
     json: bool,
-    /// A broker that runs already. A queue is made for the run and deleted afterwards.
+    /// The address of a running broker. A queue is created for the run and deleted afterwards.
     #[arg(long, value_name = "URL")]
     server: Option<String>,
     /// The API token for that broker.
     #[arg(long, env = "HAPAX_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     token: Option<String>,
-    /// The process of that broker, if it is on this machine: its processor time is told then.
+    /// The process id of that broker, if it runs on this machine, to measure its CPU time.
     #[arg(long, value_name = "PID", requires = "server")]
     server_pid: Option<u32>,
-    /// Where the broker that is started keeps its data: a disk to be measured.
+    /// The directory for the data of the broker that is started, on the disk to measure.
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
-    /// How many partitions that broker has.
+    /// Number of partitions of that broker.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     partitions: u16,
     #[command(flatten)]
@@ -125,7 +124,7 @@ impl Bench {
         }
     }
 
-    /// At the pace of the load, where it has one.
+    /// Probes the disk at the rate of the load, if there is one.
     fn probe(&self) -> Probe {
         let pause = Duration::from_secs_f64(1.0 / self.rate as f64).min(PAUSE_MAX);
         let pause = self.latency.then_some(pause);
@@ -212,7 +211,7 @@ async fn live(
     watching.abort();
     let lived = lived.map_err(|error| match own.map(Server::end_of_log) {
         Some(log) if !log.is_empty() => {
-            error.context(format!("the log of the broker ends:\n{log}"))
+            error.context(format!("the last lines of the broker's log:\n{log}"))
         }
         _ => error,
     })?;
@@ -223,7 +222,7 @@ async fn live(
     Ok(Report::new(bench, &ledger, &lived, cpu, &syncs))
 }
 
-/// A bar on a terminal.
+/// Shows a progress bar on a terminal.
 async fn watch(ledger: Arc<Ledger>) {
     let count = ledger.messages().count();
     let bar = progress(count, "{bar:40} {human_pos}/{human_len} lives, {rate}, {eta} left");

@@ -1,4 +1,4 @@
-//! `hapax check`: verifies a data directory from end to end and says what it found.
+//! `hapax check`: verifies every file of a data directory and reports what it found.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::screen::{Output, Screen};
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// The data of a broker, or of one partition, which no process may have open.
+    /// The data directory of a stopped broker, or of one of its partitions.
     directory: PathBuf,
     #[command(flatten)]
     output: Output,
 }
 
-/// What was found in one partition.
+/// The findings in one partition.
 struct Found {
     directory: PathBuf,
     summary: disk::Summary,
@@ -56,8 +56,8 @@ pub(crate) fn run(check: &Check) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// The partitions of a broker's data that is whole. A directory with the marker of a store is a
-/// partition by itself. Nothing is changed, and nothing is taken for data that is none.
+/// Lists the partitions in a complete data directory. A directory with the marker of a store is a
+/// single partition. Changes nothing, and refuses directories that are not data of a broker.
 pub(super) fn partitions(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let has = |name| directory.join(name).exists();
     if !has("broker.json") && has(disk::MARKER_NAME) {
@@ -98,7 +98,8 @@ fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {
     Ok(Found { directory: directory.to_owned(), summary, findings })
 }
 
-/// Held while the files are read: half of what a running broker writes would look like damage.
+/// Locks the data while it is read: a half-finished write of a running broker would look like
+/// damage.
 fn lock(directory: &Path, volume: &OsVolume) -> Result<Box<dyn Lock>, Failure> {
     volume.lock("LOCK").map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => {

@@ -1,4 +1,4 @@
-//! `hapax dead`: messages that were given up. Looks only, unless `--yes`.
+//! `hapax dead`: dead messages. Changes nothing without `--yes`.
 
 mod discard;
 mod redrive;
@@ -21,7 +21,8 @@ pub(crate) enum Command {
   hapax dead ls orders --error-contains timeout --limit 100
   hapax dead ls orders -o json | jq -r '.[].key'")]
     Ls(List),
-    /// Put dead messages back under their own keys. Only counts them, unless --yes.
+    /// Make dead messages ready again under their own keys. Only counts them, unless --yes is
+    /// given.
     #[command(after_help = "Examples:
   hapax dead redrive orders
   hapax dead redrive orders --all --rate 50 --yes
@@ -31,7 +32,8 @@ pub(crate) enum Command {
   hapax dead redrive orders --status after-the-outage
   hapax dead redrive orders --cancel after-the-outage")]
     Redrive(redrive::Redrive),
-    /// Give dead messages up for good; their keys stay remembered. Only lists, unless --yes.
+    /// Discard dead messages for good. Their keys stay remembered. Only lists them, unless --yes is
+    /// given.
     #[command(after_help = "Examples:
   hapax dead discard orders --key order-42 --yes
   hapax dead discard orders --error-contains 'no such account'
@@ -54,34 +56,38 @@ pub(crate) struct List {
     output: Output,
 }
 
-/// Which dead messages are meant; all that is given must fit.
+/// A filter of dead messages: all conditions that are given must match.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Filter")]
 struct Filter {
-    /// Their last error has this in it.
+    /// Only messages whose last error contains this text.
+    #[arg(help_heading = "Filter")]
     #[arg(long, value_name = "TEXT")]
     error_contains: Option<String>,
-    /// They are of this group; beside --key, the group of the keys where keys count per group.
+    /// Only messages of this group. With --key, in queues that deduplicate per group: the group of
+    /// the keys.
+    #[arg(help_heading = "Filter")]
     #[arg(long)]
     group: Option<String>,
-    /// They died before this time, given as a date or an age.
+    /// Only messages that died before this time, given as a date or an age.
+    #[arg(help_heading = "Filter")]
     #[arg(long, value_name = "TIME", value_parser = moment::parse)]
     before: Option<u64>,
-    /// They died at this time or later, given as a date or an age.
+    /// Only messages that died at this time or later, given as a date or an age.
+    #[arg(help_heading = "Filter")]
     #[arg(long, value_name = "TIME", value_parser = moment::parse)]
     after: Option<u64>,
 }
 
-/// Which dead messages are to be changed.
+/// The dead messages to change.
 #[derive(Debug, Args)]
 struct Selection {
-    /// These keys; may be repeated.
+    /// Only the message with this key. May be repeated.
     #[arg(long = "key", value_name = "KEY")]
     keys: Vec<String>,
-    /// All of them.
+    /// All dead messages of the queue.
     #[arg(long, conflicts_with_all = ["keys", "error_contains", "group", "before", "after"])]
     all: bool,
-    /// Do it.
+    /// Make the change. Without it, only report what would change.
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -105,8 +111,8 @@ impl Filter {
 }
 
 impl Selection {
-    /// A change without a selection would be a change of everything, by an oversight. Beside keys,
-    /// a group is theirs and no filter.
+    /// Refuses an empty selection, which would change everything by mistake. With keys, the group
+    /// belongs to the keys and is not a filter.
     fn check(&self) -> Result<(), Failure> {
         let mut filter = self.filter.clone();
         if !self.keys.is_empty() {
@@ -116,7 +122,7 @@ impl Selection {
         if self.yes && !self.all && self.keys.is_empty() && !has_filter {
             let next = "--key KEY, --error-contains TEXT, --group GROUP, --before TIME, \
                         --after TIME or --all";
-            return Err(Failure::usage("say which messages are meant").next(next));
+            return Err(Failure::usage("no messages are selected").next(next));
         }
         if !self.keys.is_empty() && has_filter {
             return Err(Failure::usage("give keys or a filter, not both"));

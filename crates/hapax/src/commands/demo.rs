@@ -1,8 +1,7 @@
-//! `hapax demo`: a shop whose process dies all the time.
-//!
-//! A child process sends orders, each of them twice, receives them, settles them with a receipt,
-//! and tells this process every answer it got. This process kills it without warning, again and
-//! again, and at the end asks the directory about every order.
+//! `hapax demo`: shows that nothing is lost or processed twice when a process is killed. A child
+//! process sends every order twice, receives the orders, settles them with a receipt, and reports
+//! every answer to this process. This process kills it again and again, and at the end looks up
+//! every order in the data directory.
 
 pub(crate) mod victim;
 
@@ -25,10 +24,10 @@ pub(crate) use victim::Victim;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Where to keep the data; what is there is gone on with.
+    /// The data directory. Existing data of an earlier demo is continued.
     #[arg(long, default_value = "hapax-demo")]
     data: PathBuf,
-    /// How often to kill.
+    /// How many times to kill the process.
     #[arg(long, default_value_t = 10)]
     kills: u32,
     /// How long each process lives, in milliseconds.
@@ -38,7 +37,7 @@ pub(crate) struct Arguments {
     output: Output,
 }
 
-/// What the child said, by order: the first id it was told, and whether it is answered.
+/// The answers that the child reported, by order: the first id, and whether the order is done.
 #[derive(Default)]
 struct Told {
     accepted: BTreeMap<u64, String>,
@@ -53,7 +52,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let say = |text: String| if screen.is_json() { Ok(()) } else { screen.line(text) };
     say(format!(
         "Every order is sent twice, and the process that handles them is killed (kill -9)\n{} \
-         times. What it was told before it died must hold afterwards.\n",
+         times. Every answer it got before a kill must still hold afterwards.\n",
         arguments.kills
     ))?;
     let first = orders_so_far(data)?;
@@ -89,9 +88,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let data = data.display();
     say(format!(
-        "\n{} orders accepted, {} duplicates absorbed. Asked again about each one: all done,\n0 \
-         lost, 0 doubled, every receipt is the first one.\n\nThe data is in {data}. Next, verify \
-         it from end to end:\n  hapax check {data}",
+        "\n{} orders accepted, {} duplicates absorbed. Each was sent once more: all are done,\n0 \
+         lost, 0 processed twice, every receipt is the first one.\n\nThe data is in {data}. \
+         Verify it with:\n  hapax check {data}",
         told.accepted.len(),
         told.duplicates
     ))?;
@@ -157,7 +156,8 @@ fn listen(output: std::process::ChildStdout) -> Receiver<String> {
     receiver
 }
 
-/// One answer: `accepted N id`, `duplicate N id` or `done N`. A line cut by the kill is no answer.
+/// Reads one answer: `accepted N id`, `duplicate N id` or `done N`. A line that was cut by the kill
+/// is ignored.
 fn note(told: &mut Told, line: &str) -> Result<()> {
     let words: Vec<&str> = line.split(' ').collect();
     match words.as_slice() {
@@ -201,7 +201,7 @@ fn orders_so_far(data: &Path) -> Result<u64> {
     })
 }
 
-/// Asks about every order by sending it once more.
+/// Checks every order by sending it once more.
 fn verify(data: &Path, first: u64, told: &Told) -> Result<()> {
     let mut local = Local::open(data)?;
     let numbers: Vec<u64> = told.accepted.keys().copied().collect();

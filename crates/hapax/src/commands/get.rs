@@ -1,4 +1,4 @@
-//! `hapax get`: a key, its history, and why it is in its state.
+//! `hapax get`: a key, its history, and the reason for its state.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) struct Get {
     /// Wait at most this long for the message to be done, dead or parked.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     wait: Duration,
-    /// Print nothing but the bytes of the result.
+    /// Print only the bytes of the result.
     #[arg(long)]
     result: bool,
     #[command(flatten)]
@@ -65,7 +65,7 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-/// What the queue has to do with the state of its key, as far as it may be seen.
+/// The facts about the queue that explain the state of a key, as far as the token allows.
 async fn around(session: &Session, queue: &str, key: &proto::Key) -> Around {
     if !matches!(key.state(), State::Ready | State::Parked | State::Dead) {
         return Around::default();
@@ -80,8 +80,8 @@ async fn around(session: &Session, queue: &str, key: &proto::Key) -> Around {
     Around { held, keys_per_group: rules.dedup_scope == DedupScope::Group }
 }
 
-/// What keeps a ready message from a worker. It looks at the first page of each place that holds a
-/// group, and says nothing of what it does not find there, or may not see.
+/// Finds what a ready message waits for. Only the first page of each state that can block a group
+/// is read; a blocking message beyond it, or one that the token may not see, is not reported.
 async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &QueueConfig) -> Held {
     if rules.order != Order::Group || key.group.is_empty() {
         return Held::Free;

@@ -1,4 +1,4 @@
-//! `hapax forget`, `replay` and `resolve`: what an operator does to one key.
+//! `hapax forget`, `replay` and `resolve`: operator commands on one key.
 
 use std::time::Duration;
 
@@ -44,11 +44,11 @@ pub(crate) struct Replay {
 pub(crate) struct Resolve {
     #[command(flatten)]
     name: KeyArguments,
-    /// It did happen: the message is done, with this result.
+    /// The effect happened: the message becomes done, with this result.
     #[arg(long, value_name = "RESULT", num_args = 0..=1, default_missing_value = "")]
     #[arg(group = "decision")]
     done: Option<String>,
-    /// It did not happen: deliver the message again.
+    /// The effect did not happen: deliver the message again.
     #[arg(long, group = "decision")]
     retry: bool,
     /// The content type of the result, such as application/json.
@@ -65,7 +65,7 @@ pub(crate) async fn forget(forget: &Forget) -> Result<Exit, Failure> {
         .connection
         .on_existing(forget.name.queue(), async |session| {
             session.client.forget_key(forget.name.request()).await?;
-            let told = "is forgotten: sent again, it is done again";
+            let told = "is forgotten: a message sent under it now is a new one";
             tell(session, forget.output, forget.name.request(), told).await
         })
         .await
@@ -75,8 +75,8 @@ pub(crate) async fn replay(replay: &Replay) -> Result<Exit, Failure> {
     replay.connection.on_existing(&replay.queue, async |session| act(session, replay).await).await
 }
 
-/// A finished message's body is gone unless its queue keeps bodies: the one given here is compared
-/// with the first.
+/// Replays a finished message. Unless its queue has keep_bodies its body is gone, and the one given
+/// here is compared with the fingerprint of the first.
 async fn act(session: &Session, replay: &Replay) -> Result<Exit, Failure> {
     let message = match replay.body.is_given() {
         true => Some(replay.envelope.message(&replay.key, replay.body.read()?)),
@@ -90,7 +90,7 @@ async fn act(session: &Session, replay: &Replay) -> Result<Exit, Failure> {
     let replayed = session.client.replay_key(name.clone(), message).await;
     replayed.map_err(|error| match error.code() {
         Code::Conflict => Failure::from(error).next(
-            "give the body, group and fingerprint that it was sent with; where the queue has \
+            "give the same body, group and fingerprint as in the first send; if the queue has \
              keep_bodies, leave the body out",
         ),
         _ => error.into(),
@@ -98,8 +98,8 @@ async fn act(session: &Session, replay: &Replay) -> Result<Exit, Failure> {
     tell(session, replay.output, name, "is ready again, as its next generation").await
 }
 
-/// What became of a key. As JSON it has what HTTP answers: where the message is after the change,
-/// and nothing of one that is gone.
+/// The state of a key after the change, with the JSON fields of the HTTP API. A key that is gone
+/// has no state.
 async fn tell(
     session: &Session,
     output: Output,

@@ -1,4 +1,4 @@
-//! `hapax log`: what a running broker logs, changed while it runs.
+//! `hapax log`: changes the log filter of a running broker.
 
 use clap::Args;
 use serde_json::json;
@@ -10,7 +10,8 @@ use crate::session::Connection;
 
 #[derive(Debug, Args)]
 pub(crate) struct Log {
-    /// A level (off, error, warn, info, debug, trace), and others for parts of the broker.
+    /// The level (off, error, warn, info, debug, trace), and optionally TARGET=LEVEL for parts of
+    /// the broker, separated by commas.
     #[arg(value_name = "LEVEL")]
     filter: String,
     #[command(flatten)]
@@ -28,7 +29,9 @@ pub(crate) async fn run(log: &Log) -> Result<Exit, Failure> {
                 true => screen.json(&json!({ "answer": "ok", "log": log.filter }))?,
                 false => {
                     let filter = clean(&log.filter);
-                    screen.line(format_args!("the broker logs {filter} until it is restarted"))?;
+                    screen.line(format_args!(
+                        "the log filter is {filter} until the broker restarts"
+                    ))?;
                 }
             }
             Ok(Exit::Ok)

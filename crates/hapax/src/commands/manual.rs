@@ -1,4 +1,5 @@
-//! `hapax completions` and `hapax man`: what shells and manuals need, made from the commands.
+//! `hapax completions` and `hapax man`: shell completions and manual pages, generated from the
+//! commands.
 
 use std::path::PathBuf;
 
@@ -12,16 +13,16 @@ use crate::screen::Screen;
 
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
-    /// The shell to write for.
+    /// The shell.
     shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// The command that the page is about; without one, all of hapax.
+    /// The command to describe; by default `hapax` itself.
     #[arg(conflicts_with = "dir")]
     command: Vec<String>,
-    /// Write the pages of every command into this directory.
+    /// Write the pages of all commands to this directory.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -33,7 +34,7 @@ pub(crate) fn completions(completions: &Completions, mut tree: Command) -> Resul
     Ok(Exit::Ok)
 }
 
-/// `hapax help COMMAND` is no command of its own, and needs no page.
+/// Whether the command gets a page; `hapax help COMMAND` does not.
 fn without_help(command: Command) -> Command {
     command.disable_help_subcommand(true).mut_subcommands(without_help)
 }

@@ -1,4 +1,4 @@
-//! `hapax peek`: what is in a queue, without leasing anything.
+//! `hapax peek`: lists the messages of a queue without leasing them.
 
 use clap::Args;
 use hapax_wire::proto::{self, State};
@@ -9,7 +9,7 @@ use crate::moment;
 use crate::screen::{Cell, Output, Screen, Table, body, brief, clean, say};
 use crate::session::{Connection, Session};
 
-/// The places that messages are in while they live.
+/// The states of unfinished messages.
 pub(crate) const PLACES: [State; 5] =
     [State::Ready, State::Leased, State::Delayed, State::Parked, State::Dead];
 
@@ -20,8 +20,8 @@ pub(crate) const PAGE: u32 = 500;
 pub(crate) struct Peek {
     /// The queue.
     queue: String,
-    /// Only messages in this state; without it ready, leased, delayed, parked and dead ones, in
-    /// this order, and of each state the oldest first.
+    /// Only messages in this state. By default all: ready, leased, delayed, parked and dead, in
+    /// this order. Within a state the oldest come first.
     #[arg(long, value_parser = parse_state)]
     state: Option<State>,
     /// At most this many messages of each state.
@@ -66,7 +66,7 @@ async fn act(session: &Session, peek: &Peek) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// The messages of a place, a page at a time.
+/// The messages in one state, a page at a time.
 #[derive(Debug)]
 pub(crate) struct Pages<'a> {
     session: &'a Session,
@@ -100,7 +100,7 @@ pub(crate) fn list(screen: Screen, messages: &[proto::Key]) -> Result<(), Failur
         return Ok(());
     }
     if messages.is_empty() {
-        say("nothing is there");
+        say("no messages");
         return Ok(());
     }
     let now = moment::now_ms();
@@ -122,7 +122,7 @@ pub(crate) fn list(screen: Screen, messages: &[proto::Key]) -> Result<(), Failur
     Ok(())
 }
 
-/// Dead messages, with the time and the error of their death.
+/// Prints dead messages, with the time at which they died and their error.
 pub(crate) fn list_dead(screen: Screen, messages: &[proto::Key]) -> Result<(), Failure> {
     if screen.is_json() || messages.is_empty() {
         return list(screen, messages);
@@ -145,14 +145,14 @@ pub(crate) fn list_dead(screen: Screen, messages: &[proto::Key]) -> Result<(), F
     Ok(())
 }
 
-/// When a dead message died: the history tells, and keeps the last time where it died more often.
+/// The time at which a dead message died last, from its history.
 pub(crate) fn died_at(message: &proto::Key) -> u64 {
     let deaths = message.history.iter().filter(|event| event.event == "dead");
     let last = deaths.map(|event| event.at_ms).max();
     last.or(message.finished_at_ms).unwrap_or(message.accepted_at_ms)
 }
 
-/// Since when a message is where it is, where its history tells.
+/// Since when a message is in its state, if its history shows it.
 fn since(message: &proto::Key, now: u64) -> String {
     let event = match message.state() {
         State::Dead => return moment::relative(now, died_at(message)),
@@ -168,14 +168,14 @@ fn content(message: &proto::Key) -> String {
     message.message.as_ref().map(|blob| body(&blob.body, 40)).unwrap_or_default()
 }
 
-/// What was parked without a word of its holder: its lease was lost. A claim for an HTTP request
-/// tells which.
+/// The reason why a message is parked. If its holder reported none, its lease was lost. A claim for
+/// an HTTP request shows the request.
 fn lost(message: &proto::Key) -> String {
     let lost = "its lease was lost";
     message.headers.get("request").map_or(lost.to_owned(), |request| format!("{request}: {lost}"))
 }
 
-/// What matters most about a message where it is.
+/// The most important detail of a message in its state.
 fn circumstance(message: &proto::Key, now: u64) -> String {
     let at = message.deadline_ms.map(|ms| moment::relative(now, ms)).unwrap_or_default();
     match message.state() {

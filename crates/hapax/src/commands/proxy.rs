@@ -1,7 +1,6 @@
-//! `hapax proxy`: idempotency keys in front of any service, in any language.
-//!
-//! Requests to the listed routes go through the layer of `hapax-idempotency`; everything else
-//! streams through untouched. The way to the service is in `proxy/upstream.rs`; what is counted, in
+//! `hapax proxy`: adds idempotency keys to any HTTP service, in any language. Requests to the
+//! listed routes go through the layer of `hapax-idempotency`; everything else is passed through
+//! unchanged. The calls to the service are in `proxy/upstream.rs`, the metrics in
 //! `proxy/metrics.rs`.
 
 mod headers;
@@ -38,12 +37,12 @@ use metrics::Metrics;
 use statuses::Statuses;
 use upstream::{Target, Upstream};
 
-pub(crate) const HELP: &str = "A request to a route gets the upstream's response once it is \
-stored by the broker. Under the same Idempotency-Key it gets that response again, byte for byte \
-and with Idempotency-Replayed: true; another request under the key gets 422, one that comes too \
-early 409 (or waits, with Prefer: wait=SECONDS), one without a key 400. The key goes on to the \
-upstream. While the broker is away routes answer 503. docs/guides/http-idempotency.md says what \
-is promised and what is not.
+pub(crate) const HELP: &str = "The client gets the upstream's response after the broker has \
+stored it. A retry with the same Idempotency-Key gets the stored response, byte for byte, with \
+the header Idempotency-Replayed: true. A different request under the key gets 422. A retry while \
+the first request is still running gets 409, or waits with Prefer: wait=SECONDS. A request \
+without a key gets 400. The key is passed on to the upstream. While the broker cannot be reached, \
+routes answer 503. See docs/guides/http-idempotency.md for what is guaranteed and what is not.
 
 Examples:
   hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /charges'
@@ -53,104 +52,111 @@ Examples:
   hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /hooks/stripe' --key-json /id
   hapax proxy --upstream http://127.0.0.1:8080 --route 'POST /hooks' --key-header webhook-id";
 
-/// What becomes of a key when the upstream may have acted and its answer is not known.
+/// What to do with a key when the upstream may have carried out the request but its response is not
+/// known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum InDoubt {
-    /// It is parked: nothing is repeated until somebody says so, with `hapax resolve`.
+    /// Park it: nothing is repeated until an operator decides, with `hapax resolve`.
     Park,
-    /// It is free again: the retry calls the upstream again. For upstreams that honour
-    /// Idempotency-Key themselves, or can do things twice.
+    /// Free it: the retry calls the upstream again. For upstreams that support Idempotency-Key
+    /// themselves, or whose requests are safe to repeat.
     Retry,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Proxy {
-    /// The service behind: http://HOST:PORT.
+    /// The address of the service: http://HOST:PORT.
     #[arg(long, value_name = "URL")]
     upstream: Target,
-    /// Where to listen.
+    /// The address to listen on.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4748")]
     listen: SocketAddr,
     /// A route that needs a key: METHOD[,METHOD] /PATH/{segment}/{*rest}. May be repeated.
     #[arg(long = "route", value_name = "ROUTE", required_unless_present = "optional_routes")]
     routes: Vec<Route>,
-    /// A route on which requests with a key are protected, and those without stream through.
+    /// A route on which requests with a key are protected, and those without one are passed
+    /// through. May be repeated.
     #[arg(long = "optional-route", value_name = "ROUTE")]
     optional_routes: Vec<Route>,
-    /// The queue in which keys are claimed and responses kept. Created where it is missing.
+    /// The queue that stores keys and responses. Created if it does not exist.
     #[arg(long, default_value = "http")]
     queue: String,
-    /// Sets keys apart from those of other services on the same queue.
+    /// A prefix that separates the keys from those of other services on the same queue.
     #[arg(long, value_name = "NAME", default_value = "")]
     namespace: String,
-    /// The header that the key is in [default: Idempotency-Key].
+    /// The request header with the key [default: Idempotency-Key].
     #[arg(long, value_name = "NAME", conflicts_with = "key_json")]
     key_header: Option<HeaderName>,
-    /// Take the key from the JSON body: a JSON pointer such as /id or /data/object/id, to a string
-    /// or an integer.
+    /// Take the key from the JSON body. A JSON pointer to a string or an integer, such as /id or
+    /// /data/object/id.
     #[arg(long, value_name = "POINTER", value_parser = keys::pointer)]
     key_json: Option<String>,
-    /// Callers are told apart by this header: their keys do not meet. Without it all callers
-    /// share their keys, and a retry must repeat Authorization, Cookie and X-Api-Key.
+    /// The request header that identifies the caller: callers with different values have separate
+    /// keys. Without it all callers share one set of keys, and a retry must repeat Authorization,
+    /// Cookie and X-Api-Key.
     #[arg(long, value_name = "NAME")]
     tenant_header: Option<HeaderName>,
-    /// Headers that a retry must repeat, besides method, path, query and body [default:
+    /// A header that a retry must repeat, besides method, path, query and body [default:
     /// Content-Type]. May be repeated. Without --tenant-header, Authorization, Cookie and X-Api-Key
-    /// always are among them.
+    /// are always compared.
     #[arg(long = "compare-header", value_name = "NAME")]
     compare_headers: Vec<HeaderName>,
-    /// Only these headers of a response are remembered [default: all but Set-Cookie, Date and
-    /// those of a connection]. May be repeated.
+    /// Store only these response headers [default: all except Set-Cookie, Date and hop-by-hop
+    /// headers]. May be repeated.
     #[arg(long = "keep-header", value_name = "NAME")]
     keep_headers: Vec<HeaderName>,
-    /// Responses that are not remembered, their key being free again. All others are.
+    /// Statuses of responses that are not stored; their key is freed. All other responses are
+    /// stored.
     #[arg(long, value_name = "STATUSES", default_value = "401,408,425,429,5xx")]
     release: Statuses,
-    /// What becomes of a key when the upstream may have acted and its answer is not known.
+    /// What to do with a key when the upstream may have carried out the request but its response is
+    /// not known.
     #[arg(long, value_enum, default_value_t = InDoubt::Park)]
     in_doubt: InDoubt,
-    /// While the broker is away, pass requests on unprotected instead of answering 503.
+    /// While the broker cannot be reached, pass requests on unprotected instead of answering 503.
     #[arg(long)]
     fail_open: bool,
-    /// How long a key stays taken when this process dies; extended while the upstream works.
+    /// How long a key stays claimed after this process dies. Extended while the upstream works.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
     lease: Duration,
-    /// The longest that Prefer: wait may ask for, at most 60s.
+    /// The longest wait that Prefer: wait can request, at most 60s.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "30s")]
     wait_max: Duration,
-    /// The largest request on a route; larger ones get 413.
+    /// The largest request body on a route. Larger ones get 413.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     request_max: usize,
-    /// The largest response that is remembered whole. Of a larger one only the status is: a retry
-    /// gets 410, and no second effect.
+    /// The largest response that is stored whole. Of a larger one only the status is stored: a
+    /// retry gets 410 and has no second effect.
     #[arg(long, value_name = "BYTES", default_value_t = (1 << 20) - (32 << 10))]
     response_max: usize,
-    /// Requests under keys at a time; one more gets 503. Each may hold its request and response.
+    /// The most protected requests at a time. Further ones get 503. Each may hold its request and
+    /// response in memory.
     #[arg(long, value_name = "COUNT", default_value_t = 1_024)]
     operations_max: usize,
-    /// How long the upstream may take: for a whole response on routes, to begin one elsewhere.
+    /// Timeout of the upstream: for the whole response on routes, for the response head elsewhere.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "60s")]
     upstream_timeout: Duration,
-    /// How long a connection to the upstream may take to open.
+    /// Timeout for opening a connection to the upstream.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
     connect_timeout: Duration,
-    /// How long a connection to the upstream is kept without a request: shorter than the upstream
-    /// keeps it, or requests meet a closing one and are in doubt.
+    /// How long an idle connection to the upstream is kept. It must be shorter than the upstream's
+    /// own idle timeout: a request on a connection that the upstream is closing is in doubt.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]
     upstream_idle: Duration,
-    /// How long a request waits for the broker, before it counts as away.
+    /// How long a request waits for the broker before the broker counts as unreachable.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "5s")]
     broker_timeout: Duration,
-    /// Where /metrics, /livez and /readyz are served.
+    /// The address of /metrics, /livez and /readyz.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4749")]
     metrics_listen: SocketAddr,
     /// How long requests may take to finish after Ctrl-C or SIGTERM.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "25s")]
     drain: Duration,
-    /// Write the two addresses to this file once it listens: for port 0, which takes a free one.
+    /// Write the two addresses to this file once the proxy listens. Useful with port 0, which picks
+    /// a free port.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
-    /// What is logged: error, warn, info, debug.
+    /// The log level: error, warn, info or debug.
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     log: log::Filter,
     #[command(flatten)]
@@ -200,8 +206,8 @@ async fn act(session: &Session, proxy: &Proxy) -> Result<Exit, Failure> {
     match drained.cut == 0 && is_drained {
         true => Ok(Exit::Ok),
         false => {
-            Err(Failure::new(Exit::Failure, "requests were cut: they took longer than --drain")
-                .next("their keys are free, or parked, when their leases are over"))
+            Err(Failure::new(Exit::Failure, "requests were cut off: they took longer than --drain")
+                .next("their keys are freed or parked when their leases end"))
         }
     }
 }
@@ -271,7 +277,7 @@ fn welcome(
     screen.line(format_args!("  {:<30} streams through", "everything else"))?;
     screen.line("")?;
     let retention = match found {
-        None => "for as long as the queue says".to_owned(),
+        None => "for the queue's retention".to_owned(),
         Some(found) => match found.retention_ms {
             Some(retention_ms) => format!("for {}", duration::short(retention_ms)),
             None => "for ever".to_owned(),
@@ -286,8 +292,7 @@ fn welcome(
                 "parked; see them with: {}",
                 Advice::new("hapax peek", &[&proxy.queue]).option("--state", "parked")
             ),
-            InDoubt::Retry =>
-                "repeated: the upstream is told the key, and must honour it".to_owned(),
+            InDoubt::Retry => "repeated: the upstream gets the key and must support it".to_owned(),
         }
     ))?;
     screen.line(format_args!("  metrics   http://{metrics}/metrics"))?;
@@ -296,12 +301,11 @@ fn welcome(
     let text = route.to_string();
     let (methods, path) = text.split_once(' ').unwrap_or(("POST", "/"));
     let method = methods.split(',').next().unwrap_or("POST");
-    screen
-        .line("Try next, twice, in another terminal; the second time brings the first answer:")?;
+    screen.line("Try this twice in another terminal. The second call gets the first response:")?;
     screen.line("")?;
     let (header, body) = keys::example(proxy);
     screen.line(format_args!("  curl -i -X {method}{header} --data '{body}' '{url}{path}'"))?;
     screen.line("")?;
-    screen.line("Ctrl-C stops it, once what was begun has ended.")?;
+    screen.line("Ctrl-C stops the proxy after the running requests have ended.")?;
     Ok(())
 }

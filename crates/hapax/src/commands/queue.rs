@@ -1,4 +1,4 @@
-//! `hapax queue`: queues and their rules.
+//! `hapax queue`: queues and their configuration.
 
 mod rules;
 
@@ -18,47 +18,50 @@ use rules::Rules;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Create a queue. Where it exists with these rules already, that is fine too.
+    /// Create a queue. Succeeds too if the queue exists with the same configuration.
     #[command(after_help = "Examples:
   hapax queue create orders
   hapax queue create payments --order group --lease 2m --retention 30d
   hapax queue create charges --on-lost park")]
     Create(Change),
-    /// List the queues with what they hold.
+    /// List the queues with their message counts.
     #[command(
-        after_help = "READY counts every ready message, and HELD those of them that wait for \
-another one of their group; OLDEST is the age of the oldest that a worker can receive now.
+        after_help = "READY counts all ready messages, and HELD those among them that wait for \
+another message of their group. OLDEST is the age of the oldest message that a worker can receive \
+now.
 
 Examples:
   hapax queue ls
   hapax queue ls -o json | jq '.[] | select(.stats.dead > 0) | .queue'"
     )]
     Ls(List),
-    /// Show one queue: its rules, what it holds, what went through it.
+    /// Show a queue: its configuration, its message counts and its totals.
     #[command(after_help = "Examples:
   hapax queue show orders
   hapax queue show orders -o json")]
     Show(One),
-    /// Change the rules that are given, and leave the others.
+    /// Change the given fields of a queue's configuration.
     #[command(after_help = "Examples:
   hapax queue set orders --lease 5m --max-attempts 20
   hapax queue set orders --retention forever --sends-per-s none")]
     Set(Change),
-    /// Delete a queue with its messages and keys. Only tells what would go, unless --yes.
+    /// Delete a queue with its messages and keys. Only shows what would be deleted, unless --yes is
+    /// given.
     #[command(after_help = "Examples:
   hapax queue rm orders
   hapax queue rm orders --yes")]
     Rm(Remove),
-    /// Deliver no more messages. Sends and settles go on.
+    /// Stop delivering messages. Sends and settles continue.
     #[command(after_help = "Examples:
   hapax queue pause orders")]
     Pause(One),
-    /// Deliver messages again.
+    /// Start delivering messages again.
     #[command(after_help = "Examples:
   hapax queue resume orders")]
     Resume(One),
-    /// Drop what waits in a queue; its keys stay remembered. Only tells, unless --yes. What is
-    /// dropped is not delivered any more; the counts of a large queue follow within seconds.
+    /// Discard the messages that wait in a queue; their keys stay remembered. Only counts them,
+    /// unless --yes is given. Discarded messages are not delivered any more; the counts of a large
+    /// queue follow within seconds.
     #[command(after_help = "Examples:
   hapax queue purge orders
   hapax queue purge orders --yes
@@ -86,7 +89,7 @@ pub(crate) struct List {
 
 #[derive(Debug, Args)]
 pub(crate) struct Change {
-    /// The queue: 1 to 80 of A-Z a-z 0-9 . _ -
+    /// The queue's name: 1 to 80 characters of A-Z a-z 0-9 . _ -
     queue: String,
     #[command(flatten)]
     rules: Rules,
@@ -100,7 +103,7 @@ pub(crate) struct Change {
 pub(crate) struct Remove {
     /// The queue.
     queue: String,
-    /// Do it.
+    /// Make the change. Without it, only report what would change.
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -113,10 +116,10 @@ pub(crate) struct Remove {
 pub(crate) struct Purge {
     /// The queue.
     queue: String,
-    /// Forget the keys too: what is sent again under one of them is done again.
+    /// Forget the keys too: a message sent again under one of them is processed again.
     #[arg(long)]
     keys: bool,
-    /// Do it.
+    /// Make the change. Without it, only report what would change.
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -154,8 +157,8 @@ pub(crate) async fn run(command: &Command) -> Result<Exit, Failure> {
     }
 }
 
-/// An existing queue is never changed by `create`: a script that runs twice must not undo what
-/// somebody set in between.
+/// Creates a queue. An existing queue is never changed: a script that runs twice must not undo a
+/// change made in between.
 async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let screen = change.output.screen();
     let fields = &change.rules.0;
@@ -164,7 +167,7 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
         let differing = differing(fields, &config(existing));
         if !differing.is_empty() {
             let what = format!(
-                "the queue {} exists with other rules: {}",
+                "the queue {} exists with another configuration: {}",
                 change.queue,
                 differing.join(", ")
             );
@@ -175,7 +178,7 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
         return told(
             screen,
             existing,
-            format!("{} exists already, with these rules", change.queue),
+            format!("{} already exists with this configuration", change.queue),
         );
     }
     let queue = session.client.put_queue(&change.queue, &text(fields), None).await?;
@@ -186,7 +189,7 @@ async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let given = change.rules.0.clone();
     if given.is_empty() {
         let next = "hapax queue set --help lists them";
-        return Err(Failure::usage("give at least one rule to change").next(next));
+        return Err(Failure::usage("give at least one field to change").next(next));
     }
     let before = session.client.queue(&change.queue).await?;
     let mut fields = config(&before);
@@ -195,7 +198,7 @@ async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let etag = Some(before.etag.as_str());
     let queue = session.client.put_queue(&change.queue, &text(&fields), etag).await?;
     let what = match changed.is_empty() {
-        true => format!("{} has these rules already", change.queue),
+        true => format!("{} already has this configuration", change.queue),
         false => format!("changed {}: {}", change.queue, changed.join(", ")),
     };
     told(change.output.screen(), &queue, what)
@@ -227,7 +230,7 @@ fn differing(given: &Map<String, Value>, before: &Map<String, Value>) -> Vec<Str
         .collect()
 }
 
-/// A queue of a list, with the partitions whose part of its figures is missing or old.
+/// A queue of a list, with the partitions whose share of the counts is missing or outdated.
 #[derive(Serialize)]
 struct Listed<'a> {
     #[serde(flatten)]
@@ -276,7 +279,7 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// What is said of partitions that did not answer.
+/// The warning about partitions that did not answer.
 fn silent(unanswered: &[u32]) -> Option<String> {
     let names: Vec<String> = unanswered.iter().map(ToString::to_string).collect();
     let which = match names.len() {
@@ -285,7 +288,7 @@ fn silent(unanswered: &[u32]) -> Option<String> {
         _ => "partitions",
     };
     Some(format!(
-        "{which} {} did not answer in time: that part of the figures is old, or missing",
+        "{which} {} did not answer in time: its share of the counts is outdated or missing",
         names.join(", ")
     ))
 }
@@ -390,26 +393,26 @@ async fn purge(session: &Session, args: &Purge) -> Result<Exit, Failure> {
     let messages = count(waiting, "message");
     screen.line(match (args.yes, args.keys) {
         (true, true) => {
-            format!("dropped {messages}, and forgot every key: sent again, they are new")
+            format!("discarded {messages} and forgot every key: sent again, they are new")
         }
         (true, false) => {
-            format!("dropped {messages}, and kept the keys: sent again, they stay discarded")
+            format!("discarded {messages} and kept the keys: sent again, they stay discarded")
         }
         (false, true) => {
-            format!("would drop {messages}, and forget every key: sent again, they are new")
+            format!("would discard {messages} and forget every key: sent again, they would be new")
         }
         (false, false) => {
-            format!("would drop {messages}, and keep the keys: sent again, they stay discarded")
+            format!(
+                "would discard {messages} and keep the keys: sent again, they would stay \
+                     discarded"
+            )
         }
     })?;
     match args.yes {
         false => screen.line(NOTHING_CHANGED)?,
         true if stats.leased > 0 => {
             let verb = if stats.leased == 1 { "is" } else { "are" };
-            screen.line(format_args!(
-                "{} {verb} leased: left to whoever works on it",
-                stats.leased
-            ))?;
+            screen.line(format_args!("{} {verb} leased and not affected", stats.leased))?;
         }
         true => {}
     }

@@ -1,4 +1,4 @@
-//! `hapax receive` and `hapax settle`: messages by hand.
+//! `hapax receive` and `hapax settle`: receive and settle messages by hand.
 
 use std::time::Duration;
 
@@ -21,16 +21,16 @@ pub(crate) struct Receive {
     /// At most this many messages.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     max: u32,
-    /// Wait at most this long for the first one.
+    /// Wait at most this long for the first message.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     wait: Duration,
-    /// The length of the lease; without it that of the queue.
+    /// The length of the lease; by default that of the queue.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     lease: Option<Duration>,
-    /// Settle them as done at once, without a result.
+    /// Settle them as done immediately, without a result.
     #[arg(long)]
     ack: bool,
-    /// The worker's name in the history of the keys.
+    /// The worker's name, recorded in the history of the key.
     #[arg(long, default_value_t = worker_name())]
     worker: String,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) struct Settle {
 /// How a lease ends.
 #[derive(Debug, Subcommand)]
 enum Verdict {
-    /// The message is done; the body given becomes its result.
+    /// Mark the message as done (ack). The body becomes its result.
     #[command(after_help = "Examples:
   hapax settle done orders LEASE 'receipt 17'
   hapax settle done orders LEASE --file receipt.pdf --content-type application/pdf")]
@@ -61,7 +61,8 @@ enum Verdict {
         #[arg(long, value_name = "TYPE")]
         content_type: Option<String>,
     },
-    /// It failed: tried again after the queue's backoff, or dead after its last attempt.
+    /// Mark the attempt as failed (nack): the message is tried again after the queue's backoff, or
+    /// is dead after its last attempt.
     #[command(after_help = "Examples:
   hapax settle fail orders LEASE --error 'no such account'
   hapax settle fail orders LEASE --error 'card expired' --dead
@@ -69,68 +70,69 @@ enum Verdict {
     Fail {
         #[command(flatten)]
         lease: Lease,
-        /// What went wrong, for whoever looks at the key.
+        /// The error, shown with the key.
         #[arg(long, default_value = "failed by hand")]
         error: String,
-        /// Try again after this, instead of the queue's backoff.
+        /// Try again after this time instead of the queue's backoff.
         #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
         delay: Option<Duration>,
-        /// No further attempt.
+        /// Make no further attempt: the message is dead.
         #[arg(long)]
         dead: bool,
     },
-    /// In doubt: its effect may have happened. A begun message of a queue with on-lost = park is
-    /// parked until somebody resolves it; anywhere else this is a failure.
+    /// Report that the effect may or may not have happened. A message that was begun, in a queue
+    /// with on-lost = park, is parked until an operator resolves it; otherwise this is the same as
+    /// `fail`.
     #[command(after_help = "Examples:
   hapax settle park charges LEASE --error 'killed in the middle'
   hapax settle park charges LEASE --error 'its result is too large' --dead")]
     Park {
         #[command(flatten)]
         lease: Lease,
-        /// What is known, for whoever resolves it.
+        /// What is known about it, for the operator who resolves it.
         #[arg(long, default_value = "in doubt")]
         error: String,
-        /// Where it is a failure: try again after this, instead of the queue's backoff.
+        /// If it counts as a failure: try again after this time instead of the queue's backoff.
         #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
         delay: Option<Duration>,
-        /// Where it is a failure: no further attempt.
+        /// If it counts as a failure: make no further attempt.
         #[arg(long)]
         dead: bool,
     },
-    /// Give it back uncounted, as if it had not been taken.
+    /// Give the message back. The attempt does not count.
     #[command(after_help = "Examples:
   hapax settle release orders LEASE")]
     Release {
         #[command(flatten)]
         lease: Lease,
     },
-    /// Mark that an effect starts which must not happen twice: in a queue with on-lost = park,
-    /// the message is parked instead of delivered again if the lease is lost from here on.
+    /// Mark the start of an effect that must not happen twice. If the lease is lost after this, a
+    /// queue with on-lost = park parks the message instead of delivering it again.
     #[command(after_help = "Examples:
   hapax settle begin charges LEASE")]
     Begin {
         #[command(flatten)]
         lease: Lease,
     },
-    /// Store a recovery point: the next attempt receives it.
+    /// Save a recovery point, which the next attempt receives.
     #[command(after_help = "Examples:
   hapax settle save orders LEASE charged 'charge 17'
   hapax settle save \"$HAPAX_QUEUE\" \"$HAPAX_LEASE\" page --file page.json")]
     Save {
         #[command(flatten)]
         lease: Lease,
-        /// The name of the point.
+        /// The name of the recovery point.
         name: String,
         #[command(flatten)]
         data: Body,
     },
-    /// Keep it longer.
+    /// Extend the lease.
     #[command(after_help = "Examples:
   hapax settle extend orders LEASE --lease 5m")]
     Extend {
         #[command(flatten)]
         lease: Lease,
-        /// From now on; without it as long as the queue says.
+        /// The new length of the lease, counted from now; by default that of the queue.
         #[arg(long = "lease", value_name = "DURATION", value_parser = duration::parse)]
         duration: Option<Duration>,
     },
@@ -149,7 +151,7 @@ struct Lease {
     output: Output,
 }
 
-/// The lease that was written as a word.
+/// Reads a lease from its text form.
 fn parse_lease(text: &str) -> Result<bytes::Bytes, String> {
     let lease = hapax_wire::Lease::read(text.trim().trim_end_matches('='));
     let is_one = !lease.is_empty();

@@ -1,4 +1,4 @@
-//! `hapax relay`: from the outbox of a database to the broker, until it is told to stop.
+//! `hapax relay`: moves messages from the outbox of a database to the broker, until it is stopped.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,42 +21,42 @@ use crate::failure::Failure;
 use crate::screen::say;
 use crate::session::Connection;
 
-pub(crate) const HELP: &str = "Rows of the table hapax_outbox (see: hapax sql outbox) are sent \
-under their keys, in order within each group, and deleted when the broker has confirmed them. \
-Killed and started again, it sends nothing twice: what was sent before is a duplicate to the \
-broker. A row that is refused is tried again, and then parked in the table with its error. Any \
-number of relays may be started for one database: one works, the others stand by.
+pub(crate) const HELP: &str = "The rows of the table hapax_outbox (see: hapax sql outbox) are \
+sent under their keys, in order within each group, and deleted when the broker has confirmed \
+them. After a crash nothing has a second effect: a row that is sent again is a duplicate to the \
+broker. A row that is refused is tried again and then parked in the table with its error. Several \
+relays may run for one database: one works, the others stand by.
 
 Examples:
   hapax relay --database postgres://shop@127.0.0.1/shop
   hapax relay --database sqlite://data/shop.db --metrics 127.0.0.1:9101
   HAPAX_DATABASE=postgres://shop@127.0.0.1/shop hapax relay --results hapax_results";
 
-/// How long a stop may take. Nothing is lost by an earlier end.
+/// How long a stop may take. Stopping earlier loses nothing.
 const STOP: Duration = Duration::from_secs(12);
 
 #[derive(Clone, Args)]
 pub(crate) struct Relay {
-    /// The database with the outbox: postgres://USER:PASSWORD@HOST/NAME or sqlite://PATH. With a
-    /// password better given as a variable than here.
+    /// The database with the outbox: postgres://USER:PASSWORD@HOST/NAME or sqlite://PATH. If it has
+    /// a password, prefer the variable.
     #[arg(long, env = "HAPAX_DATABASE", value_name = "URL", hide_env_values = true)]
     database: String,
-    /// The certificate that signed PostgreSQL's, as a PEM file; the connection is encrypted then.
+    /// A PEM file with the CA certificate that signed PostgreSQL's. It turns encryption on.
     #[arg(long, env = "HAPAX_DATABASE_CA", value_name = "FILE")]
     database_ca: Option<PathBuf>,
-    /// A row that is refused so often is parked.
+    /// Park a row after this many refusals.
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     tries: u32,
-    /// How often to look for new rows if nothing tells of them.
+    /// How often to poll for new rows if the database sends no notification.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]
     poll: Duration,
-    /// Write how every message ended to this table (see: hapax sql results).
+    /// Write the outcome of every message to this table (see: hapax sql results).
     #[arg(long, value_name = "TABLE")]
     results: Option<String>,
-    /// Serve metrics for Prometheus here, under /metrics; port 0 takes a free one.
+    /// The address on which to serve /metrics for Prometheus. Port 0 picks a free port.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
-    /// What to log: error, warn, info, debug, trace.
+    /// The log level: error, warn, info, debug or trace.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
     #[command(flatten)]

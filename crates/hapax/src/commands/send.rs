@@ -1,4 +1,4 @@
-//! `hapax send`: one message, or a stream of them.
+//! `hapax send`: sends one message or a batch.
 
 mod batch;
 
@@ -23,8 +23,8 @@ pub(crate) struct Send {
     queue: String,
     #[command(flatten)]
     body: Body,
-    /// The name of the operation: sent again under it, a message gets the first answer and has no
-    /// second effect. Without one a UUIDv7 is made and shown.
+    /// The idempotency key. A message that is sent again under its key gets the first answer and
+    /// has no second effect. By default a UUIDv7 is generated and printed.
     #[arg(long, short)]
     key: Option<String>,
     #[command(flatten)]
@@ -32,11 +32,12 @@ pub(crate) struct Send {
     /// Wait at most this long for the message to be done, and print its result.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     wait: Option<Duration>,
-    /// While the broker is away or refuses for now, try again under the same key for this long.
+    /// Retry for this long, under the same key, while the broker cannot be reached or answers with
+    /// a retryable error.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     retry: Duration,
-    /// Read messages from the standard input, one JSON document per line. They are sent in
-    /// batches, up to the first line that is wrong:
+    /// Read messages from the standard input, one JSON document per line, and send them in batches.
+    /// Stops at the first invalid line. Fields:
     /// {"key":…,"body":…,"group":…,"content_type":…,"headers":{…},"delay_ms":…}
     #[arg(long, conflicts_with_all = ["body", "file", "key", "wait"])]
     batch: bool,
@@ -76,7 +77,7 @@ async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
     tell(screen, name, &answer, send.wait.is_some())
 }
 
-/// What names the message in the next command.
+/// The arguments that name the message in the suggested command.
 #[derive(Clone, Copy)]
 struct Name<'a> {
     queue: &'a str,
@@ -90,7 +91,7 @@ fn answered<'a>(queue: &'a str, key: &'a str, answer: &Answer) -> Answered<'a> {
     Answered { queue: Some(queue), key, answer, result_omitted: false }
 }
 
-/// Prints an answer, and says how the command ends with it.
+/// Prints an answer, and returns the exit code for it.
 fn tell(
     screen: Screen,
     name: Name<'_>,
@@ -147,7 +148,7 @@ fn tell(
     Ok(exit)
 }
 
-/// A conflict says what the key was used for first.
+/// Prints a conflict, with the time and the id of the first message.
 fn refused(name: Name<'_>, problem: &Problem) -> Failure {
     let Name { queue, key, group } = name;
     let failure = Failure::of_problem(problem);
@@ -165,8 +166,8 @@ fn refused(name: Name<'_>, problem: &Problem) -> Failure {
     // Where the group differs, the key is one over all groups.
     let group = group.filter(|_| !problem.differs.iter().any(|field| field == "group"));
     let next = format!(
-        "{} shows the first one; use one key per operation, or --fingerprint where bodies carry \
-         noise",
+        "{} shows the first one; use one key per operation, or --fingerprint if the body changes \
+         between retries",
         Advice::new("hapax get", &[queue, key]).group(group)
     );
     Failure { what, next: Some(next), ..failure }

@@ -1,4 +1,4 @@
-//! `hapax serve` and `hapax dev`: the broker, until it is told to stop.
+//! `hapax serve` and `hapax dev`: run the broker until it is stopped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,19 +16,20 @@ use crate::parse;
 use crate::screen::{Colour, Screen};
 use crate::settings::{Flags, Mistakes, OrOff, Profile, Settings, Values};
 
-/// What a stop may take longer than the settings say, before the process ends anyway.
+/// Extra time for a stop, beyond the setting, before the process ends anyway.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     #[command(flatten)]
     flags: Flags,
-    /// Write the address to this file once the broker listens: for port 0, which takes a free one.
+    /// Write the address to this file once the broker listens. Useful with port 0, which picks a
+    /// free port.
     #[arg(long, value_name = "FILE")]
     port_file: Option<PathBuf>,
 }
 
-/// Flags, variables and file together.
+/// The settings from flags, variables and file.
 pub(crate) fn load(flags: &Flags, profile: Profile) -> Result<Settings, Failure> {
     Settings::load(flags, profile, Path::new("")).map_err(|mistakes| {
         let next = "hapax config show prints what is set where; hapax lint FILE checks a file";
@@ -56,7 +57,7 @@ pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
             tracing::info!(file = %file.display(), %named_by, "the settings file was read");
         }
         warn(settings);
-        let mut signals = Signals::listen().context("signals cannot be heard")?;
+        let mut signals = Signals::listen().context("cannot listen for signals")?;
         let options = settings.options();
         let ended = tokio::select! {
             broker = Broker::start(&options, Some(log.clone())) => {
@@ -105,7 +106,7 @@ fn warn(settings: &Settings) {
     }
 }
 
-/// Every connection is a file, and many systems allow a process 1024 until it asks for more.
+/// Raises the limit of open files: every connection is one, and the limit is often 1024.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -113,7 +114,7 @@ fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Whoever waits for the file must never read half of it.
+/// Writes the file with a rename, so that nobody reads half of it.
 fn write_whole(file: &Path, text: &str) -> Result<(), Failure> {
     let write = || {
         let temporary = file.with_extension("tmp");
@@ -124,11 +125,11 @@ fn write_whole(file: &Path, text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What tells a process to stop. Heard from the moment it is made.
+/// The signals that stop the process, received from the moment it is created.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    /// A broker with certificates reads them again; for any other it is no reason to end.
+    /// SIGHUP: a broker with certificates reloads them; any other ignores it.
     _hangup: Signal,
 }
 
@@ -147,15 +148,15 @@ impl Signals {
     }
 }
 
-/// The first signal begins a stop, the second ends the process, as does a stop that hangs.
+/// Stops the broker at the first signal. A second signal, or a stop that hangs, ends the process.
 /// Nothing that was confirmed is lost by either.
 pub(crate) async fn told_to_stop(mut signals: Signals, stop_timeout: Duration) {
     signals.heard().await;
     tokio::spawn(async move {
         tokio::select! {
-            () = signals.heard() => tracing::warn!("told to stop twice: ending now"),
+            () = signals.heard() => tracing::warn!("second signal: ending now"),
             () = tokio::time::sleep(stop_timeout + PATIENCE) => {
-                tracing::error!("the stop takes too long: ending now");
+                tracing::error!("the stop took too long: ending now");
             }
         }
         std::process::exit(Exit::Failure as i32);
@@ -167,7 +168,7 @@ fn welcome(url: &str, values: &Values) -> Result<(), Failure> {
     let data = &values.data;
     let program = program();
     let head = screen.paint(Colour::Bold, format_args!("Hapax is ready at {url}"));
-    screen.line(format_args!("{head}, with its data in {}", data.display()))?;
+    screen.line(format_args!("{head}, data in {}", data.display()))?;
     screen.line("")?;
     screen.line(format_args!("  HTTP      {url}/v1         described by {url}/v1/openapi.json"))?;
     screen.line(format_args!("  gRPC      {url}            with reflection"))?;
@@ -190,13 +191,16 @@ fn welcome(url: &str, values: &Values) -> Result<(), Failure> {
     screen.line("")?;
     if let Some(certificate) = &values.tls_cert.0 {
         let path = certificate.display();
-        screen.line(format_args!("CA.pem is what signed {path}; {path} itself if nobody did."))?;
+        screen.line(format_args!(
+            "CA.pem is the certificate that signed {path}, or {path} itself \
+                                  if it is self-signed."
+        ))?;
     }
     screen.line("Sent again, order-42 gets its first answer. Ctrl-C stops the broker.")?;
     Ok(())
 }
 
-/// This program as it was called, so that what is shown can be copied.
+/// The name under which this program was called, so that suggested commands can be copied.
 fn program() -> String {
     let called = std::env::args().next().unwrap_or_default();
     if called.contains('/') { called } else { "hapax".to_owned() }

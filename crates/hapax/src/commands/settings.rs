@@ -1,4 +1,4 @@
-//! `hapax config` and `hapax lint`: settings, looked at without a broker.
+//! `hapax config` and `hapax lint`: show and check settings without a broker.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Show {
-    /// As `hapax dev` would have them.
+    /// Show the settings of `hapax dev`.
     #[arg(long)]
     dev: bool,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct Lint {
     /// Settings in TOML, or a queue's configuration in JSON; `-` for the standard input.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Warnings count too.
+    /// Exit with 1 if there are warnings.
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(crate) fn config(command: &Command) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Exits with 2 for errors, with 1 for warnings where they count.
+/// Checks the files. Exits with 2 for errors, and with `--strict` with 1 for warnings.
 pub(crate) fn lint(lint: &Lint) -> Result<Exit, Failure> {
     let screen = lint.output.screen();
     let mut all: Vec<(String, Vec<Located>)> = Vec::new();
@@ -98,7 +98,7 @@ pub(crate) fn lint(lint: &Lint) -> Result<Exit, Failure> {
             screen.line(screen.paint(colour, found))?;
         }
         if found.is_empty() {
-            screen.line("nothing to put right")?;
+            screen.line("no findings")?;
         }
     }
     Ok(exit(found.iter().map(|found| found.finding.severity()), lint.strict))

@@ -1,4 +1,4 @@
-//! `hapax sql`: the tables of inbox and outbox as migrations, with their statements.
+//! `hapax sql`: the inbox and outbox tables as migrations, with their statements.
 
 use clap::{Args, ValueEnum};
 use hapax_transactions::Dialect;
@@ -7,8 +7,8 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::Screen;
 
-pub(crate) const HELP: &str = "What is printed can be run as it is, and again: it makes the \
-tables that are not there. The statements that a program runs stand below, as comments.
+pub(crate) const HELP: &str = "The output can be run as it is, also repeatedly: it creates the \
+tables that do not exist. The statements that a program runs follow as comments.
 
 Examples:
   hapax sql inbox --dialect postgres | psql shop
@@ -18,21 +18,21 @@ Examples:
 
 #[derive(Debug, Args)]
 pub(crate) struct Sql {
-    /// What to print.
+    /// The table to print.
     #[arg(value_enum)]
     table: Table,
-    /// For which database.
+    /// The database's SQL dialect.
     #[arg(long, value_enum)]
     dialect: Kind,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Table {
-    /// What a consumer has carried out: for workers.
+    /// The operations that a consumer has carried out. Used by workers.
     Inbox,
-    /// What is to be sent: for producers, and for `hapax relay`.
+    /// The messages to send. Used by producers and by `hapax relay`.
     Outbox,
-    /// How messages ended: for `hapax relay --results`.
+    /// The outcomes of messages. Used by `hapax relay --results`.
     Results,
 }
 

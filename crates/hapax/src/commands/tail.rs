@@ -1,7 +1,5 @@
-//! `hapax tail`: what happens in a queue, while it happens.
-//!
-//! It looks at the queue a few times a second and tells what changed, so it sees every message
-//! that stays a while, and tells of the rest by numbers. What it keeps in mind is bounded.
+//! `hapax tail`: follows a queue. Polls the queue a few times a second and prints the changes:
+//! messages that stay for a while by key, the rest as counts. Its memory is bounded.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,9 +17,9 @@ use crate::moment;
 use crate::screen::{Colour, Output, Screen, body, brief, clean};
 use crate::session::{Connection, Session};
 
-/// Messages of one place that are looked at.
+/// The most messages of one state that are listed.
 const PAGE: u32 = 100;
-/// Keys that are asked for after they left, in one round.
+/// The most keys that are looked up in one round after they left their state.
 const ASKED_MAX: usize = 32;
 const ROUND_MIN: Duration = Duration::from_millis(250);
 const ROUND_MAX: Duration = Duration::from_secs(2);
@@ -30,10 +28,10 @@ const ROUND_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Tail {
     /// The queue.
     queue: String,
-    /// Stop after this time; without it, at Ctrl-C.
+    /// Stop after this time; by default run until Ctrl-C.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     r#for: Option<Duration>,
-    /// Name only keys that begin with this; the counts are of the whole queue.
+    /// List only keys that begin with this. The counts are those of the whole queue.
     #[arg(long, value_name = "PREFIX", default_value = "")]
     key: String,
     #[command(flatten)]
@@ -42,7 +40,7 @@ pub(crate) struct Tail {
     output: Output,
 }
 
-/// What was seen of a message last.
+/// The last known state of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     key: String,
@@ -51,7 +49,7 @@ struct Seen {
     attempts: u32,
 }
 
-/// What the rounds before left behind.
+/// The state that is kept between rounds.
 #[derive(Debug, Default)]
 struct Memory {
     stats: Option<QueueStats>,
@@ -84,7 +82,7 @@ async fn follow(session: &Session, tail: &Tail) -> Result<Exit, Failure> {
     }
 }
 
-/// Looks once; says how much there was to tell.
+/// Polls once; returns the number of changes.
 async fn round(
     session: &Session,
     tail: &Tail,
@@ -137,7 +135,7 @@ async fn round(
     Ok(told)
 }
 
-/// What became of a message that is no longer in any place.
+/// Prints the outcome of a message that is no longer listed in any state.
 async fn ask(session: &Session, tail: &Tail, screen: Screen, seen: &Seen) -> Result<bool, Failure> {
     let name =
         KeyRequest { queue: tail.queue.clone(), key: seen.key.clone(), group: seen.group.clone() };
@@ -174,7 +172,7 @@ fn tell(screen: Screen, message: &Key) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The totals that grew since the last round.
+/// The totals that have grown since the last round.
 fn numbers(
     screen: Screen,
     before: Option<QueueStats>,

@@ -1,4 +1,4 @@
-//! `hapax token`: who may do what, in a broker's data directory. A running broker notices.
+//! `hapax token`: the API tokens in a broker's data directory. A running broker reloads them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,13 +19,13 @@ use crate::settings::{self, OrOff};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Make a token and print it, once: only its hash is kept.
+    /// Create a token and print it. It cannot be shown again: only its hash is stored.
     #[command(after_help = "Examples:
   hapax token create --can send --queue orders
   hapax token create --tenant shop --queue 'orders.*' --can send,work,admin --name shop-backend
   export HAPAX_TOKEN=$(hapax token create --can send,work --expires 30d)")]
     Create(Create),
-    /// List the tokens, without their secrets.
+    /// List the tokens without their secrets.
     #[command(after_help = "Examples:
   hapax token ls
   hapax token ls --data data/hapax -o json")]
@@ -36,7 +36,7 @@ pub(crate) enum Command {
     Rm(Remove),
 }
 
-/// Where the broker's data is. What else is set is the broker's business.
+/// The options that locate the broker's data. Other settings are ignored.
 #[derive(Debug, Args)]
 struct Data {
     /// The settings file.
@@ -45,15 +45,14 @@ struct Data {
     #[arg(long, env = "HAPAX_CONFIG", hide_env_values = true, value_name = "PATH")]
     #[arg(value_parser = settings::text::<OrOff<PathBuf>>)]
     config: Option<OrOff<PathBuf>>,
-    /// The broker's data directory, by default ./hapax-data.
-    ///
-    /// One that is missing is created if it was named here or in the settings file.
+    /// The broker's data directory, by default ./hapax-data. It is created if it does not exist and
+    /// was named here or in the settings file.
     #[arg(long, env = "HAPAX_DATA", hide_env_values = true, value_name = "PATH")]
     data: Option<PathBuf>,
 }
 
 impl Data {
-    /// The directory, and whether somebody named it.
+    /// The directory, and whether it was given explicitly.
     fn directory(&self) -> Result<(PathBuf, bool), Failure> {
         let found = settings::data_directory(self.config.as_ref(), self.data.as_deref());
         found.map_err(|mistakes| mistaken(&mistakes))
@@ -63,8 +62,8 @@ impl Data {
         Ok(TokenFile::in_directory(&self.directory()?.0))
     }
 
-    /// For a token that is to be made. A directory that is not there is only made where somebody
-    /// named it: tokens for a broker that runs elsewhere would be of no use.
+    /// The directory for a new token. A missing directory is created only if it was given
+    /// explicitly: tokens in a directory that no broker uses would be useless.
     fn tokens_to_create(&self) -> Result<TokenFile, Failure> {
         let (directory, is_named) = self.directory()?;
         if !directory.exists() {
@@ -73,7 +72,7 @@ impl Data {
                 let next = "name the broker's: --data DIR, HAPAX_DATA, or data in hapax.toml";
                 return Err(Failure::new(Exit::Missing, what).next(next));
             }
-            say(format_args!("{} was not there, and is made for it", directory.display()));
+            say(format_args!("{} did not exist and was created", directory.display()));
         }
         Ok(TokenFile::in_directory(&directory))
     }
@@ -81,19 +80,19 @@ impl Data {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// The namespace of queues and keys that it opens.
+    /// The tenant (namespace of queues and keys) that the token belongs to.
     #[arg(long, default_value = "default")]
     tenant: String,
-    /// Which queues: names and patterns such as orders.*; may be repeated.
+    /// The queues that it may use: a name or a pattern such as orders.*. May be repeated.
     #[arg(long = "queue", value_name = "PATTERN", value_delimiter = ',', default_value = "*")]
     queues: Vec<Pattern>,
-    /// What it allows: send, work, admin, operate.
+    /// The permissions: send, work, admin, operate, separated by commas.
     #[arg(long, value_name = "LIST", required = true)]
     can: Permissions,
-    /// A name for people.
+    /// A name, shown by `hapax token ls`.
     #[arg(long)]
     name: Option<String>,
-    /// No longer valid after this.
+    /// The token expires after this time.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     expires: Option<Duration>,
     #[command(flatten)]
@@ -112,7 +111,7 @@ pub(crate) struct List {
 
 #[derive(Debug, Args)]
 pub(crate) struct Remove {
-    /// Its name or id, as `hapax token ls` shows them.
+    /// The name or id, as shown by `hapax token ls`.
     #[arg(value_name = "NAME|ID")]
     token: String,
     #[command(flatten)]
@@ -177,7 +176,7 @@ fn ls(list: &List) -> Result<Exit, Failure> {
     }
     if tokens.is_empty() {
         say(format_args!(
-            "there are no tokens in {}; make one with: hapax token create --can send,work",
+            "there are no tokens in {}; create one with: hapax token create --can send,work",
             file.path().display()
         ));
         return Ok(Exit::Ok);

@@ -1,7 +1,6 @@
-//! `hapax work`: a command for every message of a queue.
-//!
-//! Leases, their extension, the drain and the settles are the client's worker's; this runs the
-//! command and tells from its end what became of the message.
+//! `hapax work`: runs a command for every message of a queue. The client's worker manages leases,
+//! draining and settles; this module runs the command and derives the outcome of the message from
+//! how it ended.
 
 mod process;
 mod report;
@@ -28,15 +27,16 @@ use report::Report;
 pub(crate) const HELP: &str = "The command gets the body on its standard input, and HAPAX_KEY, \
 HAPAX_QUEUE, HAPAX_ID, HAPAX_ATTEMPT, HAPAX_GENERATION, HAPAX_FENCE, HAPAX_LEASE, HAPAX_GROUP, \
 HAPAX_CONTENT_TYPE, HAPAX_TENANT, HAPAX_LEASE_MS, HAPAX_HEADER_name and HAPAX_POINT_name in its \
-environment; HAPAX_HEADERS and HAPAX_POINTS are all of them as JSON. Exit 0 is done, with the \
-standard output as the result. 75 is not now: a failed attempt that is tried again after the \
-queue's backoff. It counts as any other, so with the default rules (10 attempts, waits between 1 \
-s and a bound that doubles) what is not ready within four to nine minutes is dead: give the queue \
-more --max-attempts or a longer --backoff-min. 76 is in doubt, and so is a command that a signal, \
---timeout or a hurried stop ended: where it has begun (`hapax settle begin`) and the queue parks, \
-the message is parked, otherwise it has failed. Any other exit code is a failed attempt, with the \
-last words of the standard error. When the lease is lost the whole process group is stopped. \
-Ctrl-C finishes what runs and gives back the rest.
+environment. HAPAX_HEADERS and HAPAX_POINTS hold all headers and recovery points as JSON. Exit \
+code 0 means done, with the standard output as the result. Exit code 75 means not now: the \
+attempt failed and is retried after the queue's backoff. It counts like any other attempt: with \
+the default configuration (10 attempts) a message that keeps exiting with 75 is dead after four \
+to nine minutes, unless the queue has more --max-attempts or a longer --backoff-min. Exit code 76 \
+means in doubt, and so does a command that was ended by a signal, by --timeout or by a second \
+Ctrl-C: if it has begun (`hapax settle begin`) and the queue has on-lost = park, the message is \
+parked, otherwise the attempt failed. Any other exit code is a failed attempt, with the end of \
+the standard error as its error. When the lease is lost, the whole process group is stopped. \
+Ctrl-C lets running commands finish and gives the other messages back.
 
 Examples:
   hapax work orders --exec 'tr a-z A-Z'
@@ -48,31 +48,34 @@ Examples:
 pub(crate) struct Work {
     /// The queue.
     queue: String,
-    /// The command to run for every message, by `sh -c`.
+    /// The command to run for every message, with `sh -c`.
     #[arg(long, value_name = "COMMAND")]
     exec: String,
     /// How many commands run at once.
     #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
     concurrency: usize,
-    /// A command that takes longer is stopped, and has failed, or is in doubt if it has begun.
+    /// Stop a command that takes longer. The attempt failed, or is in doubt if the command has
+    /// begun.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     timeout: Option<Duration>,
-    /// Leases of this length; without it as long as the queue says. They are extended meanwhile.
+    /// The length of a lease; by default that of the queue. Leases are extended while the command
+    /// runs.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     lease: Option<Duration>,
-    /// End when there was nothing to do for this long.
+    /// Exit when there was no message for this long.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     idle: Option<Duration>,
     /// How long running commands may take to finish after Ctrl-C.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "25s")]
     drain: Duration,
-    /// The longest result. What writes more is dead, or parked if it has begun and the queue parks.
+    /// The largest result. A message whose command writes more is dead, or parked if the command
+    /// has begun and the queue has on-lost = park.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     max_result: usize,
     /// The content type of the results, such as application/json.
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
-    /// The worker's name in the history of the keys.
+    /// The worker's name, recorded in the history of the key.
     #[arg(long, default_value_t = worker_name())]
     worker: String,
     /// Print no line per message.
@@ -123,15 +126,15 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// What all messages share.
+/// The state that all commands share.
 struct Job {
     work: Work,
     report: Report,
     running: AtomicUsize,
     count: AtomicU64,
-    /// When there was something to do last.
+    /// The last time at which there was a message.
     active: watch::Sender<Instant>,
-    /// Set by the second signal, or at the end of the drain: commands are to stop.
+    /// Set by the second signal or at the end of the drain: commands must stop.
     hurry: watch::Sender<bool>,
 }
 
@@ -148,7 +151,7 @@ impl Job {
     }
 }
 
-/// Ends when the worker is to take no more; goes on listening for those in a hurry.
+/// Returns when the worker must take no more messages, and keeps listening for a second signal.
 async fn stop(job: Arc<Job>) {
     let (Ok(mut interrupt), Ok(mut terminate)) =
         (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
@@ -164,7 +167,7 @@ async fn stop(job: Arc<Job>) {
     let running = job.running.load(Ordering::Relaxed);
     if running > 0 {
         let commands = count(running as u64, "command");
-        say(format_args!("finishing {commands}; once more to stop them"));
+        say(format_args!("finishing {commands}; press Ctrl-C again to stop them"));
     }
     tokio::spawn(async move {
         tokio::select! {
@@ -182,7 +185,7 @@ fn end_line() {
     }
 }
 
-/// Ends when nothing has run for as long as the command line says.
+/// Returns when nothing has run for the time given by `--idle`.
 async fn idle(job: &Job) {
     let Some(most) = job.work.idle else { return std::future::pending().await };
     let mut active = job.active.subscribe();

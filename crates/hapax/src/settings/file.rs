@@ -26,7 +26,7 @@ pub(super) fn read(text: &str, name: &str, settings: &mut Settings) -> Vec<Locat
     let (table, errors) = DeTable::parse_recoverable(text);
     for error in errors {
         let at = error.span().map_or(0, |span| span.start);
-        let fix = "Write it as TOML does: name = value, texts in quotes, tables as [name]";
+        let fix = "Use TOML syntax: name = value, strings in quotes, tables as [name]";
         reader.find(Rule::Syntax, at, "", error.message(), fix);
     }
     // What was recovered around an error of syntax would only be found wrong for no reason.
@@ -132,7 +132,7 @@ impl Reader<'_> {
                     self.tenant(name, table);
                 }
                 (DeValue::Table(_), Err(invalid)) => {
-                    let fix = "Give the tenant another name";
+                    let fix = "Choose a valid tenant name";
                     self.find(Rule::Value, at, &path, &invalid.to_string(), fix);
                 }
                 _ => self.find(Rule::Value, at, &path, "a tenant is a table", &write(&path, "")),
@@ -177,7 +177,7 @@ impl Reader<'_> {
                 }
                 (Err(invalid), _) => {
                     let path = format!("queues.{name:?}");
-                    let fix = "Give the queue another name";
+                    let fix = "Choose a valid queue name";
                     self.find(Rule::Value, at, &path, &invalid.to_string(), fix);
                 }
             }
@@ -188,7 +188,7 @@ impl Reader<'_> {
         let mut queue = Queue { name, config: Config::default() };
         let path = queue.path();
         if let Some(first) = self.settings.origins.get(&path) {
-            let why = format!("the queue is declared at {} already", first.place());
+            let why = format!("the queue is already declared at {}", first.place());
             return self.find(Rule::Value, at, &path, &why, "Keep one of the two");
         }
         self.settings.origins.insert(path.clone(), self.place.at(at));
@@ -298,11 +298,11 @@ mod tests {
         refuses("[queues]\norders = 5", &["Write [queues.orders]"]);
         refuses("[tenants]\nshop = 5", &["Write [tenants.shop]"]);
         refuses("[tenants.shop]\nqueues = 5", &["Write [tenants.shop.queues.NAME]"]);
-        refuses("[queues.\"a b\"]", &["a name has 1 to 80 of"]);
-        refuses("[tenants.\"\"]", &["a name has 1 to 80 of"]);
+        refuses("[queues.\"a b\"]", &["a name must have 1 to 80"]);
+        refuses("[tenants.\"\"]", &["a name must have 1 to 80"]);
         refuses(
             "[queues.a]\n[tenants.default.queues.a]",
-            &["the queue is declared at hapax.toml:1 already"],
+            &["the queue is already declared at hapax.toml:1"],
         );
     }
 
@@ -314,7 +314,7 @@ mod tests {
         refuses("partitions = \"4\"", &["invalid type: string \"4\". Allowed: a whole number"]);
         refuses("partitions = -1", &["partitions: invalid value: integer `-1`"]);
         refuses("partitions = 99999", &["partitions: invalid value: integer `99999`"]);
-        refuses("partitions = 5000", &["5000 is not within 1 to 4096"]);
+        refuses("partitions = 5000", &["5000 is not between 1 and 4096"]);
         refuses("allow_no_tls = \"true\"", &["invalid type: string \"true\""]);
         refuses("log = true", &["log: invalid type: boolean"]);
         refuses("data = 2020-01-01", &["data: invalid type: map"]);
@@ -324,7 +324,7 @@ mod tests {
         refuses("[queues.a]\nlease_ms = 99999999999999999999999999", &["queues.a.lease_ms: "]);
         refuses("[queues.a]\nttl_ms = nan", &["queues.a.ttl_ms: "]);
         refuses("[queues.a]\nttl_ms = 2020-01-01", &["queues.a.ttl_ms: "]);
-        refuses("[tenants.a]\nmax_queues = 0", &["tenants.a.max_queues: 0 is not within 1 to"]);
+        refuses("[tenants.a]\nmax_queues = 0", &["tenants.a.max_queues: 0 is not between 1 and"]);
         refuses("[tenants.a]\nmax_bytes = nan", &["tenants.a.max_bytes: "]);
         refuses("memory_bytes = \"5M\"", &["did you mean 5MiB? Allowed: a size"]);
         refuses("auth = \"token\"", &["unknown variant `token`. Allowed: \"off\" or \"tokens\""]);

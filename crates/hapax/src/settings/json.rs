@@ -19,10 +19,10 @@ pub(super) fn lint(text: &str, file_name: &str) -> Vec<Located> {
         Ok(Value::Object(object)) => object,
         Ok(_) => {
             let why = "a queue's configuration is an object";
-            return whole(1, why, "Write {\"lease_ms\": 30000} or the like");
+            return whole(1, why, "Write an object such as {\"lease_ms\": 30000}");
         }
         Err(error) => {
-            return whole(error.line().max(1), &error.to_string(), "Write it as JSON does");
+            return whole(error.line().max(1), &error.to_string(), "Use JSON syntax");
         }
     };
     let keys = keys(text);
@@ -50,7 +50,8 @@ fn repeated(keys: &[(String, usize)], place: &Place) -> Vec<Located> {
         .filter(|(index, (name, _))| keys.iter().take(*index).any(|(before, _)| before == name));
     again
         .map(|(_, (name, at))| {
-            let (why, fix) = ("it is there twice".to_owned(), "Keep one of the two".to_owned());
+            let (why, fix) =
+                ("the field is given twice".to_owned(), "Keep one of the two".to_owned());
             let finding = Finding { rule: Rule::Value, field: name.clone(), why, fix };
             Located { origin: place.at(*at), finding }
         })

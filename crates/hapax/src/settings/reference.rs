@@ -13,8 +13,8 @@ const COLUMNS: usize = 100;
 const HEAD: &str = "\
 # Settings
 
-The settings of `hapax serve` and `hapax dev`. This page is made from the code; a test keeps it
-current.
+The settings of `hapax serve` and `hapax dev`. This page is generated from the code.
+Run the tests of `hapax` with `HAPAX_BLESS=1` to update it.
 
 A value is taken from the first of these that has one:
 
@@ -24,16 +24,16 @@ A value is taken from the first of these that has one:
 4. the default.
 
 `hapax config show` prints every value and where it comes from. The file is the one that
-`--config` or `HAPAX_CONFIG` names, else `hapax.toml` in the working directory, if it is there.
-Relative paths are relative to the working directory, wherever they are written. `\"off\"` stands
-for \"none\" where there may be none, so that a flag can take back what a file says.
+`--config` or `HAPAX_CONFIG` names, otherwise `hapax.toml` in the working directory, if it exists.
+Relative paths are relative to the working directory, also in the file. `\"off\"` turns an optional
+setting off, so that a flag can override the file.
 
-Unknown names in the file are refused, also those of queues: a typo must not weaken a guarantee.
-An unknown `HAPAX_…` variable gives a warning. Everything that is wrong in the file is reported at
-once, with its line.
+Unknown names in the file are refused, also in the configuration of queues: a typo must not weaken
+a guarantee. An unknown `HAPAX_…` variable gives a warning. All errors of the file are reported
+together, with their lines.
 
 Beyond loopback the broker needs tokens and TLS. It refuses to start without them, unless
-`allow_no_auth` and `allow_no_tls` say that it may: one is no substitute for the other.
+`allow_no_auth` and `allow_no_tls` are set. Neither of the two replaces the other.
 
 ```toml
 listen = \"0.0.0.0:4747\"
@@ -41,7 +41,7 @@ data = \"/var/lib/hapax\"
 tls_cert = \"/etc/hapax/cert.pem\"
 tls_key = \"/etc/hapax/key.pem\"
 
-[queues.orders]                # of the tenant default
+[queues.orders]                # a queue of the tenant default
 retention_ms = 2592000000      # 30 days
 retry_horizon_ms = 604800000   # 7 days
 
@@ -58,7 +58,7 @@ const TENANTS: &str = "\
 ## Tenants
 
 `[tenants.NAME]` limits what one tenant may use. A tenant that the file does not name has no
-limits of its own. A name has 1 to 80 of `A-Z a-z 0-9 . _ -`; one with a dot is quoted:
+limits of its own. A name has 1 to 80 characters of `A-Z a-z 0-9 . _ -`; one with a dot is quoted:
 `[tenants.\"a.b\"]`.
 ";
 
@@ -66,38 +66,38 @@ const QUEUES: &str = "\
 ## Queues
 
 `[queues.NAME]` declares a queue of the tenant `default`, `[tenants.NAME.queues.QUEUE]` one of
-another tenant. They are created, or changed to what the file says, when the broker starts. Queues
-that the file does not name are left alone. The fields are those of `PUT /v1/queues/{queue}`; all
+another tenant. When the broker starts, they are created or changed to match the file. Queues that
+the file does not name are not changed. The fields are those of `PUT /v1/queues/{queue}`; all
 are optional.
 ";
 
 const LINT: &str = "\
 ## What `hapax lint` looks for
 
-`hapax lint FILE` checks a settings file, or a queue's configuration in JSON as a request has it,
-without a broker. It exits with 2 if there are errors, with 1 if there are warnings and `--strict`
-is given, else with 0. Only the file counts: flags and variables of the machine where the broker
-will run are not known.
+`hapax lint FILE` checks a settings file, or a queue's configuration in the JSON form of the HTTP
+API, without a broker. It exits with 2 if there are errors, with 1 if there are warnings and
+`--strict` is given, otherwise with 0. Only the file is checked: the flags and variables of the
+machine where the broker will run are not known.
 
-A warning or note that is meant is allowed on its line, by its name:
+To accept a warning or note, name it in a comment on its line:
 
 ```toml
 [queues.metrics]
 guarantee = \"at-most-once\" # lint: allow at-most-once
 ```
 
-Errors cannot be allowed: the broker refuses them too, or they cannot do what they say.
+Errors cannot be accepted: the broker refuses them too, or the setting cannot work.
 
-| rule | is | what it finds |
+| rule | level | what it finds |
 |---|---|---|
 ";
 
 /// The meaning of each of [`LIMITS`].
 const LIMIT_DOCS: [&str; 4] = [
     "Messages sent per second, in all queues together.",
-    "Messages alive at once, in all queues together, the dead included.",
-    "Bytes of bodies alive at once, in all queues together.",
-    "Queues at once.",
+    "Unfinished messages, in all queues together, including dead ones.",
+    "Bytes of the bodies of unfinished messages, in all queues together.",
+    "Number of queues.",
 ];
 
 /// The reference as Markdown.

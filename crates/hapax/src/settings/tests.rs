@@ -99,10 +99,10 @@ fn everything_that_is_wrong_is_told_at_once_with_its_place() {
     let wrong: Vec<String> = setup.load().unwrap_err().0.iter().map(ToString::to_string).collect();
     let expected = [
         "hapax.toml:1: error: lisen: there is no such setting. Did you mean listen? [",
-        "hapax.toml:2: error: log: \"loud\" is no level",
-        "hapax.toml:3: error: max_connections: 0 is not within 1 to 1000000. Allowed: a whole",
-        "flag --partitions: error: partitions: 0 is not within 1 to 4096. Allowed: a whole number, \
-         from 1 to 4096 [value]",
+        "hapax.toml:2: error: log: \"loud\" is not a level",
+        "hapax.toml:3: error: max_connections: 0 is not between 1 and 1000000. Allowed: a whole",
+        "flag --partitions: error: partitions: 0 is not between 1 and 4096. Allowed: a whole \
+         number, from 1 to 4096 [value]",
     ];
     assert_eq!(wrong.len(), expected.len(), "{wrong:#?}");
     for (wrong, expected) in wrong.iter().zip(expected) {

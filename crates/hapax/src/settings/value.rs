@@ -70,15 +70,15 @@ impl TryFrom<String> for Endpoint {
         match url.scheme_str() {
             Some("http") => {}
             Some("https") => {
-                return Err("spans are sent unencrypted only: let a collector beside the broker \
-                            take them and pass them on by https"
+                return Err("https is not supported: send the spans to a collector on the same \
+                            machine, and let it forward them by https"
                     .to_owned());
             }
             _ => return Err(format!("{text:?} does not begin with http://")),
         }
         if url.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err("a URL with a password would be shown: give headers by the variable \
-                        OTEL_EXPORTER_OTLP_HEADERS"
+            return Err("the URL has a password, which would be shown in logs: use the variable \
+                        OTEL_EXPORTER_OTLP_HEADERS instead"
                 .to_owned());
         }
         Ok(Self(text))
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn an_endpoint_is_unencrypted_and_without_a_password() {
         reads("http://127.0.0.1:4317", Endpoint("http://127.0.0.1:4317".into()));
-        refuses::<Endpoint>("https://example.org:4317", "collector beside the broker");
+        refuses::<Endpoint>("https://example.org:4317", "collector on the same machine");
         refuses::<Endpoint>("http://me:secret@example.org", "OTEL_EXPORTER_OTLP_HEADERS");
         refuses::<Endpoint>("127.0.0.1:4317", "does not begin with http://");
         refuses::<Endpoint>("http://a b", "is not a URL");

@@ -18,7 +18,7 @@ use super::origin::Origin;
 use super::value::{Address, Endpoint, OrOff, Size, Span, text};
 use crate::size;
 
-/// Never less than the largest body: no request may be too large to be read.
+/// At least the largest body, so that every allowed request can be read.
 const REQUEST_BYTES_MIN: u64 = 2 * limits::BODY_BYTES_MAX;
 const TEBIBYTE: u64 = 1 << 40;
 
@@ -26,10 +26,8 @@ const TEBIBYTE: u64 = 1 << 40;
 #[derive(Clone, Debug, PartialEq, Args, Serialize)]
 #[command(next_help_heading = "Settings (flag > variable > file > default)")]
 pub(crate) struct Values {
-    /// The settings file.
-    ///
-    /// If none is named, `hapax.toml` in the working directory is read if it exists. This setting
-    /// cannot stand in the file.
+    /// The settings file. By default `hapax.toml` in the working directory, if it exists. This
+    /// setting cannot be in the file itself.
     #[arg(long, value_name = "PATH", value_parser = text::<OrOff<PathBuf>>)]
     pub(crate) config: Option<OrOff<PathBuf>>,
     /// The address to listen on.
@@ -39,84 +37,71 @@ pub(crate) struct Values {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4747")]
     #[arg(value_parser = text::<Address>)]
     pub(crate) listen: Address,
-    /// The directory of messages and keys.
-    ///
-    /// It belongs to this broker alone, on a disk that honours syncs. It is created if it is
-    /// missing.
+    /// The directory of messages and keys. It must be used by this broker only, and be on a disk
+    /// that honours fsync. It is created if it does not exist.
     #[arg(long, value_name = "PATH", default_value = "./hapax-data")]
     #[arg(value_parser = text::<PathBuf>)]
     pub(crate) data: PathBuf,
-    /// The number of partitions of new data.
-    ///
-    /// Each has a writer thread and a journal of its own. The number is fixed with the data; for
-    /// existing data this setting has no effect.
+    /// The number of partitions of new data. Each has its own writer thread and journal. The number
+    /// cannot change later: for existing data this setting has no effect.
     #[arg(long, value_name = "NUMBER", default_value = "1")]
     pub(crate) partitions: u16,
-    /// Memory for caches, the heads of queues and what waits for a checkpoint.
-    ///
-    /// It is shared by all partitions. Filters of remembered keys come on top, with about 2.3 bytes
-    /// per key.
+    /// Memory for caches, for the first messages of queues and for changes since the last
+    /// checkpoint. It is shared by all partitions. The filters of remembered keys need about 2.3
+    /// bytes per key in addition.
     #[arg(long, value_name = "SIZE", default_value = "256MiB", value_parser = text::<Size>)]
     pub(crate) memory_bytes: Size,
-    /// Who may use the broker.
-    ///
-    /// With `tokens`, every request needs a token made by `hapax token create`. With `off`,
-    /// everybody is the tenant `default` and may do everything. `hapax dev` has `off` as its
-    /// default.
+    /// How callers are authenticated. With `tokens`, every request needs a token created by `hapax
+    /// token create`. With `off`, every caller is the tenant `default` and has all permissions. The
+    /// default of `hapax dev` is `off`.
     #[arg(long, value_name = "off|tokens", default_value = "tokens", value_parser = text::<Auth>)]
     pub(crate) auth: Auth,
-    /// Listen beyond loopback although `auth` is `off`.
-    ///
-    /// Whoever reaches the port may read and change everything.
+    /// Allow listening beyond loopback with `auth` = `off`. Everybody who can reach the port can
+    /// then read and change everything.
     #[arg(long, value_name = "true|false", default_value = "false", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(value_parser = BoolishValueParser::new(), hide_possible_values = true)]
     pub(crate) allow_no_auth: bool,
-    /// Listen beyond loopback without TLS.
-    ///
-    /// Whoever sees the traffic can read bodies and tokens.
+    /// Allow listening beyond loopback without TLS. Everybody who can see the traffic can then read
+    /// bodies and tokens.
     #[arg(long, value_name = "true|false", default_value = "false", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(value_parser = BoolishValueParser::new(), hide_possible_values = true)]
     pub(crate) allow_no_tls: bool,
-    /// The certificate chain of the broker, in PEM.
-    ///
-    /// It turns TLS on and needs `tls_key`. Renewed files are used without a restart.
+    /// The certificate chain of the broker, in PEM. It turns TLS on and needs `tls_key`. Renewed
+    /// files are loaded without a restart.
     #[arg(long, value_name = "PATH", default_value = "off", value_parser = text::<OrOff<PathBuf>>)]
     pub(crate) tls_cert: OrOff<PathBuf>,
     /// The private key of the certificate, in PEM.
     #[arg(long, value_name = "PATH", default_value = "off", value_parser = text::<OrOff<PathBuf>>)]
     pub(crate) tls_key: OrOff<PathBuf>,
-    /// Certificates, in PEM, one of which must have signed a client's certificate.
-    ///
-    /// It turns mutual TLS on. Clients still need their tokens.
+    /// The CA certificates for client certificates, in PEM. It turns mutual TLS on: every client
+    /// must have a certificate signed by one of them. Clients still need their tokens.
     #[arg(long, value_name = "PATH", default_value = "off", value_parser = text::<OrOff<PathBuf>>)]
     pub(crate) tls_client_ca: OrOff<PathBuf>,
-    /// What to log.
+    /// The log filter.
     ///
     /// A level for Hapax itself, and other levels for parts of it or for other libraries, such as
     /// `info,hapax_server::engine=debug,h2=info`. It can be changed while the broker runs.
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = text::<Filter>)]
     pub(crate) log: Filter,
-    /// How to log, to standard error: lines for people or JSON for programs.
+    /// The log format, on standard error: text for people or JSON for programs.
     #[arg(long, value_name = "text|json", default_value = "text", value_parser = text::<Format>)]
     pub(crate) log_format: Format,
-    /// Where to send OpenTelemetry spans of requests, by OTLP over gRPC.
+    /// The collector for OpenTelemetry spans of requests, by OTLP over gRPC.
     ///
     /// The variables of OpenTelemetry's exporter, such as OTEL_EXPORTER_OTLP_HEADERS, are honoured.
     #[arg(long, value_name = "URL", default_value = "off", value_parser = text::<OrOff<Endpoint>>)]
     pub(crate) otlp_endpoint: OrOff<Endpoint>,
-    /// The most connections at once, HTTP and gRPC together.
+    /// The maximum number of connections, HTTP and gRPC together.
     #[arg(long, value_name = "NUMBER", default_value = "4096")]
     pub(crate) max_connections: u32,
-    /// Bytes of requests that are read or decided at once, HTTP and gRPC together.
-    ///
-    /// What is beyond that waits, or is refused as retryable.
+    /// The maximum size of all requests that are processed at once, HTTP and gRPC together. Further
+    /// requests wait, or get a retryable error.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = text::<Size>)]
     pub(crate) request_bytes: Size,
-    /// How long a stopping broker waits for what is in flight.
-    ///
-    /// Then it ends anyway. Nothing that was confirmed is lost.
+    /// How long a stopping broker waits for requests in progress. After that it stops anyway.
+    /// Nothing that was confirmed is lost.
     #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = text::<Span>)]
     pub(crate) stop_timeout: Span,
 }
@@ -237,7 +222,7 @@ fn bounds(name: &str) -> Option<Bounds> {
 fn out_of_bounds(name: &str, number: u64) -> Option<String> {
     let (min, max, show) = bounds(name)?;
     let is_within = (min..=max).contains(&number);
-    let why = || format!("{} is not within {} to {}", show(number), show(min), show(max));
+    let why = || format!("{} is not between {} and {}", show(number), show(min), show(max));
     (!is_within).then(why)
 }
 

@@ -138,7 +138,7 @@ async fn the_same_name_twice_in_one_attempt_is_an_error(partitions: u16) {
     })
     .await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 1));
-    assert!(dead.error.contains("the step charge is there twice"), "{}", dead.error);
+    assert!(dead.error.contains("the step charge is used twice"), "{}", dead.error);
     assert_eq!(service.calls().len(), 1);
 }
 
@@ -166,7 +166,7 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
     let dead = work(&broker, handler(70_000)).await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 1), "each attempt would call again");
     let key = derive("orders", "", "k0", 0, "charge");
-    assert!(dead.error.contains(&key) && dead.error.contains("return less"), "{}", dead.error);
+    assert!(dead.error.contains(&key) && dead.error.contains("Return less"), "{}", dead.error);
     let left = point(&dead, "step:charge");
     assert_eq!((&left["step"], &left["key"]), (&json!("too_large"), &json!(key)));
 

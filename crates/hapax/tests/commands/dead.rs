@@ -103,7 +103,7 @@ fn a_discard_lists_first_and_keeps_the_key() {
     let told = broker.ok(&["dead", "discard", "orders", "--key", "b", "--yes"]);
     assert!(told.contains("discarded 1"), "{told}");
     let error = broker.fails(4, &["dead", "discard", "orders", "--key", "b", "--yes"]);
-    assert!(error.contains("not dead but discarded"), "{error}");
+    assert!(error.contains("is discarded, not dead"), "{error}");
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn flags_go_before_variables_before_the_file() {
     let told = show(&["--memory-bytes", "1G"], &[("HAPAX_MEMORY_BYTES", "1GiB")]);
     assert!(told.code == Some(2) && told.err.contains("--memory-bytes"), "{told:?}");
     let told = show(&["--partitions", "0"], &[]);
-    assert!(told.code == Some(2) && told.err.contains("partitions: 0 is not within"), "{told:?}");
+    assert!(told.code == Some(2) && told.err.contains("partitions: 0 is not between"), "{told:?}");
 }
 
 #[test]

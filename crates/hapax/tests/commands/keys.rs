@@ -9,7 +9,7 @@ fn get_tells_the_whole_story_and_the_why_of_it() {
     broker.ok(&["queue", "create", "orders"]);
     broker.ok(&["send", "orders", "three lemons", "--key", "order-42"]);
     let waits = broker.ok(&["get", "orders", "order-42"]);
-    assert!(waits.contains("waits for a worker"), "{waits}");
+    assert!(waits.contains("has waited for a worker"), "{waits}");
     let received = broker.json(&["receive", "orders", "--worker", "billing-1"]);
     let leased = broker.ok(&["get", "orders", "order-42"]);
     assert!(leased.contains("billing-1 works on it (attempt 1)"), "{leased}");
@@ -48,7 +48,7 @@ fn the_why_of_a_ready_message_says_what_is_in_its_way() {
         let told = broker.ok(&["get", "pay", "g2"]);
         told.lines().find(|line| line.starts_with("  why")).unwrap().to_owned()
     };
-    assert!(why().contains("waits for a worker since"), "{}", why());
+    assert!(why().contains("has waited for a worker since"), "{}", why());
     broker.ok(&["queue", "pause", "pay"]);
     assert!(why().contains("its queue is paused") && why().contains("queue resume pay"));
     broker.ok(&["queue", "resume", "pay"]);
@@ -169,7 +169,7 @@ fn a_forgotten_key_is_new_and_a_replayed_one_runs_again() {
     broker.ok(&["receive", "orders", "--ack"]);
     let error = broker.fails(4, &["replay", "orders", "a", "another body"]);
     assert!(error.contains("conflict"), "{error}");
-    assert!(error.contains("next: give the body, group and fingerprint"), "{error}");
+    assert!(error.contains("next: give the same body, group and fingerprint"), "{error}");
     broker.ok(&["replay", "orders", "a", "x"]);
     let again = broker.json(&["receive", "orders", "--ack"]);
     assert_eq!((&again["key"], &again["generation"]), (&"a".into(), &1.into()));

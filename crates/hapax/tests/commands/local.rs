@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
 fn a1_fifty_kills_lose_nothing_and_double_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let told = succeeds(directory.path(), &["demo", "--kills", "50", "--life-ms", "40"]);
-    assert!(told.contains("0 lost, 0 doubled, every receipt is the first one."), "{told}");
+    assert!(told.contains("0 lost, 0 processed twice, every receipt is the first one."), "{told}");
     let killed = told.lines().filter(|line| line.contains("killed after")).count();
     assert_eq!(killed, 50, "{told}");
     let accepted = told.lines().find(|line| line.contains("orders accepted")).unwrap();
@@ -45,7 +45,7 @@ fn a_demo_goes_on_with_the_data_of_the_one_before() {
     let directory = tempfile::tempdir().unwrap();
     for _ in 0..2 {
         let told = succeeds(directory.path(), &["demo", "--kills", "2", "--life-ms", "40"]);
-        assert!(told.contains("0 lost, 0 doubled"), "{told}");
+        assert!(told.contains("0 lost, 0 processed twice"), "{told}");
     }
 }
 
@@ -61,7 +61,7 @@ fn a20_what_is_backed_up_and_restored_is_sound_and_complete() {
     let error = fails(path, &["backup", "hapax-demo", "copy"]);
     assert!(error.contains("copy"), "a target that is taken is refused: {error}");
     let told = succeeds(path, &["demo", "--data", "back", "--kills", "1", "--life-ms", "40"]);
-    assert!(told.contains("0 lost, 0 doubled"), "{told}");
+    assert!(told.contains("0 lost, 0 processed twice"), "{told}");
 }
 
 #[test]

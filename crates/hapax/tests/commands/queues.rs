@@ -38,8 +38,8 @@ fn a_queue_is_created_shown_changed_paused_and_deleted() {
 fn creating_twice_is_fine_and_never_changes_the_rules() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders", "--lease", "2m"]);
-    assert!(broker.ok(&["queue", "create", "orders", "--lease", "2m"]).contains("exists already"));
-    assert!(broker.ok(&["queue", "create", "orders"]).contains("exists already"));
+    assert!(broker.ok(&["queue", "create", "orders", "--lease", "2m"]).contains("already exists"));
+    assert!(broker.ok(&["queue", "create", "orders"]).contains("already exists"));
     let error = broker.fails(4, &["queue", "create", "orders", "--lease", "3m"]);
     assert!(error.contains("lease_ms 120000 → 180000"), "{error}");
     assert!(error.contains("hapax queue set orders"), "the next step: {error}");
@@ -52,7 +52,7 @@ fn rules_that_would_weaken_a_guarantee_are_refused_with_the_reason() {
     let error = broker.fails(2, &["queue", "create", "orders", "--retention", "1h"]);
     assert!(error.contains("twice the retry horizon"), "{error}");
     let error = broker.fails(2, &["queue", "set", "orders"]);
-    assert!(error.contains("at least one rule"), "{error}");
+    assert!(error.contains("at least one field"), "{error}");
     assert!(broker.fails(2, &["queue", "create", "orders", "--lease", "30"]).contains("unit"));
 }
 
@@ -102,10 +102,10 @@ fn a_purge_drops_messages_and_keeps_their_keys_unless_told() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
-    assert!(broker.ok(&["queue", "purge", "orders"]).contains("would drop 1 message, and keep"));
+    assert!(broker.ok(&["queue", "purge", "orders"]).contains("would discard 1 message and keep"));
     assert_eq!(broker.json(&["queue", "show", "orders"])["stats"]["ready"], 1);
     let told = broker.ok(&["queue", "purge", "orders", "--yes"]);
-    assert!(told.contains("dropped 1 message, and kept the keys"), "{told}");
+    assert!(told.contains("discarded 1 message and kept the keys"), "{told}");
     assert_eq!(broker.json(&["queue", "show", "orders"])["stats"]["ready"], 0);
     assert_eq!(broker.run(&["send", "orders", "x", "--key", "a"]).code, Some(7), "still known");
     broker.ok(&["queue", "purge", "orders", "--keys", "--yes"]);

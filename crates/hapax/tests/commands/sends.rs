@@ -175,7 +175,7 @@ fn a_batch_with_a_wrong_line_has_sent_what_came_before_it_and_nothing_after() {
     let told = broker.run_with(&["send", "orders", "--batch"], input);
     assert_eq!(told.code, Some(2), "{told:?}");
     assert!(told.out.contains("1 accepted, 0 sent before, 0 refused"), "{told:?}");
-    assert!(told.err.contains("line 3: ") && told.err.contains("go on with line 3"), "{told:?}");
+    assert!(told.err.contains("line 3: ") && told.err.contains("continue with line 3"), "{told:?}");
     assert_eq!(broker.json(&["get", "orders", "a"])["state"], "ready", "as it says");
     assert_eq!(broker.run(&["get", "orders", "c"]).code, Some(3), "not what came after");
 }

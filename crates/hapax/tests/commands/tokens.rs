@@ -77,7 +77,7 @@ fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
     std::fs::write(directory.path().join("hapax.toml"), "data = \"var/hapax\"\n").unwrap();
     let told = create(&[]);
     assert_eq!(told.code, Some(0), "{told:?}");
-    assert!(told.err.contains("var/hapax was not there"), "{told:?}");
+    assert!(told.err.contains("var/hapax did not exist"), "{told:?}");
     assert!(told.err.contains("var/hapax/tokens.json"), "{told:?}");
     assert!(directory.path().join("var/hapax/tokens.json").exists(), "as the settings say");
 

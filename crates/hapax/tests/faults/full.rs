@@ -44,7 +44,7 @@ fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself(partiti
     assert_eq!(problem["retryable"], true, "{problem}");
     assert!(refusal.header("retry-after").is_some(), "{refusal:?}");
     assert_eq!(by_grpc(&setup.url()), Code::StoreFull);
-    until("the log to say so", || setup.log().contains("too little room").then_some(()));
+    until("the log to say so", || setup.log().contains("the disk is almost full").then_some(()));
 
     // A crash does not make it worse: a full disk can be opened.
     broker.kill();

@@ -404,12 +404,12 @@ fn a15_a_worker_says_done_when_the_broker_has_confirmed_it_and_that_the_broker_i
     };
     until("the command to run", || path.join("taken").exists().then_some(()));
     broker.kill();
-    said(&err, "the broker is away");
+    said(&err, "cannot reach the broker");
     std::fs::remove_file(path.join("hold")).unwrap();
     until("the command's end", || path.join("ended").exists().then_some(()));
     assert_eq!(read(&out), "", "nobody has confirmed anything");
     broker = setup.start();
-    said(&err, "the broker is back");
+    said(&err, "the broker can be reached again");
     said(&out, "done");
     assert_eq!(key(&mut broker.connection(), "a")["state"], "done");
     drop(worker);

@@ -84,7 +84,7 @@ async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u1
     for (number, (path, status, why)) in [
         ("/remember/in-doubt", 200, "its handler answered 200, not knowing what became of it"),
         ("/panic", 500, "its handler panicked"),
-        ("/broken", 500, "its response broke off: the disk is gone"),
+        ("/broken", 500, "its response was interrupted: the disk is gone"),
     ]
     .into_iter()
     .enumerate()

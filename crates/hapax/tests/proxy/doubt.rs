@@ -52,7 +52,7 @@ async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says
 
         let parked = ok(&broker, &["peek", "http", "--state", "parked", "-o", "json"]).await;
         assert!(parked.contains(&claim_key), "{parked}");
-        let why = format!("POST {path}: its handler answered {status}, not knowing");
+        let why = format!("POST {path}: its handler answered {status} without knowing");
         assert!(parked.contains(&why), "{parked}");
         ok(&broker, &["resolve", "http", &claim_key, "--done", "it did happen"]).await;
         let resolved = proxy.ask(request(path, "k")).await;

@@ -26,7 +26,7 @@ async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
         (vec!["--route", "POST charges"], "does not begin with a slash"),
         (vec!["--route", "/charges"], "write it as 'POST /charges'"),
         (vec!["--optional-route", "POST /a/{*b}/c"], "nothing can follow"),
-        (vec!["--route", "POST /a", "--route", "POST /a"], "name a route once"),
+        (vec!["--route", "POST /a", "--route", "POST /a"], "is given twice"),
         (vec![], "--route"),
         (vec!["--route", "POST /a", "--upstream", "https://shop"], "plain http"),
         (vec!["--route", "POST /a", "--release", "6xx"], "is not a status"),
@@ -58,7 +58,7 @@ async fn a_queue_that_would_weaken_the_promise_is_refused_and_a_missing_one_is_m
     let all = [&UPSTREAM[..], &ROUTE, &PORTS].concat();
     for (queue, why) in [
         ("loose", "hapax queue set loose --on-lost park"),
-        ("lossy", "takes no claims"),
+        ("lossy", "does not support claims"),
         ("small", "max_body_bytes"),
     ] {
         let (code, text) = refused(&broker, &[&all[..], &["--queue", queue]].concat()).await;

@@ -1,8 +1,7 @@
-//! The file of tokens, as the command line changes it: `tokens.json` in the data directory.
-//!
-//! A change is whole or not there: it is written beside the file, synced, and renamed into its
-//! place, under a lock that one writer holds at a time. A broker that runs on the directory
-//! notices by itself. The file knows hashes only, and its owner alone may read it all the same.
+//! The token file, `tokens.json` in the data directory, as the command line changes it. A change is
+//! atomic: it is written to a temporary file, synced, and renamed, under a lock that one writer
+//! holds at a time. A running broker reloads the file. The file contains only hashes, and only its
+//! owner may read it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -34,7 +33,7 @@ pub struct TokenFile {
 /// What a token shall be.
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// For people; no two tokens have the same. `None`: it is called by its id.
+    /// A unique name for people. `None`: the token is named by its id.
     pub name: Option<String>,
     pub tenant: String,
     pub queues: Patterns,
@@ -81,19 +80,23 @@ pub enum Error {
     Newer { path: PathBuf, format: u32 },
     #[error("the system gives no random numbers: {0}")]
     Random(getrandom::Error),
-    #[error("there is a token called {0:?} already: choose another name, or remove it first")]
+    #[error("a token named {0:?} exists already: choose another name, or remove it first")]
     NameTaken(String),
     #[error("a token's name has 1 to {NAME_CHARS_MAX} printable characters")]
     InvalidName,
     #[error(
-        "{0:?} cannot be a tenant: use 1 to {TENANT_BYTES_MAX} of A-Z a-z 0-9 . _ - for its name"
+        "{0:?} is not a valid tenant name: use 1 to {TENANT_BYTES_MAX} characters of A-Z a-z 0-9 \
+         . _ -"
     )]
     InvalidTenant(String),
-    #[error("a token that can do nothing is of no use: say what it can, as in --can send,work")]
+    #[error("a token needs at least one permission, such as --can send,work")]
     NoPermission,
     #[error("the token would have expired already at {0}")]
     ExpiredAlready(Timestamp),
-    #[error("there are {TOKENS_MAX} tokens already: remove some with `hapax token rm`")]
+    #[error(
+        "there are already {TOKENS_MAX} tokens, which is the maximum: remove some with `hapax \
+             token rm`"
+    )]
     TooMany,
     #[error("there is no token with the name or id {0:?}: see `hapax token ls`")]
     NoSuchToken(String),
@@ -222,7 +225,7 @@ impl TokenFile {
             return Err(damaged("two tokens have the same id".to_owned()));
         }
         if let Some(entry) = contents.tokens.iter().find(|entry| !is_tenant(&entry.tenant)) {
-            return Err(damaged(format!("{:?} cannot be a tenant", entry.tenant)));
+            return Err(damaged(format!("{:?} is not a valid tenant name", entry.tenant)));
         }
         Ok(contents.tokens)
     }
@@ -273,7 +276,7 @@ fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     io::Read::read_to_end(&mut io::Read::take(file, FILE_BYTES_MAX + 1), &mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::Error::other("it is too large to be a file of tokens"));
+        return Err(io::Error::other("it is too large for a token file"));
     }
     Ok(bytes)
 }

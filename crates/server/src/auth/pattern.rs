@@ -1,7 +1,6 @@
-//! Which queues a token may see: names in which `*` stands for any characters, also none.
-//!
-//! No regular expressions: a pattern is matched in time linear in pattern and name together,
-//! without looking back.
+//! Patterns of the queues that a token may use: names in which `*` matches any characters, or none.
+//! These are not regular expressions: matching is linear in the lengths of pattern and name,
+//! without backtracking.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,8 +22,7 @@ pub enum InvalidPattern {
     #[error("a queue pattern has 1 to {QUEUE_NAME_BYTES_MAX} characters, not {0}")]
     Length(usize),
     #[error(
-        "{0:?} cannot be in a queue pattern: use A-Z a-z 0-9 . _ - as in queue names, \
-         and * for any characters"
+        "{0:?} is not allowed in a queue pattern: use A-Z a-z 0-9 . _ - and * for any characters"
     )]
     Character(char),
     #[error("a token has 1 to {PATTERNS_MAX} queue patterns, not {0}")]

@@ -1,4 +1,4 @@
-//! What a token may do, as a small set.
+//! The permissions of a token, as a small set.
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,7 +39,7 @@ impl fmt::Display for Permission {
 
 /// The text names no permission.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no permission: use send, work, admin or operate, separated by commas")]
+#[error("{0:?} is not a permission: use send, work, admin or operate, separated by commas")]
 pub struct UnknownPermission(pub String);
 
 impl FromStr for Permission {

@@ -1,13 +1,11 @@
-//! A token: what the caller keeps, and what the broker keeps of it.
+//! A token: the secret of the caller, and the hash that the broker stores.
 //!
 //! ```text
 //!   hapax_1f0c22a9d3b4_5d3c…64 hexadecimal digits…
 //!         └─ id, public └─ secret, 256 random bits
-//! ```
-//!
-//! The broker keeps the id and a BLAKE3 hash of the secret. A slow hash, as passwords need, would
-//! protect nothing more: nobody can go through 2^256 secrets, however fast the hash. It would
-//! only let strangers keep the broker busy.
+//! ``` The broker stores the id and a BLAKE3 hash of the secret. A slow hash, as for passwords,
+//! would not protect more: nobody can try 2^256 secrets, however fast the hash. It would only make
+//! it easy to overload the broker.
 
 use std::fmt;
 use std::str::FromStr;
@@ -129,7 +127,7 @@ impl From<Id> for String {
     }
 }
 
-/// Not even a hash belongs in a log.
+/// Prints no hash: it must not be in a log either.
 impl fmt::Debug for Hash {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("Hash(…)")

@@ -1,9 +1,9 @@
-//! The tokens of a running broker: a set in memory that follows the file.
+//! The tokens of a running broker: a set in memory, reloaded when the file changes.
 //!
 //! Looking up a token takes no lock and reads no file. A task compares the file's stamp once a
-//! second and swaps the whole set when it changed. A file that cannot be read, or is damaged, or
-//! gone, changes nothing: the last good set stays, and the log says so. At start there is no last
-//! good set, so the broker does not start.
+//! second and replaces the whole set when it changed. If the file cannot be read, is damaged or
+//! missing, the last good set stays and the error is logged. At start there is no last good set, so
+//! the broker does not start.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -27,7 +27,7 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Tokens {
     file: TokenFile,
-    /// Of the file that was tried last, good or not: each is tried, and complained of, once.
+    /// The stamp of the file that was read last, valid or not: each is read, and reported, once.
     tried: Mutex<Option<Stamp>>,
     known: ArcSwap<HashMap<Id, Known>>,
     /// Says that there is a new set.
@@ -116,19 +116,19 @@ impl Tokens {
         *tried = stamp;
         let path = self.file.path();
         if stamp.is_none() {
-            error!(path = %path.display(), "the tokens are gone; those known stay valid");
+            error!(path = %path.display(), "the token file is gone; the loaded tokens stay valid");
             return false;
         }
         match self.file.read() {
             Ok(entries) => {
                 let known = known(entries);
-                info!(tokens = known.len(), "the tokens were read again");
+                info!(tokens = known.len(), "the tokens were reloaded");
                 self.known.store(Arc::new(known));
                 self.changed.send_replace(());
                 true
             }
             Err(error) => {
-                error!(%error, "the tokens cannot be read again; those known stay valid");
+                error!(%error, "the tokens cannot be reloaded; the loaded ones stay valid");
                 false
             }
         }

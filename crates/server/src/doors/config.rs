@@ -1,4 +1,4 @@
-//! A queue's configuration as JSON, the same through every door.
+//! Parses a queue's configuration from JSON, for HTTP and gRPC alike.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ const FIELDS_MAX: usize = 100;
 /// Stands in a settings file, which has no `null`, for a `retention_ms` without an end.
 pub const FOREVER: &str = "forever";
 
-/// Where fields are written: `"forever"` is for TOML, which has no `null`.
+/// The form in which fields are written: `"forever"` is for TOML, which has no `null`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     Json,
@@ -98,8 +98,8 @@ fn check(dialect: Dialect, name: &str, value: &Value) -> Result<Value, Finding> 
             None => return Ok(value.clone()),
             Some(why) => why,
         },
-        Err(_) if is_forever => "\"forever\" is spelled null in JSON".to_owned(),
-        Err(_) if is_huge(value) => "it is a number beyond all bounds".to_owned(),
+        Err(_) if is_forever => "write null instead of \"forever\" in JSON".to_owned(),
+        Err(_) if is_huge(value) => "the number is too large".to_owned(),
         Err(error) => cause(&error.to_string()).to_owned(),
     };
     let meant = value.as_str().and_then(|text| closest(text, field.words.iter().copied()));
@@ -116,7 +116,7 @@ pub fn cause(error: &str) -> &str {
 fn out_of_bounds(config: &Config, name: &str) -> Option<String> {
     let (_, value, min, max) = config.bounds().into_iter().find(|(field, ..)| *field == name)?;
     let value = value.filter(|value| !(min..=max).contains(value))?;
-    Some(format!("{value} is not within {min} to {max}"))
+    Some(format!("{value} is not between {min} and {max}"))
 }
 
 /// A whole number that is none for serde, which reads it as a fraction.
@@ -234,7 +234,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
                 let mut fields: Vec<(wire::Text<'de>, Value)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<wire::Text<'de>, Value>()? {
                     if fields.iter().any(|(known, _)| *known == name) {
-                        return Err(A::Error::custom(format!("{} is there twice", &*name)));
+                        return Err(A::Error::custom(format!("{} is given twice", &*name)));
                     }
                     if fields.len() >= FIELDS_MAX {
                         return Err(A::Error::custom("there are too many fields"));
@@ -327,7 +327,7 @@ mod tests {
         };
         assert_eq!(retention(Dialect::Toml, FOREVER.into()), Some(None));
         assert_eq!(retention(Dialect::Json, Value::Null), Some(None));
-        refuses(Dialect::Json, "retention_ms", FOREVER, "spelled null in JSON");
+        refuses(Dialect::Json, "retention_ms", FOREVER, "write null instead");
     }
 
     #[test]
@@ -344,11 +344,11 @@ mod tests {
 
     #[test]
     fn a_value_out_of_bounds_is_refused_with_what_is_allowed() {
-        let why = "lease_ms: 1 is not within 100 to 43200000. \
+        let why = "lease_ms: 1 is not between 100 and 43200000. \
                    Allowed: a whole number, from 100 to 43200000";
         refuses(Dialect::Toml, "lease_ms", 1, why);
         refuses(Dialect::Json, "max_messages", 0, "Allowed: a whole number, at least 1, or null");
-        refuses(Dialect::Json, "lease_ms", 1e30, "it is a number beyond all bounds");
+        refuses(Dialect::Json, "lease_ms", 1e30, "the number is too large");
         refuses(Dialect::Json, "lease_ms", 1.5, "floating point `1.5`");
         refuses(Dialect::Json, "lease_ms", "5", "invalid type: string \"5\". Allowed: a whole");
         refuses(Dialect::Json, "lease_ms", "5, expected x", "string \"5, expected x\". Allowed:");

@@ -1,7 +1,6 @@
-//! The gRPC door: two streams for speed, unary calls for the rest.
-//!
-//! Bytes to commands and outcomes to bytes, no rules. Refusals of a whole call are statuses with
-//! the code in their metadata; what concerns one message or one settle is an answer in its place.
+//! The gRPC API: two streams for speed, unary calls for the rest. Converts bytes to commands and
+//! outcomes to bytes; it has no rules. The refusal of a whole call is a status with the code in its
+//! metadata; the refusal of one message or settle is an answer in its place.
 
 mod backup;
 
@@ -146,14 +145,14 @@ struct Door {
     service: Service,
 }
 
-/// Who calls, as the meter found out.
+/// The caller, as authenticated by the meter.
 fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Problem> {
     request.extensions().get::<Arc<Principal>>().cloned().ok_or_else(unmetered)
 }
 
 /// A call of a service that the broker does not have.
 pub(super) fn unknown_call() -> axum::response::Response {
-    status::named(&Status::unimplemented("there is no such call")).into_http()
+    status::named(&Status::unimplemented("there is no such method")).into_http()
 }
 
 /// Every route leads through the meter.

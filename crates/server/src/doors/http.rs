@@ -1,10 +1,8 @@
-//! The HTTP/JSON door.
-//!
-//! Every route is in one table, from which the router and the OpenAPI document are made, and which
-//! says who may ask it ([`access`]) and what it takes ([`takes`]), checked in this order. A handler
-//! reads a request ([`input`], [`head`], [`body`]), calls the service, and writes what it said
-//! ([`shape`], [`output`]); refusals are problem documents ([`failure`]). What concerns every
-//! request alike is in [`dispatch`].
+//! The HTTP/JSON API. Every route is in one table, from which the router and the OpenAPI document
+//! are made. The table also defines who may call a route ([`access`]) and what it accepts
+//! ([`takes`]), checked in this order. A handler reads a request ([`input`], [`head`], [`body`]),
+//! calls the service, and writes the answer ([`shape`], [`output`]); refusals are problem documents
+//! ([`failure`]). Everything that is common to all requests is in [`dispatch`].
 
 mod access;
 mod body;
@@ -86,19 +84,21 @@ macro_rules! routes {
         #[openapi(
             info(
                 title = "Hapax",
-                description = "A durable message queue in which every message carries an \
-                               idempotency key.",
+                description = "A durable message queue in which every message has an idempotency \
+                               key.",
             ),
             paths($($module::$handler),+),
             components(schemas(wire::Document)),
             modifiers(&Every),
             tags(
-                (name = "queues", description = "Named sets of rules for messages"),
-                (name = "sending", description = "Under one key an operation is accepted once"),
-                (name = "working", description = "Messages under leases"),
-                (name = "claims", description = "Keys for callers who do the work themselves"),
-                (name = "keys", description = "Looking at keys, and what operators do with them"),
-                (name = "broker", description = "The broker about itself"),
+                (name = "queues", description = "Queues and their configuration"),
+                (name = "sending", description = "Send and list messages. Under one key an \
+                                                  operation is accepted once"),
+                (name = "working", description = "Receive and settle messages"),
+                (name = "claims", description = "Claim keys, for callers that do the work \
+                                                 themselves"),
+                (name = "keys", description = "Show keys, and operator commands on them"),
+                (name = "broker", description = "Health, limits and metrics of the broker"),
             ),
         )]
         struct Document;

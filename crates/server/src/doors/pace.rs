@@ -1,4 +1,4 @@
-//! How fast a body has to arrive, whatever door it comes through.
+//! The minimum rate at which a body must arrive, over HTTP and gRPC.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use crate::problem::Problem;
 
-/// For the next part of a body.
+/// Timeout for the next part of a body.
 const PART: Duration = Duration::from_secs(10);
-/// For a whole body.
+/// Timeout for a whole body.
 const WHOLE: Duration = Duration::from_secs(120);
 /// A body that is not whole after this has come at [`BYTES_PER_S_MIN`] on average.
 const GRACE: Duration = Duration::from_secs(10);
@@ -18,7 +18,7 @@ const BYTES_PER_S_MIN: u64 = 8 * 1_024;
 /// A body on its way in.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// When it began; later, where the broker made it wait.
+    /// The start time, moved by the time for which the broker made it wait.
     began: Instant,
     received: u64,
 }
@@ -28,7 +28,7 @@ impl Pace {
         Self { began: Instant::now(), received: 0 }
     }
 
-    /// When the next part has to be here at the latest.
+    /// The deadline of the next part.
     pub(super) fn next_by(&self) -> Instant {
         let earned =
             Duration::from_micros(self.received.saturating_mul(1_000_000) / BYTES_PER_S_MIN);
@@ -48,7 +48,8 @@ impl Pace {
 
 /// Refuses a body that did not arrive in time.
 pub(super) fn late() -> Problem {
-    let detail = "the body did not come in time: within 10 s, or with 8 KiB/s and within 120 s";
+    let detail = "the body did not arrive in time: it may take 10 s, or up to 120 s at 8 KiB/s or \
+                  more";
     Problem::new(Code::Unavailable, detail)
 }
 

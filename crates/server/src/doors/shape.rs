@@ -1,5 +1,5 @@
-//! Commands and outcomes of the core, and the shapes of the wire: each is converted here, for every
-//! door. No rules.
+//! Converts wire types to commands of the core, and its outcomes to wire types, for HTTP and gRPC
+//! alike. It has no rules.
 
 use std::sync::Arc;
 
@@ -88,7 +88,10 @@ pub(super) fn verb(
 ) -> Result<Verb, Problem> {
     use wire::settle::Verb as Said;
     let Some(verb) = verb else {
-        return Err(Problem::invalid("the settle says nothing: done, fail, release …"));
+        return Err(Problem::invalid(
+            "the settle has no verb: give done, fail, release, extend, \
+                                     begin, save or park",
+        ));
     };
     Ok(match verb {
         Said::Done(done) => {

@@ -1,4 +1,4 @@
-//! The one way of commands to the partitions, and of their outcomes back.
+//! Dispatches commands to the partitions and joins their outcomes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,12 +23,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// For the results of one list.
+    /// A budget for the results of one list.
     pub fn of_list(bytes: usize) -> Arc<Self> {
         Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: false })
     }
 
-    /// For the results of a stream, which gives room back as they leave.
+    /// A budget for the results of a stream, which is returned as they are read.
     pub fn of_stream(bytes: usize) -> Arc<Self> {
         Arc::new(Self { bytes, free: AtomicUsize::new(bytes), takes_one: true })
     }
@@ -67,7 +67,7 @@ impl<T> Listed<T> {
 /// The partition of a command.
 #[derive(Clone, Copy, Debug)]
 pub enum To {
-    /// That of the message that it brings.
+    /// The partition of the message in the command.
     Key,
     Partition(usize),
 }
@@ -108,7 +108,6 @@ impl Engine {
         let outcomes = gather(count, |parts| {
             let reply = move |places, outcomes| drop(parts.send((places, outcomes)));
             self.dispatch(items, &Room::of_list(usize::MAX), reply);
-            Ok::<_, Stopped>(())
         });
         Ok(outcomes.await?.into_iter().map(|(outcome, _)| outcome).collect())
     }
@@ -120,10 +119,10 @@ pub(crate) type Parts<T, E> = mpsc::UnboundedSender<(Vec<usize>, Result<Listed<T
 /// Starts something that is answered in parts, and puts the answers in order.
 pub(crate) async fn gather<T, E: From<Stopped>>(
     count: usize,
-    start: impl FnOnce(Parts<T, E>) -> Result<(), E>,
+    start: impl FnOnce(Parts<T, E>),
 ) -> Result<Vec<(T, Omitted)>, E> {
     let (sender, mut parts) = mpsc::unbounded_channel();
-    start(sender)?;
+    start(sender);
     let mut answers: Vec<Option<(T, Omitted)>> = Vec::new();
     answers.resize_with(count, || None);
     while let Some((places, part)) = parts.recv().await {

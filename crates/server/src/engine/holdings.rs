@@ -1,8 +1,6 @@
-//! What each partition holds of queues with limits, on its way to the others.
-//!
-//! A writer reports before it answers, and hears before it decides: whoever was answered by one
-//! partition finds its message counted by every other. Writers that decide at the same moment do
-//! not know of each other yet.
+//! Shares between partitions how much each holds of queues with limits. A writer reports before it
+//! answers, and reads the reports before it decides: once a caller has its answer, every partition
+//! counts its message. Writers that decide at the same moment do not know of each other yet.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

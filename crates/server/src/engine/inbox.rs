@@ -1,5 +1,5 @@
-//! The way to a writer: a list that is swapped whole, and a thread that is woken only if it
-//! sleeps.
+//! The queue of requests to a writer: a list that is taken as a whole, and a thread that is woken
+//! only if it sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -38,9 +38,9 @@ pub(crate) enum Ask {
     Commands(Vec<Command>, Reply),
     /// Messages, as soon as there are any, or a key, as soon as its message has ended.
     Wait(Box<Waiter<Reply>>),
-    /// To call those again who wait for messages of a queue.
+    /// Wakes those who wait for messages of a queue.
     CallAgain(QueueName),
-    /// To see the partition as it is. What is returned runs when that is durable.
+    /// Reads the state of the partition. The returned closure runs when that state is durable.
     Inspect(Inspect),
     /// Hand out no more messages: who waits for some goes with nothing.
     Drain,
@@ -135,7 +135,7 @@ impl Inbox {
         }
     }
 
-    /// Somebody asks: a writer that waits for its disk is left to it.
+    /// Wakes the writer for a request, unless it waits for its disk.
     fn knock(&self) {
         let (from, to) = (FOR_ANYTHING, AWAKE);
         if self.sleeps.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok() {

@@ -20,7 +20,7 @@ use crate::problem::Problem;
 const SEQ_MAX: Seq = 1 << 62;
 /// A cursor comes back in the head of a request, which has 32 KiB with everything else in it.
 const CURSOR_BYTES_MAX: usize = 28 * 1_024;
-/// Of the digits in a cursor.
+/// The base of the digits in a cursor.
 const RADIX: u32 = 36;
 /// Begins every cursor; cursors of the first release began with a number.
 const VERSION: &str = "v2";
@@ -33,7 +33,7 @@ pub struct Page {
     from: Cursor,
 }
 
-/// Where a page ended: the last message of each partition that was listed, `None` where none was.
+/// The end of a page: the last listed message of each partition, `None` if none was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(Vec<Option<Seq>>);
 
@@ -60,9 +60,9 @@ impl Page {
             return Ok(());
         }
         let detail = format!(
-            "the partitions of this broker are so many and so far apart that the cursor of the \
-             next page would have {bytes} bytes, of at most {CURSOR_BYTES_MAX}: ask for all \
-             messages in one page, or look at them by their keys"
+            "the cursor of the next page would have {bytes} bytes, at most {CURSOR_BYTES_MAX} are \
+             allowed, because the broker has so many partitions: ask for larger pages, or get \
+             messages by their keys"
         );
         Err(Problem::new(Code::TooLarge, detail))
     }
@@ -76,12 +76,12 @@ impl Cursor {
     /// Reads what `to_string` wrote, for a broker of so many partitions.
     pub fn parse(text: &str, partitions: usize) -> Result<Self, Problem> {
         if text.len() > CURSOR_BYTES_MAX {
-            let detail = format!("cursor: it has at most {CURSOR_BYTES_MAX} bytes");
+            let detail = format!("cursor: it must have at most {CURSOR_BYTES_MAX} bytes");
             return Err(Problem::invalid(detail));
         }
         Self::read(text).filter(|cursor| cursor.0.len() == partitions).ok_or_else(|| {
-            let detail = "cursor is not the `next` of a page of this broker and release: begin \
-                          with the first page";
+            let detail = "cursor is not a `next` value of this broker and release: start with the \
+                          first page";
             Problem::invalid(detail)
         })
     }
@@ -148,7 +148,7 @@ fn digits(mut number: Seq) -> String {
 struct Part {
     partition: usize,
     listed: VecDeque<KeyView>,
-    /// Where the partition goes on; `None` when it has listed everything.
+    /// The next position in the partition; `None` when everything is listed.
     rest: Option<Option<Seq>>,
 }
 

@@ -1,7 +1,6 @@
-//! What concerns a queue as a whole: every partition knows it, and the first one leads.
-//!
-//! How a change goes over all partitions, and how one that a crash broke off is completed at the
-//! next start, is [`hapax_partition::change`]'s to know. Here a change gets a task of its own, so
+//! Changes and shows a queue as a whole: every partition knows it, and the first one leads.
+//! [`hapax_partition::change`] defines the steps of a change over all partitions, and how a change
+//! that a crash interrupted is completed at the next start. Here a change gets its own task, so
 //! that it ends whatever its caller does, and a lock, so that it is the only one of its queue.
 
 use std::collections::BTreeMap;

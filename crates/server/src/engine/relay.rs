@@ -1,4 +1,4 @@
-//! Emits on their way to the partitions of their queues: see [`hapax_partition::relay`].
+//! Sends emits to the partitions of their queues: see [`hapax_partition::relay`].
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 

@@ -1,15 +1,11 @@
-//! Whose messages go into the next batch, when not all of them can.
-//!
-//! Every tenant has the same share, so that a flood of one costs the others the time of a batch and
-//! not that of everything before them. Within a tenant the order stays. What is small (settles,
-//! receives, questions) always goes.
-//!
-//! While a checkpoint is behind, those who took much since it was cut wait for it, and the others
-//! go on from a reserve.
-//!
-//! And while somebody asks for little, a flood rests after each of its batches, so much longer as
-//! the machine has no core to spare: else whoever asks for little would wait for one at every step
-//! of the way. How late the writer is woken tells; with cores to spare the rest is hardly any.
+//! Chooses the messages of the next batch when not all of them fit. Every tenant has the same
+//! share, so that a flood of one tenant delays the others by one batch and not by everything in the
+//! queue. The order within a tenant is kept. Small commands (settles, receives, look-ups) always
+//! go. While a checkpoint is behind, tenants that have sent much since it began wait for it, and
+//! the others continue from a reserve. While another tenant sends little, a flood pauses after each
+//! of its batches, and longer if the machine has no idle core: otherwise the other tenant would
+//! wait for a core at every step. The delay with which the writer is woken shows whether there is
+//! an idle core; if there is, the pause is short.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -44,7 +40,7 @@ pub(super) struct Weighed {
     pub(super) ask: Ask,
     /// Bytes of messages; none for what is small.
     bytes: usize,
-    /// Whose it is, where that is known.
+    /// The tenant, if it is known.
     tenant: Option<u64>,
 }
 
@@ -60,14 +56,14 @@ impl Weighed {
 pub(super) struct Shares {
     /// Bytes of messages since the last checkpoint was cut.
     taken: HashMap<u64, usize>,
-    /// Who asked last.
+    /// The tenant that sent last.
     last: Option<u64>,
     shared_until: Option<Instant>,
-    /// Who brought more than a little at once.
+    /// The tenants that sent more than a little at once.
     flooded: HashMap<u64, Flood>,
-    /// So long somebody counts as asking for little.
+    /// Until when a tenant counts as one that sends little.
     modest_until: Option<Instant>,
-    /// Those who wait for the end of a rest wait until then.
+    /// The end of the pause of a flood.
     rest_ends: Option<Instant>,
     /// How long a flood rests after each batch.
     rest: Duration,

@@ -1,7 +1,6 @@
-//! Waiting for messages, and for the end of a key.
-//!
-//! Whoever waits is woken, never polls. Who leaves while its messages are on their way, or while it
-//! asks the next partition for more, gives them back uncharged.
+//! Waiting for messages, and for the end of a key. A waiter is woken and never polls. If it is
+//! cancelled while messages are being leased for it, they are given back without counting as an
+//! attempt.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

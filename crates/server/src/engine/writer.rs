@@ -4,10 +4,8 @@
 //!   inbox ─▶ gather ─▶ stamp time ─▶ decide, append ┄┄ sync ┄┄▶ answers, wakes, relays
 //!     ▲                    next batch meanwhile                     │
 //!     └───────────── those who wait, when there is news ◀───────────┘
-//! ```
-//!
-//! It waits only where there is nothing to do: an idle partition answers a lone command at once,
-//! and under load everything that came during the last sync is one batch.
+//! ``` It sleeps only if there is nothing to do: an idle partition answers a single command
+//! immediately, and under load everything that arrived during the last sync is one batch.
 //!
 //! Invariant: whoever waits is either in a waiting room or in a batch on its way, never in both,
 //! and news of a batch is told after the outcomes of that batch, so that nobody misses it.
@@ -46,14 +44,14 @@ pub(super) struct Writer {
     start: Instant,
     /// What the inbox had.
     asked: Vec<Ask>,
-    /// Those who wait for the next batch.
+    /// The requests that wait for the next batch.
     asks: Vec<Weighed>,
     /// What the batch that is being made is made of, and whose it is.
     taken: VecDeque<Ask>,
     parts: Vec<Part>,
-    /// Whose answers are being handed out.
+    /// The requests whose answers are being returned.
     answering: VecDeque<Part>,
-    /// Who gets what of the batches on their way, oldest first.
+    /// The replies of the batches in flight, oldest first.
     batches: VecDeque<Batch>,
     waiters: Waiters<Reply>,
     /// The checkpoint under way, and when it was cut.
@@ -129,9 +127,9 @@ impl Writer {
             Err(panic) => Some(format!("the writer panicked: {}", words_of(&*panic))),
         };
         let why = match failure {
-            None => Stopped("the broker stops".into()),
+            None => Stopped("the broker is stopping".into()),
             Some(error) => {
-                tracing::error!(partition = self.number, error, "the partition stopped");
+                tracing::error!(partition = self.number, error, "the partition has stopped");
                 let why = Stopped(format!("partition {}: {error}", self.number).into());
                 self.shared.failed.send_replace(Some(why.clone()));
                 why
@@ -376,10 +374,11 @@ impl Writer {
             tracing::warn!(
                 partition,
                 free_bytes_min,
-                "the disk has too little room: sends are refused until there is more, work goes on"
+                "the disk is almost full: sends are refused until there is more space; receives \
+                 and settles continue"
             );
         } else {
-            tracing::info!(partition, "the disk has room again: sends are taken");
+            tracing::info!(partition, "the disk has space again: sends are accepted");
         }
     }
 
@@ -391,8 +390,8 @@ impl Writer {
             tracing::warn!(
                 partition = self.number,
                 ahead_ms,
-                "the wall clock jumped; the partition follows slowly, so that no key or lease \
-                 ends early"
+                "the wall clock jumped; the partition's clock follows slowly, so that no key or \
+                 lease ends early"
             );
         }
         self.alarmed = alarm.is_some();

@@ -1,10 +1,10 @@
-//! What the broker's own settings promise less of than they seem to.
+//! The rules for the broker's own settings.
 
 use super::{Finding, Rule};
 use crate::auth::DEFAULT_TENANT;
 use crate::options::{Auth, Options, tenant_path};
 
-/// Who can reach the broker, and whether callers are authenticated and the traffic is encrypted.
+/// Checks whether callers are authenticated and the traffic is encrypted.
 /// The broker does not start with an error of these.
 pub fn reach(options: &Options) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -19,13 +19,13 @@ pub fn reach(options: &Options) -> Vec<Finding> {
                 "listen",
                 format!("{listen} is reachable from other machines, and auth is \"off\""),
                 "Set auth = \"tokens\" and make one with `hapax token create`, or listen on \
-                 127.0.0.1, or set allow_no_auth if something in front of it asks who is there",
+                 127.0.0.1, or set allow_no_auth if a proxy in front of it authenticates callers",
             ),
             (Auth::Off, true) => find(
                 Rule::AllowNoAuth,
                 "allow_no_auth",
-                format!("whoever reaches {listen} may read and change everything"),
-                "Set auth = \"tokens\", unless something in front of it asks who is there",
+                format!("everybody who can reach {listen} can read and change everything"),
+                "Set auth = \"tokens\", unless a proxy in front of it authenticates callers",
             ),
             (Auth::Tokens, _) => {}
         }
@@ -34,14 +34,14 @@ pub fn reach(options: &Options) -> Vec<Finding> {
                 Rule::NoTls,
                 "listen",
                 format!("{listen} is reachable from other machines, and there is no TLS"),
-                "Set tls_cert and tls_key, or listen on 127.0.0.1, or set allow_no_tls if \
-                 something in front of it encrypts",
+                "Set tls_cert and tls_key, or listen on 127.0.0.1, or set allow_no_tls if a proxy \
+                 in front of it terminates TLS",
             ),
             (false, true) => find(
                 Rule::AllowNoTls,
                 "allow_no_tls",
-                format!("whoever sees the traffic of {listen} reads bodies and tokens"),
-                "Set tls_cert and tls_key, unless something in front of it encrypts",
+                format!("everybody who can see the traffic of {listen} can read bodies and tokens"),
+                "Set tls_cert and tls_key, unless a proxy in front of it terminates TLS",
             ),
             (true, _) => {}
         }
@@ -70,7 +70,7 @@ pub(super) fn tenants(options: &Options) -> Vec<Finding> {
         .map(|name| Finding {
             rule: Rule::UnreachableTenant,
             field: tenant_path(name),
-            why: format!("auth is \"off\", so that everybody is the tenant {DEFAULT_TENANT}"),
+            why: format!("auth is \"off\", so every caller is the tenant {DEFAULT_TENANT}"),
             fix: "Set auth = \"tokens\", or declare queues as [queues.NAME]".to_owned(),
         })
         .collect()
@@ -88,6 +88,6 @@ pub fn spans(endpoint: &str) -> Option<Finding> {
         rule: Rule::PlainOtlp,
         field: "otlp_endpoint".to_owned(),
         why: format!("spans travel to {host} unencrypted, with names of tenants and queues"),
-        fix: "Run a collector on this machine that passes them on encrypted".to_owned(),
+        fix: "Run a collector on this machine that forwards them encrypted".to_owned(),
     })
 }

@@ -1,4 +1,4 @@
-//! Where the data is, and whether it will still be there tomorrow.
+//! The rules for the data directory: whether it is on durable storage.
 
 use std::path::{Path, PathBuf};
 
@@ -17,20 +17,23 @@ pub fn mounts() -> String {
 pub(super) fn lint(path: &Path, mounts: &str, is_written: IsWritten<'_>) -> Option<Finding> {
     let (rule, why, fix) = if let Some((point, kind)) = in_memory(path, mounts) {
         let why = format!(
-            "{point} is {kind}, which is memory: the next restart of the machine forgets every \
-             message and every key"
+            "{point} is {kind}, which is in memory: every message and key is lost when the \
+             machine restarts"
         );
         (Rule::MemoryData, why, "Keep the data on a disk")
     } else if let Some(directory) = TEMPORARY.iter().find(|directory| path.starts_with(directory)) {
-        let why = format!("{directory} is emptied now and then: messages and keys with it");
+        let why = format!(
+            "{directory} is cleaned up by the system, with all messages and keys in \
+                           it"
+        );
         (Rule::TemporaryData, why, "Keep the data elsewhere, such as in /var/lib/hapax")
     } else if path.is_relative() && is_written("data") {
         let why = format!(
-            "{} is relative: started from another directory, the broker is empty and remembers no \
-             key",
+            "{} is relative: if it is started from another directory, the broker is empty and \
+             knows no keys",
             path.display()
         );
-        (Rule::RelativeData, why, "Write the whole path, such as /var/lib/hapax")
+        (Rule::RelativeData, why, "Use an absolute path such as /var/lib/hapax")
     } else {
         return None;
     };

@@ -1,4 +1,4 @@
-//! What is wrong with settings, or would weaken a guarantee: where, why, and what to do.
+//! A finding: the field, the problem, and what to do.
 
 use std::fmt;
 
@@ -54,15 +54,15 @@ rules! {
     Syntax Error "syntax":
         "The file is neither TOML nor JSON.",
     UnknownField Error "unknown-field":
-        "A name that means nothing: a typo must not weaken a guarantee.",
+        "An unknown name: a typo must not weaken a guarantee.",
     Value Error "value":
-        "A value that is not allowed, or a name that is none.",
+        "A value or a name that is not allowed.",
     Retention Error "retention":
         "Retention below twice the retry horizon: a late retry would run again.",
     Combination Error "combination":
-        "Fields that cannot stand together.",
+        "Fields that contradict each other.",
     NeverDelivered Error "never-delivered":
-        "Messages that die before they are delivered.",
+        "Messages that are dead before they can be delivered.",
     NoAuth Error "no-auth":
         "Listening beyond loopback without tokens.",
     NoTls Error "no-tls":
@@ -70,53 +70,53 @@ rules! {
     TlsIncomplete Error "tls-incomplete":
         "A certificate without its key, or the other way round.",
     MemoryData Error "memory-data":
-        "Data on a file system in memory, gone with the next restart.",
+        "Data on an in-memory file system, which is lost with the next restart.",
     TemporaryData Warning "temporary-data":
-        "Data in a directory that is emptied now and then.",
+        "Data in a directory for temporary files.",
     AllowNoAuth Warning "allow-no-auth":
         "Listening beyond loopback without tokens, as allowed.",
     AllowNoTls Warning "allow-no-tls":
         "Listening beyond loopback without TLS, as allowed.",
     UnreachableTenant Warning "unreachable-tenant":
-        "A tenant that nobody can be, without tokens.",
+        "A tenant that no caller can have, because `auth` is `off`.",
     AtLeastOnce Warning "at-least-once":
-        "Keys are optional: what is sent without one is not deduplicated.",
+        "Keys are optional: messages without one are not deduplicated.",
     AtMostOnce Warning "at-most-once":
-        "What is lost on its way to the worker is lost.",
+        "A message that is lost on the way to the worker is not delivered again.",
     GroupScopeUnordered Warning "group-scope-unordered":
-        "Keys count per group, and groups mean nothing else.",
+        "Keys are unique per group, but groups have no other meaning without `order`.",
     ShortMemory Warning "short-memory":
         "Undated keys that are forgotten within a day.",
     ShortHorizon Warning "short-horizon":
-        "A retry horizon that hardly any caller keeps.",
+        "A retry horizon that is shorter than the retries of most callers.",
     DeadRelease Warning "dead-release":
-        "A send under a dead key runs again.",
+        "A send under the key of a dead message runs again.",
     TtlBeforeAttempts Warning "ttl-before-attempts":
-        "Messages that die of age before their attempts are used up.",
+        "Messages whose `ttl_ms` ends before their attempts are used up.",
     ShortLease Warning "short-lease":
-        "Leases below a second, lost by every stall.",
+        "Leases below a second, which are lost by any short pause.",
     SingleAttempt Warning "single-attempt":
-        "Messages that one lost lease sends to the dead.",
+        "Messages that are dead after one failure or lost lease.",
     RelativeData Note "relative-data":
-        "Data that depends on the working directory.",
+        "A data directory that depends on the working directory.",
     PlainOtlp Note "plain-otlp":
-        "Spans that leave the machine unencrypted.",
+        "Spans that are sent to another machine unencrypted.",
     GroupScope Note "group-scope":
-        "Keys count per group.",
+        "Keys are unique per group only.",
     DeadRerun Note "dead-rerun":
-        "A send under a dead key tries the message anew.",
+        "A send under the key of a dead message tries it again.",
     Redeliver Note "redeliver":
-        "Begun work is delivered again when its lease is lost.",
+        "A message is delivered again after `begin` if its lease is lost.",
     FastAttempts Note "fast-attempts":
         "All attempts within less than a minute.",
     EndlessAttempts Note "endless-attempts":
-        "Messages that are hardly ever given up.",
+        "Messages that are tried very often before they are dead.",
     Forever Note "forever":
         "Keys that are never forgotten.",
     GroupGap Note "group-gap":
-        "Groups that go on past a dead message.",
+        "Groups that continue after a dead message.",
     UpstreamRetries Note "upstream-retries":
-        "A queue that is tried for longer than another's retry horizon.",
+        "A queue whose messages are tried for longer than another queue's retry horizon.",
 }
 
 /// One thing that was found.

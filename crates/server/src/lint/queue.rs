@@ -1,8 +1,6 @@
-//! What a queue's configuration promises less of than it seems to.
-//!
-//! How long a key is remembered need not cover the attempts of its own message: a key lives as long
-//! as its message does and is remembered from the end on. What it must cover are retries from
-//! upstream: of callers, and of other queues whose workers send by themselves.
+//! The rules for a queue's configuration. The retention need not cover the attempts of a message:
+//! its key is known as long as the message is unfinished, and the retention counts from its end. It
+//! must cover late retries of callers, and of the workers of other queues that send to this one.
 
 use hapax_core::{Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, UndatedKeys};
 
@@ -14,7 +12,7 @@ const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 86_400_000;
 /// Below this a lease is lost by a stall that everybody has now and then.
 const LEASE_MS_FAIR: u64 = 1_000;
-/// From here on a message is hardly ever given up.
+/// The number of attempts from which a message is practically never dead.
 const ATTEMPTS_ENDLESS: u32 = 1_000;
 
 /// What a configuration promises less of than it seems to. The path is that of its table, empty
@@ -93,14 +91,14 @@ impl Found<'_> {
             Guarantee::AtLeastOnce => self.find(
                 Rule::AtLeastOnce,
                 "guarantee",
-                "keys are optional: a send without one, retried, is done twice".to_owned(),
+                "keys are optional: a retried send without one is processed twice".to_owned(),
                 "Use \"exactly-once\", which refuses sends without a key",
             ),
             Guarantee::AtMostOnce => self.find(
                 Rule::AtMostOnce,
                 "guarantee",
-                "a message is done as it is handed out: what is lost on its way to the worker, or \
-                 with the worker, is lost"
+                "a message is done when it is delivered: it is lost if the connection breaks or \
+                 the worker crashes"
                     .to_owned(),
                 "Use \"exactly-once\", with on_lost = \"park\" where work cannot be repeated",
             ),
@@ -110,26 +108,26 @@ impl Found<'_> {
             (DedupScope::Group, Order::None) => self.find(
                 Rule::GroupScopeUnordered,
                 "dedup_scope",
-                "a key counts in its group alone, and groups have no other meaning without order: \
-                 a retry that names another group is done again"
+                "a key is unique only in its group, and groups have no other meaning without \
+                 order: a retry with another group is processed again"
                     .to_owned(),
-                "Use dedup_scope = \"queue\", or order = \"group\" if order is meant",
+                "Use dedup_scope = \"queue\", or order = \"group\" if you need order",
             ),
             (DedupScope::Group, Order::Group) => self.find(
                 Rule::GroupScope,
                 "dedup_scope",
-                "a key counts in its group alone: the same key in two groups is two operations"
+                "a key is unique only in its group: the same key in two groups is two operations"
                     .to_owned(),
-                "Make sure that a retry always names the same group",
+                "Make sure that a retry always has the same group",
             ),
         }
         if config.order == Order::Group && config.on_group_dead == OnGroupDead::Continue {
             self.find(
                 Rule::GroupGap,
                 "on_group_dead",
-                "when a message is given up, the younger ones of its group go on without it"
+                "when a message is dead, later messages of its group are delivered without it"
                     .to_owned(),
-                "Use \"park\" where they must not",
+                "Use \"park\" if they must not be",
             );
         }
     }
@@ -149,8 +147,8 @@ impl Found<'_> {
                 Rule::ShortMemory,
                 "retention_ms",
                 format!(
-                    "keys are forgotten after {}, and undated ones cannot be told from new ones \
-                     then: what somebody retries the next morning is done again",
+                    "keys are forgotten after {}, and after that keys without a date look new: a \
+                     retry on the next day is processed again",
                     show_ms(retention)
                 ),
                 "Raise retention_ms, or set undated_keys = \"refuse\" and send UUIDv7 or ULID keys",
@@ -161,11 +159,11 @@ impl Found<'_> {
                 Rule::ShortHorizon,
                 "retry_horizon_ms",
                 format!(
-                    "it says that nobody retries later than {} after the end, and retention is \
-                     checked against that alone; most clients retry for minutes",
+                    "it means that nobody retries later than {} after the end of a message, and \
+                     the retention is checked against it; most clients retry for minutes",
                     show_ms(config.retry_horizon_ms)
                 ),
-                "Say how long callers, proxies and jobs upstream really retry",
+                "Set it to the longest time for which callers, proxies and upstream jobs retry",
             );
         }
     }
@@ -176,14 +174,15 @@ impl Found<'_> {
             OnDead::Rerun => self.find(
                 Rule::DeadRerun,
                 "on_dead",
-                "a send under a dead key tries the message anew, with all its attempts".to_owned(),
-                "Use \"pin\" where somebody should look at it first",
+                "a send under the key of a dead message tries it again, with all attempts"
+                    .to_owned(),
+                "Use \"pin\" if an operator should look at it first",
             ),
             OnDead::Release => self.find(
                 Rule::DeadRelease,
                 "on_dead",
-                "a send under a dead key is a new one and runs again, although the dead message \
-                 may have had its effect"
+                "a send under the key of a dead message is a new message and runs again, although \
+                 the dead one may have had its effect"
                     .to_owned(),
                 "Use \"pin\", and redrive or forget by hand; or \"rerun\", which keeps the message",
             ),
@@ -196,12 +195,12 @@ impl Found<'_> {
                 Rule::ShortLease,
                 "lease_ms",
                 format!(
-                    "a lease of {} is lost by any stall, and the message is then worked on twice \
-                     at once; only the settle of the first is refused",
+                    "a lease of {} is lost by any short pause, and the message is then processed \
+                     twice at the same time; only the settle of the first worker is refused",
                     show_ms(config.lease_ms)
                 ),
-                "Use 1000 or more: workers extend their leases, and dead ones are noticed soon \
-                 enough",
+                "Use 1000 or more: workers extend their leases, and a crashed worker is noticed \
+                 soon enough",
             );
         }
     }
@@ -210,9 +209,10 @@ impl Found<'_> {
         self.find(
             Rule::Redeliver,
             "on_lost",
-            "what a worker had begun when its lease was lost is delivered again".to_owned(),
-            "Right where effects are in the worker's own transaction or take a key; \
-             \"park\" where they cannot be repeated",
+            "a message whose worker has called begin is delivered again if the lease is lost"
+                .to_owned(),
+            "This is right if effects are in the worker's own transaction or use a key; use \
+             \"park\" if they cannot be repeated",
         );
     }
 
@@ -223,18 +223,16 @@ impl Found<'_> {
             self.find(
                 Rule::SingleAttempt,
                 "max_attempts",
-                format!(
-                    "one failure, or one worker that is restarted, and a message is dead{parks}"
-                ),
-                "Allow at least 2, so that a lost lease is not the end",
+                format!("a message is dead after one failure or one restart of its worker{parks}"),
+                "Allow at least 2, so that one lost lease does not make it dead",
             );
         } else if waits < MINUTE_MS {
             self.find(
                 Rule::FastAttempts,
                 "max_attempts",
                 format!(
-                    "{} attempts wait {} together at most: an outage that is longer sends every \
-                     message to the dead",
+                    "the waits of {} attempts are at most {} in total: after a longer outage \
+                     every message is dead",
                     config.max_attempts,
                     show_ms(waits)
                 ),
@@ -246,7 +244,7 @@ impl Found<'_> {
                 Rule::EndlessAttempts,
                 "max_attempts",
                 format!("a message that can never succeed is tried {} times", config.max_attempts),
-                "Lower it, so that such messages come to the dead and somebody looks",
+                "Lower it, so that such messages become dead and are noticed",
             );
         }
     }
@@ -258,8 +256,8 @@ impl Found<'_> {
                 Rule::NeverDelivered,
                 "ttl_ms",
                 format!(
-                    "messages live for {} and are delayed for {}: they die before anybody gets \
-                     them",
+                    "messages have a ttl of {} and a delay of {}: they are dead before they can \
+                     be delivered",
                     show_ms(ttl),
                     show_ms(config.delay_ms)
                 ),
@@ -272,7 +270,8 @@ impl Found<'_> {
                 Rule::TtlBeforeAttempts,
                 "ttl_ms",
                 format!(
-                    "messages live for {}, and {} attempts may need {}: some die untried",
+                    "messages have a ttl of {}, but {} attempts may need {}: some are dead before \
+                     their last attempt",
                     show_ms(ttl),
                     config.max_attempts,
                     show_ms(needed)

@@ -83,7 +83,7 @@ impl Server {
             End::Failed(error) => debug!(%address, %error, "a connection failed"),
             End::TimedOut => {
                 self.stats.timed_out.add();
-                debug!(%address, "a connection was cut: its peer is too slow");
+                debug!(%address, "a connection was closed: its peer is too slow");
             }
         }
     }

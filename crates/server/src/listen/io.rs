@@ -1,4 +1,4 @@
-//! A connection's bytes on their way, seen by its pulse.
+//! A stream wrapper that reports the bytes of a connection to its pulse.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

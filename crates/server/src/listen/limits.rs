@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Limits {
     /// Connections at a time; more are refused, with 503 where they are not encrypted.
     pub connections_max: usize,
-    /// For a TLS handshake, from the connection to its end.
+    /// Timeout of a TLS handshake, from the connection to its end.
     pub handshake: Duration,
     /// For the head of a request: for the first one from the connection (or the end of the
     /// handshake), for later ones from its first byte. In HTTP/2, for the preface.
@@ -16,7 +16,7 @@ pub struct Limits {
     pub idle: Duration,
     /// A peer that takes nothing of what is to be written for so long is gone.
     pub write: Duration,
-    /// For requests to finish, when the broker stops.
+    /// Timeout for requests to finish when the broker stops.
     pub drain: Duration,
     /// Of a request's head, with its path; at least 8 KiB. A message's own headers may take
     /// 16 KiB of it. Over HTTP/1.1 there are at most 100 headers.

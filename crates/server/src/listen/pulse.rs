@@ -1,4 +1,4 @@
-//! How long a connection has been at its present stage, and when that is too long.
+//! Tracks how long a connection has been in its current stage, and when that is too long.
 //!
 //! Written by those who see bytes and requests pass, read by the task of the connection. Times
 //! are milliseconds since the connection was made, plus one: zero is "not".
@@ -23,11 +23,11 @@ pub(super) struct Pulse {
     is_http1: AtomicBool,
     /// Requests whose answer is not finished.
     requests: AtomicUsize,
-    /// When the head of the coming request began.
+    /// The time at which the head of the next request began.
     head_at: AtomicU64,
-    /// When the last answer was finished, or the connection was made.
+    /// The time at which the last answer was finished, or the connection was made.
     idle_at: AtomicU64,
-    /// When the peer stopped taking what is to be written.
+    /// The time at which the peer stopped reading.
     blocked_at: AtomicU64,
 }
 

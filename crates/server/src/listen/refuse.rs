@@ -1,4 +1,4 @@
-//! Connections beyond the bound: told so where that is cheap, closed in any case.
+//! Connections beyond `max_connections`: answered with 503 if that is cheap, and closed.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 /// Refusals that wait for their peers at a time; beyond, connections are just closed.
 const TOLD_MAX: usize = 64;
-/// For the peer to read the answer and go.
+/// Timeout for the peer to read the answer.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) struct Refusals {
@@ -53,7 +53,7 @@ fn answer() -> String {
         "type": format!("/errors/{}", code.as_str()),
         "title": code.title(),
         "status": code.status().as_u16(),
-        "detail": "the broker has as many connections as it may have",
+        "detail": "the broker has reached max_connections",
         "code": code.as_str(),
         "retryable": code.is_retryable(),
     })

@@ -1,4 +1,4 @@
-//! What happened at the port, as plain numbers for whoever exports them.
+//! The counters of the port.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,8 +1,7 @@
-//! Certificates: loaded from files, and again whenever the files change.
-//!
-//! Those who have a connection keep it; new ones get the new certificate. A new file that is bad,
-//! or a key that does not fit its certificate, changes nothing: the old one stays, and the log
-//! says why. At start there is no old one, so a bad file is an error.
+//! TLS certificates: loaded from files, and reloaded when the files change. Open connections stay;
+//! new ones get the new certificate. If a new file is invalid, or a key does not match its
+//! certificate, the old one stays and the error is logged. At start there is no old one, so an
+//! invalid file is an error.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,7 +25,7 @@ const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// Larger files hold no certificates.
 const FILE_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
 
-/// Where certificates are, all in PEM.
+/// The certificate files, all in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The server's certificate, followed by those between it and a known authority.
@@ -40,7 +39,7 @@ pub struct TlsFiles {
 #[derive(Debug)]
 pub struct Tls {
     files: TlsFiles,
-    /// Of the files that were tried last, good or not: each is tried, and complained of, once.
+    /// The stamps of the files that were read last, valid or not: each is read, and reported, once.
     tried: Mutex<Stamps>,
     config: ArcSwap<ServerConfig>,
 }
@@ -60,7 +59,7 @@ pub enum TlsError {
     NoKey { path: PathBuf },
     #[error("{} and {} cannot be used together: {source}", certificate.display(), key.display())]
     Unusable { certificate: PathBuf, key: PathBuf, source: rustls::Error },
-    #[error("{} holds a certificate that cannot be an authority: {source}", path.display())]
+    #[error("{} has a certificate that is not a valid CA certificate: {source}", path.display())]
     Authority { path: PathBuf, source: rustls::Error },
     #[error("{} cannot be used to verify clients: {source}", path.display())]
     Verifier { path: PathBuf, source: VerifierBuilderError },
@@ -73,7 +72,7 @@ impl Tls {
         Ok(Self { files, tried: Mutex::new(tried), config: ArcSwap::from_pointee(config) })
     }
 
-    /// For the next connection.
+    /// The configuration for the next connection.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.config.load_full())
     }
@@ -120,7 +119,7 @@ impl Tls {
             }
             Err(error) => {
                 stats.certificates_refused.add();
-                error!(%error, "the new certificate cannot be used; the old one stays");
+                error!(%error, "the new certificate cannot be used; the old one stays in use");
             }
         }
     }
@@ -174,7 +173,7 @@ impl TlsFiles {
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let read = || {
         if std::fs::metadata(path)?.len() > FILE_BYTES_MAX {
-            return Err(std::io::Error::other("it is too large for certificates"));
+            return Err(std::io::Error::other("it is too large for a certificate file"));
         }
         std::fs::read(path)
     };

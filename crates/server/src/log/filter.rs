@@ -1,7 +1,6 @@
-//! Which log lines are wanted: `info`, or `info,hapax_server::engine=debug,h2=warn`.
-//!
-//! A bare level is for Hapax itself; other libraries speak up to `warn` unless they are named. They
-//! cannot be traced: some print headers or bodies there, and logs hold neither.
+//! The log filter: `info`, or `info,hapax_server::engine=debug,h2=warn`. A bare level is for Hapax
+//! itself; other libraries log up to `warn` unless they are named. They cannot be set to `trace`:
+//! some print headers or bodies there, which must not be in a log.
 
 use std::fmt;
 use std::str::FromStr;
@@ -76,10 +75,12 @@ impl FromStr for Filter {
             }
         }
         if levels > 1 {
-            return Err(BadFilter(format!("{text:?} has {levels} levels: one is for everything")));
+            return Err(BadFilter(format!(
+                "{text:?} has {levels} levels without a target: give one"
+            )));
         }
         if filter.targets.len() > DIRECTIVES_MAX {
-            let why = format!("{} targets are too many: at most {DIRECTIVES_MAX}", {
+            let why = format!("there are {} targets, at most {DIRECTIVES_MAX} are allowed", {
                 filter.targets.len()
             });
             return Err(BadFilter(why));
@@ -113,8 +114,8 @@ fn level_of(text: &str) -> Result<LevelFilter, BadFilter> {
     known.map(|(_, level)| *level).ok_or_else(|| {
         // A bare word would otherwise be taken for a target, and the log be silent.
         BadFilter(format!(
-            "{text:?} is no level: off, error, warn, info, debug or trace, alone or after a target \
-             (info,hapax_server::engine=debug)"
+            "{text:?} is not a level: use off, error, warn, info, debug or trace, alone or after \
+             a target (info,hapax_server::engine=debug)"
         ))
     })
 }
@@ -123,12 +124,12 @@ fn check_target(target: &str, level: LevelFilter) -> Result<(), BadFilter> {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"_-:.".contains(&byte);
     if target.is_empty() || !target.bytes().all(known) {
         return Err(BadFilter(format!(
-            "{target:?} is no target: a path such as hapax_server::auth"
+            "{target:?} is not a target: use a path such as hapax_server::auth"
         )));
     }
     if level > OTHERS_MAX && !target.starts_with(OURS) {
         return Err(BadFilter(format!(
-            "{target}=trace could print bodies and tokens: {target}=debug is the most"
+            "{target}=trace could log bodies and tokens: use {target}=debug"
         )));
     }
     Ok(())
@@ -168,15 +169,15 @@ mod tests {
     #[test]
     fn a_misspelt_level_is_refused_instead_of_silencing_the_log() {
         let why = |text: &str| text.parse::<Filter>().unwrap_err().to_string();
-        assert!(why("ifno").contains("\"ifno\" is no level: off, error, warn, info"));
-        assert!(why("").contains("is no level"));
-        assert!(why("info,,").contains("is no level"));
-        assert!(why("info,h2=loud").contains("\"loud\" is no level"));
+        assert!(why("ifno").contains("\"ifno\" is not a level: use off, error, warn, info"));
+        assert!(why("").contains("is not a level"));
+        assert!(why("info,,").contains("is not a level"));
+        assert!(why("info,h2=loud").contains("\"loud\" is not a level"));
         assert!(why("info,debug").contains("2 levels"));
-        assert!(why("=debug").contains("is no target"));
-        assert!(why("h2[{body}]=debug").contains("is no target"));
+        assert!(why("=debug").contains("is not a target"));
+        assert!(why("h2[{body}]=debug").contains("is not a target"));
         let many: Vec<String> = (0..65).map(|number| format!("t{number}=info")).collect();
-        assert!(why(&many.join(",")).contains("too many"));
+        assert!(why(&many.join(",")).contains("at most"));
     }
 
     #[test]

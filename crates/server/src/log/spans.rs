@@ -1,7 +1,5 @@
-//! Sends spans to a collector: OTLP over gRPC, in batches, by a thread of its own.
-//!
-//! What the collector does not take in time is dropped: at most 2048 spans wait, and no request
-//! waits for them.
+//! Sends spans to a collector: OTLP over gRPC, in batches, by a thread of its own. Spans that the
+//! collector does not accept in time are dropped: at most 2048 wait, and no request waits for them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -69,9 +67,9 @@ impl<E: SpanExporter> SpanExporter for Telling<E> {
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match &result {
             Err(error) if !was_failing => {
-                tracing::warn!(%error, spans, "spans are lost: the collector does not take them");
+                tracing::warn!(%error, spans, "spans are lost: the collector does not accept them");
             }
-            Ok(()) if was_failing => tracing::info!("the collector takes spans again"),
+            Ok(()) if was_failing => tracing::info!("the collector accepts spans again"),
             _ => {}
         }
         result
@@ -130,6 +128,6 @@ mod tests {
         }
         let lines = lines.take();
         assert_eq!(lines.matches("spans are lost").count(), 2, "{lines}");
-        assert_eq!(lines.matches("takes spans again").count(), 1, "{lines}");
+        assert_eq!(lines.matches("accepts spans again").count(), 1, "{lines}");
     }
 }

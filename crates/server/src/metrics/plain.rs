@@ -1,4 +1,5 @@
-//! The page for those who do not read OpenMetrics: the text format 0.0.4 of Prometheus.
+//! The metrics page in the text format 0.0.4 of Prometheus, for clients that do not accept
+//! OpenMetrics.
 //!
 //! There a counter is described under the name of its sample, which ends in `_total`, and there are
 //! no units, no end mark, and fewer types.

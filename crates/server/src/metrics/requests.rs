@@ -1,11 +1,11 @@
-//! The newest request ids and the keys they came with, bounded.
+//! The most recent request ids and their keys, in bounded memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
 use hapax_core::QueueName;
 
-/// As many requests are remembered.
+/// The number of requests that are remembered.
 const REQUESTS_MAX: usize = 65_536;
 
 #[derive(Debug, Default)]

@@ -1,4 +1,4 @@
-//! One page for Prometheus: the counters as they are, and what the partitions hold now.
+//! Writes the page for Prometheus: the counters, and the current state of the partitions.
 
 use hapax_core::{QueueName, QueueView};
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
@@ -46,7 +46,7 @@ impl Metrics {
         let info = Family::<Labels, Level>::default();
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
         info.get_or_create(&version).set(1.0);
-        registry.register("build", "Which release this is", info);
+        registry.register("build", "The release, as labels; the value is 1", info);
         let up = Level::default();
         up.set(if engine.is_ready() { 1.0 } else { 0.0 });
         registry.register("ready", "Whether every partition can answer", up);
@@ -57,7 +57,8 @@ impl Metrics {
         }
         registry.register_with_unit(
             "clock_ahead",
-            "How far the wall clock jumped ahead of a partition's time; zero when they agree",
+            "How far the wall clock is ahead of a partition's clock after a jump; zero when they \
+             agree",
             Unit::Seconds,
             clocks,
         );
@@ -65,13 +66,13 @@ impl Metrics {
         registry.register("batch_commands", "Commands per batch", meters.batch_commands.clone());
         registry.register_with_unit(
             "sync",
-            "From a decided batch to its being durable",
+            "Time from the decision of a batch until it is durable",
             Unit::Seconds,
             meters.sync_seconds.clone(),
         );
         registry.register_with_unit(
             "checkpoint",
-            "Time that checkpoints take, behind the writer",
+            "Duration of checkpoints, which run beside the writer",
             Unit::Seconds,
             meters.checkpoint_seconds.clone(),
         );
@@ -85,8 +86,16 @@ impl Metrics {
         registry.register("connections_open", "Connections that are open", open);
         for (name, help, count) in [
             ("connections_accepted", "Connections that were accepted", &port.accepted),
-            ("connections_refused", "Connections beyond the bound", &port.refused),
-            ("connections_timed_out", "Connections cut for being too slow", &port.timed_out),
+            (
+                "connections_refused",
+                "Connections refused because of max_connections",
+                &port.refused,
+            ),
+            (
+                "connections_timed_out",
+                "Connections closed because the peer was too slow",
+                &port.timed_out,
+            ),
             ("handshakes_failed", "TLS handshakes that failed", &port.handshakes_failed),
         ] {
             let counter = Counter::<u64>::default();
@@ -126,11 +135,15 @@ impl Metrics {
         }
         let rows: [(&str, &str, _); 3] = [
             ("sends", "Sends and claims by answer", sends),
-            ("settles", "Settles by answer; lease_lost ones are stale and were refused", settles),
+            (
+                "settles",
+                "Settles by answer; those with lease_lost came too late and were refused",
+                settles,
+            ),
             (
                 "requests_rekeyed",
-                "Sends whose request id came before under another key: a layer in between makes \
-                 keys of its own, which cannot be deduplicated",
+                "Sends whose request id was seen before under another key: a component in between \
+                 generates a new key for every retry, so duplicates cannot be detected",
                 rekeyed,
             ),
         ];
@@ -139,8 +152,8 @@ impl Metrics {
         }
         registry.register_with_unit(
             "duplicate_age",
-            "How long after its message ended (or came, where it has not ended) a key was sent \
-             again; compare it with the queue's retention",
+            "Time from the end of a message (or from its acceptance, if it has not ended) until \
+             its key was sent again; compare it with the queue's retention",
             Unit::Seconds,
             Series(ages),
         );
@@ -153,8 +166,8 @@ fn register_answered(registry: &mut Registry, answered: &[bool]) {
         let labels = vec![("partition", partition.to_string())];
         levels.get_or_create(&labels).set(if *answered { 1.0 } else { 0.0 });
     }
-    let help = "Whether the partition told of its queues within 100 ms; if not, its part of their \
-                figures is that of an earlier page";
+    let help = "Whether the partition reported its queues within 100 ms; if not, its share of \
+                their counts is from an earlier scrape";
     registry.register("partition_answered", help, levels);
 }
 
@@ -198,14 +211,14 @@ fn register_queues(registry: &mut Registry, queues: &[(QueueName, QueueView)]) {
     let levels: [(&str, &str, Option<Unit>, Read); 5] = [
         (
             "messages_held",
-            "Ready messages that wait for another one of their group",
+            "Ready messages that wait for another message of their group",
             None,
             |view, _| view.stats.held as f64,
         ),
         ("keys_remembered", "Finished keys that are still remembered", None, |view, _| {
             view.stats.keys as f64
         }),
-        ("queue_size", "Bytes of the messages that are alive", Some(Unit::Bytes), |view, _| {
+        ("queue_size", "Bytes of unfinished messages", Some(Unit::Bytes), |view, _| {
             view.stats.bytes as f64
         }),
         (
@@ -228,12 +241,14 @@ fn register_queues(registry: &mut Registry, queues: &[(QueueName, QueueView)]) {
     type Count = fn(&QueueView) -> u64;
     let counts: [(&str, &str, Count); 5] = [
         ("messages_sent", "Messages that were accepted", |view| view.stats.sent_total),
-        ("duplicates_absorbed", "Sends that got the first one's answer", |view| {
+        ("duplicates_absorbed", "Duplicate sends, which got the answer of the first", |view| {
             view.stats.duplicate_total
         }),
         ("messages_done", "Messages that were done", |view| view.stats.done_total),
         ("attempts_failed", "Attempts that failed", |view| view.stats.failed_total),
-        ("leases_lost", "Leases whose deadline passed", |view| view.stats.lease_lost_total),
+        ("leases_lost", "Leases that were lost because their deadline passed", |view| {
+            view.stats.lease_lost_total
+        }),
     ];
     for (name, help, read) in counts {
         let family = Family::<Labels, Counter>::default();

@@ -1,4 +1,4 @@
-//! One key: looking at it, and what an operator may do with it.
+//! Shows a key, and the operator commands on it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl Service {
         }
     }
 
-    /// Where a page goes on, as the page before said.
+    /// The start of a page, from the previous page.
     pub fn cursor(&self, text: &str) -> Result<Cursor, Problem> {
         Cursor::parse(text, self.engine().partitions())
     }
@@ -127,7 +127,7 @@ impl Service {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
         check_select(&redrive.select)?;
         if redrive.per_s == Some(0) {
-            return Err(Problem::invalid("per_s: it is at least 1, or left out"));
+            return Err(Problem::invalid("per_s: it must be at least 1, or left out"));
         }
         if redrive.dry_run {
             redrive.id = format!("dry-run-{:032x}", fastrand::u128(..)).into();
@@ -155,7 +155,7 @@ impl Service {
 
 fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
     match refusal {
-        Refusal::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive of this id is remembered"),
+        Refusal::NoSuchKey => Problem::new(Code::NoSuchKey, "no redrive with this id is known"),
         other => refused(permit, other),
     }
 }
@@ -165,23 +165,23 @@ fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
 fn check_select(select: &Select) -> Result<(), Problem> {
     match select {
         Select::Keys { keys, .. } if keys.is_empty() => {
-            Err(Problem::invalid("keys: name at least one"))
+            Err(Problem::invalid("keys: give at least one key"))
         }
         Select::Keys { group: Some(group), .. } if group.is_empty() => {
-            Err(Problem::invalid("group is empty: leave it out, or say which"))
+            Err(Problem::invalid("group is empty: leave it out, or give a group"))
         }
         Select::Filter { error_contains, group, dead_before, dead_after } => {
             let texts = [("error_contains", error_contains), ("group", group)];
             for (name, text) in texts {
                 if text.as_deref() == Some("") {
-                    let detail =
-                        format!("filter.{name} is empty: leave it out, or say what is meant");
+                    let detail = format!("filter.{name} is empty: leave it out, or give a value");
                     return Err(Problem::invalid(detail));
                 }
             }
             let has_time = dead_before.is_some() || dead_after.is_some();
             if error_contains.is_none() && group.is_none() && !has_time {
-                let detail = "filter: it is empty, and so would mean every dead message; say `all`";
+                let detail = "filter: it is empty and would match every dead message; use `all` \
+                              for that";
                 return Err(Problem::invalid(detail));
             }
             Ok(())

@@ -1,9 +1,9 @@
 //! Memory for requests in flight, shared between tenants.
 //!
 //! A request takes memory as its bytes arrive and gives it back when it is answered. A tenant may
-//! hold no more than what is left free: one tenant alone gets half, two a third each, and whoever
-//! comes next always finds some. Requests of up to [`SMALL_BYTES`] have a lane of their own, which
-//! large ones never take.
+//! hold no more than what is left free: one tenant alone gets half, two a third each, and the next
+//! one always finds some. Requests of up to [`SMALL_BYTES`] have their own lane, which large ones
+//! never use.
 //!
 //! Requests that are partly read could wait for each other for ever. So one of those that wait may
 //! take more than its share, of the tenant that holds least: memory exceeds its bound by that one
@@ -34,7 +34,7 @@ pub(crate) struct Memory(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     lanes: [Lane; 2],
-    /// Those who hold something or wait for it.
+    /// The tenants that hold memory or wait for it.
     tenants: HashMap<Arc<str>, Tenant>,
     waiting: usize,
     /// Numbers requests, and waiters in the order in which they came.

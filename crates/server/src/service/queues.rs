@@ -1,4 +1,4 @@
-//! Queues: created, changed, shown, emptied.
+//! Creates, changes, shows and purges queues.
 
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl Service {
         }
         let may = self.0.tenants.may_create_queue(tenant, queues.len() as u64);
         may.map_err(|max| {
-            let detail = format!("the tenant has {max} queues, which is the most it may have");
+            let detail = format!("the tenant has {max} queues, which is its max_queues");
             Problem::new(Code::OverQuota, detail)
         })
     }
@@ -130,7 +130,8 @@ fn version(etag: &str) -> Result<Option<u64>, Problem> {
         return Ok(None);
     }
     bare.parse().map(Some).map_err(|_| {
-        let detail = "If-Match does not name a version of this queue: read it again".to_owned();
+        let detail =
+            "If-Match does not match an etag of this queue: read the queue again".to_owned();
         Problem { is_stale: true, ..Problem::new(Code::InvalidConfig, detail) }
     })
 }

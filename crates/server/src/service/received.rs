@@ -1,4 +1,4 @@
-//! A list of messages on its way to one answer.
+//! The received messages of one answer.
 
 use std::time::Duration;
 

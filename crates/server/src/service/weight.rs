@@ -1,17 +1,13 @@
-//! What tenants hold, against what they may hold.
-//!
-//! Weighed once a second, not at every send: a tenant may go over its ceiling by what it sends in
-//! a second, which a `sends_per_s` bounds.
+//! Compares what tenants hold with their limits. Measured once a second, not at every send: a
+//! tenant may exceed its limit by what it sends in a second, which `sends_per_s` bounds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hapax_core::{QueueName, QueueView};
-use hapax_wire::Code;
+use hapax_core::{QueueName, QueueView, Quota};
 
 use super::Service;
-use crate::problem::Problem;
 
 /// How much one tenant may hold. `None` is no bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,14 +16,16 @@ pub struct Ceiling {
     pub max_bytes: Option<u64>,
 }
 
+/// How often tenants are weighed, and how long those who are full may wait to ask again.
+pub(crate) const EVERY_MS: u64 = 1_000;
 /// How long partitions have to report what their queues hold.
 const SURVEY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Weights {
     ceilings: BTreeMap<Box<str>, Ceiling>,
-    /// Tenants that hold as much as they may.
-    full: ArcSwap<BTreeSet<Box<str>>>,
+    /// Tenants that hold as much as they may, and what they have used up.
+    full: ArcSwap<BTreeMap<Box<str>, Quota>>,
 }
 
 impl Weights {
@@ -37,24 +35,29 @@ impl Weights {
         Self { ceilings, full: ArcSwap::default() }
     }
 
-    /// Whether the tenant may send more.
-    pub(super) fn check(&self, tenant: &str) -> Result<(), Problem> {
-        if self.ceilings.is_empty() || !self.full.load().contains(tenant) {
-            return Ok(());
+    /// What the tenant has used up, if it may hold no more.
+    pub(super) fn used_up(&self, tenant: &str) -> Option<Quota> {
+        if self.ceilings.is_empty() {
+            return None;
         }
-        let detail = "the tenant holds as many messages or bytes as it may; work some off first";
-        Err(Problem::new(Code::OverQuota, detail))
+        self.full.load().get(tenant).copied()
     }
 
     fn weigh(&self, queues: &[(QueueName, QueueView)]) {
-        let full = self.ceilings.iter().filter(|(tenant, ceiling)| {
-            let own = || queues.iter().filter(|(name, _)| name.tenant == **tenant);
+        let full = self.ceilings.iter().filter_map(|(tenant, ceiling)| {
+            let own = || queues.iter().filter(|(name, _)| *name.tenant == **tenant);
             let messages: u64 = own().map(|(_, view)| view.stats.messages()).sum();
             let bytes: u64 = own().map(|(_, view)| view.stats.bytes).sum();
-            ceiling.max_messages.is_some_and(|max| messages >= max)
-                || ceiling.max_bytes.is_some_and(|max| bytes >= max)
+            let is_many = ceiling.max_messages.is_some_and(|max| messages >= max);
+            let is_large = ceiling.max_bytes.is_some_and(|max| bytes >= max);
+            let quota = match (is_many, is_large) {
+                (true, _) => Quota::TenantMessages,
+                (_, true) => Quota::TenantBytes,
+                (false, false) => return None,
+            };
+            Some((tenant.clone(), quota))
         });
-        self.full.store(full.map(|(tenant, _)| tenant.clone()).collect::<BTreeSet<_>>().into());
+        self.full.store(full.collect::<BTreeMap<_, _>>().into());
     }
 }
 
@@ -92,9 +95,9 @@ mod tests {
             (QueueName::new(tenant, "orders").unwrap(), view)
         };
         weights.weigh(&[queue("shop", 10), queue("bank", 1_000)]);
-        assert_eq!(weights.check("shop").unwrap_err().code, Code::OverQuota);
-        assert_eq!(weights.check("bank"), Ok(()));
+        assert_eq!(weights.used_up("shop"), Some(Quota::TenantMessages));
+        assert_eq!(weights.used_up("bank"), None);
         weights.weigh(&[queue("shop", 9), queue("bank", 1_000)]);
-        assert_eq!(weights.check("shop"), Ok(()));
+        assert_eq!(weights.used_up("shop"), None);
     }
 }

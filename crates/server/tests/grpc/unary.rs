@@ -471,7 +471,7 @@ async fn a_backup_tells_its_progress_and_can_be_opened() {
     let inside = broker.service().engine().data().path().join("copy");
     let inside = refused(client.backup(request(inside.to_str().unwrap())).await);
     assert_eq!(code(&inside), "invalid");
-    assert!(inside.message().contains("lies in the data"), "{inside}");
+    assert!(inside.message().contains("is inside the data directory"), "{inside}");
 }
 
 #[tokio::test]

@@ -348,7 +348,7 @@ async fn a_stream_that_breaks_the_protocol_is_told_how() {
     assert!(detail.contains("first frame"), "{detail}");
     let (code, detail) = refused(vec![opening("orders", 1), opening("orders", 1)]).await;
     assert_eq!(code, "invalid");
-    assert!(detail.contains("open already"), "{detail}");
+    assert!(detail.contains("already open"), "{detail}");
     assert_eq!(refused(vec![opening("absent", 1)]).await.0, "no_such_queue");
     assert_eq!(refused(vec![opening("absent", 0)]).await.0, "no_such_queue");
     assert_eq!(refused(vec![opening("no name", 1)]).await.0, "invalid");

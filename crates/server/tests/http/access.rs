@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hapax_server::auth::{Auth, NewToken, Patterns, TokenFile, Tokens};
+use hapax_server::auth::{Auth, DEFAULT_TENANT, NewToken, Patterns, TokenFile, Tokens};
 use hapax_server::listen::Peer;
-use hapax_server::service::Options;
+use hapax_server::service::{Ceiling, Options};
 use hapax_server::tenants::{Limits, Tenants};
 use serde_json::json;
 
@@ -174,8 +174,65 @@ async fn a_tenant_has_limits_of_its_own() {
     broker.ask(put("/v1/queues/orders", "{}")).await.is(200);
     let batch = json!({"messages": [{"key": "a"}, {"key": "b"}]}).to_string();
     broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    broker.ask(send("orders", "c", "x")).await.fails(429, "rate_limited");
     let more = json!({"messages": [{"key": "c"}, {"key": "d"}, {"key": "e"}]}).to_string();
-    broker.ask(post("/v1/queues/orders/batch", &more)).await.fails(429, "rate_limited");
+    let told = broker.ask(post("/v1/queues/orders/batch", &more)).await.is(200);
+    for result in told["answers"].as_array().unwrap() {
+        assert_eq!(result["code"], "rate_limited", "{told}");
+    }
+}
+
+#[tokio::test]
+async fn k2_the_limits_of_a_tenant_leave_known_keys_their_answers() {
+    let limits = Limits { sends_per_s: Some(2), max_queues: None };
+    let broker = Broker::with(1, |_| {
+        let tenants = Tenants::new(limits, Default::default(), Instant::now());
+        Options { tenants, ..Options::default() }
+    });
+    broker.put("orders", "{}").await;
+    broker.ask(send("orders", "done", "x")).await.is(201);
+    let lease = broker.receive_one("orders").await["lease"].clone();
+    let done = json!({"lease": lease, "do": "done"});
+    assert_eq!(broker.settle("orders", done).await, json!({"answer": "ok"}));
+    broker.ask(send("orders", "lives", "x")).await.is(201);
+    let mut refused = None;
+    for number in 0..1_000 {
+        // The rate is earned again while the test runs.
+        let told = broker.ask(send("orders", &format!("new-{number}"), "x")).await;
+        if told.status != 201 {
+            refused = Some(told);
+            break;
+        }
+    }
+    let refused = refused.expect("a rate that is kept").fails(429, "rate_limited");
+    assert_eq!(refused["detail"], "the tenant's sends_per_s is exceeded");
+    // As often as they like, and none of it is taken from the rate.
+    for _ in 0..10 {
+        let told = broker.ask(send("orders", "done", "x")).await.is(200);
+        assert_eq!(told["answer"], "done");
+        let told = broker.ask(send("orders", "lives", "x")).await.is(200);
+        assert_eq!(told["answer"], "in_flight");
+        broker.ask(send("orders", "done", "another")).await.fails(422, "conflict");
+    }
+}
+
+#[tokio::test]
+async fn k2_a_tenant_that_holds_all_it_may_gets_its_answers() {
+    let ceiling = Ceiling { max_messages: Some(1), max_bytes: None };
+    let broker = Broker::with(1, |_| {
+        let ceilings = [(DEFAULT_TENANT.into(), ceiling)].into();
+        Options { ceilings, ..Options::default() }
+    });
+    broker.put("orders", "{}").await;
+    broker.ask(send("orders", "a", "x")).await.is(201);
+    broker.service.weigh_tenants().await;
+    let refused = broker.ask(send("orders", "b", "x")).await.fails(429, "over_quota");
+    assert_eq!(refused["detail"], "the tenant has reached its max_messages");
+    assert_eq!(broker.ask(send("orders", "a", "x")).await.is(200)["answer"], "in_flight");
+    let batch = json!({"messages": [{"key": "a", "body": "x"}, {"key": "b"}]}).to_string();
+    let told = broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    assert_eq!(told["answers"][0]["answer"], "in_flight", "{told}");
+    assert_eq!(told["answers"][1]["code"], "over_quota", "{told}");
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ async fn a_replay_runs_the_same_message_as_the_next_generation() {
     finish(&broker, "k").await;
     let replay = |body: &'static str| ask("POST", "/v1/queues/orders/keys/k/replay").body(body);
     let gone = broker.ask(replay("")).await.fails(400, "invalid");
-    assert!(text(&gone, "detail").contains("body is gone"), "{gone}");
+    assert!(text(&gone, "detail").contains("is no longer stored"), "{gone}");
     broker.ask(replay("y")).await.fails(422, "conflict");
     let other = replay("x").header("idempotency-key", "l");
     broker.ask(other).await.fails(400, "invalid");

@@ -51,7 +51,7 @@ impl Wrong {
     fn is_told_by(self, detail: &str) -> bool {
         match self {
             Self::Unknown => detail.contains("unknown field") || detail.contains("no such field"),
-            Self::Twice => detail.contains("duplicate field") || detail.contains("is there twice"),
+            Self::Twice => detail.contains("duplicate field") || detail.contains("is given twice"),
             Self::Array => detail.contains("invalid type: sequence"),
         }
     }
@@ -196,10 +196,10 @@ async fn a_redrive_says_exactly_what_it_means() {
         (json!({"filter": {}}), "filter: it is empty"),
         (json!({"filter": {"error_contains": ""}}), "filter.error_contains is empty"),
         (json!({"filter": {"error_contains": "bad", "group": ""}}), "filter.group is empty"),
-        (json!({"keys": []}), "keys: name at least one"),
+        (json!({"keys": []}), "keys: give at least one key"),
         (json!({"keys": ["dead"], "group": ""}), "group is empty"),
-        (json!({"all": true, "group": "g"}), "group: it is that of `keys`"),
-        (json!({"filter": {"error_contains": "bad"}, "group": "g"}), "group: it is that of"),
+        (json!({"all": true, "group": "g"}), "group: it belongs to `keys`"),
+        (json!({"filter": {"error_contains": "bad"}, "group": "g"}), "group: it belongs to"),
     ] {
         let told = broker.ask(post("/v1/queues/orders/redrive", &body.to_string())).await;
         let problem = told.fails(400, "invalid");
@@ -233,8 +233,8 @@ async fn a_header_or_a_parameter_that_means_nothing_is_refused() {
     for (path, what) in [
         ("messages?stat=dead", "did you mean state?"),
         ("keys/dead?wait=5", "did you mean wait_ms?"),
-        ("keys/dead?colour=red", "known are group, wait_ms"),
-        ("?state=dead", "nothing is taken"),
+        ("keys/dead?colour=red", "the known parameters are group, wait_ms"),
+        ("?state=dead", "no parameters are allowed"),
     ] {
         let told = broker.ask(get(&format!("/v1/queues/orders/{path}").replace("/?", "?"))).await;
         let problem = told.fails(400, "invalid");
@@ -292,7 +292,7 @@ async fn refusals_name_what_is_wrong() {
     let (broker, lease) = busy_house().await;
     let redrive = |body: &str| post("/v1/queues/orders/redrive", body);
     let told = broker.ask(redrive(r#"{"all":true,"per_s":0}"#)).await.fails(400, "invalid");
-    assert_eq!(text(&told, "detail"), "per_s: it is at least 1, or left out");
+    assert_eq!(text(&told, "detail"), "per_s: it must be at least 1, or left out");
     let told = broker.ask(post("/v1/queues/orders/receive", r#"{"max":"x"}"#)).await;
     let told = told.fails(400, "invalid");
     assert!(text(&told, "detail").contains("expected a whole number from 0 to 4294967295"));
@@ -311,16 +311,16 @@ async fn refusals_name_what_is_wrong() {
     assert_eq!(text(&told, "detail"), r#"result belongs to do: "done", not to "fail""#);
     let emit = json!([{"queue": "orders", "body": "x"}]);
     let told = broker.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
-    let detail = "emit[0]: name: an emit without a key needs one, from which its key is derived";
+    let detail = "emit[0]: name: an emit without a key needs a name, from which its key is derived";
     assert_eq!(text(&told, "detail"), detail);
     let put = ask("PUT", "/v1/queues/other").body(r#"{"lease_ms":99999999999999999999999}"#);
     let told = broker.ask(put).await.fails(422, "invalid_config");
-    assert!(text(&told, "detail").contains("a number beyond all bounds"), "{told}");
+    assert!(text(&told, "detail").contains("the number is too large"), "{told}");
     let batch = json!({"messages": [{"key": "k", "dealy_ms": 5}, {"key": 5}]}).to_string();
     let told = broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
     let keys = [&told["answers"][0]["key"], &told["answers"][1]["key"]];
     assert_eq!(keys, [&json!("k"), &Value::Null]);
     let put = ask("PUT", "/v1/queues/orders").header("if-match", r#""1", "2""#);
     let told = broker.ask(put).await.fails(400, "invalid");
-    assert_eq!(text(&told, "detail"), "if-match names one etag here, not a list");
+    assert_eq!(text(&told, "detail"), "if-match must be one etag here, not a list");
 }

@@ -68,11 +68,11 @@ impl Route {
     fn wrong(&self) -> Vec<(Ask, &'static str)> {
         let mut wrong = vec![(self.ask().header("hapax-frobnicate", "1"), "unknown header")];
         for name in HEADERS.iter().filter(|name| !self.takes("header", name)) {
-            wrong.push((self.ask().header(name, "1"), "means nothing to this request"));
+            wrong.push((self.ask().header(name, "1"), "has no meaning for this request"));
         }
         if self.method != "GET" {
             for name in CONDITIONS.iter().filter(|name| !self.takes("header", name)) {
-                wrong.push((self.ask().header(name, "*"), "is not looked at by this request"));
+                wrong.push((self.ask().header(name, "*"), "is not supported by this request"));
             }
         }
         if self.path.starts_with("/v1/") {
@@ -84,7 +84,7 @@ impl Route {
         }
         if !self.takes_body() {
             for body in [r#"{"dry_run":true}"#.to_owned(), "x".to_owned(), "x".repeat(100_000)] {
-                wrong.push((self.ask().body(body), "none is taken here"));
+                wrong.push((self.ask().body(body), "this request must have none"));
             }
         }
         wrong
@@ -145,7 +145,8 @@ async fn every_route_takes_what_its_document_says() {
         }
         for request in right {
             let told = broker.ask(request).await.text();
-            for what in ["unknown header", "means nothing", "unknown parameter", "none is taken"] {
+            for what in ["unknown header", "has no meaning", "unknown parameter", "must have none"]
+            {
                 assert!(!told.contains(what), "{} {}: {told}", route.method, route.path);
             }
         }

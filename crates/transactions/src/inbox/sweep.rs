@@ -35,7 +35,7 @@ pub struct Old {
     pub group: String,
     pub generation: i32,
     pub fence: i64,
-    /// When it was entered, in the units of its database.
+    /// The time at which it was entered, in the units of its database.
     pub entered: i64,
 }
 
@@ -85,7 +85,7 @@ pub trait Rows: Send + Sync {
     ) -> impl Future<Output = Result<u64, Error>> + Send;
 }
 
-/// Whose rows they are.
+/// The owner of the rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     pub consumer: String,
@@ -166,7 +166,7 @@ impl Inbox {
     }
 }
 
-/// Those of the rows whose message cannot come any more.
+/// Returns the rows whose message cannot be delivered any more.
 async fn ended(rules: &Rules, queue: &Queue, old: Vec<Old>) -> Result<Vec<Old>, Error> {
     let admin = Admin::new(queue.client().clone());
     let asked = old.into_iter().map(|old| {

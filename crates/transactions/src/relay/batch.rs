@@ -28,7 +28,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) confirmed: Vec<Row>,
-    /// Of those, how many the broker knew before.
+    /// The number of duplicates among them.
     pub(super) duplicates: u64,
     pub(super) refused: Vec<Refused>,
     /// Queues that take nothing now, and when to ask again.
@@ -130,7 +130,7 @@ impl Part {
             match self.sender.answers(&mut answers).await {
                 Ok(()) => answers.drain(..).for_each(|answered| self.take(answered)),
                 Err(error) if error.is_retryable() => {
-                    tracing::warn!(%error, "the broker is away; going on when it is back");
+                    tracing::warn!(%error, "cannot reach the broker; retrying");
                 }
                 Err(error) => {
                     self.outcome.fatal = Some(error);
@@ -184,7 +184,7 @@ fn refused(row: &Row, tries_max: u32, error: &Error) -> Refused {
         ),
         None => tracing::error!(
             id = row.id, queue = row.name.queue, tries, %error,
-            "a row was refused for the last time, and is parked"
+            "a row was refused too often and is parked"
         ),
     }
     Refused { id: row.id, tries, error: error.to_string(), retry_in }

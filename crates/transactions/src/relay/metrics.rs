@@ -32,7 +32,7 @@ impl Metrics {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Of those, rows that the broker knew before.
+    /// The duplicates among them.
     pub fn duplicates(&self) -> u64 {
         self.duplicates.load(Ordering::Relaxed)
     }
@@ -69,21 +69,41 @@ impl Metrics {
         self.results.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// As Prometheus reads it.
+    /// Writes the text format of Prometheus.
     pub fn text(&self) -> String {
         let signed = |value: &AtomicI64| value.load(Ordering::Relaxed).to_string();
         let lag_s = self.lag_ms.load(Ordering::Relaxed) as f64 / 1_000.0;
         let count = |value: &AtomicU64| value.load(Ordering::Relaxed).to_string();
         let rows = [
-            ("active", "gauge", "1 where this relay has the lock.", signed(&self.active)),
-            ("pending", "gauge", "Rows to be moved.", signed(&self.pending)),
-            ("parked", "gauge", "Rows that were refused too often.", signed(&self.parked)),
-            ("lag_seconds", "gauge", "Age of the oldest row to be moved.", lag_s.to_string()),
-            ("results_waiting", "gauge", "Results not known yet.", signed(&self.waiting)),
-            ("moved_total", "counter", "Rows the broker confirmed.", count(&self.moved)),
-            ("duplicates_total", "counter", "Rows it knew before.", count(&self.duplicates)),
+            ("active", "gauge", "1 if this relay has the lock.", signed(&self.active)),
+            ("pending", "gauge", "Rows waiting to be sent.", signed(&self.pending)),
+            (
+                "parked",
+                "gauge",
+                "Rows that are parked because they were refused too often.",
+                signed(&self.parked),
+            ),
+            (
+                "lag_seconds",
+                "gauge",
+                "Age of the oldest row waiting to be sent.",
+                lag_s.to_string(),
+            ),
+            (
+                "results_waiting",
+                "gauge",
+                "Messages whose outcome is not known yet.",
+                signed(&self.waiting),
+            ),
+            ("moved_total", "counter", "Rows that the broker confirmed.", count(&self.moved)),
+            (
+                "duplicates_total",
+                "counter",
+                "Rows that were duplicates to the broker.",
+                count(&self.duplicates),
+            ),
             ("refused_total", "counter", "Refusals of single rows.", count(&self.refused)),
-            ("parked_total", "counter", "Rows given up.", count(&self.parked_total)),
+            ("parked_total", "counter", "Rows that were parked.", count(&self.parked_total)),
             ("results_total", "counter", "Results written back.", count(&self.results)),
         ];
         let mut text = String::new();

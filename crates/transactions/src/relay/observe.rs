@@ -39,7 +39,8 @@ pub(super) async fn observe<O: Open>(
     loop {
         match watch(&mut source, &admin, results.is_some(), metrics).await {
             Error::Database { what, source } => {
-                tracing::warn!(what, error = %source, "counting, and writing results, again later");
+                tracing::warn!(what, error = %source, "cannot count rows or write results now; \
+                                                       retrying");
             }
             error => return Err(error),
         }
@@ -131,7 +132,7 @@ async fn look<S: Source>(
             }
             Err(error) => {
                 let Name { queue, key, .. } = &name;
-                tracing::warn!(%error, queue, key, "a result is not written");
+                tracing::warn!(%error, queue, key, "cannot write a result");
                 failed = Some(error);
             }
         }
@@ -153,7 +154,7 @@ async fn write<S: Source>(source: &mut S, name: &Name, end: &End) -> Result<(), 
     let Err(error) = source.end(name, end).await else { return Ok(()) };
     let bare = End {
         state: end.state,
-        error: Some(storable(&format!("how it ended cannot be stored: {error}"))),
+        error: Some(storable(&format!("the outcome cannot be stored: {error}"))),
         finished_at_ms: end.finished_at_ms,
         ..End::default()
     };

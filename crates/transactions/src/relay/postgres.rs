@@ -70,8 +70,8 @@ impl Opener {
     pub(super) fn new(mut config: Config, tls: Option<Tls>) -> Result<Self, Error> {
         if tls.is_none() && config.get_ssl_mode() == SslMode::Require {
             return Err(Error::invalid(
-                "sslmode=require needs to know whom to trust: give the certificate of the \
-                 authority by --database-ca FILE",
+                "sslmode=require needs the CA certificate of the server: give it with \
+                 --database-ca FILE",
             ));
         }
         if config.get_connect_timeout().is_none() {
@@ -140,8 +140,8 @@ impl Postgres {
     async fn check(&self) -> Result<(), Error> {
         let missing = |table: &str, subject: &str| {
             Error::invalid(format!(
-                "there is no table {table} in this database; make it with: \
-                 hapax sql {subject} --dialect postgres | psql"
+                "there is no table {table} in this database; create it with: hapax sql {subject} \
+                 --dialect postgres | psql"
             ))
         };
         if !self.has("hapax_outbox").await? {

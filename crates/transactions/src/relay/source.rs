@@ -75,7 +75,7 @@ impl Read {
         match row {
             Ok(row) => self.rows.push(row),
             Err(reason) => {
-                tracing::error!(id, reason, "a row of the outbox cannot be read, and is parked");
+                tracing::error!(id, reason, "a row of the outbox is invalid and is parked");
                 let error = format!("not a message: {reason}");
                 self.unreadable.push(Refused { id, tries: 1, error, retry_in: None });
             }
@@ -125,7 +125,7 @@ pub(super) struct Refused {
 pub(super) struct Counts {
     pub(super) pending: i64,
     pub(super) parked: i64,
-    /// Of the oldest row that is not parked.
+    /// The age of the oldest row that is not parked.
     pub(super) lag_ms: i64,
     pub(super) waiting: i64,
 }
@@ -180,12 +180,12 @@ impl Row {
 /// The headers of a row.
 pub(super) fn headers(json: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(json)
-        .map_err(|error| format!("headers is not an object of texts: {error}"))
+        .map_err(|error| format!("headers is not a JSON object of strings: {error}"))
 }
 
 /// Why a row is too large to be read at all: its body did not come along.
 pub(super) fn too_large(bytes: i64) -> String {
-    format!("the body has {bytes} bytes, and no message has more than {BODY_BYTES_MAX}")
+    format!("the body has {bytes} bytes, at most {BODY_BYTES_MAX} are allowed")
 }
 
 /// Text that every database stores: PostgreSQL takes no NUL.

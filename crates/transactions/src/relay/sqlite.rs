@@ -96,7 +96,7 @@ impl Sqlite {
     ) -> Result<T, Error> {
         let database = self.database.clone();
         let worked = tokio::task::spawn_blocking(move || database.with(work));
-        worked.await.map_err(Error::database("a thread of the relay was lost"))?
+        worked.await.map_err(Error::database("a thread of the relay panicked"))?
     }
 
     /// What is missing is told at once, with how to make it.
@@ -111,8 +111,8 @@ impl Sqlite {
                 let is_there = connection.prepare(&format!("SELECT queue FROM {table}"));
                 is_there.map(drop).map_err(|error| {
                     Error::invalid(format!(
-                        "{path}: {error}; make the table with: \
-                         hapax sql {subject} --dialect sqlite | sqlite3 {path}"
+                        "{path}: {error}; create the table with: hapax sql {subject} --dialect \
+                         sqlite | sqlite3 {path}"
                     ))
                 })?;
             }
@@ -226,7 +226,7 @@ impl Source for Sqlite {
                 write().map_err(Error::database(what))
             })
         });
-        settled.await.map_err(Error::database("a thread of the relay was lost"))?
+        settled.await.map_err(Error::database("a thread of the relay panicked"))?
     }
 
     async fn wait(&mut self, most: Duration) -> Result<(), Error> {

@@ -197,7 +197,7 @@ fn unreadable(outbox: &Outbox) -> Vec<(&'static str, &'static str)> {
             ("message_key, ttl_ms) VALUES ('long', 'soon'", "ttl_ms is of the type Text"),
             ("message_key, issued_at_ms) VALUES ('born', 'today'", "issued_at_ms"),
             ("message_key, created_at_ms) VALUES ('made', 1.5", "created_at_ms"),
-            ("message_key, headers) VALUES ('list', '[]'", "headers is not an object"),
+            ("message_key, headers) VALUES ('list', '[]'", "headers is not a JSON object"),
             ("message_key, fingerprint) VALUES ('print', X'00'", "fingerprint"),
         ],
     }

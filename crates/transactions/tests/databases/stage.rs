@@ -46,8 +46,9 @@ pub(crate) fn sqlite(directory: &Path) -> Database {
 
 /// The same file by sqlx.
 pub(crate) async fn sqlx_sqlite(database: &Database) -> sqlx::SqlitePool {
-    let options =
-        sqlx::sqlite::SqliteConnectOptions::new().filename(database.path()).busy_timeout(PATIENCE);
+    let options = sqlx::sqlite::SqliteConnectOptions::new()
+        .filename(database.path())
+        .busy_timeout(hapax_testing::PATIENCE);
     sqlx::SqlitePool::connect_with(options).await.unwrap()
 }
 

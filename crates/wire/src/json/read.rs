@@ -20,7 +20,7 @@ const DETAIL_BYTES_MAX: usize = 400;
 #[error("{detail}")]
 pub struct BadJson {
     detail: String,
-    /// Of a message of a batch.
+    /// The key of the message, in a batch.
     key: Option<String>,
 }
 
@@ -29,7 +29,7 @@ pub struct BadJson {
 pub fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadJson> {
     from_slice(json).map_err(|error| {
         if !error.is_data() {
-            return BadJson::new(format!("this is no JSON: {error}"));
+            return BadJson::new(format!("not valid JSON: {error}"));
         }
         // Only now, since keeping track of the path costs time.
         let again = &mut serde_json::Deserializer::from_slice(json);
@@ -77,7 +77,7 @@ fn plain(detail: &str) -> String {
     detail.replace(", expected u32", &u32_max).replace(", expected u64", &u64_max)
 }
 
-/// At most so many items. What is beyond them is counted, and not kept.
+/// Reads at most this many items; further ones are counted and not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T, const MAX: usize> {
     pub items: Vec<T>,
@@ -206,7 +206,7 @@ mod tests {
         let said = error.to_string();
         assert!(said.starts_with("wait_ms: invalid type: string \"long\""), "{said}");
         let said = read::<ReceiveRequest>(b"{\"max\":").unwrap_err().to_string();
-        assert!(said.starts_with("this is no JSON: EOF"), "{said}");
+        assert!(said.starts_with("not valid JSON: EOF"), "{said}");
         let said = read::<ReceiveRequest>(b"5").unwrap_err().to_string();
         assert!(said.starts_with("invalid type: integer `5`, expected an object"), "{said}");
     }
@@ -217,7 +217,10 @@ mod tests {
         let typo = said(r#"{"max":1,"wait":5}"#);
         assert!(typo.starts_with(r#"unknown field "wait": did you mean wait_ms?"#), "{typo}");
         let other = said(r#"{"colour":1}"#);
-        assert!(other.starts_with(r#"unknown field "colour": known are max, wait_ms"#), "{other}");
+        assert!(
+            other.starts_with(r#"unknown field "colour": the known fields are max, wait_ms"#),
+            "{other}"
+        );
         assert!(said(r#"{"max":1,"max":1}"#).contains("duplicate field `max`"));
         assert!(said(r#"[5, 10]"#).starts_with("invalid type: sequence, expected an object"));
         assert!(said(r#"{"max":1} 5"#).contains("trailing characters"));

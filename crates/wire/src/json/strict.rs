@@ -295,8 +295,11 @@ fn unknown<E: Error>(name: &str, fields: &[&'static str]) -> E {
     match closest(name, fields.iter().copied()) {
         Some(known) => E::custom(format_args!("unknown field {shown:?}: did you mean {known}?")),
         None if fields.is_empty() => {
-            E::custom(format_args!("unknown field {shown:?}: nothing is taken here"))
+            E::custom(format_args!("unknown field {shown:?}: no fields are allowed here"))
         }
-        None => E::custom(format_args!("unknown field {shown:?}: known are {}", fields.join(", "))),
+        None => E::custom(format_args!(
+            "unknown field {shown:?}: the known fields are {}",
+            fields.join(", ")
+        )),
     }
 }

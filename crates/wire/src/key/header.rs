@@ -52,7 +52,7 @@ pub fn check(key: &str) -> Result<(), Malformed> {
         return Err(Malformed::new(why));
     }
     if key.bytes().any(|byte| byte < 0x20 || byte == 0x7f) {
-        return Err(Malformed::new("a key has no control characters"));
+        return Err(Malformed::new("a key must not have control characters"));
     }
     Ok(())
 }
@@ -76,10 +76,15 @@ fn unquote(quoted: &str) -> Result<Cow<'_, str>, Malformed> {
     while let Some(character) = rest.next() {
         match character {
             '"' if rest.as_str().is_empty() => return Ok(Cow::Owned(key)),
-            '"' => return Err(Malformed::new("the key goes on after its closing quote")),
+            '"' => return Err(Malformed::new("the key has text after its closing quote")),
             '\\' => match rest.next() {
                 Some(escaped @ ('"' | '\\')) => key.push(escaped),
-                _ => return Err(Malformed::new("the key escapes what needs no escape")),
+                _ => {
+                    return Err(Malformed::new(
+                        "the key has a backslash before a character other \
+                                                than \\\" or \\\\",
+                    ));
+                }
             },
             character => key.push(character),
         }
@@ -89,9 +94,7 @@ fn unquote(quoted: &str) -> Result<Cow<'_, str>, Malformed> {
 
 fn bare(text: &str) -> Result<Cow<'_, str>, Malformed> {
     if text.contains([' ', '\t', ',', '"']) {
-        return Err(Malformed::new(
-            "a key without quotes has no spaces, commas or quotes: write it as \"KEY\"",
-        ));
+        return Err(Malformed::new("a key with spaces, commas or quotes must be quoted: \"KEY\""));
     }
     Ok(Cow::Borrowed(text))
 }
@@ -135,14 +138,14 @@ mod tests {
             (b"\"\"", "1 to 255"),
             (b"\"", "no closing quote"),
             (b"\"open", "no closing quote"),
-            (b"\"a\"b", "goes on"),
-            (b"\"a\", \"b\"", "goes on"),
-            (b"\"a\";x=1", "goes on"),
-            (br#""a\b""#, "escapes"),
-            (br#""a\"#, "escapes"),
-            (b"a, b", "without quotes"),
-            (b"a b", "without quotes"),
-            (b"a\"b", "without quotes"),
+            (b"\"a\"b", "after its closing quote"),
+            (b"\"a\", \"b\"", "after its closing quote"),
+            (b"\"a\";x=1", "after its closing quote"),
+            (br#""a\b""#, "backslash"),
+            (br#""a\"#, "backslash"),
+            (b"a, b", "must be quoted"),
+            (b"a b", "must be quoted"),
+            (b"a\"b", "must be quoted"),
             (b"\xff\xfe", "not UTF-8"),
             (b"\"a\tb\"", "control characters"),
             (&long, "this one has 256"),

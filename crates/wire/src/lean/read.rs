@@ -18,7 +18,7 @@ pub struct Fields<'a>(&'a [u8]);
 pub enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Of a kind that this protocol does not use.
+    /// A wire type that this protocol does not use.
     Other,
 }
 
@@ -453,7 +453,7 @@ pub struct Delivery<'a> {
     pub group: &'a str,
     pub body: &'a [u8],
     pub content_type: &'a str,
-    /// Not checked for being text.
+    /// The bytes, not checked to be UTF-8.
     pub headers: Vec<(&'a str, &'a [u8])>,
     pub accepted_at_ms: u64,
     pub deadline_ms: u64,

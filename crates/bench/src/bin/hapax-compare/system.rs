@@ -21,7 +21,7 @@ pub(crate) enum System {
 }
 
 impl System {
-    /// As `--only` and the table name it.
+    /// The name for `--only` and in the table.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Hapax(binary) => &binary.name,
@@ -94,7 +94,7 @@ impl Load {
 /// What the lives of one run took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
-    /// From the first send to the confirmation of the last settle.
+    /// The time from the first send to the confirmation of the last settle.
     pub(crate) time: Duration,
     pub(crate) cpu: Times,
 }

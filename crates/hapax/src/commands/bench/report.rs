@@ -1,4 +1,4 @@
-//! What was measured: lines for people, fields for programs.
+//! The report of a run: text for people, JSON for programs.
 
 use hapax_bench::Ledger;
 use hapax_bench::cpu::Times;
@@ -21,12 +21,12 @@ pub(super) struct Report {
     window: usize,
     backlog: u64,
     dedup: bool,
-    /// Of `--latency`.
+    /// Latencies, with `--latency`.
     rate: Option<u64>,
     seconds: f64,
     sends_per_s: f64,
     lives_per_s: f64,
-    /// Of a send's confirmation.
+    /// Latency of the confirmation of a send.
     p50_ms: f64,
     p99_ms: f64,
     p999_ms: f64,

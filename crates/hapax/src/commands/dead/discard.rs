@@ -1,4 +1,4 @@
-//! `hapax dead discard`: one key after the other. Broken off, it can be repeated.
+//! `hapax dead discard`: discards one key after the other. If interrupted, it can be repeated.
 
 use clap::Args;
 use hapax_wire::Code;
@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::screen::{Output, clean, count, progress, say};
 use crate::session::{Connection, Session};
 
-/// A dry run shows so many of them.
+/// The most messages that a dry run lists.
 const SHOWN: usize = 20;
 
 #[derive(Debug, Args)]
@@ -104,7 +104,7 @@ async fn keys(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
         };
         let message = session.client.key(name.clone(), std::time::Duration::ZERO).await?;
         if message.state() != State::Dead {
-            let what = format!("{} is not dead but {}", clean(key), message.state().as_str());
+            let what = format!("{} is {}, not dead", clean(key), message.state().as_str());
             return Err(Failure::new(Exit::Conflict, what));
         }
         if discard.selection.yes {

@@ -1,4 +1,4 @@
-//! The process that is killed: sends, receives and settles, and tells every answer it gets.
+//! The process that is killed: sends, receives and settles, and reports every answer it gets.
 
 use std::io::{Stdout, Write};
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use crate::partition::Local;
 #[derive(Debug, Args)]
 pub(crate) struct Victim {
     data: PathBuf,
-    /// The first order that was not accepted for all anybody knows.
+    /// The first order that is not known to be accepted.
     next: u64,
-    /// Settle what there is and end, instead of going on until killed.
+    /// Settle the remaining messages and exit, instead of working until killed.
     #[arg(long)]
     finish: bool,
 }
@@ -113,7 +113,7 @@ fn number_of(key: &str) -> Result<u64> {
     Ok(key.trim_start_matches("order-").parse()?)
 }
 
-/// Which orders the settles among the commands are about, told from their receipts.
+/// The orders of the settles among the commands, read from their receipts.
 fn settled_numbers(commands: &[Command]) -> Vec<u64> {
     let results = commands.iter().filter_map(|command| match command {
         Command::Settle(Settle { verb: Verb::Done { result: Some(result), .. }, .. }) => {

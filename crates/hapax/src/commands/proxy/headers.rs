@@ -1,5 +1,5 @@
-//! Headers on their way through: those of a connection end here, and the upstream is told who
-//! asked.
+//! Headers of proxied requests: removes hop-by-hop headers and adds `Forwarded` information for the
+//! upstream.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use hapax_idempotency::{is_end_to_end, named_by_connection};
 use http::header::{self, Entry};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Of one connection, whether `Connection` names them or not. `Expect` is answered here.
+/// Hop-by-hop headers, whether `Connection` names them or not. `Expect` is answered by the proxy.
 static HOP_BY_HOP: [HeaderName; 10] = [
     header::CONNECTION,
     header::EXPECT,
@@ -26,8 +26,8 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const VIA: HeaderValue = HeaderValue::from_static("1.1 hapax");
 
-/// Takes out what belongs to the connection it came by. A request that names a header of its own
-/// there was refused by the layer; a response keeps it.
+/// Removes hop-by-hop headers. A request whose `Connection` names another header was refused by the
+/// layer; a response keeps such a header.
 pub(super) fn strip(headers: &mut HeaderMap) {
     let named = named_by_connection(headers);
     let named: Vec<HeaderName> = named.filter(|name| !is_end_to_end(name)).collect();
@@ -36,7 +36,7 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// Tells the upstream who asked, and for which host. `Host` stays the client's.
+/// Adds the client's address and host for the upstream. `Host` stays the client's.
 pub(super) fn forward(headers: &mut HeaderMap, host: Option<&str>, peer: Option<SocketAddr>) {
     if let Some(host) = host.and_then(|host| HeaderValue::from_str(host).ok())
         && let Entry::Vacant(vacant) = headers.entry(header::HOST)
@@ -65,7 +65,7 @@ pub(super) fn forward(headers: &mut HeaderMap, host: Option<&str>, peer: Option<
     join_cookies(headers);
 }
 
-/// HTTP/2 may send cookies one by one, which HTTP/1.1 does not know.
+/// Joins cookies into one header: HTTP/2 may send them one by one, HTTP/1.1 may not.
 fn join_cookies(headers: &mut HeaderMap) {
     let cookies: Vec<&[u8]> =
         headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();

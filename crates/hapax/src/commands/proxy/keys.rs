@@ -1,5 +1,5 @@
-//! Where the key of a request is: in `Idempotency-Key`, in another header, or in the JSON body, as
-//! webhooks have it.
+//! The place of a request's key: `Idempotency-Key`, another header, or the JSON body, as in
+//! webhooks.
 
 use bytes::Bytes;
 use hapax_idempotency::Route;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Proxy;
 
-/// The route, with its key where the command line says.
+/// Sets the place of the key on a route, from the command line.
 pub(super) fn of(proxy: &Proxy, route: Route) -> Route {
     if let Some(name) = &proxy.key_header {
         return route.key_header(name.clone());
@@ -26,7 +26,7 @@ pub(super) fn pointer(text: &str) -> Result<String, String> {
     }
 }
 
-/// The string or the integer that the pointer names. Anything else is no key.
+/// The string or integer at the pointer. Any other value is not a key.
 fn in_body(pointer: &str, body: &Bytes) -> Option<String> {
     let value: Value = serde_json::from_slice(body).ok()?;
     match value.pointer(pointer)? {
@@ -36,7 +36,7 @@ fn in_body(pointer: &str, body: &Bytes) -> Option<String> {
     }
 }
 
-/// The header and the body of a request to try, for `curl`.
+/// The header and the body of an example request for `curl`.
 pub(super) fn example(proxy: &Proxy) -> (String, String) {
     let Some(pointer) = &proxy.key_json else {
         let name = proxy.key_header.as_ref().map_or("Idempotency-Key", |name| name.as_str());

@@ -1,4 +1,4 @@
-//! What a proxy counts, for Prometheus, and the small port it is shown on.
+//! The metrics of a proxy, for Prometheus, and the port that serves them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use tokio::sync::watch;
 use super::Proxy;
 use crate::session::Session;
 
-/// How long the broker may take to say that it is there.
+/// Timeout of the check whether the broker answers.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);
 
 type Labels = [(&'static str, &'static str); 1];
 type Counters = Family<Labels, Counter>;
 
-/// All that is counted. Cheap to clone.
+/// All metrics. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Metrics(Arc<Inner>);
 
@@ -90,7 +90,7 @@ impl Metrics {
         Self(Arc::new(inner))
     }
 
-    /// What the layer tells.
+    /// Counts an event of the layer.
     pub(super) fn observer(&self) -> impl Fn(Event) + Send + Sync + 'static {
         let inner = Arc::clone(&self.0);
         move |event| {
@@ -112,22 +112,27 @@ impl Metrics {
     fn encode(&self, running: usize) -> String {
         let mut registry = Registry::with_prefix("hapax_proxy");
         for (name, help, family) in [
-            ("requests", "Requests by how they were answered", &self.0.requests),
-            ("settlements", "What became of keys after the upstream", &self.0.settlements),
+            ("requests", "Requests to routes, by outcome", &self.0.requests),
+            (
+                "settlements",
+                "Keys by their outcome after the call to the upstream",
+                &self.0.settlements,
+            ),
             ("broker_errors", "Calls to the broker that failed", &self.0.broker_errors),
-            ("upstream_requests", "Requests to the upstream by their end", &self.0.upstream),
+            ("upstream_requests", "Requests to the upstream, by outcome", &self.0.upstream),
         ] {
             registry.register(name, help, family.clone());
         }
         registry.register_with_unit(
             "upstream",
-            "From a request to the upstream to the head of its response",
+            "Time from a request to the upstream until the head of its response",
             Unit::Seconds,
             self.0.upstream_seconds.clone(),
         );
         let operations = Gauge::<i64>::default();
         operations.set(running as i64);
-        let help = "Protected requests under way, with those whose clients have gone";
+        let help =
+            "Protected requests in progress, including those whose clients have disconnected";
         registry.register("operations", help, operations);
         let mut page = String::new();
         // Writing to a string does not fail.
@@ -137,7 +142,7 @@ impl Metrics {
     }
 }
 
-/// Serves `/metrics`, `/livez` and `/readyz` until it is told to stop.
+/// Serves `/metrics`, `/livez` and `/readyz` until it is stopped.
 pub(super) fn serve(
     listener: Listener,
     metrics: Metrics,
@@ -156,7 +161,7 @@ pub(super) fn serve(
                 "/livez" => (StatusCode::OK, "text/plain", "alive\n".to_owned()),
                 "/readyz" => ready(&admin, &queue).await,
                 _ => {
-                    let text = "/metrics, /livez and /readyz are here\n";
+                    let text = "this port serves /metrics, /livez and /readyz\n";
                     (StatusCode::NOT_FOUND, "text/plain", text.to_owned())
                 }
             };
@@ -174,7 +179,7 @@ pub(super) fn serve(
     }
 }
 
-/// Whether the broker answers. What it answers is no matter here.
+/// Whether the broker answers at all, whatever the answer is.
 async fn ready(admin: &Admin, queue: &str) -> (StatusCode, &'static str, String) {
     let asked = tokio::time::timeout(READY_TIMEOUT, admin.queue(queue)).await;
     let error = match asked {
@@ -185,5 +190,9 @@ async fn ready(admin: &Admin, queue: &str) -> (StatusCode, &'static str, String)
         Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer".to_owned(),
     };
-    (StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("the broker is away: {error}\n"))
+    (
+        StatusCode::SERVICE_UNAVAILABLE,
+        "text/plain",
+        format!("the broker cannot be reached: {error}\n"),
+    )
 }

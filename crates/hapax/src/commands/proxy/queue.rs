@@ -1,4 +1,4 @@
-//! The queue of a proxy: made where it is missing, and looked at where it is not.
+//! The queue of a proxy: created if it does not exist, otherwise checked.
 
 use hapax_idempotency::Idempotency;
 use hapax_wire::{Code, OnLost, QueueConfig};
@@ -11,10 +11,10 @@ use crate::failure::Failure;
 use crate::screen::say;
 use crate::session::Session;
 
-/// Headers of a response beside the body, in one result.
+/// Space for the response headers beside the body in one result.
 const HEADERS_BYTES: usize = 32 * 1_024;
 
-/// The queue's rules; `None` where the broker is away and that is no reason not to start.
+/// The queue's configuration; `None` if the broker cannot be reached and `--fail-open` is given.
 pub(super) async fn prepare(
     session: &Session,
     proxy: &Proxy,
@@ -30,7 +30,8 @@ pub(super) async fn prepare(
     let (rules, wrong) = match checked {
         Ok(checked) => checked,
         Err(error) if proxy.fail_open && error.is_retryable() => {
-            tracing::warn!(%error, "the broker is away: requests are passed on unprotected");
+            tracing::warn!(%error, "the broker cannot be reached: requests are passed on \
+                                    unprotected");
             return Ok(None);
         }
         Err(error) => return Err(error.into()),
@@ -40,17 +41,17 @@ pub(super) async fn prepare(
     }
     match (proxy.in_doubt, rules.on_lost == OnLost::Park) {
         (InDoubt::Park, false) => {
-            let wrong = "its on_lost is redeliver: a key is free again when a proxy dies, and the \
-                         upstream would be called twice";
+            let wrong = "its on_lost is redeliver, so a key is freed when a proxy dies and the \
+                         upstream could be called twice";
             let next = format!(
-                "{}\nor, if the upstream honours Idempotency-Key itself: --in-doubt retry",
+                "{}\nor, if the upstream supports Idempotency-Key itself: --in-doubt retry",
                 Advice::new("hapax queue set", &[&proxy.queue]).option("--on-lost", "park")
             );
             return Err(unfit(proxy, wrong).next(next));
         }
         (InDoubt::Retry, true) => say(format_args!(
-            "the queue {} parks keys in doubt: --in-doubt retry frees those this proxy sees, but \
-             not those of a proxy that dies",
+            "the queue {} has on_lost = park: --in-doubt retry frees the keys that this proxy \
+             finds in doubt, but those of a proxy that dies are parked",
             proxy.queue
         )),
         _ => {}
@@ -59,7 +60,7 @@ pub(super) async fn prepare(
 }
 
 fn unfit(proxy: &Proxy, wrong: &str) -> Failure {
-    Failure::new(Exit::Usage, format!("the queue {} is not fit for this: {wrong}", proxy.queue))
+    Failure::new(Exit::Usage, format!("the queue {} cannot be used: {wrong}", proxy.queue))
 }
 
 async fn create(session: &Session, proxy: &Proxy) -> Result<(), Failure> {

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use hapax_idempotency::{Policy, Remember};
 
-/// Statuses, one by one or by the hundred.
+/// Statuses, as single numbers or as classes such as 5xx.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Statuses(Vec<std::ops::RangeInclusive<u16>>);
 

@@ -1,8 +1,7 @@
-//! The way to the service behind, and what its silence means.
-//!
-//! A connection that could not be opened has carried nothing: the key is free again. Anything that
-//! goes wrong later leaves it unknown whether the upstream acted: such an operation is in doubt,
-//! and what becomes of its key is the choice of `--in-doubt`.
+//! The calls to the upstream service, and what a missing response means. If the connection could
+//! not be opened, nothing was sent and the key is freed. After any later failure it is unknown
+//! whether the upstream carried out the request: the operation is in doubt, and `--in-doubt`
+//! decides what happens to its key.
 
 use std::fmt;
 use std::future::Future;
@@ -29,11 +28,11 @@ use tower::Service;
 use super::metrics::{Ended, Metrics};
 use super::{InDoubt, Proxy, headers};
 
-/// Connections that wait for a request.
+/// Most idle connections.
 const IDLE_MAX: usize = 256;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Where the upstream is.
+/// The address of the upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target(Authority);
 
@@ -43,23 +42,27 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         let uri: Uri = text.parse().map_err(|error| format!("{error}: write http://HOST:PORT"))?;
         if uri.scheme() != Some(&Scheme::HTTP) {
-            let why = "the upstream is spoken to in plain http, so it belongs on the same machine \
-                       or network: write http://HOST:PORT";
+            let why = "only plain http to the upstream is supported, on the same machine or \
+                       network: write http://HOST:PORT";
             return Err(why.to_owned());
         }
         if uri.path_and_query().is_some_and(|path| path != "/") {
             return Err(
-                "the path of a request goes on unchanged: write http://HOST:PORT".to_owned()
+                "the address has a path, but the path of a request is passed on unchanged: write \
+                 http://HOST:PORT"
+                    .to_owned(),
             );
         }
-        let authority = uri.authority().ok_or_else(|| "no host in it".to_owned())?;
+        let authority = uri.authority().ok_or_else(|| "it has no host".to_owned())?;
         if is_link_local(authority.host()) {
-            let why = "a link-local address: there the machine's own secrets are served, and no \
-                       service to be shown to others";
+            let why = "it is a link-local address, where cloud machines serve their own secrets: \
+                       it must not be exposed";
             return Err(why.to_owned());
         }
         match authority.as_str().contains('@') {
-            true => Err("no user and password in it: the client's go on unchanged".to_owned()),
+            true => Err("it has a user or password: leave them out, the client's credentials are \
+                         passed on unchanged"
+                .to_owned()),
             false => Ok(Self(authority.clone())),
         }
     }
@@ -82,7 +85,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// The service behind, as a tower service. Cheap to clone.
+/// The upstream as a tower service. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct Upstream(Arc<Inner>);
 
@@ -153,14 +156,14 @@ impl Upstream {
 }
 
 impl Inner {
-    /// Turns a request for us into one for the upstream.
+    /// Turns a request to the proxy into a request to the upstream.
     fn readdress(&self, request: &mut Request<Body>) -> Result<(), Problem> {
         let bad = |detail: &str| {
             let title = "The request cannot be passed on";
             Problem::new("invalid", StatusCode::BAD_REQUEST, title, detail)
         };
         if request.method() == Method::CONNECT {
-            return Err(bad("CONNECT is for other proxies"));
+            return Err(bad("this proxy does not support CONNECT"));
         }
         let host = request.uri().authority().map(ToString::to_string);
         let path = request.uri().path_and_query().cloned();
@@ -177,26 +180,26 @@ impl Inner {
         Ok(())
     }
 
-    /// What the client is told, and the layer with it.
+    /// The response to the client, which also tells the layer the outcome.
     fn silent(&self, silence: Silence, operation: Option<&Operation>) -> Response<Body> {
         let (code, status, title, detail) = match silence {
             Silence::Unreachable => (
                 "upstream_unreachable",
                 StatusCode::BAD_GATEWAY,
-                "The service behind cannot be reached",
-                "nothing was sent to it, and nothing was done",
+                "The upstream service cannot be reached",
+                "nothing was sent to it: it has not carried out the request",
             ),
             Silence::Broken => (
                 "upstream_failed",
                 StatusCode::BAD_GATEWAY,
-                "The service behind broke off",
-                "it may have carried the request out, or not",
+                "The upstream service closed the connection before its response was complete",
+                "it may or may not have carried out the request",
             ),
             Silence::TimedOut => (
                 "upstream_timeout",
                 StatusCode::GATEWAY_TIMEOUT,
-                "The service behind did not answer in time",
-                "it may have carried the request out, or not",
+                "The upstream service did not answer in time",
+                "it may or may not have carried out the request",
             ),
         };
         let mut problem = Problem::new(code, status, title, detail);
@@ -231,8 +234,8 @@ impl Service<Request<Body>> for Upstream {
     }
 }
 
-/// A response of the upstream's, for the client. Where it is to be stored it must end in time;
-/// elsewhere it may stream for as long as it likes.
+/// Turns the upstream's response into the client's. A response to be stored must end within the
+/// timeout; others may stream without limit.
 fn received(response: Response<Incoming>, deadline: Option<Instant>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     headers::strip(&mut parts.headers);
@@ -244,7 +247,7 @@ fn received(response: Response<Incoming>, deadline: Option<Instant>) -> Response
     Response::from_parts(parts, body)
 }
 
-/// A body that must end in time.
+/// A body that must end before a deadline.
 struct Timed {
     body: Incoming,
     until: Pin<Box<Sleep>>,
@@ -262,7 +265,7 @@ impl http_body::Body for Timed {
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
         match self.until.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(Some(Err("it did not end in time".into()))),
+            Poll::Ready(()) => Poll::Ready(Some(Err("the response did not end in time".into()))),
             Poll::Pending => Poll::Pending,
         }
     }
@@ -276,7 +279,7 @@ impl http_body::Body for Timed {
     }
 }
 
-/// The innermost cause says the most.
+/// The innermost cause of an error, which is the most specific.
 fn why(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(cause) = last.source() {
@@ -308,7 +311,7 @@ mod tests {
             ("https://shop", "plain http"),
             ("shop:8080", "plain http"),
             ("http://shop/api", "unchanged"),
-            ("http://me:secret@shop", "user and password"),
+            ("http://me:secret@shop", "user or password"),
             ("http://", "HOST:PORT"),
             ("http://169.254.169.254", "link-local"),
             ("http://[fe80::1]:80", "link-local"),

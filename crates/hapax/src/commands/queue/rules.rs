@@ -1,4 +1,4 @@
-//! A queue's rules as flags, and as people read them. The fields are those of the wire.
+//! A queue's configuration as flags, and in readable form. The fields are those of the wire types.
 
 use clap::builder::{BoolValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
@@ -62,7 +62,7 @@ fn flag(field: &Field) -> String {
     field.name.strip_suffix("_ms").unwrap_or(field.name).replace('_', "-")
 }
 
-/// The word for `null`.
+/// The word that stands for `null`.
 fn none(field: &Field) -> Option<&'static str> {
     let word = if field.name == "retention_ms" { "forever" } else { "none" };
     field.nullable.then_some(word)
@@ -70,7 +70,7 @@ fn none(field: &Field) -> Option<&'static str> {
 
 type Number = fn(&str) -> Result<u64, String>;
 
-/// How a value is called and read. Words and truths list what they may be.
+/// The value name and the parser of a field. Fields of words or booleans list their values.
 fn value(field: &'static Field) -> (String, ValueParser) {
     if !field.words.is_empty() {
         let words = PossibleValuesParser::new(field.words).map(Value::from);
@@ -91,7 +91,7 @@ fn value(field: &'static Field) -> (String, ValueParser) {
     (name.to_owned(), read.into())
 }
 
-/// A rule's value as a word, with durations in a unit that fits.
+/// The value of a field in readable form, with durations in a suitable unit.
 pub(super) fn readable(name: &str, value: &Value) -> String {
     match value {
         Value::Null if name == "retention_ms" => "forever".to_owned(),

@@ -1,4 +1,4 @@
-//! `hapax send --batch`: messages as lines of JSON, as many to a call as the broker takes.
+//! `hapax send --batch`: messages as lines of JSON, sent in batches.
 
 use std::io::BufRead;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::screen::{Screen, progress};
 use crate::session::Session;
 
-/// Fewer than the broker takes at once, so that progress is seen.
+/// Fewer than the broker accepts in one call, so that the progress is visible.
 const MESSAGES_MAX: usize = 500;
 const BATCH_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 const LINE_BYTES_MAX: u64 = 24 * 1_024 * 1_024;
@@ -61,7 +61,7 @@ pub(super) async fn run(
     Ok(tally.exit.unwrap_or(Exit::Ok))
 }
 
-/// The broker did not answer for these lines; those before them have their answers.
+/// The failure of a batch that the broker did not answer; all earlier lines have their answers.
 fn unanswered(failure: Failure, numbers: &[u64]) -> Failure {
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return failure };
     let next = format!(
@@ -79,7 +79,7 @@ fn unanswered(failure: Failure, numbers: &[u64]) -> Failure {
 struct Lines<R> {
     input: R,
     number: u64,
-    /// A line that is wrong, kept until what came before it was handed out.
+    /// The first invalid line, reported after all messages before it were returned.
     wrong: Option<Failure>,
 }
 
@@ -88,8 +88,8 @@ impl<R: BufRead> Lines<R> {
         Self { input, number: 0, wrong: None }
     }
 
-    /// As many messages as one call takes, with the numbers of their lines; none at the end. A line
-    /// that is wrong is told after all that came before it.
+    /// Reads the messages of one call, with their line numbers; none at the end. An invalid line is
+    /// reported after all lines before it.
     fn batch(&mut self) -> Result<Vec<(u64, Message)>, Failure> {
         let mut messages = Vec::new();
         let mut bytes = 0;
@@ -117,8 +117,8 @@ impl<R: BufRead> Lines<R> {
         let number = self.number;
         message(&line).map(Some).map_err(|why| {
             let next = format!(
-                "every line is one JSON document, as in hapax send --help. The lines before it \
-                 were sent: put it right and go on with line {number}"
+                "every line must be one JSON document, as in hapax send --help. The lines before \
+                 it were sent: correct it and continue with line {number}"
             );
             Failure::usage(format!("line {number}: {why}")).next(next)
         })
@@ -139,8 +139,8 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// Reads a line as HTTP reads a message of a batch. It has a body, though it may be empty: a line
-/// without one is a mistake.
+/// Reads a line as the HTTP API reads a message of a batch. The body may be empty, but a line
+/// without one is refused.
 fn message(line: &str) -> Result<Message, String> {
     #[derive(Deserialize)]
     struct Given {
@@ -184,7 +184,7 @@ mod tests {
             ("{\"key\":\"a\"}", "no body"),
             ("{\"body\":\"\",\"fingerprnt\":\"x\"}", "unknown field"),
             ("{\"body\":\"\",\"body_base64\":\"\"}", "not both"),
-            ("{\"body\":\"\",\"issued_at\":\"once\"}", "give a time"),
+            ("{\"body\":\"\",\"issued_at\":\"once\"}", "is not an RFC 3339 time"),
         ] {
             let mut lines = Lines::new(line.as_bytes());
             let failure = lines.batch().unwrap_err();
@@ -201,6 +201,6 @@ mod tests {
         assert_eq!(batch.len(), 1, "the line before it is sent");
         let wrong = lines.batch().unwrap_err();
         assert!(wrong.what.starts_with("line 3: "), "{}", wrong.what);
-        assert!(wrong.next.unwrap().contains("go on with line 3"));
+        assert!(wrong.next.unwrap().contains("continue with line 3"));
     }
 }

@@ -1,4 +1,4 @@
-//! One run of the command: a process group of its own, fed, read and, where it must be, stopped.
+//! One run of the command, in its own process group.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -14,36 +14,37 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// Between asking a command to end and ending it.
+/// Time between SIGTERM and SIGKILL.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// The longest variable, of headers and recovery points; Linux starts no command with one of 128
 /// KiB.
 const VARIABLE_BYTES_MAX: usize = 64 * 1_024;
-/// All of a kind together; Linux has at least 128 KiB and usually 2 MiB for all.
+/// The limit for all headers or all points together; Linux allows at least 128 KiB and usually 2
+/// MiB for the whole environment.
 const VARIABLES_BYTES_MAX: usize = 512 * 1_024;
-/// How the variables begin that are named after something of the message.
+/// Prefixes of variables that are named after a header or recovery point.
 const OF_NAMES: [&str; 4] = ["HAPAX_HEADER_", "HAPAX_POINT_", "HAPAX_HEADERS", "HAPAX_POINTS"];
-/// What is kept of the standard error: as much as a message's error holds.
+/// How much of the standard error is kept: the longest error of a message.
 const WORDS_BYTES: usize = 4_000;
 /// "Try again later", in sysexits.
 const RETRY_LATER: i32 = 75;
 /// Nobody knows whether the effect happened: the next one of sysexits.
 const IN_DOUBT: i32 = 76;
-/// What a shell exits with when a signal ended its last command: 128 and the signal's number.
+/// The exit codes of a shell whose last command was ended by a signal: 128 plus its number.
 const BY_SIGNAL: std::ops::RangeInclusive<i32> = 129..=192;
 
 /// How a run ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// With this on its standard output.
+    /// Done, with this standard output.
     Done(Bytes),
     RetryLater(String),
     Failed(String),
     /// Done, but its output is more than a result may be: running it again would not help.
     TooMuch(String),
-    /// By a signal, by us, or as it said: nobody knows how far it was.
+    /// In doubt: ended by a signal, stopped by us, or exit code 76.
     InDoubt(String),
-    /// By us, since somebody else may have the message.
+    /// Stopped by us because the lease was lost: another worker may have the message.
     Lost,
 }
 
@@ -128,7 +129,7 @@ impl Process {
 fn told(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
     let status = match status {
         Ok(status) => status,
-        Err(error) => return Ended::InDoubt(format!("the command was lost: {error}")),
+        Err(error) => return Ended::InDoubt(format!("cannot wait for the command: {error}")),
     };
     let with_words = |what: String| match words.trim() {
         "" => what,
@@ -149,10 +150,10 @@ fn told(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
     }
 }
 
-/// The processes of a command. Whoever is left is killed when it goes: the handler may be dropped.
+/// The process group of a command. It is killed on drop, since the handler may be dropped.
 struct Group {
     leader: Option<Pid>,
-    /// The shell was waited for: its number may be somebody else's by now.
+    /// Whether the shell was waited for; its process id may have been reused since.
     is_over: bool,
 }
 
@@ -186,14 +187,14 @@ async fn feed(input: Option<ChildStdin>, body: Bytes) {
     }
 }
 
-/// What a command wrote.
+/// The output of a command.
 #[derive(Debug)]
 enum Output {
     Whole(Bytes),
     TooMuch(usize),
 }
 
-/// Reads all, and keeps as much as a result may be.
+/// Reads everything, and keeps as much as a result may hold.
 async fn first(source: Option<impl AsyncRead + Unpin>, most: usize) -> Output {
     let mut kept = Vec::new();
     let mut is_whole = true;
@@ -207,7 +208,7 @@ async fn first(source: Option<impl AsyncRead + Unpin>, most: usize) -> Output {
     if is_whole { Output::Whole(kept.into()) } else { Output::TooMuch(most) }
 }
 
-/// Reads all, shows it, and keeps the last words.
+/// Reads everything, prints it, and keeps the end.
 async fn last<W: io::Write>(
     source: Option<impl AsyncRead + Unpin>,
     shown: impl Fn() -> W,
@@ -225,9 +226,9 @@ async fn last<W: io::Write>(
     String::from_utf8_lossy(&kept).into_owned()
 }
 
-/// Variables whose names are made from somebody's texts. Of names that give the same variable none
-/// is set: a command that means one of them must not get the other. What an environment cannot
-/// hold is left out: a value with a zero byte, or too much, with which no command could be started.
+/// Variables that are named after headers or points. If two names give the same variable, neither
+/// is set: the command must not get the wrong one. Values that an environment cannot hold are left
+/// out: those with a zero byte, and those that are too long.
 fn variables<'a>(
     prefix: &str,
     named: impl Iterator<Item = (&'a str, &'a str)>,
@@ -250,7 +251,7 @@ fn variables<'a>(
     fits.collect()
 }
 
-/// All of a kind under their own names, as JSON; nothing where that is too much for a variable.
+/// All headers or points as JSON; nothing if that is too long for a variable.
 fn whole(name: &'static str, named: &impl Serialize) -> Option<(&'static str, String)> {
     let text = serde_json::to_string(named).ok()?;
     (name.len() + text.len() <= VARIABLE_BYTES_MAX).then_some((name, text))

@@ -1,4 +1,4 @@
-//! What is said about every message: a line, once the broker has confirmed what became of it.
+//! The line that is printed for every message once the broker has confirmed its outcome.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,24 +11,24 @@ use super::process::Ended;
 use crate::screen::{Colour, Screen, brief, clean, say};
 use crate::{duration, moment};
 
-/// The most of an error that a line shows.
+/// The longest part of an error that a line shows.
 const ERROR_MAX: usize = 200;
 
-/// Says what becomes of messages, and whether the broker is there.
+/// Prints the outcomes of messages, and whether the broker can be reached.
 pub(super) struct Report {
     screen: Screen,
     is_quiet: bool,
-    /// Commands that have ended, and whose end the broker has not confirmed.
+    /// Commands that have ended, whose outcome the broker has not confirmed yet.
     unconfirmed: Mutex<HashMap<Lease, Line>>,
 }
 
-/// What is known of a message before the broker has answered.
+/// The outcome of a message before the broker has confirmed it.
 struct Line {
     key: String,
     id: String,
     attempt: u32,
     took: Duration,
-    /// What a failed attempt is called.
+    /// The word for a failed attempt.
     failed: &'static str,
     detail: String,
 }
@@ -38,7 +38,7 @@ impl Report {
         Self { screen, is_quiet, unconfirmed: Mutex::default() }
     }
 
-    /// A command has ended; its line waits for the broker.
+    /// Records the end of a command; its line is printed when the broker answers.
     pub(super) fn ended(&self, delivery: &Delivery, ended: &Ended, took: Duration) {
         if self.is_quiet {
             return;
@@ -62,7 +62,7 @@ impl Report {
         self.lines().insert(delivery.lease(), line);
     }
 
-    /// The worker has learned something.
+    /// Handles an event of the worker.
     pub(super) fn hear(&self, event: Event<'_>) {
         match event {
             Event::Settled { lease, settle, answer } => {
@@ -72,22 +72,22 @@ impl Report {
             }
             Event::Lost { lease } => {
                 if let Some(line) = self.take(lease) {
-                    self.show(&line, "lost", Colour::Yellow, "its lease was over first");
+                    self.show(&line, "lost", Colour::Yellow, "its lease ended first");
                 }
             }
             Event::Away(error) => {
-                say(format_args!("the broker is away: {error}; going on when it is back"));
+                say(format_args!("cannot reach the broker: {error}; retrying"));
             }
-            Event::Back => say("the broker is back"),
+            Event::Back => say("the broker can be reached again"),
             _ => {}
         }
     }
 
-    /// Those that the broker never confirmed: nobody here knows what becomes of them.
+    /// Prints the messages that the broker never confirmed: their outcome is unknown.
     pub(super) fn end(&self) {
         let lines = std::mem::take(&mut *self.lines());
         for line in lines.values() {
-            let detail = "the broker did not confirm what was said of it";
+            let detail = "the broker did not confirm the outcome";
             self.show(line, "unknown", Colour::Red, detail);
         }
     }
@@ -105,13 +105,13 @@ impl Report {
                 _ if line.failed == "not now" => ("not now", Colour::Yellow, error),
                 _ => (line.failed, Colour::Red, error),
             },
-            Ok(_) => ("lost", Colour::Yellow, "somebody else has it now".to_owned()),
+            Ok(_) => ("lost", Colour::Yellow, "another worker has it now".to_owned()),
             Err(refused) => ("unknown", Colour::Red, brief(&refused.to_string(), ERROR_MAX)),
         };
         self.show(line, name, colour, &detail);
     }
 
-    /// One line. Whoever closed the output does not stop the work.
+    /// Prints one line. A closed output does not stop the work.
     fn show(&self, line: &Line, name: &str, colour: Colour, detail: &str) {
         let took_ms = duration::milliseconds(line.took);
         let screen = self.screen;
@@ -140,7 +140,7 @@ impl Report {
         self.lines().remove(lease)
     }
 
-    /// Sound after a panic: every change of it is one call.
+    /// Ignores lock poisoning: every change is one call.
     fn lines(&self) -> std::sync::MutexGuard<'_, HashMap<Lease, Line>> {
         self.unconfirmed.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! A copy of the data, made while the broker goes on, and how far it has come.
+//! The call that makes a copy of the data while the broker runs, and reports its progress.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -29,12 +29,12 @@ impl Stream for Progress {
 pub(super) fn begin(service: &Service, directory: String) -> Result<Progress, Problem> {
     let target = PathBuf::from(directory);
     if !target.is_absolute() {
-        return Err(Problem::invalid("name an absolute directory on the broker's machine"));
+        return Err(Problem::invalid("give an absolute path on the broker's machine"));
     }
     // Looked at before anything is copied; a directory that does not exist yet is fine.
     let is_taken = std::fs::read_dir(&target).is_ok_and(|mut files| files.next().is_some());
     if is_taken || target.is_file() {
-        let detail = "is not empty: name a directory that is, or that does not exist";
+        let detail = "is not empty: give a directory that is empty or does not exist";
         return Err(Problem::invalid(format!("{} {detail}", target.display())));
     }
     Data::refuse_target_inside(service.engine().data().path(), &target).map_err(|error| {

@@ -1,8 +1,8 @@
-//! The memory of calls: taken as their bytes arrive, held until they are answered.
-//!
-//! A caller is authenticated before any of its bytes is read. A unary call holds what it sent until
-//! it has its answer, and has to send in time. A stream holds what it sent until that is a whole
-//! frame, which then has its own share; while there is no memory it is not read from.
+//! Accounts the memory of calls: taken as their bytes arrive, held until they are answered. A
+//! caller is authenticated before any of its bytes are read. A unary call holds memory for its
+//! bytes until it is answered, and must arrive in time. A stream holds memory for its bytes until
+//! they are a whole frame, which then has its own share; while there is no memory, the stream is
+//! not read.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,7 +87,7 @@ fn name(headers: &mut HeaderMap) {
     }
 }
 
-/// Whose call it is. Two tokens are no token: nobody can tell whose call it is.
+/// Authenticates the caller. Two tokens are refused, since the caller would be ambiguous.
 fn principal(service: &Service, headers: &HeaderMap) -> Result<Arc<Principal>, Problem> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().map(|value| value.as_bytes());
@@ -101,7 +101,7 @@ struct Metered {
     meter: Meter,
     /// A part that waits for memory. No other is read meanwhile.
     arrived: Option<Frame<Bytes>>,
-    /// Of a unary call, which has to come in time.
+    /// The pace of a unary call, which must arrive in time.
     timing: Option<Timing>,
 }
 

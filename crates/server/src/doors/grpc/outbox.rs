@@ -1,4 +1,4 @@
-//! What is on its way down a stream: filled by writers, emptied by the connection's task.
+//! The outgoing answers of a stream: filled by writers, emptied by the connection's task.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;

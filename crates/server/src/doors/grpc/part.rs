@@ -1,8 +1,7 @@
-//! Answers of one partition to one list of a stream, on their way down.
-//!
-//! Answers that wait to be read hold results, and a list of duplicates may have a large one each.
-//! A stream has room for so much ([`RESULT_BYTES_MAX`]); an answer whose result has none is an
-//! error that may be retried, and finds its room when what is before it has left.
+//! The answers of one partition to one list of a stream. Unread answers hold results, and each
+//! answer to a list of duplicates may have a large one. A stream holds at most [`RESULT_BYTES_MAX`]
+//! of results; an answer whose result does not fit is a retryable error, and succeeds after the
+//! answers before it were read.
 
 use std::sync::Arc;
 
@@ -114,7 +113,7 @@ impl WithResult for Settled {
 }
 
 fn no_room() -> Problem {
-    let detail = "done, and there is no memory for its result beside those of the others on this \
-                  stream; ask again when they are read";
+    let detail = "the message is done, but there is no memory for its result beside the other \
+                  unread answers of this stream: send it again after reading them";
     Problem::new(Code::Unavailable, detail)
 }

@@ -1,5 +1,5 @@
-//! What the streams say most, encoded as it is decided: without a shape between, and without an
-//! allocation for each.
+//! Encodes the most frequent answers of the streams directly from outcomes, without an intermediate
+//! type and without an allocation for each.
 
 use hapax_core::{Answer, Delivery, Settled};
 use hapax_wire::lean;

@@ -1,9 +1,7 @@
-//! The Send stream: frames of messages up, frames of answers down.
-//!
-//! One task does both. It takes every frame that is there, hands all of their messages over as one
-//! list, and gives down whatever answers are there. While the caller does not take its answers,
-//! the task is not asked for more, and so reads no more: a stalled caller costs what it has in
-//! flight, which is bounded, and no more.
+//! The Send stream: frames of messages up, frames of answers down. One task does both. It takes all
+//! frames that have arrived, submits their messages as one list, and sends all answers that are
+//! ready. While the caller does not read its answers, the task is not polled and reads no more: a
+//! stalled caller costs only its messages in flight, which are bounded.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -46,7 +44,7 @@ pub(super) struct SendStream {
     revoked: Event,
     /// Why no more is read, until that is said.
     ending: Option<Problem>,
-    /// Of the frame before: most streams are for one queue.
+    /// The permit of the previous frame: most streams use one queue.
     permit: Option<Permit>,
     outbox: Outbox<Part<Answer>>,
     /// What the writers said, and where the next frame goes on in it.
@@ -171,16 +169,10 @@ impl SendStream {
             let _until_now = &memory;
             outbox.push(Part::new(numbers, listed, Arc::clone(&results), each_bytes));
         };
-        match self.service.start_send(&permit, sends, &self.results, reply) {
-            Ok(()) => {
-                self.unanswered += count;
-                self.unanswered_bytes += count * each_bytes;
-                self.room = count;
-            }
-            Err((numbers, problem)) => {
-                numbers.into_iter().for_each(|number| self.refuse(number, &problem));
-            }
-        }
+        self.service.start_send(&permit, sends, &self.results, reply);
+        self.unanswered += count;
+        self.unanswered_bytes += count * each_bytes;
+        self.room = count;
     }
 
     /// Takes over what the writers said.

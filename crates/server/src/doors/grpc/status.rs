@@ -1,4 +1,4 @@
-//! Refusals of a whole call.
+//! Refusals of a whole call, as gRPC statuses.
 
 use hapax_wire::Code;
 use hapax_wire::lean::Malformed;
@@ -54,5 +54,9 @@ pub(super) fn malformed(malformed: Malformed) -> Status {
 
 /// A stream that ends because the broker does: what is unanswered is for the next connection.
 pub(super) fn stopping() -> Problem {
-    Problem::new(Code::Unavailable, "the broker stops; connect again and send what has no answer")
+    Problem::new(
+        Code::Unavailable,
+        "the broker is stopping: connect again and resend everything \
+                                     without an answer",
+    )
 }

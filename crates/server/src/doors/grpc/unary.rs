@@ -1,4 +1,4 @@
-//! The calls of the door, one after the other.
+//! The unary calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::doors::shape::{self, some};
 use crate::problem::Problem;
 use crate::service::{self, Change, Opened, Permit, Queues, Service};
 
-/// As with a batch of HTTP.
+/// The same limit as for a batch over HTTP.
 const BATCH_MAX: usize = 1_000;
 /// Results that the answers to one list carry, together.
 const ANSWER_BYTES_MAX: usize = 16 * 1_024 * 1_024;
@@ -201,7 +201,7 @@ impl Hapax for Door {
                         Resolution::Done(result.transpose()?)
                     }
                     Some(Said::Retry(_)) => Resolution::Retry,
-                    None => return Err(Problem::invalid("resolve as done, or to be tried again")),
+                    None => return Err(Problem::invalid("give done or retry")),
                 };
                 service.resolve(&permit, name, resolution).await?;
                 Ok(proto::Empty {})
@@ -330,8 +330,8 @@ fn queue_of(key: &Option<proto::KeyRequest>) -> &str {
 
 /// What stands for an answer whose result has no room beside the others of its list.
 fn result_omitted() -> Problem {
-    let detail = "done, and its result is too large for one answer with those of the others; look \
-                  at the key, or ask for fewer at once";
+    let detail = "the message is done, but its result does not fit into this answer with the \
+                  others: get the key, or send fewer messages at once";
     Problem::new(Code::TooLarge, detail)
 }
 
@@ -450,7 +450,7 @@ async fn browse(
     it: proto::BrowseRequest,
 ) -> Result<proto::BrowseReply, Problem> {
     let place = shape::place(it.state())
-        .ok_or_else(|| Problem::invalid("name a state: ready, delayed, leased, parked, dead"))?;
+        .ok_or_else(|| Problem::invalid("give a state: ready, delayed, leased, parked or dead"))?;
     let cursor = some(&it.cursor).map(|cursor| service.cursor(cursor)).transpose()?;
     let limit = if it.limit == 0 { 100 } else { it.limit as usize };
     let limit = limit.min(hapax_core::limits::BROWSE_MAX);
@@ -472,7 +472,7 @@ async fn redrive(
         Some(Said::Keys(keys)) => shape::keys(&keys.keys, keys.group.as_deref())?,
         Some(Said::Filter(filter)) => shape::filter(filter),
         Some(Said::All(_)) => Select::All,
-        None => return Err(Problem::invalid("say which: keys, a filter, or all")),
+        None => return Err(Problem::invalid("give keys, a filter, or all")),
     };
     let (queue, id) = (permit.queue().clone(), it.id.into());
     let redrive = Redrive { queue, id, select, dry_run: it.dry_run, per_s: it.per_s };

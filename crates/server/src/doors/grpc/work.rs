@@ -1,10 +1,9 @@
-//! The Work stream: credits and settles up, deliveries and settle answers down.
-//!
-//! One task does everything, as with sends. It has a receive standing for as many messages as the
-//! worker has credit, and several while the queue has more than one brings: then the next is being
-//! decided while the last is synced. Who does not take its deliveries is not asked for more, nor
-//! read from, and others get them in the end. When the broker stops the worker is told, and the
-//! stream ends when it holds nothing any more.
+//! The Work stream: credits and settles up, deliveries and settle answers down. One task does
+//! everything, as with sends. It keeps a receive waiting for as many messages as the worker has
+//! credit, and several while the queue is full, so that the next one is decided while the last is
+//! synced. A worker that does not read its deliveries is not polled and not read from, and other
+//! workers get its messages in the end. When the broker stops it notifies the worker, and the
+//! stream ends when the worker holds no more leases.
 
 mod settles;
 mod unsent;
@@ -61,7 +60,7 @@ type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::S
 enum News {
     Settled(Part<Settled>),
     Lost(u64),
-    /// So many messages were given back that the worker did not take.
+    /// The number of messages that were given back because the worker did not read them.
     GivenBack(usize),
     Stopping,
 }
@@ -179,8 +178,13 @@ impl WorkStream {
         let mut frame = lean::WorkFrame::read(&bytes).map_err(malformed)?;
         match (frame.open.take(), &self.open) {
             (Some(open), None) => self.open(open).map_err(|problem| status(&problem))?,
-            (None, None) => return Err(misuse("the first frame of a Work stream opens it")),
-            (Some(_), Some(_)) => return Err(misuse("the stream is open already")),
+            (None, None) => {
+                return Err(misuse(
+                    "the first frame of a Work stream must be the open \
+                                               request",
+                ));
+            }
+            (Some(_), Some(_)) => return Err(misuse("the stream is already open")),
             (None, Some(_)) => {}
         }
         self.credit = self.credit.saturating_add(frame.credit).min(CREDIT_MAX);

@@ -1,7 +1,6 @@
-//! Who may ask a route at all: found out before anything else of a request is looked at.
-//!
-//! Whoever is not known gets 401, whatever else is wrong with the request, and nothing of its body
-//! is read. What a caller may do is decided by the handlers, with [`Service::authorise`].
+//! Authenticates the caller of a route, before anything else of the request is read. An unknown
+//! caller gets 401, whatever else is wrong with the request, and its body is not read. The handlers
+//! decide with [`Service::authorise`] what a caller may do.
 
 use std::sync::Arc;
 
@@ -14,14 +13,14 @@ use crate::auth::Principal;
 use crate::listen::Peer;
 use crate::service::Service;
 
-/// Who may ask a route.
+/// The callers that may use a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Everybody.
     Open,
     /// Everybody on the broker's own machine; from elsewhere, whoever has a token.
     Near,
-    /// Whoever has a token.
+    /// Callers with a valid token.
     Token,
 }
 

@@ -1,7 +1,6 @@
-//! Bodies of requests, read within bounds of memory and time.
-//!
-//! Memory is taken as the bytes arrive, in steps that double: who tells a large length and sends
-//! little holds little. Who does not send in time, or more than it may, is refused.
+//! Reads the bodies of requests within limits of memory and time. Memory is taken as the bytes
+//! arrive, in steps that double: a request that announces a large length and sends little holds
+//! little. A request that is too slow or too large is refused.
 
 use std::sync::Arc;
 
@@ -165,7 +164,7 @@ pub(super) async fn read_json(
         Some(_) => max,
         None => max.min(UNTOLD_BYTES_MAX),
     };
-    let would_help = if bytes < max { "; tell its Content-Length to send more" } else { "" };
+    let would_help = if bytes < max { "; larger bodies need a Content-Length header" } else { "" };
     let max = Max { bytes, would_help, queue: None };
     let mut payload = read_within(service, tenant, headers, body, max).await?;
     if payload.bytes.is_empty() {
@@ -190,7 +189,9 @@ pub(super) async fn next_frame(
             Ok(Some(frame))
         }
         Ok(None) => Ok(None),
-        Ok(Some(Err(_))) => Err(Failure::invalid("the body broke off")),
+        Ok(Some(Err(_))) => {
+            Err(Failure::invalid("the connection ended before the end of the body"))
+        }
         Err(_) => Err(Failure::with_status(StatusCode::REQUEST_TIMEOUT, late())),
     }
 }
@@ -209,7 +210,7 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Failure> {
     let all = headers.get_all(CONTENT_ENCODING).iter();
     for encoding in all {
         if !encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity") {
-            let detail = "Content-Encoding: send the body as it is, without compression";
+            let detail = "Content-Encoding: send the body without compression";
             return Err(unsupported(detail.to_owned()));
         }
     }
@@ -227,7 +228,7 @@ fn check_json(headers: &HeaderMap) -> Result<(), Failure> {
     if is_json {
         return Ok(());
     }
-    Err(unsupported("Content-Type: this takes application/json".to_owned()))
+    Err(unsupported("Content-Type: must be application/json".to_owned()))
 }
 
 fn unsupported(detail: String) -> Failure {
@@ -237,7 +238,7 @@ fn unsupported(detail: String) -> Failure {
 fn told_length(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
     let Some(value) = headers.get(CONTENT_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|text| text.parse().ok());
-    length.map(Some).ok_or_else(|| Failure::invalid("Content-Length is no number"))
+    length.map(Some).ok_or_else(|| Failure::invalid("Content-Length is not a number"))
 }
 
 /// The parts of a body. One part alone is not copied; others are copied into chunks, which do not

@@ -1,4 +1,4 @@
-//! Claims: a key taken by a caller who does the work itself.
+//! Claims: keys held by callers that do the work themselves.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -19,7 +19,7 @@ use crate::problem::Problem;
 use crate::service::Service;
 use crate::time::now;
 
-/// Whoever holds a key may end sooner than its lease: so often it is worth asking.
+/// The bounds of `Retry-After` for a held key: its holder may finish before the lease ends.
 const RETRY_MS: (u64, u64) = (1_000, 10_000);
 
 /// Claim a key
@@ -36,20 +36,21 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
         ("hapax-group" = Option<String>, Header),
         ("hapax-issued-at" = Option<String>, Header),
         ("hapax-header-NAME" = Option<String>, Header,
-         description = "Kept while the claim is held, under NAME"),
-        ("hapax-worker" = Option<String>, Header, description = "Told in the key's history"),
+         description = "A header, stored under NAME while the claim is held"),
+        ("hapax-worker" = Option<String>, Header, description = "Recorded in the key's history"),
         ("hapax-claim-id" = Option<String>, Header,
-         description = "Repeated under one id, a claim that is still held gets the same lease"),
+         description = "A claim that is repeated with the same id while it is held gets the same \
+                        lease"),
         ("Prefer" = Option<String>, Header,
-         description = "`wait=SECONDS` for the one who has the key"),
+         description = "`wait=SECONDS`: wait for the caller that holds the key"),
     ),
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
-        (status = 201, description = "The key is yours", body = wire::Claimed),
+        (status = 201, description = "The claim is granted", body = wire::Claimed),
         (status = 200, description = "It was done before", body = wire::Answered,
          headers(("Idempotency-Replayed" = bool, description = "`true`"))),
-        (status = 409, description = "`in_flight`: somebody else has it", body = wire::Document,
-         content_type = "application/problem+json",
+        (status = 409, description = "`in_flight`: another caller holds the key",
+         body = wire::Document, content_type = "application/problem+json",
          headers(("Retry-After" = u64, description = "Seconds"))),
         (status = 422, description = "`conflict`", body = wire::Document,
          content_type = "application/problem+json"),

@@ -1,5 +1,4 @@
-//! What every request gets, whatever it asks: an id, a span, and an answer even if the handler
-//! falls.
+//! Wraps every request: a request id, a span, and an answer even if the handler panics.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -96,8 +95,8 @@ async fn answer(
     let handled = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
     let response = handled.unwrap_or_else(|_| {
         // The panic itself is told by the hook, with its place.
-        tracing::error!(request_id = id.as_str(), "a request was lost to a fault of the broker");
-        let detail = "the broker met a fault of its own; its log has this request's id";
+        tracing::error!(request_id = id.as_str(), "a request failed by a bug in the broker");
+        let detail = "the broker has an internal error; its log has this request's id";
         Failure::from(Problem::new(Code::Internal, detail)).into_response()
     });
     let is_refused = response.extensions().get::<Failure>().is_some();
@@ -153,7 +152,7 @@ fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
         }),
     };
     if is_foreign {
-        let detail = "a web page of another site may not do this";
+        let detail = "requests from web pages of other sites are not allowed";
         return Err(Problem::new(Code::Forbidden, detail).into());
     }
     Ok(())
@@ -166,12 +165,12 @@ fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (host, is_doubled) = (hosts.next(), hosts.next().is_some());
     if is_doubled {
-        return Err(Failure::invalid("Host: it is there twice"));
+        return Err(Failure::invalid("Host: the header is given twice"));
     }
     let peer = request.extensions().get::<Peer>();
     // A proxy in between may go by it: RFC 9112 wants it refused, whatever is in the path.
     if host.is_none() && peer.is_some() && request.version() == Version::HTTP_11 {
-        return Err(Failure::invalid("Host: it is missing"));
+        return Err(Failure::invalid("Host: the header is missing"));
     }
     if service.wants_tokens() || !peer.is_some_and(|peer| peer.address.ip().is_loopback()) {
         return Ok(());
@@ -181,8 +180,8 @@ fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
     if host.is_none_or(is_local_name) {
         return Ok(());
     }
-    let detail = "Host: without tokens the broker is called by its address or as localhost; this \
-                  is another name";
+    let detail = "Host: without tokens the broker accepts only its IP address or localhost as \
+                  host name";
     Err(Problem::new(Code::Forbidden, detail).into())
 }
 

@@ -1,7 +1,5 @@
-//! Refusals as HTTP says them: problem documents of RFC 9457.
-//!
-//! A handler fails without knowing the request's id. So its answer carries the failure beside an
-//! empty body, and the dispatch writes the document.
+//! Refusals as problem documents of RFC 9457. A handler does not know the request's id. So its
+//! answer has the failure as an extension and an empty body, and the dispatch writes the document.
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -21,7 +19,7 @@ pub(super) struct Failure(Box<Inner>);
 struct Inner {
     status: StatusCode,
     problem: Problem,
-    /// Of a claim: who has the key.
+    /// For a claim: the state of the key.
     in_flight: Option<InFlight>,
 }
 
@@ -37,7 +35,7 @@ impl Failure {
 
     /// Another one holds the key that a claim asked for.
     pub(super) fn in_flight(in_flight: InFlight, retry_after_ms: u64) -> Self {
-        let detail = "the key is being worked on; its outcome is not known yet";
+        let detail = "the key is being processed; its outcome is not known yet";
         let problem = Problem {
             retry_after_ms: Some(retry_after_ms),
             ..Problem::new(Code::InFlight, detail)

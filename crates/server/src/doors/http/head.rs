@@ -1,4 +1,4 @@
-//! What the headers of a request say about its message.
+//! Reads the headers of a request that describe its message.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ impl<'a> Head<'a> {
         let issued_at = one(headers, ISSUED_AT)?.map(|text| {
             wire::Timestamp::parse(text).map(|time| Time(time.0)).ok_or_else(|| {
                 Problem::invalid(format!(
-                    "{ISSUED_AT}: write RFC 3339, such as 2026-03-01T12:00:00Z"
+                    "{ISSUED_AT}: give an RFC 3339 time such as 2026-03-01T12:00:00Z"
                 ))
             })
         });
@@ -129,7 +129,7 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, Problem> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(number) if is_number => Ok(Some(number)),
-        _ => Err(Problem::invalid(format!("{name} is a whole number of milliseconds"))),
+        _ => Err(Problem::invalid(format!("{name} must be a whole number of milliseconds"))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What handlers take out of a request: who asks, and what the path and the query name.
+//! Extractors of handlers: the caller, and the values of path and query.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::auth::{Action, Principal};
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
-/// Who asks, as [`super::access`] found out.
+/// The caller, as authenticated by [`super::access`].
 #[derive(Debug)]
 pub(super) struct Caller(pub(super) Arc<Principal>);
 

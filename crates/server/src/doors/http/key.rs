@@ -31,10 +31,10 @@ pub(super) fn check(key: &str) -> Result<(), Problem> {
 pub(super) fn missing(headers: &HeaderMap) -> Problem {
     let detail = match key::look_alike(headers) {
         Some(name) => format!(
-            "the queue needs a key with every message: there is a header {name}, but the key's is \
+            "the queue requires a key: the request has the header {name}, but the key's header is \
              Idempotency-Key"
         ),
-        None => "the queue needs a key with every message: send Idempotency-Key".to_owned(),
+        None => "the queue requires a key: send the header Idempotency-Key".to_owned(),
     };
     Problem::new(Code::MissingKey, detail)
 }

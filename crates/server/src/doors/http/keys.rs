@@ -1,4 +1,4 @@
-//! One key: looking at it, and what an operator may do with it.
+//! Shows a key, and the operator commands on it.
 
 use std::time::Duration;
 
@@ -35,8 +35,10 @@ pub(super) struct LookParams {
     get, path = "/v1/queues/{queue}/keys/{key}", tag = "keys",
     params(
         ("queue" = String, Path),
-        ("key" = String, Path, description = "Percent-encoded; or the id of a keyless message"),
-        ("group" = Option<String>, Query, description = "In queues that deduplicate per group"),
+        ("key" = String, Path, description = "The key, percent-encoded, or the id of a message \
+                                              without a key"),
+        ("group" = Option<String>, Query, description = "The key's group, in queues that \
+                                                         deduplicate per group"),
         ("wait_ms" = Option<u64>, Query, description = "At most 60000"),
     ),
     responses(
@@ -96,8 +98,8 @@ pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
         (status = 200, description = "Ready again", body = wire::Changed),
-        (status = 422, description = "`conflict`: it was another message", body = wire::Document,
-         content_type = "application/problem+json"),
+        (status = 422, description = "`conflict`: the message differs from the first one",
+         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn replay(
@@ -212,7 +214,7 @@ pub(super) async fn resolve(
     changed(&service, &permit, &at).await
 }
 
-/// Where the message is after a change.
+/// The state of the message after a change.
 async fn changed(service: &Service, permit: &Permit, at: &InKey) -> Result<Response, Failure> {
     let looked = service.look(permit, at.name(service, permit), Duration::ZERO).await;
     let (state, generation) = match &looked {

@@ -1,4 +1,4 @@
-//! Sending, one by one or in batches, and browsing.
+//! Sends messages, one by one or in batches, and lists them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,24 +44,25 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
         ("hapax-delay-ms" = Option<u64>, Header),
         ("hapax-ttl-ms" = Option<u64>, Header),
         ("hapax-fingerprint" = Option<String>, Header,
-         description = "Instead of the digest of body and group"),
+         description = "Your own fingerprint, instead of the digest of body and group"),
         ("hapax-issued-at" = Option<String>, Header, description = "RFC 3339"),
         ("hapax-header-NAME" = Option<String>, Header,
-         description = "Kept with the message, under NAME"),
-        ("traceparent" = Option<String>, Header, description = "Kept with the message"),
+         description = "A header, stored with the message under NAME"),
+        ("traceparent" = Option<String>, Header, description = "Stored with the message"),
         ("Prefer" = Option<String>, Header,
          description = "`wait=SECONDS`: answer when the message is done, dead or parked"),
     ),
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
-        (status = 201, description = "The key is new: `accepted`, or its end if it was waited for",
+        (status = 201, description = "The key is new: `accepted`, or the outcome if the request \
+                                      waited for it",
          body = wire::Answered),
-        (status = 200, description = "The key is known: what became of its message",
+        (status = 200, description = "The key is known: the state or outcome of its message",
          body = wire::Answered,
          headers(("Idempotency-Replayed" = bool, description = "`true`"))),
         (status = 410, description = "`too_old`", body = wire::Document,
          content_type = "application/problem+json"),
-        (status = 422, description = "`conflict`: the key was used for something else",
+        (status = 422, description = "`conflict`: the key was used for another operation",
          body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
@@ -251,7 +252,7 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
     if batch.beyond > 0 {
         let count = batch.items.len() + batch.beyond;
         let detail =
-            format!("the batch has {count} messages, at most {} go together", wire::BATCH_MAX);
+            format!("the batch has {count} messages, at most {} are allowed", wire::BATCH_MAX);
         return Err(Problem::new(Code::TooLarge, detail).into());
     }
     let mut sends = Vec::with_capacity(batch.items.len());
@@ -295,7 +296,7 @@ pub(super) struct BrowseParams {
         ("state" = Option<wire::State>, Query,
          description = "ready (default), delayed, leased, parked or dead"),
         ("limit" = Option<u32>, Query, description = "1 to 1000, default 100"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+        ("cursor" = Option<String>, Query, description = "`next` of the previous page"),
     ),
     responses((status = 200, description = "A page", body = wire::BrowseReply)),
 )]
@@ -313,7 +314,7 @@ pub(super) async fn browse(
         limit: limit.map_or(BROWSE_DEFAULT, |limit| usize::try_from(limit).unwrap_or(usize::MAX)),
     };
     if !(1..=limits::BROWSE_MAX).contains(&browse.limit) {
-        return Err(Failure::invalid(format!("limit is 1 to {}", limits::BROWSE_MAX)));
+        return Err(Failure::invalid(format!("limit must be 1 to {}", limits::BROWSE_MAX)));
     }
     let cursor = params.cursor.as_deref().map(|text| service.cursor(text)).transpose()?;
     let page = service.browse(&permit, browse, cursor).await?;
@@ -329,9 +330,9 @@ fn browsed_place(state: Option<&str>) -> Result<Place, Failure> {
     let Some(state) = state else { return Ok(Place::Ready) };
     match wire::State::parse(state).and_then(shape::place) {
         Some(Place::Done | Place::Discarded) => Err(Failure::invalid(
-            "state: finished messages are remembered by their keys only; look at the key",
+            "state: finished messages cannot be listed; get them by their keys",
         )),
         Some(place) => Ok(place),
-        None => Err(Failure::invalid("state is ready, delayed, leased, parked or dead")),
+        None => Err(Failure::invalid("state must be ready, delayed, leased, parked or dead")),
     }
 }

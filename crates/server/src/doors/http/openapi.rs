@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the handlers and the shapes they take and give.
+//! The OpenAPI document, generated from the handlers and their types.
 
 use std::sync::OnceLock;
 
@@ -45,7 +45,7 @@ fn refused() -> Response {
     let problem = Ref::from_schema_name(<wire::Document<'_> as utoipa::ToSchema>::name());
     let content = ContentBuilder::new().schema(Some(problem)).build();
     ResponseBuilder::new()
-        .description("Refused: `code` tells why, `/errors/{code}` explains it")
+        .description("Refused with an error `code`; `/errors/{code}` explains it")
         .content("application/problem+json", content)
         .build()
 }

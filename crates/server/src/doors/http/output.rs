@@ -1,7 +1,6 @@
-//! Answers on their way out.
-//!
-//! A small answer simply leaves. A large one waits for memory first, leaves in parts, and is let
-//! go when its reader takes too long: whoever does not read cannot make the broker hold answers.
+//! Sends answers. A small answer is sent directly. A large one waits for memory first, is sent in
+//! parts, and is dropped when its reader takes too long: a client that does not read cannot make
+//! the broker hold answers.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +19,9 @@ use tokio::task::AbortHandle;
 use super::failure::Failure;
 use crate::service::{Admitted, Service};
 
-/// From here on an answer is a large one.
+/// The size from which an answer is a large one.
 const LARGE_BYTES: usize = 64 * 1_024;
-/// For a large answer to be read.
+/// Timeout for reading a large answer.
 const READ: Duration = Duration::from_secs(120);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -74,7 +73,7 @@ struct Held {
 type Shelf = Arc<Mutex<Option<(Bytes, Admitted)>>>;
 
 #[derive(Debug, thiserror::Error)]
-#[error("the answer was not read in time")]
+#[error("the client did not read the answer in time")]
 struct Unread;
 
 impl Held {

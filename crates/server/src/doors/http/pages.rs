@@ -1,4 +1,4 @@
-//! What the broker says about itself: alive, ready, counted, bounded, and what its errors mean.
+//! Pages about the broker itself: health, metrics, limits and the error codes.
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -28,13 +28,13 @@ const HTML: &str = "text/html; charset=utf-8";
 pub(super) async fn home() -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let text = format!(
-        "Hapax {version}: a durable message queue in which every message carries an idempotency \
+        "Hapax {version}: a durable message queue in which every message has an idempotency \
          key.\n\n\
          /v1/openapi.json   the HTTP API\n\
-         /v1/limits         its bounds\n\
+         /v1/limits         its limits\n\
          /errors            what each error means\n\
-         /readyz, /livez    whether the broker can answer\n\
-         /metrics           what it counts\n\n\
+         /readyz, /livez    health checks\n\
+         /metrics           metrics for Prometheus\n\n\
          Try it:\n\
          \x20 curl -X PUT  URL/v1/queues/orders\n\
          \x20 curl -X POST URL/v1/queues/orders/messages -H 'Idempotency-Key: order-42' -d hello\n\
@@ -70,7 +70,7 @@ pub(super) async fn readyz(State(service): State<Service>) -> Result<Response, F
     }
     let detail = match engine.is_draining() {
         true => "the broker is stopping",
-        false => "a partition cannot go on; start the broker again",
+        false => "a partition has failed; restart the broker",
     };
     Err(Problem::new(Code::Unavailable, detail).into())
 }
@@ -194,7 +194,7 @@ pub(super) async fn error(
 ) -> Result<Response, Failure> {
     let code = path.ok().and_then(|Path(code)| Code::parse(&code));
     let Some(code) = code else {
-        return Err(not_found("there is no such error code; /errors lists them all"));
+        return Err(not_found("there is no such error code; /errors lists all codes"));
     };
     if accepts(&headers, "json") {
         return Ok(output::small(StatusCode::OK, &explained(code)));
@@ -220,12 +220,12 @@ pub(super) async fn lost(headers: HeaderMap) -> Response {
     if kind.starts_with(b"application/grpc") {
         return crate::doors::grpc::unknown_call();
     }
-    not_found("there is nothing here; /v1/openapi.json lists what there is").into_response()
+    not_found("there is no such path; /v1/openapi.json lists all paths").into_response()
 }
 
 /// The path is known, the method is not.
 pub(super) async fn misused(method: Method) -> Failure {
-    let detail = format!("{method} is not for this path; see the Allow header");
+    let detail = format!("{method} is not allowed for this path; see the Allow header");
     Failure::with_status(StatusCode::METHOD_NOT_ALLOWED, Problem::invalid(detail))
 }
 

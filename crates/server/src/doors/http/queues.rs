@@ -1,4 +1,4 @@
-//! Queues: created, changed, shown, paused, emptied.
+//! Creates, changes, shows, pauses and purges queues.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -29,14 +29,14 @@ const NO_QUEUE: &str = "\"0\"";
     put, path = "/v1/queues/{queue}", tag = "queues",
     params(
         ("queue" = String, Path, description = "1 to 80 of `A-Z a-z 0-9 . _ -`"),
-        ("If-Match" = Option<String>, Header, description = "Refused where the etag is another"),
+        ("If-Match" = Option<String>, Header, description = "Refused unless the etag matches"),
         ("If-None-Match" = Option<String>, Header, description = "`*`: only create"),
     ),
     request_body = wire::QueueConfig,
     responses(
         (status = 201, description = "Created", body = wire::Queue),
         (status = 200, description = "Changed", body = wire::Queue),
-        (status = 412, description = "The etag is another", body = wire::Document,
+        (status = 412, description = "The queue has another etag", body = wire::Document,
          content_type = "application/problem+json"),
         (status = 422, description = "`invalid_config`: refused, with the field",
          body = wire::Document, content_type = "application/problem+json"),
@@ -75,7 +75,7 @@ async fn precondition(
             Err(problem) => Err(problem.into()),
         },
         (Some(etag), None) => Ok(Some(etag.to_owned())),
-        (_, Some(_)) => Err(Failure::invalid("If-None-Match is `*` here, and without If-Match")),
+        (_, Some(_)) => Err(Failure::invalid("If-None-Match must be `*` here, without If-Match")),
     }
 }
 
@@ -84,7 +84,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
     match (values.next().map(HeaderValue::to_str), values.next()) {
         (None, _) => Ok(None),
         (Some(Ok(text)), None) if !text.contains(',') => Ok(Some(text.trim())),
-        _ => Err(Failure::invalid(format!("{name} names one etag here, not a list"))),
+        _ => Err(Failure::invalid(format!("{name} must be one etag here, not a list"))),
     }
 }
 
@@ -114,7 +114,7 @@ pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<R
 #[utoipa::path(
     get, path = "/v1/queues", tag = "queues",
     responses(
-        (status = 200, description = "Those that the token may see", body = wire::ListQueuesReply),
+        (status = 200, description = "Queues that the token may see", body = wire::ListQueuesReply),
     ),
 )]
 pub(super) async fn list(
@@ -132,7 +132,7 @@ pub(super) async fn list(
     delete, path = "/v1/queues/{queue}", tag = "queues",
     params(
         ("queue" = String, Path),
-        ("If-Match" = Option<String>, Header, description = "Refused where the etag is another"),
+        ("If-Match" = Option<String>, Header, description = "Refused unless the etag matches"),
     ),
     responses((status = 204, description = "Gone")),
 )]
@@ -146,7 +146,7 @@ pub(super) async fn delete(
         && etag != "*"
         && etag != service.show(&permit).await?.etag()
     {
-        return Err(stale("If-Match: the queue was changed since"));
+        return Err(stale("If-Match: the queue was changed in the meantime"));
     }
     service.delete(&permit).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -190,7 +190,8 @@ pub(super) async fn resume(
     post, path = "/v1/queues/{queue}/purge", tag = "queues",
     params(("queue" = String, Path)),
     request_body = Option<wire::PurgeRequest>,
-    responses((status = 200, description = "Purged from here on", body = wire::Queue)),
+    responses((status = 200, description = "The purge has started; purged messages are not \
+                                            delivered any more", body = wire::Queue)),
 )]
 pub(super) async fn purge(
     State(service): State<Service>,

@@ -1,4 +1,4 @@
-//! Dead messages put back, many at a time.
+//! Redrives many dead messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::doors::shape;
 use crate::problem::Problem;
 use crate::service::{Permit, Service};
 
-/// As many keys as a redrive may name, each as long as it may be.
+/// The largest body: the most keys, each of the greatest length.
 pub(super) const REDRIVE_BYTES_MAX: usize = 1_024 * 1_024;
 /// Most are over at once; who asks for one should not have to ask twice.
 const AT_ONCE: Duration = Duration::from_millis(300);
@@ -38,12 +38,13 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
     post, path = "/v1/queues/{queue}/redrive", tag = "keys",
     params(
         ("queue" = String, Path),
-        ("Prefer" = Option<String>, Header, description = "`wait=SECONDS` for its end"),
+        ("Prefer" = Option<String>, Header, description = "`wait=SECONDS`: wait until the redrive \
+                                                           is finished"),
     ),
     request_body = wire::Redrive,
     responses(
-        (status = 200, description = "How far it has come", body = wire::RedriveProgress),
-        (status = 422, description = "`conflict`: the id is that of another redrive",
+        (status = 200, description = "The progress of the redrive", body = wire::RedriveProgress),
+        (status = 422, description = "`conflict`: the id was used for another redrive",
          body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
@@ -86,13 +87,15 @@ pub(super) async fn start(
 
 fn select(redrive: wire::Redrive) -> Result<Select, Problem> {
     if redrive.group.is_some() && redrive.keys.is_none() {
-        return Err(Problem::invalid("group: it is that of `keys`; a `filter` has its own"));
+        return Err(Problem::invalid(
+            "group: it belongs to `keys`; with a filter, use `filter.group`",
+        ));
     }
     match (redrive.keys, redrive.filter, redrive.all) {
         (Some(keys), None, false) if keys.beyond > 0 => {
             let count = keys.items.len() + keys.beyond;
             let max = limits::REDRIVE_KEYS_MAX;
-            let detail = format!("keys: a redrive names at most {max}, this one names {count}");
+            let detail = format!("keys: a redrive takes at most {max} keys, this one has {count}");
             Err(Problem::new(Code::TooLarge, detail))
         }
         (Some(keys), None, false) => shape::keys(&keys, redrive.group.as_deref()),
@@ -108,7 +111,7 @@ fn select(redrive: wire::Redrive) -> Result<Select, Problem> {
     params(("queue" = String, Path), ("id" = String, Path)),
     responses(
         (status = 200, description = "Its progress", body = wire::RedriveProgress),
-        (status = 404, description = "`no_such_key`: none of this id is remembered",
+        (status = 404, description = "`no_such_key`: no redrive with this id is known",
          body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
@@ -127,8 +130,8 @@ pub(super) async fn get(
     delete, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
     params(("queue" = String, Path), ("id" = String, Path)),
     responses(
-        (status = 200, description = "How far it came", body = wire::RedriveProgress),
-        (status = 404, description = "`no_such_key`: none of this id is remembered",
+        (status = 200, description = "The progress of the redrive", body = wire::RedriveProgress),
+        (status = 404, description = "`no_such_key`: no redrive with this id is known",
          body = wire::Document, content_type = "application/problem+json"),
     ),
 )]

@@ -1,8 +1,7 @@
-//! What each route takes besides its path: headers named `hapax-…`, conditions, parameters and a
-//! body.
-//!
-//! The table of routes says it, and it is checked before any handler runs. Whoever sends more
-//! counts on it: what a route does not take is refused, and nothing is done.
+//! The inputs that each route accepts besides its path: headers named `hapax-…`, conditions,
+//! parameters and a body. They are declared in the table of routes and checked before any handler
+//! runs. A caller that sends more relies on it, so unsupported input is refused and nothing is
+//! done.
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
@@ -25,7 +24,7 @@ const KNOWN: [&str; 8] =
 /// A condition that is not looked at would let a change through that it should have stopped.
 const CONDITIONS: [HeaderName; 4] =
     [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
-/// So much is read of a body where none is taken: enough to say what is wrong with it.
+/// How much is read of a body where none is allowed: enough to describe the error.
 const NOTHING_BYTES_MAX: usize = 1_024;
 
 /// What a route takes.
@@ -92,10 +91,10 @@ fn check_headers(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     let Some(name) = others.next() else { return Ok(()) };
     if KNOWN.contains(&name) || name.starts_with(KEPT) {
         let taken = match takes.headers {
-            [] => "it takes none of this kind".to_owned(),
+            [] => "it takes no such headers".to_owned(),
             headers => format!("it takes {}", headers.join(", ")),
         };
-        return Err(Failure::invalid(format!("{name} means nothing to this request: {taken}")));
+        return Err(Failure::invalid(format!("{name} has no meaning for this request: {taken}")));
     }
     // Without what they all begin with: it would make any two of them alike.
     let bare = |name: &'static str| name.strip_prefix(OWN).unwrap_or(name);
@@ -103,7 +102,7 @@ fn check_headers(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     Err(Failure::invalid(match closest(rest, takes.headers.iter().map(|name| bare(name))) {
         Some(known) => format!("unknown header {name}: did you mean {OWN}{known}?"),
         None if takes.kept => {
-            format!("unknown header {name}: to keep it with the message, name it {KEPT}NAME")
+            format!("unknown header {name}: to store it with the message, name it {KEPT}NAME")
         }
         None => format!("unknown header {name}"),
     }))
@@ -112,7 +111,7 @@ fn check_headers(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
 fn check_conditions(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     let mut conditions = CONDITIONS.iter().filter(|name| !takes.conditions.contains(name));
     match conditions.find(|name| headers.contains_key(*name)) {
-        Some(name) => Err(Failure::invalid(format!("{name} is not looked at by this request"))),
+        Some(name) => Err(Failure::invalid(format!("{name} is not supported by this request"))),
         None => Ok(()),
     }
 }
@@ -125,8 +124,13 @@ fn check_params(takes: &Takes, query: &str) -> Result<(), Failure> {
     let shown: String = name.chars().take(64).collect();
     Err(Failure::invalid(match closest(name, known.iter().copied()) {
         Some(known) => format!("unknown parameter {shown:?}: did you mean {known}?"),
-        None if known.is_empty() => format!("unknown parameter {shown:?}: nothing is taken here"),
-        None => format!("unknown parameter {shown:?}: known are {}", known.join(", ")),
+        None if known.is_empty() => format!(
+            "unknown parameter {shown:?}: no parameters are \
+                                             allowed here"
+        ),
+        None => {
+            format!("unknown parameter {shown:?}: the known parameters are {}", known.join(", "))
+        }
     }))
 }
 
@@ -139,7 +143,7 @@ async fn read_nothing(request: &mut Request) -> Result<(), Failure> {
     while let Some(frame) = next_frame(&mut body, &mut pace).await? {
         let Ok(part) = frame.into_data() else { continue };
         if said.len() + part.len() > NOTHING_BYTES_MAX {
-            return Err(Failure::invalid("the body: none is taken here"));
+            return Err(Failure::invalid("the body: this request must have none"));
         }
         said.extend_from_slice(&part);
     }
@@ -148,6 +152,8 @@ async fn read_nothing(request: &mut Request) -> Result<(), Failure> {
     }
     match json::read(&said) {
         Ok(wire::Nothing {}) => Ok(()),
-        Err(error) => Err(Failure::invalid(format!("the body: none is taken here: {error}"))),
+        Err(error) => {
+            Err(Failure::invalid(format!("the body: this request must have none: {error}")))
+        }
     }
 }

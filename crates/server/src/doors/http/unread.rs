@@ -1,8 +1,6 @@
-//! What a refused request still sends.
-//!
-//! A caller that sends its whole body before it reads the answer loses an answer that comes
-//! earlier, when the connection is closed on it. So a little of the rest is read and thrown away,
-//! and where more is left, the answer says that the connection ends.
+//! Reads the rest of a refused request's body. A caller that sends its whole body before it reads
+//! the answer would lose the answer if the connection were closed at once. So a part of the rest is
+//! read and thrown away; if more is left, the answer has `Connection: close`.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +17,7 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 
-/// As much of a body is thrown away as an ordinary message may have, several times.
+/// How much of a body is read and thrown away: several times the size of an ordinary message.
 const DISCARD_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 /// And for no longer than this.
 const DISCARD: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! Receiving and settling.
+//! Receives and settles messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -153,7 +153,7 @@ fn gather(
     let settle = wire::Settles::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
     if settle.beyond > 0 {
         let count = settle.items.len() + settle.beyond;
-        let detail = format!("there are {count} items, at most {} go together", wire::SETTLE_MAX);
+        let detail = format!("there are {count} items, at most {} are allowed", wire::SETTLE_MAX);
         return Err(Problem::new(Code::TooLarge, detail).into());
     }
     let mut opened = Vec::with_capacity(settle.items.len());

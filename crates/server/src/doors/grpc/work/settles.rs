@@ -1,4 +1,4 @@
-//! Settles on their way to the writers, and their answers on the way back.
+//! The settles of a Work stream, and their answers.
 
 use std::sync::Arc;
 

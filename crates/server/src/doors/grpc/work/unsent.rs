@@ -1,8 +1,7 @@
-//! Messages that were received for a worker and are not on their way to it yet.
-//!
-//! Others cannot have them meanwhile. So what a worker does not take for a good part of its lease
-//! is given back, uncharged, and so is what is left when its stream ends. While the stream's window
-//! is full nobody polls the stream: whoever watches does so from a task of its own.
+//! Messages that were leased for a worker and not sent to it yet. Other workers cannot get them
+//! meanwhile. So messages that a worker does not read for a good part of their lease are given back
+//! without counting as an attempt, and so are those that are left when the stream ends. While the
+//! stream's window is full nobody polls the stream, so a separate task watches the time.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
