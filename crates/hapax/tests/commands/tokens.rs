@@ -1,10 +1,11 @@
 //! Who may do what, and what is never printed.
 
-use crate::broker::{Broker, Told, hapax, until};
+use crate::broker::{Broker, Told, hapax};
+use hapax_testing::until;
 
 #[test]
 fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
-    let broker = Broker::start_with(&["--auth", "tokens"]);
+    let broker = Broker::start_in(tempfile::tempdir().unwrap(), &["--auth", "tokens"]);
     let error = broker.fails(5, &["queue", "ls"]);
     assert!(error.contains("HAPAX_TOKEN") && error.contains("hapax token create"), "{error}");
     let make = |arguments: &[&str]| {
