@@ -50,9 +50,10 @@ pub use content::{Builder, Content, Invalid};
 pub use decision::{
     Accepted, ClaimLease, Configured, Decision, Leased, Next, QueueId, RedriveStarted,
 };
+pub use hapax_keys::{Parent, derive};
 pub use holding::{Holding, Report};
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
-pub use key::{Differs, Digest, Fingerprint, Parent, date, derive};
+pub use key::{Differs, Digest, Fingerprint, date};
 pub use limits::Bounds;
 pub use load::{Need, RangeOf};
 pub use machine::{Batch, Machine, Usage, read_batch};

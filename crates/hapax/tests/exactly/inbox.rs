@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hapax_client::{Client, Delivery, Failure, Worker};
 use hapax_transactions::sqlite::Database;
-use hapax_transactions::{Dialect, RunInBlockingTransaction, RunInTransaction};
+use hapax_transactions::{Dialect, InTransaction};
 use rustix::process::set_parent_process_death_signal;
 use serde_json::{Value, json};
 
@@ -103,7 +103,7 @@ fn play(part: &Value) {
             let handler = move |tx: &rusqlite::Transaction<'_>, message: &Delivery| {
                 effect(tx, message, &gate)
             };
-            let ended = worker.run_in_blocking_transaction(database, "billing", handler);
+            let ended = InTransaction::new(worker, database, "billing").run(handler);
             runtime.block_on(ended).map_err(|error| error.to_string())
         }
         (Some(path), _) => {
@@ -119,7 +119,7 @@ fn play(part: &Value) {
             let config = url.parse().unwrap();
             let manager = deadpool_postgres::Manager::new(config, tokio_postgres::NoTls);
             let pool = deadpool_postgres::Pool::builder(manager).max_size(4).build().unwrap();
-            let ended = worker.run_in_transaction(pool, "billing", |tx, message| {
+            let ended = InTransaction::new(worker, pool, "billing").run(|tx, message| {
                 Box::pin(async move {
                     tx.execute("INSERT INTO effects VALUES ($1)", &[&message.key()]).await?;
                     Ok::<_, Failure>("charged")

@@ -6,11 +6,12 @@ use crate::tree::{Document, Finding, demand_none, documents};
 
 /// Crate, and our crates it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("hapax-core", &[]),
+    ("hapax-keys", &[]),
+    ("hapax-core", &["hapax-keys"]),
     ("hapax-store", &[]),
     ("hapax-wire", &[]),
-    ("hapax-client", &["hapax-wire"]),
-    ("hapax-idempotency", &["hapax-client", "hapax-wire"]),
+    ("hapax-client", &["hapax-keys", "hapax-wire"]),
+    ("hapax-idempotency", &["hapax-keys", "hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition", "hapax-client"]),

@@ -282,7 +282,10 @@ impl Engine {
         self.progress(vec![command; self.partitions()]).await
     }
 
+    /// Stops a redrive. One that is being started is stopped when it has started in every
+    /// partition: in between, some would not know it yet, and run it.
     pub async fn cancel_redrive(&self, queue: &QueueName, id: &str) -> Decided<RedriveView> {
+        let _one = self.shared.change_lock(queue).lock().await;
         let (queue, id) = (queue.clone(), id.into());
         let command = Command::CancelRedrive { queue, id };
         self.progress(vec![command; self.partitions()]).await

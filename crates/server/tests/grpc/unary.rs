@@ -350,8 +350,11 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
     assert_eq!(first.messages[0].error, "timeout");
     let second = client.browse(browse(&first.next)).await.unwrap().into_inner();
     assert_eq!((second.messages.len(), second.next.as_str()), (1, ""));
-    let status = client.browse(browse("nonsense")).await.unwrap_err();
-    assert_eq!(code(&status), "invalid");
+    let too_many = proto::BrowseRequest { limit: 1_001, ..browse("") };
+    for refused in [browse("nonsense"), too_many] {
+        let status = client.browse(refused).await.unwrap_err();
+        assert_eq!(code(&status), "invalid");
+    }
 
     let redrive = |id: &str, select, dry_run| proto::RedriveRequest {
         queue: "orders".to_owned(),

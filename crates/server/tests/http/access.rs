@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hapax_server::auth::{Auth, DEFAULT_TENANT, NewToken, Patterns, TokenFile, Tokens};
+use hapax_server::auth::{Auth, NewToken, Patterns, TokenFile, Tokens};
 use hapax_server::listen::Peer;
 use hapax_server::service::{Ceiling, Options};
 use hapax_server::tenants::{Limits, Tenants};
@@ -224,7 +224,7 @@ async fn k2_the_limits_of_a_tenant_leave_known_keys_their_answers() {
 async fn k2_a_tenant_that_holds_all_it_may_gets_its_answers() {
     let ceiling = Ceiling { max_messages: Some(1), max_bytes: None };
     let broker = Broker::with(1, |_| {
-        let ceilings = [(DEFAULT_TENANT.into(), ceiling)].into();
+        let ceilings = [(hapax_wire::DEFAULT_TENANT.into(), ceiling)].into();
         Options { ceilings, ..Options::default() }
     });
     broker.put("orders", "{}").await;

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_client::{Failure, Settle, Worker};
-use hapax_transactions::{
-    Consumer, Entered, Inbox, Pool, RunInBlockingTransaction, RunInTransaction,
-};
+use hapax_transactions::{Consumer, Entered, InTransaction, Inbox, Pool};
 use hapax_wire::proto::redrive_request::Select;
 use hapax_wire::proto::{RedriveKeys, RedriveRequest, State};
 
@@ -34,10 +32,8 @@ async fn a_row_outlives_its_retention_while_its_message_can_come(partitions: u16
     let pool = stage::deadpool(&postgres);
     let link = Arc::new(broker.link().await);
     let client = link.client();
-    let lost = tokio::spawn(Worker::new(client.queue("orders")).run_in_transaction(
-        pool.clone(),
-        "billing",
-        {
+    let lost = tokio::spawn(
+        InTransaction::new(Worker::new(client.queue("orders")), pool.clone(), "billing").run({
             let link = Arc::clone(&link);
             move |tx, message| {
                 let link = Arc::clone(&link);
@@ -47,8 +43,8 @@ async fn a_row_outlives_its_retention_while_its_message_can_come(partitions: u16
                     Ok::<_, Failure>("charged by the first")
                 })
             }
-        },
-    ));
+        }),
+    );
     send(&broker, "order-1").await;
     until_effects(&postgres, 1).await;
     lost.abort();
@@ -189,17 +185,15 @@ async fn a_handler_that_panics_is_rolled_back(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
     let broker = TestQueue::open(partitions, "orders", AGAIN_AT_ONCE).await;
     let pool = stage::deadpool(&postgres);
-    let worker = tokio::spawn(Worker::new(broker.queue()).run_in_transaction(
-        pool,
-        "billing",
-        |tx, message| {
+    let worker = tokio::spawn(
+        InTransaction::new(Worker::new(broker.queue()), pool, "billing").run(|tx, message| {
             Box::pin(async move {
                 tx.execute(EFFECT, &[&message.key()]).await?;
                 assert!(message.attempt() > 1, "the first attempt goes wrong");
                 Ok::<_, Failure>(())
             })
-        },
-    ));
+        }),
+    );
     send(&broker, "order-1").await;
     let key = in_time(broker.ended("order-1")).await;
     assert_eq!((key.state(), key.attempts), (State::Done, 2));
@@ -217,7 +211,7 @@ async fn a_result_that_is_too_large_is_noticed_before_the_commit(partitions: u16
     let pool = stage::deadpool(&postgres);
     let run = |bytes: usize| {
         let worker = Worker::new(broker.queue());
-        tokio::spawn(worker.run_in_transaction(pool.clone(), "billing", move |tx, message| {
+        tokio::spawn(InTransaction::new(worker, pool.clone(), "billing").run(move |tx, message| {
             Box::pin(async move {
                 tx.execute(EFFECT, &[&message.key()]).await?;
                 Ok::<_, Failure>("x".repeat(bytes))
@@ -279,11 +273,10 @@ async fn a_stored_result_that_the_queue_refuses_does_not_keep_a_message_from_bei
     });
     entered.unwrap();
     send(&broker, "order-1").await;
-    let worker = tokio::spawn(Worker::new(broker.queue()).run_in_blocking_transaction(
-        database,
-        "billing",
-        |_tx, _message| -> Result<(), Failure> { panic!("it is done") },
-    ));
+    let worker = tokio::spawn(
+        InTransaction::new(Worker::new(broker.queue()), database, "billing")
+            .run(|_tx, _message| -> Result<(), Failure> { panic!("it is done") }),
+    );
     let key = in_time(broker.ended("order-1")).await;
     assert_eq!(key.state(), State::Done);
     assert_eq!((key.attempts, key.result), (1, None));
@@ -309,11 +302,10 @@ async fn a_result_that_was_stored_as_text_is_read(partitions: u16) {
         database.execute_batch(&row).unwrap();
         send(&broker, key).await;
     }
-    let blocking = tokio::spawn(Worker::new(broker.queue()).run_in_blocking_transaction(
-        database.clone(),
-        "billing",
-        |_tx, _message| -> Result<(), Failure> { panic!("it is done") },
-    ));
+    let blocking = tokio::spawn(
+        InTransaction::new(Worker::new(broker.queue()), database.clone(), "billing")
+            .run(|_tx, _message| -> Result<(), Failure> { panic!("it is done") }),
+    );
     let text = in_time(broker.ended("text")).await.result.unwrap();
     assert_eq!((&text.body[..], &*text.content_type), (&b"charged"[..], "text/plain"));
     assert_eq!(in_time(broker.ended("number")).await.result.unwrap().body, "17");
@@ -336,30 +328,31 @@ async fn an_inbox_of_another_tenant_than_the_worker_is_refused(partitions: u16) 
     let broker = TestQueue::open(partitions, "orders", "{}").await;
     let database = stage::sqlite(broker.path());
     send(&broker, "order-1").await;
-    let started = Worker::new(broker.queue()).run_in_blocking_transaction(
+    let started = InTransaction::new(
+        Worker::new(broker.queue()),
         database.clone(),
         Consumer::new("billing").tenant("acme"),
-        |tx, message| {
-            tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
-            Ok::<_, Failure>(())
-        },
-    );
+    )
+    .run(|tx, message| {
+        tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
+        Ok::<_, Failure>(())
+    });
     let error = in_time(started).await.unwrap_err().to_string();
     assert!(error.contains("acme") && error.contains("default"), "{error}");
     let pool = stage::sqlx_sqlite(&database).await;
-    let started = Worker::new(broker.queue()).run_in_transaction(
+    let started = InTransaction::new(
+        Worker::new(broker.queue()),
         pool,
         Consumer::new("billing").tenant("acme"),
-        |_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }),
-    );
+    )
+    .run(|_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }));
     assert!(in_time(started).await.is_err());
     assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 0);
 
-    let worker = tokio::spawn(Worker::new(broker.queue()).run_in_blocking_transaction(
-        database.clone(),
-        "billing",
-        |_tx, _message| Ok::<_, Failure>(()),
-    ));
+    let worker = tokio::spawn(
+        InTransaction::new(Worker::new(broker.queue()), database.clone(), "billing")
+            .run(|_tx, _message| Ok::<_, Failure>(())),
+    );
     let key = in_time(broker.ended("order-1")).await;
     assert_eq!(key.state(), State::Done);
     let of_default = "SELECT count(*) FROM hapax_inbox WHERE tenant = 'default'";

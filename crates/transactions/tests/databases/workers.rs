@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hapax_client::{Failure, Settle, Settled, Worker};
-use hapax_transactions::{
-    Consumer, Entered, Inbox, Pool, RunInBlockingTransaction, RunInTransaction,
-};
+use hapax_transactions::{Consumer, Entered, InTransaction, Inbox, Pool};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::Notify;
@@ -30,7 +28,7 @@ pub(crate) fn follow_up(
 ) -> tokio::task::JoinHandle<()> {
     let worker = Worker::new(broker.queue());
     tokio::spawn(async move {
-        let ended = worker.run_in_transaction(pool, "billing", |tx, message| {
+        let ended = InTransaction::new(worker, pool, "billing").run(|tx, message| {
             Box::pin(async move {
                 tx.execute(EFFECT, &[&message.key()]).await?;
                 Ok::<_, Failure>("charged by the second")
@@ -52,7 +50,7 @@ async fn a_handler_in_a_transaction_settles_with_its_result_and_rolls_back_its_e
     let pool = stage::sqlx_postgres(&postgres).await;
     let tries = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&tries);
-    let worker = Worker::new(broker.queue()).run_in_transaction(pool, "billing", {
+    let worker = InTransaction::new(Worker::new(broker.queue()), pool, "billing").run({
         move |tx, message| {
             let tries = Arc::clone(&counted);
             Box::pin(async move {
@@ -89,7 +87,7 @@ async fn a_swallowed_error_is_no_commit<P: Pool>(
     + 'static,
 ) {
     let handler = Arc::new(handler);
-    let worker = Worker::new(broker.queue()).run_in_transaction(pool, "billing", {
+    let worker = InTransaction::new(Worker::new(broker.queue()), pool, "billing").run({
         move |tx, message| {
             let handler = Arc::clone(&handler);
             Box::pin(async move { handler(tx, message.attempt() == 1).await })
@@ -157,9 +155,7 @@ async fn a_rollback_that_a_handler_swallows_is_no_commit_by_rusqlite(partitions:
     let broker = TestQueue::open(partitions, "orders", AGAIN_AT_ONCE).await;
     let database = stage::sqlite(broker.path());
     database.execute_batch(UNIQUE).unwrap();
-    let worker = Worker::new(broker.queue()).run_in_blocking_transaction(
-        database.clone(),
-        "billing",
+    let worker = InTransaction::new(Worker::new(broker.queue()), database.clone(), "billing").run(
         |tx, message| {
             if message.attempt() == 1 {
                 assert!(tx.execute(OR_ROLLBACK, []).is_err());
@@ -190,16 +186,17 @@ async fn a_rollback_that_a_handler_swallows_is_no_commit_by_sqlx_on_sqlite(parti
     let database = stage::sqlite(broker.path());
     database.execute_batch(UNIQUE).unwrap();
     let pool = stage::sqlx_sqlite(&database).await;
-    let worker = Worker::new(broker.queue()).run_in_transaction(pool, "billing", |tx, message| {
-        Box::pin(async move {
-            let insert = sqlx::query("INSERT INTO effects VALUES (?1)");
-            insert.bind(message.key().to_owned()).execute(&mut **tx).await?;
-            if message.attempt() == 1 {
-                assert!(sqlx::query(OR_ROLLBACK).execute(&mut **tx).await.is_err());
-            }
-            Ok::<_, Failure>(())
-        })
-    });
+    let worker =
+        InTransaction::new(Worker::new(broker.queue()), pool, "billing").run(|tx, message| {
+            Box::pin(async move {
+                let insert = sqlx::query("INSERT INTO effects VALUES (?1)");
+                insert.bind(message.key().to_owned()).execute(&mut **tx).await?;
+                if message.attempt() == 1 {
+                    assert!(sqlx::query(OR_ROLLBACK).execute(&mut **tx).await.is_err());
+                }
+                Ok::<_, Failure>(())
+            })
+        });
     let worker = tokio::spawn(worker);
     send(&broker, "order-1").await;
     let key = in_time(broker.ended("order-1")).await;
@@ -217,10 +214,8 @@ async fn a_worker_lost_between_commit_and_settle_has_had_its_effect_once(partiti
     let pool = stage::deadpool(&postgres);
     let link = Arc::new(broker.link().await);
     let client = link.client();
-    let lost = tokio::spawn(Worker::new(client.queue("orders")).run_in_transaction(
-        pool.clone(),
-        "billing",
-        {
+    let lost = tokio::spawn(
+        InTransaction::new(Worker::new(client.queue("orders")), pool.clone(), "billing").run({
             let link = Arc::clone(&link);
             move |tx, message| {
                 let link = Arc::clone(&link);
@@ -231,8 +226,8 @@ async fn a_worker_lost_between_commit_and_settle_has_had_its_effect_once(partiti
                     Ok::<_, Failure>("charged by the first")
                 })
             }
-        },
-    ));
+        }),
+    );
     send(&broker, "order-1").await;
     until_effects(&postgres, 1).await;
     let second = follow_up(&broker, pool);
@@ -295,10 +290,8 @@ async fn two_deliveries_at_once_are_one_effect(partitions: u16) {
     let link = Arc::new(broker.link().await);
     let client = link.client();
     let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let slow = tokio::spawn(Worker::new(client.queue("orders")).run_in_transaction(
-        pool.clone(),
-        "billing",
-        {
+    let slow = tokio::spawn(
+        InTransaction::new(Worker::new(client.queue("orders")), pool.clone(), "billing").run({
             let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
             move |tx, message| {
                 let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
@@ -309,8 +302,8 @@ async fn two_deliveries_at_once_are_one_effect(partitions: u16) {
                     Ok::<_, Failure>("charged by the first")
                 })
             }
-        },
-    ));
+        }),
+    );
     send(&broker, "order-1").await;
     in_time(begun.notified()).await;
     link.close();
@@ -453,8 +446,8 @@ async fn an_inbox_that_forgets_before_its_queue_is_refused_at_the_start() {
     let broker = TestQueue::open(1, "orders", "{}").await;
     let pool = stage::deadpool(&postgres);
     let short = Consumer::new("billing").retention(Duration::from_secs(3_600));
-    let started = Worker::new(broker.queue())
-        .run_in_transaction(pool, short, |_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }));
+    let started = InTransaction::new(Worker::new(broker.queue()), pool, short)
+        .run(|_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }));
     let error = in_time(started).await.unwrap_err().to_string();
     assert!(error.contains("forgets after 1 h 0 min"), "{error}");
     assert!(error.contains("7 d"), "{error}");
@@ -466,11 +459,8 @@ async fn a_missing_table_is_told_at_the_start() {
     let broker = TestQueue::open(1, "orders", "{}").await;
     let path = broker.path().join("empty.db");
     let database = hapax_transactions::sqlite::Database::open(path).unwrap();
-    let started = Worker::new(broker.queue()).run_in_blocking_transaction(
-        database,
-        "billing",
-        |_tx, _message| Ok::<_, Failure>(()),
-    );
+    let started = InTransaction::new(Worker::new(broker.queue()), database, "billing")
+        .run(|_tx, _message| Ok::<_, Failure>(()));
     let error = in_time(started).await.unwrap_err().to_string();
     assert!(error.contains("hapax_inbox"), "{error}");
     broker.stop().await;
@@ -483,31 +473,26 @@ async fn with_sqlite_a_lost_settle_is_one_effect_too(partitions: u16) {
     let database = stage::sqlite(broker.path());
     let link = Arc::new(broker.link().await);
     let client = link.client();
-    let lost = Worker::new(client.queue("orders")).run_in_blocking_transaction(
-        database.clone(),
-        "billing",
-        move |tx, message| {
+    let lost = InTransaction::new(Worker::new(client.queue("orders")), database.clone(), "billing")
+        .run(move |tx, message| {
             tx.execute("INSERT INTO effects VALUES (?1)", [message.key()])?;
             link.close();
             Ok::<_, Failure>("charged by the first")
-        },
-    );
+        });
     let lost = tokio::spawn(lost);
     send(&broker, "order-1").await;
     let count = || async { stage::number(&database, "SELECT count(*) FROM effects") == 1 };
     eventually("the effect", count).await;
     let pool = stage::sqlx_sqlite(&database).await;
-    let second = tokio::spawn(Worker::new(broker.queue()).run_in_transaction(
-        pool,
-        "billing",
-        |tx, message| {
+    let second = tokio::spawn(
+        InTransaction::new(Worker::new(broker.queue()), pool, "billing").run(|tx, message| {
             Box::pin(async move {
                 let key = message.key().to_owned();
                 sqlx::query("INSERT INTO effects VALUES (?1)").bind(key).execute(&mut **tx).await?;
                 Ok::<_, Failure>("charged by the second")
             })
-        },
-    ));
+        }),
+    );
     let key = in_time(broker.ended("order-1")).await;
     assert_eq!(key.result.unwrap().body, "charged by the first");
     assert_eq!(stage::number(&database, "SELECT count(*) FROM effects"), 1);

@@ -17,7 +17,7 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::doors::shape::{self, some};
 use crate::problem::Problem;
-use crate::service::{self, Change, Opened, Permit, Queues, Service};
+use crate::service::{self, BROWSE_DEFAULT, Change, Opened, Permit, Queues, Service};
 
 /// The same limit as for a batch over HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -452,8 +452,7 @@ async fn browse(
     let place = shape::place(it.state())
         .ok_or_else(|| Problem::invalid("give a state: ready, delayed, leased, parked or dead"))?;
     let cursor = some(&it.cursor).map(|cursor| service.cursor(cursor)).transpose()?;
-    let limit = if it.limit == 0 { 100 } else { it.limit as usize };
-    let limit = limit.min(hapax_core::limits::BROWSE_MAX);
+    let limit = if it.limit == 0 { BROWSE_DEFAULT } else { it.limit as usize };
     let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };
     let page = service.browse(&permit, browse, cursor).await?; // Bounded in bytes, as HTTP's.
     Ok(proto::BrowseReply {
