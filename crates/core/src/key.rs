@@ -156,7 +156,7 @@ pub(crate) fn aside(key: &str, fingerprint: &Fingerprint) -> String {
 }
 
 /// When the key was made, where it tells; see [`hapax_keys::date_ms`].
-pub(crate) fn date(key: &str, now: Time) -> Option<Time> {
+pub fn date(key: &str, now: Time) -> Option<Time> {
     hapax_keys::date_ms(key, now.0).map(Time)
 }
 

@@ -53,7 +53,7 @@ pub use decision::{
 pub use hapax_keys::{Parent, derive};
 pub use holding::{Holding, Report};
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
-pub use key::{Differs, Digest, Fingerprint};
+pub use key::{Differs, Digest, Fingerprint, date};
 pub use limits::Bounds;
 pub use load::{Need, RangeOf};
 pub use machine::{Batch, Machine, Usage, read_batch};
