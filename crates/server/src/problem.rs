@@ -144,14 +144,16 @@ impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let code = match &refusal {
             Refusal::Invalid(invalid) => return (*invalid).into(),
-            Refusal::InvalidConfig(_) | Refusal::VersionChanged(_) => Code::InvalidConfig,
+            Refusal::InvalidConfig(_) | Refusal::VersionChanged(_) | Refusal::QueueExists => {
+                Code::InvalidConfig
+            }
             Refusal::NoSuchQueue => Code::NoSuchQueue,
             Refusal::NoSuchKey => Code::NoSuchKey,
             Refusal::Conflict(_) | Refusal::OtherRedrive => Code::Conflict,
             Refusal::TooManyQueues(_) | Refusal::TooManyRedrives(_) => Code::OverQuota,
             Refusal::StoreFull => Code::StoreFull,
         };
-        let is_stale = matches!(refusal, Refusal::VersionChanged(_));
+        let is_stale = matches!(refusal, Refusal::VersionChanged(_) | Refusal::QueueExists);
         Self { is_stale, ..Self::new(code, refusal.to_string()) }
     }
 }

@@ -49,6 +49,14 @@ pub fn json(config: &Config) -> String {
     serde_json::to_string(&show(config)).unwrap_or_default()
 }
 
+/// The names of the fields in which two configurations differ.
+pub fn differing(one: &Config, other: &Config) -> Vec<&'static str> {
+    let shown = |config| serde_json::to_value(show(config)).unwrap_or_default();
+    let (one, other) = (shown(one), shown(other));
+    let names = QueueConfig::FIELDS.iter().map(|field| field.name);
+    names.filter(|name| one.get(name) != other.get(name)).collect()
+}
+
 /// The configuration with these fields, and everything that is wrong with them. A field that is
 /// wrong counts as left out.
 pub fn from_fields(
@@ -69,6 +77,12 @@ pub fn from_fields(
     // The core refuses one thing at a time: without that field, is there another?
     while let Err(refused) = rest.check() {
         let is_written = right.remove(refused.field).is_some();
+        // What it was compared with goes too, or it would be refused again with its default.
+        let is_written = match refused.field {
+            "backoff_min_ms" => right.remove("backoff_max_ms").is_some() || is_written,
+            "retention_ms" => right.remove("retry_horizon_ms").is_some() || is_written,
+            _ => is_written,
+        };
         wrong.push(refusal(refused, dialect));
         if !is_written {
             break;
@@ -119,10 +133,11 @@ fn out_of_bounds(config: &Config, name: &str) -> Option<String> {
     Some(format!("{value} is not between {min} and {max}"))
 }
 
-/// A whole number that is none for serde, which reads it as a fraction.
+/// A whole number that is none for serde, which reads it as a fraction since no integer holds it.
 fn is_huge(value: &Value) -> bool {
     let is_integer = value.is_i64() || value.is_u64();
-    !is_integer && value.as_f64().is_some_and(|number| number.fract() == 0.0)
+    let is_beyond = |number: f64| number.abs() >= i64::MAX as f64;
+    !is_integer && value.as_f64().is_some_and(is_beyond)
 }
 
 /// What the core refuses although each field is within its bounds.
@@ -350,6 +365,8 @@ mod tests {
         refuses(Dialect::Json, "max_messages", 0, "Allowed: a whole number, at least 1, or null");
         refuses(Dialect::Json, "lease_ms", 1e30, "the number is too large");
         refuses(Dialect::Json, "lease_ms", 1.5, "floating point `1.5`");
+        let why = "floating point `3000.0`. Allowed: a whole number";
+        refuses(Dialect::Json, "lease_ms", 3_000.0, why);
         refuses(Dialect::Json, "lease_ms", "5", "invalid type: string \"5\". Allowed: a whole");
         refuses(Dialect::Json, "lease_ms", "5, expected x", "string \"5, expected x\". Allowed:");
         refuses(Dialect::Json, "lease_ms", Value::Null, "invalid type: null");
@@ -371,6 +388,15 @@ mod tests {
         assert_eq!(names, ["lease", "max_attempts", "retention_ms", "on_group_dead"]);
         assert_eq!(config.max_attempts, Config::default().max_attempts);
         assert_eq!(config.on_group_dead, OnGroupDead::Park);
+    }
+
+    #[test]
+    fn fields_that_do_not_go_together_are_refused_once_with_what_to_do() {
+        let backoff = [("backoff_min_ms", 9_000.into()), ("backoff_max_ms", 500.into())];
+        let (_, wrong) = fields(Dialect::Json, &backoff);
+        let [wrong] = wrong.as_slice() else { panic!("{wrong:?}") };
+        let why = "9000 is above backoff_max_ms, which is 500. Lower it, or raise backoff_max_ms";
+        assert_eq!(wrong.advice().to_string(), why);
     }
 
     #[test]

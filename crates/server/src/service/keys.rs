@@ -44,9 +44,28 @@ impl Service {
         key: KeyName,
         wait: Duration,
     ) -> Result<KeyView, Problem> {
+        let has_group = key.group.is_some();
         let looked = self.engine().look(key, wait.min(WAIT_MAX));
-        let looked = self.while_current(permit, wait, looked).await??;
-        looked.map_err(|refusal| refused(permit, refusal))
+        match self.while_current(permit, wait, looked).await?? {
+            Ok(view) => Ok(view),
+            Err(refusal) => Err(self.no_key(permit, has_group, refusal).await?),
+        }
+    }
+
+    /// The refusal of a request for one key. Where keys belong to their groups, one without a group
+    /// is told so.
+    async fn no_key(
+        &self,
+        permit: &Permit,
+        has_group: bool,
+        refusal: Refusal,
+    ) -> Result<Problem, Problem> {
+        if refusal != Refusal::NoSuchKey || has_group || !self.is_per_group(permit).await? {
+            return Ok(refused(permit, refusal));
+        }
+        let detail = "no such key without a group: this queue deduplicates per group, so give the \
+                      group of the key too";
+        Ok(Problem::new(Code::NoSuchKey, detail))
     }
 
     pub async fn forget(&self, permit: &Permit, key: KeyName) -> Result<(), Problem> {
@@ -86,7 +105,9 @@ impl Service {
     ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
         match self.engine().call_key(key, command).await? {
-            Outcome::Refused(refusal) => Err(refused(permit, refusal)),
+            Outcome::Refused(refusal) => {
+                Err(self.no_key(permit, key.group.is_some(), refusal).await?)
+            }
             _ => Ok(()),
         }
     }

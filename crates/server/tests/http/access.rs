@@ -246,3 +246,20 @@ async fn a_web_page_of_another_site_gets_nothing_done() {
     house.ask(own).await.is(201);
     house.ask(get("/v1/queues").header("sec-fetch-site", "cross-site")).await.is(200);
 }
+
+#[tokio::test]
+async fn a_producer_does_not_browse_the_messages_of_others() {
+    let callers = [("root", "send,work,admin"), ("producer", "send"), ("worker", "work")];
+    let callers = callers.map(|(name, can)| (name, "shop", "*", can));
+    let (house, tokens) = guarded(&callers);
+    house.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
+    house.ask(send("orders", "k", "secret").by(&tokens["producer"])).await.is(201);
+    let browse = || get("/v1/queues/orders/messages?state=ready");
+    let told = house.ask(browse().by(&tokens["producer"])).await.fails(403, "forbidden");
+    assert!(told["detail"].as_str().unwrap().contains("work or admin"), "{told}");
+    for name in ["root", "worker"] {
+        let page = house.ask(browse().by(&tokens[name])).await.is(200);
+        assert_eq!(page["messages"][0]["body"], "secret", "{name}");
+    }
+    house.ask(get("/v1/queues/orders/keys/k").by(&tokens["producer"])).await.is(200);
+}
