@@ -139,10 +139,7 @@ pub enum Invalid {
     Points,
     #[error("a redrive needs 1 to 1000 keys, a filter that is not empty, or all")]
     Redrive,
-    #[error(
-        "the operation is not allowed: the message is {0}. If this repeats a request whose answer \
-         was lost, the first one may have done it"
-    )]
+    #[error("the operation is not allowed: the message is {0}")]
     State(&'static str),
     #[error(
         "the date of the operation is {ahead_ms} ms ahead of the broker's clock; at most one day \

@@ -50,6 +50,16 @@ impl Problem {
         Self::new(Code::NoSuchQueue, detail)
     }
 
+    /// A redrive, replay or resolve of a message that is in another state: perhaps by the same
+    /// request, whose answer was lost.
+    pub fn perhaps_done(state: &'static str) -> Self {
+        let state = Invalid::State(state);
+        Self::invalid(format!(
+            "{state}. If this repeats a request whose answer was lost, the first one may have done \
+             it"
+        ))
+    }
+
     /// An emit whose key can neither be taken nor derived.
     pub fn unnamed_emit() -> Self {
         Self::invalid("name: an emit without a key needs a name, from which its key is derived")

@@ -130,6 +130,9 @@ pub fn cause(error: &str) -> &str {
 fn out_of_bounds(config: &Config, name: &str) -> Option<String> {
     let (_, value, min, max) = config.bounds().into_iter().find(|(field, ..)| *field == name)?;
     let value = value.filter(|value| !(min..=max).contains(value))?;
+    if max == hapax_core::limits::COUNT_MAX {
+        return Some(format!("{value} is too {}", if value < min { "small" } else { "large" }));
+    }
     Some(format!("{value} is not between {min} and {max}"))
 }
 
@@ -362,7 +365,8 @@ mod tests {
         let why = "lease_ms: 1 is not between 100 and 43200000. \
                    Allowed: a whole number, from 100 to 43200000";
         refuses(Dialect::Toml, "lease_ms", 1, why);
-        refuses(Dialect::Json, "max_messages", 0, "Allowed: a whole number, at least 1, or null");
+        let why = "0 is too small. Allowed: a whole number, at least 1, or null";
+        refuses(Dialect::Json, "max_messages", 0, why);
         refuses(Dialect::Json, "lease_ms", 1e30, "the number is too large");
         refuses(Dialect::Json, "lease_ms", 1.5, "floating point `1.5`");
         let why = "floating point `3000.0`. Allowed: a whole number";

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Browse, Command, Content, Fingerprint, KeyName, KeyView, Outcome, Redrive};
-use hapax_core::{RedriveView, Refusal, Replay, Resolution, Resolve, Select};
+use hapax_core::{Browse, Command, Content, Fingerprint, Invalid, KeyName, KeyView, Outcome};
+use hapax_core::{Redrive, RedriveView, Refusal, Replay, Resolution, Resolve, Select};
 
 use hapax_wire::Code;
 
@@ -104,7 +104,12 @@ impl Service {
         command: impl Fn() -> Command,
     ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        match self.engine().call_key(key, command).await? {
+        match self.engine().call_key(key, &command).await? {
+            Outcome::Refused(Refusal::Invalid(Invalid::State(state)))
+                if matches!(command(), Command::Replay(_) | Command::Resolve(_)) =>
+            {
+                Err(Problem::perhaps_done(state))
+            }
             Outcome::Refused(refusal) => {
                 Err(self.no_key(permit, key.group.is_some(), refusal).await?)
             }
