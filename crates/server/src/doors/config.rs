@@ -395,6 +395,14 @@ mod tests {
     }
 
     #[test]
+    fn the_fields_in_which_configurations_differ_are_named() {
+        let one = Config::default();
+        let other = Config { lease_ms: 5_000, retention_ms: None, ..Config::default() };
+        assert_eq!(differing(&one, &other), ["retention_ms", "lease_ms"]);
+        assert!(differing(&one, &one.clone()).is_empty());
+    }
+
+    #[test]
     fn fields_that_do_not_go_together_are_refused_once_with_what_to_do() {
         let backoff = [("backoff_min_ms", 9_000.into()), ("backoff_max_ms", 500.into())];
         let (_, wrong) = fields(Dialect::Json, &backoff);
