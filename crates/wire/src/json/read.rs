@@ -75,7 +75,7 @@ impl BadJson {
 fn plain(detail: &str) -> String {
     let expected = match detail.split_once("integer `") {
         Some((_, number)) if number.starts_with('-') => ", expected a whole number, at least 0",
-        Some(_) if detail.starts_with("invalid value") => ", which is too large",
+        Some(_) if detail.contains("invalid value: integer") => ", which is too large",
         _ => ", expected a whole number",
     };
     detail.replace(", expected u32", expected).replace(", expected u64", expected)
