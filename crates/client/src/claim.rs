@@ -9,12 +9,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::answer::{Answer, Outcome};
-use crate::backoff::Backoff;
 use crate::client::SENT_BYTES_MAX;
 use crate::delivery::Lease;
 use crate::error::Error;
 use crate::message::{ms, new_key, since_epoch};
 use crate::queue::Queue;
+use crate::retry::Retry;
 use crate::settle::{Done, Settle, Settled};
 
 /// How long a claim outlives its process, where nothing is said.
@@ -96,31 +96,16 @@ impl ClaimRequest {
     /// and its answer was lost, the next gets the same lease.
     pub async fn take(mut self) -> Result<Claim, Error> {
         self.request.claim_id = new_key();
-        let until = Instant::now() + self.queue.client().timeout() + self.wait;
+        self.request.lease_ms = Some(ms(self.lease));
         let wait_until = Instant::now() + self.wait;
-        let mut backoff = Backoff::new();
-        loop {
+        let client = self.queue.client();
+        let claim = || {
             let left = wait_until.saturating_duration_since(Instant::now());
-            let request = proto::ClaimRequest {
-                wait_ms: ms(left),
-                lease_ms: Some(ms(self.lease)),
-                ..self.request.clone()
-            };
-            let client = self.queue.client();
-            let claimed = client
-                .call_within(left + WAIT_SLACK, |mut rpc| async move { rpc.claim(request).await });
-            match claimed.await {
-                Ok(reply) => return self.taken(reply),
-                Err(error) if error.is_retryable() => {
-                    let pause = Instant::now() + backoff.after(error.retry_after());
-                    if pause >= until {
-                        return Err(error);
-                    }
-                    tokio::time::sleep_until(pause).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+            let request = proto::ClaimRequest { wait_ms: ms(left), ..self.request.clone() };
+            client.call_within(left + WAIT_SLACK, |mut rpc| async move { rpc.claim(request).await })
+        };
+        let reply = Retry::within(client.timeout() + self.wait).run(claim).await?;
+        self.taken(reply)
     }
 
     fn taken(self, reply: proto::ClaimReply) -> Result<Claim, Error> {
@@ -338,26 +323,12 @@ async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Sett
         return Err(Error::too_large(bytes, SENT_BYTES_MAX));
     }
     let client = queue.client();
-    let until = Instant::now() + client.timeout();
     let items = vec![settle.into_wire(0, lease.0.clone())];
     let request = proto::SettleRequest { queue: queue.name().to_owned(), items };
-    let mut backoff = Backoff::new();
-    loop {
+    let settle = || async {
         let request = request.clone();
-        let settled = client.call(|mut rpc| async move { rpc.settle(request).await }).await;
-        let settled = settled.and_then(|mut reply| {
-            let answer = reply.answers.pop().unwrap_or_default();
-            Settled::of(answer)
-        });
-        match settled {
-            Err(error) if error.is_retryable() => {
-                let pause = Instant::now() + backoff.after(error.retry_after());
-                if pause >= until {
-                    return Err(error);
-                }
-                tokio::time::sleep_until(pause).await;
-            }
-            settled => return settled,
-        }
-    }
+        let mut reply = client.call(|mut rpc| async move { rpc.settle(request).await }).await?;
+        Settled::of(reply.answers.pop().unwrap_or_default())
+    };
+    Retry::within(client.timeout()).run(settle).await
 }

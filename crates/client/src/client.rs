@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 use crate::error::Error;
 use crate::lane::Lane;
 use crate::queue::Queue;
+use crate::retry::Retry;
 
 /// How long a call may take where nothing else is said.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -105,26 +106,12 @@ impl Client {
     /// Waits until the broker answers, for so long.
     pub async fn ready(&self, timeout: Duration) -> Result<(), Error> {
         let until = tokio::time::Instant::now() + timeout;
-        let mut backoff = crate::backoff::Backoff::new();
-        loop {
-            let last = match self.ping(until).await {
-                Ok(()) => return Ok(()),
-                Err(error) if !error.is_retryable() => return Err(error),
-                Err(error) => error,
-            };
-            let pause = backoff.next();
-            if tokio::time::Instant::now() + pause >= until {
-                return Err(last);
-            }
-            tokio::time::sleep(pause).await;
-        }
-    }
-
-    async fn ping(&self, until: tokio::time::Instant) -> Result<(), Error> {
         let request = hapax_wire::proto::ListQueuesRequest {};
-        let left = until.saturating_duration_since(tokio::time::Instant::now());
-        self.call_within(left, |mut rpc| async move { rpc.list_queues(request).await }).await?;
-        Ok(())
+        let ping = || {
+            let left = until.saturating_duration_since(tokio::time::Instant::now());
+            self.call_within(left, |mut rpc| async move { rpc.list_queues(request).await })
+        };
+        Retry::within(timeout).run(ping).await.map(drop)
     }
 
     /// The address as it was given.

@@ -37,7 +37,6 @@
 
 mod admin;
 mod answer;
-mod backoff;
 mod claim;
 mod client;
 mod delivery;
@@ -46,6 +45,7 @@ mod error;
 mod lane;
 mod message;
 mod queue;
+mod retry;
 mod sender;
 mod settle;
 mod step;
@@ -63,6 +63,7 @@ pub use error::{Error, First, Refusal};
 pub use hapax_wire::{Blob, Code, Id, State};
 pub use message::{Message, new_key};
 pub use queue::Queue;
+pub use retry::Retry;
 pub use sender::{Answered, Sender};
 pub use settle::{Done, Emit, Failure, Settle, Settled};
 pub use work::{Answered as SettleAnswered, Batch, Work, WorkBuilder};

@@ -7,11 +7,11 @@ use hapax_wire::{self as wire, AnswerKind, proto};
 use tokio::time::Instant;
 
 use crate::answer::Answer;
-use crate::backoff::Backoff;
 use crate::claim::ClaimRequest;
 use crate::client::Client;
 use crate::error::Error;
 use crate::message::{Message, ms};
+use crate::retry::Retry;
 use crate::sender::Sender;
 use crate::work::WorkBuilder;
 
@@ -126,7 +126,6 @@ impl Queue {
         };
         let (answers, _) = self.send_until(vec![message], until).await;
         let answered = match one(answers) {
-            Ok(answer) if answer.has_ended() => Ok(answer),
             Ok(answer) => self.wait(key.clone(), answer, until).await,
             Err(error) => Err(error),
         };
@@ -139,34 +138,21 @@ impl Queue {
         mut answer: Answer,
         until: Instant,
     ) -> Result<Answer, Error> {
-        let mut backoff = Backoff::new();
-        loop {
-            let left = until.saturating_duration_since(Instant::now()).min(WAIT_MAX);
-            if left.is_zero() {
-                return Ok(answer);
-            }
-            let request = proto::GetKeyRequest { key: Some(key.clone()), wait_ms: ms(left) };
-            let looked = self.client.call_within(left + WAIT_SLACK, |mut rpc| async move {
-                rpc.get_key(request).await
-            });
-            match looked.await {
-                Ok(found) => {
-                    let kind = AnswerKind::InFlight.into();
-                    answer = Answer::of(wire::Answer { kind, ..Default::default() }.waited(found))?;
-                    if answer.has_ended() {
-                        return Ok(answer);
-                    }
-                }
-                Err(error) if error.is_retryable() => {
-                    let pause = Instant::now() + backoff.after(error.retry_after());
-                    if pause >= until {
-                        return Err(error);
-                    }
-                    tokio::time::sleep_until(pause).await;
-                }
-                Err(error) => return Err(error),
-            }
+        let left = || until.saturating_duration_since(Instant::now()).min(WAIT_MAX);
+        let mut retry = Retry::until(until);
+        while !answer.has_ended() && !left().is_zero() {
+            let look = || {
+                let left = left();
+                let request = proto::GetKeyRequest { key: Some(key.clone()), wait_ms: ms(left) };
+                self.client.call_within(left + WAIT_SLACK, |mut rpc| async move {
+                    rpc.get_key(request).await
+                })
+            };
+            let found = retry.run(look).await?;
+            let kind = AnswerKind::InFlight.into();
+            answer = Answer::of(wire::Answer { kind, ..Default::default() }.waited(found))?;
         }
+        Ok(answer)
     }
 
     /// Sends over the client's lane, and those again whose refusal is worth a retry. Every message
@@ -188,7 +174,7 @@ impl Queue {
     }
 
     async fn send_keyed(&self, messages: &[Message], until: Instant) -> (Answers, Option<Error>) {
-        let mut backoff = Backoff::new();
+        let mut retry = Retry::until(until);
         let mut answers = match self.try_send(messages.to_vec(), until).await {
             Ok(answers) => answers,
             Err(error) => {
@@ -198,23 +184,21 @@ impl Queue {
         };
         answers.resize_with(messages.len(), || Err(no_answer()));
         loop {
-            let retry = places(&answers, is_worth_a_retry);
-            let asked = retry.iter().filter_map(|place| match answers.get(*place) {
+            let again = places(&answers, is_worth_a_retry);
+            let asked = again.iter().filter_map(|place| match answers.get(*place) {
                 Some(Err(error)) => error.retry_after(),
                 _ => None,
             });
-            let pause = Instant::now() + backoff.after(asked.max());
-            if retry.is_empty() || pause >= until {
+            if again.is_empty() || !retry.pause(asked.max()).await {
                 return (answers, None);
             }
-            tokio::time::sleep_until(pause).await;
-            let some = retry.iter().filter_map(|place| messages.get(*place).cloned()).collect();
-            let again = match self.try_send(some, until).await {
-                Ok(again) => again,
+            let some = again.iter().filter_map(|place| messages.get(*place).cloned()).collect();
+            let newer = match self.try_send(some, until).await {
+                Ok(newer) => newer,
                 // Those keep the refusal that they had; whether they are there is not known.
                 Err(error) => return (answers, Some(error)),
             };
-            for (place, answer) in retry.into_iter().zip(again) {
+            for (place, answer) in again.into_iter().zip(newer) {
                 if let Some(slot) = answers.get_mut(place) {
                     *slot = answer;
                 }

@@ -12,7 +12,8 @@ use crate::answer::Answer;
 use crate::client::Client;
 use crate::error::Error;
 use crate::message::Message;
-use crate::stream::{Patience, Pipe, Protocol};
+use crate::retry::Retry;
+use crate::stream::{Pipe, Protocol};
 
 /// Messages without an answer, where nothing else is said.
 const WINDOW: usize = 4_096;
@@ -49,7 +50,8 @@ pub struct Sender {
     queue: String,
     window: usize,
     outbound: Outbound,
-    patience: Patience,
+    /// Of the time without an answer.
+    retry: Retry,
 }
 
 /// The answer to one message.
@@ -66,7 +68,7 @@ impl Sender {
             queue: queue.to_owned(),
             window: WINDOW,
             outbound: Outbound::new(client),
-            patience: Patience::new(client.timeout()),
+            retry: Retry::within(client.timeout()),
         }
     }
 
@@ -91,7 +93,7 @@ impl Sender {
     /// keep: look at [`room`](Sender::room) first.
     pub fn push(&mut self, message: impl Into<Message>, tag: u64) {
         if self.outbound.unanswered() == 0 {
-            self.patience.restore();
+            self.retry.reset();
         }
         self.outbound.push(&self.queue, &message.into().keyed(), tag);
     }
@@ -100,7 +102,7 @@ impl Sender {
     /// queues allow. What had no answer when a connection broke may then be there twice.
     pub fn push_unkeyed(&mut self, message: impl Into<Message>, tag: u64) {
         if self.outbound.unanswered() == 0 {
-            self.patience.restore();
+            self.retry.reset();
         }
         self.outbound.push(&self.queue, &message.into(), tag);
     }
@@ -121,14 +123,14 @@ impl Sender {
         while self.outbound.unanswered() > 0 {
             match self.outbound.answers(answers).await {
                 Ok(()) => {
-                    self.patience.restore();
+                    self.retry.reset();
                     return Ok(());
                 }
-                Err(error) if error.is_retryable() && !self.patience.is_over() => {
+                Err(error) if self.retry.goes_on_after(&error) => {
                     tracing::debug!(%error, "connecting again");
                 }
                 Err(error) => {
-                    self.patience.restore();
+                    self.retry.reset();
                     return Err(error);
                 }
             }

@@ -235,7 +235,7 @@ mod tests {
         let changed = found::<u32>("charge", &done, |_| true).unwrap_err();
         assert!(changed.error().contains("not called again"), "{}", changed.error());
         let foreign = found::<String>("charge", &done, |key| key == "other").unwrap_err();
-        assert!(foreign.error().contains("under the key k"), "{}", foreign.error());
+        assert!(foreign.error().contains("has the key k"), "{}", foreign.error());
     }
 
     #[test]

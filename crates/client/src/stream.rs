@@ -8,21 +8,19 @@ mod unanswered;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_wire::lean::Raw;
 use http::uri::PathAndQuery;
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 
-use crate::backoff::Backoff;
 use crate::client::{Client, FRAME_BYTES_MAX, SENT_BYTES_MAX};
 use crate::error::Error;
+use crate::retry::Retry;
 pub(crate) use unanswered::Unanswered;
 
 /// Frames are filled to about this size; what is large has one of its own.
@@ -52,7 +50,8 @@ pub(crate) struct Pipe<P: Protocol> {
     failure: Option<Status>,
     /// The last connection broke, and there was no other since.
     is_broken: bool,
-    backoff: Backoff,
+    /// Of connections. Whoever drives the stream says when to give up.
+    retry: Retry,
 }
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Streaming<Bytes>, Status>> + Send>>;
@@ -77,7 +76,7 @@ impl<P: Protocol> Pipe<P> {
             line: Line::Down(None),
             failure: None,
             is_broken: false,
-            backoff: Backoff::new(),
+            retry: Retry::forever(),
         }
     }
 
@@ -194,7 +193,7 @@ impl<P: Protocol> Pipe<P> {
                     let next = Pin::new(&mut **streaming).poll_next(context);
                     return Poll::Ready(match std::task::ready!(next) {
                         Some(Ok(reply)) => {
-                            self.backoff.reset();
+                            self.retry.reset();
                             Ok(reply)
                         }
                         Some(Err(status)) => Err(self.broken(&status)),
@@ -237,7 +236,7 @@ impl<P: Protocol> Pipe<P> {
     fn broken(&mut self, status: &Status) -> Error {
         self.is_broken = true;
         let error = self.client.error(status);
-        let pause = self.backoff.after(error.retry_after());
+        let pause = self.retry.next_pause(error.retry_after());
         self.line = Line::Down(Some(Box::pin(tokio::time::sleep(pause))));
         error
     }
@@ -255,27 +254,5 @@ impl<P: Protocol> std::fmt::Debug for Pipe<P> {
             Line::Up(..) => "up",
         };
         f.debug_struct("Pipe").field("path", &P::PATH).field("line", &line).finish_non_exhaustive()
-    }
-}
-
-/// How long a caller goes on without any answer before it is told why.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    most: Duration,
-    since: Instant,
-}
-
-impl Patience {
-    pub(crate) fn new(most: Duration) -> Self {
-        Self { most, since: Instant::now() }
-    }
-
-    /// There was an answer.
-    pub(crate) fn restore(&mut self) {
-        self.since = Instant::now();
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.since.elapsed() >= self.most
     }
 }

@@ -15,8 +15,9 @@ use crate::delivery::{Delivery, Lease, Source};
 use crate::error::Error;
 use crate::message::ms;
 use crate::queue::Queue;
+use crate::retry::Retry;
 use crate::settle::{Settle, Settled};
-use crate::stream::{Patience, Pipe, Protocol};
+use crate::stream::{Pipe, Protocol};
 
 /// Deliveries handed over at once, about.
 const BATCH_MAX: usize = 8_192;
@@ -58,7 +59,7 @@ impl WorkBuilder {
             drains: false,
         };
         Work {
-            patience: Patience::new(client.timeout()),
+            retry: Retry::within(client.timeout()),
             pipe: Pipe::new(&client, works),
             credit: 0,
             refused: Vec::new(),
@@ -92,7 +93,8 @@ impl WorkBuilder {
 #[derive(Debug)]
 pub struct Work {
     pipe: Pipe<Works>,
-    patience: Patience,
+    /// Of the time without an answer.
+    retry: Retry,
     /// Credits that are to go out.
     credit: u32,
     /// Answers to what was not sent, as no frame takes it.
@@ -205,11 +207,11 @@ impl Work {
             match self.try_next(batch).await {
                 // There is a connection again, and nothing came over it yet.
                 Ok(()) if batch.is_empty() => {}
-                Err(error) if error.is_retryable() && !self.patience.is_over() => {
+                Err(error) if self.retry.goes_on_after(&error) => {
                     tracing::debug!(%error, "connecting again");
                 }
                 ended => {
-                    self.patience.restore();
+                    self.retry.reset();
                     return ended;
                 }
             }

@@ -1,8 +1,8 @@
 //! Checkpoints: what of the state goes into rows, and what may leave memory afterwards.
 //!
-//! `freeze` takes a consistent cut on the writer's thread, cheaply: the records of finished keys
-//! are handed over as they are, changed messages are cloned. Encoding and sorting happen where
-//! [`Snapshot::write`] is called. `thaw` says that the rows are there.
+//! `begin_checkpoint` takes a consistent cut on the writer's thread, cheaply: the records of
+//! finished keys are handed over as they are, changed messages are cloned. Encoding and sorting
+//! happen where [`Snapshot::write`] is called. `finish_checkpoint` says that the rows are there.
 //!
 //! Invariant: what a scan or a look-up finds in rows that are older than memory is recognised as
 //! such, because whatever ended since is in the current or the frozen generation.
@@ -118,15 +118,19 @@ impl Snapshot {
 }
 
 impl Machine {
-    /// Cuts through the state as it is. One snapshot at a time: `thaw` comes before the next.
-    pub fn freeze(&mut self) -> Snapshot {
-        assert!(!self.is_frozen(), "thaw comes before the next snapshot");
+    /// Cuts through the state as it is. One snapshot at a time: `finish_checkpoint` comes before
+    /// the next one.
+    pub fn begin_checkpoint(&mut self) -> Snapshot {
+        assert!(
+            !self.is_in_checkpoint(),
+            "the last checkpoint is finished before the next snapshot"
+        );
         let mut row_deletes = Vec::new();
-        let messages = self.freeze_messages(&mut row_deletes);
-        let groups = self.freeze_groups(&mut row_deletes);
-        let (mut rows, gone) = self.relays.freeze();
+        let messages = self.checkpoint_messages(&mut row_deletes);
+        let groups = self.checkpoint_groups(&mut row_deletes);
+        let (mut rows, gone) = self.relays.begin_checkpoint();
         row_deletes.extend(gone);
-        self.freeze_receives(&mut rows, &mut row_deletes);
+        self.checkpoint_receives(&mut rows, &mut row_deletes);
         for queue in self.queues.iter_mut().filter(|queue| queue.dirty) {
             queue.dirty = false;
             let mut value = Vec::new();
@@ -147,12 +151,12 @@ impl Machine {
         self.keys_expired = false;
         assert!(self.dirty.is_empty() && self.dirty_groups.is_empty(), "every change is frozen");
         assert!(self.receives.gone.is_empty(), "and so is what went");
-        let records = self.keys.freeze();
+        let records = self.keys.begin_checkpoint();
         let emptied = Arc::clone(&self.emptied);
         Snapshot { seed: self.keys.seed(), records, messages, emptied, groups, rows, row_deletes }
     }
 
-    fn freeze_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
+    fn checkpoint_messages(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Message> {
         let mut dirty = std::mem::take(&mut self.dirty);
         let emptied = std::mem::take(&mut self.emptied);
         let mut frozen =
@@ -174,7 +178,7 @@ impl Machine {
         frozen
     }
 
-    fn freeze_groups(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Group> {
+    fn checkpoint_groups(&mut self, row_deletes: &mut Vec<RowKey>) -> Vec<Group> {
         let mut frozen = Vec::new();
         let mut point_deletes = Vec::new();
         for digest in std::mem::take(&mut self.dirty_groups) {
@@ -205,7 +209,7 @@ impl Machine {
         frozen
     }
 
-    fn freeze_receives(
+    fn checkpoint_receives(
         &mut self,
         rows: &mut Vec<(RowKey, Vec<u8>)>,
         row_deletes: &mut Vec<RowKey>,
@@ -230,13 +234,13 @@ impl Machine {
     }
 
     /// The rows of the snapshot are there.
-    pub fn thaw(&mut self) {
-        self.keys.thaw();
+    pub fn finish_checkpoint(&mut self) {
+        self.keys.finish_checkpoint();
     }
 
     /// Whether a snapshot is still being written.
-    pub fn is_frozen(&self) -> bool {
-        self.keys.is_frozen()
+    pub fn is_in_checkpoint(&self) -> bool {
+        self.keys.is_in_checkpoint()
     }
 
     /// The ranges a new owner reads whole, in this order, before it replays the journal: the

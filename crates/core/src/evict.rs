@@ -29,7 +29,7 @@ impl Machine {
     /// few messages meets the gap behind them.
     #[doc(hidden)]
     pub fn evict_keeping(&mut self, keep: usize, target: usize, most: usize) -> usize {
-        if self.is_frozen() {
+        if self.is_in_checkpoint() {
             return 0;
         }
         let mut left = 0;
@@ -91,7 +91,7 @@ impl Machine {
         }
         for slot in &chosen {
             self.leave_lease(id, *slot);
-            let message = self.unhouse(*slot);
+            let message = self.remove_message(*slot);
             self.left(id, &message);
         }
         chosen.len() + self.evict_groups(id, keep, target, most - chosen.len())
@@ -111,7 +111,7 @@ impl Machine {
     /// A message left memory: what runs by what is in memory knows.
     fn left(&mut self, id: QueueId, message: &Message) {
         if let Some(queue) = self.queues.get_mut(id) {
-            queue.mortal.remove(&(message.ttl_at, message.seq));
+            queue.expiring.remove(&(message.ttl_at, message.seq));
             queue.purge_again(message);
         }
         let group = message.group.and_then(|digest| self.groups.get(&digest));
@@ -159,7 +159,7 @@ impl Machine {
             }
         });
         for slot in &chosen {
-            let message = self.unhouse(*slot);
+            let message = self.remove_message(*slot);
             self.left(id, &message);
         }
         chosen.len()

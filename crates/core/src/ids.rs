@@ -98,21 +98,7 @@ impl MessageId {
 
     /// Reads the hyphenated form.
     pub fn parse(text: &str) -> Option<Self> {
-        let bytes = text.as_bytes();
-        if bytes.len() != 36 {
-            return None;
-        }
-        let mut value = 0u128;
-        for (place, byte) in bytes.iter().enumerate() {
-            if matches!(place, 8 | 13 | 18 | 23) {
-                if *byte != b'-' {
-                    return None;
-                }
-                continue;
-            }
-            value = value << 4 | u128::from((*byte as char).to_digit(16)?);
-        }
-        Some(Self(value.to_be_bytes()))
+        hapax_keys::parse_uuid(text).map(|value| Self(value.to_be_bytes()))
     }
 }
 

@@ -68,7 +68,7 @@ impl Machine {
         let groups = queue.groups.iter().filter_map(|digest| self.groups.get(digest));
         let members = groups.flat_map(|group| group.members.waiting(is_ready));
         let ready = queue.ready.waiting(is_ready).chain(members).map(|(_, slot)| slot);
-        let shelf = |place| match place {
+        let list = |place| match place {
             Place::Parked => queue.parked.from(0).map(|(_, slot)| slot).collect::<Vec<_>>(),
             _ => queue.dead.from(0).map(|(_, slot)| slot).collect(),
         };
@@ -76,8 +76,8 @@ impl Machine {
             (Place::Ready, ready.collect()),
             (Place::Delayed, queue.delayed.after(None).collect()),
             (Place::Leased, queue.leased.iter(&self.messages).collect()),
-            (Place::Parked, shelf(Place::Parked)),
-            (Place::Dead, shelf(Place::Dead)),
+            (Place::Parked, list(Place::Parked)),
+            (Place::Dead, list(Place::Dead)),
         ];
         for (place, mut index) in indexes {
             let mut resident = self.resident(queue, place);
@@ -98,7 +98,7 @@ impl Machine {
     fn check_stats(&self, queue: &Queue) {
         let stats = &queue.stats;
         let is_ready_here = queue.ready.gap().is_none() && queue.config.order == Order::None;
-        let is_delayed_here = !queue.delayed.is_cold();
+        let is_delayed_here = !queue.delayed.is_unloaded();
         for (place, count, is_all_here) in [
             (Place::Ready, stats.ready, is_ready_here),
             (Place::Delayed, stats.delayed, is_delayed_here),
@@ -162,18 +162,18 @@ impl Machine {
     /// No timer is forgotten.
     fn check_timers(&self, queue: &Queue) {
         let mine = || self.messages.iter().filter(|(_, message)| message.queue == queue.id);
-        let mortal = mine().filter(|(_, message)| {
+        let expiring = mine().filter(|(_, message)| {
             message.ttl_at != Time::NEVER
                 && matches!(message.place(), Place::Ready | Place::Delayed)
         });
-        let mortal = mortal.map(|(slot, message)| ((message.ttl_at, message.seq), slot));
-        assert_eq!(mortal.collect::<BTreeMap<_, _>>(), queue.mortal, "lives with an end");
+        let expiring = expiring.map(|(slot, message)| ((message.ttl_at, message.seq), slot));
+        assert_eq!(expiring.collect::<BTreeMap<_, _>>(), queue.expiring, "lives with an end");
         let leases = mine().filter_map(|(_, message)| message.lease().map(|lease| lease.deadline));
         let away = || queue.leased.away().map(|(deadline, _)| deadline);
         let next = queue.leased.next_deadline(&self.messages);
         assert_eq!(leases.chain(away()).min(), next, "the lease that ends first is found first");
         let ends = mine().filter_map(|(_, message)| message.deadline()).chain(away());
-        let lives = queue.mortal.keys().map(|(ttl_at, _)| *ttl_at);
+        let lives = queue.expiring.keys().map(|(ttl_at, _)| *ttl_at);
         let buckets = queue.remembered.keys().map(|drop_at| Time(*drop_at));
         let receives = self.receives.by_end.keys().map(|(until, _)| *until);
         let timers = ends.chain(lives).chain(buckets).chain(receives);

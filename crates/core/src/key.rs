@@ -1,6 +1,4 @@
-//! Keys: their digest, the fingerprint of what was sent under them, their date, derived keys.
-
-use sha2::{Digest as _, Sha256};
+//! Keys: their digest, the fingerprint of what was sent under them, and their date.
 
 use crate::ids::{MessageId, Time};
 use crate::limits;
@@ -147,80 +145,19 @@ pub enum Differs {
     Fingerprint,
 }
 
-/// The message that follow-ups derive their keys from.
-#[derive(Clone, Copy, Debug)]
-pub struct Parent<'a> {
-    pub queue: &'a str,
-    /// Where the queue deduplicates per group.
-    pub group: Option<&'a str>,
-    pub key: &'a str,
-    pub generation: u32,
-}
-
-/// The key of a follow-up or a step: lowercase hex of the first 16 bytes of SHA-256 over the
-/// netstrings of `hapax-2`, the parent's queue, its group (empty unless the queue deduplicates per
-/// group), its key, its generation as decimal, and the name. The same in every language.
-pub fn derive(parent: &Parent<'_>, name: &str) -> String {
-    let generation = parent.generation.to_string();
-    let group = parent.group.unwrap_or_default();
-    netstrings(&["hapax-2", parent.queue, group, parent.key, &generation, name])
-}
-
 /// A key for a message whose own is taken by another message: the same message gets the same one.
 pub(crate) fn aside(key: &str, fingerprint: &Fingerprint) -> String {
     let body = format!("{:032x}", u128::from_be_bytes(fingerprint.body));
     let parts = format!("{:016x} {}", fingerprint.group, fingerprint.own);
-    let unique = netstrings(&["hapax-2 aside", key, &body, &parts]);
+    let unique = hapax_keys::digest(&["hapax-2 aside", key, &body, &parts]);
     let room = limits::KEY_BYTES_MAX - unique.len() - 1;
     let start = key.get(..key.floor_char_boundary(room)).unwrap_or_default();
     format!("{start}~{unique}")
 }
 
-fn netstrings(parts: &[&str]) -> String {
-    let mut hasher = Sha256::new();
-    for part in parts {
-        hasher.update(part.len().to_string().as_bytes());
-        hasher.update(b":");
-        hasher.update(part.as_bytes());
-        hasher.update(b",");
-    }
-    let hash: [u8; 32] = hasher.finalize().into();
-    let [low, _] = hash.as_chunks::<16>().0 else { unreachable!("SHA-256 has 32 bytes") };
-    format!("{:032x}", u128::from_be_bytes(*low))
-}
-
-/// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time. A UUIDv7 tells
-/// whatever its time is; a word of 26 letters may look like a ULID by chance, mostly of a time that
-/// is thousands of years ahead. A clock that runs ahead by days is no chance: what it dates must
-/// not pass for undated now and be new again when its date has come.
+/// When the key was made, where it tells; see [`hapax_keys::date_ms`].
 pub fn date(key: &str, now: Time) -> Option<Time> {
-    let latest = now.plus(limits::ULID_AHEAD_MS).0;
-    let uuid = uuid_date(key).filter(|at| *at >= limits::DATED_FROM_MS);
-    let ulid = || ulid_date(key).filter(|at| (limits::DATED_FROM_MS..=latest).contains(at));
-    uuid.or_else(ulid).map(Time)
-}
-
-fn uuid_date(key: &str) -> Option<u64> {
-    let value = u128::from_be_bytes(MessageId::parse(key)?.0);
-    let (version, variant) = (value >> 76 & 0xf, value >> 62 & 0b11);
-    (version == 7 && variant == 0b10).then_some((value >> 80) as u64)
-}
-
-fn ulid_date(key: &str) -> Option<u64> {
-    if key.len() != 26 {
-        return None;
-    }
-    let mut value = 0u128;
-    for (place, letter) in key.bytes().enumerate() {
-        let digit = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-            .iter()
-            .position(|known| *known == letter.to_ascii_uppercase())?;
-        if place == 0 && digit > 7 {
-            return None;
-        }
-        value = value << 5 | digit as u128;
-    }
-    Some((value >> 80) as u64)
+    hapax_keys::date_ms(key, now.0).map(Time)
 }
 
 fn part(text: &str) -> u64 {
@@ -286,24 +223,6 @@ mod tests {
     }
 
     #[test]
-    fn a_derived_key_is_what_the_documentation_says() {
-        let parent = Parent { queue: "payments", group: None, key: "order-42", generation: 0 };
-        // printf '7:hapax-2,8:payments,0:,8:order-42,1:0,7:receipt,' | sha256sum | cut -c1-32
-        assert_eq!(derive(&parent, "receipt"), "0b8370e7dbbb232a7c3ebeae3c071041");
-        // printf '7:hapax-2,8:payments,1:g,8:order-42,2:10,7:receipt,' | sha256sum | cut -c1-32
-        let grouped = Parent { group: Some("g"), generation: 10, ..parent };
-        assert_eq!(derive(&grouped, "receipt"), "5d709f6843c175e07feb9e08066d09c0");
-        for other in [
-            Parent { queue: "shipping", ..parent },
-            Parent { group: Some("g"), ..parent },
-            Parent { key: "order-4", ..parent },
-            Parent { generation: 1, ..parent },
-        ] {
-            assert_ne!(derive(&other, "receipt"), derive(&parent, "receipt"), "{other:?}");
-        }
-    }
-
-    #[test]
     fn a_key_made_aside_is_a_key_and_another_for_every_content() {
         let (one, two) = (Fingerprint::of(b"1", None), Fingerprint::of(b"2", None));
         let long = "\u{fc}".repeat(127);
@@ -314,18 +233,5 @@ mod tests {
             assert_ne!(made, aside(key, &two));
             assert_ne!(made, aside(key, &Fingerprint { own: true, ..one }));
         }
-    }
-
-    #[test]
-    fn k8_uuid_v7_and_ulid_tell_their_date_and_nothing_else_does() {
-        let now = Time(1_700_000_000_000);
-        assert_eq!(date("018bcfe5-6800-7000-8000-000000000001", now), Some(Time(0x018b_cfe5_6800)));
-        assert_eq!(date("018bcfe5-6800-4000-8000-000000000001", now), None);
-        assert_eq!(date("01HF7YAT0000000000000000AB", now), Some(Time(0x018b_cfe5_6800)));
-        assert_eq!(date("ORDERORDERORDERORDERORDER1", now), None);
-        assert_eq!(date("order-42", now), None);
-        let (days, far) = (now.0 - 3 * 86_400_000, now.0 - 367 * 86_400_000);
-        let ahead = |now| date("01HF7YAT0000000000000000AB", Time(now));
-        assert_eq!((ahead(days), ahead(far)), (Some(Time(0x018b_cfe5_6800)), None));
     }
 }

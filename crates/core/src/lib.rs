@@ -6,12 +6,11 @@
 //!
 //! The core refuses to know: the clock (time comes in a [`Stamp`]), randomness (likewise), files,
 //! threads, networks, logs. What a decision may need from the rows is asked for beforehand
-//! ([`Machine::needs`]) and handed in ([`Machine::warm`]); what should happen outside comes out as
+//! ([`Machine::needs`]) and handed in ([`Machine::load`]); what should happen outside comes out as
 //! [`Effect`]s.
 
 mod checkpoint;
 mod codec;
-mod cold;
 mod command;
 mod config;
 mod content;
@@ -22,6 +21,7 @@ mod ids;
 mod invariants;
 mod key;
 pub mod limits;
+mod load;
 mod look;
 mod machine;
 mod message;
@@ -38,7 +38,6 @@ mod state;
 
 pub use checkpoint::Snapshot;
 pub use codec::BadBytes;
-pub use cold::{Need, RangeOf};
 pub use command::{
     Allowance, Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, Expected,
     Follow, KeyName, LeaseName, Purge, QueueName, Receive, Redrive, Replay, Resolution, Resolve,
@@ -51,10 +50,12 @@ pub use content::{Builder, Content, Invalid};
 pub use decision::{
     Accepted, ClaimLease, Configured, Decision, Leased, Next, QueueId, RedriveStarted,
 };
+pub use hapax_keys::{Parent, derive};
 pub use holding::{Holding, Report};
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
-pub use key::{Differs, Digest, Fingerprint, Parent, date, derive};
+pub use key::{Differs, Digest, Fingerprint, date};
 pub use limits::Bounds;
+pub use load::{Need, RangeOf};
 pub use machine::{Batch, Machine, Usage, read_batch};
 pub use outcome::{
     Answer, Delivery, Effect, Finished, InFlight, KeyView, Outcome, Place, QueueView, Quota,

@@ -56,13 +56,7 @@ pub const COUNT_MAX: u64 = 1 << 60;
 /// A freed claim is remembered this long, so that a repeated release gets the same answer.
 pub const FREED_MS: u64 = RECEIVE_ID_MS;
 
-/// Dates read from keys are believed from here on.
-pub const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
-/// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its
-/// date on. What is dated further ahead is refused.
-pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
-/// A word of 26 letters that would be a ULID of a time further ahead is none.
-pub const ULID_AHEAD_MS: u64 = 366 * 24 * 60 * 60 * 1_000;
+pub use hapax_keys::DATED_AHEAD_MS;
 
 pub const REDRIVE_KEYS_MAX: usize = 1_000;
 /// Keys of a redrive that are looked up together, however small the messages of the queue are.

@@ -86,12 +86,12 @@ impl Machine {
         let from = cursor.map_or(0, |cursor| cursor.saturating_add(1));
         let messages = &self.messages;
         let is_ready = |seq, slot| messages.is_ready(seq, slot);
-        let shelf = |shelf: &crate::places::shelf::Shelf| {
-            shelf.from(from).map(|(_, slot)| slot).take(limit).collect::<Vec<_>>()
+        let list = |list: &crate::places::resident::Resident| {
+            list.from(from).map(|(_, slot)| slot).take(limit).collect::<Vec<_>>()
         };
         let mut slots: Vec<Slot> = match place {
-            Place::Dead => return shelf(&queue.dead),
-            Place::Parked => return shelf(&queue.parked),
+            Place::Dead => return list(&queue.dead),
+            Place::Parked => return list(&queue.parked),
             Place::Leased => queue.leased.iter(messages).collect(),
             Place::Delayed => queue.delayed.after(None).collect(),
             Place::Ready => {
@@ -200,6 +200,6 @@ fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
 
 /// Where a message is that has ended and is remembered.
 fn place_of(record: &KeyRecord) -> Place {
-    debug_assert!(!record.is_ghost(), "a ghost is nowhere");
+    debug_assert!(!record.is_free(), "the message of a free key is nowhere");
     if record.end == End::Done { Place::Done } else { Place::Discarded }
 }

@@ -490,7 +490,7 @@ impl Machine {
             receives: self.receives.len(),
             receive_bytes: self.receives.bytes(),
             unwritten_bytes: self.keys.footprint() + self.dirty.len() * 16,
-            frozen_bytes: self.keys.frozen_footprint(),
+            frozen_bytes: self.keys.checkpoint_footprint(),
             changed: self.dirty.len() + self.dirty_groups.len(),
             keys_expired: self.keys_expired,
         }

@@ -9,7 +9,7 @@ pub(crate) mod keys;
 pub(crate) mod leased;
 pub(crate) mod ready;
 pub(crate) mod relay;
-pub(crate) mod shelf;
+pub(crate) mod resident;
 
 /// What becomes of an entry of a place that might leave memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

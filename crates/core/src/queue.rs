@@ -21,7 +21,7 @@ use crate::places::delayed::Delayed;
 use crate::places::groups::Leads;
 use crate::places::leased::Leased;
 use crate::places::ready::Ready;
-use crate::places::shelf::Shelf;
+use crate::places::resident::Resident;
 use crate::record::{decode_error, encode_error};
 use crate::row::RowKey;
 
@@ -54,10 +54,10 @@ pub(crate) struct Queue {
     pub(crate) leads: Option<Leads>,
     pub(crate) delayed: Delayed,
     pub(crate) leased: Leased,
-    pub(crate) parked: Shelf,
-    pub(crate) dead: Shelf,
+    pub(crate) parked: Resident,
+    pub(crate) dead: Resident,
     /// When messages in memory outlive their time.
-    pub(crate) mortal: BTreeMap<(Time, Seq), Slot>,
+    pub(crate) expiring: BTreeMap<(Time, Seq), Slot>,
     pub(crate) rate: Rate,
     pub(crate) elsewhere: Elsewhere,
     pub(crate) dirty: bool,
@@ -257,9 +257,9 @@ impl Queue {
             leads: None,
             delayed: Delayed::default(),
             leased: Leased::default(),
-            parked: Shelf::default(),
-            dead: Shelf::default(),
-            mortal: BTreeMap::new(),
+            parked: Resident::default(),
+            dead: Resident::default(),
+            expiring: BTreeMap::new(),
             rate: Rate::default(),
             elsewhere: Elsewhere::default(),
             dirty: true,
@@ -355,7 +355,7 @@ impl Queue {
         }
     }
 
-    /// A queue as the rows know it: all its messages are cold.
+    /// A queue as the rows know it: none of its messages is loaded.
     pub(crate) fn decode(id: QueueId, bytes: &[u8], next_seq: Seq) -> Result<Self, BadBytes> {
         let mut reader = Reader::new(bytes);
         let reader = &mut reader;
@@ -409,11 +409,11 @@ impl Queue {
         }
         reader.end()?;
         if queue.stats.ready > 0 {
-            queue.ready = Ready::cold(0, next_seq);
+            queue.ready = Ready::unloaded(0, next_seq);
             queue.leads = Some(Leads::all(next_seq));
         }
         if queue.stats.delayed > 0 {
-            queue.delayed = Delayed::cold();
+            queue.delayed = Delayed::unloaded();
         }
         queue.dirty = false;
         Ok(queue)

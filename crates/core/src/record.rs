@@ -22,9 +22,9 @@ pub enum End {
     Done = 0,
     /// Discarded or purged: answered as dead, though nothing is left to redrive.
     Discarded = 1,
-    /// A claim that was released or lost. A ghost: to a send the key is unknown.
+    /// A claim that was released or lost. The key is free: to a send it is unknown.
     Freed = 2,
-    /// Forgotten by an operator. A ghost that keeps the history.
+    /// Forgotten by an operator. The key is free, and the history is kept.
     Forgotten = 3,
 }
 
@@ -61,7 +61,7 @@ impl KeyRecord {
         MessageId::new(self.accepted_at, partition, self.seq)
     }
 
-    pub fn is_ghost(&self) -> bool {
+    pub fn is_free(&self) -> bool {
         matches!(self.end, End::Freed | End::Forgotten)
     }
 

@@ -45,20 +45,20 @@ impl Machine {
         let (queue, size) = (message.queue, message.content.size() as u64);
         debug_assert!(message.row.is_none(), "who enters is not in the rows yet");
         debug_assert!(message.seq < self.next_seq, "numbers are given before they are used");
-        let slot = self.house(message);
+        let slot = self.insert_message(message);
         if let Some(queue) = self.queues.get_mut(queue) {
             queue.stats.bytes += size;
         }
         self.report_later(queue);
         self.count_place(slot, true);
-        self.file(slot);
+        self.index(slot);
         self.touch(slot);
         debug_assert!(self.messages.at(slot).dirty, "the next checkpoint writes it");
         slot
     }
 
     /// Gives a message its slot, its key and its group, and nothing else.
-    pub(crate) fn house(&mut self, message: Message) -> Slot {
+    pub(crate) fn insert_message(&mut self, message: Message) -> Slot {
         let (digest, queue) = (message.digest, message.queue);
         debug_assert!(self.keys.living(&self.messages, &digest).is_none(), "one message per key");
         if let Some(digest) = &message.group {
@@ -70,15 +70,15 @@ impl Machine {
             }
         }
         let slot = self.messages.insert(message);
-        self.keys.live(&digest, slot);
+        self.keys.insert_living(&digest, slot);
         debug_assert_eq!(self.keys.living(&self.messages, &digest), Some(slot));
         slot
     }
 
     /// Takes a message out of memory; its place and its counts are the caller's.
-    pub(crate) fn unhouse(&mut self, slot: Slot) -> Message {
+    pub(crate) fn remove_message(&mut self, slot: Slot) -> Message {
         let digest = self.messages.at(slot).digest;
-        let found = self.keys.unlive(&self.messages, &digest);
+        let found = self.keys.remove_living(&self.messages, &digest);
         debug_assert_eq!(found, Some(slot));
         let message = self.messages.remove(slot);
         let has_group = |digest: Digest| self.groups.get(&digest).is_some();
@@ -93,7 +93,7 @@ impl Machine {
     /// Moves a message to another place.
     pub(crate) fn relocate(&mut self, slot: Slot, state: State) {
         self.count_place(slot, false);
-        self.unfile(slot);
+        self.deindex(slot);
         let message = self.messages.at_mut(slot);
         // The dead stay dead until somebody redrives them, and that is a new beginning.
         if let (State::Dead { .. }, Some(extra)) = (&state, &mut message.extra) {
@@ -101,7 +101,7 @@ impl Machine {
         }
         message.state = state;
         self.count_place(slot, true);
-        self.file(slot);
+        self.index(slot);
         self.touch(slot);
         debug_assert!(self.messages.at(slot).dirty, "a move is written by the next checkpoint");
     }
@@ -110,8 +110,8 @@ impl Machine {
     /// as the key's record.
     pub(crate) fn end(&mut self, at: Time, slot: Slot, ending: Ending) {
         self.count_place(slot, false);
-        self.unfile(slot);
-        let message = self.unhouse(slot);
+        self.deindex(slot);
+        let message = self.remove_message(slot);
         self.report_later(message.queue);
         let digest = message.digest;
         if let Some(group) = &message.group {
@@ -136,7 +136,7 @@ impl Machine {
         debug_assert!(self.keys.living(&self.messages, &digest).is_none(), "living, or remembered");
         self.keys.remember(&digest, &record);
         // A key that a purge took away is not remembered, though its message outlived the purge.
-        if !record.is_ghost() && record.seq >= queue.keys_from {
+        if !record.is_free() && record.seq >= queue.keys_from {
             queue.count_key(record.drop_at(), true);
             self.due(Time(record.drop_at()));
         }
@@ -200,7 +200,7 @@ impl Machine {
     }
 
     /// Enters the message into the index of its place.
-    pub(crate) fn file(&mut self, slot: Slot) {
+    pub(crate) fn index(&mut self, slot: Slot) {
         let message = self.messages.at(slot);
         let (seq, queue_id, group, ttl_at) =
             (message.seq, message.queue, message.group, message.ttl_at);
@@ -220,7 +220,7 @@ impl Machine {
         }
         let mut next_due = deadline.unwrap_or(Time::NEVER);
         if ttl_at != Time::NEVER && matches!(place, Place::Ready | Place::Delayed) {
-            queue.mortal.insert((ttl_at, seq), slot);
+            queue.expiring.insert((ttl_at, seq), slot);
             next_due = next_due.min(ttl_at);
         }
         self.due(next_due);
@@ -235,14 +235,14 @@ impl Machine {
     }
 
     /// Takes the message out of the index of its place.
-    pub(crate) fn unfile(&mut self, slot: Slot) {
+    pub(crate) fn deindex(&mut self, slot: Slot) {
         let message = self.messages.at(slot);
         let (seq, queue_id, group, ttl_at) =
             (message.seq, message.queue, message.group, message.ttl_at);
         let (place, deadline) = (message.place(), message.deadline());
         let Some(queue) = self.queues.get_mut(queue_id) else { return };
         if ttl_at != Time::NEVER {
-            queue.mortal.remove(&(ttl_at, seq));
+            queue.expiring.remove(&(ttl_at, seq));
         }
         match place {
             Place::Ready => queue.ready.leave(seq),
@@ -326,10 +326,10 @@ impl Machine {
 /// The oldest ready member in memory, or where the rows must be read to find it.
 fn lead(group: &Group, is_here: impl Fn(Seq, Slot) -> bool) -> Option<Seq> {
     let resident = group.members.oldest(is_here).next().map(|(seq, _)| seq);
-    let cold = group.members.gap().map(|gap| gap.from);
-    match (resident, cold) {
-        (Some(resident), Some(cold)) => Some(resident.min(cold)),
-        (resident, cold) => resident.or(cold),
+    let unloaded = group.members.gap().map(|gap| gap.from);
+    match (resident, unloaded) {
+        (Some(resident), Some(unloaded)) => Some(resident.min(unloaded)),
+        (resident, unloaded) => resident.or(unloaded),
     }
 }
 

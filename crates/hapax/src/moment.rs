@@ -1,14 +1,11 @@
 //! Parses and formats times. On the wire they are milliseconds since 1970.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use jiff::Timestamp;
 
 use crate::duration::{nearest, short};
 
 pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    hapax_server::time::now().0
 }
 
 /// Formats as RFC 3339 in UTC, like the HTTP API.

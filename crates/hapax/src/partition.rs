@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use hapax_core::{Command, Outcome, Stamp, Time};
+use hapax_core::{Command, Outcome, Stamp};
 use hapax_partition::{Answered, Clock, Options, Partition};
+use hapax_server::time::now;
 use hapax_store::disk::{self, DiskStore};
 
 pub(crate) struct Local {
@@ -25,15 +26,15 @@ impl Local {
             .with_context(|| format!("{} cannot be opened", directory.display()))?;
         // As a broker does. Started at once, time would be further ahead of the wall clock after
         // every crash.
-        thread::sleep(Duration::from_millis(Clock::wait_ms(partition.now(), wall())));
-        let clock = Clock::start(partition.now(), wall(), 0);
+        thread::sleep(Duration::from_millis(Clock::wait_ms(partition.now(), now())));
+        let clock = Clock::start(partition.now(), now(), 0);
         Ok(Self { partition, clock, start: Instant::now() })
     }
 
     /// Submits a batch; `answers` returns its answers.
     pub(crate) fn submit(&mut self, commands: Vec<Command>) -> Result<()> {
         let monotonic = self.start.elapsed().as_micros() as u64;
-        let stamp = Stamp { at: self.clock.now(wall(), monotonic), random: seed() };
+        let stamp = Stamp { at: self.clock.now(now(), monotonic), random: seed() };
         self.partition.submit(stamp, commands)?;
         Ok(())
     }
@@ -65,11 +66,6 @@ impl Local {
     }
 }
 
-fn wall() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time(since.as_millis() as u64)
-}
-
 /// A random number.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
@@ -87,8 +83,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for crash in 0..4 {
             let mut local = Local::open(directory.path()).unwrap();
-            let time = local.clock.now(wall(), 0);
-            assert!(time <= wall(), "{} ms ahead", time.since(wall()));
+            let time = local.clock.now(now(), 0);
+            assert!(time <= now(), "{} ms ahead", time.since(now()));
             let queue = QueueName::new("demo", &format!("queue-{crash}")).unwrap();
             let configure = Configure { queue, config: Config::default(), if_version: None };
             local.call(vec![Command::Configure(configure)]).unwrap();

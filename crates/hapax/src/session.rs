@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use hapax_client::{Admin, Client, Error};
+use hapax_client::{Admin, Client, Error, Retry};
 use hapax_wire::nearest::closest;
 use hapax_wire::{Answer, AnswerKind, Code, Message, proto};
 use tokio::time::Instant;
@@ -193,20 +193,14 @@ impl Session {
         messages: Vec<Message>,
         retry: Duration,
     ) -> Result<Vec<Answer>, Failure> {
-        let until = Instant::now() + retry;
-        let mut pause = PAUSE_MIN;
+        let mut retry = Retry::within(retry).pauses(PAUSE_MIN, PAUSE_MAX);
         loop {
-            let sent = self.client.send_batch(queue, messages.clone()).await;
-            let asked = match &sent {
-                Ok(answers) => worth_a_retry(answers),
-                Err(error) => error.is_retryable().then(|| error.retry_after().unwrap_or(pause)),
-            };
-            let wait = asked.map(|asked| asked.max(pause));
-            let Some(wait) = wait.filter(|wait| Instant::now() + *wait < until) else {
-                return Ok(sent?);
-            };
-            tokio::time::sleep(wait).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            let send = || self.client.send_batch(queue, messages.clone());
+            let answers = retry.run(send).await?;
+            let Some(asked) = worth_a_retry(&answers) else { return Ok(answers) };
+            if !retry.pause(Some(asked)).await {
+                return Ok(answers);
+            }
         }
     }
 

@@ -336,7 +336,7 @@ mod tests {
             ("POST /a /b", "not a method and a path"),
             ("post /charges", "methods are in upper case"),
             ("POST, /charges", "methods are in upper case"),
-            ("GET /charges", "repeated as it is"),
+            ("GET /charges", "needs no key"),
             ("POST charges", "slash"),
             ("POST /a//b", "must not be"),
             ("POST /a/", "must not be"),

@@ -29,18 +29,17 @@ use http::response::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use crate::body::{Gathered, ResponseBody, gather};
 use crate::builder::{OnUnavailable, Rules};
 use crate::event::{Event, Outcome};
 use crate::key;
-use crate::limits::SETTLE_PATIENCE;
 use crate::operation::Operation;
 use crate::policy::{REPLAYED, Remember};
 use crate::prefer::PREFERENCE_APPLIED;
 use crate::problem::Problem;
-use crate::settle::{Ended, PAUSE, Settling};
+use crate::settle::{Ended, Settling, settle_retry};
 use crate::stored::{CONTENT_TYPE, Stored};
 
 /// What a request asks for.
@@ -159,13 +158,8 @@ async fn begin(rules: &Arc<Rules>, held: Held) -> Taken {
     // It may have been heard all the same. While this is tried the lease is extended.
     let running = Running::begin(rules);
     tokio::spawn(async move {
-        let until = Instant::now() + SETTLE_PATIENCE;
-        while let Err(error) = held.settle(Settle::Release).await
-            && error.is_retryable()
-            && Instant::now() < until
-        {
-            sleep(PAUSE).await;
-        }
+        // Whoever comes next is told that it is in progress, until the lease ends.
+        let _ = settle_retry().run(|| held.settle(Settle::Release)).await;
         drop(running);
     });
     unavailable(rules)

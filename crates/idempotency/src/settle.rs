@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_client::{Blob, Claim, Code, Done, Error, Held, Settle, Settled, State};
+use hapax_client::{Blob, Claim, Code, Done, Error, Held, Retry, Settle, Settled, State};
 use http::HeaderMap;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use crate::builder::Rules;
 use crate::event::{Event, Settlement};
@@ -19,7 +19,13 @@ use crate::run::{Asked, Running, claim};
 use crate::stored::{CONTENT_TYPE, Stored};
 
 /// Between two tries, each of which has tried for the client's timeout.
-pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long the broker is asked to take the end of an operation. Every try waits for the client's
+/// timeout by itself.
+pub(crate) fn settle_retry() -> Retry {
+    Retry::within(SETTLE_PATIENCE).pauses(PAUSE, PAUSE)
+}
 
 /// A claim whose handler has ended.
 pub(crate) struct Settling<'a> {
@@ -113,7 +119,7 @@ struct Completion {
 impl Completion {
     async fn run(mut self) -> Ended {
         let _running = Running::begin(&self.rules);
-        let until = Instant::now() + SETTLE_PATIENCE;
+        let mut retry = settle_retry();
         loop {
             let error = match self.held.settle(Settle::Done(done(&self.stored))).await {
                 Ok(Settled::Ok { .. }) => return self.is_stored(),
@@ -129,10 +135,8 @@ impl Completion {
                 tracing::error!(%error, "the broker refuses a response; only its status is stored");
                 self.stored.body = None;
                 self.stored.headers = HeaderMap::new();
-            } else if !error.is_retryable() || Instant::now() >= until {
+            } else if let Err(error) = retry.after(error).await {
                 return self.failed(&error);
-            } else {
-                sleep(PAUSE).await;
             }
         }
     }

@@ -142,7 +142,7 @@ impl Fetch {
                 if *bytes > bytes_max {
                     return;
                 }
-                if let Err(error) = machine.warm_point(digest, value, more) {
+                if let Err(error) = machine.load_point(digest, value, more) {
                     failed.get_or_insert(error);
                 }
             }
@@ -182,7 +182,7 @@ impl Fetch {
                 if wanted.next_if(|row| row.as_slice() == key).is_some() {
                     passed = 0;
                     self.bytes += value.len();
-                    failed = machine.warm_row(key, value, more).err();
+                    failed = machine.load_row(key, value, more).err();
                 } else {
                     passed += 1 + value.len() / PASSED_BYTES;
                 }
@@ -220,7 +220,7 @@ impl Fetch {
             let mut last = Vec::new();
             if from < to {
                 store.scan(from.as_slice(), to.as_slice(), &mut |key, value| {
-                    if let Err(error) = machine.warm_row(key, value, more) {
+                    if let Err(error) = machine.load_row(key, value, more) {
                         failed = Some(error);
                         return false;
                     }
@@ -239,7 +239,7 @@ impl Fetch {
             if is_job(of) {
                 self.job_bytes += bytes.max(RANGE_BYTES_MIN);
             }
-            machine.warmed(need, (rows > 0).then_some(&*last), left_off);
+            machine.loaded(need, (rows > 0).then_some(&*last), left_off);
             self.read.push(*need);
         }
         Ok(any)

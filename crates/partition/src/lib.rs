@@ -1,7 +1,7 @@
 //! One partition: the rules of `hapax-core` on the bytes of `hapax-store`.
 //!
 //! ```text
-//!   commands ─▶ stamp time ─▶ warm ─▶ decide ─▶ append ┄┄▶ durable ─▶ outcomes, effects
+//!   commands ─▶ stamp time ─▶ load ─▶ decide ─▶ append ┄┄▶ durable ─▶ outcomes, effects
 //!                              ▲                  │
 //!                        rows ─┘◀── checkpoint ◀──┘
 //! ```

@@ -297,7 +297,7 @@ impl<S: Store> Partition<S> {
             self.execute(stamp, Command::Expire, true, &mut effects)?;
         }
         self.append(&mut effects)?;
-        self.machine.cool();
+        self.machine.unload();
         self.wait_for(left.ticket, outcomes, effects, answer_bytes, more);
         if more {
             self.left.push_front(left);
@@ -315,7 +315,7 @@ impl<S: Store> Partition<S> {
         let most = self.options.answer_bytes;
         let is_all = self.fetch.fetch_up_to(most, &mut self.machine, &mut self.store, ask)?;
         if !is_all {
-            self.machine.cool();
+            self.machine.unload();
             self.fetch.start();
         }
         Ok(is_all)
@@ -369,7 +369,7 @@ impl<S: Store> Partition<S> {
             || self.waiting_bytes > self.options.in_flight_bytes
             || self.waiting_answer_bytes > self.options.answer_bytes
             || !self.waiting.is_empty() && self.machine.wants_epoch()
-            || self.machine.is_frozen() && self.is_memory_full(&self.machine.usage())
+            || self.machine.is_in_checkpoint() && self.is_memory_full(&self.machine.usage())
     }
 
     /// Whether submitted commands wait for the disk.
@@ -423,7 +423,7 @@ impl<S: Store> Partition<S> {
             self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
             self.appended += 1;
         }
-        let snapshot = self.machine.freeze();
+        let snapshot = self.machine.begin_checkpoint();
         self.store.checkpoint(Checkpoint {
             epoch: self.epoch,
             through: self.appended,
@@ -490,7 +490,7 @@ impl<S: Store> Partition<S> {
         }
         let outcome = self.machine.execute(stamp, command, &mut self.batch);
         if is_late {
-            self.machine.cool();
+            self.machine.unload();
         }
         if self.batch.bytes().len() > self.options.batch_bytes || self.batch.has_full() {
             self.append(effects)?;
@@ -545,7 +545,7 @@ impl<S: Store> Partition<S> {
         if let Some(through) = self.cutting
             && self.store.checkpointed()? >= through
         {
-            self.machine.thaw();
+            self.machine.finish_checkpoint();
             self.cutting = None;
             self.stuck_bytes = 0;
         }

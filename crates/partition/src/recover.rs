@@ -129,6 +129,6 @@ fn replay(
     for decision in decisions {
         machine.apply(at, decision);
     }
-    machine.cool();
+    machine.unload();
     Ok(())
 }

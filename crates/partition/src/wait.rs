@@ -29,7 +29,7 @@ pub use turn::{Given, Taken, Turn};
 /// while it is called and while a batch is decided for it.
 #[derive(Debug)]
 pub struct Waiter<R> {
-    wish: Wish,
+    request: Request,
     turn: Turn,
     reply: R,
     /// There was something for it here while another partition held its turn. Only then it is
@@ -38,7 +38,7 @@ pub struct Waiter<R> {
 }
 
 #[derive(Debug)]
-enum Wish {
+enum Request {
     Receive(Receive),
     Look(KeyName),
 }
@@ -77,25 +77,25 @@ const CAME_MIN: usize = 64;
 
 impl<R> Waiter<R> {
     pub fn receive(receive: Receive, turn: Turn, reply: R) -> Self {
-        Self { wish: Wish::Receive(receive), turn, reply, is_passed_over: false }
+        Self { request: Request::Receive(receive), turn, reply, is_passed_over: false }
     }
 
     pub fn look(key: KeyName, turn: Turn, reply: R) -> Self {
-        Self { wish: Wish::Look(key), turn, reply, is_passed_over: false }
+        Self { request: Request::Look(key), turn, reply, is_passed_over: false }
     }
 
     pub fn command(&self) -> Command {
-        match &self.wish {
-            Wish::Receive(receive) => Command::Receive(receive.clone()),
-            Wish::Look(key) => Command::Look(key.clone()),
+        match &self.request {
+            Request::Receive(receive) => Command::Receive(receive.clone()),
+            Request::Look(key) => Command::Look(key.clone()),
         }
     }
 
     /// The queue whose messages it waits for, where it waits for some.
     pub fn receives_from(&self) -> Option<&QueueName> {
-        match &self.wish {
-            Wish::Receive(receive) => Some(&receive.queue),
-            Wish::Look(_) => None,
+        match &self.request {
+            Request::Receive(receive) => Some(&receive.queue),
+            Request::Look(_) => None,
         }
     }
 
@@ -144,9 +144,9 @@ impl<R> Waiters<R> {
 
     /// Answers a waiter whose turn is held, or lets it wait.
     pub fn serve(&mut self, waiter: Waiter<R>, outcome: Outcome) -> Served<R> {
-        match (&waiter.wish, &outcome) {
+        match (&waiter.request, &outcome) {
             _ if self.is_draining => {}
-            (Wish::Receive(receive), Outcome::Received(messages)) if messages.is_empty() => {
+            (Request::Receive(receive), Outcome::Received(messages)) if messages.is_empty() => {
                 let queue = receive.queue.clone();
                 return match waiter.turn.give_back() {
                     Given::Over => Served::Gone,
@@ -160,7 +160,7 @@ impl<R> Waiters<R> {
                     }
                 };
             }
-            (Wish::Look(_), Outcome::Key(view)) if !has_ended(view.place) => {
+            (Request::Look(_), Outcome::Key(view)) if !has_ended(view.place) => {
                 if waiter.turn.give_back() == Given::Over {
                     return Served::Gone;
                 }
@@ -217,7 +217,7 @@ impl<R> Waiters<R> {
     /// Lets a receiver wait. One whose turn another partition holds is called again if there is
     /// need.
     fn wait(&mut self, waiter: Waiter<R>) {
-        let Wish::Receive(receive) = &waiter.wish else {
+        let Request::Receive(receive) = &waiter.request else {
             unreachable!("a looker waits at one partition, which holds its turn");
         };
         let queue = receive.queue.clone();
@@ -243,7 +243,9 @@ impl<R> Waiters<R> {
                 kept.push(waiter);
                 continue;
             }
-            let Wish::Receive(receive) = &waiter.wish else { unreachable!("a receiver receives") };
+            let Request::Receive(receive) = &waiter.request else {
+                unreachable!("a receiver receives")
+            };
             match waiter.turn.take() {
                 Taken::Yes => {
                     wanted += u64::from(receive.max);

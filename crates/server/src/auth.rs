@@ -27,7 +27,7 @@ mod tokens;
 use std::fmt;
 use std::sync::Arc;
 
-use hapax_wire::Code;
+use hapax_wire::{Code, DEFAULT_TENANT};
 use jiff::Timestamp;
 
 use crate::problem::Problem;
@@ -36,9 +36,6 @@ pub use file::{Created, Error, Listed, NewToken, TokenFile};
 pub use pattern::{InvalidPattern, Pattern, Patterns};
 pub use permission::{Permission, Permissions, UnknownPermission};
 pub use tokens::Tokens;
-
-/// The tenant where nobody has to say who they are.
-pub const DEFAULT_TENANT: &str = "default";
 
 /// What somebody wants to do to a queue, or to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

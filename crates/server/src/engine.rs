@@ -36,7 +36,7 @@ use holdings::Unheard;
 use inbox::{Ask, Inbox, Reply};
 pub use pages::{Cursor, Page};
 use queues::Listing;
-pub use queues::{Survey, Told};
+pub use queues::{Decided, Survey};
 use writer::Writer;
 
 /// How long a stop may take, from the last answer on.
@@ -54,19 +54,6 @@ pub struct Options {
     /// Memory for caches, heads of queues and changes since the last checkpoint, in the whole
     /// process.
     pub memory_bytes: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { partitions: default_partitions(), memory_bytes: 256 * 1_024 * 1_024 }
-    }
-}
-
-/// As few as keep the cores busy: one writer does hundreds of thousands of lives per second, and
-/// every partition syncs by itself.
-fn default_partitions() -> u16 {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    u16::try_from(cores / 4).unwrap_or(1).clamp(1, 16)
 }
 
 /// Why the data cannot be opened.
@@ -489,7 +476,7 @@ fn own(
 /// a second: a time that is ahead of the wall clock at every start would run away from it.
 fn wait_for_the_wall_clock(partitions: &[Partition<DiskStore>]) {
     let starts = partitions.iter().map(Partition::now);
-    let wait = starts.map(|start| Clock::wait_ms(start, writer::wall())).max().unwrap_or(0);
+    let wait = starts.map(|start| Clock::wait_ms(start, crate::time::now())).max().unwrap_or(0);
     std::thread::sleep(Duration::from_millis(wait));
 }
 

@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hapax_core::{Config, QueueName};
+use hapax_wire::DEFAULT_TENANT;
 use serde::{Deserialize, Serialize};
-
-use crate::auth::DEFAULT_TENANT;
 
 /// The options of a broker. The defaults are for one machine: loopback, with tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]

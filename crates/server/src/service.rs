@@ -27,7 +27,7 @@ use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tenants::Tenants;
 
-pub(crate) use keys::key_bytes;
+pub(crate) use keys::{BROWSE_DEFAULT, key_bytes};
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
 pub use queues::{Change, Queue, Queues, if_match};
@@ -230,12 +230,12 @@ impl Service {
 
     /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
     /// caller knows them by: it must not block.
-    pub fn start_send<T: Sendable>(
+    pub fn start_send<T: std::marker::Send + 'static>(
         &self,
         permit: &Permit,
         sends: Vec<(T, Send)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + Sendable,
+        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + std::marker::Send + 'static,
     ) {
         let allowance = self.allowance(permit, sends.len());
         let (service, queue) = (self.clone(), permit.queue.clone());
@@ -313,12 +313,12 @@ impl Service {
     }
 
     /// Settles leases, as [`Service::start_send`] sends messages.
-    pub fn start_settle<T: Sendable>(
+    pub fn start_settle<T: std::marker::Send + 'static>(
         &self,
         permit: &Permit,
         items: Vec<(T, Opened)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + Sendable,
+        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + std::marker::Send + 'static,
     ) {
         let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
         for (tag, item) in items {
@@ -430,11 +430,6 @@ impl Service {
 pub fn is_no_such_queue(answers: &[(Answer, Omitted)]) -> bool {
     !answers.is_empty() && answers.iter().all(|(answer, _)| *answer == Answer::NoSuchQueue)
 }
-
-/// What may go to a writer's thread. The name `Send` is taken by the message here.
-pub trait Sendable: std::marker::Send + 'static {}
-
-impl<T: std::marker::Send + 'static> Sendable for T {}
 
 /// What a lease gets that was never given, or for another queue.
 const LOST: Settled = Settled::LeaseLost { place: None, result: None };

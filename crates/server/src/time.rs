@@ -1,5 +1,7 @@
 //! Formats times.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use hapax_core::Time;
 use jiff::Timestamp;
 
@@ -14,7 +16,8 @@ pub fn rfc3339(time: Time) -> String {
 
 /// What the wall clock says.
 pub fn now() -> Time {
-    Time(u64::try_from(Timestamp::now().as_millisecond()).unwrap_or_default())
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// Reads RFC 3339; `None` where it is no time since 1970.

@@ -495,3 +495,19 @@ fn l5_a_redrive_that_one_partition_refuses_starts_in_none() {
         engine.redrive_progress(&queue("orders"), "r2").await.unwrap().unwrap();
     });
 }
+
+#[test]
+fn l5_a_redrive_that_is_cancelled_while_it_starts_is_cancelled_in_every_partition() {
+    on_one_and_on_four(|engine, _| async move {
+        create(&engine, "orders", Config::default()).await;
+        let (queue, id) = (queue("orders"), "r1");
+        let select = Select::All;
+        let redrive =
+            Redrive { queue: queue.clone(), id: id.into(), select, dry_run: false, per_s: None };
+        let (started, cancelled) =
+            tokio::join!(engine.redrive(redrive), engine.cancel_redrive(&queue, id));
+        assert!(started.unwrap().is_ok());
+        let cancelled = cancelled.unwrap();
+        assert!(cancelled.is_ok(), "it was asked for after the redrive: {cancelled:?}");
+    });
+}

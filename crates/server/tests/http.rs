@@ -4,12 +4,12 @@
 mod http {
     mod access;
     mod batches;
+    mod broker;
     mod claims;
     mod documents;
     mod errors;
     mod fairness;
     mod hostile;
-    mod house;
     mod keys;
     mod operators;
     mod queues;

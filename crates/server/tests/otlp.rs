@@ -5,9 +5,8 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use hapax_server::Broker;
-use hapax_server::Options;
 use hapax_server::log::{self, Format};
+use hapax_testing::TestBroker;
 use hapax_wire::proto::{self, hapax_client::HapaxClient};
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -79,17 +78,8 @@ async fn spans_of_requests_reach_the_collector_under_their_callers_trace() {
 
 /// A question to each door of a broker, within the caller's trace.
 async fn ask_both_doors(traceparent: &str) {
-    let directory = tempfile::tempdir().unwrap();
-    let options = Options {
-        data: directory.path().join("data"),
-        listen: "127.0.0.1:0".parse().unwrap(),
-        auth: hapax_server::options::Auth::Off,
-        ..Options::default()
-    };
-    let broker = Broker::start(&options, None).await.unwrap();
+    let broker = TestBroker::start(1).await;
     let address = broker.address();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = tokio::spawn(broker.run(async { drop(stopped.await) }));
 
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (mut http, connection) =
@@ -104,8 +94,8 @@ async fn ask_both_doors(traceparent: &str) {
     let mut request = tonic::Request::new(proto::QueueRequest { queue: "none".to_owned() });
     request.metadata_mut().insert("traceparent", traceparent.parse().unwrap());
     grpc.get_queue(request).await.unwrap_err();
-    drop((http, grpc, stop));
-    running.await.unwrap().unwrap();
+    drop((http, grpc));
+    broker.stop().await;
 }
 
 /// A collector: keeps what it is sent.

@@ -18,7 +18,7 @@
 //!   durably, before it is used, so that rolling costs no directory sync;
 //! - a segment is let go only when all its batches are in the rows and its successor's header was
 //!   synced;
-//! - the lock order is writer, growing, pending, shelf.
+//! - the lock order is writer, growing, pending, segments.
 //!
 //! A cut tail cannot come back: an owner's first act is a seal of its own, higher epoch, written
 //! over the cut with zeros behind it and synced before anything is appended. A record of the cut
@@ -32,7 +32,7 @@ mod pending;
 mod read;
 pub(crate) mod record;
 pub(crate) mod recover;
-mod shelf;
+mod segments;
 mod stop;
 pub(crate) mod walk;
 pub(crate) mod writer;
@@ -55,7 +55,7 @@ use mark::Mark;
 use pending::Inbox;
 use record::{RECORD_HEADER_LEN, SEGMENT_HEADER_LEN, SegmentHeader, segment_id, segment_name};
 use recover::recover;
-use shelf::Shelf;
+use segments::Segments;
 use writer::Writer;
 
 /// Called whenever something advanced or failed. The store may hold locks of its own meanwhile: it
@@ -80,10 +80,10 @@ struct Core {
     inbox: Inbox,
     writer: Mutex<Writer>,
     growing: Mutex<Growing>,
-    shelf: Mutex<Shelf>,
+    segments: Mutex<Segments>,
     /// The last batch that was appended.
     appended: AtomicU64,
-    /// The last durable batch. The same as in the shelf, for those who ask often.
+    /// The last durable batch. The same as in the segments, for those who ask often.
     durable: AtomicU64,
     /// The rows hold everything up to here.
     through: AtomicU64,
@@ -166,9 +166,9 @@ impl Journal {
         let options = options.bounded();
         let recovered = recover(&*volume, identity, bounds, &mut |_, _| {})?;
         let tail = recovered.tail;
-        let shelf = Shelf::new(&*volume, recovered, options.segment_bytes)?;
+        let segments = Segments::new(&*volume, recovered, options.segment_bytes)?;
         let mark = Mark::open(&*volume, identity)?;
-        let writer = Writer::new(tail, shelf.active.clone(), mark);
+        let writer = Writer::new(tail, segments.active.clone(), mark);
         let core = Core {
             volume,
             options,
@@ -179,7 +179,7 @@ impl Journal {
             inbox: Inbox::default(),
             writer: Mutex::new(writer),
             growing: Mutex::new(Growing::default()),
-            shelf: Mutex::new(shelf),
+            segments: Mutex::new(segments),
             appended: AtomicU64::new(tail.last()),
             durable: AtomicU64::new(tail.last()),
             through: AtomicU64::new(bounds.through),
@@ -232,7 +232,7 @@ impl Journal {
 
     /// The end of what was synced.
     pub fn synced(&self) -> Position {
-        lock(&self.core.shelf).durable.1
+        lock(&self.core.segments).durable.1
     }
 
     /// Says that the rows hold everything up to `through`: the keeper lets older segments go.

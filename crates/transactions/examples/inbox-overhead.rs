@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use hapax_client::{Admin, Client, Failure, Message, Queue, Worker};
-use hapax_transactions::{Dialect, Pool, RunInTransaction};
+use hapax_transactions::{Dialect, InTransaction, Pool};
 use tokio::sync::Notify;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -78,23 +78,18 @@ macro_rules! rounds {
                 (filled(client, &format!("inbox-{rows}-{round}")).await?, Count::default());
             let counted = count.clone();
             let began = Instant::now();
-            worker(&queue)
-                .run_in_transaction_until(
-                    count.all(),
-                    pool.clone(),
-                    "overhead",
-                    move |tx, message| {
-                        let counted = counted.clone();
-                        Box::pin(async move {
-                            for _ in 0..rows {
-                                let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
-                                insert.execute(&mut **tx).await?;
-                            }
-                            counted.one();
-                            Ok::<_, Failure>("done")
-                        })
-                    },
-                )
+            InTransaction::new(worker(&queue), pool.clone(), "overhead")
+                .run_until(count.all(), move |tx, message| {
+                    let counted = counted.clone();
+                    Box::pin(async move {
+                        for _ in 0..rows {
+                            let insert = sqlx::query(EFFECT).bind(message.key()).bind("done");
+                            insert.execute(&mut **tx).await?;
+                        }
+                        counted.one();
+                        Ok::<_, Failure>("done")
+                    })
+                })
                 .await?;
             with.push(per_second(began));
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hapax_client::{Admin, Batch, Client, Delivery, Failure, Message, Worker};
 use hapax_transactions::sqlite::Database;
-use hapax_transactions::{Dialect, Entered, Inbox, RunInBlockingTransaction};
+use hapax_transactions::{Dialect, Entered, InTransaction, Inbox};
 
 const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, euro INTEGER NOT NULL);
@@ -56,7 +56,7 @@ pub(crate) async fn run(server: &str, directory: &Path) -> Result<(i64, String),
     let worker = Worker::new(charges.clone());
     let ended = charges.send_and_wait(Message::new("ada").key(&key), Duration::from_secs(60));
     let answer = tokio::select! {
-        ended = worker.run_in_blocking_transaction(database.clone(), "bank", charge) => {
+        ended = InTransaction::new(worker, database.clone(), "bank").run(charge) => {
             ended?;
             return Err("the worker ended".into());
         }

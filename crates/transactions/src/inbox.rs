@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hapax_client::{Blob, Delivery};
+use hapax_wire::DEFAULT_TENANT;
 
 use crate::error::Error;
-use crate::transaction::{BlockingTransaction, Transaction};
+use crate::transaction::{Statement, Transaction, Value};
 
 pub(crate) use rules::Rules;
 pub use sweep::{Names, Old, Page, Rows};
@@ -28,8 +29,6 @@ pub use sweep::{Names, Old, Page, Rows};
 const TRIES: usize = 3;
 /// What a name may be long, so that all of a key fits an index.
 const NAME_BYTES_MAX: usize = 80;
-/// The tenant of rows if neither the consumer nor the delivery has one.
-const DEFAULT_TENANT: &str = "default";
 
 /// A consumer: the part of a program whose effects are counted as one.
 ///
@@ -250,29 +249,34 @@ impl Inbox {
         let incoming = delivery.into();
         let row = self.row(&incoming)?;
         for _ in 0..TRIES {
-            if transaction.insert(&row).await? {
+            if transaction.execute(&Statement::enter(&row)).await? == 1 {
                 return Ok(Entered::First);
             }
-            if let Some(found) = transaction.find(&row).await? {
+            if let Some(found) = transaction.find(&Statement::found(&row)).await? {
                 return Ok(Entered::Done(found.result));
             }
         }
         Err(vanishing(&incoming))
     }
 
-    /// As [`Inbox::enter`], for rusqlite.
-    pub fn enter_blocking<'a, T: BlockingTransaction + ?Sized>(
+    /// As [`Inbox::enter`], for rusqlite: in a transaction of it, or on a connection on which one
+    /// was begun by hand.
+    #[cfg(feature = "sqlite")]
+    pub fn enter_blocking<'a>(
         &self,
-        transaction: &T,
+        transaction: &rusqlite::Connection,
         delivery: impl Into<Incoming<'a>>,
     ) -> Result<Entered, Error> {
+        if transaction.is_autocommit() {
+            return Err(Error::invalid("the inbox is entered outside of a transaction"));
+        }
         let incoming = delivery.into();
         let row = self.row(&incoming)?;
         for _ in 0..TRIES {
-            if transaction.insert(&row)? {
+            if crate::sqlite::execute(transaction, &Statement::enter(&row))? == 1 {
                 return Ok(Entered::First);
             }
-            if let Some(found) = transaction.find(&row)? {
+            if let Some(found) = crate::sqlite::find(transaction, &Statement::found(&row))? {
                 return Ok(Entered::Done(found.result));
             }
         }
@@ -290,21 +294,29 @@ impl Inbox {
     ) -> Result<(), Error> {
         let Finished(result) = result.into();
         let incoming = delivery.into();
-        let is_there = transaction.store(&self.row(&incoming)?, result.as_ref()).await?;
-        if is_there { Ok(()) } else { Err(not_entered(&incoming)) }
+        let finish = Statement::finish(&self.row(&incoming)?, result.as_ref());
+        if transaction.execute(&finish).await? == 1 { Ok(()) } else { Err(not_entered(&incoming)) }
     }
 
     /// As [`Inbox::finish`], for rusqlite.
-    pub fn finish_blocking<'a, T: BlockingTransaction + ?Sized>(
+    #[cfg(feature = "sqlite")]
+    pub fn finish_blocking<'a>(
         &self,
-        transaction: &T,
+        transaction: &rusqlite::Connection,
         delivery: impl Into<Incoming<'a>>,
         result: impl Into<Finished>,
     ) -> Result<(), Error> {
+        if transaction.is_autocommit() {
+            return Err(Error::invalid(crate::sqlite::ROLLED_BACK));
+        }
         let Finished(result) = result.into();
         let incoming = delivery.into();
-        let is_there = transaction.store(&self.row(&incoming)?, result.as_ref())?;
-        if is_there { Ok(()) } else { Err(not_entered(&incoming)) }
+        let finish = Statement::finish(&self.row(&incoming)?, result.as_ref());
+        if crate::sqlite::execute(transaction, &finish)? == 1 {
+            Ok(())
+        } else {
+            Err(not_entered(&incoming))
+        }
     }
 
     /// The tenant of a delivery. One inbox has one: rows of two tenants must not meet.
@@ -322,6 +334,7 @@ impl Inbox {
                 self.consumer.name, incoming.key
             ))),
             (Some(known), _) => Ok(known),
+            // Neither the consumer nor the delivery has one.
             (None, _) => Ok(DEFAULT_TENANT),
         }
     }
@@ -349,15 +362,23 @@ impl Inbox {
 
 /// The names of a row, as the statements take them.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Row<'a> {
-    pub consumer: &'a str,
-    pub tenant: &'a str,
-    pub queue: &'a str,
-    pub key: &'a str,
-    pub group: &'a str,
-    pub generation: i32,
-    pub fence: i64,
+pub(crate) struct Row<'a> {
+    consumer: &'a str,
+    tenant: &'a str,
+    queue: &'a str,
+    key: &'a str,
+    group: &'a str,
+    generation: i32,
+    fence: i64,
+}
+
+impl<'a> Row<'a> {
+    /// The names as the first six values, and the fence.
+    pub(crate) fn values(&self) -> Vec<Value<'a>> {
+        let Self { consumer, tenant, queue, key, group, generation, fence } = *self;
+        let names = [consumer, tenant, queue, key, group].map(Value::text);
+        names.into_iter().chain([Value::Int(generation), Value::Long(Some(fence))]).collect()
+    }
 }
 
 /// A row that was there.

@@ -6,7 +6,7 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | carry out messages once, in transactions | [`RunInTransaction::run_in_transaction`] |
+//! | carry out messages once, in transactions | [`InTransaction`] |
 //! | the same in a loop of one's own | [`Inbox::enter`], [`Inbox::finish`] |
 //! | send if and only if a transaction commits | [`outbox::send`] |
 //! | move what was sent so to the broker | [`Relay`], or `hapax relay` |
@@ -35,7 +35,5 @@ pub use inbox::{Consumer, Entered, Finished, Inbox, Incoming, Names, Old, Page, 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use relay::Relay;
 pub use sql::Dialect;
-pub use transaction::{BlockingTransaction, Transaction};
-#[cfg(feature = "sqlite")]
-pub use worker::RunInBlockingTransaction;
-pub use worker::{BoxFuture, Pool, RunInTransaction};
+pub use transaction::{Statement, Transaction, Value};
+pub use worker::{BoxFuture, InTransaction, Pool};

@@ -9,7 +9,7 @@ use hapax_client::{Message, new_key};
 use serde_json::{Map, Value};
 
 use crate::error::Error;
-use crate::transaction::{BlockingTransaction, Transaction};
+use crate::transaction::{Statement, Transaction};
 
 /// Puts a message for a queue into the outbox, in this transaction. Returns its key: the one it
 /// has, or a fresh one, which makes it a message of its own.
@@ -32,36 +32,37 @@ pub async fn send<T: Transaction + ?Sized>(
     message: impl Into<Message>,
 ) -> Result<String, Error> {
     let message = keyed(message.into());
-    transaction.append(&Entry::of(queue, &message)?).await?;
+    transaction.execute(&Statement::send(&Entry::of(queue, &message)?)).await?;
     Ok(message.key_str().unwrap_or_default().to_owned())
 }
 
-/// As [`send`], for rusqlite.
-pub fn send_blocking<T: BlockingTransaction + ?Sized>(
-    transaction: &T,
+/// As [`send`], for rusqlite: in a transaction of it, or on a connection on which one was begun by
+/// hand.
+#[cfg(feature = "sqlite")]
+pub fn send_blocking(
+    transaction: &rusqlite::Connection,
     queue: &str,
     message: impl Into<Message>,
 ) -> Result<String, Error> {
     let message = keyed(message.into());
-    transaction.append(&Entry::of(queue, &message)?)?;
+    crate::sqlite::execute(transaction, &Statement::send(&Entry::of(queue, &message)?))?;
     Ok(message.key_str().unwrap_or_default().to_owned())
 }
 
 /// A row of the outbox, as the statement takes it.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Entry<'a> {
-    pub queue: &'a str,
-    pub key: &'a str,
-    pub group: &'a str,
-    pub body: &'a [u8],
-    pub content_type: &'a str,
+pub(crate) struct Entry<'a> {
+    pub(crate) queue: &'a str,
+    pub(crate) key: &'a str,
+    pub(crate) group: &'a str,
+    pub(crate) body: &'a [u8],
+    pub(crate) content_type: &'a str,
     /// An object of texts, as JSON.
-    pub headers: String,
-    pub delay_ms: Option<i64>,
-    pub ttl_ms: Option<i64>,
-    pub fingerprint: Option<&'a str>,
-    pub issued_at_ms: Option<i64>,
+    pub(crate) headers: String,
+    pub(crate) delay_ms: Option<i64>,
+    pub(crate) ttl_ms: Option<i64>,
+    pub(crate) fingerprint: Option<&'a str>,
+    pub(crate) issued_at_ms: Option<i64>,
 }
 
 impl<'a> Entry<'a> {

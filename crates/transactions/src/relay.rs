@@ -27,14 +27,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use hapax_client::Client;
+use hapax_client::{Client, Retry};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Error;
 use batch::Senders;
 pub use metrics::Metrics;
-use source::{Open, Read, Refused, Source, Table};
+use source::{Read, Refused, Source, Table};
 
 /// How often a refused row is tried before it is parked, where nothing else is said.
 const TRIES: u32 = 5;
@@ -48,7 +48,7 @@ const BATCH_ROWS: i64 = 1_000;
 const BATCH_BYTES: i64 = 16 * 1_024 * 1_024;
 /// How often one that stands by asks for the lock.
 const STAND_BY: Duration = Duration::from_secs(1);
-/// Between two tries to reach a database that went away.
+/// Bounds of the pauses between two tries to reach a database that went away.
 const AGAIN_MIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 
@@ -155,12 +155,11 @@ impl Relay {
             match self.database.clone() {
                 #[cfg(feature = "postgres")]
                 Database::Postgres(config, tls) => {
-                    self.work(postgres::Opener::new(*config, tls)?, Stop(stopping)).await
+                    let address = postgres::Address::new(*config, tls)?;
+                    self.work::<postgres::Postgres>(&address, Stop(stopping)).await
                 }
                 #[cfg(feature = "sqlite")]
-                Database::Sqlite(path) => {
-                    self.work(sqlite::Opener::new(path), Stop(stopping)).await
-                }
+                Database::Sqlite(path) => self.work::<sqlite::Sqlite>(&path, Stop(stopping)).await,
             }
         };
         let mut run = pin!(run);
@@ -171,18 +170,18 @@ impl Relay {
         run.await
     }
 
-    async fn work<O: Open>(&self, opener: O, stop: Stop) -> Result<(), Error> {
-        let mut source = opener.open(self.options.results.clone()).await?;
-        let observer = opener.open(self.options.results.clone()).await?;
+    async fn work<S: Source>(&self, address: &S::Address, stop: Stop) -> Result<(), Error> {
+        let mut source = S::open(address, self.options.results.clone()).await?;
+        let observer = S::open(address, self.options.results.clone()).await?;
         let observing = observe::observe(
             observer,
-            &opener,
+            address,
             &self.client,
             self.options.results.clone(),
             &self.metrics,
         );
         let relaying = async {
-            let mut again = AGAIN_MIN;
+            let mut retry = reopening();
             loop {
                 let started = Instant::now();
                 let ended = self.relay(&mut source, stop.clone()).await;
@@ -195,23 +194,11 @@ impl Relay {
                     Err(error) => return Err(error),
                 }
                 if started.elapsed() > AGAIN_MAX {
-                    again = AGAIN_MIN;
+                    retry.reset();
                 }
-                loop {
-                    tokio::select! {
-                        () = stop.heard() => return Ok(()),
-                        () = tokio::time::sleep(again) => {}
-                    }
-                    again = (again * 2).min(AGAIN_MAX);
-                    match opener.open(self.options.results.clone()).await {
-                        Ok(opened) => {
-                            source = opened;
-                            break;
-                        }
-                        Err(error) => {
-                            tracing::warn!(%error, "still cannot work on the outbox")
-                        }
-                    }
+                tokio::select! {
+                    () = stop.heard() => return Ok(()),
+                    opened = reopen(address, &self.options.results, &mut retry) => source = opened,
                 }
             }
         };
@@ -263,6 +250,22 @@ impl Relay {
             }
         }
         Ok(())
+    }
+}
+
+/// The pauses between two tries to reach a database that went away.
+fn reopening() -> Retry {
+    Retry::forever().pauses(AGAIN_MIN, AGAIN_MAX)
+}
+
+/// Opens a database that went away, once it is back.
+async fn reopen<S: Source>(address: &S::Address, results: &Option<Table>, retry: &mut Retry) -> S {
+    loop {
+        retry.pause(None).await;
+        match S::open(address, results.clone()).await {
+            Ok(opened) => return opened,
+            Err(error) => tracing::warn!(%error, "still cannot work on the outbox"),
+        }
     }
 }
 

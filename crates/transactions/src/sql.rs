@@ -1,6 +1,8 @@
 //! The tables and the statements as SQL, for three dialects: what `hapax sql` prints, and what
 //! the drivers here run. There is one text for both, so that other languages get what is tested.
 
+use crate::transaction::Kind;
+
 /// A kind of database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -47,22 +49,35 @@ impl Dialect {
         }
     }
 
+    /// The text of a statement.
+    pub(crate) fn statement(self, kind: Kind) -> &'static str {
+        macro_rules! of {
+            ($dialect:ident) => {
+                match kind {
+                    Kind::Enter => $dialect::ENTER,
+                    Kind::Found => $dialect::FOUND,
+                    Kind::Finish => $dialect::FINISH,
+                    Kind::Old => $dialect::OLD,
+                    Kind::Sweep => $dialect::SWEEP,
+                    Kind::Send => $dialect::SEND,
+                }
+            };
+        }
+        match self {
+            Self::Postgres => of!(postgres),
+            Self::Sqlite => of!(sqlite),
+            Self::Mysql => of!(mysql),
+        }
+    }
+
     /// The migration of the inbox, with its statements as comments.
     pub fn inbox_page(self) -> String {
-        let statements = match self {
-            Self::Postgres => {
-                [postgres::ENTER, postgres::FOUND, postgres::FINISH, postgres::OLD, postgres::SWEEP]
-            }
-            Self::Sqlite => {
-                [sqlite::ENTER, sqlite::FOUND, sqlite::FINISH, sqlite::OLD, sqlite::SWEEP]
-            }
-            Self::Mysql => [mysql::ENTER, mysql::FOUND, mysql::FINISH, mysql::OLD, mysql::SWEEP],
-        };
+        let kinds = [Kind::Enter, Kind::Found, Kind::Finish, Kind::Old, Kind::Sweep];
         let names = match self {
             Self::Mysql => IN_ORDER,
             Self::Postgres | Self::Sqlite => PARAMETERS,
         };
-        page(self.inbox(), names, &statements)
+        page(self.inbox(), names, &kinds.map(|kind| self.statement(kind)))
     }
 
     /// The migration of the outbox, with its statements as comments.

@@ -4,14 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hapax_client::Blob;
-use rusqlite::{Connection, OptionalExtension, ToSql, TransactionBehavior, params};
+use rusqlite::types::ToSqlOutput;
+use rusqlite::{Connection, OptionalExtension, ToSql, TransactionBehavior, params_from_iter};
 
 use crate::error::Error;
-use crate::inbox::{Found, Names, Old, Page, Row, Rows};
-use crate::outbox::Entry;
-use crate::sql::sqlite as sql;
-use crate::transaction::BlockingTransaction;
+use crate::inbox::{Found, Names, Old, Page, Rows};
+use crate::sql::Dialect;
+use crate::transaction::{Statement, Value};
 
 /// How long a writer waits for another. SQLite has one at a time.
 const BUSY: Duration = Duration::from_secs(30);
@@ -20,7 +19,8 @@ const IDLE_MAX: usize = 8;
 const OURS: &str =
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
 /// What a handler is told whose transaction ended before it did.
-const ROLLED_BACK: &str = "a statement has rolled the transaction back; nothing is committed";
+pub(crate) const ROLLED_BACK: &str =
+    "a statement has rolled the transaction back; nothing is committed";
 const SWEEP: &str = "the inbox cannot be swept";
 const OF_OTHERS: &str = "PRAGMA synchronous = FULL;";
 
@@ -145,7 +145,8 @@ impl Database {
 impl Rows for Database {
     async fn old(&self, names: &Names, page: Page) -> Result<Vec<Old>, Error> {
         let (database, names) = (self.clone(), names.clone());
-        let read = move || database.with(|connection| connection.old(&names, &page));
+        let read =
+            move || database.with(|connection| old(connection, &Statement::old(&names, &page)));
         tokio::task::spawn_blocking(read).await.map_err(Error::database(SWEEP))?
     }
 
@@ -154,7 +155,7 @@ impl Rows for Database {
         let delete = move || {
             database.transaction(|transaction| {
                 rows.iter().try_fold(0, |count, old| {
-                    Ok(count + u64::from(transaction.delete(&names.row(old))?))
+                    Ok(count + execute(transaction, &Statement::sweep(&names.row(old)))? as u64)
                 })
             })
         };
@@ -162,123 +163,42 @@ impl Rows for Database {
     }
 }
 
-/// A connection on which a transaction was begun by hand.
-impl BlockingTransaction for Connection {
-    fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
-        if self.is_autocommit() {
-            return Err(Error::invalid("the inbox is entered outside of a transaction"));
-        }
-        Ok(execute(self, sql::ENTER, named(row), "the inbox cannot be entered")? == 1)
-    }
-
-    fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error> {
-        let what = "the inbox cannot be read";
-        let mut statement = self.prepare_cached(sql::FOUND).map_err(Error::database(what))?;
-        let names =
-            params![row.consumer, row.tenant, row.queue, row.key, row.group, row.generation];
-        let found =
-            statement.query_row(names, |row| Ok(Found::new(row.get(1)?, row.get(2)?))).optional();
-        found.map_err(Error::database(what))
-    }
-
-    fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
-        if self.is_autocommit() {
-            return Err(Error::invalid(ROLLED_BACK));
-        }
-        let values = params![
-            row.consumer,
-            row.tenant,
-            row.queue,
-            row.key,
-            row.group,
-            row.generation,
-            row.fence,
-            result.map(|result| &result.body[..]),
-            crate::inbox::content_type(result)
-        ];
-        Ok(execute(self, sql::FINISH, values, "the result cannot be stored")? == 1)
-    }
-
-    fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
-        let mut statement = self.prepare_cached(sql::OLD).map_err(Error::database(SWEEP))?;
-        let values = params![
-            names.consumer,
-            names.tenant,
-            names.queue,
-            page.older_ms,
-            page.after.entered,
-            page.after.key,
-            page.after.group,
-            page.after.generation,
-            page.most
-        ];
-        let found = statement.query_map(values, |row| {
-            Ok(Old::new(row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
-        });
-        let found = found.map_err(Error::database(SWEEP))?;
-        found.map(|old| old.map_err(Error::database(SWEEP))).collect()
-    }
-
-    fn delete(&self, row: &Row<'_>) -> Result<bool, Error> {
-        Ok(execute(self, sql::SWEEP, named(row), SWEEP)? == 1)
-    }
-
-    fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {
-        let values = params![
-            entry.queue,
-            entry.key,
-            entry.group,
-            entry.body,
-            entry.content_type,
-            entry.headers,
-            entry.delay_ms,
-            entry.ttl_ms,
-            entry.fingerprint,
-            entry.issued_at_ms
-        ];
-        execute(self, sql::SEND, values, "the outbox cannot be written").map(drop)
-    }
+/// Runs a statement that changes rows, and returns how many it changed.
+pub(crate) fn execute(connection: &Connection, statement: &Statement<'_>) -> Result<usize, Error> {
+    let prepared = connection.prepare_cached(statement.sql(Dialect::Sqlite));
+    let mut prepared = prepared.map_err(statement.failed())?;
+    prepared.execute(params_from_iter(statement.values())).map_err(statement.failed())
 }
 
-/// Runs a statement that changes rows, and tells how many.
-fn execute(
+pub(crate) fn find(
     connection: &Connection,
-    sql: &str,
-    values: impl rusqlite::Params,
-    what: &'static str,
-) -> Result<usize, Error> {
-    let mut statement = connection.prepare_cached(sql).map_err(Error::database(what))?;
-    statement.execute(values).map_err(Error::database(what))
+    statement: &Statement<'_>,
+) -> Result<Option<Found>, Error> {
+    let prepared = connection.prepare_cached(statement.sql(Dialect::Sqlite));
+    let mut prepared = prepared.map_err(statement.failed())?;
+    let found = prepared.query_row(params_from_iter(statement.values()), |row| {
+        Ok(Found::new(row.get(1)?, row.get(2)?))
+    });
+    found.optional().map_err(statement.failed())
 }
 
-/// The names of a row, and its fence.
-fn named<'a>(row: &'a Row<'_>) -> [&'a dyn ToSql; 7] {
-    let Row { consumer, tenant, queue, key, group, generation, fence } = row;
-    [consumer, tenant, queue, key, group, generation, fence]
+fn old(connection: &Connection, statement: &Statement<'_>) -> Result<Vec<Old>, Error> {
+    let prepared = connection.prepare_cached(statement.sql(Dialect::Sqlite));
+    let mut prepared = prepared.map_err(statement.failed())?;
+    let found = prepared.query_map(params_from_iter(statement.values()), |row| {
+        Ok(Old::new(row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+    });
+    let found = found.map_err(statement.failed())?;
+    found.map(|old| old.map_err(statement.failed())).collect()
 }
 
-impl BlockingTransaction for rusqlite::Transaction<'_> {
-    fn insert(&self, row: &Row<'_>) -> Result<bool, Error> {
-        Connection::insert(self, row)
-    }
-
-    fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error> {
-        Connection::find(self, row)
-    }
-
-    fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error> {
-        Connection::store(self, row, result)
-    }
-
-    fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error> {
-        Connection::old(self, names, page)
-    }
-
-    fn delete(&self, row: &Row<'_>) -> Result<bool, Error> {
-        Connection::delete(self, row)
-    }
-
-    fn append(&self, entry: &Entry<'_>) -> Result<(), Error> {
-        Connection::append(self, entry)
+impl ToSql for Value<'_> {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        match self {
+            Self::Text(text) => text.to_sql(),
+            Self::Bytes(bytes) => bytes.to_sql(),
+            Self::Int(number) => number.to_sql(),
+            Self::Long(number) => number.to_sql(),
+        }
     }
 }

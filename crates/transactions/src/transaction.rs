@@ -8,62 +8,152 @@ use std::future::Future;
 use hapax_client::Blob;
 
 use crate::error::Error;
-use crate::inbox::{Found, Names, Old, Page, Row};
+use crate::inbox::{Found, Names, Old, Page, Row, content_type};
 use crate::outbox::Entry;
+use crate::sql::Dialect;
 
 /// An open transaction of an asynchronous driver: those of tokio-postgres, deadpool-postgres and
 /// sqlx, and a connection on which one was begun by hand.
 ///
 /// Its methods are for [`Inbox`](crate::Inbox) and [`outbox`](crate::outbox); call those.
 pub trait Transaction: Send {
-    /// Inserts the row. Waits for another transaction that has inserted it and is still open.
-    /// `false` where it is there already.
-    fn insert(&mut self, row: &Row<'_>) -> impl Future<Output = Result<bool, Error>> + Send;
-
-    /// The row that is there, if it still is.
-    fn find(&mut self, row: &Row<'_>) -> impl Future<Output = Result<Option<Found>, Error>> + Send;
-
-    /// Stores the result, or that there is none, in the row of this fence. `false` where there is
-    /// no such row. Runs its statement in either case: a transaction that the database has given
-    /// up refuses it.
-    fn store(
+    /// Runs a statement that changes rows, and returns how many it changed. An insert waits for
+    /// another transaction that has inserted the same row and is still open.
+    fn execute(
         &mut self,
-        row: &Row<'_>,
-        result: Option<&Blob>,
-    ) -> impl Future<Output = Result<bool, Error>> + Send;
+        statement: &Statement<'_>,
+    ) -> impl Future<Output = Result<u64, Error>> + Send;
 
-    /// A page of old rows.
+    /// The row of the inbox that a statement selects, if it is there: its fence, result and
+    /// content type.
+    fn find(
+        &mut self,
+        statement: &Statement<'_>,
+    ) -> impl Future<Output = Result<Option<Found>, Error>> + Send;
+
+    /// The rows of the inbox that a statement selects: key, group, generation, fence, and the time
+    /// they were entered.
     fn old(
         &mut self,
-        names: &Names,
-        page: &Page,
+        statement: &Statement<'_>,
     ) -> impl Future<Output = Result<Vec<Old>, Error>> + Send;
-
-    /// Deletes the row of this fence. `false` where there is no such row.
-    fn delete(&mut self, row: &Row<'_>) -> impl Future<Output = Result<bool, Error>> + Send;
-
-    /// Puts a message into the outbox.
-    fn append(&mut self, entry: &Entry<'_>) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// An open transaction of a driver that blocks: that of rusqlite, or a connection on which one was
-/// begun by hand.
-pub trait BlockingTransaction {
-    /// See [`Transaction::insert`].
-    fn insert(&self, row: &Row<'_>) -> Result<bool, Error>;
+/// A statement and its values, as a driver runs it.
+#[derive(Clone, Debug)]
+pub struct Statement<'a> {
+    kind: Kind,
+    values: Vec<Value<'a>>,
+}
 
-    /// See [`Transaction::find`].
-    fn find(&self, row: &Row<'_>) -> Result<Option<Found>, Error>;
+/// A value of a statement.
+#[derive(Clone, Copy, Debug)]
+pub enum Value<'a> {
+    Text(Option<&'a str>),
+    Bytes(Option<&'a [u8]>),
+    /// Of 32 bits.
+    Int(i32),
+    /// Of 64 bits.
+    Long(Option<i64>),
+}
 
-    /// See [`Transaction::store`].
-    fn store(&self, row: &Row<'_>, result: Option<&Blob>) -> Result<bool, Error>;
+/// The statements there are. Their texts are in `sql/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Enter,
+    Found,
+    Finish,
+    Old,
+    Sweep,
+    Send,
+}
 
-    /// See [`Transaction::old`].
-    fn old(&self, names: &Names, page: &Page) -> Result<Vec<Old>, Error>;
+impl<'a> Statement<'a> {
+    /// Inserts the row, unless it is there.
+    pub(crate) fn enter(row: &Row<'a>) -> Self {
+        Self { kind: Kind::Enter, values: row.values() }
+    }
 
-    /// See [`Transaction::delete`].
-    fn delete(&self, row: &Row<'_>) -> Result<bool, Error>;
+    /// Selects the row, whatever its fence.
+    pub(crate) fn found(row: &Row<'a>) -> Self {
+        let mut values = row.values();
+        values.pop();
+        Self { kind: Kind::Found, values }
+    }
 
-    /// See [`Transaction::append`].
-    fn append(&self, entry: &Entry<'_>) -> Result<(), Error>;
+    /// Stores the result, or that there is none, in the row of this fence.
+    pub(crate) fn finish(row: &Row<'a>, result: Option<&'a Blob>) -> Self {
+        let mut values = row.values();
+        values.push(Value::Bytes(result.map(|result| &result.body[..])));
+        values.push(Value::Text(content_type(result)));
+        Self { kind: Kind::Finish, values }
+    }
+
+    /// Selects a page of old rows.
+    pub(crate) fn old(names: &'a Names, page: &'a Page) -> Self {
+        let values = vec![
+            Value::text(&names.consumer),
+            Value::text(&names.tenant),
+            Value::text(&names.queue),
+            Value::Long(Some(page.older_ms)),
+            Value::Long(Some(page.after.entered)),
+            Value::text(&page.after.key),
+            Value::text(&page.after.group),
+            Value::Int(page.after.generation),
+            Value::Long(Some(page.most)),
+        ];
+        Self { kind: Kind::Old, values }
+    }
+
+    /// Deletes the row of this fence.
+    pub(crate) fn sweep(row: &Row<'a>) -> Self {
+        Self { kind: Kind::Sweep, values: row.values() }
+    }
+
+    /// Puts a message into the outbox.
+    pub(crate) fn send(entry: &'a Entry<'_>) -> Self {
+        let values = vec![
+            Value::text(entry.queue),
+            Value::text(entry.key),
+            Value::text(entry.group),
+            Value::Bytes(Some(entry.body)),
+            Value::text(entry.content_type),
+            Value::text(&entry.headers),
+            Value::Long(entry.delay_ms),
+            Value::Long(entry.ttl_ms),
+            Value::Text(entry.fingerprint),
+            Value::Long(entry.issued_at_ms),
+        ];
+        Self { kind: Kind::Send, values }
+    }
+
+    /// Its text, as the database reads it.
+    pub fn sql(&self, dialect: Dialect) -> &'static str {
+        dialect.statement(self.kind)
+    }
+
+    /// Its values, in the order of its parameters.
+    pub fn values(&self) -> &[Value<'a>] {
+        &self.values
+    }
+
+    /// For `map_err`: what was being done when the database refused it.
+    pub fn failed<E>(&self) -> impl FnOnce(E) -> Error + use<E>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Error::database(match self.kind {
+            Kind::Enter => "the inbox cannot be entered",
+            Kind::Found => "the inbox cannot be read",
+            Kind::Finish => "the result cannot be stored",
+            Kind::Old | Kind::Sweep => "the inbox cannot be swept",
+            Kind::Send => "the outbox cannot be written",
+        })
+    }
+}
+
+impl<'a> Value<'a> {
+    pub(crate) fn text(text: &'a str) -> Self {
+        Self::Text(Some(text))
+    }
 }

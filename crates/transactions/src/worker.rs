@@ -20,9 +20,7 @@ use tokio::sync::watch;
 
 use crate::error::Error;
 use crate::inbox::{Consumer, Entered, Finished, Inbox, Names, Old, Page, Rows, Rules};
-use crate::transaction::Transaction;
-#[cfg(feature = "sqlite")]
-pub use blocking::RunInBlockingTransaction;
+use crate::transaction::{Statement, Transaction};
 
 /// How often old rows are swept.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
@@ -32,7 +30,8 @@ const LEARN_EVERY: Duration = Duration::from_secs(10);
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Connections to the user's database: `deadpool_postgres::Pool`, `sqlx::PgPool`,
-/// `sqlx::SqlitePool`. For rusqlite see `RunInBlockingTransaction`.
+/// `sqlx::SqlitePool`. rusqlite, which blocks, has
+/// `sqlite::Database` instead.
 pub trait Pool: Clone + Send + Sync + 'static {
     type Transaction: Transaction + Send + 'static;
 
@@ -47,7 +46,7 @@ pub trait Pool: Clone + Send + Sync + 'static {
 impl<P: Pool> Rows for P {
     async fn old(&self, names: &Names, page: Page) -> Result<Vec<Old>, Error> {
         let mut transaction = self.begin().await?;
-        let old = transaction.old(names, &page).await?;
+        let old = transaction.old(&Statement::old(names, &page)).await?;
         P::rollback(transaction).await?;
         Ok(old)
     }
@@ -56,85 +55,58 @@ impl<P: Pool> Rows for P {
         let mut transaction = self.begin().await?;
         let mut count = 0;
         for old in &rows {
-            count += u64::from(transaction.delete(&names.row(old)).await?);
+            count += transaction.execute(&Statement::sweep(&names.row(old))).await?;
         }
         P::commit(transaction).await?;
         Ok(count)
     }
 }
 
-/// Runs handlers in transactions, with an inbox.
-pub trait RunInTransaction {
-    /// Works for ever, or until there is an error that no retry helps against.
-    ///
-    /// The effect of a message is what its handler writes in the transaction, and it happens once:
-    /// however often the message is delivered, whoever dies, and whenever. What a handler does
-    /// besides, such as a call to another service, is done again with every attempt; use steps
-    /// for that.
-    ///
-    /// ```no_run
-    /// # async fn example(
-    /// #     orders: hapax_client::Queue, pool: sqlx::PgPool,
-    /// # ) -> Result<(), hapax_transactions::Error> {
-    /// use hapax_client::{Failure, Worker};
-    /// use hapax_transactions::RunInTransaction;
-    ///
-    /// Worker::new(orders)
-    ///     .run_in_transaction(pool, "billing", |tx, message| {
-    ///         Box::pin(async move {
-    ///             sqlx::query("UPDATE accounts SET balance = balance - 17 WHERE name = $1")
-    ///                 .bind(message.text())
-    ///                 .execute(&mut **tx)
-    ///                 .await?;
-    ///             Ok::<_, Failure>("charged")
-    ///         })
-    ///     })
-    ///     .await
-    /// # }
-    /// ```
-    fn run_in_transaction<P, H, R, E>(
-        self,
-        pool: P,
-        consumer: impl Into<Consumer> + Send,
-        handler: H,
-    ) -> impl Future<Output = Result<(), Error>> + Send
-    where
-        P: Pool,
-        H: for<'a> Fn(&'a mut P::Transaction, Delivery) -> BoxFuture<'a, Result<R, E>>
-            + Send
-            + Sync
-            + 'static,
-        R: Into<Finished> + Send + 'static,
-        E: Into<Failure> + Send + 'static;
-
-    /// As [`run_in_transaction`](Self::run_in_transaction), until `stop` is ready; see
-    /// [`Worker::run_until`].
-    fn run_in_transaction_until<P, H, R, E>(
-        self,
-        stop: impl Future<Output = ()> + Send,
-        pool: P,
-        consumer: impl Into<Consumer> + Send,
-        handler: H,
-    ) -> impl Future<Output = Result<(), Error>> + Send
-    where
-        P: Pool,
-        H: for<'a> Fn(&'a mut P::Transaction, Delivery) -> BoxFuture<'a, Result<R, E>>
-            + Send
-            + Sync
-            + 'static,
-        R: Into<Finished> + Send + 'static,
-        E: Into<Failure> + Send + 'static;
+/// A worker whose handlers run in transactions, with an inbox.
+///
+/// The effect of a message is what its handler writes in the transaction, and it happens once:
+/// however often the message is delivered, whoever dies, and whenever. What a handler does besides,
+/// such as a call to another service, is done again with every attempt; use steps for that.
+///
+/// The pool is that of the driver: every [`Pool`], and `sqlite::Database` for rusqlite.
+///
+/// ```no_run
+/// # async fn example(
+/// #     orders: hapax_client::Queue, pool: sqlx::PgPool,
+/// # ) -> Result<(), hapax_transactions::Error> {
+/// use hapax_client::{Failure, Worker};
+/// use hapax_transactions::InTransaction;
+///
+/// InTransaction::new(Worker::new(orders), pool, "billing")
+///     .run(|tx, message| {
+///         Box::pin(async move {
+///             sqlx::query("UPDATE accounts SET balance = balance - 17 WHERE name = $1")
+///                 .bind(message.text())
+///                 .execute(&mut **tx)
+///                 .await?;
+///             Ok::<_, Failure>("charged")
+///         })
+///     })
+///     .await
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct InTransaction<P> {
+    worker: Worker,
+    pool: P,
+    consumer: Consumer,
 }
 
-impl RunInTransaction for Worker {
-    async fn run_in_transaction<P, H, R, E>(
-        self,
-        pool: P,
-        consumer: impl Into<Consumer> + Send,
-        handler: H,
-    ) -> Result<(), Error>
+impl<P> InTransaction<P> {
+    pub fn new(worker: Worker, pool: P, consumer: impl Into<Consumer>) -> Self {
+        Self { worker, pool, consumer: consumer.into() }
+    }
+}
+
+impl<P: Pool> InTransaction<P> {
+    /// Works for ever, or until there is an error that no retry helps against.
+    pub async fn run<H, R, E>(self, handler: H) -> Result<(), Error>
     where
-        P: Pool,
         H: for<'a> Fn(&'a mut P::Transaction, Delivery) -> BoxFuture<'a, Result<R, E>>
             + Send
             + Sync
@@ -142,18 +114,16 @@ impl RunInTransaction for Worker {
         R: Into<Finished> + Send + 'static,
         E: Into<Failure> + Send + 'static,
     {
-        self.run_in_transaction_until(std::future::pending(), pool, consumer, handler).await
+        self.run_until(std::future::pending(), handler).await
     }
 
-    async fn run_in_transaction_until<P, H, R, E>(
+    /// As [`run`](Self::run), until `stop` is ready; see [`Worker::run_until`].
+    pub async fn run_until<H, R, E>(
         self,
         stop: impl Future<Output = ()> + Send,
-        pool: P,
-        consumer: impl Into<Consumer> + Send,
         handler: H,
     ) -> Result<(), Error>
     where
-        P: Pool,
         H: for<'a> Fn(&'a mut P::Transaction, Delivery) -> BoxFuture<'a, Result<R, E>>
             + Send
             + Sync
@@ -161,17 +131,32 @@ impl RunInTransaction for Worker {
         R: Into<Finished> + Send + 'static,
         E: Into<Failure> + Send + 'static,
     {
-        let guard = Arc::new(Guard::open(&pool, consumer.into(), self.queue()).await?);
-        let shared = Arc::new((pool, Arc::clone(&guard), handler));
-        let kept = Arc::clone(&shared);
-        let sweeping = guard.sweep_on(&kept.0);
+        let handler = Arc::new(handler);
+        let carry_out = move |pool: P, guard: Arc<Guard>, delivery| {
+            let handler = Arc::clone(&handler);
+            async move { carry_out(&pool, &guard, &*handler, delivery).await }
+        };
+        self.work(stop, carry_out).await
+    }
+}
+
+impl<P: Rows + Clone + 'static> InTransaction<P> {
+    /// Carries messages out, and sweeps beside that.
+    async fn work<F>(
+        self,
+        stop: impl Future<Output = ()> + Send,
+        carry_out: impl Fn(P, Arc<Guard>, Delivery) -> F + Send + Sync + 'static,
+    ) -> Result<(), Error>
+    where
+        F: Future<Output = Result<Done, Failure>> + Send + 'static,
+    {
+        let Self { worker, pool, consumer } = self;
+        let guard = Arc::new(Guard::open(&pool, consumer, worker.queue()).await?);
+        let sweeping = guard.sweep_on(&pool);
         let stop = guard.or_refused(stop);
-        let worker = self.run_until(stop, move |delivery, _context| {
-            let shared = Arc::clone(&shared);
-            async move {
-                let (pool, guard, handler) = &*shared;
-                carry_out(pool, guard, handler, delivery).await
-            }
+        let (handed, guarded) = (pool.clone(), Arc::clone(&guard));
+        let worker = worker.run_until(stop, move |delivery, _context| {
+            carry_out(handed.clone(), Arc::clone(&guarded), delivery)
         });
         tokio::select! {
             ended = worker => guard.ended(ended),

@@ -44,3 +44,6 @@ pub use redrive::{Redrive, RedriveFilter, RedriveProgress};
 pub use settle::{SETTLE_MAX, Settle, SettleAnswer, SettleItem, SettleKind, SettleReply, Settles};
 pub use state::State;
 pub use text::{Fence, Id, Lease, Text, Timestamp};
+
+/// The tenant of callers where the broker does not authenticate them.
+pub const DEFAULT_TENANT: &str = "default";

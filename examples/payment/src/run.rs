@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use hapax_client::{Admin, Client};
+use hapax_client::{Admin, Client, Retry};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -250,12 +250,9 @@ impl Run {
 
 async fn make_queues(broker: &Client) -> Result<()> {
     let admin = Admin::new(broker.clone());
-    let start = Instant::now();
+    let mut retry = Retry::within(PATIENCE);
     for (queue, rules) in [("orders", ORDERS), ("http", "{}")] {
-        while let Err(error) = admin.put_queue(queue, rules, None).await {
-            ensure!(error.is_retryable() && start.elapsed() < PATIENCE, "{error}");
-            tokio::time::sleep(TICK).await;
-        }
+        retry.run(|| admin.put_queue(queue, rules, None)).await?;
     }
     Ok(())
 }

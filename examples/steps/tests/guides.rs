@@ -3,32 +3,16 @@
 
 use std::process::{Command, Output};
 
-use hapax_server::Broker;
-use hapax_server::options::{Auth, Options};
-
-#[macro_use]
-#[path = "../../../crates/hapax/tests/client/on_each.rs"]
-mod on_each;
+use hapax_testing::{TestBroker, on_each};
 
 /// Runs a program against a broker of its own, and tells what it said.
 async fn run(partitions: u16, program: &'static str) -> String {
-    let directory = tempfile::tempdir().unwrap();
-    let options = Options {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        data: directory.path().join("data"),
-        auth: Auth::Off,
-        partitions,
-        ..Options::default()
-    };
-    let broker = Broker::start(&options, None).await.unwrap();
-    let server = format!("http://{}", broker.address());
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = tokio::spawn(broker.run(async { drop(stopped.await) }));
+    let broker = TestBroker::start(partitions).await;
+    let server = broker.url();
     let program = move || Command::new(program).env("HAPAX_SERVER", server).output();
     let Output { status, stdout, stderr } =
         tokio::task::spawn_blocking(program).await.unwrap().unwrap();
-    drop(stop);
-    running.await.unwrap().unwrap();
+    broker.stop().await;
     let said = String::from_utf8(stdout).unwrap();
     assert!(status.success(), "{said}{}", String::from_utf8_lossy(&stderr));
     said

@@ -11,10 +11,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::leases::Number;
-use crate::backoff::Backoff;
 use crate::delivery::Delivery;
-use crate::derive::derive_first;
 use crate::error::Error;
+use crate::retry::Retry;
 use crate::settle::{Failure, Settle, Settled};
 use crate::step::{self, Found, Ledger};
 
@@ -107,7 +106,7 @@ impl Context {
         let delivery = &self.message.delivery;
         let mut key = delivery.derive(name);
         if let Some(point) = delivery.recovery_point(&step::point_name(name)) {
-            let first = derive_first(delivery.key(), delivery.generation(), name);
+            let first = hapax_keys::derive_first(delivery.key(), delivery.generation(), name);
             match step::found(name, point, |saved| saved == key || saved == first)? {
                 Found::Done(outcome) => return Ok(outcome),
                 Found::Open(saved) => key = saved,
@@ -158,15 +157,8 @@ impl Context {
 
     /// Saves, and tries again as long as that may help: a call was made, or is about to be.
     async fn save_surely(&self, name: &str, data: Bytes) -> Result<(), Error> {
-        let mut backoff = Backoff::new();
-        loop {
-            match self.keep(Settle::Save { name: name.to_owned(), data: data.clone() }).await {
-                Err(error) if error.is_retryable() => {
-                    tokio::time::sleep(backoff.after(error.retry_after())).await;
-                }
-                other => return other,
-            }
-        }
+        let save = || self.keep(Settle::Save { name: name.to_owned(), data: data.clone() });
+        Retry::forever().run(save).await
     }
 
     /// Marks durably that a non-repeatable effect starts now. In a queue that parks, the message

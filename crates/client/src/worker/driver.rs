@@ -15,12 +15,14 @@ use super::event::{Event, Observer};
 use super::leases::{Due, Leases, Number};
 use crate::delivery::Delivery;
 use crate::error::Error;
+use crate::retry::Retry;
 use crate::settle::{Done, Failure, Settle, Settled};
 use crate::work::{Answered, Batch, Work};
 
 /// How long the answers to the last settles are waited for.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-/// A settle that the broker could not take now is said again after this long.
+/// A settle that the broker could not take now is sent again after this long, or after as long as
+/// the broker asks for.
 const AGAIN: Duration = Duration::from_millis(500);
 
 type Ended = Result<Done, Failure>;
@@ -48,6 +50,7 @@ pub(super) struct Driver<R> {
     next_tag: u64,
     /// Settles to be said again, in the order of their time.
     again: VecDeque<(Instant, Number, Settle)>,
+    retry: Retry,
     stopping: watch::Sender<bool>,
     /// Whether there is no connection, and that was reported.
     is_away: bool,
@@ -99,6 +102,7 @@ where
             settles: HashMap::new(),
             next_tag: 0,
             again: VecDeque::new(),
+            retry: Retry::forever().pauses(AGAIN, AGAIN),
             stopping: watch::Sender::new(false),
             is_away: false,
         }
@@ -248,7 +252,9 @@ where
     fn end_answered(&mut self, number: Number, settle: Settle, answer: Result<Settled, Error>) {
         match (&answer, &settle) {
             (Err(error), _) if error.is_retryable() => {
-                self.again.push_back((Instant::now() + AGAIN, number, settle));
+                let at = Instant::now() + self.retry.next_pause(error.retry_after());
+                let place = self.again.partition_point(|(earlier, ..)| *earlier <= at);
+                self.again.insert(place, (at, number, settle));
                 return;
             }
             (Err(error), Settle::Done(_)) => {

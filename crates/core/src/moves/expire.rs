@@ -58,12 +58,12 @@ fn next_due(machine: &Machine, at: Time) -> Time {
     let mut next = machine.receives.by_end.first_key_value().map_or(Time::NEVER, |(end, ())| end.0);
     for queue in machine.queues.iter() {
         let leased = queue.leased.next_deadline(&machine.messages);
-        let mortal = queue.mortal.first_key_value().map(|((ttl_at, _), _)| *ttl_at);
+        let expiring = queue.expiring.first_key_value().map(|((ttl_at, _), _)| *ttl_at);
         let keys = queue.remembered.first_key_value().map(|(drop_at, _)| Time(*drop_at));
         let purge = queue.purge.as_ref().map(|_| at);
         let redrives = queue.redrives.values().filter(|job| !job.done);
         let redrive = redrives.map(|job| job.next_at(at)).min();
-        let timers = [leased, mortal, keys, purge, redrive, queue.delayed.next_deadline()];
+        let timers = [leased, expiring, keys, purge, redrive, queue.delayed.next_deadline()];
         next = timers.into_iter().flatten().fold(next, Time::min);
     }
     next
@@ -124,10 +124,10 @@ pub(crate) fn round(machine: &Machine, at: Time) -> impl Iterator<Item = (&Queue
 /// What there is to do in the queue.
 fn turns(machine: &Machine, queue: &Queue, at: Time) -> impl Iterator<Item = Turn> {
     let is_alive = !queue.is_deleted(); // Everything in a deleted one goes with it.
-    let delays = is_alive && queue.delayed.cold_due(at).is_some();
+    let delays = is_alive && queue.delayed.unloaded_due(at).is_some();
     let leases = queue.leased.next_deadline(&machine.messages).is_some_and(|end| end <= at);
     let leases = is_alive && leases;
-    let lives = is_alive && queue.mortal.range(..=(at, u64::MAX)).next().is_some();
+    let lives = is_alive && queue.expiring.range(..=(at, u64::MAX)).next().is_some();
     let singles = [
         (delays, Turn::Delays),
         (leases, Turn::Leases),
@@ -173,7 +173,7 @@ fn lose_leases(
 
 fn end_lives(machine: &Machine, queue: &Queue, at: Time, left: &mut usize, out: &mut Verdict) {
     let most = machine.bounds.expire_step.min(*left);
-    let over = queue.mortal.range(..=(at, u64::MAX)).take(most);
+    let over = queue.expiring.range(..=(at, u64::MAX)).take(most);
     for slot in over.map(|(_, slot)| *slot) {
         *left -= 1;
         let message = machine.messages.at(slot);

@@ -48,8 +48,8 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, digest: &Digest, queue: Que
             let ending = Ending { event: Some(forgotten), ..Ending::new(End::Forgotten) };
             machine.end(at, slot, ending);
         }
-        Some(Known::Record(mut record)) if !record.is_ghost() || !record.points.is_empty() => {
-            let counts = !record.is_ghost();
+        Some(Known::Record(mut record)) if !record.is_free() || !record.points.is_empty() => {
+            let counts = !record.is_free();
             record.end = End::Forgotten;
             record.result = None;
             record.content = None;

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::codec::Write;
-use crate::cold::{Need, RangeOf};
 use crate::command::{QueueName, Redrive, Select};
 use crate::content::Invalid;
 use crate::decision::{Decision, Next, QueueId, RedriveStarted};
 use crate::ids::{Fence, Seq, Stamp, Time};
 use crate::key::Digest;
 use crate::limits::{self, Bounds};
+use crate::load::{Need, RangeOf};
 use crate::machine::{Machine, Verdict};
 use crate::message::{Message, State};
 use crate::moves::send::wake;

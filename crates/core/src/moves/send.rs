@@ -228,7 +228,7 @@ pub(crate) fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) ->
 
 /// Whether the record still speaks for its key.
 pub(crate) fn is_remembered(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
-    !record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+    !record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
 pub(crate) fn conflict(
@@ -333,7 +333,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
         extra.get_or_insert_default().dated_ahead = Some(dated);
     }
     if let Some(record) = &before {
-        let is_counted = !record.is_ghost() && record.seq >= queue.keys_from;
+        let is_counted = !record.is_free() && record.seq >= queue.keys_from;
         if is_counted && record.drop_at() > at.0 {
             queue.count_key(record.drop_at(), false);
         }
@@ -384,7 +384,7 @@ pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
     Some(Digest::of_group(queue.id, group))
 }
 
-/// A ghost hands its history on to the next life of its key, and a freed claim its recovery
+/// A free record hands its history on to the next life of its key, and a freed claim its recovery
 /// points.
 fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> {
     let hands_on = hands_on(record, queue, at) && !record.history.is_empty();
@@ -395,7 +395,7 @@ fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> 
 /// Whether the next life of the key goes on where this one ended. Not with what belonged to an
 /// older queue of that name, or was purged together with its key.
 pub(crate) fn hands_on(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
-    record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+    record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
 /// A dead message gets another chance because somebody sent it again.

@@ -12,7 +12,7 @@ use crate::config::{DedupScope, OnLost};
 use crate::content::{Content, Invalid};
 use crate::decision::{Decision, Next};
 use crate::ids::{Fence, Stamp, Time};
-use crate::key::{self, Digest, Parent};
+use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::message::{How, Message, Settlement, Slot, State};
@@ -191,13 +191,13 @@ impl Holder<'_> {
     fn derived(&self, name: &str) -> String {
         let content = &self.message.content;
         let id = self.message.id(self.machine.partition).to_string();
-        let parent = Parent {
+        let parent = hapax_keys::Parent {
             queue: &self.queue.name.queue,
             group: content.group().filter(|_| self.queue.config.dedup_scope == DedupScope::Group),
             key: if content.has_key() { content.key() } else { &id },
             generation: self.message.generation,
         };
-        key::derive(&parent, name)
+        hapax_keys::derive(&parent, name)
     }
 
     fn fail(

@@ -1,7 +1,8 @@
 //! Messages that wait for their time, by due time.
 //!
-//! Those due soon are in memory; from `cold_from` on some are in the rows alone. What becomes due
-//! is no decision: it follows from the time written in the journal, so nothing is journaled for it.
+//! Those due soon are in memory; from `unloaded_from` on some are in the rows alone. What becomes
+//! due is no decision: it follows from the time written in the journal, so nothing is journaled
+//! for it.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +13,13 @@ use crate::places::Fate;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Delayed {
     due: BTreeMap<(Time, Seq), Slot>,
-    cold_from: Option<(Time, Seq)>,
+    unloaded_from: Option<(Time, Seq)>,
 }
 
 impl Delayed {
     /// Everything is in the rows so far.
-    pub(crate) fn cold() -> Self {
-        Self { cold_from: Some((Time(0), 0)), ..Self::default() }
+    pub(crate) fn unloaded() -> Self {
+        Self { unloaded_from: Some((Time(0), 0)), ..Self::default() }
     }
 
     pub(crate) fn push(&mut self, due: Time, seq: Seq, slot: Slot) {
@@ -35,32 +36,32 @@ impl Delayed {
     /// they wait: nobody overtakes an earlier one because that one is not in memory.
     pub(crate) fn due_by(&self, at: Time) -> impl Iterator<Item = Slot> {
         let end = (at.plus(1), 0);
-        let end = self.cold_from.map_or(end, |from| from.min(end));
+        let end = self.unloaded_from.map_or(end, |from| from.min(end));
         self.due.range(..end).map(|(_, slot)| *slot)
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         let first = self.due.first_key_value().map(|((due, _), _)| *due);
-        [first, self.cold_from.map(|(due, _)| due)].into_iter().flatten().min()
+        [first, self.unloaded_from.map(|(due, _)| due)].into_iter().flatten().min()
     }
 
     /// From when on rows must be read, where that time has come. Not before those in memory are
     /// ready: they cannot leave it.
-    pub(crate) fn cold_due(&self, at: Time) -> Option<(Time, Seq)> {
-        let from = self.cold_from.filter(|(due, _)| *due <= at)?;
+    pub(crate) fn unloaded_due(&self, at: Time) -> Option<(Time, Seq)> {
+        let from = self.unloaded_from.filter(|(due, _)| *due <= at)?;
         self.due_by(at).next().is_none().then_some(from)
     }
 
     /// Whether some may be in the rows alone.
-    pub(crate) fn is_cold(&self) -> bool {
-        self.cold_from.is_some()
+    pub(crate) fn is_unloaded(&self) -> bool {
+        self.unloaded_from.is_some()
     }
 
     /// The rows were read up to `from`; `None` where there are no more.
-    pub(crate) fn advance_cold(&mut self, from: Option<(Time, Seq)>) {
-        let goes_on = from.is_none() || from >= self.cold_from;
+    pub(crate) fn advance_unloaded(&mut self, from: Option<(Time, Seq)>) {
+        let goes_on = from.is_none() || from >= self.unloaded_from;
         debug_assert!(goes_on, "rows are read in the order of their times");
-        self.cold_from = from;
+        self.unloaded_from = from;
     }
 
     pub(crate) fn after(&self, cursor: Option<(Time, Seq)>) -> impl Iterator<Item = Slot> {
@@ -89,7 +90,7 @@ impl Delayed {
         }
         for evicted in gone {
             self.due.remove(&evicted);
-            self.cold_from = Some(self.cold_from.map_or(evicted, |from| from.min(evicted)));
+            self.unloaded_from = Some(self.unloaded_from.map_or(evicted, |from| from.min(evicted)));
         }
     }
 }

@@ -105,7 +105,7 @@ impl Group {
         out.optional(self.lead);
     }
 
-    /// A group as the rows know it: all its members are cold.
+    /// A group as the rows know it: none of its members is loaded.
     pub(crate) fn decode(digest: Digest, bytes: &[u8], next_seq: Seq) -> Result<Self, BadBytes> {
         let mut reader = Reader::new(bytes);
         let tag = reader.u8("group")?;
@@ -123,7 +123,7 @@ impl Group {
         reader.end()?;
         group.stored = true;
         if group.ready > 0 {
-            group.members = Ready::cold(group.lead_row.unwrap_or(0), next_seq);
+            group.members = Ready::unloaded(group.lead_row.unwrap_or(0), next_seq);
         }
         Ok(group)
     }

@@ -34,7 +34,7 @@ pub(crate) struct Keys {
     /// An emptied generation: memory that was touched before is cheaper than new memory.
     spare: Option<Generation>,
     /// Records read from the rows for the batch at hand.
-    warm: HashTable<(Digest, KeyRecord)>,
+    cached: HashTable<(Digest, KeyRecord)>,
     /// Keys that were looked for in the rows for the batch at hand, in vain. For an assert alone.
     absent: BTreeSet<Digest>,
 }
@@ -277,7 +277,7 @@ impl Keys {
             current: Generation::default(),
             frozen: None,
             spare: None,
-            warm: HashTable::new(),
+            cached: HashTable::new(),
             absent: BTreeSet::new(),
         }
     }
@@ -291,7 +291,7 @@ impl Keys {
         found.map(|(_, slot)| *slot)
     }
 
-    /// Living or remembered. A record may be a ghost or expired: the caller judges.
+    /// Living or remembered. The key of a record may be free or expired: the caller judges.
     pub(crate) fn find(&self, messages: &Messages, digest: &Digest) -> Option<Known> {
         if let Some(slot) = self.living(messages, digest) {
             return Some(Known::Living(slot));
@@ -308,7 +308,7 @@ impl Keys {
         {
             return frozen.record(entry);
         }
-        let found = self.warm.find(digest.spread(self.seed), |(known, _)| known == digest);
+        let found = self.cached.find(digest.spread(self.seed), |(known, _)| known == digest);
         found.map(|(_, record)| record.clone())
     }
 
@@ -318,12 +318,12 @@ impl Keys {
         self.current.find(self.seed, digest).or_else(frozen)
     }
 
-    pub(crate) fn live(&mut self, digest: &Digest, slot: Slot) {
+    pub(crate) fn insert_living(&mut self, digest: &Digest, slot: Slot) {
         let hash = digest.spread(self.seed);
         self.living.insert_unique(hash, (hash, slot), |(hash, _)| *hash);
     }
 
-    pub(crate) fn unlive(&mut self, messages: &Messages, digest: &Digest) -> Option<Slot> {
+    pub(crate) fn remove_living(&mut self, messages: &Messages, digest: &Digest) -> Option<Slot> {
         let hash = digest.spread(self.seed);
         let found = self.living.find_entry(hash, |(known, slot)| {
             *known == hash && messages.at(*slot).digest == *digest
@@ -375,16 +375,16 @@ impl Keys {
         self.current.point_deletes.push((*digest, drop_at));
     }
 
-    pub(crate) fn warm(&mut self, digest: Digest, record: KeyRecord) {
+    pub(crate) fn cache(&mut self, digest: Digest, record: KeyRecord) {
         let seed = self.seed;
         let hash = digest.spread(seed);
-        if self.warm.find(hash, |(known, _)| *known == digest).is_none() {
-            self.warm.insert_unique(hash, (digest, record), |(known, _)| known.spread(seed));
+        if self.cached.find(hash, |(known, _)| *known == digest).is_none() {
+            self.cached.insert_unique(hash, (digest, record), |(known, _)| known.spread(seed));
         }
     }
 
-    pub(crate) fn is_warm(&self, digest: &Digest) -> bool {
-        self.warm.find(digest.spread(self.seed), |(known, _)| known == digest).is_some()
+    pub(crate) fn is_cached(&self, digest: &Digest) -> bool {
+        self.cached.find(digest.spread(self.seed), |(known, _)| known == digest).is_some()
     }
 
     /// A key is not in the rows. Remembered for a debug assert: no decision takes a key for
@@ -401,8 +401,8 @@ impl Keys {
     }
 
     /// Forgets what was read for the batch before.
-    pub(crate) fn cool(&mut self) {
-        self.warm.clear();
+    pub(crate) fn clear_cache(&mut self) {
+        self.cached.clear();
         self.absent.clear();
     }
 
@@ -410,12 +410,12 @@ impl Keys {
         self.current.footprint()
     }
 
-    pub(crate) fn frozen_footprint(&self) -> usize {
+    pub(crate) fn checkpoint_footprint(&self) -> usize {
         self.frozen.as_ref().map_or(0, |frozen| frozen.footprint())
     }
 
     /// Starts a new generation; the old one is what the checkpoint writes.
-    pub(crate) fn freeze(&mut self) -> Arc<Generation> {
+    pub(crate) fn begin_checkpoint(&mut self) -> Arc<Generation> {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
         let next = self.spare.take().unwrap_or_else(|| self.generation());
         assert!(next.index.is_empty() && next.arena.is_empty(), "a generation begins empty");
@@ -427,7 +427,7 @@ impl Keys {
     }
 
     /// The checkpoint is in the rows.
-    pub(crate) fn thaw(&mut self) {
+    pub(crate) fn finish_checkpoint(&mut self) {
         if let Some(mut generation) = self.frozen.take().and_then(Arc::into_inner) {
             generation.clear();
             self.spare = Some(generation);
@@ -451,7 +451,7 @@ impl Keys {
         self.seed
     }
 
-    pub(crate) fn is_frozen(&self) -> bool {
+    pub(crate) fn is_in_checkpoint(&self) -> bool {
         self.frozen.is_some()
     }
 }

@@ -53,7 +53,7 @@ impl Gap {
 
 impl Ready {
     /// Everything is in the rows so far.
-    pub(crate) fn cold(from: Seq, to: Seq) -> Self {
+    pub(crate) fn unloaded(from: Seq, to: Seq) -> Self {
         debug_assert!(from < to);
         Self { gap: Some(Gap { from, to }), ..Self::default() }
     }
@@ -92,12 +92,12 @@ impl Ready {
         &'a self,
         is_here: impl Fn(Seq, Slot) -> bool + 'a,
     ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
-        let cold_from = self.cold_from();
-        self.merged(is_here).take_while(move |(seq, _)| *seq < cold_from)
+        let unloaded_from = self.unloaded_from();
+        self.merged(is_here).take_while(move |(seq, _)| *seq < unloaded_from)
     }
 
     /// From here on there may be older ones in the rows.
-    fn cold_from(&self) -> Seq {
+    fn unloaded_from(&self) -> Seq {
         self.gap.map_or(Seq::MAX, |gap| gap.from)
     }
 

@@ -187,7 +187,7 @@ impl Relays {
     }
 
     /// The rows that changed: what to write, what to delete.
-    pub(crate) fn freeze(&mut self) -> (Vec<(RowKey, Vec<u8>)>, Vec<RowKey>) {
+    pub(crate) fn begin_checkpoint(&mut self) -> (Vec<(RowKey, Vec<u8>)>, Vec<RowKey>) {
         let mut rows = Vec::new();
         for (id, waiting) in &mut self.waiting {
             debug_assert!(*id < self.next_id, "numbers are given once");

@@ -289,8 +289,8 @@ impl Model {
         }
         let id = MessageId::new(at, 0, seq);
         let before = scope.as_ref().and_then(|scope| self.records.remove(scope));
-        let ghost = before.filter(|record| {
-            record.is_ghost() && record.expires_at > at && record.seq >= queue.keys_from
+        let freed = before.filter(|record| {
+            record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
         });
         let ordered = content.group().filter(|_| queue.config.order == Order::Group);
         self.messages.push(Message {
@@ -316,8 +316,8 @@ impl Model {
             worker: None,
             claim_id: None,
             dated_ahead: None,
-            points: ghost.as_ref().map(|record| record.points.clone()).unwrap_or_default(),
-            history: ghost.map(|record| record.history).unwrap_or_default(),
+            points: freed.as_ref().map(|record| record.points.clone()).unwrap_or_default(),
+            history: freed.map(|record| record.history).unwrap_or_default(),
         });
         self.messages.len() - 1
     }

@@ -98,8 +98,8 @@ pub(crate) enum Op {
     Batch(Vec<Op>),
     Crash,
     Checkpoint,
-    Freeze,
-    Thaw,
+    BeginCheckpoint,
+    FinishCheckpoint,
     /// So much of each place stays in memory.
     Evict {
         keep: usize,
@@ -535,8 +535,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(Op::StoreFull),
         12 => Just(Op::Crash),
         10 => Just(Op::Checkpoint),
-        5 => Just(Op::Freeze),
-        4 => Just(Op::Thaw),
+        5 => Just(Op::BeginCheckpoint),
+        4 => Just(Op::FinishCheckpoint),
         10 => (0usize..3).prop_map(|keep| Op::Evict { keep }),
     ]
 }

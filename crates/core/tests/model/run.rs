@@ -24,7 +24,7 @@ pub(crate) struct Runner {
     model: Model,
     dying: Dying,
     /// Some messages may be in the rows alone.
-    is_cold: bool,
+    is_unloaded: bool,
     pub(crate) trace: String,
 }
 
@@ -38,7 +38,7 @@ impl Runner {
     pub(crate) fn new(bounds: Bounds, dying: Dying) -> Self {
         let world = World::with_bounds(bounds);
         let (model, trace) = (Model::new(Time(START), bounds), String::new());
-        Self { world, model, dying, is_cold: false, trace }
+        Self { world, model, dying, is_unloaded: false, trace }
     }
 
     pub(crate) fn step(&mut self, number: usize, op: &Op) -> Result<(), Differs> {
@@ -63,17 +63,17 @@ impl Runner {
                 }
                 assert_eq!(self.world.at, self.model.at, "time does not run back");
                 self.model.crash();
-                self.is_cold = true;
+                self.is_unloaded = true;
                 self.tick(); // What is counted by time is counted with the first batch.
                 self.end_delays();
             }
             Op::Checkpoint => self.world.checkpoint(),
-            Op::Freeze => self.world.freeze(),
-            Op::Thaw => self.world.thaw(),
+            Op::BeginCheckpoint => self.world.begin_checkpoint(),
+            Op::FinishCheckpoint => self.world.finish_checkpoint(),
             Op::Evict { keep } => {
-                self.is_cold |= self.world.evict_keeping(*keep) > 0;
+                self.is_unloaded |= self.world.evict_keeping(*keep) > 0;
                 let left = self.world.machine.evictable_bytes();
-                let may_stay = *keep > 0 || self.world.machine.is_frozen();
+                let may_stay = *keep > 0 || self.world.machine.is_in_checkpoint();
                 assert!(may_stay || left == 0, "{left} bytes could have left memory");
             }
             Op::StoreFull(full) => {
@@ -90,7 +90,7 @@ impl Runner {
     pub(crate) fn finale(&mut self) -> Result<(), Differs> {
         self.look_at_all()?;
         let _ = writeln!(self.trace, "   and at last Checkpoint, Crash");
-        self.world.thaw();
+        self.world.finish_checkpoint();
         self.world.checkpoint();
         self.step(usize::MAX - 1, &Op::Crash)?;
         self.look_at_all()?;
@@ -161,7 +161,7 @@ impl Runner {
         };
         let _ = writeln!(self.trace, "         → {said:?}");
         let expected = self.predict(&command, &said);
-        let partial = self.is_cold && is_partial(&command, &self.model);
+        let partial = self.is_unloaded && is_partial(&command, &self.model);
         compare(&expected, &said, self.model.crashed, partial)
     }
 
@@ -201,7 +201,7 @@ impl Runner {
     fn prepare(&mut self, op: &Op) {
         self.end_delays();
         // What is in front may be on its way out, and what is behind it in the rows alone.
-        if matches!(op, Op::Receive(_) | Op::Show { .. }) && self.is_cold {
+        if matches!(op, Op::Receive(_) | Op::Show { .. }) && self.is_unloaded {
             let is_purging = self.model.queues.iter().any(|queue| queue.purge.is_some());
             let at = self.model.at;
             if is_purging || self.model.messages.iter().any(|message| message.is_over(at)) {

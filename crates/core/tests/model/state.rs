@@ -342,7 +342,7 @@ impl Model {
     /// A record that still speaks for its key.
     pub(crate) fn remembered(&self, queue: &Queue, scope: &Scope) -> Option<&KeyRecord> {
         self.records.get(scope).filter(|record| {
-            !record.is_ghost() && record.expires_at > self.at && record.seq >= queue.keys_from
+            !record.is_free() && record.expires_at > self.at && record.seq >= queue.keys_from
         })
     }
 
@@ -397,7 +397,7 @@ impl Model {
         let count = |place| mine().filter(|message| message.place() == place).count() as u64;
         let keys = self.records.iter().filter(|(scope, record)| {
             scope.0 == name
-                && !record.is_ghost()
+                && !record.is_free()
                 && record.seq >= queue.keys_from
                 && record.drop_at() > self.at.0
         });

@@ -125,8 +125,8 @@ fn busy(world: &mut World, round: u32, tick_step: usize) {
             let key = format!("busy-{round}-{one}");
             let delayed = send_of(queue, &format!("{key}-late"), None);
             send(world, Send { delay_ms: Some(2), ..delayed });
-            let mortal = send_of(queue, &format!("{key}-old"), None);
-            send(world, Send { delay_ms: Some(1_000_000), ttl_ms: Some(1), ..mortal });
+            let expiring = send_of(queue, &format!("{key}-old"), None);
+            send(world, Send { delay_ms: Some(1_000_000), ttl_ms: Some(1), ..expiring });
         }
         receive(world, queue);
     }

@@ -88,7 +88,7 @@ fn k13_duplicates_are_counted_without_writing_the_result_again() {
         let mut world = World::new();
         finished(&mut world, 1 << 20);
         match where_it_is {
-            "frozen" => world.freeze(),
+            "frozen" => world.begin_checkpoint(),
             "rows" => world.checkpoint(),
             _ => {}
         }
@@ -105,7 +105,7 @@ fn k13_duplicates_are_counted_without_writing_the_result_again() {
         }
         assert_eq!(world.machine.usage().unwritten_bytes, before, "{where_it_is}");
         assert!(before < 2 << 20, "{where_it_is}: {before} bytes");
-        world.thaw();
+        world.finish_checkpoint();
         world.checkpoint();
         world.crash();
         let look = KeyName { queue: name(), key: "k".into(), group: None };

@@ -168,8 +168,8 @@ impl Run {
                 world.checkpoint();
                 world.evict_keeping(1);
             }
-            (Mode::Frozen | Mode::Abandoned, true) => world.freeze(),
-            (Mode::Frozen, false) => world.thaw(),
+            (Mode::Frozen | Mode::Abandoned, true) => world.begin_checkpoint(),
+            (Mode::Frozen, false) => world.finish_checkpoint(),
             (Mode::Abandoned, false) => world.crash(),
             (Mode::Cold | Mode::Few, _) => {
                 world.checkpoint();
@@ -241,11 +241,11 @@ impl Run {
         match verb {
             "crash" => self.world.crash(),
             "checkpoint" => {
-                self.world.thaw();
+                self.world.finish_checkpoint();
                 self.world.checkpoint();
             }
             "evict" => {
-                self.world.thaw();
+                self.world.finish_checkpoint();
                 self.world.evict_keeping(1);
             }
             "random" => self.world.random = words.next().parse().unwrap(),

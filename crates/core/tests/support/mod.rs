@@ -114,7 +114,7 @@ impl World {
             }
             outcomes.push(self.machine.execute(stamp, command, &mut batch));
         }
-        self.cool();
+        self.unload();
         self.effects.append(&mut batch.effects);
         if !batch.is_empty() {
             self.journal.push(batch.bytes().to_vec());
@@ -164,28 +164,28 @@ impl World {
 
     /// Cuts a checkpoint and makes its rows visible.
     pub(crate) fn checkpoint(&mut self) {
-        self.freeze();
-        self.thaw();
+        self.begin_checkpoint();
+        self.finish_checkpoint();
     }
 
     /// Cuts a checkpoint that is not in the rows yet.
-    pub(crate) fn freeze(&mut self) {
+    pub(crate) fn begin_checkpoint(&mut self) {
         if self.under_way.is_some() {
             return;
         }
         let mut rows = Rows::default();
-        self.machine.freeze().write(&mut rows);
+        self.machine.begin_checkpoint().write(&mut rows);
         self.under_way = Some((rows, self.journal.len(), self.machine.now()));
     }
 
     /// The checkpoint under way is in the rows now, and the journal before it is gone.
-    pub(crate) fn thaw(&mut self) {
+    pub(crate) fn finish_checkpoint(&mut self) {
         let Some((rows, batches, at)) = self.under_way.take() else { return };
         self.rows.take_in(rows);
         // Not by the time it is now: the journal behind the cut may need what is over since.
         self.rows.drop_buckets(at);
         self.journal.drain(..batches);
-        self.machine.thaw();
+        self.machine.finish_checkpoint();
     }
 
     /// Leaves as much as possible to the rows, but for `keep` messages at each head.
@@ -231,7 +231,7 @@ impl World {
                     self.machine.apply(at, decision.clone());
                 }
             }
-            self.machine.cool();
+            self.machine.unload();
         }
         assert_eq!(self.machine.missing_leases(), None, "the end of every lease is known");
         self.machine.expect_records(4_096);
@@ -247,8 +247,8 @@ impl World {
     }
 
     /// The batch is decided: whatever it was, the state must hold together.
-    fn cool(&mut self) {
-        self.machine.cool();
+    fn unload(&mut self) {
+        self.machine.unload();
         if self.machine.usage().messages <= CHECKED_MAX {
             self.machine.check_invariants();
         }
@@ -267,25 +267,25 @@ impl World {
                 match need {
                     Need::Point(digest) | Need::Group(_, digest) => match self.rows.point(digest) {
                         Some(value) => {
-                            let warmed = self.machine.warm_point(digest, &value, &mut more);
+                            let warmed = self.machine.load_point(digest, &value, &mut more);
                             warmed.expect("points read back");
                         }
                         None => self.machine.absent(need),
                     },
                     Need::Row(row) => {
                         for (key, value) in self.rows.range(row, &row.next(), 1) {
-                            let warmed = self.machine.warm_row(&key, &value, &mut more);
+                            let warmed = self.machine.load_row(&key, &value, &mut more);
                             warmed.expect("rows read back");
                         }
                     }
                     Need::Range { from, to, limit, .. } => {
                         let rows = self.rows.range(from, to, *limit);
                         for (key, value) in &rows {
-                            let warmed = self.machine.warm_row(key, value, &mut more);
+                            let warmed = self.machine.load_row(key, value, &mut more);
                             warmed.expect("rows read back");
                         }
                         let last = rows.last().map(|(key, _)| key.as_slice());
-                        self.machine.warmed(need, last, rows.len() >= *limit);
+                        self.machine.loaded(need, last, rows.len() >= *limit);
                     }
                 }
             }

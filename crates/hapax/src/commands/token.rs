@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use hapax_server::auth::{Error, Listed, NewToken, Pattern, Patterns, Permissions, TokenFile};
+use hapax_wire::DEFAULT_TENANT;
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -81,7 +82,7 @@ impl Data {
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     /// The tenant (namespace of queues and keys) that the token belongs to.
-    #[arg(long, default_value = "default")]
+    #[arg(long, default_value = DEFAULT_TENANT)]
     tenant: String,
     /// The queues that it may use: a name or a pattern such as orders.*. May be repeated.
     #[arg(long = "queue", value_name = "PATTERN", value_delimiter = ',', default_value = "*")]

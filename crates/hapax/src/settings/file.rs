@@ -5,12 +5,11 @@
 use std::sync::Arc;
 
 use hapax_core::{Config, QueueName};
-use hapax_server::auth::DEFAULT_TENANT;
 use hapax_server::doors::config::{self, Dialect};
 use hapax_server::lint::{Finding, Rule};
 use hapax_server::options::{Limits, Queue, tenant_path};
-use hapax_wire::QueueConfig;
 use hapax_wire::nearest::closest;
+use hapax_wire::{DEFAULT_TENANT, QueueConfig};
 use serde::Deserialize;
 use serde_json::Value;
 use toml::de::{DeTable, DeValue, ValueDeserializer};

@@ -9,8 +9,8 @@ use hapax_client::{Context, Delivery, Done, Emit, Event, Failure, Message, Settl
 use hapax_wire::proto::{self, State};
 use tokio::sync::{Notify, mpsc};
 
-use crate::house::{House, Wire, in_time};
 use crate::workers::Running;
+use hapax_testing::{Link, TestQueue, in_time};
 
 const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"max_attempts":3,
     "max_body_bytes":1000}"#;
@@ -18,19 +18,19 @@ const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"
 const PARKS_SOON: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,
     "max_attempts":3,"lease_ms":1000}"#;
 
-async fn send(house: &House) {
-    house.orders().send(Message::new("body").key("k0")).await.unwrap();
+async fn send(broker: &TestQueue) {
+    broker.queue().send(Message::new("body").key("k0")).await.unwrap();
 }
 
 /// How the one message ends whose handler begins an effect, and then does this.
 async fn after_begin(partitions: u16, end: fn() -> Result<Done, Failure>) -> proto::Key {
-    let house = House::open(partitions, PARKS).await;
-    send(&house).await;
-    let worker = Running::start(Worker::new(house.orders()), move |_, context| async move {
+    let broker = TestQueue::open(partitions, "orders", PARKS).await;
+    send(&broker).await;
+    let worker = Running::start(Worker::new(broker.queue()), move |_, context| async move {
         context.begin().await?;
         end()
     });
-    let key = house.ended("k0").await;
+    let key = broker.ended("k0").await;
     worker.stop().await;
     key
 }
@@ -108,15 +108,15 @@ async fn any_other_error_has_it_delivered_again(partitions: u16) {
 
 on_each!(nothing_is_in_doubt_before_it_has_begun);
 async fn nothing_is_in_doubt_before_it_has_begun(partitions: u16) {
-    let house = House::open(partitions, PARKS).await;
-    send(&house).await;
-    let worker = Running::start(Worker::new(house.orders()), |message, _| async move {
+    let broker = TestQueue::open(partitions, "orders", PARKS).await;
+    send(&broker).await;
+    let worker = Running::start(Worker::new(broker.queue()), |message, _| async move {
         if message.attempt() == 1 {
             panic!("at once")
         }
         Err(Failure::in_doubt(Failure::dead("no such printer")))
     });
-    let dead = house.ended("k0").await;
+    let dead = broker.ended("k0").await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "delivered again, then given up");
     assert_eq!(dead.error, "no such printer");
     worker.stop().await;
@@ -124,11 +124,11 @@ async fn nothing_is_in_doubt_before_it_has_begun(partitions: u16) {
 
 on_each!(a_handler_that_is_dropped_when_its_worker_stops_parks_it);
 async fn a_handler_that_is_dropped_when_its_worker_stops_parks_it(partitions: u16) {
-    let house = House::open(partitions, PARKS).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", PARKS).await;
+    send(&broker).await;
     let started = Arc::new(Notify::new());
     let begin = Arc::clone(&started);
-    let worker = Worker::new(house.orders()).drain_timeout(Duration::from_millis(50));
+    let worker = Worker::new(broker.queue()).drain_timeout(Duration::from_millis(50));
     let worker = Running::start(worker, move |_, context| {
         let begin = Arc::clone(&begin);
         async move {
@@ -139,18 +139,18 @@ async fn a_handler_that_is_dropped_when_its_worker_stops_parks_it(partitions: u1
     });
     in_time(started.notified()).await;
     worker.stop().await;
-    let parked = house.key("k0").await;
+    let parked = broker.key("k0").await;
     assert_eq!(parked.state(), State::Parked, "as the worker said: no lease had to run out");
     assert!(parked.error.contains("stopped before it was finished"), "{}", parked.error);
 }
 
 on_each!(a_worker_that_dies_leaves_it_to_be_parked);
 async fn a_worker_that_dies_leaves_it_to_be_parked(partitions: u16) {
-    let house = House::open(partitions, PARKS_SOON).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", PARKS_SOON).await;
+    send(&broker).await;
     let started = Arc::new(Notify::new());
     let begin = Arc::clone(&started);
-    let worker = tokio::spawn(Worker::new(house.orders()).run(move |_, context| {
+    let worker = tokio::spawn(Worker::new(broker.queue()).run(move |_, context| {
         let begin = Arc::clone(&begin);
         async move {
             context.begin().await?;
@@ -160,14 +160,14 @@ async fn a_worker_that_dies_leaves_it_to_be_parked(partitions: u16) {
     }));
     in_time(started.notified()).await;
     worker.abort();
-    assert_eq!(house.ended("k0").await.state(), State::Parked);
+    assert_eq!(broker.ended("k0").await.state(), State::Parked);
 }
 
-/// A worker over a wire, whose one handler begins an effect and is then cut off until the message
+/// A worker over a link, whose one handler begins an effect and is then cut off until the message
 /// is parked; and what it does when it is back.
 struct CutOff {
-    house: House,
-    wire: Wire,
+    broker: TestQueue,
+    link: Link,
     worker: Running,
     effects: Arc<AtomicUsize>,
     parked: Arc<Notify>,
@@ -179,12 +179,13 @@ impl CutOff {
     where
         F: Future<Output = Result<Done, Failure>> + Send + 'static,
     {
-        let house = House::open(partitions, PARKS_SOON).await;
-        send(&house).await;
-        let wire = Wire::to(&house).await;
+        let broker = TestQueue::open(partitions, "orders", PARKS_SOON).await;
+        send(&broker).await;
+        let link = broker.link().await;
+        let client = link.client();
         let (effects, parked) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
         let (sender, events) = mpsc::unbounded_channel();
-        let worker = Worker::new(wire.client.queue("orders")).observe(move |event| {
+        let worker = Worker::new(client.queue("orders")).observe(move |event| {
             let _ = sender.send(match event {
                 // Whether the worker or the broker notices first that the lease is over.
                 Event::Lost { .. }
@@ -214,19 +215,19 @@ impl CutOff {
             })
         };
         in_time(begun.notified()).await;
-        wire.hold();
-        assert_eq!(house.ended("k0").await.state(), State::Parked, "its lease is over");
-        Self { house, wire, worker, effects, parked, events }
+        link.disconnect();
+        assert_eq!(broker.ended("k0").await.state(), State::Parked, "its lease is over");
+        Self { broker, link, worker, effects, parked, events }
     }
 
-    /// The handler goes on, then the wire does; what became of it.
+    /// The handler goes on, then the link does; what became of it.
     async fn end(mut self, expected: &str) -> proto::Key {
         self.parked.notify_one();
-        self.wire.let_go();
+        self.link.restore();
         assert_eq!(in_time(self.events.recv()).await.unwrap(), expected);
         self.worker.stop().await;
         assert_eq!(self.effects.load(Ordering::SeqCst), 1, "the effect happened once");
-        self.house.key("k0").await
+        self.broker.key("k0").await
     }
 }
 
@@ -271,13 +272,13 @@ on_each!(a_broker_that_is_away_for_longer_than_the_lease_does_not_have_it_repeat
 async fn a_broker_that_is_away_for_longer_than_the_lease_does_not_have_it_repeated(
     partitions: u16,
 ) {
-    let mut house = House::open(partitions, PARKS_SOON).await;
-    send(&house).await;
+    let mut broker = TestQueue::open(partitions, "orders", PARKS_SOON).await;
+    send(&broker).await;
     let effects = Arc::new(Mutex::new(Vec::new()));
     let (begun, told) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let worker = {
         let (list, begun, told) = (Arc::clone(&effects), Arc::clone(&begun), Arc::clone(&told));
-        Running::start(Worker::new(house.orders()), move |message, context| {
+        Running::start(Worker::new(broker.queue()), move |message, context| {
             let (list, begun, told) = (Arc::clone(&list), Arc::clone(&begun), Arc::clone(&told));
             async move {
                 context.begin().await?;
@@ -290,10 +291,10 @@ async fn a_broker_that_is_away_for_longer_than_the_lease_does_not_have_it_repeat
         })
     };
     in_time(begun.notified()).await;
-    house.stop().await;
+    broker.stop().await;
     in_time(told.notified()).await;
-    house.start_again().await;
-    assert_eq!(house.ended("k0").await.state(), State::Parked);
+    broker.start_again().await;
+    assert_eq!(broker.ended("k0").await.state(), State::Parked);
     worker.stop().await;
     assert_eq!(*effects.lock().unwrap(), [1]);
 }

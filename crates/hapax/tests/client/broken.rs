@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hapax_client::{Admin, Batch, Client, Message, Settle, Worker};
 
-use crate::house::{House, LONG, Wire, in_time};
+use hapax_testing::{PATIENCE, TestQueue, in_time};
 
 /// A web server that is no broker: with gRPC's HTTP/2, or without.
 async fn web_server(status: &'static str, speaks_http2: bool) -> String {
@@ -41,7 +41,7 @@ async fn a_web_server_in_place_of_a_broker_is_called_one() {
         let url = web_server(status, speaks_http2).await;
         let client = Client::builder(&url).timeout(Duration::from_secs(1)).connect().unwrap();
         let told = in_time(Admin::new(client).queue("orders")).await.unwrap_err().to_string();
-        assert!(told.contains(&url) && told.contains("it is another "), "{status}: {told}");
+        assert!(told.contains(&url) && told.contains("the server "), "{status}: {told}");
         assert!(!told.contains("grpc-status"), "{status}: {told}");
     }
 }
@@ -49,9 +49,10 @@ async fn a_web_server_in_place_of_a_broker_is_called_one() {
 on_each!(a_sender_over_a_breaking_wire_sends_everything_once);
 async fn a_sender_over_a_breaking_wire_sends_everything_once(partitions: u16) {
     const COUNT: u64 = 20_000;
-    let house = House::open(partitions, "{}").await;
-    let wire = Wire::to(&house).await;
-    let mut sender = wire.client.queue("orders").sender().window(1_000);
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let link = broker.link().await;
+    let client = link.client();
+    let mut sender = client.queue("orders").sender().window(1_000);
     let (mut next, mut answered, mut cuts) = (0, 0, 0);
     let mut answers = Vec::new();
     while answered < COUNT {
@@ -60,7 +61,7 @@ async fn a_sender_over_a_breaking_wire_sends_everything_once(partitions: u16) {
             next += 1;
         }
         sender.flush();
-        if answered >= (cuts + 1) * 3_000 && wire.cut() {
+        if answered >= (cuts + 1) * 3_000 && link.cut() {
             cuts += 1;
         }
         in_time(sender.answers(&mut answers)).await.unwrap();
@@ -69,19 +70,20 @@ async fn a_sender_over_a_breaking_wire_sends_everything_once(partitions: u16) {
             answered += 1;
         }
     }
-    assert!(cuts >= 5, "the wire broke {cuts} times only");
-    let stats = house.stats().await;
+    assert!(cuts >= 5, "the link broke {cuts} times only");
+    let stats = broker.stats().await;
     assert_eq!(stats.ready, COUNT);
 }
 
 on_each!(work_over_a_breaking_wire_is_done_once);
 async fn work_over_a_breaking_wire_is_done_once(partitions: u16) {
     const COUNT: usize = 5_000;
-    let house = House::open(partitions, r#"{"lease_ms":2000}"#).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":2000}"#).await;
     let messages = (0..COUNT).map(|n| Message::new("body").key(format!("k{n}")));
-    house.orders().send_all(messages).await.unwrap();
-    let wire = Wire::to(&house).await;
-    let mut work = wire.client.queue("orders").work().worker("w").open();
+    broker.queue().send_all(messages).await.unwrap();
+    let link = broker.link().await;
+    let client = link.client();
+    let mut work = client.queue("orders").work().worker("w").open();
     let mut batch = Batch::default();
     let (mut done, mut cuts) = (HashSet::new(), 0);
     let mut keys = Vec::new();
@@ -101,25 +103,26 @@ async fn work_over_a_breaking_wire_is_done_once(partitions: u16) {
                 done.insert(keys[answered.tag as usize].clone());
             }
         }
-        if done.len() >= (cuts + 1) * 700 && wire.cut() {
+        if done.len() >= (cuts + 1) * 700 && link.cut() {
             cuts += 1;
         }
     }
-    assert!(cuts >= 5, "the wire broke {cuts} times only");
-    assert_eq!(house.stats().await.done_total, COUNT as u64);
+    assert!(cuts >= 5, "the link broke {cuts} times only");
+    assert_eq!(broker.stats().await.done_total, COUNT as u64);
 }
 
 on_each!(a_worker_over_a_breaking_wire_goes_on);
 async fn a_worker_over_a_breaking_wire_goes_on(partitions: u16) {
     const COUNT: u64 = 2_000;
-    let house = House::open(partitions, r#"{"lease_ms":2000}"#).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":2000}"#).await;
     let messages = (0..COUNT).map(|n| Message::new("body").key(format!("k{n}")));
-    house.orders().send_all(messages).await.unwrap();
-    let wire = Wire::to(&house).await;
+    broker.queue().send_all(messages).await.unwrap();
+    let link = broker.link().await;
+    let client = link.client();
     let handled = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&handled);
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let worker = Worker::new(wire.client.queue("orders")).concurrency(8).run_until(
+    let worker = Worker::new(client.queue("orders")).concurrency(8).run_until(
         async { drop(stopped.await) },
         move |_, _| {
             counter.fetch_add(1, Ordering::Relaxed);
@@ -129,8 +132,8 @@ async fn a_worker_over_a_breaking_wire_goes_on(partitions: u16) {
     let worker = tokio::spawn(worker);
     let mut cuts = 0;
     let all_done = async {
-        while house.stats().await.done_total < COUNT {
-            if handled.load(Ordering::Relaxed) >= (cuts + 1) * 300 && wire.cut() {
+        while broker.stats().await.done_total < COUNT {
+            if handled.load(Ordering::Relaxed) >= (cuts + 1) * 300 && link.cut() {
                 cuts += 1;
             }
         }
@@ -138,24 +141,24 @@ async fn a_worker_over_a_breaking_wire_goes_on(partitions: u16) {
     in_time(all_done).await;
     let _ = stop.send(());
     in_time(worker).await.unwrap().unwrap();
-    assert!(cuts >= 3, "the wire broke {cuts} times only");
-    let stats = house.stats().await;
+    assert!(cuts >= 3, "the link broke {cuts} times only");
+    let stats = broker.stats().await;
     assert_eq!((stats.done_total, stats.leased, stats.ready), (COUNT, 0, 0));
 }
 
 on_each!(a_broker_that_restarts_is_waited_for_by_senders_and_workers);
 async fn a_broker_that_restarts_is_waited_for_by_senders_and_workers(partitions: u16) {
-    let mut house = House::open(partitions, "{}").await;
-    let orders = house.orders();
+    let mut broker = TestQueue::open(partitions, "orders", "{}").await;
+    let orders = broker.queue();
     let worker = Worker::new(orders.clone())
         .run(|message, _| async move { Ok::<_, hapax_client::Failure>(message.body().clone()) });
     let worker = tokio::spawn(worker);
-    let first = orders.send_and_wait(Message::new("a").key("a"), LONG).await.unwrap();
+    let first = orders.send_and_wait(Message::new("a").key("a"), PATIENCE).await.unwrap();
     assert_eq!(first.result().unwrap().text(), Some("a"));
-    house.stop().await;
+    broker.stop().await;
     let sending = tokio::spawn(async move { orders.send(Message::new("b").key("b")).await });
-    house.start_again().await;
+    broker.start_again().await;
     in_time(sending).await.unwrap().unwrap();
-    assert_eq!(house.ended("b").await.result.unwrap().body, "b");
+    assert_eq!(broker.ended("b").await.result.unwrap().body, "b");
     worker.abort();
 }

@@ -8,24 +8,34 @@ use hapax_client::{Batch, Done, Event, Failure, Message, Settle, Settled, Worker
 use hapax_wire::proto;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::house::{House, Wire, in_time};
 use crate::workers::Running;
+use hapax_testing::{TestQueue, eventually, in_time};
 
 const COUNT: usize = 300;
 const RETRIED: &str = r#"{"max_attempts":3,"backoff_min_ms":0,"backoff_max_ms":0}"#;
 
-async fn send(house: &House, count: usize) {
+async fn send(broker: &TestQueue, count: usize) {
     let messages = (0..count).map(|n| Message::new(format!("body {n}")).key(format!("k{n}")));
-    assert!(house.orders().send_all(messages).await.unwrap().iter().all(Result::is_ok));
+    assert!(broker.queue().send_all(messages).await.unwrap().iter().all(Result::is_ok));
+}
+
+/// Waits until the lease of a key was extended so many times.
+pub(crate) async fn extended(broker: &TestQueue, key: &str, times: usize) {
+    let mut deadlines = std::collections::BTreeSet::new();
+    eventually("the lease to be extended", async || {
+        deadlines.extend(broker.key(key).await.deadline_ms);
+        deadlines.len() > times
+    })
+    .await;
 }
 
 on_each!(every_message_ends_as_its_own_handler_said);
 async fn every_message_ends_as_its_own_handler_said(partitions: u16) {
-    let house = House::open(partitions, RETRIED).await;
-    send(&house, COUNT).await;
+    let broker = TestQueue::open(partitions, "orders", RETRIED).await;
+    send(&broker, COUNT).await;
     let ran = Arc::new(Mutex::new(Vec::new()));
     let list = Arc::clone(&ran);
-    let worker = Running::start(Worker::new(house.orders()), move |message, _| {
+    let worker = Running::start(Worker::new(broker.queue()), move |message, _| {
         let list = Arc::clone(&list);
         async move {
             let number: usize = message.key().strip_prefix('k').unwrap().parse().unwrap();
@@ -43,7 +53,7 @@ async fn every_message_ends_as_its_own_handler_said(partitions: u16) {
         }
     });
     for number in 0..COUNT {
-        let key = house.ended(&format!("k{number}")).await;
+        let key = broker.ended(&format!("k{number}")).await;
         let attempts = if matches!(number % 10, 6 | 9) { 2 } else { 1 };
         assert_eq!(key.attempts, attempts, "k{number}: {key:?}");
         if number % 10 == 3 {
@@ -59,14 +69,14 @@ async fn every_message_ends_as_its_own_handler_said(partitions: u16) {
     ran.sort_unstable();
     ran.dedup();
     assert_eq!((ran.len(), all), (COUNT + COUNT / 5, COUNT + COUNT / 5), "no attempt ran twice");
-    assert_eq!(house.stats().await.lease_lost_total, 0);
+    assert_eq!(broker.stats().await.lease_lost_total, 0);
 }
 
 on_each!(who_holds_its_lease_is_not_told_that_it_is_lost_when_others_lose_theirs);
 async fn who_holds_its_lease_is_not_told_that_it_is_lost_when_others_lose_theirs(partitions: u16) {
     const HELD: usize = 60;
-    let house = House::open(partitions, r#"{"max_attempts":1}"#).await;
-    send(&house, 2 * HELD).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"max_attempts":1}"#).await;
+    send(&broker, 2 * HELD).await;
     let (started, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let go = Arc::new(Semaphore::new(0));
     let handler = {
@@ -81,7 +91,7 @@ async fn who_holds_its_lease_is_not_told_that_it_is_lost_when_others_lose_theirs
             }
         }
     };
-    let worker = Worker::new(house.orders()).concurrency(HELD).prefetch(0);
+    let worker = Worker::new(broker.queue()).concurrency(HELD).prefetch(0);
     let worker = Running::start(worker, handler);
     in_time(async {
         while started.load(Ordering::SeqCst) < HELD {
@@ -90,7 +100,7 @@ async fn who_holds_its_lease_is_not_told_that_it_is_lost_when_others_lose_theirs
     })
     .await;
     // Somebody else takes the rest and loses all of it; both streams are told the fences.
-    let mut other = house.orders().work().lease(Duration::from_millis(100)).open();
+    let mut other = broker.queue().work().lease(Duration::from_millis(100)).open();
     let (mut batch, mut lost) = (Batch::default(), 0);
     other.credit(HELD as u32);
     while lost < HELD {
@@ -103,17 +113,17 @@ async fn who_holds_its_lease_is_not_told_that_it_is_lost_when_others_lose_theirs
     go.add_permits(HELD);
     worker.stop().await;
     assert_eq!(told.load(Ordering::SeqCst), 0, "of {HELD} healthy handlers");
-    let stats = house.stats().await;
+    let stats = broker.stats().await;
     assert_eq!((stats.done_total, stats.lease_lost_total), (HELD as u64, HELD as u64));
 }
 
 on_each!(a_longer_extension_of_the_handler_is_not_taken_back);
 async fn a_longer_extension_of_the_handler_is_not_taken_back(partitions: u16) {
-    let house = House::open(partitions, r#"{"lease_ms":1000}"#).await;
-    send(&house, 1).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":1000}"#).await;
+    send(&broker, 1).await;
     let (extended, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (is_extended, may_go) = (Arc::clone(&extended), Arc::clone(&go));
-    let worker = Running::start(Worker::new(house.orders()), move |_, context| {
+    let worker = Running::start(Worker::new(broker.queue()), move |_, context| {
         let (extended, go) = (Arc::clone(&is_extended), Arc::clone(&may_go));
         async move {
             context.extend(Some(Duration::from_secs(600))).await?;
@@ -123,16 +133,16 @@ async fn a_longer_extension_of_the_handler_is_not_taken_back(partitions: u16) {
         }
     });
     in_time(extended.notified()).await;
-    let asked = house.key("k0").await.deadline_ms.unwrap();
+    let asked = broker.key("k0").await.deadline_ms.unwrap();
     // For longer than its own lease, in which the worker extends it more than once.
     let start = std::time::Instant::now();
     while start.elapsed() < Duration::from_secs(2) {
-        let deadline = house.key("k0").await.deadline_ms.unwrap();
+        let deadline = broker.key("k0").await.deadline_ms.unwrap();
         // Of ten minutes; two calls are not equally long on their way.
         assert!(deadline + 60_000 >= asked, "{} ms were taken back", asked - deadline);
     }
     go.notify_one();
-    assert_eq!(house.ended("k0").await.state(), proto::State::Done);
+    assert_eq!(broker.ended("k0").await.state(), proto::State::Done);
     worker.stop().await;
 }
 
@@ -153,10 +163,11 @@ on_each!(whoever_observes_a_worker_hears_what_was_confirmed_and_whether_the_brok
 async fn whoever_observes_a_worker_hears_what_was_confirmed_and_whether_the_broker_is_there(
     partitions: u16,
 ) {
-    let house = House::open(partitions, r#"{"max_attempts":1}"#).await;
-    let wire = Wire::to(&house).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"max_attempts":1}"#).await;
+    let link = broker.link().await;
+    let client = link.client();
     let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();
-    let worker = Worker::new(wire.client.queue("orders")).observe(move |event| {
+    let worker = Worker::new(client.queue("orders")).observe(move |event| {
         let _ = sender.send(heard(event));
     });
     let (started, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -169,16 +180,16 @@ async fn whoever_observes_a_worker_hears_what_was_confirmed_and_whether_the_brok
             if message.key() == "bad" { Err(Failure::new("no")) } else { Ok(Done::new()) }
         }
     });
-    house.orders().send(Message::new("x").key("good")).await.unwrap();
+    broker.queue().send(Message::new("x").key("good")).await.unwrap();
     in_time(started.notified()).await;
-    wire.hold();
+    link.disconnect();
     assert_eq!(in_time(events.recv()).await.unwrap(), "away");
     go.notify_one();
     // The handler is finished, and nothing is confirmed as long as nobody can confirm it.
-    wire.let_go();
+    link.restore();
     assert_eq!(in_time(events.recv()).await.unwrap(), "back");
     assert_eq!(in_time(events.recv()).await.unwrap(), "done");
-    house.orders().send(Message::new("x").key("bad")).await.unwrap();
+    broker.queue().send(Message::new("x").key("bad")).await.unwrap();
     in_time(started.notified()).await;
     go.notify_one();
     assert_eq!(in_time(events.recv()).await.unwrap(), "dead", "the last attempt");
@@ -188,10 +199,10 @@ async fn whoever_observes_a_worker_hears_what_was_confirmed_and_whether_the_brok
 on_each!(what_no_frame_takes_harms_nobody_else_on_the_stream);
 async fn what_no_frame_takes_harms_nobody_else_on_the_stream(partitions: u16) {
     const MIB: usize = 1 << 20;
-    let house = House::open(partitions, RETRIED).await;
-    house.admin.put_queue("emails", "{}", None).await.unwrap();
-    send(&house, 40).await;
-    let worker = Running::start(Worker::new(house.orders()), |message, context| async move {
+    let broker = TestQueue::open(partitions, "orders", RETRIED).await;
+    broker.admin.put_queue("emails", "{}", None).await.unwrap();
+    send(&broker, 40).await;
+    let worker = Running::start(Worker::new(broker.queue()), |message, context| async move {
         match message.key() {
             "k7" => Ok(Done::new().result(vec![b'x'; 17 * MIB])),
             "k8" => Ok((0..20).fold(Done::new(), |done, n| {
@@ -207,7 +218,7 @@ async fn what_no_frame_takes_harms_nobody_else_on_the_stream(partitions: u16) {
         }
     });
     for number in 0..40 {
-        let key = house.ended(&format!("k{number}")).await;
+        let key = broker.ended(&format!("k{number}")).await;
         assert_eq!(key.attempts, 1, "{}", key.error);
         match number {
             7 | 8 => assert!(key.error.contains("too_large"), "{}", key.error),
@@ -223,9 +234,9 @@ on_each!(a_settle_that_no_frame_takes_is_answered_and_the_lease_can_still_be_set
 async fn a_settle_that_no_frame_takes_is_answered_and_the_lease_can_still_be_settled(
     partitions: u16,
 ) {
-    let house = House::open(partitions, "{}").await;
-    send(&house, 1).await;
-    let mut work = house.orders().work().open();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    send(&broker, 1).await;
+    let mut work = broker.queue().work().open();
     let mut batch = Batch::default();
     work.credit(1);
     while batch.deliveries.is_empty() {
@@ -248,14 +259,14 @@ async fn a_settle_that_no_frame_takes_is_answered_and_the_lease_can_still_be_set
 
 on_each!(a_delivery_tells_whose_it_is_and_how_long_it_is_leased);
 async fn a_delivery_tells_whose_it_is_and_how_long_it_is_leased(partitions: u16) {
-    let house = House::open(partitions, r#"{"lease_ms":7000}"#).await;
-    send(&house, 1).await;
-    let worker = Running::start(Worker::new(house.orders()), |message, context| async move {
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":7000}"#).await;
+    send(&broker, 1).await;
+    let worker = Running::start(Worker::new(broker.queue()), |message, context| async move {
         assert_eq!(context.delivery().key(), message.key());
         let told = (message.tenant(), message.queue(), message.lease_length());
         Ok(Done::new().result(format!("{told:?}")))
     });
-    let key = house.ended("k0").await;
+    let key = broker.ended("k0").await;
     assert_eq!(key.result.unwrap().body, r#"("default", "orders", 7s)"#);
     worker.stop().await;
 }

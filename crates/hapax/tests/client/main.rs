@@ -7,12 +7,11 @@
 )]
 
 #[macro_use]
-mod on_each;
+extern crate hapax_testing;
 
 mod at_most_once;
 mod broken;
 mod claims;
-mod house;
 mod leases;
 mod secure;
 mod sends;

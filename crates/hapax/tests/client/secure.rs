@@ -1,23 +1,15 @@
 //! Tokens and TLS.
 
 use hapax_client::{Client, Code};
-use hapax_server::options::{Auth, Options};
-
-use crate::house::{House, run};
+use hapax_server::options::Auth;
+use hapax_testing::{TestBroker, TestQueue};
 
 #[tokio::test]
 async fn a_token_is_needed_where_the_broker_asks_for_one_and_a_wrong_one_is_not_retried() {
-    let directory = tempfile::tempdir().unwrap();
-    let options = Options {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        data: directory.path().join("data"),
-        auth: Auth::Tokens,
-        ..Options::default()
-    };
-    let (address, _running) = run(&options).await;
+    let broker = TestBroker::with(|options| options.auth = Auth::Tokens).await;
     for client in [
-        Client::connect(&format!("http://{address}")).unwrap(),
-        Client::builder(&format!("http://{address}")).token("hapax_wrong").connect().unwrap(),
+        Client::connect(&broker.url()).unwrap(),
+        Client::builder(&broker.url()).token("hapax_wrong").connect().unwrap(),
     ] {
         let error = client.queue("orders").send("body").await.unwrap_err();
         assert_eq!((error.code(), error.is_retryable()), (Code::Unauthorized, false));
@@ -35,15 +27,11 @@ async fn a_broker_with_tls_is_reached_with_its_authority_and_not_without() {
     let (certificate, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let options = Options {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        data: directory.path().join("data"),
-        auth: Auth::Off,
-        tls_cert: Some(certificate),
-        tls_key: Some(key),
-        ..Options::default()
-    };
-    let (address, _running) = run(&options).await;
+    let broker = TestBroker::with(|options| {
+        (options.tls_cert, options.tls_key) = (Some(certificate), Some(key));
+    });
+    let broker = broker.await;
+    let address = broker.address();
     let builder = || {
         let limit = std::time::Duration::from_secs(2);
         Client::builder(&format!("https://{address}")).server_name("broker.test").timeout(limit)
@@ -58,11 +46,11 @@ async fn a_broker_with_tls_is_reached_with_its_authority_and_not_without() {
 
 #[tokio::test]
 async fn a_client_says_so_where_the_other_side_is_no_broker() {
-    let house = House::open(1, "{}").await;
-    let https = Client::builder(&format!("https://{}", house.address))
+    let broker = TestQueue::open(1, "orders", "{}").await;
+    let https = Client::builder(&format!("https://{}", broker.address()))
         .timeout(std::time::Duration::from_secs(1))
         .connect()
         .unwrap();
     let error = https.queue("orders").send("body").await.unwrap_err();
-    assert!(error.to_string().contains(&house.address.to_string()), "{error}");
+    assert!(error.to_string().contains(&broker.address().to_string()), "{error}");
 }

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use hapax_client::{Client, Code, Error, Message, Outcome, State, Worker};
 
-use crate::house::{House, LONG, Wire, in_time};
+use hapax_testing::{PATIENCE, TestQueue, in_time};
 
 on_each!(a_send_its_duplicate_and_its_conflict);
 async fn a_send_its_duplicate_and_its_conflict(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let orders = house.orders();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let orders = broker.queue();
     let lemons = || Message::new("three lemons").key("order-42").content_type("text/plain");
     let first = orders.send(lemons()).await.unwrap();
     assert!(first.is_new() && first.state == State::Ready);
@@ -29,10 +29,10 @@ async fn a_send_its_duplicate_and_its_conflict(partitions: u16) {
 
 on_each!(sends_of_many_tasks_share_a_stream);
 async fn sends_of_many_tasks_share_a_stream(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..50 {
-        let orders = house.orders();
+        let orders = broker.queue();
         tasks.spawn(async move {
             for number in 0..20 {
                 let message = Message::new("body").key(format!("{task}-{number}"));
@@ -41,13 +41,13 @@ async fn sends_of_many_tasks_share_a_stream(partitions: u16) {
         });
     }
     in_time(tasks.join_all()).await;
-    assert_eq!(house.stats().await.ready, 1_000);
+    assert_eq!(broker.stats().await.ready, 1_000);
 }
 
 on_each!(many_are_answered_in_order_and_one_that_is_refused_harms_no_other);
 async fn many_are_answered_in_order_and_one_that_is_refused_harms_no_other(partitions: u16) {
-    let house = House::open(partitions, r#"{"max_body_bytes":10}"#).await;
-    let orders = house.orders();
+    let broker = TestQueue::open(partitions, "orders", r#"{"max_body_bytes":10}"#).await;
+    let orders = broker.queue();
     let bodies = (0..3_000).map(|n| if n % 1_000 == 7 { "far too long a body" } else { "short" });
     let messages = bodies.zip(0..).map(|(body, n)| Message::new(body).key(format!("k{n}")));
     let answers = orders.send_all(messages).await.unwrap();
@@ -59,57 +59,57 @@ async fn many_are_answered_in_order_and_one_that_is_refused_harms_no_other(parti
         }
     }
     assert_eq!(orders.send_all(Vec::<Message>::new()).await.unwrap().len(), 0);
-    assert_eq!(house.stats().await.ready, 2_997);
+    assert_eq!(broker.stats().await.ready, 2_997);
 }
 
 on_each!(a_message_without_a_key_is_given_one);
 async fn a_message_without_a_key_is_given_one(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let first = house.orders().send("body").await.unwrap();
-    let second = house.orders().send("body").await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let first = broker.queue().send("body").await.unwrap();
+    let second = broker.queue().send("body").await.unwrap();
     assert!(first.is_new() && second.is_new() && first.id != second.id);
 }
 
 on_each!(whoever_waits_gets_the_result);
 async fn whoever_waits_gets_the_result(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let worker = Worker::new(house.orders()).run(|message, _| async move {
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let worker = Worker::new(broker.queue()).run(|message, _| async move {
         Ok::<_, hapax_client::Failure>(format!("did {}", message.text().unwrap_or_default()))
     });
     let worker = tokio::spawn(worker);
     let send = || Message::new("it").key("k");
-    let answer = house.orders().send_and_wait(send(), LONG).await.unwrap();
+    let answer = broker.queue().send_and_wait(send(), PATIENCE).await.unwrap();
     assert_eq!(answer.result().unwrap().text(), Some("did it"));
-    let again = house.orders().send_and_wait(send(), LONG).await.unwrap();
-    assert_eq!(again, house.orders().send(send()).await.unwrap());
+    let again = broker.queue().send_and_wait(send(), PATIENCE).await.unwrap();
+    assert_eq!(again, broker.queue().send(send()).await.unwrap());
     worker.abort();
 }
 
 on_each!(whoever_waits_in_vain_is_told_how_far_it_is);
 async fn whoever_waits_in_vain_is_told_how_far_it_is(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
     let wait = Duration::from_millis(200);
-    let answer = house.orders().send_and_wait(Message::new("x").key("k"), wait).await.unwrap();
+    let answer = broker.queue().send_and_wait(Message::new("x").key("k"), wait).await.unwrap();
     assert!(!answer.has_ended() && answer.state == State::Ready, "{answer:?}");
 }
 
 on_each!(a_queue_that_is_not_there_is_named_at_once);
 async fn a_queue_that_is_not_there_is_named_at_once(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
     let started = Instant::now();
-    let error = house.client.queue("absent").send("body").await.unwrap_err();
+    let error = broker.client.queue("absent").send("body").await.unwrap_err();
     assert_eq!(error.code(), Code::NoSuchQueue);
     assert!(started.elapsed() < Duration::from_secs(20), "it was not retried");
 }
 
 on_each!(what_is_too_much_for_now_is_sent_again_until_it_is_not);
 async fn what_is_too_much_for_now_is_sent_again_until_it_is_not(partitions: u16) {
-    let house = House::open(partitions, r#"{"sends_per_s":20}"#).await;
-    let orders = house.orders();
+    let broker = TestQueue::open(partitions, "orders", r#"{"sends_per_s":20}"#).await;
+    let orders = broker.queue();
     let messages = (0..40).map(|n| Message::new("body").key(format!("k{n}")));
     let answers = in_time(orders.send_all(messages)).await.unwrap();
     assert!(answers.iter().all(Result::is_ok), "{answers:?}");
-    assert_eq!(house.stats().await.ready, 40);
+    assert_eq!(broker.stats().await.ready, 40);
 }
 
 #[tokio::test]
@@ -131,34 +131,35 @@ async fn a_broker_that_is_away_is_named_when_the_time_is_over() {
 
 on_each!(a_message_without_a_key_can_be_sent_again_under_the_one_it_was_given);
 async fn a_message_without_a_key_can_be_sent_again_under_the_one_it_was_given(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let wire = Wire::to_with(&house, Duration::from_millis(500)).await;
-    wire.hold();
-    let orders = wire.client.queue("orders");
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let link = broker.link().await;
+    link.disconnect();
+    let builder = Client::builder(&link.url).timeout(Duration::from_millis(500));
+    let orders = builder.connect().unwrap().queue("orders");
     let error = orders.send("body").await.unwrap_err();
     let key = error.key().unwrap().to_owned();
     assert!(error.is_retryable() && error.to_string().contains(&key), "{error}");
     let waited = orders.send_and_wait("body", Duration::from_millis(100)).await.unwrap_err();
     assert!(waited.key().is_some_and(|other| other != key), "{waited}");
-    wire.let_go();
-    assert!(house.orders().send(Message::new("body").key(&key)).await.unwrap().is_new());
-    assert!(!house.orders().send(Message::new("body").key(&key)).await.unwrap().is_new());
+    link.restore();
+    assert!(broker.queue().send(Message::new("body").key(&key)).await.unwrap().is_new());
+    assert!(!broker.queue().send(Message::new("body").key(&key)).await.unwrap().is_new());
 }
 
 on_each!(a_message_that_no_frame_takes_harms_no_other);
 async fn a_message_that_no_frame_takes_harms_no_other(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
     let huge = bytes::Bytes::from(vec![b'x'; 17 << 20]);
     let body = |n: u64| if n == 7 { huge.clone() } else { "short".into() };
     let messages = (0..41).map(|n| Message::new(body(n)).key(format!("k{n}")));
-    let answers = in_time(house.orders().send_all(messages)).await.unwrap();
+    let answers = in_time(broker.queue().send_all(messages)).await.unwrap();
     for (n, answer) in answers.iter().enumerate() {
         match answer {
             Ok(answer) => assert!(answer.is_new() && n != 7),
             Err(error) => assert_eq!((error.code(), n), (Code::TooLarge, 7)),
         }
     }
-    let mut sender = house.orders().sender();
+    let mut sender = broker.queue().sender();
     for n in 0..10 {
         sender.push(Message::new(body(n)).key(format!("s{n}")), n);
     }
@@ -170,19 +171,20 @@ async fn a_message_that_no_frame_takes_harms_no_other(partitions: u16) {
     let refused: Vec<u64> =
         answers.iter().filter(|one| one.answer.is_err()).map(|one| one.tag).collect();
     assert_eq!((answers.len(), refused), (10, vec![7]));
-    assert_eq!(house.stats().await.ready, 40 + 9);
+    assert_eq!(broker.stats().await.ready, 40 + 9);
 }
 
 on_each!(what_was_answered_before_the_broker_went_away_is_told);
 async fn what_was_answered_before_the_broker_went_away_is_told(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let wire = Arc::new(Wire::to_with(&house, Duration::from_millis(500)).await);
-    let orders = wire.client.queue("orders");
-    // The list is sent in parts, and the wire breaks when the second one is asked for.
-    let cutter = Arc::clone(&wire);
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let link = Arc::new(broker.link().await);
+    let builder = Client::builder(&link.url).timeout(Duration::from_millis(500));
+    let orders = builder.connect().unwrap().queue("orders");
+    // The list is sent in parts, and the link breaks when the second one is asked for.
+    let cutter = Arc::clone(&link);
     let messages = (0..3_000).map(move |n| {
         if n == 1_500 {
-            cutter.hold();
+            cutter.disconnect();
         }
         Message::new("body").key(format!("k{n}"))
     });
@@ -191,13 +193,13 @@ async fn what_was_answered_before_the_broker_went_away_is_told(partitions: u16) 
     let accepted = answers.iter().filter(|answer| answer.is_ok()).count();
     assert_eq!(accepted, 1_024, "the first part");
     assert!(answers.iter().take(accepted).all(Result::is_ok));
-    assert_eq!(house.stats().await.ready, accepted as u64);
+    assert_eq!(broker.stats().await.ready, accepted as u64);
 }
 
 on_each!(a_pipelined_sender_keeps_its_window_and_gives_tags_back);
 async fn a_pipelined_sender_keeps_its_window_and_gives_tags_back(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let mut sender = house.orders().sender().window(100);
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let mut sender = broker.queue().sender().window(100);
     let mut answers = Vec::new();
     let (mut next, mut tags) = (0, Vec::new());
     while tags.len() < 5_000 {
@@ -216,5 +218,5 @@ async fn a_pipelined_sender_keeps_its_window_and_gives_tags_back(partitions: u16
     assert!(tags.iter().zip(0..).all(|(tag, n)| *tag == n * 3));
     in_time(sender.answers(&mut answers)).await.unwrap();
     assert!(answers.is_empty(), "nothing to wait for");
-    assert_eq!(house.stats().await.ready, 5_000);
+    assert_eq!(broker.stats().await.ready, 5_000);
 }

@@ -7,8 +7,8 @@ use hapax_wire::proto::{self, State};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::house::{House, Wire, in_time, named};
 use crate::workers::Running;
+use hapax_testing::{TestQueue, in_time};
 
 /// Failures are tried again at once.
 const RULES: &str = r#"{"backoff_min_ms":0,"backoff_max_ms":0}"#;
@@ -28,8 +28,8 @@ impl Service {
     }
 }
 
-async fn send(house: &House) {
-    house.orders().send(Message::new("body").key("k0")).await.unwrap();
+async fn send(broker: &TestQueue) {
+    broker.queue().send(Message::new("body").key("k0")).await.unwrap();
 }
 
 fn point(key: &proto::Key, name: &str) -> Value {
@@ -38,24 +38,24 @@ fn point(key: &proto::Key, name: &str) -> Value {
 }
 
 /// Works on the one message there is until it has ended, and tells how.
-async fn work<H, F>(house: &House, handler: H) -> proto::Key
+async fn work<H, F>(broker: &TestQueue, handler: H) -> proto::Key
 where
     H: Fn(Delivery, Context) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Done, Failure>> + Send + 'static,
 {
-    let worker = Running::start(Worker::new(house.orders()), handler);
-    let key = house.ended("k0").await;
+    let worker = Running::start(Worker::new(broker.queue()), handler);
+    let key = broker.ended("k0").await;
     worker.stop().await;
     key
 }
 
 on_each!(a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last);
 async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last(partitions: u16) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let (charges, mails) = (Service::default(), Service::default());
     let (charge, mail) = (charges.clone(), mails.clone());
-    let done = work(&house, move |message, context| {
+    let done = work(&broker, move |message, context| {
         let (charges, mails) = (charge.clone(), mail.clone());
         async move {
             let attempt = message.attempt();
@@ -87,8 +87,8 @@ async fn a_later_attempt_gets_the_saved_outcomes_and_goes_on_after_the_last(part
 
 on_each!(what_was_begun_and_what_was_done_can_be_seen_from_outside);
 async fn what_was_begun_and_what_was_done_can_be_seen_from_outside(partitions: u16) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let (called, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (is_called, may_go) = (Arc::clone(&called), Arc::clone(&go));
     let handler = move |_: Delivery, context: Context| {
@@ -107,26 +107,26 @@ async fn what_was_begun_and_what_was_done_can_be_seen_from_outside(partitions: u
             Ok(Done::new())
         }
     };
-    let worker = Running::start(Worker::new(house.orders()), handler);
+    let worker = Running::start(Worker::new(broker.queue()), handler);
     in_time(called.notified()).await;
-    let key = house.key("k0").await;
+    let key = broker.key("k0").await;
     let charge = derive("orders", "", "k0", 0, "charge");
     let expected = json!({ "step": "done", "key": charge, "outcome": { "receipt": 7 } });
     assert_eq!(point(&key, "step:charge"), expected);
     let expected = json!({ "step": "begun", "key": derive("orders", "", "k0", 0, "ship") });
     assert_eq!(point(&key, "step:ship"), expected, "saved before the call");
     go.notify_one();
-    assert_eq!(house.ended("k0").await.state(), State::Done);
+    assert_eq!(broker.ended("k0").await.state(), State::Done);
     worker.stop().await;
 }
 
 on_each!(the_same_name_twice_in_one_attempt_is_an_error);
 async fn the_same_name_twice_in_one_attempt_is_an_error(partitions: u16) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let service = Service::default();
     let calls = service.clone();
-    let dead = work(&house, move |_, context| {
+    let dead = work(&broker, move |_, context| {
         let service = calls.clone();
         async move {
             for _ in 0..2 {
@@ -146,8 +146,8 @@ on_each!(an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
 async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_returns_less(
     partitions: u16,
 ) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let service = Service::default();
     let handler = |bytes: usize| {
         let service = service.clone();
@@ -163,7 +163,7 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
             }
         }
     };
-    let dead = work(&house, handler(70_000)).await;
+    let dead = work(&broker, handler(70_000)).await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 1), "each attempt would call again");
     let key = derive("orders", "", "k0", 0, "charge");
     assert!(dead.error.contains(&key) && dead.error.contains("Return less"), "{}", dead.error);
@@ -180,19 +180,19 @@ async fn an_outcome_that_cannot_be_kept_gives_the_message_up_until_the_step_retu
         select: Some(all),
         ..Default::default()
     };
-    house.admin.redrive(redrive).await.unwrap();
-    let done = work(&house, handler(5)).await;
+    broker.admin.redrive(redrive).await.unwrap();
+    let done = work(&broker, handler(5)).await;
     assert_eq!((done.state(), done.result.unwrap().body), (State::Done, "xxxxx".into()));
     assert_eq!(service.calls(), [key.clone(), key], "again, under the same key");
 }
 
 on_each!(a_step_is_not_begun_where_there_is_no_room_for_its_outcome);
 async fn a_step_is_not_begun_where_there_is_no_room_for_its_outcome(partitions: u16) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let service = Service::default();
     let calls = service.clone();
-    let dead = work(&house, move |_, context| {
+    let dead = work(&broker, move |_, context| {
         let service = calls.clone();
         async move {
             context.save("mine", vec![b'x'; 64 * 1_024 - 100]).await?;
@@ -218,10 +218,15 @@ impl Drop for Dropped {
 
 on_each!(a_lost_lease_ends_the_step_and_saves_nothing);
 async fn a_lost_lease_ends_the_step_and_saves_nothing(partitions: u16) {
-    let house =
-        House::open(partitions, r#"{"lease_ms":1000,"backoff_min_ms":0,"backoff_max_ms":0}"#).await;
-    send(&house).await;
-    let wire = Wire::to(&house).await;
+    let broker = TestQueue::open(
+        partitions,
+        "orders",
+        r#"{"lease_ms":1000,"backoff_min_ms":0,"backoff_max_ms":0}"#,
+    )
+    .await;
+    send(&broker).await;
+    let link = broker.link().await;
+    let client = link.client();
     let service = Service::default();
     let (called, dropped) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let told: Arc<Mutex<Option<Failure>>> = Arc::default();
@@ -245,12 +250,12 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing(partitions: u16) {
             }
         }
     };
-    let cut_off = Running::start(Worker::new(wire.client.queue("orders")), handler);
+    let cut_off = Running::start(Worker::new(client.queue("orders")), handler);
     in_time(called.notified()).await;
-    wire.close();
+    link.close();
     in_time(dropped.notified()).await;
     let again = service.clone();
-    let done = work(&house, move |message, context| {
+    let done = work(&broker, move |message, context| {
         let service = again.clone();
         async move {
             let before = message.recovery_point("step:charge").cloned().unwrap_or_default();
@@ -270,11 +275,11 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing(partitions: u16) {
 
 on_each!(an_outcome_is_saved_when_the_broker_is_back);
 async fn an_outcome_is_saved_when_the_broker_is_back(partitions: u16) {
-    let mut house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let mut broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let (called, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (is_called, may_go) = (Arc::clone(&called), Arc::clone(&go));
-    let worker = Running::start(Worker::new(house.orders()), move |message, context| {
+    let worker = Running::start(Worker::new(broker.queue()), move |message, context| {
         let (called, go) = (Arc::clone(&is_called), Arc::clone(&may_go));
         async move {
             let call = |_| async move {
@@ -287,17 +292,17 @@ async fn an_outcome_is_saved_when_the_broker_is_back(partitions: u16) {
         }
     });
     in_time(called.notified()).await;
-    house.stop().await;
+    broker.stop().await;
     go.notify_one();
-    house.start_again().await;
-    assert_eq!(house.ended("k0").await.result.unwrap().body, "receipt, attempt 1");
+    broker.start_again().await;
+    assert_eq!(broker.ended("k0").await.result.unwrap().body, "receipt, attempt 1");
     worker.stop().await;
 }
 
 on_each!(a_replay_calls_under_keys_of_its_own);
 async fn a_replay_calls_under_keys_of_its_own(partitions: u16) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let service = Service::default();
     let calls = service.clone();
     let handler = move |_: Delivery, context: Context| {
@@ -307,11 +312,11 @@ async fn a_replay_calls_under_keys_of_its_own(partitions: u16) {
             Ok(Done::new())
         }
     };
-    work(&house, handler.clone()).await;
+    work(&broker, handler.clone()).await;
     let body = bytes::Bytes::from_static(b"body");
     let message = proto::Message { key: Some("k0".to_owned()), body, ..Default::default() };
-    house.admin.replay_key(named("k0"), Some(message)).await.unwrap();
-    work(&house, handler).await;
+    broker.admin.replay_key(broker.named("k0"), Some(message)).await.unwrap();
+    work(&broker, handler).await;
     assert_eq!(
         service.calls(),
         [derive("orders", "", "k0", 0, "charge"), derive("orders", "", "k0", 1, "charge")]
@@ -320,13 +325,16 @@ async fn a_replay_calls_under_keys_of_its_own(partitions: u16) {
 
 on_each!(an_outcome_of_another_shape_is_told_and_the_call_not_repeated);
 async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated(partitions: u16) {
-    let house =
-        House::open(partitions, r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#)
-            .await;
-    send(&house).await;
+    let broker = TestQueue::open(
+        partitions,
+        "orders",
+        r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#,
+    )
+    .await;
+    send(&broker).await;
     let service = Service::default();
     let calls = service.clone();
-    let dead = work(&house, move |message, context| {
+    let dead = work(&broker, move |message, context| {
         let service = calls.clone();
         async move {
             if message.attempt() == 1 {
@@ -349,12 +357,12 @@ async fn an_outcome_of_another_shape_is_told_and_the_call_not_repeated(partition
 
 on_each!(a_step_goes_on_under_the_key_it_has_saved);
 async fn a_step_goes_on_under_the_key_it_has_saved(partitions: u16) {
-    let house = House::open(partitions, RULES).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", RULES).await;
+    send(&broker).await;
     let service = Service::default();
     let calls = service.clone();
     let first = "0b6a9a5bb0bb4ddb7c8f6d1a6a3bd0a1";
-    let done = work(&house, move |message, context| {
+    let done = work(&broker, move |message, context| {
         let service = calls.clone();
         async move {
             if message.attempt() == 1 {
@@ -375,11 +383,11 @@ async fn a_step_goes_on_under_the_key_it_has_saved(partitions: u16) {
 on_each!(an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s);
 async fn an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s(partitions: u16) {
     let rules = r#"{"max_attempts":2,"backoff_min_ms":0,"backoff_max_ms":0}"#;
-    let house = House::open(partitions, rules).await;
-    send(&house).await;
+    let broker = TestQueue::open(partitions, "orders", rules).await;
+    send(&broker).await;
     let service = Service::default();
     let calls = service.clone();
-    let dead = work(&house, move |message, context| {
+    let dead = work(&broker, move |message, context| {
         let service = calls.clone();
         async move {
             if message.attempt() == 1 {
@@ -397,6 +405,6 @@ async fn an_outcome_under_a_foreign_key_is_not_taken_for_this_message_s(partitio
     })
     .await;
     assert_eq!((dead.state(), dead.attempts), (State::Dead, 2), "{dead:?}");
-    assert!(dead.error.contains("under the key k9"), "{}", dead.error);
+    assert!(dead.error.contains("has the key k9"), "{}", dead.error);
     assert_eq!(service.calls(), Vec::<String>::new());
 }

@@ -8,7 +8,8 @@ use hapax_client::{Client, Code, Done, Emit, Failure, Message, Outcome, State, W
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::house::{House, Wire, in_time};
+use crate::leases::extended;
+use hapax_testing::{PATIENCE, TestQueue, in_time};
 
 /// A worker that can be told to stop.
 pub(crate) struct Running {
@@ -33,18 +34,18 @@ impl Running {
     }
 }
 
-async fn send(house: &House, count: usize) {
+async fn send(broker: &TestQueue, count: usize) {
     let messages = (0..count).map(|n| Message::new(format!("body {n}")).key(format!("k{n}")));
-    assert!(house.orders().send_all(messages).await.unwrap().iter().all(Result::is_ok));
+    assert!(broker.queue().send_all(messages).await.unwrap().iter().all(Result::is_ok));
 }
 
 on_each!(results_are_stored_and_no_more_run_at_once_than_allowed);
 async fn results_are_stored_and_no_more_run_at_once_than_allowed(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    send(&house, 200).await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    send(&broker, 200).await;
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let seen = Arc::clone(&most);
-    let worker = Running::start(Worker::new(house.orders()).concurrency(5), move |message, _| {
+    let worker = Running::start(Worker::new(broker.queue()).concurrency(5), move |message, _| {
         let (running, most) = (Arc::clone(&running), Arc::clone(&most));
         async move {
             most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
@@ -54,7 +55,7 @@ async fn results_are_stored_and_no_more_run_at_once_than_allowed(partitions: u16
         }
     });
     for number in 0..200 {
-        let key = house.ended(&format!("k{number}")).await;
+        let key = broker.ended(&format!("k{number}")).await;
         assert_eq!(key.result.unwrap().body, format!("did body {number}"));
     }
     worker.stop().await;
@@ -64,13 +65,16 @@ async fn results_are_stored_and_no_more_run_at_once_than_allowed(partitions: u16
 
 on_each!(errors_fail_the_attempt_and_panics_do_too);
 async fn errors_fail_the_attempt_and_panics_do_too(partitions: u16) {
-    let house =
-        House::open(partitions, r#"{"max_attempts":2,"backoff_min_ms":1,"backoff_max_ms":1}"#)
-            .await;
+    let broker = TestQueue::open(
+        partitions,
+        "orders",
+        r#"{"max_attempts":2,"backoff_min_ms":1,"backoff_max_ms":1}"#,
+    )
+    .await;
     for key in ["error", "panic", "dead", "good"] {
-        house.orders().send(Message::new("body").key(key)).await.unwrap();
+        broker.queue().send(Message::new("body").key(key)).await.unwrap();
     }
-    let worker = Running::start(Worker::new(house.orders()), |message, _| async move {
+    let worker = Running::start(Worker::new(broker.queue()), |message, _| async move {
         match message.key() {
             "error" => {
                 message.parse_json::<u32>()?;
@@ -81,23 +85,23 @@ async fn errors_fail_the_attempt_and_panics_do_too(partitions: u16) {
             _ => Ok(Done::new()),
         }
     });
-    let error = house.ended("error").await;
+    let error = broker.ended("error").await;
     assert_eq!((error.state(), error.attempts), (hapax_wire::proto::State::Dead, 2));
     assert!(error.error.contains("JSON"), "{}", error.error);
-    assert_eq!(house.ended("panic").await.error, "the handler panicked: at attempt 2");
-    let dead = house.ended("dead").await;
+    assert_eq!(broker.ended("panic").await.error, "the handler panicked: at attempt 2");
+    let dead = broker.ended("dead").await;
     assert_eq!((dead.attempts, dead.error.as_str()), (1, "never"));
-    assert_eq!(house.ended("good").await.state(), hapax_wire::proto::State::Done);
+    assert_eq!(broker.ended("good").await.state(), hapax_wire::proto::State::Done);
     worker.stop().await;
 }
 
 on_each!(leases_are_extended_from_receipt_on_also_of_what_waits);
 async fn leases_are_extended_from_receipt_on_also_of_what_waits(partitions: u16) {
-    let house = House::open(partitions, r#"{"lease_ms":2000}"#).await;
-    send(&house, 2).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":2000}"#).await;
+    send(&broker, 2).await;
     let go = Arc::new(Semaphore::new(0));
     let gate = Arc::clone(&go);
-    let worker = Worker::new(house.orders()).concurrency(1).prefetch(1);
+    let worker = Worker::new(broker.queue()).concurrency(1).prefetch(1);
     let worker = Running::start(worker, move |message, _| {
         let gate = Arc::clone(&gate);
         async move {
@@ -106,24 +110,25 @@ async fn leases_are_extended_from_receipt_on_also_of_what_waits(partitions: u16)
         }
     });
     // One is in the handler's hands and one waits for it; both outlive their leases.
-    house.extended("k0", 4).await;
-    house.extended("k1", 4).await;
+    extended(&broker, "k0", 4).await;
+    extended(&broker, "k1", 4).await;
     go.add_permits(10);
     for key in ["k0", "k1"] {
-        assert_eq!(house.ended(key).await.result.unwrap().body, "attempt 1");
+        assert_eq!(broker.ended(key).await.result.unwrap().body, "attempt 1");
     }
-    assert_eq!(house.stats().await.lease_lost_total, 0);
+    assert_eq!(broker.stats().await.lease_lost_total, 0);
     worker.stop().await;
 }
 
 on_each!(a_handler_that_is_cut_off_is_told_that_its_lease_is_lost);
 async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost(partitions: u16) {
-    let house = House::open(partitions, r#"{"lease_ms":1000}"#).await;
-    send(&house, 1).await;
-    let wire = Wire::to(&house).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":1000}"#).await;
+    send(&broker, 1).await;
+    let link = broker.link().await;
+    let client = link.client();
     let (started, lost) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (begin, end) = (Arc::clone(&started), Arc::clone(&lost));
-    let slow = Running::start(Worker::new(wire.client.queue("orders")), move |_, context| {
+    let slow = Running::start(Worker::new(client.queue("orders")), move |_, context| {
         let (begin, end) = (Arc::clone(&begin), Arc::clone(&end));
         async move {
             begin.notify_one();
@@ -134,23 +139,23 @@ async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost(partitions: u1
         }
     });
     in_time(started.notified()).await;
-    wire.close();
+    link.close();
     in_time(lost.notified()).await;
-    let other = Running::start(Worker::new(house.orders()), |message, _| async move {
+    let other = Running::start(Worker::new(broker.queue()), |message, _| async move {
         Ok(Done::new().result(format!("attempt {}", message.attempt())))
     });
-    assert_eq!(house.ended("k0").await.result.unwrap().body, "attempt 2");
+    assert_eq!(broker.ended("k0").await.result.unwrap().body, "attempt 2");
     slow.stop().await;
     other.stop().await;
 }
 
 on_each!(a_stop_gives_back_what_was_not_begun_and_finishes_what_was);
 async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    send(&house, 10).await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    send(&broker, 10).await;
     let (started, go) = (Arc::new(Notify::new()), Arc::new(Semaphore::new(0)));
     let (begin, gate) = (Arc::clone(&started), Arc::clone(&go));
-    let worker = Worker::new(house.orders()).concurrency(1).prefetch(4);
+    let worker = Worker::new(broker.queue()).concurrency(1).prefetch(4);
     let worker = Running::start(worker, move |_, context| {
         let (begin, gate) = (Arc::clone(&begin), Arc::clone(&gate));
         async move {
@@ -161,41 +166,42 @@ async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was(partitions: 
         }
     });
     in_time(started.notified()).await;
-    let all_taken = async { while house.stats().await.leased < 5 {} };
+    let all_taken = async { while broker.stats().await.leased < 5 {} };
     in_time(all_taken).await;
     let stopping = tokio::spawn(worker.stop());
-    let given_back = async { while house.stats().await.leased > 1 {} };
+    let given_back = async { while broker.stats().await.leased > 1 {} };
     in_time(given_back).await;
     go.add_permits(1);
     in_time(stopping).await.unwrap();
-    let stats = house.stats().await;
+    let stats = broker.stats().await;
     assert_eq!((stats.done_total, stats.ready, stats.leased), (1, 9, 0));
-    assert_eq!(house.key("k1").await.attempts, 0, "given back uncounted");
+    assert_eq!(broker.key("k1").await.attempts, 0, "given back uncounted");
 }
 
 on_each!(a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed);
 async fn a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    send(&house, 1).await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    send(&broker, 1).await;
     let started = Arc::new(Notify::new());
     let begin = Arc::clone(&started);
-    let worker = Worker::new(house.orders()).drain_timeout(Duration::from_millis(100));
+    let worker = Worker::new(broker.queue()).drain_timeout(Duration::from_millis(100));
     let worker = Running::start(worker, move |_, _| {
         begin.notify_one();
         std::future::pending()
     });
     in_time(started.notified()).await;
     worker.stop().await;
-    let key = house.key("k0").await;
+    let key = broker.key("k0").await;
     assert_eq!(key.state(), hapax_wire::proto::State::Delayed);
     assert!(key.error.contains("stopped"), "{}", key.error);
 }
 
 on_each!(the_next_attempt_goes_on_from_what_was_saved);
 async fn the_next_attempt_goes_on_from_what_was_saved(partitions: u16) {
-    let house = House::open(partitions, r#"{"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
-    send(&house, 1).await;
-    let worker = Running::start(Worker::new(house.orders()), |message, context| async move {
+    let broker =
+        TestQueue::open(partitions, "orders", r#"{"backoff_min_ms":1,"backoff_max_ms":1}"#).await;
+    send(&broker, 1).await;
+    let worker = Running::start(Worker::new(broker.queue()), |message, context| async move {
         match message.recovery_point("charged") {
             None => {
                 context.save("charged", "17 euro").await?;
@@ -204,28 +210,28 @@ async fn the_next_attempt_goes_on_from_what_was_saved(partitions: u16) {
             Some(charged) => Ok(Done::new().result(charged.clone())),
         }
     });
-    let key = house.ended("k0").await;
+    let key = broker.ended("k0").await;
     assert_eq!((key.attempts, key.result.unwrap().body), (2, "17 euro".into()));
     worker.stop().await;
 }
 
 on_each!(a_follow_up_is_sent_under_a_derived_key);
 async fn a_follow_up_is_sent_under_a_derived_key(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    house.admin.put_queue("emails", "{}", None).await.unwrap();
-    send(&house, 1).await;
-    let orders = Running::start(Worker::new(house.orders()), |message, _| async move {
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    broker.admin.put_queue("emails", "{}", None).await.unwrap();
+    send(&broker, 1).await;
+    let orders = Running::start(Worker::new(broker.queue()), |message, _| async move {
         let key = message.derive("receipt");
         let receipt = Emit::new("emails", "receipt", Message::new("Thank you!"));
         Ok(Done::new().result(key).emit(receipt))
     });
     let (sender, receiver) = std::sync::mpsc::channel();
-    let emails = Worker::new(house.client.queue("emails"));
+    let emails = Worker::new(broker.client.queue("emails"));
     let emails = Running::start(emails, move |message, _| {
         let _ = sender.send((message.key().to_owned(), message.text().map(str::to_owned)));
         async { Ok(Done::new()) }
     });
-    let key = house.ended("k0").await.result.unwrap().body;
+    let key = broker.ended("k0").await.result.unwrap().body;
     let expected = hapax_client::derive("orders", "", "k0", 0, "receipt");
     assert_eq!(key, expected);
     let named = hapax_wire::proto::KeyRequest {
@@ -233,9 +239,9 @@ async fn a_follow_up_is_sent_under_a_derived_key(partitions: u16) {
         key: expected.clone(),
         group: String::new(),
     };
-    let arrived = async { while house.admin.key(named.clone(), Duration::ZERO).await.is_err() {} };
+    let arrived = async { while broker.admin.key(named.clone(), Duration::ZERO).await.is_err() {} };
     in_time(arrived).await;
-    let done = house.admin.key(named, crate::house::LONG).await.unwrap();
+    let done = broker.admin.key(named, PATIENCE).await.unwrap();
     assert_eq!(done.state(), hapax_wire::proto::State::Done);
     let (seen, text) = receiver.try_recv().unwrap();
     assert_eq!((seen, text.as_deref()), (expected, Some("Thank you!")));
@@ -245,41 +251,42 @@ async fn a_follow_up_is_sent_under_a_derived_key(partitions: u16) {
 
 on_each!(a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message);
 async fn a_follow_up_has_the_time_to_live_and_the_fingerprint_of_its_message(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    house.admin.put_queue("emails", "{}", None).await.unwrap();
-    send(&house, 1).await;
-    let worker = Running::start(Worker::new(house.orders()), |_, _| async {
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    broker.admin.put_queue("emails", "{}", None).await.unwrap();
+    send(&broker, 1).await;
+    let worker = Running::start(Worker::new(broker.queue()), |_, _| async {
         let short = Message::new("x").key("short").ttl(Duration::from_millis(1));
         let noisy = Message::new("at 11:55").key("noisy").fingerprint("it");
         let done = Done::new().emit(Emit::new("emails", "a", short));
         Ok(done.emit(Emit::new("emails", "b", noisy)))
     });
-    house.ended("k0").await;
+    broker.ended("k0").await;
     let named = |key: &str| hapax_wire::proto::KeyRequest {
         queue: "emails".to_owned(),
         key: key.to_owned(),
         group: String::new(),
     };
     for key in ["short", "noisy"] {
-        let arrived = async { while house.admin.key(named(key), Duration::ZERO).await.is_err() {} };
+        let arrived =
+            async { while broker.admin.key(named(key), Duration::ZERO).await.is_err() {} };
         in_time(arrived).await;
     }
-    let dead = house.admin.key(named("short"), crate::house::LONG).await.unwrap();
+    let dead = broker.admin.key(named("short"), PATIENCE).await.unwrap();
     assert_eq!(dead.state(), hapax_wire::proto::State::Dead, "{dead:?}");
     let again = Message::new("at 11:56").key("noisy").fingerprint("it");
-    let again = house.client.queue("emails").send(again).await.unwrap();
+    let again = broker.client.queue("emails").send(again).await.unwrap();
     assert!(!again.is_new(), "the same operation, as its fingerprint says");
     worker.stop().await;
 }
 
 on_each!(a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated);
 async fn a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated(partitions: u16) {
-    let house = House::open(partitions, r#"{"max_body_bytes":1000}"#).await;
-    send(&house, 1).await;
-    let worker = Running::start(Worker::new(house.orders()), |_, _| async {
+    let broker = TestQueue::open(partitions, "orders", r#"{"max_body_bytes":1000}"#).await;
+    send(&broker, 1).await;
+    let worker = Running::start(Worker::new(broker.queue()), |_, _| async {
         Ok(Done::new().result(vec![b'x'; 2_000]))
     });
-    let key = house.ended("k0").await;
+    let key = broker.ended("k0").await;
     assert_eq!((key.state(), key.attempts), (hapax_wire::proto::State::Dead, 1));
     let words = ["the result was refused", "too_large"];
     assert!(words.iter().all(|word| key.error.contains(word)), "{}", key.error);
@@ -288,8 +295,8 @@ async fn a_result_that_is_refused_makes_the_message_dead_and_is_not_repeated(par
 
 on_each!(a_queue_that_is_not_there_ends_the_worker);
 async fn a_queue_that_is_not_there_ends_the_worker(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let worker = Worker::new(house.client.queue("absent"));
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let worker = Worker::new(broker.client.queue("absent"));
     let ended = worker.run(|_, _| async { Ok::<_, Failure>(()) });
     assert_eq!(in_time(ended).await.unwrap_err().code(), Code::NoSuchQueue);
 }
@@ -304,12 +311,12 @@ async fn a_worker_that_is_stopped_while_the_broker_is_away_ends() {
 
 on_each!(answers_tell_the_state_of_what_a_worker_did);
 async fn answers_tell_the_state_of_what_a_worker_did(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let orders = house.orders();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let orders = broker.queue();
     let worker = Running::start(Worker::new(orders.clone()), |_, _| async {
         Err(Failure::dead("broken for good"))
     });
-    let wait = crate::house::LONG;
+    let wait = PATIENCE;
     let answer = orders.send_and_wait(Message::new("x").key("k"), wait).await.unwrap();
     assert_eq!(answer.state, State::Dead);
     let again = orders.send(Message::new("x").key("k")).await.unwrap();
@@ -319,15 +326,15 @@ async fn answers_tell_the_state_of_what_a_worker_did(partitions: u16) {
 
 on_each!(a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again);
 async fn a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let orders = house.orders();
-    send(&house, 1).await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let orders = broker.queue();
+    send(&broker, 1).await;
     let message = || Message::new("body 0").key("k0");
     let waiting = {
         let orders = orders.clone();
-        tokio::spawn(async move { orders.send_and_wait(message(), crate::house::LONG).await })
+        tokio::spawn(async move { orders.send_and_wait(message(), PATIENCE).await })
     };
-    house.admin.discard_key(crate::house::named("k0")).await.unwrap();
+    broker.admin.discard_key(broker.named("k0")).await.unwrap();
     let waited = in_time(waiting).await.unwrap().unwrap();
     let sent = orders.send(message()).await.unwrap();
     for answer in [waited, sent] {

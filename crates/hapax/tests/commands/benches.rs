@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::broker::{Broker, Told, hapax, signal, until};
+use crate::broker::{Broker, Told, hapax};
+use hapax_testing::{Signal, signal, until};
 
 /// A run against a broker of its own; what it printed, and what it left in its directory.
 fn bench(arguments: &[&str]) -> (Value, usize) {
@@ -66,7 +67,7 @@ fn a_run_that_is_broken_off_leaves_nothing_behind() {
     let mut child = command.args(["bench", "--latency", "--rate", "1"]).spawn().unwrap();
     let left = || std::fs::read_dir(directory.path()).unwrap().flatten().next();
     let data = until("its broker", || left().filter(|data| data.path().join("port").exists()));
-    signal(&child, "TERM");
+    signal(child.id(), Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert!(!data.path().exists() && left().is_none());
 }
@@ -78,7 +79,7 @@ fn a_run_that_is_broken_off_leaves_no_queue_in_a_broker_that_runs_already() {
     let mut child = broker.command(&arguments).spawn().unwrap();
     let queues = || broker.json(&["queue", "ls"]).as_array().unwrap().len();
     until("its queue", || (queues() == 1).then_some(()));
-    signal(&child, "TERM");
+    signal(child.id(), Signal::TERM);
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert_eq!(queues(), 0);
 }

@@ -2,14 +2,11 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
+use hapax_testing::{BrokerProcess, Setup, program};
 use serde_json::Value;
 use tempfile::TempDir;
-
-/// Far longer than anything here takes, on a machine that is busy with something else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A command that has ended.
 #[derive(Debug)]
@@ -29,77 +26,44 @@ impl Told {
     }
 }
 
-/// The program in a directory, with nothing of the machine's settings around it.
+/// The program in a directory.
 pub(crate) fn hapax(directory: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
-    command.current_dir(directory).env("RUST_BACKTRACE", "0").stdin(Stdio::null());
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HAPAX_") {
-            command.env_remove(name);
-        }
-    }
+    let mut command = program(env!("CARGO_BIN_EXE_hapax"));
+    command.current_dir(directory);
     command
 }
 
-/// Waits until there is something.
-#[track_caller]
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
-}
-
-/// A broker in a temporary directory, on a free port. It ends with the test.
+/// A broker in a temporary directory, in which its commands run.
 pub(crate) struct Broker {
-    child: Child,
-    directory: TempDir,
+    process: BrokerProcess,
     pub(crate) url: String,
 }
 
 impl Broker {
     pub(crate) fn start() -> Self {
-        Self::start_with(&["--auth", "off"])
+        Self::start_of(1)
     }
 
     /// With so many partitions.
     pub(crate) fn start_of(partitions: u16) -> Self {
-        Self::start_with(&["--auth", "off", "--partitions", &partitions.to_string()])
-    }
-
-    pub(crate) fn start_with(arguments: &[&str]) -> Self {
-        Self::start_in(tempfile::tempdir().unwrap(), arguments)
+        Self::start_as(setup(tempfile::tempdir().unwrap()).partitions(partitions))
     }
 
     pub(crate) fn start_in(directory: TempDir, arguments: &[&str]) -> Self {
-        let child = hapax(directory.path())
-            .args(["serve", "--listen", "127.0.0.1:0", "--data", "data", "--port-file", "port"])
-            .args(["--log", "warn"])
-            .args(arguments)
-            .spawn()
-            .unwrap();
-        let mut broker = Self { child, directory, url: String::new() };
-        let port = until("the broker's port", || {
-            assert!(broker.child.try_wait().unwrap().is_none(), "the broker ended");
-            std::fs::read_to_string(broker.path().join("port")).ok()
-        });
-        broker.url = format!("http://{}", port.trim());
-        broker
+        Self::start_as(setup(directory).arguments(arguments))
+    }
+
+    fn start_as(setup: Setup) -> Self {
+        Self { url: setup.url(), process: setup.start() }
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().to_owned()
+        self.process.setup.path().to_owned()
     }
 
     /// A command that talks to this broker.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = hapax(self.directory.path());
-        command.args(arguments).env("HAPAX_SERVER", &self.url);
-        command
+        self.process.command(arguments)
     }
 
     pub(crate) fn run(&self, arguments: &[&str]) -> Told {
@@ -145,28 +109,12 @@ impl Broker {
         self.ok(&["settle", "fail", queue, lease, "--error", error, "--dead"]);
     }
 
-    /// Stops it in good order and gives back its directory.
-    pub(crate) fn stop(mut self) -> (i32, PathBuf, StoppedBroker) {
-        signal(&self.child, "TERM");
-        let status = self.child.wait().unwrap();
-        let path = self.path();
-        (status.code().unwrap(), path, StoppedBroker(self))
+    /// Stops it in good order; what is left of it keeps its directory.
+    pub(crate) fn stop(self) -> Setup {
+        self.process.stop()
     }
 }
 
-/// Keeps the directory of a broker that has ended.
-pub(crate) struct StoppedBroker(#[expect(dead_code, reason = "held for its lifetime")] Broker);
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Sends a signal by its name.
-pub(crate) fn signal(child: &Child, name: &str) {
-    let pid = child.id().to_string();
-    let status = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
-    assert!(status.success());
+fn setup(directory: TempDir) -> Setup {
+    Setup::temporary(env!("CARGO_BIN_EXE_hapax"), directory)
 }

@@ -1,6 +1,7 @@
 //! Looking at keys and at places; what an operator does to a key.
 
-use crate::broker::{Broker, signal, until};
+use crate::broker::Broker;
+use hapax_testing::{Signal, signal, until};
 
 #[test]
 fn get_tells_the_whole_story_and_the_why_of_it() {
@@ -154,7 +155,7 @@ fn tail_tells_what_happens_and_ends_when_told() {
     until("the send", || told().contains("order-42  three lemons").then_some(()));
     broker.ok(&["receive", "orders", "--ack", "--worker", "ada"]);
     until("the end", || told().contains("+1 done").then_some(()));
-    signal(&tail, "INT");
+    signal(tail.id(), Signal::INT);
     assert_eq!(tail.wait().unwrap().code(), Some(0));
 }
 

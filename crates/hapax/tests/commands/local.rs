@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::broker::{Broker, Told};
+use hapax_testing::{Setup, Signal, signal};
 
 fn hapax(directory: &Path, arguments: &[&str]) -> Output {
     crate::broker::hapax(directory).args(arguments).output().unwrap()
@@ -105,8 +106,8 @@ fn a_directory_that_is_not_there_or_not_ours_is_refused() {
 }
 
 /// A broker that has done something, stopped.
-fn stopped_data() -> (std::path::PathBuf, crate::broker::StoppedBroker) {
-    let broker = Broker::start_with(&["--auth", "off", "--partitions", "3"]);
+fn stopped_data() -> Setup {
+    let broker = Broker::start_of(3);
     broker.ok(&["queue", "create", "orders"]);
     for number in 0..20 {
         broker.ok(&["send", "orders", "x", "--key", &format!("order-{number}")]);
@@ -114,19 +115,18 @@ fn stopped_data() -> (std::path::PathBuf, crate::broker::StoppedBroker) {
     broker.ok(&["receive", "orders", "--max", "10", "--ack"]);
     let token = ["token", "create", "--data", "data", "--can", "send", "--name", "shop"];
     succeeds(&broker.path(), &token);
-    let (code, path, stopped) = broker.stop();
-    assert_eq!(code, 0, "it stops in good order");
-    (path, stopped)
+    broker.stop()
 }
 
 #[test]
 fn a20_the_data_of_a_broker_is_backed_up_whole_and_restored_with_its_secret_and_tokens() {
-    let (path, _stopped) = stopped_data();
-    let told = succeeds(&path, &["check", "data"]);
+    let stopped = stopped_data();
+    let path = stopped.path();
+    let told = succeeds(path, &["check", "data"]);
     assert_eq!(told.matches("closed in good order").count(), 3, "three partitions: {told}");
-    succeeds(&path, &["backup", "data", "copies/monday"]);
-    assert!(fails(&path, &["backup", "data", "copies/monday"]).contains("not empty"));
-    succeeds(&path, &["restore", "copies/monday", "back"]);
+    succeeds(path, &["backup", "data", "copies/monday"]);
+    assert!(fails(path, &["backup", "data", "copies/monday"]).contains("not empty"));
+    succeeds(path, &["restore", "copies/monday", "back"]);
     for name in ["secret", "tokens.json"] {
         let read = |folder: &str| std::fs::read(path.join(folder).join(name)).unwrap();
         assert_eq!(read("data"), read("back"), "{name}");
@@ -169,13 +169,14 @@ fn a_running_broker_is_backed_up_while_it_goes_on() {
 
 #[test]
 fn damage_in_one_partition_of_a_broker_is_found_and_told_as_json() {
-    let (path, _stopped) = stopped_data();
+    let stopped = stopped_data();
+    let path = stopped.path();
     let segment = path.join("data/partition-0001/journal-00000001.seg");
     let mut bytes = std::fs::read(&segment).unwrap();
     let place = bytes.windows(6).position(|window| window == b"order-").unwrap();
     *bytes.get_mut(place).unwrap() ^= 0x10;
     std::fs::write(&segment, &bytes).unwrap();
-    let told = Told::of(&hapax(&path, &["check", "data", "-o", "json"]));
+    let told = Told::of(&hapax(path, &["check", "data", "-o", "json"]));
     assert_eq!(told.code, Some(1));
     let shape: serde_json::Value = serde_json::from_str(&told.out).unwrap();
     assert_eq!(shape["sound"], false);
@@ -199,7 +200,7 @@ fn a_broker_in_development_says_what_to_try_next() {
         said.push_str(&lines.next().unwrap().unwrap());
         said.push('\n');
     }
-    crate::broker::signal(&child, "INT");
+    signal(child.id(), Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(said.contains("http://127.0.0.1:") && said.contains("/metrics"), "{said}");
     for command in ["queue create orders", "send orders", "work orders --exec"] {

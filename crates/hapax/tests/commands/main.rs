@@ -7,8 +7,7 @@
 )]
 
 #[macro_use]
-#[path = "../faults/on_one_and_on_four.rs"]
-mod on_one_and_on_four;
+extern crate hapax_testing;
 
 mod benches;
 mod broker;

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use hapax_server::options::{Auth, Options};
+use hapax_testing::TestBroker;
 use serde_json::json;
 
 use crate::broker::{Broker, Told, hapax};
@@ -146,21 +146,10 @@ fn a_reader_who_goes_away_is_no_error() {
 #[test]
 fn partitions_that_do_not_answer_are_named_by_the_list_of_queues() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let options = Options {
-        listen: "127.0.0.1:0".parse().unwrap(),
-        data: directory.path().join("data"),
-        partitions: 4,
-        auth: Auth::Off,
-        ..Options::default()
-    };
-    let broker = runtime.block_on(hapax_server::Broker::start(&options, None)).unwrap();
-    let url = format!("http://{}", broker.address());
-    let engine = broker.service().engine().clone();
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let running = runtime.spawn(broker.run(async { drop(stopped.await) }));
+    let broker = runtime.block_on(TestBroker::start(4));
+    let (url, engine) = (broker.url(), broker.service().engine().clone());
     let run = |arguments: &[&str]| {
-        let mut command = hapax(directory.path());
+        let mut command = hapax(broker.path());
         let output = command.args(arguments).env("HAPAX_SERVER", &url).output().unwrap();
         let told = Told::of(&output);
         assert_eq!(told.code, Some(0), "{told:?}");
@@ -193,6 +182,5 @@ fn partitions_that_do_not_answer_are_named_by_the_list_of_queues() {
 
     drop(release);
     assert!(runtime.block_on(held).unwrap().is_ok());
-    stop.send(()).unwrap();
-    runtime.block_on(running).unwrap().unwrap();
+    runtime.block_on(broker.stop());
 }

@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use crate::broker::{Broker, signal, until};
+use crate::broker::Broker;
+use hapax_testing::{Signal, signal, until};
 
 #[test]
 fn same_key_twice_is_one_message_and_another_body_is_a_conflict() {
@@ -136,7 +137,7 @@ fn a_send_waits_for_the_result_or_for_the_end_of_its_wait() {
     assert_eq!(waiting.wait().unwrap().code(), Some(0));
     assert_eq!(answer["answer"], "done");
     assert_eq!(answer["result"]["body"], "paid\n");
-    signal(&worker, "TERM");
+    signal(worker.id(), Signal::TERM);
     assert_eq!(worker.wait().unwrap().code(), Some(0));
     until("the worker's end to be seen", || {
         (broker.json(&["queue", "show", "orders"])["stats"]["leased"] == 0).then_some(())

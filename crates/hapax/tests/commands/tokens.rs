@@ -1,10 +1,11 @@
 //! Who may do what, and what is never printed.
 
-use crate::broker::{Broker, Told, hapax, until};
+use crate::broker::{Broker, Told, hapax};
+use hapax_testing::until;
 
 #[test]
 fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
-    let broker = Broker::start_with(&["--auth", "tokens"]);
+    let broker = Broker::start_in(tempfile::tempdir().unwrap(), &["--auth", "tokens"]);
     let error = broker.fails(5, &["queue", "ls"]);
     assert!(error.contains("HAPAX_TOKEN") && error.contains("hapax token create"), "{error}");
     let make = |arguments: &[&str]| {
@@ -82,7 +83,7 @@ fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
 
     std::fs::create_dir(directory.path().join("mine")).unwrap();
     let told = create(&["--data", "mine"]);
-    assert!(told.err.contains("mine/tokens.json") && !told.err.contains("was not there"));
+    assert!(told.err.contains("mine/tokens.json") && !told.err.contains("did not exist"));
     let mut list = hapax(directory.path());
     let told = Told::of(&list.args(["token", "ls", "--data", "none"]).output().unwrap());
     assert!(told.code == Some(0) && told.err.contains("none/tokens.json"), "{told:?}");

@@ -4,7 +4,8 @@ use std::process::{Child, Command};
 
 use serde_json::Value;
 
-use crate::broker::{Broker, signal, until};
+use crate::broker::Broker;
+use hapax_testing::{Signal, signal, until};
 
 /// A worker that is stopped at the end of the test.
 struct Worker(Child);
@@ -17,7 +18,7 @@ impl Worker {
 
     /// Asks it to drain; its exit code.
     fn drain(mut self) -> Option<i32> {
-        signal(&self.0, "TERM");
+        signal(self.0.id(), Signal::TERM);
         self.0.wait().unwrap().code()
     }
 }
@@ -139,11 +140,11 @@ fn a_command_whose_lease_is_lost_is_stopped_with_everything_it_started(partition
     };
     assert!(is_alive());
     // The worker stalls for longer than its lease, and somebody else takes the message.
-    signal(&worker.0, "STOP");
+    signal(worker.0.id(), Signal::STOP);
     let taken = broker.json(&["receive", "orders", "--wait", "100s", "--lease", "1h"]);
     assert_eq!(taken["attempt"], 2);
     assert!(is_alive(), "nobody told it yet");
-    signal(&worker.0, "CONT");
+    signal(worker.0.id(), Signal::CONT);
     until("the command's end", || (!is_alive()).then_some(()));
     assert_eq!(worker.drain(), Some(0), "the worker itself goes on");
     broker.ok(&["settle", "done", "orders", taken["lease"].as_str().unwrap(), "mine"]);
@@ -182,7 +183,7 @@ fn a_drain_finishes_what_runs_and_gives_back_the_rest(partitions: u16) {
     let exec = "touch running; while ! test -e finish; do sleep 0.02; done; echo done";
     let mut worker = Worker::start(&broker, exec, &[]);
     until("the first to run", || broker.path().join("running").exists().then_some(()));
-    signal(&worker.0, "INT");
+    signal(worker.0.id(), Signal::INT);
     until("the rest to be given back", || {
         let stats = broker.json(&["queue", "show", "orders"])["stats"].clone();
         (stats["leased"] == 1 && stats["ready"] == 2).then_some(())
@@ -303,10 +304,10 @@ fn begun_commands_that_a_second_signal_stops_are_parked(partitions: u16) {
     let broker = parking(partitions);
     let mut worker = Worker::start(&broker, &begins("exec sleep 1000"), &[]);
     until("the effect", || (effects(&broker) == 1).then_some(()));
-    signal(&worker.0, "TERM");
+    signal(worker.0.id(), Signal::TERM);
     until("the drain", || {
         // It takes no more: what is sent now stays.
-        signal(&worker.0, "TERM");
+        signal(worker.0.id(), Signal::TERM);
         worker.0.try_wait().unwrap()
     });
     let parked = state(&broker, "a", "parked");

@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::broker::until;
+use hapax_testing::until;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Gateway(PathBuf);

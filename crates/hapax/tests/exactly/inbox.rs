@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use hapax_client::{Client, Delivery, Failure, Worker};
 use hapax_transactions::sqlite::Database;
-use hapax_transactions::{Dialect, RunInBlockingTransaction, RunInTransaction};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use hapax_transactions::{Dialect, InTransaction};
+use rustix::process::set_parent_process_death_signal;
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, hapax, pause, until, words};
-use crate::cluster::Postgres;
-use crate::http::Request;
-use crate::process::{RULES, key, put, stats, stop, until_it_is, wake};
+use crate::process::{RULES, key, put, stats, until_it_is};
+use crate::{broker_in, hapax};
+use hapax_testing::http::Request;
+use hapax_testing::{BrokerProcess, Postgres, Signal, pause, printed, signal, suspend, until};
 
 /// The variable that tells a process its part, and the test that plays it.
 const PART: &str = "EXACTLY_INBOX_PART";
@@ -29,12 +29,12 @@ struct Process(Child);
 
 impl Process {
     /// A worker of `orders` with an inbox in this database, or without one.
-    fn start(broker: &Broker, database: &str, how: &str) -> Self {
+    fn start(broker: &BrokerProcess, database: &str, how: &str) -> Self {
         Self::start_at(broker, database, how, Path::new(""))
     }
 
     /// One with an inbox and a token.
-    fn start_with(broker: &Broker, database: &str, token: &str) -> Self {
+    fn start_with(broker: &BrokerProcess, database: &str, token: &str) -> Self {
         Self::play(&json!({
             "server": broker.url(), "database": database, "how": "inbox", "gate": "",
             "token": token,
@@ -42,7 +42,7 @@ impl Process {
     }
 
     /// One that stands still in the middle of the message `key-1`, at this gate.
-    fn start_at(broker: &Broker, database: &str, how: &str, gate: &Path) -> Self {
+    fn start_at(broker: &BrokerProcess, database: &str, how: &str, gate: &Path) -> Self {
         Self::play(&json!({
             "server": broker.url(), "database": database, "how": how, "gate": gate,
         }))
@@ -103,7 +103,7 @@ fn play(part: &Value) {
             let handler = move |tx: &rusqlite::Transaction<'_>, message: &Delivery| {
                 effect(tx, message, &gate)
             };
-            let ended = worker.run_in_blocking_transaction(database, "billing", handler);
+            let ended = InTransaction::new(worker, database, "billing").run(handler);
             runtime.block_on(ended).map_err(|error| error.to_string())
         }
         (Some(path), _) => {
@@ -119,7 +119,7 @@ fn play(part: &Value) {
             let config = url.parse().unwrap();
             let manager = deadpool_postgres::Manager::new(config, tokio_postgres::NoTls);
             let pool = deadpool_postgres::Pool::builder(manager).max_size(4).build().unwrap();
-            let ended = worker.run_in_transaction(pool, "billing", |tx, message| {
+            let ended = InTransaction::new(worker, pool, "billing").run(|tx, message| {
                 Box::pin(async move {
                     tx.execute("INSERT INTO effects VALUES ($1)", &[&message.key()]).await?;
                     Ok::<_, Failure>("charged")
@@ -147,7 +147,7 @@ fn effect(
 
 /// A broker, a database for effects, and a place for both.
 struct Shop {
-    broker: Broker,
+    broker: BrokerProcess,
     url: String,
     database: Option<Database>,
     postgres: Option<Postgres>,
@@ -219,8 +219,8 @@ impl Shop {
     }
 }
 
-fn open(directory: &Path, partitions: u16) -> Broker {
-    let broker = Setup::new(directory).partitions(partitions).start();
+fn open(directory: &Path, partitions: u16) -> BrokerProcess {
+    let broker = broker_in(directory).partitions(partitions).start();
     put(&mut broker.connection(), "orders", RULES);
     broker
 }
@@ -269,11 +269,11 @@ fn is_killed_between_commit_and_settle(partitions: u16, how: &str) -> i64 {
     let mut worker = Process::start_at(&shop.broker, &shop.url, how, gate.path());
     until("the worker to be in the middle", || gate.path().join("reached").exists().then_some(()));
     assert_eq!(shop.effects(), 0);
-    stop(shop.broker.pid());
+    suspend(shop.broker.pid());
     std::fs::write(gate.path().join("open"), "").unwrap();
     until("the effect", || (shop.effects() == 1).then_some(()));
     worker.kill();
-    wake(shop.broker.pid());
+    signal(shop.broker.pid(), Signal::CONT);
     let _second = Process::start(&shop.broker, &shop.url, how);
     shop.until_done(1);
     shop.effects()
@@ -307,13 +307,13 @@ fn a_stopped_worker_that_wakes_late_writes_nothing(partitions: u16) {
     until("the message to be taken", || {
         (stats(&mut shop.broker.connection(), "orders")["leased"] == 1).then_some(())
     });
-    stop(sleeper.pid());
+    suspend(sleeper.pid());
     connection.execute_batch("ROLLBACK").unwrap();
     let second = Process::start(&shop.broker, &shop.url, "inbox");
     shop.until_done(2);
     assert_eq!(shop.effects(), 2);
     drop(second);
-    wake(sleeper.pid());
+    signal(sleeper.pid(), Signal::CONT);
     // Its messages come in order and its transactions one after the other: when it has done the
     // next one, it has had its say about the one it slept over.
     shop.send(2..3);
@@ -346,14 +346,14 @@ fn a_worker_stopped_in_its_transaction_past_its_lease_commits_once(partitions: u
     shop.send(1..2);
     let sleeper = Process::start_at(&shop.broker, &shop.url, "inbox", gate.path());
     until("the worker to be in the middle", || gate.path().join("reached").exists().then_some(()));
-    stop(sleeper.pid());
+    suspend(sleeper.pid());
     let _second = Process::start(&shop.broker, &shop.url, "inbox");
     until("the second delivery", || {
         let found = key(&mut shop.broker.connection(), "key-1");
         (found["attempts"].as_u64() >= Some(2)).then_some(())
     });
     assert_eq!(shop.effects(), 0, "the database is the sleeper's");
-    wake(sleeper.pid());
+    signal(sleeper.pid(), Signal::CONT);
     std::fs::write(gate.path().join("open"), "").unwrap();
     shop.until_done(1);
     assert_eq!((shop.effects(), shop.number("SELECT count(*) FROM hapax_inbox")), (1, 1));
@@ -367,7 +367,7 @@ fn a_broker_restored_from_a_backup_delivers_again_and_nothing_is_done_again(part
     let (backup, restored) = (path("backup"), path("restored"));
     let ran = |command: &mut Command| {
         let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", words(&output));
+        assert!(output.status.success(), "{}", printed(&output));
     };
     ran(shop.broker.command(&["backup", "--online"]).arg(&backup));
     let mut worker = Process::start(&shop.broker, &shop.url, "inbox");
@@ -375,7 +375,7 @@ fn a_broker_restored_from_a_backup_delivers_again_and_nothing_is_done_again(part
     worker.kill();
     shop.broker.kill();
     ran(hapax(&["restore"]).arg(&backup).arg(&restored));
-    shop.broker = Setup::new(shop.directory.path()).data(&restored).partitions(partitions).start();
+    shop.broker = broker_in(shop.directory.path()).data(&restored).partitions(partitions).start();
     // As an older release left them, whose fences began again below those of the rows.
     let above = "UPDATE hapax_inbox SET fence = 9223372036854775807 WHERE message_key > 'key-1'";
     shop.database.as_ref().unwrap().execute_batch(above).unwrap();
@@ -390,13 +390,13 @@ on_one_and_on_four!(tenants_that_share_a_database_do_not_hide_each_others_messag
 fn tenants_that_share_a_database_do_not_hide_each_others_messages(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let (database, url) = database(directory.path());
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let setup = setup.arguments(&["--auth", "tokens"]);
     let tokens = ["acme", "globex"].map(|tenant| {
         let mut create =
             hapax(&["token", "create", "--tenant", tenant, "--can", "send,work,admin"]);
         let output = create.arg("--data").arg(&setup.data).output().unwrap();
-        assert!(output.status.success(), "{}", words(&output));
+        assert!(output.status.success(), "{}", printed(&output));
         (tenant, String::from_utf8(output.stdout).unwrap().trim().to_owned())
     });
     let broker = setup.start();

@@ -9,22 +9,30 @@
 )]
 
 #[macro_use]
-#[path = "../faults/on_one_and_on_four.rs"]
-mod on_one_and_on_four;
+extern crate hapax_testing;
 
-#[path = "../faults/broker.rs"]
-#[expect(dead_code, reason = "the fault tests need more of it")]
-mod broker;
-#[path = "../../../transactions/tests/databases/cluster.rs"]
-#[expect(dead_code, reason = "the tests of the library need more of it")]
-mod cluster;
 mod gateway;
-#[path = "../faults/http.rs"]
-#[expect(dead_code, reason = "the fault tests need more of it")]
-mod http;
 mod inbox;
 mod outbox;
 mod pipeline;
 mod places;
 mod process;
 mod steps;
+
+use std::path::Path;
+use std::process::Command;
+
+use hapax_testing::{Setup, program};
+
+const HAPAX: &str = env!("CARGO_BIN_EXE_hapax");
+
+/// A broker with its data, log and port file in this directory.
+fn broker_in(directory: &Path) -> Setup {
+    Setup::new(HAPAX, directory)
+}
+
+fn hapax(arguments: &[&str]) -> Command {
+    let mut command = program(HAPAX);
+    command.args(arguments);
+    command
+}

@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use hapax_transactions::sqlite::Database;
 use hapax_transactions::{Dialect, outbox};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, hapax, pause, until};
-use crate::cluster::Postgres;
-use crate::http::Request;
 use crate::process::{put, stats};
+use crate::{broker_in, hapax};
+use hapax_testing::http::Request;
+use hapax_testing::{BrokerProcess, Postgres, Signal, pause, signal, until};
 
 /// Rows of a run, and groups they belong to.
 const ROWS: usize = 600;
@@ -99,7 +98,7 @@ impl Shop {
 struct Relay(Child);
 
 impl Relay {
-    fn start(broker: &Broker, shop: &Shop, arguments: &[&str]) -> Self {
+    fn start(broker: &BrokerProcess, shop: &Shop, arguments: &[&str]) -> Self {
         let mut command = broker.command(&["relay", "--log", "warn"]);
         command.args(arguments).env("HAPAX_DATABASE", shop.url());
         Self(command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
@@ -120,7 +119,7 @@ impl Drop for Relay {
 }
 
 /// Takes everything that is in the queue, in its order, and settles it.
-fn drain(broker: &Broker) -> Vec<Value> {
+fn drain(broker: &BrokerProcess) -> Vec<Value> {
     let mut door = broker.connection();
     let mut taken = Vec::new();
     loop {
@@ -141,7 +140,7 @@ fn drain(broker: &Broker) -> Vec<Value> {
 fn is_killed_again_and_again(partitions: u16, postgres: Option<Postgres>) {
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(postgres, directory.path());
-    let broker = Setup::new(directory.path()).partitions(partitions).start();
+    let broker = broker_in(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", r#"{"order":"group"}"#);
     let mut sent = 0;
     for kill in 0..KILLS {
@@ -164,7 +163,7 @@ fn is_killed_again_and_again(partitions: u16, postgres: Option<Postgres>) {
 }
 
 #[track_caller]
-fn all_came_once_and_in_order(broker: &Broker) {
+fn all_came_once_and_in_order(broker: &BrokerProcess) {
     let messages = drain(broker);
     assert_eq!(messages.len(), ROWS, "nothing is lost, and nothing is doubled");
     let mut last: HashMap<String, usize> = HashMap::new();
@@ -201,7 +200,7 @@ fn is_killed_before_it_deletes(partitions: u16, key_of_second_relay: &str) -> Op
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(Some(shop), directory.path());
     let Shop::Postgres(postgres) = &shop else { return None };
-    let broker = Setup::new(directory.path()).partitions(partitions).start();
+    let broker = broker_in(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", "{}");
     shop.run("INSERT INTO hapax_outbox (queue, message_key, body) VALUES ('orders', 'k', 'x')");
     let url = postgres.url();
@@ -253,7 +252,7 @@ on_one_and_on_four!(a_relay_tells_its_metrics_and_ends_in_good_order_when_it_is_
 fn a_relay_tells_its_metrics_and_ends_in_good_order_when_it_is_told_to(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(None, directory.path());
-    let broker = Setup::new(directory.path()).partitions(partitions).start();
+    let broker = broker_in(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", "{}");
     shop.send(0..10);
     shop.run("INSERT INTO hapax_outbox (queue, message_key, body) VALUES ('nowhere', 'k', 'x')");
@@ -279,7 +278,7 @@ fn a_relay_tells_its_metrics_and_ends_in_good_order_when_it_is_told_to(partition
         assert!(text.contains(&format!("{line}\n")), "{line}: {text}");
     }
     assert!(text.contains("hapax_relay_lag_seconds 0\n"), "{text}");
-    kill_process(Pid::from_child(&relay.0), Signal::TERM).unwrap();
+    signal(relay.0.id(), Signal::TERM);
     let ended = until("the relay's end", || relay.0.try_wait().unwrap());
     assert_eq!(ended.code(), Some(0));
 }
@@ -297,7 +296,7 @@ on_one_and_on_four!(results_flow_back_over_a_kill);
 fn results_flow_back_over_a_kill(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let shop = Shop::open(None, directory.path());
-    let broker = Setup::new(directory.path()).partitions(partitions).start();
+    let broker = broker_in(directory.path()).partitions(partitions).start();
     put(&mut broker.connection(), "orders", "{}");
     shop.send(0..20);
     let mut relay = Relay::start(&broker, &shop, &["--results", "hapax_results"]);

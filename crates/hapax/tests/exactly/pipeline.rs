@@ -9,10 +9,11 @@ use std::time::Duration;
 use hapax_client::{Client, Message};
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, PATIENCE, Setup, pause, until};
+use crate::broker_in;
 use crate::gateway::Gateway;
-use crate::http::{Connection, Request};
 use crate::process::{Process, RULES, put, stats};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{BrokerProcess, PATIENCE, pause, until};
 
 const QUEUES: [&str; 3] = ["first", "second", "third"];
 const INPUTS: u64 = 400;
@@ -20,14 +21,14 @@ const KILLS: u64 = 24;
 
 /// The broker, and two workers for each of the two ways on.
 struct Chain {
-    broker: Broker,
+    broker: BrokerProcess,
     workers: Vec<(usize, Process)>,
     gateway: Gateway,
 }
 
 impl Chain {
     fn start(directory: &std::path::Path, partitions: u16) -> Self {
-        let broker = Setup::new(directory).partitions(partitions).start();
+        let broker = broker_in(directory).partitions(partitions).start();
         for queue in QUEUES {
             put(&mut broker.connection(), queue, RULES);
         }

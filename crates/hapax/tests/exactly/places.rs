@@ -12,14 +12,14 @@ use hapax_transactions::Dialect;
 use hapax_transactions::sqlite::Database;
 use serde_json::json;
 
-use crate::broker::{PATIENCE, until};
 use crate::gateway::Gateway;
-use crate::http::Request;
-use crate::process::{Process, RULES, house, put, stats, until_it_is};
+use crate::process::{Process, RULES, orders_and_gateway, put, stats, until_it_is};
+use hapax_testing::http::Request;
+use hapax_testing::{PATIENCE, until};
 
 /// Waits until so many messages were worked on, and tells how many charges that made.
 #[track_caller]
-fn charges_of(broker: &crate::broker::Broker, gateway: &Gateway, done: u64) -> usize {
+fn charges_of(broker: &hapax_testing::BrokerProcess, gateway: &Gateway, done: u64) -> usize {
     let mut door = broker.connection();
     until("the work to be done", || {
         (stats(&mut door, "orders")["done_total"] == done).then_some(())
@@ -32,7 +32,7 @@ fn charges_of(broker: &crate::broker::Broker, gateway: &Gateway, done: u64) -> u
 on_one_and_on_four!(place_1_an_application_that_retries_a_send_under_its_key_has_one_effect);
 fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let mut door = broker.connection();
     door.ask(&Request::send("orders", "order-1", "x")).is(201);
@@ -47,7 +47,7 @@ fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect(parti
 on_one_and_on_four!(place_1_a_fresh_key_for_every_try_has_two_effects);
 fn place_1_a_fresh_key_for_every_try_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     for key in ["order-1, try 1", "order-1, try 2"] {
         broker.connection().ask(&Request::send("orders", key, "x")).is(201);
@@ -122,7 +122,7 @@ fn send(way: &OneWay) -> JoinHandle<Answer> {
 on_one_and_on_four!(place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect);
 fn place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -141,7 +141,7 @@ on_one_and_on_four!(place_2_a_lost_reply_without_a_key_has_two_effects);
 fn place_2_a_lost_reply_without_a_key_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
     let rules = r#"{"guarantee":"at-least-once","lease_ms":1000}"#;
-    let (broker, gateway) = house(directory.path(), partitions, rules);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, rules);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let keyless = Request::new("POST", "/v1/queues/orders/messages").body("x");
     let mut lossy = broker.connection();
@@ -159,7 +159,7 @@ fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effe
     partitions: u16,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    let (mut broker, gateway) = house(directory.path(), partitions, RULES);
+    let (mut broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -176,7 +176,7 @@ fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effe
 on_one_and_on_four!(place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects);
 fn place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (mut broker, gateway) = house(directory.path(), partitions, RULES);
+    let (mut broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let mut worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -201,7 +201,7 @@ fn effects_of_a_worker_killed_after_the_first(
     place: &str,
 ) -> (usize, usize) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let mut door = broker.connection();
     gateway.stop_callers(place);
     let mut first = Process::charge(&broker, &gateway, how);
@@ -235,7 +235,7 @@ fn place_4_a_worker_killed_after_its_effect_has_two_without_a_key(partitions: u1
 /// there, and what is the result?
 fn payments_of_a_worker_killed_after_its_commit(partitions: u16, how: &str) -> (i64, String) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let path = directory.path().join("payments.db");
     let database = Database::open(&path).unwrap();
     let made = database.transaction::<_, Failure>(|transaction| {

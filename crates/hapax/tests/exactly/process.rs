@@ -9,12 +9,13 @@ use std::time::Duration;
 use hapax_client::{Blob, Client, Context, Delivery, Done, Emit, Failure, Message, Queue, Worker};
 use hapax_transactions::sqlite::Database;
 use hapax_transactions::{Entered, Inbox};
-use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, until};
+use crate::broker_in;
 use crate::gateway::Gateway;
-use crate::http::{Connection, Request};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{BrokerProcess, until};
 
 /// The variable that tells a process its part.
 const PART: &str = "EXACTLY_PART";
@@ -35,7 +36,7 @@ impl Process {
 
     /// A worker of the queue `orders` that charges under the step's key ("step"), without a key
     /// ("bare"), or without a key and with a word before ("begin").
-    pub(crate) fn charge(broker: &Broker, gateway: &Gateway, how: &str) -> Self {
+    pub(crate) fn charge(broker: &BrokerProcess, gateway: &Gateway, how: &str) -> Self {
         Self::start(&json!({
             "part": "charge", "server": broker.url(), "gateway": gateway.path(), "how": how,
         }))
@@ -64,12 +65,12 @@ pub(crate) const RULES: &str = r#"{"lease_ms":1000,"max_attempts":100000,
                                    "backoff_min_ms":0,"backoff_max_ms":50}"#;
 
 /// A broker of so many partitions with the queue `orders` of these rules, and a gateway.
-pub(crate) fn house(
+pub(crate) fn orders_and_gateway(
     directory: &std::path::Path,
     partitions: u16,
     rules: &str,
-) -> (Broker, Gateway) {
-    let broker = Setup::new(directory).partitions(partitions).start();
+) -> (BrokerProcess, Gateway) {
+    let broker = broker_in(directory).partitions(partitions).start();
     put(&mut broker.connection(), "orders", rules);
     (broker, Gateway::new(&directory.join("gateway")))
 }
@@ -96,36 +97,13 @@ pub(crate) fn until_it_is(door: &mut Connection, name: &str, state: &str) -> Val
     })
 }
 
-/// Stops a process, and waits until all of its threads stand still: until then one of them may
-/// still take a lock, or answer.
-pub(crate) fn stop(process: u32) {
-    signal(process, Signal::STOP);
-    let stands_still = |thread: std::io::Result<std::fs::DirEntry>| {
-        let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    until("a process to stand still", || {
-        let mut threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-        threads.all(stands_still).then_some(())
-    });
-}
-
-pub(crate) fn wake(process: u32) {
-    signal(process, Signal::CONT);
-}
-
-fn signal(process: u32, signal: Signal) {
-    let process = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
-    kill_process(process, signal).unwrap();
-}
-
 #[test]
 fn a_worker_process_works_until_it_is_killed() {
     if let Ok(part) = std::env::var(PART) {
         return play(&serde_json::from_str(&part).unwrap());
     }
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), 1, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), 1, RULES);
     let mut door = broker.connection();
     let mut process = Process::charge(&broker, &gateway, "bare");
     door.ask(&Request::send("orders", "a", "x")).is(201);

@@ -5,14 +5,14 @@ use std::time::Duration;
 use hapax_client::derive;
 use serde_json::Value;
 
-use crate::broker::{Broker, pause, until, words};
-use crate::http::Request;
-use crate::process::{Process, RULES, house, key, stop, until_it_is, wake};
+use crate::process::{Process, RULES, key, orders_and_gateway, until_it_is};
+use hapax_testing::http::Request;
+use hapax_testing::{BrokerProcess, Signal, pause, printed, signal, suspend, until};
 
-fn hapax(broker: &Broker, arguments: &[&str]) -> String {
+fn hapax(broker: &BrokerProcess, arguments: &[&str]) -> String {
     let output = broker.command(arguments).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", words(&output));
-    words(&output)
+    assert!(output.status.success(), "{arguments:?}: {}", printed(&output));
+    printed(&output)
 }
 
 on_one_and_on_four!(
@@ -22,7 +22,7 @@ fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_
     partitions: u16,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let mut door = broker.connection();
     gateway.stop_callers("within the step");
     let mut first = Process::charge(&broker, &gateway, "step");
@@ -44,7 +44,7 @@ fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_
 on_one_and_on_four!(a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call);
 fn a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
     let mut door = broker.connection();
     gateway.stop_callers("after the step");
     let mut first = Process::charge(&broker, &gateway, "step");
@@ -68,7 +68,7 @@ const PARKS: &str = r#"{"on_lost":"park","lease_ms":500,"backoff_min_ms":0,"back
 on_one_and_on_four!(an_effect_in_doubt_is_parked_until_an_operator_resolves_it);
 fn an_effect_in_doubt_is_parked_until_an_operator_resolves_it(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, PARKS);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, PARKS);
     let mut door = broker.connection();
     // One dies after its effect, the other before; the broker cannot tell them apart.
     for (order, place) in [("order-1", "after the effect"), ("order-2", "before the effect")] {
@@ -88,7 +88,7 @@ fn an_effect_in_doubt_is_parked_until_an_operator_resolves_it(partitions: u16) {
     for order in ["order-1", "order-2"] {
         assert_eq!(key(&mut door, order)["state"], "parked", "not for any worker");
         let told = hapax(&broker, &["get", "orders", order]);
-        assert!(told.contains("nobody knows whether it happened"), "{told}");
+        assert!(told.contains("it is unknown whether it happened"), "{told}");
         assert!(told.contains(&format!("hapax resolve orders {order} --done")), "{told}");
     }
 
@@ -106,16 +106,16 @@ on_one_and_on_four!(a_worker_that_stalls_in_doubt_and_finishes_after_all_makes_i
 /// A worker that stands still after its effect, for longer than its lease, and then goes on.
 fn a_worker_that_stalls_in_doubt_and_finishes_after_all_makes_it_done(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, PARKS);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, PARKS);
     let mut door = broker.connection();
     gateway.stop_callers("after the effect");
     let worker = Process::charge(&broker, &gateway, "begin");
     door.ask(&Request::send("orders", "order-1", "x")).is(201);
     gateway.wait_for_a_stopped_caller();
-    stop(worker.pid());
+    suspend(worker.pid());
     until_it_is(&mut door, "order-1", "parked");
     gateway.let_callers_go_on();
-    wake(worker.pid());
+    signal(worker.pid(), Signal::CONT);
     let done = until_it_is(&mut door, "order-1", "done");
     assert!(done["result"]["body"].as_str().unwrap().ends_with("attempt 1"), "{done}");
     assert_eq!(gateway.charges(), 1);
@@ -125,15 +125,15 @@ on_one_and_on_four!(a_worker_whose_broker_stalls_in_doubt_finishes_after_all);
 /// The same with a broker that stands still, and the worker behind it at work all the time.
 fn a_worker_whose_broker_stalls_in_doubt_finishes_after_all(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = house(directory.path(), partitions, PARKS);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, PARKS);
     let mut door = broker.connection();
     gateway.stop_callers("after the effect");
     let _worker = Process::charge(&broker, &gateway, "begin");
     door.ask(&Request::send("orders", "order-1", "x")).is(201);
     gateway.wait_for_a_stopped_caller();
-    stop(broker.pid());
+    suspend(broker.pid());
     pause(Duration::from_secs(2)); // For longer than the lease.
-    wake(broker.pid());
+    signal(broker.pid(), Signal::CONT);
     // Whether the broker or the worker is the first to move, nobody else gets the message.
     until("the lease to end, or to be extended", || {
         let found = key(&mut door, "order-1");

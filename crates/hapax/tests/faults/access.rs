@@ -12,10 +12,11 @@ use std::path::Path;
 use hapax_server::doors::http::ROUTES;
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, hapax, until, words};
 use crate::exits::contents;
-use crate::http::{Connection, Request};
 use crate::machine::say;
+use crate::{broker_in, hapax};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{BrokerProcess, Setup, printed, until};
 
 const QUEUE: &str = "orders";
 
@@ -95,18 +96,18 @@ fn expected(needs: Needs, kind: Kind) -> Gets {
 }
 
 /// The broker, its callers, and the one who may do everything.
-struct House {
+struct Guarded {
     setup: Setup,
-    broker: Broker,
+    broker: BrokerProcess,
     callers: Vec<Caller>,
     root: String,
 }
 
 const EVERYTHING: &str = "send,work,admin,operate";
 
-impl House {
+impl Guarded {
     fn start(directory: &Path) -> Self {
-        let setup = Setup::new(directory).arguments(&["--auth", "tokens", "--log", "debug"]);
+        let setup = broker_in(directory).arguments(&["--auth", "tokens", "--log", "debug"]);
         let make = |arguments: &[&str]| token(&setup.data, arguments);
         let root = make(&["--tenant", "shop", "--can", EVERYTHING]);
         let revoked = make(&["--tenant", "shop", "--can", EVERYTHING, "--name", "revoked"]);
@@ -137,15 +138,15 @@ impl House {
         callers.push(Caller { name: "of another tenant", token, kind: Kind::Stranger });
         let broker = setup.start();
         let told = hapax(&["token", "rm", "revoked", "--data"]).arg(&setup.data).output().unwrap();
-        assert!(told.status.success(), "{}", words(&told));
-        let house = Self { setup, broker, callers, root };
+        assert!(told.status.success(), "{}", printed(&told));
+        let guarded = Self { setup, broker, callers, root };
         until("the broker to notice the revocation", || {
-            let nobodies = house.callers.iter().filter(|it| matches!(it.kind, Kind::Nobody));
+            let nobodies = guarded.callers.iter().filter(|it| matches!(it.kind, Kind::Nobody));
             let mut told =
-                nobodies.map(|it| house.door(it).ask(&Request::get("/v1/queues")).status);
+                nobodies.map(|it| guarded.door(it).ask(&Request::get("/v1/queues")).status);
             told.all(|status| status == 401).then_some(())
         });
-        house
+        guarded
     }
 
     fn door(&self, caller: &Caller) -> Connection {
@@ -188,7 +189,7 @@ impl House {
 
 fn token(data: &Path, arguments: &[&str]) -> String {
     let output = hapax(&["token", "create", "--data"]).arg(data).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -261,17 +262,17 @@ fn a19_only_the_allowed_cells_of_every_endpoint_succeed() {
     assert_eq!(listed, routes, "every route is in the table");
 
     let directory = tempfile::tempdir().unwrap();
-    let house = House::start(directory.path());
-    house.prepare();
+    let guarded = Guarded::start(directory.path());
+    guarded.prepare();
     let mut wrong = Vec::new();
     let (mut cells, mut allowed) = (0, 0);
     for endpoint in ENDPOINTS {
-        for caller in &house.callers {
+        for caller in &guarded.callers {
             let expected = expected(endpoint.needs, caller.kind);
             if expected == Gets::Allowed && endpoint.needs != Needs::Nothing {
-                house.prepare();
+                guarded.prepare();
             }
-            let response = house.door(caller).ask(&(endpoint.request)());
+            let response = guarded.door(caller).ask(&(endpoint.request)());
             let gets = match (response.status, response.code().as_str()) {
                 (401, "unauthorized") => Some(Gets::Unknown),
                 (403, "forbidden") => Some(Gets::Forbidden),
@@ -288,33 +289,33 @@ fn a19_only_the_allowed_cells_of_every_endpoint_succeed() {
             }
             cells += 1;
             allowed += usize::from(expected == Gets::Allowed);
-            house.tidy(caller);
+            guarded.tidy(caller);
         }
     }
     assert!(wrong.is_empty(), "{} of {cells} cells are wrong: {wrong:#?}", wrong.len());
-    let (calls, wrong) = grpc::cells(&house);
+    let (calls, wrong) = grpc::cells(&guarded);
     assert!(wrong.is_empty(), "{} of {calls} calls are wrong: {wrong:#?}", wrong.len());
-    house.broker.has_not_panicked();
+    guarded.broker.has_not_panicked();
     say(&format!("A19: {cells} cells by HTTP, {allowed} of them allowed, and {calls} by gRPC"));
 }
 
 #[test]
 fn a19_what_is_absent_looks_like_what_is_forbidden_and_tokens_are_nowhere() {
     let directory = tempfile::tempdir().unwrap();
-    let house = House::start(directory.path());
-    house.prepare();
-    let caller = |kind: &str| house.callers.iter().find(|it| it.name == kind).unwrap();
+    let guarded = Guarded::start(directory.path());
+    guarded.prepare();
+    let caller = |kind: &str| guarded.callers.iter().find(|it| it.name == kind).unwrap();
     for endpoint in ENDPOINTS {
         if matches!(endpoint.needs, Needs::Nothing | Needs::Token | Needs::Create) {
             continue;
         }
         // The queue is there, for others; and it is not there, for one who may see everything.
-        let forbidden = house.door(caller("for other queues")).ask(&(endpoint.request)());
-        let strange = house.door(caller("of another tenant")).ask(&(endpoint.request)());
-        house.root().ask(&Request::new("DELETE", "/v1/queues/orders")).is(204);
-        let absent = house.root().ask(&(endpoint.request)());
-        house.prepare();
-        let shape = |response: &crate::http::Response| {
+        let forbidden = guarded.door(caller("for other queues")).ask(&(endpoint.request)());
+        let strange = guarded.door(caller("of another tenant")).ask(&(endpoint.request)());
+        guarded.root().ask(&Request::new("DELETE", "/v1/queues/orders")).is(204);
+        let absent = guarded.root().ask(&(endpoint.request)());
+        guarded.prepare();
+        let shape = |response: &hapax_testing::http::Response| {
             let mut problem = response.json();
             problem["instance"] = Value::Null;
             problem["request_id"] = Value::Null;
@@ -324,20 +325,20 @@ fn a19_what_is_absent_looks_like_what_is_forbidden_and_tokens_are_nowhere() {
         assert_eq!(shape(&strange), shape(&absent), "{}", endpoint.route);
     }
     for name in ["for other queues", "of another tenant"] {
-        let list = house.door(caller(name)).ask(&Request::get("/v1/queues")).is(200);
+        let list = guarded.door(caller(name)).ask(&Request::get("/v1/queues")).is(200);
         assert_eq!(list["queues"], json!([]), "{name}");
     }
 
     let tokens: Vec<&String> =
-        house.callers.iter().filter_map(|it| it.token.as_ref()).chain([&house.root]).collect();
+        guarded.callers.iter().filter_map(|it| it.token.as_ref()).chain([&guarded.root]).collect();
     let secrets: Vec<&str> = tokens
         .iter()
         .filter_map(|token| token.rsplit_once('_'))
         .map(|(_, secret)| secret)
         .collect();
     assert!(secrets.len() > 8 && secrets.iter().all(|secret| secret.len() == 64));
-    let log = house.setup.log();
-    let files = contents(&house.setup.data);
+    let log = guarded.setup.log();
+    let files = contents(&guarded.setup.data);
     assert!(files.keys().any(|path| path.ends_with("tokens.json")));
     let texts = files.keys().map(|path| (path.clone(), std::fs::read(path).unwrap()));
     for (path, bytes) in texts.chain([("the log".into(), log.into_bytes())]) {
@@ -347,5 +348,5 @@ fn a19_what_is_absent_looks_like_what_is_forbidden_and_tokens_are_nowhere() {
             assert!(!is_there, "a token is in {}", path.display());
         }
     }
-    house.broker.has_not_panicked();
+    guarded.broker.has_not_panicked();
 }

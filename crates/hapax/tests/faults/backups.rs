@@ -6,12 +6,13 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::broker::{Setup, hapax, until, words};
 use crate::exits::contents;
 use crate::history::{Event, Operation, Sent, Settled};
-use crate::http::Request;
 use crate::load::{Load, QUEUE, body_of};
 use crate::machine::say;
+use crate::{broker_in, hapax};
+use hapax_testing::http::Request;
+use hapax_testing::{Setup, printed, until};
 
 const BACKUPS: usize = 3;
 const PER_BACKUP: usize = 50;
@@ -19,7 +20,7 @@ const PER_BACKUP: usize = 50;
 #[test]
 fn a20_a_backup_under_load_restores_to_a_prefix_with_its_keys() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let broker = setup.start();
     let load = Load::start(&setup);
     let mut moments = Vec::new();
@@ -29,7 +30,7 @@ fn a20_a_backup_under_load_restores_to_a_prefix_with_its_keys() {
         let began = load.history.tick();
         let mut command = broker.command(&["backup", "--online"]);
         let output = command.arg(&target).output().unwrap();
-        assert!(output.status.success(), "{}", words(&output));
+        assert!(output.status.success(), "{}", printed(&output));
         moments.push((target, began, load.history.tick()));
     }
     load.gets_on(PER_BACKUP);
@@ -42,7 +43,7 @@ fn a20_a_backup_under_load_restores_to_a_prefix_with_its_keys() {
         let restored = directory.path().join(format!("restored-{number}"));
         ran(hapax(&["restore"]).arg(&backup).arg(&restored));
         ran(hapax(&["check"]).arg(&restored));
-        let setup = Setup::new(directory.path()).data(&restored);
+        let setup = broker_in(directory.path()).data(&restored);
         let broker = setup.start();
         let keys = Keys::of(&operations);
         let found = keys.look(&setup);
@@ -61,7 +62,7 @@ fn a20_a_backup_under_load_restores_to_a_prefix_with_its_keys() {
 
 fn ran(command: &mut Command) {
     let output = command.stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", printed(&output));
 }
 
 /// What is known of a key from its clients.
@@ -166,7 +167,7 @@ on_one_and_on_four!(a20_a_restored_broker_takes_no_key_for_a_new_one);
 
 fn a20_a_restored_broker_takes_no_key_for_a_new_one(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
@@ -182,7 +183,7 @@ fn a20_a_restored_broker_takes_no_key_for_a_new_one(partitions: u16) {
     let (backup, restored) = (directory.path().join("backup"), directory.path().join("restored"));
     ran(hapax(&["backup"]).arg(&setup.data).arg(&backup));
     ran(hapax(&["restore"]).arg(&backup).arg(&restored));
-    let setup = Setup::new(directory.path()).partitions(partitions).data(&restored);
+    let setup = broker_in(directory.path()).partitions(partitions).data(&restored);
     let broker = setup.start();
     let mut door = broker.connection();
     let known = door.ask(&Request::send("orders", "done", "x")).is(200);
@@ -205,33 +206,33 @@ on_one_and_on_four!(a20_an_incomplete_copy_is_not_restored);
 /// What a copy that was broken off looks like: it is refused, stays as it is, and nothing is made.
 fn a20_an_incomplete_copy_is_not_restored(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
     door.ask(&Request::send("orders", "k", "x")).is(201);
     let inside = setup.data.join("copies");
     let told = broker.command(&["backup", "--online"]).arg(&inside).output().unwrap();
-    assert!(!told.status.success() && !inside.exists(), "{}", words(&told));
+    assert!(!told.status.success() && !inside.exists(), "{}", printed(&told));
     broker.stop();
     let before = contents(&setup.data);
     let backup = directory.path().join("backup");
     ran(hapax(&["backup"]).arg(&setup.data).arg(&backup));
     assert!(before == contents(&setup.data), "a backup only reads");
     let told = hapax(&["backup"]).arg(&setup.data).arg(&inside).output().unwrap();
-    assert!(!told.status.success() && !inside.exists(), "{}", words(&told));
+    assert!(!told.status.success() && !inside.exists(), "{}", printed(&told));
     for missing in ["broker.json", "secret", "partition-0000/format", "partition-0000"] {
         let (path, aside) = (backup.join(missing), directory.path().join("aside"));
         std::fs::rename(&path, &aside).unwrap();
         let before = contents(&backup);
         let restored = directory.path().join("restored");
         let told = hapax(&["restore"]).arg(&backup).arg(&restored).output().unwrap();
-        let said = words(&told);
+        let said = printed(&told);
         assert!(!told.status.success() && said.contains("missing"), "without {missing}: {said}");
         let told = hapax(&["check"]).arg(&backup).output().unwrap();
-        assert!(!told.status.success(), "without {missing}: {}", words(&told));
+        assert!(!told.status.success(), "without {missing}: {}", printed(&told));
         let (code, said) =
-            Setup::new(directory.path()).partitions(partitions).data(&backup).refuses();
+            broker_in(directory.path()).partitions(partitions).data(&backup).refuses();
         assert!(code != 0 && said.contains(missing), "without {missing}: {said}");
         assert!(before == contents(&backup), "without {missing} something was changed");
         assert!(!restored.exists(), "without {missing} something was made");

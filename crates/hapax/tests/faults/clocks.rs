@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::broker::{Setup, until};
-use crate::http::{Connection, Request};
+use crate::broker_in;
 use crate::machine::{say, skip};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::until;
 
 const ROW: &str = "A14, a clock that jumps";
 const JUMP_S: i64 = 2 * 60 * 60;
@@ -23,7 +24,7 @@ fn a14_a_clock_set_by_two_hours_ends_no_key_and_no_lease_and_raises_an_alarm(par
     let directory = tempfile::tempdir().unwrap();
     let clock = Clock { file: directory.path().join("clock") };
     clock.set(0);
-    let setup = Setup::new(directory.path())
+    let setup = broker_in(directory.path())
         .partitions(partitions)
         .variable("LD_PRELOAD", &library.display().to_string())
         .variable("FAKETIME_TIMESTAMP_FILE", &clock.file.display().to_string())
@@ -80,7 +81,7 @@ on_one_and_on_four!(a14_restarts_do_not_push_the_brokers_time_ahead_of_the_wall_
 
 fn a14_restarts_do_not_push_the_brokers_time_ahead_of_the_wall_clock(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     let queue = Request::new("PUT", "/v1/queues/orders").header("content-type", "application/json");
@@ -134,7 +135,7 @@ fn library() -> Option<PathBuf> {
 fn is_faked(door: &mut Connection, clock: &Clock) -> bool {
     clock.set(JUMP_S);
     let seen = (0..500).any(|_| {
-        crate::broker::pause(std::time::Duration::from_millis(10));
+        hapax_testing::pause(std::time::Duration::from_millis(10));
         ahead_s(door) > 0.0
     });
     clock.set(0);

@@ -7,11 +7,12 @@ use std::time::Duration;
 use hapax_client::{Client, Message, Outcome};
 use serde_json::json;
 
-use crate::broker::{PATIENCE, Setup, pause, until};
+use crate::broker_in;
 use crate::history::{Door, Event, History, Sent};
-use crate::http::Request;
 use crate::load::{Load, resend_all};
 use crate::machine::say;
+use hapax_testing::http::Request;
+use hapax_testing::{PATIENCE, Setup, pause, until};
 
 const KILLS: usize = 50;
 /// What each door gets done in every life: sends answered, and messages done.
@@ -21,7 +22,7 @@ on_one_and_on_four!(a1_fifty_kills_under_load_lose_nothing_and_double_nothing);
 
 fn a1_fifty_kills_under_load_lose_nothing_and_double_nothing(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let load = Load::start(&setup);
     let mut cut_off = [0; 2];
@@ -70,7 +71,7 @@ on_one_and_on_four!(a11_one_key_sent_a_thousand_times_at_once_is_one_message_ove
 
 fn a11_one_key_sent_a_thousand_times_at_once_is_one_message_over_a_crash(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let queue = Request::new("PUT", "/v1/queues/one").json(&json!({}));
     broker.connection().ask(&queue).is(201);
@@ -115,7 +116,7 @@ fn a11_one_key_sent_a_thousand_times_at_once_is_one_message_over_a_crash(partiti
 /// All requests at once, and those that failed again until they are answered.
 fn send_by_http(setup: &Setup, key: &str, history: &History, answered: &AtomicUsize) {
     let request = Request::send("one", key, "the one body");
-    let note = |began, response: Option<crate::http::Response>| {
+    let note = |began, response: Option<hapax_testing::http::Response>| {
         let answer = response.map_or(Sent::Unknown, |response| {
             let id = response.json()["id"].as_str().unwrap_or_default().to_owned();
             match response.status {

@@ -8,10 +8,11 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, PATIENCE, Setup, hapax, words};
 use crate::exits::{contents, without_zeros};
-use crate::http::Request;
 use crate::machine::say;
+use crate::{broker_in, hapax};
+use hapax_testing::http::Request;
+use hapax_testing::{BrokerProcess, PATIENCE, Setup, printed};
 
 const MESSAGES: usize = 24;
 const DONE: usize = 8;
@@ -99,13 +100,13 @@ fn records(data: &Path) -> (PathBuf, Vec<(u64, u64)>) {
 fn check(data: &Path) -> (bool, Value, String) {
     let output = hapax(&["check", "-o", "json"]).arg(data).output().unwrap();
     let found = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    (output.status.success(), found, words(&output))
+    (output.status.success(), found, printed(&output))
 }
 
 #[test]
 fn a3_a_torn_last_batch_is_cut_and_a_deeper_cut_is_refused_with_its_place() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let mut broker = setup.start();
     fill(&setup);
     broker.kill();
@@ -145,7 +146,7 @@ fn a3_a_torn_last_batch_is_cut_and_a_deeper_cut_is_refused_with_its_place() {
     let zeros = vec![0; (end - cut) as usize];
     let copied = half.join("partition-0000").join(&name);
     File::options().write(true).open(&copied).unwrap().write_all_at(&zeros, cut).unwrap();
-    let torn_setup = Setup::new(directory.path()).data(&half);
+    let torn_setup = broker_in(directory.path()).data(&half);
     let mut torn_broker = torn_setup.start();
     let kept = intact(&torn_setup).unwrap();
     assert!(kept >= MESSAGES - 1, "{kept} of {MESSAGES} messages are left");
@@ -161,7 +162,7 @@ fn a3_a_torn_last_batch_is_cut_and_a_deeper_cut_is_refused_with_its_place() {
     let before = contents(&deep);
     let (is_sound, _, said) = check(&deep);
     assert!(!is_sound && said.contains(&name), "{said}");
-    let (code, said) = Setup::new(directory.path()).data(&deep).refuses();
+    let (code, said) = broker_in(directory.path()).data(&deep).refuses();
     assert!(code != 0 && said.contains(&name) && said.contains(&start.to_string()), "{said}");
     assert!(before == contents(&deep), "refusing changed something");
     say(&format!("A3: the last batch cut at {torn} places; a deeper cut refused at byte {start}"));
@@ -177,7 +178,7 @@ fn kind(path: &Path) -> String {
 #[test]
 fn a4_a_flipped_bit_is_refused_or_harmless_and_never_changes_a_message() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let broker = setup.start();
     fill(&setup);
     broker.stop();
@@ -197,7 +198,7 @@ fn a4_a_flipped_bit_is_refused_or_harmless_and_never_changes_a_message() {
             let target = flipped.join(path.strip_prefix(&pristine).unwrap());
             flip(&target, offset, bit);
             let place = format!("{} at {offset}", target.display());
-            let flipped_setup = Setup::new(directory.path()).data(&flipped);
+            let flipped_setup = broker_in(directory.path()).data(&flipped);
             let told = flipped_setup.log().len();
             let outcome = match flipped_setup.try_start() {
                 Ok(broker) => outlives(broker, &place),
@@ -238,7 +239,7 @@ fn a4_a_flipped_bit_is_refused_or_harmless_and_never_changes_a_message() {
 
 /// A broker that started: nothing of what it knows is changed, or it stops over what it reads.
 /// Blocks of rows are looked at when they are read, not when the data is opened.
-fn outlives(mut broker: Broker, place: &str) -> &'static str {
+fn outlives(mut broker: BrokerProcess, place: &str) -> &'static str {
     match intact(&broker.setup) {
         Some(kept) => {
             assert_eq!(kept, MESSAGES, "after a flip in {place}");

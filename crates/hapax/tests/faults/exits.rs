@@ -6,13 +6,14 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use hapax_testing::Signal;
 use serde_json::{Value, json};
 
-use crate::broker::{Setup, hapax, words};
-use crate::http::Request;
 use crate::load::{Load, resend_all};
 use crate::machine::say;
+use crate::{broker_in, hapax};
+use hapax_testing::http::Request;
+use hapax_testing::printed;
 
 const STOPS: usize = 4;
 const PER_LIFE: usize = 20;
@@ -22,7 +23,7 @@ on_one_and_on_four!(a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_no
 
 fn a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_nothing(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let load = Load::start(&setup);
     let mut cut_off = 0;
@@ -62,7 +63,7 @@ fn a20_a_stop_under_load_is_over_in_thirty_seconds_and_loses_nothing(partitions:
 #[test]
 fn a20_an_old_binary_refuses_newer_data_and_leaves_it_as_it_is() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
@@ -101,7 +102,7 @@ fn a20_an_old_binary_refuses_newer_data_and_leaves_it_as_it_is() {
             }
             let told = command.output().unwrap();
             assert!(!told.status.success(), "{arguments:?}");
-            assert!(words(&told).contains("newer"), "{arguments:?}: {}", words(&told));
+            assert!(printed(&told).contains("newer"), "{arguments:?}: {}", printed(&told));
         }
         let after = contents(&setup.data);
         assert!(before == after, "{} changed something", file.display());
@@ -119,14 +120,14 @@ on_one_and_on_four!(a_second_broker_is_kept_out_also_where_the_lock_file_was_rem
 
 fn a_second_broker_is_kept_out_also_where_the_lock_file_was_removed(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let second = tempfile::tempdir().unwrap();
     fs::remove_file(setup.data.join("partition-0000/LOCK")).unwrap();
-    let (code, said) = Setup::new(second.path()).data(&setup.data).refuses();
+    let (code, said) = broker_in(second.path()).data(&setup.data).refuses();
     assert!(code != 0 && said.contains("another process holds"), "{said}");
     let check = hapax(&["check"]).arg(&setup.data).output().unwrap();
-    assert!(words(&check).contains("in use"), "{}", words(&check));
+    assert!(printed(&check).contains("in use"), "{}", printed(&check));
     broker.is_alive();
     broker.stop();
 }
@@ -135,7 +136,7 @@ fn a_second_broker_is_kept_out_also_where_the_lock_file_was_removed(partitions: 
 fn more_connections_than_files_do_not_end_the_broker() {
     let directory = tempfile::tempdir().unwrap();
     let setup =
-        Setup::new(directory.path()).under(&["sh", "-c", "ulimit -n 200 && exec \"$0\" \"$@\""]);
+        broker_in(directory.path()).under(&["sh", "-c", "ulimit -n 200 && exec \"$0\" \"$@\""]);
     let mut broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);

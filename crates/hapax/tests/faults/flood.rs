@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use hapax_client::{Batch, Client, Message};
 use serde_json::json;
 
-use crate::broker::{Broker, PATIENCE, Setup, hapax, pause, until, words};
-use crate::http::{Connection, Request};
-use crate::machine::{Cap, say, skip};
+use crate::machine::{Cap, memory_bytes, say, skip};
+use crate::{broker_in, hapax};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{BrokerProcess, PATIENCE, Setup, pause, printed, until};
 
 const CAP_BYTES: u64 = 512 << 20;
 const BODY_BYTES: usize = 64 * 1_024;
@@ -38,7 +39,7 @@ fn a17_a_flood_and_stalled_streams_stay_within_the_memory_and_leave_others_their
     let config = directory.path().join("hapax.toml");
     let text = format!("[tenants.capped]\nsends_per_s = {CAPPED_PER_S}\n");
     std::fs::write(&config, text).unwrap();
-    let mut setup = Setup::new(directory.path())
+    let mut setup = broker_in(directory.path())
         .arguments(&["--config", &config.display().to_string(), "--auth", "tokens"])
         .variable("HAPAX_MEMORY_BYTES", MEMORY);
     let [noisy, capped, quiet] =
@@ -85,7 +86,7 @@ fn a17_a_flood_and_stalled_streams_stay_within_the_memory_and_leave_others_their
     });
 
     broker.is_alive();
-    let peak = broker.memory_bytes("VmHWM:");
+    let peak = memory_bytes(&broker, "VmHWM:");
     assert!(peak < CAP_BYTES, "{} MiB", peak >> 20);
     let mut used = format!("{} MiB of its own at most", peak >> 20);
     if let Ok(cap) = &cap {
@@ -112,7 +113,7 @@ fn a17_a_flood_and_stalled_streams_stay_within_the_memory_and_leave_others_their
 fn token(data: &Path, tenant: &str) -> String {
     let arguments = ["token", "create", "--can", "send,work,admin", "--tenant", tenant, "--data"];
     let output = hapax(&arguments).arg(data).output().unwrap();
-    assert!(output.status.success(), "{}", words(&output));
+    assert!(output.status.success(), "{}", printed(&output));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -148,7 +149,7 @@ fn p99(mut took: Vec<Duration>) -> Duration {
 }
 
 /// Afterwards everything is given back: connections end, and what was sent can be dropped.
-fn drains(setup: &Setup, noisy: &str, broker: &Broker) {
+fn drains(setup: &Setup, noisy: &str, broker: &BrokerProcess) {
     let mut door = setup.connection().token(noisy);
     until("the noisy queue to be empty and its connections to be closed", || {
         // Again and again: what a worker held when its stream ended comes back.
@@ -161,7 +162,7 @@ fn drains(setup: &Setup, noisy: &str, broker: &Broker) {
         (left == [0, 0, 0] && open <= 3.0).then_some(())
     });
     door.ask(&Request::send("orders", "after", "x")).is(201);
-    assert!(broker.memory_bytes("VmRSS:") < CAP_BYTES);
+    assert!(memory_bytes(broker, "VmRSS:") < CAP_BYTES);
 }
 
 #[derive(Debug, Default)]

@@ -8,9 +8,10 @@ use hapax_client::{Admin, Client, Code};
 use hapax_wire::proto;
 use serde_json::{Value, json};
 
-use crate::broker::{Setup, until, within};
-use crate::http::{Connection, Request, Response};
+use crate::broker_in;
 use crate::machine::{Mount, say, skip};
+use hapax_testing::http::{Connection, Request, Response};
+use hapax_testing::{until, within};
 
 const ROW: &str = "A6, a full disk";
 /// The free space below which the broker takes no more, and two segments for every journal.
@@ -27,7 +28,7 @@ fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself(partiti
         Ok(disk) => disk,
         Err(why) => return skip(ROW, &why),
     };
-    let setup = Setup::new(directory.path()).partitions(partitions).data(&disk.path().join("data"));
+    let setup = broker_in(directory.path()).partitions(partitions).data(&disk.path().join("data"));
     let mut broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::broker::{PATIENCE, Setup, pause};
-use crate::http::{Connection, Request};
-use crate::machine::{run, say};
+use crate::broker_in;
+use crate::machine::{forget_peak, memory_bytes, run, say};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{PATIENCE, Setup, pause};
 
 /// By when every connection of a stranger is answered or closed; the broker's own bounds are 10 s.
 const IN_TIME: Duration = Duration::from_secs(60);
@@ -76,7 +77,7 @@ impl Raw {
 #[test]
 fn a18_strangers_are_refused_in_time_and_cost_little() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let mut broker = setup.start();
     let mut door = broker.connection();
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
@@ -84,8 +85,8 @@ fn a18_strangers_are_refused_in_time_and_cost_little() {
     for number in 0..200 {
         door.ask(&Request::send("orders", &format!("warm-{number}"), "x")).is(201);
     }
-    broker.forget_peak();
-    let before = broker.memory_bytes("VmRSS:");
+    forget_peak(&broker);
+    let before = memory_bytes(&broker, "VmRSS:");
     let is_over = AtomicBool::new(false);
     let address = setup.address;
     type Attack = fn(SocketAddr);
@@ -125,7 +126,7 @@ fn a18_strangers_are_refused_in_time_and_cost_little() {
     broker.is_alive();
     broker.has_not_panicked();
     assert!(served > 100, "the honest client was served {served} times only");
-    let peak = broker.memory_bytes("VmHWM:");
+    let peak = memory_bytes(&broker, "VmHWM:");
     let grown = peak.saturating_sub(before);
     assert!(grown < MEMORY_BYTES, "{} MiB more than before", grown >> 20);
     say(&format!(
@@ -303,7 +304,7 @@ fn a18_half_a_handshake_is_closed_in_time() {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let setup = Setup::new(directory.path()).arguments(&[
+    let setup = broker_in(directory.path()).arguments(&[
         "--auth",
         "off",
         "--tls-cert",

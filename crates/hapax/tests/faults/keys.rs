@@ -5,8 +5,9 @@ use hapax_client::{Admin, Client, Code, Message};
 use hapax_wire::proto;
 use serde_json::{Value, json};
 
-use crate::broker::{Setup, until};
-use crate::http::{Connection, Request, Response};
+use crate::broker_in;
+use hapax_testing::http::{Connection, Request, Response};
+use hapax_testing::until;
 
 fn put(door: &mut Connection, queue: &str, rules: &Value) {
     door.ask(&Request::new("PUT", &format!("/v1/queues/{queue}")).json(rules)).is(201);
@@ -32,7 +33,7 @@ on_one_and_on_four!(a12_another_body_a_key_in_use_and_a_malformed_key_are_told_a
 
 fn a12_another_body_a_key_in_use_and_a_malformed_key_are_told_apart(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, "orders", &json!({}));
@@ -117,7 +118,7 @@ on_one_and_on_four!(a13_a_retry_is_a_duplicate_over_restarts_and_purges);
 
 fn a13_a_retry_is_a_duplicate_over_restarts_and_purges(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, "orders", &json!({}));
@@ -162,7 +163,7 @@ on_one_and_on_four!(a13_at_the_edge_of_its_time_a_key_is_judged_by_the_journal_a
 
 fn a13_at_the_edge_of_its_time_a_key_is_judged_by_the_journal_alone(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, "orders", &json!({ "retention_ms": 2_500, "retry_horizon_ms": 1_000 }));

@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::broker::{PATIENCE, Setup, pause, until};
 use crate::history::{Count, Door, Event, History, Sent, Settled, Tick};
-use crate::http::{Connection, Request, Response};
+use hapax_testing::http::{Connection, Request, Response};
+use hapax_testing::{PATIENCE, Setup, pause, until};
 
 pub(crate) const QUEUE: &str = "orders";
 /// Leases end soon, so that what a crash left with nobody comes back soon; attempts do not end.

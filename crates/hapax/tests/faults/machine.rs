@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::broker::{pause, words};
+use hapax_testing::{BrokerProcess, pause, printed};
 
 /// Says a line past the test harness, which would keep that of a passing test to itself.
 pub(crate) fn say(line: &str) {
@@ -41,8 +41,8 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(path).args(arguments).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
     match output.status.success() {
-        true => Ok(words(&output)),
-        false => Err(format!("{program}: {}", words(&output).trim())),
+        true => Ok(printed(&output)),
+        false => Err(format!("{program}: {}", printed(&output).trim())),
     }
 }
 
@@ -188,4 +188,18 @@ impl Drop for Cap {
             pause(Duration::from_millis(20));
         }
     }
+}
+
+/// Returns a line of what the kernel says of a broker, in bytes: `VmRSS:`, or `VmHWM:` for its
+/// peak.
+pub(crate) fn memory_bytes(broker: &BrokerProcess, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", broker.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    let kib: u64 = line.split_whitespace().next().unwrap().parse().unwrap();
+    kib * 1_024
+}
+
+/// Counts the peak anew from here on.
+pub(crate) fn forget_peak(broker: &BrokerProcess) {
+    fs::write(format!("/proc/{}/clear_refs", broker.pid()), "5").unwrap();
 }

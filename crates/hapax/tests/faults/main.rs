@@ -8,11 +8,10 @@
 )]
 
 #[macro_use]
-mod on_one_and_on_four;
+extern crate hapax_testing;
 
 mod access;
 mod backups;
-mod broker;
 mod clocks;
 mod crashes;
 mod damage;
@@ -21,10 +20,27 @@ mod flood;
 mod full;
 mod history;
 mod hostile;
-mod http;
 mod keys;
 mod load;
 mod machine;
 mod power;
 mod syncs;
 mod workers;
+
+use std::path::Path;
+use std::process::Command;
+
+use hapax_testing::{Setup, program};
+
+const HAPAX: &str = env!("CARGO_BIN_EXE_hapax");
+
+/// A broker with its data, log and port file in this directory.
+fn broker_in(directory: &Path) -> Setup {
+    Setup::new(HAPAX, directory)
+}
+
+fn hapax(arguments: &[&str]) -> Command {
+    let mut command = program(HAPAX);
+    command.args(arguments);
+    command
+}

@@ -3,9 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::broker::{Setup, pause};
+use crate::broker_in;
 use crate::load::{Load, resend_all};
 use crate::machine::{Mount, say, skip, tool};
+use hapax_testing::pause;
 
 const ROW: &str = "A2, a power cut";
 const CUTS: usize = 6;
@@ -28,7 +29,7 @@ fn a2_a_power_cut_takes_what_was_not_synced_and_nothing_that_was_confirmed(parti
         Err(why) => return skip(ROW, &why),
     };
     let witness = disk.path().join("witness");
-    let setup = Setup::new(directory.path()).partitions(partitions).data(&disk.path().join("data"));
+    let setup = broker_in(directory.path()).partitions(partitions).data(&disk.path().join("data"));
     let mut broker = setup.start();
     let load = Load::start(&setup);
     let mut cut_off = 0;

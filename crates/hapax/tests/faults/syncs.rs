@@ -9,9 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hapax_client::{Client, Message, Outcome};
 use serde_json::json;
 
-use crate::broker::{PATIENCE, Setup, pause};
-use crate::http::{Connection, Request};
+use crate::broker_in;
 use crate::machine::{run, say, skip, tool};
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{PATIENCE, Setup, pause};
 
 /// Syncs of one thread before the fault: more than any thread but the journal's own gets to.
 const SYNCS_BEFORE: usize = 80;
@@ -28,7 +29,7 @@ fn watched(directory: &Path, fault: &str) -> Result<Setup, String> {
     let trace = directory.join("trace").display().to_string();
     // -D: the broker is our child, and strace its companion. -ff: a file for each thread.
     let own = [&strace, "-D", "-ff", "-ttt", "-y", "-o", &trace];
-    Ok(Setup::new(directory).under(&[&own[..], &fixed[..]].concat()))
+    Ok(broker_in(directory).under(&[&own[..], &fixed[..]].concat()))
 }
 
 /// A sync as strace saw it.
@@ -116,7 +117,7 @@ fn a5_after_a_failed_sync_nothing_is_confirmed_and_a_restart_recovers() {
     assert!(late.is_empty(), "confirmed without a sync: {late:?}");
     assert!(answered.len() > SYNCS_BEFORE, "only {} sends before the fault", answered.len());
 
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let broker = setup.start();
     let mut door = broker.connection();
     for Answered { key, id, .. } in &answered {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use hapax_client::{Admin, Client};
 use hapax_wire::proto;
-use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
-use crate::broker::{Broker, Setup, pause, until};
-use crate::http::{Connection, Request};
+use crate::broker_in;
 use crate::machine::say;
+use hapax_testing::http::{Connection, Request};
+use hapax_testing::{BrokerProcess, Setup, Signal, pause, signal, until};
 
 fn put(door: &mut Connection, rules: &Value) {
     door.ask(&Request::new("PUT", "/v1/queues/orders").json(rules)).is(201);
@@ -41,7 +41,7 @@ impl Drop for Worker {
     }
 }
 
-fn worker(broker: &Broker, directory: &std::path::Path, exec: &str) -> Worker {
+fn worker(broker: &BrokerProcess, directory: &std::path::Path, exec: &str) -> Worker {
     let mut command = broker.command(&["work", "orders", "--quiet", "--exec", exec]);
     Worker(command.current_dir(directory).spawn().unwrap())
 }
@@ -49,7 +49,7 @@ fn worker(broker: &Broker, directory: &std::path::Path, exec: &str) -> Worker {
 on_one_and_on_four!(a15_the_message_of_a_killed_worker_is_delivered_to_another);
 fn a15_the_message_of_a_killed_worker_is_delivered_to_another(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, &json!({ "lease_ms": 1_000, "backoff_min_ms": 0, "backoff_max_ms": 0 }));
@@ -80,7 +80,7 @@ fn a15_the_message_of_a_killed_worker_is_delivered_to_another(partitions: u16) {
 on_one_and_on_four!(a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing);
 fn a15_a_stale_lease_is_told_that_it_is_lost_and_changes_nothing(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, &json!({ "backoff_min_ms": 0, "backoff_max_ms": 0 }));
@@ -146,7 +146,7 @@ const ATTEMPTS: u64 = 2;
 on_one_and_on_four!(a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow);
 fn a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path()).partitions(partitions);
+    let setup = broker_in(directory.path()).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(
@@ -229,7 +229,7 @@ fn deal_with(door: &mut Connection, taken: &Value) {
 }
 
 /// Fails the last attempt while the broker is killed: the next life, and whether it was told.
-fn die_and_crash(mut broker: Broker, last: &Value) -> (Broker, bool) {
+fn die_and_crash(mut broker: BrokerProcess, last: &Value) -> (BrokerProcess, bool) {
     let setup = broker.setup.clone();
     let item = json!({ "lease": last["lease"], "do": "fail", "error": "poison" });
     let settle = Request::post("/v1/queues/orders/settle", &json!({ "items": [item] }));
@@ -292,14 +292,14 @@ fn is_redriven_once(door: &mut Connection) {
 struct Begun {
     directory: tempfile::TempDir,
     setup: Setup,
-    broker: Broker,
+    broker: BrokerProcess,
     worker: Worker,
 }
 
 impl Begun {
     fn start(partitions: u16) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let setup = Setup::new(directory.path()).partitions(partitions);
+        let setup = broker_in(directory.path()).partitions(partitions);
         let broker = setup.start();
         let mut door = broker.connection();
         let rules = json!({
@@ -337,7 +337,7 @@ impl Begun {
     /// The worker stops in good order, with everything settled that it wants to settle; another
     /// one finds nothing to do, and the message is still parked.
     fn stays_parked(mut self) {
-        rustix::process::kill_process(Pid::from_child(&self.worker.0), Signal::TERM).unwrap();
+        signal(self.worker.0.id(), Signal::TERM);
         until("the worker's end", || self.worker.0.try_wait().unwrap());
         let mut door = self.broker.connection();
         assert_eq!(receive(&mut door, &json!({ "wait_ms": 500 })), Vec::<Value>::new());
@@ -350,10 +350,10 @@ impl Begun {
 on_one_and_on_four!(a15_an_effect_that_has_begun_stays_parked_when_its_worker_stalls_and_wakes);
 fn a15_an_effect_that_has_begun_stays_parked_when_its_worker_stalls_and_wakes(partitions: u16) {
     let begun = Begun::start(partitions);
-    let worker = Pid::from_child(&begun.worker.0);
-    rustix::process::kill_process(worker, Signal::STOP).unwrap();
+    let worker = begun.worker.0.id();
+    signal(worker, Signal::STOP);
     begun.is_parked();
-    rustix::process::kill_process(worker, Signal::CONT).unwrap();
+    signal(worker, Signal::CONT);
     begun.stays_parked();
 }
 
@@ -386,7 +386,7 @@ fn a15_a_worker_says_done_when_the_broker_has_confirmed_it_and_that_the_broker_i
 ) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
-    let setup = Setup::new(path).partitions(partitions);
+    let setup = broker_in(path).partitions(partitions);
     let mut broker = setup.start();
     let mut door = broker.connection();
     put(&mut door, &json!({ "lease_ms": 600_000 }));

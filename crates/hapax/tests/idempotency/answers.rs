@@ -10,12 +10,13 @@ use hapax_wire::proto::State;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt};
 
-use crate::shop::{House, Shop, named, request, request_with};
+use crate::shop::{Shop, builder, open_shop, request, request_with};
+use hapax_testing::TestQueue;
 
 on_each!(what_is_decided_is_remembered_and_what_is_not_is_tried_again);
 async fn what_is_decided_is_remembered_and_what_is_not_is_tried_again(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     for (status, is_remembered) in [
         (200, true),
         (201, true),
@@ -52,13 +53,13 @@ async fn what_is_decided_is_remembered_and_what_is_not_is_tried_again(partitions
 
 on_each!(a_policy_and_a_handler_can_say_otherwise);
 async fn a_policy_and_a_handler_can_say_otherwise(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "http", "{}").await;
     let everything = Policy::new(|_, _| Remember::Keep);
-    let shop = Shop::open(house.builder().policy(everything));
+    let shop = Shop::open(builder(&broker.client).policy(everything));
     shop.ask(request("/status/503", "k")).await;
     assert!(shop.ask(request("/status/503", "k")).await.is_replayed());
 
-    let shop = house.shop();
+    let shop = open_shop(&broker);
     let kept = shop.ask(request("/remember/keep", "keep")).await;
     assert_eq!(kept.status, 500);
     assert!(shop.ask(request("/remember/keep", "keep")).await.is_replayed());
@@ -79,7 +80,7 @@ const LEASE: Duration = Duration::from_secs(3_600);
 
 on_each!(what_is_in_doubt_is_parked_at_once_where_the_queue_parks);
 async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u16) {
-    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
+    let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
     for (number, (path, status, why)) in [
         ("/remember/in-doubt", 200, "its handler answered 200, not knowing what became of it"),
         ("/panic", 500, "its handler panicked"),
@@ -88,16 +89,16 @@ async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u1
     .into_iter()
     .enumerate()
     {
-        let shop = Shop::open(house.builder().lease(LEASE));
+        let shop = Shop::open(builder(&broker.client).lease(LEASE));
         assert_eq!(shop.ask(request(path, "k")).await.status, status, "{path}");
-        let key = house.key(&shop.claim_key()).await;
+        let key = broker.key(&shop.claim_key()).await;
         let why = format!("POST {path}: {why}");
         assert_eq!((key.state(), key.error), (State::Parked, why), "{path}");
         let again = shop.ask(request(path, "k")).await;
         assert_eq!((again.status, again.code().as_str()), (409, "in_doubt"), "{path}");
         assert_eq!(shop.calls(), 1, "{path}");
         assert_eq!(shop.events(Event::Settled(Settlement::InDoubt)), 1, "{path}");
-        assert_eq!(house.stats().await.parked, number as u64 + 1);
+        assert_eq!(broker.stats().await.parked, number as u64 + 1);
     }
 }
 
@@ -106,15 +107,15 @@ async fn a_service_that_fails_without_a_response_leaves_its_key_in_doubt(partiti
     for (config, answer, calls) in
         [(r#"{"on_lost":"park"}"#, Ok(409), 1), (r#"{"on_lost":"redeliver"}"#, Err("gone"), 2)]
     {
-        let house = House::open(partitions, config).await;
+        let broker = TestQueue::open(partitions, "http", config).await;
         let counter = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&counter);
-        let service = house.builder().lease(LEASE).build().unwrap().layer(tower::service_fn(
-            move |_: Request<Body>| {
+        let service = builder(&broker.client).lease(LEASE).build().unwrap().layer(
+            tower::service_fn(move |_: Request<Body>| {
                 counted.fetch_add(1, Ordering::SeqCst);
                 std::future::ready(Err::<Response<Body>, _>("gone"))
-            },
-        ));
+            }),
+        );
         let ask = || service.clone().oneshot(request("/charges", "k"));
         assert_eq!(ask().await.unwrap_err(), "gone", "as the service said");
         let again = ask().await.map(|response| response.status().as_u16());
@@ -124,8 +125,9 @@ async fn a_service_that_fails_without_a_response_leaves_its_key_in_doubt(partiti
 
 on_each!(only_the_headers_that_are_listed_are_remembered);
 async fn only_the_headers_that_are_listed_are_remembered(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().headers(Headers::only(["Location", "Set-Cookie"])));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop =
+        Shop::open(builder(&broker.client).headers(Headers::only(["Location", "Set-Cookie"])));
     shop.ask(request("/charges", "k")).await;
     let again = shop.ask(request("/charges", "k")).await;
     assert_eq!(again.headers["location"], "/charges/1");
@@ -138,8 +140,8 @@ on_each!(a_handler_that_panics_is_an_error_and_frees_its_key_where_the_queue_doe
 async fn a_handler_that_panics_is_an_error_and_frees_its_key_where_the_queue_does_not_park(
     partitions: u16,
 ) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.ask(request("/panic", "k")).await;
     assert_eq!((first.status, first.code().as_str()), (500, "internal"));
     let second = shop.ask(request("/panic", "k")).await;
@@ -148,8 +150,8 @@ async fn a_handler_that_panics_is_an_error_and_frees_its_key_where_the_queue_doe
 
 on_each!(a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else);
 async fn a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let without = |method: &str, path: &str| {
         Request::builder().method(method).uri(path).body(Body::from("x")).unwrap()
     };
@@ -187,8 +189,8 @@ async fn a_key_is_needed_on_a_route_that_requires_it_and_nowhere_else(partitions
 
 on_each!(the_two_forms_of_a_key_are_one_and_what_is_none_is_refused);
 async fn the_two_forms_of_a_key_are_one_and_what_is_none_is_refused(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     shop.ask(request("/charges", "order-42")).await;
     assert!(shop.ask(request("/charges", "\"order-42\"")).await.is_replayed());
     let odd = r#""größe, \"quoted\" \\ and all; x=1""#;
@@ -210,8 +212,8 @@ async fn the_two_forms_of_a_key_are_one_and_what_is_none_is_refused(partitions: 
 
 on_each!(another_request_under_the_same_key_is_a_conflict);
 async fn another_request_under_the_same_key_is_a_conflict(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let base = || {
         let mut request = request("/orders/7/pay?currency=eur", "k");
         request.headers_mut().insert("content-type", "text/plain".parse().unwrap());
@@ -248,8 +250,8 @@ async fn another_request_under_the_same_key_is_a_conflict(partitions: u16) {
 
 on_each!(a_conflict_is_told_while_the_first_is_in_progress_too);
 async fn a_conflict_is_told_while_the_first_is_in_progress_too(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.asking(request_with("/gate", "k", "17 euro"));
     shop.called(1).await;
     let told = shop.ask(request_with("/gate", "k", "18 euro")).await;
@@ -260,8 +262,8 @@ async fn a_conflict_is_told_while_the_first_is_in_progress_too(partitions: u16) 
 
 on_each!(a_key_older_than_what_is_remembered_is_refused);
 async fn a_key_older_than_what_is_remembered_is_refused(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     // February 2022, as a UUIDv7 and as a ULID.
     for old in ["017f22e2-79b0-7cc3-98c4-dc0c0c07398f", "01FWHE4YDGFK1SHH6W1G60EECF"] {
         let told = shop.ask(request("/charges", old)).await;
@@ -272,10 +274,11 @@ async fn a_key_older_than_what_is_remembered_is_refused(partitions: u16) {
 
 on_each!(a_stored_response_is_the_result_of_its_claim);
 async fn a_stored_response_is_the_result_of_its_claim(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     shop.ask(request("/status/200", "k")).await;
-    let key = house.admin.key(named(&shop.claim_key()), std::time::Duration::ZERO).await.unwrap();
+    let key =
+        broker.admin.key(broker.named(&shop.claim_key()), std::time::Duration::ZERO).await.unwrap();
     let result = key.result.unwrap();
     assert_eq!(result.content_type, "application/vnd.hapax.http-response");
     let bytes = b"\x01\x00\x00\xc8\x01\x0ccontent-type\x19text/plain; charset=utf-81";

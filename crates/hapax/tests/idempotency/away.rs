@@ -5,7 +5,8 @@ use std::time::Duration;
 use hapax_client::Client;
 use hapax_idempotency::{Event, OnUnavailable, Outcome};
 
-use crate::shop::{House, LONG, Shop, in_time, request};
+use crate::shop::{Shop, builder, request};
+use hapax_testing::{PATIENCE, TestQueue, in_time};
 
 /// For a broker that is not there at all.
 const SHORT: Duration = Duration::from_millis(300);
@@ -16,10 +17,9 @@ fn nowhere() -> Client {
     Client::connect("http://127.0.0.1:1").unwrap()
 }
 
-on_each!(without_a_broker_nothing_is_done_that_could_not_be_remembered);
-async fn without_a_broker_nothing_is_done_that_could_not_be_remembered(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder_with(nowhere()).broker_timeout(SHORT));
+#[tokio::test]
+async fn without_a_broker_nothing_is_done_that_could_not_be_remembered() {
+    let shop = Shop::open(builder(&nowhere()).broker_timeout(SHORT));
     let told = shop.ask(request("/charges", "k")).await;
     assert_eq!((told.status, told.code().as_str(), shop.calls()), (503, "unavailable", 0));
     assert!(told.headers.contains_key("retry-after"));
@@ -28,10 +28,9 @@ async fn without_a_broker_nothing_is_done_that_could_not_be_remembered(partition
     assert_eq!((unlisted.status, shop.calls()), (201, 1), "what is not protected goes on");
 }
 
-on_each!(without_a_broker_requests_are_passed_on_where_that_was_chosen);
-async fn without_a_broker_requests_are_passed_on_where_that_was_chosen(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let open = house.builder_with(nowhere()).on_unavailable(OnUnavailable::Open);
+#[tokio::test]
+async fn without_a_broker_requests_are_passed_on_where_that_was_chosen() {
+    let open = builder(&nowhere()).on_unavailable(OnUnavailable::Open);
     let shop = Shop::open(open.broker_timeout(SHORT));
     assert_eq!(shop.ask(request("/panic", "k")).await.code(), "internal");
     for call in 2..=3 {
@@ -45,10 +44,10 @@ async fn without_a_broker_requests_are_passed_on_where_that_was_chosen(partition
 
 on_each!(a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case);
 async fn a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    house.admin.delete_queue("http").await.unwrap();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    broker.admin.delete_queue("http").await.unwrap();
     for on_unavailable in [OnUnavailable::Close, OnUnavailable::Open] {
-        let shop = Shop::open(house.builder().on_unavailable(on_unavailable));
+        let shop = Shop::open(builder(&broker.client).on_unavailable(on_unavailable));
         let told = shop.ask(request("/charges", "k")).await;
         assert_eq!((told.status, told.code().as_str(), shop.calls()), (500, "internal", 0));
         assert_eq!(told.outcome, Some(Outcome::Misconfigured));
@@ -57,17 +56,17 @@ async fn a_queue_that_is_missing_is_a_fault_of_the_service_in_either_case(partit
 
 on_each!(a_response_is_stored_when_the_broker_is_back_and_replayed_then);
 async fn a_response_is_stored_when_the_broker_is_back_and_replayed_then(partitions: u16) {
-    let mut house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().broker_timeout(ENOUGH));
+    let mut broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).broker_timeout(ENOUGH));
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
-    house.stop().await;
+    broker.stop().await;
     shop.counter.gate.add_permits(1);
     let first = in_time(first).await.unwrap();
     assert_eq!((first.status, first.code().as_str()), (503, "unavailable"));
     assert_eq!(shop.idempotency.running(), 1, "it is still being stored");
-    house.start_again().await;
-    assert!(shop.idempotency.drained(LONG).await);
+    broker.start_again().await;
+    assert!(shop.idempotency.drained(PATIENCE).await);
     let again = shop.ask(request("/gate", "k")).await;
     assert!(again.is_replayed());
     assert_eq!((again.status, &again.body[..], shop.calls()), (200, &b"receipt 1"[..], 1));
@@ -75,12 +74,12 @@ async fn a_response_is_stored_when_the_broker_is_back_and_replayed_then(partitio
 
 on_each!(a_response_that_cannot_be_stored_is_given_where_failing_open_was_chosen);
 async fn a_response_that_cannot_be_stored_is_given_where_failing_open_was_chosen(partitions: u16) {
-    let mut house = House::open(partitions, "{}").await;
-    let builder = house.builder().broker_timeout(ENOUGH);
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let builder = builder(&broker.client).broker_timeout(ENOUGH);
     let shop = Shop::open(builder.on_unavailable(OnUnavailable::Open));
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
-    house.stop().await;
+    broker.stop().await;
     shop.counter.gate.add_permits(1);
     let first = in_time(first).await.unwrap();
     assert_eq!((first.status, &first.body[..]), (200, &b"receipt 1"[..]));

@@ -8,16 +8,16 @@ use hapax_idempotency::Outcome;
 use hapax_wire::proto::{ResolveRetry, State, resolve_request::Resolution};
 use tokio::task::JoinHandle;
 
-use crate::shop::{House, LONG, Shop, Told, in_time, named, request};
-use crate::wire::Wire;
+use crate::shop::{Shop, Told, builder, open_shop, request};
+use hapax_testing::{Link, PATIENCE, TestQueue, in_time};
 
 /// Enough for a broker that answers, on a busy machine.
 const ENOUGH: Duration = Duration::from_secs(4);
 
 /// A request whose begin is recorded by the broker, and whose answer stands still on its way.
 struct Unanswered {
-    house: House,
-    wire: Wire,
+    broker: TestQueue,
+    link: Link,
     shop: Shop,
     claim_key: String,
     asking: JoinHandle<Told>,
@@ -25,27 +25,27 @@ struct Unanswered {
 
 impl Unanswered {
     async fn start(partitions: u16, lease: Duration, broker_timeout: Duration) -> Self {
-        let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
-        let wire = Wire::to(&house.address.to_string()).await;
-        let client = Client::connect(&wire.url).unwrap();
-        let builder = house.builder_with(client).lease(lease).broker_timeout(broker_timeout);
+        let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
+        let link = broker.link().await;
+        let client = Client::connect(&link.url).unwrap();
+        let builder = builder(&client).lease(lease).broker_timeout(broker_timeout);
         let shop = Shop::open(builder);
-        wire.hold_answers();
+        link.hold_answers();
         let asking = shop.asking(request("/status/200", "k"));
         let looking = async {
             loop {
                 // What was said before the look is no answer to a begin that the look does not see.
-                let said = wire.said();
-                if let Some(claim_key) = begun(&house).await {
+                let said = link.answers();
+                if let Some(claim_key) = begun(&broker).await {
                     return claim_key;
                 }
-                wire.pass(said);
+                link.pass_answers(said);
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
         let claim_key = in_time(looking).await;
         assert_eq!(shop.calls(), 0, "nobody was told that it may begin");
-        Self { house, wire, shop, claim_key, asking }
+        Self { broker, link, shop, claim_key, asking }
     }
 
     /// What the client was told, who waited.
@@ -59,21 +59,22 @@ impl Unanswered {
 }
 
 /// The key of the one claim there is, when it has begun.
-async fn begun(house: &House) -> Option<String> {
-    let leased = house.admin.browse("http", State::Leased, 1, "").await.unwrap();
+async fn begun(broker: &TestQueue) -> Option<String> {
+    let leased = broker.admin.browse("http", State::Leased, 1, "").await.unwrap();
     let claim_key = leased.messages.into_iter().next()?.key;
-    let key = house.key(&claim_key).await;
+    let key = broker.key(&claim_key).await;
     key.history.iter().any(|event| event.event == "begun").then_some(claim_key)
 }
 
 on_each!(a_begin_whose_answer_is_lost_with_its_connection_is_asked_for_again);
 async fn a_begin_whose_answer_is_lost_with_its_connection_is_asked_for_again(partitions: u16) {
-    let Unanswered { house, wire, shop, asking, .. } =
-        Unanswered::start(partitions, LONG, LONG).await;
-    wire.cut();
+    let Unanswered { broker, link, shop, asking, .. } =
+        Unanswered::start(partitions, PATIENCE, PATIENCE).await;
+    link.cut();
+    link.restore();
     let told = in_time(asking).await.unwrap();
     assert_eq!((told.status, told.is_replayed(), shop.calls()), (200, false, 1));
-    assert!(house.shop().ask(request("/status/200", "k")).await.is_replayed());
+    assert!(open_shop(&broker).ask(request("/status/200", "k")).await.is_replayed());
 }
 
 on_each!(a_key_is_given_back_when_its_begin_is_not_answered_in_time);
@@ -82,10 +83,11 @@ async fn a_key_is_given_back_when_its_begin_is_not_answered_in_time(partitions: 
     let lease = Duration::from_secs(3_600);
     let mut unanswered = Unanswered::start(partitions, lease, ENOUGH).await;
     unanswered.told().await;
-    let Unanswered { house, wire, shop, .. } = unanswered;
-    wire.cut();
-    assert!(shop.idempotency.drained(LONG).await, "the broker can be reached again");
-    assert_eq!((house.stats().await.leased, house.stats().await.parked), (0, 0));
+    let Unanswered { broker, link, shop, .. } = unanswered;
+    link.cut();
+    link.restore();
+    assert!(shop.idempotency.drained(PATIENCE).await, "the broker can be reached again");
+    assert_eq!((broker.stats().await.leased, broker.stats().await.parked), (0, 0));
     let told = shop.ask(request("/status/200", "k")).await;
     assert_eq!((told.status, told.is_replayed(), shop.calls()), (200, false, 1));
 }
@@ -96,17 +98,17 @@ async fn a_begun_key_is_in_doubt_when_the_broker_is_away_for_longer_than_its_lea
 ) {
     let lease = Duration::from_secs(2);
     let mut unanswered = Unanswered::start(partitions, lease, ENOUGH).await;
-    unanswered.wire.go_away();
+    unanswered.link.disconnect();
     unanswered.told().await;
-    let Unanswered { house, wire, shop, claim_key, .. } = unanswered;
-    let parked = house.admin.key(named(&claim_key), LONG).await.unwrap();
+    let Unanswered { broker, link, shop, claim_key, .. } = unanswered;
+    let parked = broker.admin.key(broker.named(&claim_key), PATIENCE).await.unwrap();
     assert_eq!(parked.state(), State::Parked, "nobody could tell that nothing was done");
-    wire.come_back();
-    assert!(shop.idempotency.drained(LONG).await);
+    link.restore();
+    assert!(shop.idempotency.drained(PATIENCE).await);
     let told = shop.ask(request("/status/200", "k")).await;
     assert_eq!((told.status, told.code().as_str(), shop.calls()), (409, "in_doubt", 0));
     let retry = Resolution::Retry(ResolveRetry {});
-    house.admin.resolve_key(named(&claim_key), retry).await.unwrap();
+    broker.admin.resolve_key(broker.named(&claim_key), retry).await.unwrap();
     let told = shop.ask(request("/status/200", "k")).await;
     assert_eq!((told.status, told.is_replayed(), shop.calls()), (200, false, 1));
 }

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::shop::{House, in_time};
+use hapax_testing::{TestQueue, in_time};
 
 #[expect(dead_code, reason = "its main is not called here")]
 #[path = "../../../idempotency/examples/charges.rs"]
@@ -36,10 +36,10 @@ fn charge(account: &str, key: &str, cents: &'static str) -> Request<Body> {
 
 on_each!(the_charges_of_the_guide_are_charged_once);
 async fn the_charges_of_the_guide_are_charged_once(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    house.admin.put_queue("charges", "{}", None).await.unwrap();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    broker.admin.put_queue("charges", "{}", None).await.unwrap();
     let bank = charges::Bank::default();
-    let app = charges::app(bank.clone(), &charges::idempotency(&house.client).unwrap());
+    let app = charges::app(bank.clone(), &charges::idempotency(&broker.client).unwrap());
     let first = ask(&app, charge("ada", "order-42", "1700")).await;
     assert_eq!(first, (201, false, "charged 1700 cents\n".to_owned()));
     let again = ask(&app, charge("ada", "order-42", "1700")).await;
@@ -67,11 +67,11 @@ fn verdict(body: &str) -> Value {
 
 on_each!(an_event_is_applied_once_and_only_if_it_is_newer);
 async fn an_event_is_applied_once_and_only_if_it_is_newer(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    house.admin.put_queue("webhooks", "{}", None).await.unwrap();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    broker.admin.put_queue("webhooks", "{}", None).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
     let receiver = Arc::new(webhooks::Receiver::new(directory.path()).unwrap());
-    let layer = webhooks::idempotency(&house.client).unwrap();
+    let layer = webhooks::idempotency(&broker.client).unwrap();
     let app = webhooks::app(Arc::clone(&receiver), &layer);
     let told = || receiver.told.lock().unwrap().len();
 
@@ -99,10 +99,10 @@ async fn an_event_is_applied_once_and_only_if_it_is_newer(partitions: u16) {
 
 on_each!(a_receiver_that_dies_after_applying_an_event_goes_on_from_there);
 async fn a_receiver_that_dies_after_applying_an_event_goes_on_from_there(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    house.admin.put_queue("webhooks", "{}", None).await.unwrap();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    broker.admin.put_queue("webhooks", "{}", None).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
-    let address = house.client.address().to_owned();
+    let address = broker.client.address().to_owned();
     let path = directory.path().to_owned();
     let died = std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -128,7 +128,7 @@ async fn a_receiver_that_dies_after_applying_an_event_goes_on_from_there(partiti
     tokio::task::spawn_blocking(move || died.join().unwrap()).await.unwrap();
 
     let receiver = Arc::new(webhooks::Receiver::new(directory.path()).unwrap());
-    let layer = webhooks::idempotency(&house.client).unwrap();
+    let layer = webhooks::idempotency(&broker.client).unwrap();
     let app = webhooks::app(Arc::clone(&receiver), &layer);
     let mut again = event("bank", "evt_1", 1, "paid");
     again.headers_mut().insert("prefer", "wait=30".parse().unwrap());

@@ -7,8 +7,7 @@
 )]
 
 #[macro_use]
-#[path = "../client/on_each.rs"]
-mod on_each;
+extern crate hapax_testing;
 
 mod answers;
 mod away;
@@ -18,6 +17,3 @@ mod once;
 mod scopes;
 mod shop;
 mod sizes;
-#[path = "../proxy/wire.rs"]
-#[expect(dead_code, reason = "the tests of the proxy need more of it")]
-mod wire;

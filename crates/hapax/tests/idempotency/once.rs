@@ -5,13 +5,14 @@ use std::time::Duration;
 use hapax_idempotency::{Event, Outcome, Settlement};
 use hapax_wire::proto::State;
 
-use crate::shop::{BINARY, House, LONG, Shop, in_time, named, patient, request};
+use crate::shop::{BINARY, Shop, builder, lose_everything, open_shop, patient, request};
+use hapax_testing::{PATIENCE, TestQueue, in_time};
 
 on_each!(many_identical_requests_at_once_are_one_call);
 async fn many_identical_requests_at_once_are_one_call(partitions: u16) {
     const COUNT: usize = 32;
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let asking: Vec<_> = (0..COUNT).map(|_| shop.asking(patient("/charges", "k"))).collect();
     let mut replayed = 0;
     for told in asking {
@@ -24,8 +25,8 @@ async fn many_identical_requests_at_once_are_one_call(partitions: u16) {
 
 on_each!(a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates);
 async fn a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.ask(request("/charges", "k")).await;
     assert_eq!((first.status, first.outcome), (201, Some(Outcome::Fresh)));
     assert!(!first.is_replayed());
@@ -33,7 +34,7 @@ async fn a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates(
     assert!(first.headers.contains_key("date"));
 
     // Another process of the same service has nothing but the broker's memory.
-    let second = house.shop().ask(request("/charges", "k")).await;
+    let second = open_shop(&broker).ask(request("/charges", "k")).await;
     assert!(second.is_replayed());
     assert_eq!(second.outcome, Some(Outcome::Replayed));
     assert_eq!((second.status, &second.body), (first.status, &first.body));
@@ -53,8 +54,8 @@ async fn a_replay_is_the_first_response_byte_for_byte_without_cookies_and_dates(
 
 on_each!(a_retry_that_comes_too_early_is_told_so_or_waits);
 async fn a_retry_that_comes_too_early_is_told_so_or_waits(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
     let early = shop.ask(request("/gate", "k")).await;
@@ -79,15 +80,15 @@ async fn a_retry_that_comes_too_early_is_told_so_or_waits(partitions: u16) {
 
 on_each!(a_client_that_hangs_up_leaves_its_work_recorded);
 async fn a_client_that_hangs_up_leaves_its_work_recorded(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled(), "nobody waits any more");
     assert_eq!(shop.idempotency.running(), 1, "but the work goes on");
     shop.counter.gate.add_permits(1);
-    assert!(shop.idempotency.drained(LONG).await);
+    assert!(shop.idempotency.drained(PATIENCE).await);
     let again = shop.ask(request("/gate", "k")).await;
     assert!(again.is_replayed());
     assert_eq!((&again.body[..], shop.calls()), (&b"receipt 1"[..], 1));
@@ -95,15 +96,15 @@ async fn a_client_that_hangs_up_leaves_its_work_recorded(partitions: u16) {
 
 on_each!(a_handler_may_take_longer_than_the_lease);
 async fn a_handler_may_take_longer_than_the_lease(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().lease(Duration::from_secs(2)));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).lease(Duration::from_secs(2)));
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
     let claim_key = shop.claim_key();
     let mut deadlines = std::collections::BTreeSet::new();
     let extended = async {
         while deadlines.len() < 4 {
-            deadlines.extend(house.key(&claim_key).await.deadline_ms);
+            deadlines.extend(broker.key(&claim_key).await.deadline_ms);
             tokio::task::yield_now().await;
         }
     };
@@ -115,8 +116,8 @@ async fn a_handler_may_take_longer_than_the_lease(partitions: u16) {
 }
 
 /// The service dies between its claim and its completion: all that it ran on is gone.
-async fn crash(house: &House, lease: Duration) -> String {
-    let address = house.client.address().to_owned();
+async fn crash(broker: &TestQueue, lease: Duration) -> String {
+    let address = broker.client.address().to_owned();
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let died = std::thread::spawn(move || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -140,9 +141,9 @@ on_each!(a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_befo
 async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_before(
     partitions: u16,
 ) {
-    let house = House::open(partitions, "{}").await;
-    let claim_key = crash(&house, Duration::from_secs(8)).await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let claim_key = crash(&broker, Duration::from_secs(8)).await;
+    let shop = open_shop(&broker);
     let early = shop.ask(request("/twice", "k")).await;
     assert_eq!((early.status, early.code().as_str(), shop.calls()), (409, "in_flight", 0));
     shop.counter.gate.add_permits(1);
@@ -153,11 +154,11 @@ async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_befo
 
 on_each!(a_service_that_dies_is_not_called_again_where_the_queue_parks);
 async fn a_service_that_dies_is_not_called_again_where_the_queue_parks(partitions: u16) {
-    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
-    let claim_key = crash(&house, Duration::from_millis(500)).await;
-    let parked = house.admin.key(named(&claim_key), LONG).await.unwrap();
+    let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
+    let claim_key = crash(&broker, Duration::from_millis(500)).await;
+    let parked = broker.admin.key(broker.named(&claim_key), PATIENCE).await.unwrap();
     assert_eq!(parked.state(), State::Parked);
-    let shop = house.shop();
+    let shop = open_shop(&broker);
     let told = shop.ask(patient("/twice", "k")).await;
     assert_eq!((told.status, told.code().as_str(), shop.calls()), (409, "in_doubt", 0));
     let document: serde_json::Value = serde_json::from_slice(&told.body).unwrap();
@@ -170,7 +171,7 @@ async fn a_service_that_dies_is_not_called_again_where_the_queue_parks(partition
     };
     let done = hapax_wire::proto::ResolveDone { result: Some(result) };
     let done = hapax_wire::proto::resolve_request::Resolution::Done(done);
-    house.admin.resolve_key(named(&claim_key), done).await.unwrap();
+    broker.admin.resolve_key(broker.named(&claim_key), done).await.unwrap();
     let told = shop.ask(request("/twice", "k")).await;
     assert!(told.is_replayed());
     assert_eq!((told.status, &told.body[..]), (200, &br#"{"charged":17}"#[..]));
@@ -183,29 +184,29 @@ on_each!(a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_th
 async fn a_claim_that_was_not_begun_is_free_when_its_lease_is_over_also_where_the_queue_parks(
     partitions: u16,
 ) {
-    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
+    let shop = open_shop(&broker);
     // Its key is released; now it is known.
     assert_eq!(shop.ask(request("/status/500", "k")).await.status, 500);
     let claim_key = shop.claim_key();
-    let http = house.client.queue("http");
+    let http = broker.client.queue("http");
     let claim = http.claim(&claim_key).lease(Duration::from_millis(500)).take().await.unwrap();
     assert!(matches!(claim, hapax_client::Claim::Fresh(_)), "{claim:?}");
     drop(claim);
-    let ended = house.admin.key(named(&claim_key), LONG).await.map(|key| key.state());
+    let ended = broker.admin.key(broker.named(&claim_key), PATIENCE).await.map(|key| key.state());
     assert_ne!(ended.ok(), Some(State::Parked));
-    assert_eq!(house.stats().await.parked, 0);
+    assert_eq!(broker.stats().await.parked, 0);
     let told = shop.ask(request("/status/500", "k")).await;
     assert_eq!((told.status, shop.calls()), (500, 2), "it is a first request");
 }
 
 on_each!(a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored);
 async fn a_completion_that_lost_its_lease_gives_way_to_the_one_that_was_stored(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.asking(request("/twice", "k"));
     shop.called(1).await;
-    house.lose_everything().await;
+    lose_everything(&broker).await;
     let second = shop.ask(request("/twice", "k")).await;
     assert_eq!(&second.body[..], b"receipt 2");
     shop.counter.gate.add_permits(1);
@@ -221,12 +222,12 @@ on_each!(a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progr
 async fn a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progress(
     partitions: u16,
 ) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
-    house.lose_everything().await;
-    let other = house.shop();
+    lose_everything(&broker).await;
+    let other = open_shop(&broker);
     let second = other.asking(request("/gate", "k"));
     other.called(1).await;
     shop.counter.gate.add_permits(1);
@@ -240,11 +241,11 @@ async fn a_completion_that_lost_its_lease_is_discarded_while_another_is_in_progr
 
 on_each!(a_late_completion_is_stored_where_nobody_has_the_key);
 async fn a_late_completion_is_stored_where_nobody_has_the_key(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
-    house.lose_everything().await;
+    lose_everything(&broker).await;
     shop.counter.gate.add_permits(1);
     let first = first.await.unwrap();
     assert_eq!((first.status, first.is_replayed()), (200, false));
@@ -255,8 +256,8 @@ async fn a_late_completion_is_stored_where_nobody_has_the_key(partitions: u16) {
 
 on_each!(the_next_attempt_goes_on_from_what_was_saved);
 async fn the_next_attempt_goes_on_from_what_was_saved(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = open_shop(&broker);
     let first = shop.ask(request("/resumed", "k")).await;
     assert_eq!((first.status, first.is_replayed()), (500, false));
     let second = shop.ask(request("/resumed", "k")).await;

@@ -3,7 +3,8 @@
 use axum::body::Body;
 use http::Request;
 
-use crate::shop::{House, Shop, request};
+use crate::shop::{Shop, builder, request};
+use hapax_testing::TestQueue;
 
 fn of(account: &str, key: &str) -> Request<Body> {
     let mut request = request("/charges", key);
@@ -13,8 +14,8 @@ fn of(account: &str, key: &str) -> Request<Body> {
 
 on_each!(keys_of_different_tenants_do_not_meet);
 async fn keys_of_different_tenants_do_not_meet(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().tenant(|request| {
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).tenant(|request| {
         let account = request.headers.get("x-account")?;
         Some(account.to_str().ok()?.to_owned())
     }));
@@ -36,8 +37,8 @@ async fn keys_of_different_tenants_do_not_meet(partitions: u16) {
 
 on_each!(a_key_counts_for_its_route_and_its_method_alone);
 async fn a_key_counts_for_its_route_and_its_method_alone(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let builder = || house.builder().required("PUT,PATCH /unlisted");
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let builder = || builder(&broker.client).required("PUT,PATCH /unlisted");
     let shop = Shop::open(builder());
     shop.ask(request("/charges", "k")).await;
     shop.ask(request("/gate/../orders/7/pay", "k")).await;

@@ -1,10 +1,7 @@
-//! A broker, and a service on it that counts how often it is called.
+//! A service before a broker, that counts how often it is called.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -12,116 +9,42 @@ use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::routing::{any, post};
 use axum::{Extension, Router};
 use bytes::Bytes;
-use hapax_client::{Admin, Client};
+use hapax_client::Client;
 use hapax_idempotency::{Builder, Event, Idempotency, Operation, Outcome, Remember};
-use hapax_server::Broker;
-use hapax_server::options::{Auth, Options};
-use hapax_wire::proto;
+use hapax_testing::{TestQueue, in_time};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
-use tempfile::TempDir;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
-/// Longer than anything takes here.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// Every byte, so that text would not survive it.
 pub(crate) const BINARY: [u8; 6] = [0x00, 0xff, 0x80, b'\r', b'\n', 0xc3];
 
-pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, future).await.expect("it takes far too long")
+/// A layer on the queue `http` of this client's broker.
+pub(crate) fn builder(client: &Client) -> Builder {
+    Idempotency::builder(client.queue("http"))
+        .required("POST /charges")
+        .required("POST /orders/{order}/pay")
+        .required("POST /gate")
+        .required("POST /twice")
+        .required("POST /status/{status}")
+        .required("POST /remember/{how}")
+        .required("POST /panic")
+        .required("POST /large/{bytes}")
+        .required("POST /broken")
+        .required("POST /resumed")
+        .optional("PUT /optional")
 }
 
-/// A broker with the queue `http`, which can be stopped and started again.
-pub(crate) struct House {
-    pub(crate) client: Client,
-    pub(crate) admin: Admin,
-    pub(crate) address: SocketAddr,
-    directory: TempDir,
-    partitions: u16,
-    running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+pub(crate) fn open_shop(broker: &TestQueue) -> Shop {
+    Shop::open(builder(&broker.client))
 }
 
-impl House {
-    pub(crate) async fn open(partitions: u16, config_json: &str) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let port = "127.0.0.1:0".parse().unwrap();
-        let (address, running) = start(directory.path().join("data"), port, partitions).await;
-        let client = Client::connect(&format!("http://{address}")).unwrap();
-        let admin = Admin::new(client.clone());
-        admin.put_queue("http", config_json, None).await.unwrap();
-        Self { client, admin, address, directory, partitions, running: Some(running) }
-    }
-
-    pub(crate) async fn stop(&mut self) {
-        let (stop, running) = self.running.take().unwrap();
-        let _ = stop.send(());
-        in_time(running).await.unwrap();
-    }
-
-    /// On the same port and data.
-    pub(crate) async fn start_again(&mut self) {
-        let data = self.directory.path().join("data");
-        let (_, running) = start(data, self.address, self.partitions).await;
-        self.running = Some(running);
-    }
-
-    pub(crate) fn builder(&self) -> Builder {
-        self.builder_with(self.client.clone())
-    }
-
-    pub(crate) fn builder_with(&self, client: Client) -> Builder {
-        Idempotency::builder(client.queue("http"))
-            .required("POST /charges")
-            .required("POST /orders/{order}/pay")
-            .required("POST /gate")
-            .required("POST /twice")
-            .required("POST /status/{status}")
-            .required("POST /remember/{how}")
-            .required("POST /panic")
-            .required("POST /large/{bytes}")
-            .required("POST /broken")
-            .required("POST /resumed")
-            .optional("PUT /optional")
-    }
-
-    pub(crate) fn shop(&self) -> Shop {
-        Shop::open(self.builder())
-    }
-
-    pub(crate) async fn key(&self, claim_key: &str) -> proto::Key {
-        self.admin.key(named(claim_key), Duration::ZERO).await.unwrap()
-    }
-
-    pub(crate) async fn stats(&self) -> proto::QueueStats {
-        self.admin.queue("http").await.unwrap().stats.unwrap()
-    }
-
-    /// Ends every lease there is, without a word to those who hold them.
-    pub(crate) async fn lose_everything(&self) {
-        self.admin.delete_queue("http").await.unwrap();
-        self.admin.put_queue("http", "{}", None).await.unwrap();
-    }
-}
-
-pub(crate) fn named(claim_key: &str) -> proto::KeyRequest {
-    let (queue, key) = ("http".to_owned(), claim_key.to_owned());
-    proto::KeyRequest { queue, key, group: String::new() }
-}
-
-async fn start(
-    data: PathBuf,
-    listen: SocketAddr,
-    partitions: u16,
-) -> (SocketAddr, (oneshot::Sender<()>, JoinHandle<()>)) {
-    let options = Options { listen, data, partitions, auth: Auth::Off, ..Options::default() };
-    let broker = Broker::start(&options, None).await.unwrap();
-    let address = broker.address();
-    let (stop, stopped) = oneshot::channel();
-    let until = async { drop(stopped.await) };
-    let running = tokio::spawn(async move { broker.run(until).await.unwrap() });
-    (address, (stop, running))
+/// Ends every lease there is, without a word to those who hold them.
+pub(crate) async fn lose_everything(broker: &TestQueue) {
+    broker.admin.delete_queue("http").await.unwrap();
+    broker.admin.put_queue("http", "{}", None).await.unwrap();
 }
 
 /// A service that counts how often it is called.

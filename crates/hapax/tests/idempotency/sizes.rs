@@ -5,12 +5,13 @@ use bytes::Bytes;
 use hapax_idempotency::{Event, Outcome, Settlement};
 use http::Request;
 
-use crate::shop::{House, Shop, request};
+use crate::shop::{Shop, builder, open_shop, request};
+use hapax_testing::{PATIENCE, TestQueue};
 
 on_each!(a_request_that_is_too_large_is_refused_before_anything_is_done);
 async fn a_request_that_is_too_large_is_refused_before_anything_is_done(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().request_max(10));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).request_max(10));
     let of =
         |body: Body| Request::post("/charges").header("idempotency-key", "k").body(body).unwrap();
     let announced = of(Body::from("eleven byte"));
@@ -23,14 +24,14 @@ async fn a_request_that_is_too_large_is_refused_before_anything_is_done(partitio
         assert_eq!((told.status, told.code().as_str()), (413, "too_large"));
     }
     assert_eq!(shop.calls(), 0);
-    assert_eq!(house.stats().await.keys, 0, "no key was taken");
+    assert_eq!(broker.stats().await.keys, 0, "no key was taken");
     assert_eq!(shop.ask(of(Body::from("ten bytes!"))).await.status, 201);
 }
 
 on_each!(a_request_beyond_the_bound_of_those_under_way_is_refused);
 async fn a_request_beyond_the_bound_of_those_under_way_is_refused(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().operations_max(2));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).operations_max(2));
     let first = shop.asking(request("/gate", "a"));
     let gone = shop.asking(request("/gate", "b"));
     shop.called(2).await;
@@ -41,15 +42,15 @@ async fn a_request_beyond_the_bound_of_those_under_way_is_refused(partitions: u1
     assert_eq!(shop.ask(request("/unlisted", "c")).await.status, 201, "they stand in no way");
     shop.counter.gate.add_permits(2);
     assert_eq!(first.await.unwrap().status, 200);
-    assert!(shop.idempotency.drained(crate::shop::LONG).await);
+    assert!(shop.idempotency.drained(PATIENCE).await);
     assert_eq!(shop.ask(request("/charges", "c")).await.status, 201);
 }
 
 on_each!(slow_uploads_keep_no_other_request_out);
 async fn slow_uploads_keep_no_other_request_out(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "http", "{}").await;
     // Room for one body of 16 KiB beyond what each has for itself.
-    let builder = house.builder().operations_max(1).uploads_max(0);
+    let builder = builder(&broker.client).operations_max(1).uploads_max(0);
     let shop = Shop::open(builder.request_max(32 << 10));
     let slow = |bytes: usize, key: &str| {
         let first = futures_util::stream::iter([Ok::<_, std::io::Error>(vec![b'x'; bytes].into())]);
@@ -67,7 +68,7 @@ async fn slow_uploads_keep_no_other_request_out(partitions: u16) {
     assert_eq!(shop.ask(whole(10, "a")).await.status, 201, "they have no place yet");
     assert_eq!(shop.ask(whole(32 << 10, "b")).await.status, 201, "nor take they room");
     let large = shop.asking(slow((32 << 10) - 1, "large"));
-    let refused = crate::shop::in_time(async {
+    let refused = hapax_testing::in_time(async {
         loop {
             let told = shop.ask(whole(32 << 10, "c")).await;
             if told.status == 503 {
@@ -90,8 +91,9 @@ async fn slow_uploads_keep_no_other_request_out(partitions: u16) {
 
 on_each!(a_request_that_breaks_off_or_does_not_end_is_refused);
 async fn a_request_that_breaks_off_or_does_not_end_is_refused(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().request_timeout(std::time::Duration::from_secs(1)));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop =
+        Shop::open(builder(&broker.client).request_timeout(std::time::Duration::from_secs(1)));
     let of =
         |body: Body| Request::post("/charges").header("idempotency-key", "k").body(body).unwrap();
     let broken = [Ok(Bytes::from("half")), Err(std::io::Error::other("gone"))];
@@ -108,8 +110,8 @@ on_each!(a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_
 async fn a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_effect(
     partitions: u16,
 ) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().response_max(1_000));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).response_max(1_000));
     let fits = shop.ask(request("/large/1000", "k")).await;
     assert_eq!(fits.body.len(), 1_000);
     assert_eq!(shop.ask(request("/large/1000", "k")).await.body, fits.body);
@@ -127,8 +129,8 @@ async fn a_response_that_is_too_large_is_given_once_and_never_leads_to_a_second_
 
 on_each!(a_response_larger_than_any_frame_is_given_once_and_not_kept);
 async fn a_response_larger_than_any_frame_is_given_once_and_not_kept(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    let shop = Shop::open(house.builder().response_max(100 << 20));
+    let broker = TestQueue::open(partitions, "http", "{}").await;
+    let shop = Shop::open(builder(&broker.client).response_max(100 << 20));
     for (call, mebibytes) in [(1, 17), (2, 33), (3, 65)] {
         let path = format!("/large/{}", mebibytes << 20);
         let first = shop.ask(request(&path, &path)).await;
@@ -141,8 +143,8 @@ async fn a_response_larger_than_any_frame_is_given_once_and_not_kept(partitions:
 
 on_each!(a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothing);
 async fn a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothing(partitions: u16) {
-    let house = House::open(partitions, r#"{"max_body_bytes":500}"#).await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", r#"{"max_body_bytes":500}"#).await;
+    let shop = open_shop(&broker);
     let (_, wrong) = shop.idempotency.check_queue().await.unwrap();
     assert!(wrong[0].contains("max_body_bytes"), "{wrong:?}");
     let first = shop.ask(request("/large/600", "k")).await;
@@ -153,8 +155,8 @@ async fn a_queue_that_takes_less_than_the_layer_keeps_is_told_and_forgets_nothin
 
 on_each!(a_response_that_breaks_off_leaves_its_key_in_doubt);
 async fn a_response_that_breaks_off_leaves_its_key_in_doubt(partitions: u16) {
-    let house = House::open(partitions, r#"{"on_lost":"park"}"#).await;
-    let shop = house.shop();
+    let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
+    let shop = open_shop(&broker);
     let first = shop.ask(request("/broken", "k")).await;
     assert_eq!((first.status, first.code().as_str()), (500, "in_doubt"));
     let again = shop.ask(request("/broken", "k")).await;

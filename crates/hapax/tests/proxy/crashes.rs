@@ -5,20 +5,20 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::process::{Broker, Proxy, ask, patient, request, until};
+use crate::process::{Proxy, ask, ok, patient, request, start_broker};
 use crate::upstream::Upstream;
-use crate::wire::Wire;
+use hapax_testing::{BrokerProcess, Link, Signal, eventually, suspend};
 
 /// A proxy that is killed when the upstream has answered and nobody was told.
-async fn killed_after_the_answer(broker: &Broker, upstream: &Upstream, in_doubt: &str) {
-    let wire = Wire::to(&broker.address).await;
+async fn killed_after_the_answer(broker: &BrokerProcess, upstream: &Upstream, in_doubt: &str) {
+    let link = Link::to(broker.setup.address).await;
     let more = ["--lease", "1s", "--in-doubt", in_doubt];
-    let mut proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let mut proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     let asking = proxy.asking(request("/gate", "k"));
     upstream.called(1).await;
-    wire.swallow();
+    link.lose_requests();
     upstream.open(1);
-    until("the answer to reach the proxy", async || {
+    eventually("the answer to reach the proxy", async || {
         let series = "hapax_proxy_upstream_requests_total{ended=\"2xx\"}";
         (proxy.metric(series).await == 1).then_some(())
     })
@@ -29,7 +29,7 @@ async fn killed_after_the_answer(broker: &Broker, upstream: &Upstream, in_doubt:
 
 on_each!(a_proxy_killed_between_answer_and_completion_leaves_its_key_parked);
 async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     killed_after_the_answer(&broker, &upstream, "park").await;
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let told = proxy.ask(patient("/gate", "k")).await;
@@ -37,9 +37,9 @@ async fn a_proxy_killed_between_answer_and_completion_leaves_its_key_parked(part
     assert_eq!(upstream.calls(), 1);
 
     let claim_key = told.json()["claim_key"].as_str().unwrap().to_owned();
-    let parked = broker.ok(&["peek", "http", "--state", "parked"]).await;
+    let parked = ok(&broker, &["peek", "http", "--state", "parked"]).await;
     assert!(parked.contains("POST /gate: its lease was lost"), "{parked}");
-    broker.ok(&["resolve", "http", &claim_key, "--retry"]).await;
+    ok(&broker, &["resolve", "http", &claim_key, "--retry"]).await;
     upstream.open(1);
     let told = proxy.ask(request("/gate", "k")).await;
     assert_eq!((told.status, told.text()), (200, "receipt 2"), "somebody said so");
@@ -49,7 +49,7 @@ on_each!(a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_unde
 async fn a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_under_the_same_key(
     partitions: u16,
 ) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     killed_after_the_answer(&broker, &upstream, "retry").await;
     let more = ["--in-doubt", "retry"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
@@ -62,13 +62,13 @@ async fn a_proxy_killed_between_answer_and_completion_is_followed_by_a_call_unde
 
 on_each!(a_claim_that_comes_too_late_is_given_back);
 async fn a_claim_that_comes_too_late_is_given_back(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let more = ["--broker-timeout", "300ms"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
-    broker.pause().await;
+    suspend(broker.pid());
     let told = proxy.ask(request("/charges", "k")).await;
     assert_eq!(told.problem(), (503, "unavailable".to_owned()));
-    broker.resume();
+    broker.signal(Signal::CONT);
     // Otherwise it would be parked at the end of its lease, with nothing done under it.
     assert!(insist(&proxy.address, "k").await.is_some());
     assert_eq!(upstream.calls(), 1);
@@ -78,20 +78,20 @@ on_each!(a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_don
 /// Nobody gives the claims back: the proxy has given them up before the broker moves again.
 async fn a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_done(partitions: u16) {
     const KEYS: [&str; 3] = ["a", "b", "c"];
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let more = ["--broker-timeout", "300ms", "--lease", "1s"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
-    broker.pause().await;
+    suspend(broker.pid());
     for key in KEYS {
         let told = proxy.ask(request("/charges", key)).await;
         assert_eq!(told.problem(), (503, "unavailable".to_owned()));
     }
-    until("the proxy to give up on its claims", async || {
+    eventually("the proxy to give up on its claims", async || {
         (proxy.metric("hapax_proxy_operations").await == 0).then_some(())
     })
     .await;
     assert_eq!(upstream.calls(), 0);
-    broker.resume();
+    broker.signal(Signal::CONT);
     let calm = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     for key in KEYS {
         assert!(insist(&calm.address, key).await.is_some(), "{key} is in doubt");
@@ -101,9 +101,9 @@ async fn a_broker_that_stands_still_leaves_no_key_in_doubt_where_nothing_was_don
 }
 
 /// Waits until the broker has given a key away.
-async fn until_leased(broker: &Broker) {
-    until("the broker to give the key away", async || {
-        let queue = broker.ok(&["queue", "show", "http", "-o", "json"]).await;
+async fn until_leased(broker: &BrokerProcess) {
+    eventually("the broker to give the key away", async || {
+        let queue = ok(broker, &["queue", "show", "http", "-o", "json"]).await;
         let queue: serde_json::Value = serde_json::from_str(&queue).unwrap();
         (queue["stats"]["leased"] == 1).then_some(())
     })
@@ -113,16 +113,17 @@ async fn until_leased(broker: &Broker) {
 on_each!(a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again);
 /// The answer to a claim is lost with its connection: the proxy asks again, and is known.
 async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
-    let wire = Wire::to(&broker.address).await;
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
+    let link = Link::to(broker.setup.address).await;
     let more = ["--broker-timeout", "60s", "--lease", "60s"];
-    let proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
-    wire.swallow_answers();
+    link.lose_answers();
     let asking = proxy.asking(request("/charges", "k"));
     until_leased(&broker).await;
     assert_eq!(upstream.calls(), 1);
-    wire.cut();
+    link.cut();
+    link.restore();
     let told = asking.await.unwrap();
     assert_eq!((told.status, told.is_replayed()), (201, false), "{told:?}");
     assert_eq!(upstream.calls_by_key()["k"], 1);
@@ -130,12 +131,12 @@ async fn a_claim_whose_answer_was_lost_on_the_way_is_asked_for_again(partitions:
 
 on_each!(a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt);
 async fn a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
-    let wire = Wire::to(&broker.address).await;
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
+    let link = Link::to(broker.setup.address).await;
     let more = ["--broker-timeout", "60s", "--lease", "2s"];
-    let mut proxy = Proxy::start(&wire.url, &upstream.url(), &more).await;
+    let mut proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
-    wire.swallow_answers();
+    link.lose_answers();
     let asking = proxy.asking(request("/charges", "k"));
     until_leased(&broker).await;
     proxy.kill();
@@ -147,7 +148,7 @@ async fn a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt(partitio
 
 on_each!(a_client_that_hangs_up_finds_its_answer_when_it_comes_again);
 async fn a_client_that_hangs_up_finds_its_answer_when_it_comes_again(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let mut stream = TcpStream::connect(&proxy.address).unwrap();
     let head = "POST /gate HTTP/1.1\r\nhost: x\r\nidempotency-key: k\r\ncontent-length: 7\r\n\r\n";
@@ -189,7 +190,7 @@ async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_a
     const CLIENTS: usize = 8;
     const KEYS: usize = 60;
     const KILLS: usize = 5;
-    let (mut broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (mut broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let more = ["--lease", "5s"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let ended = Arc::new(AtomicUsize::new(0));
@@ -210,10 +211,10 @@ async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_a
     }
     for kill in 1..=KILLS {
         let enough = kill * CLIENTS * KEYS / (KILLS + 2);
-        until("some answers", async || (ended.load(Ordering::SeqCst) >= enough).then_some(()))
+        eventually("some answers", async || (ended.load(Ordering::SeqCst) >= enough).then_some(()))
             .await;
         broker.kill();
-        broker.start_again().await;
+        broker.start_again();
     }
     let mut answers = std::collections::BTreeMap::new();
     for client in clients {
@@ -236,7 +237,7 @@ async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_a
     for key in &in_doubt {
         let told = proxy.ask(request("/charges", key)).await;
         let claim_key = told.json()["claim_key"].as_str().unwrap().to_owned();
-        broker.ok(&["resolve", "http", &claim_key, "--retry"]).await;
+        ok(&broker, &["resolve", "http", &claim_key, "--retry"]).await;
         assert!(insist(&proxy.address, key).await.is_some());
     }
     let calls = upstream.calls_by_key();

@@ -5,20 +5,21 @@ use axum::body::Bytes;
 use http::Request;
 use http_body_util::Full;
 
-use crate::process::{Broker, Proxy, patient, request, until};
+use crate::process::{Proxy, ok, patient, request, start_broker};
 use crate::upstream::Upstream;
+use hapax_testing::{BrokerProcess, Signal, eventually, suspend};
 
 /// Long enough for what should be in time, on a busy machine.
 const TIMEOUT: [&str; 2] = ["--upstream-timeout", "1s"];
 
 on_each!(an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free);
 async fn an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free(partitions: u16) {
-    let broker = Broker::start(partitions).await;
+    let broker = start_broker(partitions);
     let upstream = Upstream::start().await;
     let address = upstream.address.to_string();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     drop(upstream);
-    until("the upstream to be gone", async || {
+    eventually("the upstream to be gone", async || {
         let told = proxy.ask(request("/charges", "k")).await;
         (told.problem() == (502, "upstream_unreachable".to_owned())).then_some(())
     })
@@ -33,7 +34,7 @@ on_each!(an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says
 async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says_so(
     partitions: u16,
 ) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     // No lease ends in this test: what is in doubt is parked at once.
     let more = [&TIMEOUT[..], &["--lease", "1h"]].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
@@ -49,11 +50,11 @@ async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says
         assert_eq!(again.json()["claim_key"], claim_key);
         assert_eq!(upstream.calls(), calls, "{path}");
 
-        let parked = broker.ok(&["peek", "http", "--state", "parked", "-o", "json"]).await;
+        let parked = ok(&broker, &["peek", "http", "--state", "parked", "-o", "json"]).await;
         assert!(parked.contains(&claim_key), "{parked}");
         let why = format!("POST {path}: its handler answered {status} without knowing");
         assert!(parked.contains(&why), "{parked}");
-        broker.ok(&["resolve", "http", &claim_key, "--done", "it did happen"]).await;
+        ok(&broker, &["resolve", "http", &claim_key, "--done", "it did happen"]).await;
         let resolved = proxy.ask(request(path, "k")).await;
         assert_eq!((resolved.status, resolved.text()), (200, "it did happen"));
         assert!(resolved.is_replayed());
@@ -64,10 +65,10 @@ async fn an_upstream_that_may_have_acted_is_not_called_again_until_somebody_says
 
 on_each!(a_response_that_breaks_off_is_not_asked_for_again);
 async fn a_response_that_breaks_off_is_not_asked_for_again(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--lease", "1h"]).await;
     let asking = proxy.asking(request("/half", "k"));
-    until("the head of the response", async || {
+    eventually("the head of the response", async || {
         let series = "hapax_proxy_upstream_requests_total{ended=\"2xx\"}";
         (proxy.metric(series).await == 1).then_some(())
     })
@@ -86,7 +87,7 @@ async fn a_response_that_breaks_off_is_not_asked_for_again(partitions: u16) {
 
 on_each!(an_upstream_that_honours_keys_itself_is_called_again_with_the_same_one);
 async fn an_upstream_that_honours_keys_itself_is_called_again_with_the_same_one(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     // No lease ends in this test: the key is free at once.
     let more = [&TIMEOUT[..], &["--lease", "1h", "--in-doubt", "retry"]].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
@@ -109,7 +110,7 @@ async fn an_upstream_that_honours_keys_itself_is_called_again_with_the_same_one(
 
 /// Stops a proxy with a request at its upstream, until its lease is over.
 async fn asleep(
-    broker: &Broker,
+    broker: &BrokerProcess,
     upstream: &Upstream,
     more: &[&str],
 ) -> (Proxy, tokio::task::JoinHandle<crate::process::Told>) {
@@ -117,19 +118,19 @@ async fn asleep(
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let asking = proxy.asking(request("/gate", "k"));
     upstream.called(1).await;
-    proxy.pause().await;
+    suspend(proxy.child.id());
     (proxy, asking)
 }
 
 on_each!(a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parked);
 async fn a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parked(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let (sleeper, first) = asleep(&broker, &upstream, &[]).await;
     upstream.open(1);
     let other = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let told = other.ask(patient("/gate", "k")).await;
     assert_eq!(told.problem(), (409, "in_doubt".to_owned()));
-    sleeper.signal("CONT");
+    sleeper.signal(Signal::CONT);
     let first = first.await.unwrap();
     assert_eq!((first.status, first.text()), (200, "receipt 1"));
     let told = other.ask(request("/gate", "k")).await;
@@ -139,14 +140,14 @@ async fn a_proxy_that_wakes_up_late_still_tells_the_outcome_where_keys_are_parke
 
 on_each!(a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile);
 async fn a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let retry = ["--in-doubt", "retry"];
     let (sleeper, first) = asleep(&broker, &upstream, &retry).await;
     upstream.open(2);
     let other = Proxy::start(&broker.url(), &upstream.url(), &retry).await;
     let second = other.ask(patient("/gate", "k")).await;
     assert_eq!((second.status, second.text()), (200, "receipt 2"));
-    sleeper.signal("CONT");
+    sleeper.signal(Signal::CONT);
     let first = first.await.unwrap();
     assert_eq!((first.status, first.text()), (200, "receipt 2"), "its own is discarded");
     assert!(first.is_replayed());
@@ -156,7 +157,7 @@ async fn a_proxy_that_wakes_up_late_gives_the_answer_that_was_stored_meanwhile(p
 
 on_each!(while_the_broker_is_away_requests_pass_unprotected_where_that_was_chosen);
 async fn while_the_broker_is_away_requests_pass_unprotected_where_that_was_chosen(partitions: u16) {
-    let (mut broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (mut broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let more = ["--fail-open", "--broker-timeout", "300ms"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
@@ -169,8 +170,8 @@ async fn while_the_broker_is_away_requests_pass_unprotected_where_that_was_chose
     let late = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let without = Request::post("/charges").body(Full::<Bytes>::default()).unwrap();
     assert_eq!(late.ask(without).await.problem(), (400, "missing_key".to_owned()));
-    broker.start_again().await;
-    let told = until("the broker to be seen again", async || {
+    broker.start_again();
+    let told = eventually("the broker to be seen again", async || {
         let told = proxy.ask(request("/charges", "before")).await;
         told.is_replayed().then_some(told)
     });

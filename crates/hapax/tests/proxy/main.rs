@@ -7,8 +7,7 @@
 )]
 
 #[macro_use]
-#[path = "../client/on_each.rs"]
-mod on_each;
+extern crate hapax_testing;
 
 mod crashes;
 mod doubt;
@@ -18,5 +17,3 @@ mod starts;
 mod stops;
 mod through;
 mod upstream;
-#[expect(dead_code, reason = "the tests of the layer need more of it")]
-mod wire;

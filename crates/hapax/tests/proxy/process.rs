@@ -1,10 +1,10 @@
-//! Brokers and proxies as processes, which can be killed, stopped and started again.
+//! Proxies as processes, before brokers that are processes too.
 
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
 
 use axum::body::Bytes;
+use hapax_testing::{BrokerProcess, Setup, Signal, eventually, in_time, program, signal};
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -12,135 +12,27 @@ use hyper_util::rt::TokioExecutor;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
-/// Far longer than anything here takes, on a machine that is busy with something else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-
-pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future).await.expect("it takes far too long")
-}
-
-/// Waits until there is something.
-pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = look().await {
-            return found;
-        }
-        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// The program, with nothing of the machine's settings around it.
+/// The program in a directory.
 pub(crate) fn hapax(directory: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hapax"));
-    command.current_dir(directory).env("RUST_BACKTRACE", "0").stdin(Stdio::null());
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HAPAX_") {
-            command.env_remove(name);
-        }
-    }
+    let mut command = program(HAPAX);
+    command.current_dir(directory);
     command
 }
 
-pub(crate) fn signal(child: &Child, name: &str) {
-    let pid = child.id().to_string();
-    let status = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
-    assert!(status.success());
+const HAPAX: &str = env!("CARGO_BIN_EXE_hapax");
+
+/// Starts a broker of so many partitions in a directory of its own.
+pub(crate) fn start_broker(partitions: u16) -> BrokerProcess {
+    Setup::temporary(HAPAX, tempfile::tempdir().unwrap()).partitions(partitions).start()
 }
 
-/// Stops all threads of a process, until SIGCONT.
-async fn pause(child: &Child) {
-    signal(child, "STOP");
-    let tasks = format!("/proc/{}/task", child.id());
-    until("every thread to stop", async || {
-        let mut tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path());
-        let is_stopped = |path: std::path::PathBuf| {
-            let status = std::fs::read_to_string(path.join("status")).unwrap_or_default();
-            status.lines().any(|line| line.starts_with("State:\tT"))
-        };
-        tasks.all(is_stopped).then_some(())
-    })
-    .await;
-}
-
-/// A broker in a directory of its own.
-pub(crate) struct Broker {
-    child: Child,
-    directory: TempDir,
-    partitions: u16,
-    pub(crate) address: String,
-}
-
-impl Broker {
-    pub(crate) async fn start(partitions: u16) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (child, address) = serve(directory.path(), "127.0.0.1:0", partitions).await;
-        Self { child, directory, partitions, address }
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.directory.path()
-    }
-
-    /// As a power cut would: no word to anybody.
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub(crate) async fn pause(&self) {
-        pause(&self.child).await;
-    }
-
-    pub(crate) fn resume(&self) {
-        signal(&self.child, "CONT");
-    }
-
-    /// On the same port and data.
-    pub(crate) async fn start_again(&mut self) {
-        (self.child, _) = serve(self.directory.path(), &self.address, self.partitions).await;
-    }
-
-    /// Runs a command against it.
-    pub(crate) async fn run(&self, arguments: &[&str]) -> Output {
-        let mut command = hapax(self.directory.path());
-        command.args(arguments).env("HAPAX_SERVER", self.url());
-        tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
-    }
-
-    pub(crate) async fn ok(&self, arguments: &[&str]) -> String {
-        let output = self.run(arguments).await;
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
-        String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-impl Drop for Broker {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-async fn serve(directory: &Path, listen: &str, partitions: u16) -> (Child, String) {
-    let port_file = directory.join("port");
-    let _ = std::fs::remove_file(&port_file);
-    let mut child = hapax(directory)
-        .args(["serve", "--listen", listen, "--data", "data", "--port-file", "port"])
-        .args(["--auth", "off", "--log", "error", "--partitions", &partitions.to_string()])
-        .spawn()
-        .unwrap();
-    let address = until("the broker's port", async || {
-        assert!(child.try_wait().unwrap().is_none(), "the broker ended");
-        std::fs::read_to_string(&port_file).ok()
-    });
-    let address = address.await.trim().to_owned();
-    (child, address)
+/// Runs a command against a broker.
+pub(crate) async fn ok(broker: &BrokerProcess, arguments: &[&str]) -> String {
+    let mut command = broker.command(arguments);
+    let ran = tokio::task::spawn_blocking(move || command.output().unwrap());
+    let output = ran.await.unwrap();
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// A proxy before an upstream.
@@ -173,7 +65,7 @@ impl Proxy {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let ports = until("the proxy's ports", async || {
+        let ports = eventually("the proxy's ports", async || {
             assert!(child.try_wait().unwrap().is_none(), "the proxy ended");
             std::fs::read_to_string(directory.path().join("ports")).ok()
         });
@@ -188,17 +80,13 @@ impl Proxy {
         self.child.wait().unwrap();
     }
 
-    pub(crate) fn signal(&self, name: &str) {
-        signal(&self.child, name);
-    }
-
-    pub(crate) async fn pause(&self) {
-        pause(&self.child).await;
+    pub(crate) fn signal(&self, name: Signal) {
+        signal(self.child.id(), name);
     }
 
     /// The code it ends with.
     pub(crate) async fn ended(&mut self) -> Option<i32> {
-        until("the proxy to end", async || self.child.try_wait().unwrap()).await.code()
+        eventually("the proxy to end", async || self.child.try_wait().unwrap()).await.code()
     }
 
     pub(crate) async fn ask(&self, request: Request<Full<Bytes>>) -> Told {

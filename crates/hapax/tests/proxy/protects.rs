@@ -4,13 +4,13 @@ use axum::body::Bytes;
 use http::Request;
 use http_body_util::Full;
 
-use crate::process::{Broker, Proxy, patient, request};
+use crate::process::{Proxy, patient, request, start_broker};
 use crate::upstream::{BINARY, Upstream};
 
 on_each!(many_identical_requests_through_two_proxies_are_one_call);
 async fn many_identical_requests_through_two_proxies_are_one_call(partitions: u16) {
     const COUNT: usize = 24;
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let one = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let two = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let asking = (0..COUNT).map(|number| {
@@ -30,7 +30,7 @@ async fn many_identical_requests_through_two_proxies_are_one_call(partitions: u1
 
 on_each!(a_replay_is_the_upstreams_response_byte_for_byte);
 async fn a_replay_is_the_upstreams_response_byte_for_byte(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let first = proxy.ask(request("/charges", "k")).await;
     assert_eq!((first.status, first.is_replayed()), (201, false));
@@ -53,7 +53,7 @@ async fn a_replay_is_the_upstreams_response_byte_for_byte(partitions: u16) {
 
 on_each!(a_client_cannot_take_from_the_upstream_what_a_request_is_told_by);
 async fn a_client_cannot_take_from_the_upstream_what_a_request_is_told_by(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let more = ["--key-header", "webhook-id", "--tenant-header", "x-account"];
     let more = [&more[..], &["--compare-header", "x-version"]].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
@@ -76,7 +76,7 @@ async fn a_client_cannot_take_from_the_upstream_what_a_request_is_told_by(partit
 
 on_each!(what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted);
 async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--request-max", "1000"]).await;
     let with = |key: Option<&str>, body: Vec<u8>| {
         let mut request = Request::post("/charges");
@@ -133,7 +133,7 @@ async fn what_is_asked_in_a_wrong_way_does_not_reach_the_upstream_and_is_counted
 
 on_each!(what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself);
 async fn what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let usual = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let chosen = ["--release", "404", "--namespace", "other"];
     let chosen = Proxy::start(&broker.url(), &upstream.url(), &chosen).await;
@@ -151,7 +151,7 @@ async fn what_is_released_can_be_chosen_and_a_rejected_token_is_by_itself(partit
 
 on_each!(callers_are_told_apart_by_the_header_that_was_chosen);
 async fn callers_are_told_apart_by_the_header_that_was_chosen(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy =
         Proxy::start(&broker.url(), &upstream.url(), &["--tenant-header", "X-Account"]).await;
     let of = |account: &str, token: &str| {
@@ -178,7 +178,7 @@ async fn callers_are_told_apart_by_the_header_that_was_chosen(partitions: u16) {
 
 on_each!(callers_who_share_their_keys_get_nothing_of_each_other);
 async fn callers_who_share_their_keys_get_nothing_of_each_other(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     for name in ["authorization", "cookie", "x-api-key"] {
         let of = |caller: &str| {
@@ -194,7 +194,7 @@ async fn callers_who_share_their_keys_get_nothing_of_each_other(partitions: u16)
 
 on_each!(a_key_may_be_in_another_header_or_in_the_body);
 async fn a_key_may_be_in_another_header_or_in_the_body(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let start = async |more: &[&str]| Proxy::start(&broker.url(), &upstream.url(), more).await;
     let hook = |name: &str, key: &str, body: &str| {
         let request = Request::post("/charges").header(name, key);
@@ -220,7 +220,7 @@ async fn a_key_may_be_in_another_header_or_in_the_body(partitions: u16) {
 
 on_each!(a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice);
 async fn a_response_that_is_too_large_is_passed_on_and_never_asked_for_twice(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--response-max", "5"]).await;
     let first = proxy.ask(request("/charges", "k")).await;
     assert_eq!((first.status, first.body.len()), (201, BINARY.len() + 1));

@@ -2,11 +2,12 @@
 
 use std::process::{Output, Stdio};
 
-use crate::process::{Broker, hapax, signal};
+use crate::process::{hapax, ok, start_broker};
+use hapax_testing::{BrokerProcess, Signal, eventually, signal};
 
 /// A proxy that is not going to listen for long: told of what it should not accept.
-async fn refused(broker: &Broker, arguments: &[&str]) -> (Option<i32>, String) {
-    let mut command = hapax(broker.path());
+async fn refused(broker: &BrokerProcess, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = hapax(broker.setup.path());
     command.arg("proxy").args(arguments).env("HAPAX_SERVER", broker.url());
     let output: Output =
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
@@ -19,9 +20,9 @@ const PORTS: [&str; 4] = ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.
 
 #[tokio::test]
 async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
-    let broker = Broker::start(1).await;
+    let broker = start_broker(1);
     for (arguments, why) in [
-        (vec!["--route", "GET /charges"], "can be repeated as it is"),
+        (vec!["--route", "GET /charges"], "needs no key"),
         (vec!["--route", "POST charges"], "does not begin with a slash"),
         (vec!["--route", "/charges"], "write it as 'POST /charges'"),
         (vec!["--optional-route", "POST /a/{*b}/c"], "nothing can follow"),
@@ -41,7 +42,7 @@ async fn what_cannot_work_is_refused_at_start_with_the_next_step() {
 
 #[tokio::test]
 async fn a_broker_that_is_not_there_is_told_at_once() {
-    let mut broker = Broker::start(1).await;
+    let mut broker = start_broker(1);
     broker.kill();
     let (code, text) = refused(&broker, &[&UPSTREAM[..], &ROUTE, &PORTS].concat()).await;
     assert_eq!(code, Some(6), "{text}");
@@ -50,10 +51,10 @@ async fn a_broker_that_is_not_there_is_told_at_once() {
 
 #[tokio::test]
 async fn a_queue_that_would_weaken_the_promise_is_refused_and_a_missing_one_is_made() {
-    let broker = Broker::start(1).await;
-    broker.ok(&["queue", "create", "loose"]).await;
-    broker.ok(&["queue", "create", "lossy", "--guarantee", "at-most-once"]).await;
-    broker.ok(&["queue", "create", "small", "--on-lost", "park", "--max-body-bytes", "9"]).await;
+    let broker = start_broker(1);
+    ok(&broker, &["queue", "create", "loose"]).await;
+    ok(&broker, &["queue", "create", "lossy", "--guarantee", "at-most-once"]).await;
+    ok(&broker, &["queue", "create", "small", "--on-lost", "park", "--max-body-bytes", "9"]).await;
     let all = [&UPSTREAM[..], &ROUTE, &PORTS].concat();
     for (queue, why) in [
         ("loose", "hapax queue set loose --on-lost park"),
@@ -67,7 +68,7 @@ async fn a_queue_that_would_weaken_the_promise_is_refused_and_a_missing_one_is_m
     for (in_doubt, on_lost) in [("park", "park"), ("retry", "redeliver")] {
         let more = ["--queue", in_doubt, "--in-doubt", in_doubt, "--response-max", "2000000"];
         let proxy = crate::process::Proxy::start(&broker.url(), "http://127.0.0.1:1", &more).await;
-        let shown = broker.ok(&["queue", "show", in_doubt, "-o", "json"]).await;
+        let shown = ok(&broker, &["queue", "show", in_doubt, "-o", "json"]).await;
         let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
         assert_eq!(shown["config"]["on_lost"], on_lost, "{shown}");
         assert_eq!(shown["config"]["max_body_bytes"], 2_032_768);
@@ -77,7 +78,7 @@ async fn a_queue_that_would_weaken_the_promise_is_refused_and_a_missing_one_is_m
 
 #[tokio::test]
 async fn a_port_that_is_taken_is_named() {
-    let broker = Broker::start(1).await;
+    let broker = start_broker(1);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let arguments = ["--listen", &address, "--metrics-listen", "127.0.0.1:0"];
@@ -87,16 +88,16 @@ async fn a_port_that_is_taken_is_named() {
 
 #[tokio::test]
 async fn it_says_what_it_protects_and_what_to_try_next() {
-    let broker = Broker::start(1).await;
-    let mut command = hapax(broker.path());
+    let broker = start_broker(1);
+    let mut command = hapax(broker.setup.path());
     command.arg("proxy").args(UPSTREAM).args(ROUTE).args(PORTS);
     command.args(["--optional-route", "PUT /orders/{order}", "--port-file", "ports"]);
     command.env("HAPAX_SERVER", broker.url());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
-    let file = broker.path().join("ports");
-    crate::process::until("its ports", async || file.exists().then_some(())).await;
-    signal(&child, "TERM");
+    let file = broker.setup.path().join("ports");
+    eventually("its ports", async || file.exists().then_some(())).await;
+    signal(child.id(), Signal::TERM);
     let output = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
     let output = output.await.unwrap();
     assert!(output.status.success(), "{output:?}");

@@ -3,12 +3,13 @@
 use std::io::Write;
 use std::net::TcpStream;
 
-use crate::process::{Broker, Proxy, request, until};
+use crate::process::{Proxy, request, start_broker};
 use crate::upstream::Upstream;
+use hapax_testing::{Signal, eventually};
 
 on_each!(a_proxy_that_is_told_to_stop_finishes_what_it_began);
 async fn a_proxy_that_is_told_to_stop_finishes_what_it_began(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let mut proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let asking = proxy.asking(request("/gate", "waits"));
     let mut stream = TcpStream::connect(&proxy.address).unwrap();
@@ -16,9 +17,9 @@ async fn a_proxy_that_is_told_to_stop_finishes_what_it_began(partitions: u16) {
     write!(stream, "{head}\r\n17 euro").unwrap();
     upstream.called(2).await;
     drop(stream);
-    proxy.signal("TERM");
+    proxy.signal(Signal::TERM);
     let address = proxy.address.clone();
-    until("the port to close", async || TcpStream::connect(&address).err()).await;
+    eventually("the port to close", async || TcpStream::connect(&address).err()).await;
     assert!(proxy.child.try_wait().unwrap().is_none(), "two requests are under way");
     upstream.open(2);
     let told = asking.await.unwrap();
@@ -34,11 +35,11 @@ async fn a_proxy_that_is_told_to_stop_finishes_what_it_began(partitions: u16) {
 
 on_each!(a_proxy_does_not_wait_for_ever_and_says_so);
 async fn a_proxy_does_not_wait_for_ever_and_says_so(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let mut proxy = Proxy::start(&broker.url(), &upstream.url(), &["--drain", "200ms"]).await;
     let asking = proxy.asking(request("/hang", "k"));
     upstream.called(1).await;
-    proxy.signal("TERM");
+    proxy.signal(Signal::TERM);
     assert_eq!(proxy.ended().await, Some(1));
     assert!(asking.await.is_err(), "the connection was cut");
 }

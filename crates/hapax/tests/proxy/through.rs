@@ -9,12 +9,13 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 
-use crate::process::{Broker, Proxy, in_time, until};
+use crate::process::{Proxy, start_broker};
 use crate::upstream::Upstream;
+use hapax_testing::{eventually, in_time};
 
 on_each!(the_upstream_is_told_who_asked_and_nothing_of_the_connection);
 async fn the_upstream_is_told_who_asked_and_nothing_of_the_connection(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let request = Request::post("/echo?a=%20b&c")
         .header("host", "shop.example")
@@ -48,7 +49,7 @@ async fn the_upstream_is_told_who_asked_and_nothing_of_the_connection(partitions
 
 on_each!(clients_may_speak_http_2);
 async fn clients_may_speak_http_2(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http();
     for (path, is_replayed) in [("/echo", false), ("/charges", false), ("/charges", true)] {
@@ -70,7 +71,7 @@ async fn clients_may_speak_http_2(partitions: u16) {
 
 on_each!(a_response_streams_through_as_it_comes);
 async fn a_response_streams_through_as_it_comes(partitions: u16) {
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &[]).await;
     let client = Client::builder(TokioExecutor::new()).build_http();
     let uri = format!("http://{}/stream", proxy.address);
@@ -89,7 +90,7 @@ on_each!(an_upload_streams_through_as_it_comes_and_has_no_bound);
 async fn an_upload_streams_through_as_it_comes_and_has_no_bound(partitions: u16) {
     const PIECE: usize = 64 * 1_024;
     const PIECES: usize = 48;
-    let (broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &["--request-max", "1000"]).await;
     let address = proxy.address.clone();
     let mut stream = TcpStream::connect(address).unwrap();
@@ -97,8 +98,9 @@ async fn an_upload_streams_through_as_it_comes_and_has_no_bound(partitions: u16)
     write!(stream, "POST /upload HTTP/1.1\r\nhost: x\r\nconnection: close\r\n").unwrap();
     write!(stream, "content-length: {length}\r\n\r\n").unwrap();
     stream.write_all(&vec![b'x'; PIECE]).unwrap();
-    let seen =
-        until("the first piece", async || upstream.seen.uploaded.lock().unwrap().last().copied());
+    let seen = eventually("the first piece", async || {
+        upstream.seen.uploaded.lock().unwrap().last().copied()
+    });
     assert!(seen.await <= PIECE, "no more was sent yet");
     let writing = tokio::task::spawn_blocking(move || {
         for _ in 1..PIECES {
@@ -115,7 +117,7 @@ async fn an_upload_streams_through_as_it_comes_and_has_no_bound(partitions: u16)
 
 on_each!(what_is_not_protected_does_not_need_the_broker);
 async fn what_is_not_protected_does_not_need_the_broker(partitions: u16) {
-    let (mut broker, upstream) = (Broker::start(partitions).await, Upstream::start().await);
+    let (mut broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let more = ["--broker-timeout", "300ms"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     broker.kill();

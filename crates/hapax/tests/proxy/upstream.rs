@@ -14,7 +14,7 @@ use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::process::until;
+use hapax_testing::eventually;
 
 /// Every kind of byte that text would not survive.
 pub(crate) const BINARY: [u8; 6] = [0x00, 0xff, 0x80, b'\r', b'\n', 0xc3];
@@ -71,7 +71,7 @@ impl Upstream {
 
     /// Waits until it was called so often.
     pub(crate) async fn called(&self, times: usize) {
-        until("a call", async || (self.calls() >= times).then_some(())).await;
+        eventually("a call", async || (self.calls() >= times).then_some(())).await;
     }
 
     pub(crate) fn open(&self, gates: usize) {

@@ -6,16 +6,18 @@ use crate::tree::{Document, Finding, demand_none, documents};
 
 /// Crate, and our crates it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("hapax-core", &[]),
+    ("hapax-keys", &[]),
+    ("hapax-core", &["hapax-keys"]),
     ("hapax-store", &[]),
     ("hapax-wire", &[]),
-    ("hapax-client", &["hapax-wire"]),
-    ("hapax-idempotency", &["hapax-client", "hapax-wire"]),
+    ("hapax-client", &["hapax-keys", "hapax-wire"]),
+    ("hapax-idempotency", &["hapax-keys", "hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition", "hapax-client"]),
     ("hapax-server", &["hapax-core", "hapax-store", "hapax-partition", "hapax-wire"]),
-    ("hapax-transactions", &["hapax-client", "hapax-wire", "hapax-server"]),
+    ("hapax-testing", &["hapax-client", "hapax-wire", "hapax-server"]),
+    ("hapax-transactions", &["hapax-client", "hapax-wire"]),
     (
         "hapax",
         &[
@@ -31,12 +33,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("hapax-example-pipeline", &["hapax-client", "hapax-server"]),
-    ("hapax-example-steps", &["hapax-client", "hapax-server", "hapax-wire"]),
+    ("hapax-example-steps", &["hapax-client", "hapax-wire"]),
     (
         "hapax-example-payment",
         &["hapax-client", "hapax-server", "hapax-idempotency", "hapax-transactions"],
     ),
 ];
+
+/// Test support, a development dependency and no other, and the crates that may have it. One of
+/// them is below it: integration tests use the same library as it does.
+const TESTING: &str = "hapax-testing";
+const TESTED: &[&str] = &["hapax-server", "hapax-transactions", "hapax", "hapax-example-steps"];
 
 /// One dependency in a manifest.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,7 +141,10 @@ fn forbidden_edges(manifest: &Document) -> Vec<Finding> {
     dependencies(&manifest.text)
         .into_iter()
         .filter(|dependency| is_ours(&dependency.package))
-        .filter(|dependency| !allowed.contains(&dependency.package.as_str()))
+        .filter(|dependency| match dependency.package.as_str() {
+            TESTING => !dependency.is_dev || !TESTED.contains(&package),
+            other => !allowed.contains(&other),
+        })
         .map(|dependency| {
             let what = format!(
                 "{package} may not depend on {}: move the code, or change ARCHITECTURE.md first",
@@ -173,6 +183,13 @@ fn a_forbidden_edge_is_found_however_it_is_written() {
 fn an_allowed_edge_is_no_finding() {
     check("hapax-partition", "[dependencies]\nhapax-store.workspace = true", 0);
     check("hapax-core", "[dependencies]\nbytes.workspace = true\n\n[lints]\nworkspace = true", 0);
+}
+
+#[test]
+fn test_support_is_for_tests_alone() {
+    check("hapax-server", "[dev-dependencies]\nhapax-testing.workspace = true", 0);
+    check("hapax-server", "[dependencies]\nhapax-testing.workspace = true", 1);
+    check("hapax-core", "[dev-dependencies]\nhapax-testing.workspace = true", 1);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Purity: `core` decides, and nothing else. Time and randomness are its arguments, effects are
+//! Purity: `core` decides, and nothing else; `keys` is the part of it that clients compute too. Time and randomness are its arguments, effects are
 //! its answers; so no clock, file, socket, thread or log is within its reach.
 //!
 //! Clippy guards the same border from within (`crates/core/clippy.toml`). This check sees what
@@ -9,7 +9,10 @@ use crate::source::{Source, line_of, paths, words};
 use crate::tree::{Document, Finding, demand_none, documents, sources};
 
 /// Crates without input, output, clock or randomness.
-const DEPENDENCIES: &[&str] = &["blake3", "bytes", "hashbrown", "sha2", "thiserror"];
+const DEPENDENCIES: &[&str] = &["blake3", "bytes", "hapax-keys", "hashbrown", "sha2", "thiserror"];
+
+/// The pure crates, by their folders.
+const PURE: &[&str] = &["crates/core/", "crates/keys/"];
 
 /// Modules of the standard library that reach outside.
 const STD_MODULES: &[&str] = &["env", "fs", "net", "process", "thread"];
@@ -31,16 +34,21 @@ const NAMES: &[&str] = &[
 #[test]
 fn core_depends_on_nothing_that_reaches_outside() {
     let documents = documents();
-    let manifest = documents.iter().find(|document| document.path == "crates/core/Cargo.toml");
-    assert!(manifest.is_some_and(|manifest| package(&manifest.text) == Some("hapax-core")));
-    demand_none(manifest.into_iter().flat_map(impure_dependencies));
+    for (folder, name) in PURE.iter().zip(["hapax-core", "hapax-keys"]) {
+        let path = format!("{folder}Cargo.toml");
+        let manifest = documents.iter().find(|document| document.path == path);
+        assert!(manifest.is_some_and(|manifest| package(&manifest.text) == Some(name)), "{path}");
+        demand_none(manifest.into_iter().flat_map(impure_dependencies));
+    }
 }
 
 #[test]
 fn core_names_nothing_that_reaches_outside() {
     let sources = sources();
-    let of_core = sources.iter().filter(|source| source.path.starts_with("crates/core/src/"));
-    demand_none(of_core.flat_map(impure_words));
+    let is_pure = |source: &&Source| {
+        PURE.iter().any(|folder| source.path.starts_with(&format!("{folder}src/")))
+    };
+    demand_none(sources.iter().filter(is_pure).flat_map(impure_words));
 }
 
 /// Tests of `core` may use what they like.
@@ -51,7 +59,7 @@ fn impure_dependencies(manifest: &Document) -> Vec<Finding> {
         .filter(|dependency| !DEPENDENCIES.contains(&dependency.package.as_str()))
         .map(|dependency| {
             let what = format!(
-                "core may not depend on {}: pass in what it would fetch, or show in purity.rs \
+                "a pure crate may not depend on {}: pass in what it would fetch, or show in purity.rs \
                  that it does no input or output",
                 dependency.package
             );
@@ -70,7 +78,7 @@ fn impure_words(source: &Source) -> Vec<Finding> {
     modules
         .chain(names)
         .map(|(at, name)| {
-            let what = format!("core names {name}: make it an argument or an effect");
+            let what = format!("a pure crate names {name}: make it an argument or an effect");
             Finding::at(&source.path, line_of(&code, at), what)
         })
         .collect()

@@ -29,7 +29,7 @@ impl<S: Store> Partition<S> {
     /// that could have left. For tests and the simulator.
     #[doc(hidden)]
     pub fn check_memory(&mut self) {
-        if self.stopped.is_some() || self.machine.is_frozen() {
+        if self.stopped.is_some() || self.machine.is_in_checkpoint() {
             return;
         }
         self.evict(usize::MAX);

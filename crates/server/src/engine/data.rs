@@ -273,8 +273,7 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
 fn lineage() -> u32 {
     const SINCE_S: u64 = 1_767_225_600; // 2026-01-01
     const UNIT_S: u64 = 120;
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let units = now.unwrap_or_default().as_secs().saturating_sub(SINCE_S) / UNIT_S;
+    let units = (crate::time::now().0 / 1_000).saturating_sub(SINCE_S) / UNIT_S;
     // Epochs stay below 2^23: half of that leaves room for starts.
     u32::try_from(units).unwrap_or(u32::MAX).min(1 << 22)
 }

@@ -209,15 +209,15 @@ mod tests {
         results.map(|it| it.as_ref().map_or(0, |blob| blob.body.len())).collect()
     }
 
-    type Told = Arc<std::sync::Mutex<Option<Listed<Outcome>>>>;
+    type Collected = Arc<std::sync::Mutex<Option<Listed<Outcome>>>>;
 
-    fn within(room: &Arc<Room>) -> (Reply, Told) {
-        let told = Told::default();
+    fn within(room: &Arc<Room>) -> (Reply, Collected) {
+        let told = Collected::default();
         let keep = Arc::clone(&told);
         (Within::boxed(room, move |listed| *keep.lock().unwrap() = Some(listed.unwrap())), told)
     }
 
-    fn taken(told: &Told) -> (Vec<usize>, Vec<usize>) {
+    fn taken(told: &Collected) -> (Vec<usize>, Vec<usize>) {
         let mut told = told.lock().unwrap().take().unwrap();
         (kept(&mut told.answers), told.omitted)
     }

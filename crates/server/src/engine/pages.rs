@@ -12,7 +12,7 @@ use std::fmt;
 use hapax_core::{Browse, Command, KeyView, Outcome, Seq};
 use hapax_wire::Code;
 
-use super::queues::Told;
+use super::queues::Decided;
 use super::{Engine, Stopped};
 use crate::problem::Problem;
 
@@ -154,7 +154,7 @@ struct Part {
 
 impl Part {
     /// Takes the outcome of a [`Command::Browse`].
-    fn add(&mut self, outcome: Outcome) -> Told<()> {
+    fn add(&mut self, outcome: Outcome) -> Decided<()> {
         match outcome {
             Outcome::Messages { messages, next } => {
                 self.listed.extend(messages);
@@ -169,7 +169,7 @@ impl Part {
 
 impl Engine {
     /// A page of the messages in a place, the oldest of all partitions first.
-    pub async fn browse(&self, browse: Browse, cursor: Option<Cursor>) -> Told<Page> {
+    pub async fn browse(&self, browse: Browse, cursor: Option<Cursor>) -> Decided<Page> {
         let from = cursor.unwrap_or_else(|| Cursor::start(self.partitions()));
         assert_eq!(from.0.len(), self.partitions(), "a cursor is read for its broker");
         let limit = browse.limit;
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Asks every partition at once for its share of a page, as if messages were spread evenly.
-    async fn first_parts(&self, browse: &Browse, from: &Cursor) -> Told<Vec<Part>> {
+    async fn first_parts(&self, browse: &Browse, from: &Cursor) -> Decided<Vec<Part>> {
         let limit = browse.limit.div_ceil(self.partitions());
         let ask = |(partition, cursor): (usize, &Option<Seq>)| {
             let browse = Browse { cursor: *cursor, limit, ..browse.clone() };
@@ -217,7 +217,7 @@ impl Engine {
     }
 
     /// Asks a partition on until its next message is known, or that it has no more.
-    async fn refill(&self, part: &mut Part, browse: &Browse, limit: usize) -> Told<()> {
+    async fn refill(&self, part: &mut Part, browse: &Browse, limit: usize) -> Decided<()> {
         while part.listed.is_empty()
             && let Some(cursor) = part.rest
         {

@@ -24,7 +24,7 @@ use super::inbox::{Ask, Seen};
 use super::{Data, Engine, Error, PoisonError, Stopped, To};
 
 /// What a partition refused, or what went wrong with it.
-pub type Told<T> = Result<Result<T, Refusal>, Stopped>;
+pub type Decided<T> = Result<Result<T, Refusal>, Stopped>;
 
 type List = Vec<(QueueName, QueueView)>;
 
@@ -70,7 +70,7 @@ impl Listing {
 
 impl Engine {
     /// Creates or changes a queue: its new version, and whether it is new.
-    pub async fn configure(&self, configure: Configure) -> Told<(u64, bool)> {
+    pub async fn configure(&self, configure: Configure) -> Decided<(u64, bool)> {
         match self.change(Change::Configure(configure)).await? {
             Ok(Changed::Configured { version, created }) => Ok(Ok((version, created))),
             Ok(Changed::Done) => unreachable!("a configuration is answered as one"),
@@ -79,27 +79,27 @@ impl Engine {
     }
 
     /// Drops a queue with its messages and keys.
-    pub async fn delete(&self, queue: &QueueName) -> Told<()> {
+    pub async fn delete(&self, queue: &QueueName) -> Decided<()> {
         Ok(self.change(Change::Delete(queue.clone())).await?.map(drop))
     }
 
     /// Drops a queue if it is as expected.
-    pub async fn delete_if(&self, queue: &QueueName, expected: Option<Expected>) -> Told<()> {
+    pub async fn delete_if(&self, queue: &QueueName, expected: Option<Expected>) -> Decided<()> {
         Ok(self.change_if(Change::Delete(queue.clone()), expected).await?.map(drop))
     }
 
     /// Changes a queue in every partition, to the end, also where the caller goes away.
-    pub async fn change(&self, change: Change) -> Told<Changed> {
+    pub async fn change(&self, change: Change) -> Decided<Changed> {
         self.change_if(change, None).await
     }
 
-    async fn change_if(&self, change: Change, expected: Option<Expected>) -> Told<Changed> {
+    async fn change_if(&self, change: Change, expected: Option<Expected>) -> Decided<Changed> {
         let engine = self.clone();
         let task = tokio::spawn(async move { engine.carry_out(change, expected).await });
         task.await.map_err(|_| Stopped::silent())?
     }
 
-    async fn carry_out(&self, change: Change, expected: Option<Expected>) -> Told<Changed> {
+    async fn carry_out(&self, change: Change, expected: Option<Expected>) -> Decided<Changed> {
         let _one = self.shared.change_lock(change.queue()).lock().await;
         // It stays as it is seen here: nobody else changes it meanwhile.
         if let Some(expected) = expected
@@ -130,7 +130,7 @@ impl Engine {
         Ok(ended)
     }
 
-    async fn check_expected(&self, queue: &QueueName, expected: Expected) -> Told<()> {
+    async fn check_expected(&self, queue: &QueueName, expected: Expected) -> Decided<()> {
         match self.call(LEADER, Command::Show(queue.clone())).await? {
             Outcome::Queue(view) => Ok(expected.check(Some((view.number, view.version)))),
             Outcome::Refused(refusal) => Ok(Err(refusal)),
@@ -139,7 +139,7 @@ impl Engine {
     }
 
     /// A queue, its partitions put together.
-    pub async fn show(&self, queue: &QueueName) -> Told<QueueView> {
+    pub async fn show(&self, queue: &QueueName) -> Decided<QueueView> {
         let mut outcomes = self.call_all(Command::Show(queue.clone())).await?.into_iter();
         let mut whole = match outcomes.next() {
             Some(Outcome::Queue(view)) => *view,
@@ -157,7 +157,7 @@ impl Engine {
     }
 
     /// What a queue's keys belong to. Cheaper than to show it: one partition knows.
-    pub async fn dedup_scope(&self, queue: &QueueName) -> Told<DedupScope> {
+    pub async fn dedup_scope(&self, queue: &QueueName) -> Decided<DedupScope> {
         match self.call(LEADER, Command::Show(queue.clone())).await? {
             Outcome::Queue(view) => Ok(Ok(view.config.dedup_scope)),
             Outcome::Refused(refusal) => Ok(Err(refusal)),
@@ -283,7 +283,7 @@ impl Engine {
     /// first, and one redrive of a queue starts at a time, so that none starts what another
     /// refuses. What fills up in between (the disk, the tenant's redrives) may still be refused by
     /// some: repeated under its id, the redrive starts there too.
-    pub async fn redrive(&self, redrive: Redrive) -> Told<RedriveView> {
+    pub async fn redrive(&self, redrive: Redrive) -> Decided<RedriveView> {
         let partitions = self.partitions() as u32;
         let part = |partition| {
             let per_s = redrive.per_s.map(|per_s| share_of(per_s, partition, partitions));
@@ -299,20 +299,23 @@ impl Engine {
         self.progress((0..partitions).map(|partition| Command::Redrive(part(partition)))).await
     }
 
-    pub async fn redrive_progress(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
+    pub async fn redrive_progress(&self, queue: &QueueName, id: &str) -> Decided<RedriveView> {
         let (queue, id) = (queue.clone(), id.into());
         let command = Command::RedriveProgress { queue, id };
         self.progress(vec![command; self.partitions()]).await
     }
 
-    pub async fn cancel_redrive(&self, queue: &QueueName, id: &str) -> Told<RedriveView> {
+    /// Stops a redrive. One that is being started is stopped when it has started in every
+    /// partition: in between, some would not know it yet, and run it.
+    pub async fn cancel_redrive(&self, queue: &QueueName, id: &str) -> Decided<RedriveView> {
+        let _one = self.shared.change_lock(queue).lock().await;
         let (queue, id) = (queue.clone(), id.into());
         let command = Command::CancelRedrive { queue, id };
         self.progress(vec![command; self.partitions()]).await
     }
 
     /// Puts together what the partitions answer, each to its command.
-    async fn progress(&self, commands: impl IntoIterator<Item = Command>) -> Told<RedriveView> {
+    async fn progress(&self, commands: impl IntoIterator<Item = Command>) -> Decided<RedriveView> {
         let mut whole: Option<RedriveView> = None;
         for outcome in self.call_every(commands).await? {
             match (outcome, &mut whole) {

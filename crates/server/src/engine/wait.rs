@@ -77,7 +77,7 @@ impl Engine {
         partition: usize,
         receive: Receive,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
-        let (reply, receiver) = Hand::new(&self.shared, &receive).reply();
+        let (reply, receiver) = Deliverer::new(&self.shared, &receive).reply();
         self.shared.submit(partition, vec![Command::Receive(receive)], reply);
         Ok(receiver.await.map_err(|_| Stopped::silent())??.map(Parcel::open))
     }
@@ -90,7 +90,7 @@ impl Engine {
         wait: Duration,
     ) -> Result<Result<Vec<Delivery>, Refusal>, Stopped> {
         let turn = Turn::default();
-        let hand = Hand::new(&self.shared, &receive);
+        let hand = Deliverer::new(&self.shared, &receive);
         let (first, receiver) = hand.clone().reply();
         let mut first = Some(first);
         for partition in partitions {
@@ -150,7 +150,7 @@ impl Engine {
         turn: &Turn,
         wait: Duration,
     ) -> Option<Result<T, Stopped>> {
-        let leaving = Leaving(turn);
+        let leaving = GiveUpOnDrop(turn);
         let mut left = wait;
         loop {
             match tokio::time::timeout(left, &mut receiver).await {
@@ -166,9 +166,9 @@ impl Engine {
 }
 
 /// Gives the turn up when whoever waits goes away.
-struct Leaving<'a>(&'a Turn);
+struct GiveUpOnDrop<'a>(&'a Turn);
 
-impl Drop for Leaving<'_> {
+impl Drop for GiveUpOnDrop<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }
@@ -215,14 +215,14 @@ type Received = Result<Result<Parcel, Refusal>, Stopped>;
 
 /// Takes messages over to whoever waits.
 #[derive(Clone)]
-struct Hand {
+struct Deliverer {
     shared: Arc<Shared>,
     /// The id of the receive.
     id: Option<Arc<str>>,
     sender: Arc<Mutex<Option<oneshot::Sender<Received>>>>,
 }
 
-impl Hand {
+impl Deliverer {
     fn new(shared: &Arc<Shared>, receive: &Receive) -> Self {
         let (shared, id) = (Arc::clone(shared), receive.receive_id.clone());
         Self { shared, id, sender: Arc::default() }

@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use hapax_core::{Command, Effect, Outcome, Stamp, Time};
 use hapax_partition::wait::{Served, Waiter, Waiters};
@@ -90,7 +90,7 @@ impl Writer {
         shared: Arc<Shared>,
     ) -> Self {
         let start = Instant::now();
-        let clock = Clock::start(partition.now(), wall(), 0);
+        let clock = Clock::start(partition.now(), crate::time::now(), 0);
         Self {
             partition,
             number,
@@ -384,7 +384,7 @@ impl Writer {
 
     fn now(&mut self) -> Time {
         let monotonic_us = self.start.elapsed().as_micros() as u64;
-        let now = self.clock.now(wall(), monotonic_us);
+        let now = self.clock.now(crate::time::now(), monotonic_us);
         let alarm = self.clock.alarm();
         if let Some(ahead_ms) = alarm.filter(|_| !self.alarmed) {
             tracing::warn!(
@@ -483,9 +483,4 @@ pub(super) fn refuse(ask: Ask, why: &Stopped) {
 fn words_of(panic: &(dyn std::any::Any + Send)) -> &str {
     let owned = || panic.downcast_ref::<String>().map(String::as_str);
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("see the log")
-}
-
-pub(super) fn wall() -> Time {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time(since.as_millis() as u64)
 }

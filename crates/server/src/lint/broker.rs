@@ -1,7 +1,8 @@
 //! The rules for the broker's own settings.
 
+use hapax_wire::DEFAULT_TENANT;
+
 use super::{Finding, Rule};
-use crate::auth::DEFAULT_TENANT;
 use crate::options::{Auth, Options, tenant_path};
 
 /// Checks whether callers are authenticated and the traffic is encrypted.

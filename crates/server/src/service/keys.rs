@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_core::{Browse, Command, Content, Fingerprint, Invalid, KeyName, KeyView, Outcome};
-use hapax_core::{Redrive, RedriveView, Refusal, Replay, Resolution, Resolve, Select};
+use hapax_core::{Redrive, RedriveView, Refusal, Replay, Resolution, Resolve, Select, limits};
 
 use hapax_wire::Code;
 
@@ -12,6 +12,9 @@ use super::{Permit, Service, WAIT_MAX, refused};
 use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
+
+/// Messages of a page, where the caller does not say how many.
+pub(crate) const BROWSE_DEFAULT: usize = 100;
 
 /// About how many bytes of messages a page has; a larger message has a page of its own.
 pub(crate) const PAGE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
@@ -130,6 +133,9 @@ impl Service {
         browse: Browse,
         cursor: Option<Cursor>,
     ) -> Result<Page, Problem> {
+        if !(1..=limits::BROWSE_MAX).contains(&browse.limit) {
+            return Err(Problem::invalid(format!("limit must be 1 to {}", limits::BROWSE_MAX)));
+        }
         let page = self.engine().browse(browse, cursor).await?;
         let mut page = page.map_err(|refusal| refused(permit, refusal))?;
         let mut bytes = 0;

@@ -13,6 +13,8 @@ use hapax_store::disk::DiskStore;
 
 use crate::{LONG, Lists, create, done, message, open, queue, receive};
 
+const OPTIONS: Options = Options { partitions: 1, memory_bytes: 64 * 1_024 * 1_024 };
+
 /// Every file and directory with its length.
 fn contents(path: &Path) -> BTreeMap<PathBuf, u64> {
     let mut all = BTreeMap::new();
@@ -193,7 +195,7 @@ fn a_leader_that_was_set_back_is_refused_also_where_something_is_due_in_it() {
         let before = contents(&follower);
         for again in 0..2 {
             let data = Data::open(directory.path(), 1).unwrap();
-            let opened = Engine::open(data, Options::default(), Box::new(|_, _| {}));
+            let opened = Engine::open(data, OPTIONS, Box::new(|_, _| {}));
             let why = opened.map(|engine| engine.stop());
             assert!(matches!(why, Err(Error::LeaderBehind { .. })), "{round} {again}: {why:?}");
         }
@@ -228,7 +230,7 @@ fn a_copy_that_cannot_be_opened_whole_is_not_worn_out_by_trying() {
     let before = manifest();
     for _ in 0..3 {
         let data = Data::open(copy.path(), 1).unwrap();
-        let opened = Engine::open(data, Options::default(), Box::new(|_, _| {}));
+        let opened = Engine::open(data, OPTIONS, Box::new(|_, _| {}));
         assert!(matches!(opened.map(|engine| engine.stop()), Err(Error::Store { .. })));
         assert!(manifest() == before, "no owner was written down");
     }

@@ -1,71 +1,41 @@
 //! A broker on a free port, and the two streams as a client sees them.
 
-use std::future::Future;
+use std::ops::Deref;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hapax_server::Broker;
-use hapax_server::options::{Auth, Options};
-use hapax_server::service::Service;
+use hapax_server::options::Options;
+use hapax_testing::{TestBroker, in_time};
 use hapax_wire::proto::hapax_client::HapaxClient;
 use hapax_wire::proto::{self, settle::Verb};
-use tempfile::TempDir;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
-/// Longer than anything takes here.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
-
-/// A broker that serves until it is stopped.
-pub(crate) struct House {
-    pub(crate) address: String,
-    pub(crate) service: Service,
+/// A broker, and a client on a connection of its own.
+pub(crate) struct Broker {
+    broker: TestBroker,
     pub(crate) client: HapaxClient<Channel>,
-    stop: Option<oneshot::Sender<()>>,
-    running: Option<JoinHandle<()>>,
-    _directory: TempDir,
 }
 
-impl House {
+impl Broker {
     pub(crate) async fn open() -> Self {
         Self::with(|_| {}).await
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let mut options = Options {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            data: directory.path().join("data"),
-            auth: Auth::Off,
-            ..Options::default()
-        };
-        change(&mut options);
-        let broker = Broker::start(&options, None).await.unwrap();
-        let address = format!("http://{}", broker.address());
-        let service = broker.service().clone();
-        let (stop, stopped) = oneshot::channel();
-        let until = async { drop(stopped.await) };
-        let running = tokio::spawn(async move { broker.run(until).await.unwrap() });
-        let client = HapaxClient::new(channel(&address));
-        Self {
-            address,
-            service,
-            client,
-            stop: Some(stop),
-            running: Some(running),
-            _directory: directory,
-        }
+        let broker = TestBroker::with(change).await;
+        let client = HapaxClient::new(channel(&broker.url()));
+        Self { broker, client }
     }
 
     /// With a queue of these rules.
     pub(crate) async fn with_queue(queue: &str, config_json: &str) -> Self {
-        let house = Self::open().await;
-        house.put(queue, config_json).await.unwrap();
-        house
+        let broker = Self::open().await;
+        broker.put(queue, config_json).await.unwrap();
+        broker
     }
 
     pub(crate) async fn put(&self, queue: &str, json: &str) -> Result<proto::Queue, Status> {
@@ -113,7 +83,7 @@ impl House {
 
     /// The same, on a connection of its own that takes a frame or two and is not read from.
     pub(crate) async fn works_narrow(&self, queue: &str, credit: u32) -> Works {
-        let narrow = Endpoint::from_shared(self.address.clone()).unwrap();
+        let narrow = Endpoint::from_shared(self.url()).unwrap();
         let narrow = narrow.initial_stream_window_size(65_535).connect_lazy();
         let works = Self::unopened_by(HapaxClient::new(narrow)).await;
         works.say(opening(queue, credit)).await;
@@ -129,21 +99,18 @@ impl House {
         let down = client.work(ReceiverStream::new(frames)).await.unwrap();
         Works { up, down: down.into_inner(), deliveries: Vec::new(), settled: Vec::new() }
     }
+}
 
-    /// Tells the broker to stop; it is gone when the future is ready.
-    pub(crate) fn stop(&mut self) -> impl Future<Output = ()> + use<> {
-        let _ = self.stop.take().unwrap().send(());
-        let running = self.running.take().unwrap();
-        async move { in_time(running).await.unwrap() }
+impl Deref for Broker {
+    type Target = TestBroker;
+
+    fn deref(&self) -> &TestBroker {
+        &self.broker
     }
 }
 
 pub(crate) fn channel(address: &str) -> Channel {
     Endpoint::from_shared(address.to_owned()).unwrap().connect_lazy()
-}
-
-pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(LONG, future).await.expect("it takes far too long")
 }
 
 /// A Send stream.

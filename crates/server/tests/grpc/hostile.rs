@@ -7,16 +7,15 @@ use hapax_wire::proto::{self, AnswerKind};
 use http::{Request, StatusCode, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::broker::{
-    House, channel, code, done, in_time, message, messages, opening, refusal, settle,
-};
+use crate::broker::{Broker, channel, code, done, message, messages, opening, refusal, settle};
+use hapax_testing::in_time;
 
 const MIB: usize = 1_024 * 1_024;
 
 #[tokio::test]
 async fn a_caller_that_never_reads_its_answers_is_not_read_for_ever() {
-    let house = House::with_queue("orders", r#"{"guarantee":"at-least-once"}"#).await;
-    let stalled = house.sends().await;
+    let broker = Broker::with_queue("orders", r#"{"guarantee":"at-least-once"}"#).await;
+    let stalled = broker.sends().await;
     // Refusals are the longest answers: they fill what is on the way soonest.
     let frame = || {
         let messages = (0..1_000).map(|number| message(number, "", "body")).collect();
@@ -27,33 +26,33 @@ async fn a_caller_that_never_reads_its_answers_is_not_read_for_ever() {
         taken += 1;
         assert!(taken < 2_000, "two million answers that nobody reads");
     }
-    let mut other = house.sends().await;
+    let mut other = broker.sends().await;
     let answer = other.one("orders", message(1, "k", "body")).await;
     assert_eq!(answer.kind(), AnswerKind::Accepted, "others are served");
 }
 
 #[tokio::test]
 async fn a_worker_that_never_reads_holds_a_bounded_part_of_the_queue() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     let body = vec![7; 64 * 1_024];
     for batch in 0..10 {
         let some = (0..100).map(|n| message(n, &format!("{batch}-{n}"), body.clone())).collect();
-        house.send("orders", some).await;
+        broker.send("orders", some).await;
     }
-    let stalled = house.works("orders", 10_000).await;
+    let stalled = broker.works("orders", 10_000).await;
     // Another worker gets what is left, and that is most of it.
-    let mut other = house.works("orders", 10_000).await;
+    let mut other = broker.works("orders", 10_000).await;
     let got = other.deliveries(500).await;
     assert_eq!(got.len(), 500);
-    let stats = house.stats("orders").await;
+    let stats = broker.stats("orders").await;
     assert!(stats.leased as usize * 64 * 1_024 <= 64 * MIB, "{} are leased", stats.leased);
     drop(stalled);
 }
 
 #[tokio::test]
 async fn a_message_that_is_too_large_harms_itself_alone() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     let large = message(1, "large", vec![0; 20 * MIB]);
     sends.say("orders", vec![message(0, "a", "x"), large, message(2, "b", "x")]).await;
     let answers = sends.answers(3).await;
@@ -66,9 +65,9 @@ async fn a_message_that_is_too_large_harms_itself_alone() {
 
 #[tokio::test]
 async fn a_settle_that_is_too_large_harms_itself_alone() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 4)).await;
-    let mut works = house.works("orders", 4).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 4)).await;
+    let mut works = broker.works("orders", 4).await;
     let all = works.deliveries(4).await;
     let emit = |number: usize| proto::Emit {
         queue: "orders".to_owned(),
@@ -100,9 +99,9 @@ async fn a_settle_that_is_too_large_harms_itself_alone() {
 
 #[tokio::test]
 async fn a_frame_that_is_too_large_ends_its_stream_and_no_other() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut other = house.sends().await;
-    let sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut other = broker.sends().await;
+    let sends = broker.sends().await;
     sends.say("orders", vec![message(1, "k", vec![0; 33 * MIB])]).await;
     let status = sends.finish().await.unwrap_err();
     assert_eq!((status.code(), code(&status)), (tonic::Code::OutOfRange, "too_large"));
@@ -112,8 +111,8 @@ async fn a_frame_that_is_too_large_ends_its_stream_and_no_other() {
 
 #[tokio::test]
 async fn bytes_that_are_no_frame_end_their_stream_and_no_other() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut other = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut other = broker.sends().await;
     for (path, frame) in [
         ("Send", &b"\x00\x00\x00\x00\x04\x12\xff\xff\xff"[..]),
         ("Send", b"\x00\x00\x00\x00\x02\x0a\x05"),
@@ -124,7 +123,7 @@ async fn bytes_that_are_no_frame_end_their_stream_and_no_other() {
         ("Work", b"\x00\xff\xff\xff\xff"),
         ("SendBatch", b"\x00\x00\x00\x00\x02\x0a\x05"),
     ] {
-        let (status, code) = speak(&house, path, &[], frame).await;
+        let (status, code) = speak(&broker, path, &[], frame).await;
         assert_ne!(status, "0", "{path} {frame:?}");
         assert!(matches!(&*code, "invalid" | "too_large"), "{path} {frame:?}: {status} {code}");
         let answer = other.one("orders", message(1, path, "body")).await;
@@ -134,7 +133,7 @@ async fn bytes_that_are_no_frame_end_their_stream_and_no_other() {
 
 #[tokio::test]
 async fn what_the_framework_refuses_has_a_code_of_ours() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     let plain: &[(&str, &str)] = &[];
     let gzip: &[(&str, &str)] = &[("grpc-encoding", "gzip")];
     for (path, headers, expected) in [
@@ -145,7 +144,7 @@ async fn what_the_framework_refuses_has_a_code_of_ours() {
         ("SendBatch", plain, tonic::Code::InvalidArgument),
         ("Send", plain, tonic::Code::InvalidArgument),
     ] {
-        let told = speak(&house, path, headers, b"\x01\x00\x00\x00\x01x").await;
+        let told = speak(&broker, path, headers, b"\x01\x00\x00\x00\x01x").await;
         let expected = ((expected as i32).to_string(), "invalid".to_owned());
         assert_eq!(told, expected, "{path} {headers:?}");
     }
@@ -153,19 +152,19 @@ async fn what_the_framework_refuses_has_a_code_of_ours() {
 
 /// Says some bytes as a gRPC call, and gets the status and the code.
 async fn speak(
-    house: &House,
+    broker: &Broker,
     path: &str,
     headers: &[(&str, &str)],
     frame: &'static [u8],
 ) -> (String, String) {
     use http_body_util::{BodyExt, Full};
     use tower::ServiceExt;
-    let channel = channel(&house.address);
+    let channel = channel(&broker.url());
     let path = match path.strip_prefix("../") {
         Some(path) => path.to_owned(),
         None => format!("hapax.v1.Hapax/{path}"),
     };
-    let mut request = Request::post(format!("{}/{path}", house.address));
+    let mut request = Request::post(format!("{}/{path}", broker.url()));
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -190,11 +189,11 @@ async fn speak(
 
 #[tokio::test]
 async fn a_worker_that_vanishes_leaves_its_messages_to_others_at_once() {
-    let house = House::with_queue("orders", "{}").await;
-    let works = house.works("orders", 10).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let works = broker.works("orders", 10).await;
     drop(works);
     // A connection cut in the middle of a frame.
-    let address = house.address.trim_start_matches("http://").to_owned();
+    let address = broker.address();
     let mut raw = tokio::net::TcpStream::connect(address).await.unwrap();
     raw.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         .await
@@ -202,19 +201,19 @@ async fn a_worker_that_vanishes_leaves_its_messages_to_others_at_once() {
     let mut some = [0; 9];
     raw.read_exact(&mut some).await.unwrap();
     drop(raw);
-    let mut other = house.works("orders", 10).await;
-    house.send("orders", vec![message(1, "k", "body")]).await;
+    let mut other = broker.works("orders", 10).await;
+    broker.send("orders", vec![message(1, "k", "body")]).await;
     assert_eq!(other.deliveries(1).await[0].attempt, 1);
 }
 
 #[tokio::test]
 async fn credit_beyond_all_bounds_is_taken_for_the_bound() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut works = house.works("orders", u32::MAX).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut works = broker.works("orders", u32::MAX).await;
     works.credit(u32::MAX).await;
-    house.send("orders", crate::broker::messages("k", 100)).await;
+    broker.send("orders", crate::broker::messages("k", 100)).await;
     works.deliveries(100).await;
-    let zero = house.unopened().await;
+    let zero = broker.unopened().await;
     zero.say(opening("orders", 0)).await;
     zero.credit(0).await;
 }

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 
 use hapax_wire::proto::{AnswerKind, State};
 
-use crate::broker::{House, LONG, code, done, in_time, message, messages, refusal};
+use crate::broker::{Broker, code, done, message, messages, refusal};
+use hapax_testing::in_time;
 
 #[tokio::test]
 async fn every_message_of_thousands_is_answered_once_by_its_reference() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     const FRAMES: u64 = 100;
     for frame in 0..FRAMES {
         let some = (0..200).map(|n| frame * 200 + n);
@@ -24,13 +25,13 @@ async fn every_message_of_thousands_is_answered_once_by_its_reference() {
     assert_eq!(ids.len(), 20_000);
     assert!(ids.iter().all(|id| id.len() == 16));
     assert_eq!(sends.finish().await.unwrap(), [], "and nothing more");
-    assert_eq!(house.stats("orders").await.ready, 20_000);
+    assert_eq!(broker.stats("orders").await.ready, 20_000);
 }
 
 #[tokio::test]
 async fn a_duplicate_gets_the_first_id_and_a_conflict_says_what_differs() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     let first = sends.one("orders", message(1, "k", "body")).await;
     assert_eq!(first.kind(), AnswerKind::Accepted);
     let again = sends.one("orders", message(2, "k", "body")).await;
@@ -49,8 +50,8 @@ async fn a_duplicate_gets_the_first_id_and_a_conflict_says_what_differs() {
 
 #[tokio::test]
 async fn duplicates_within_one_frame_harm_no_neighbour() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     let frame = vec![
         message(1, "a", "body"),
         message(2, "a", "body"),
@@ -72,8 +73,8 @@ async fn duplicates_within_one_frame_harm_no_neighbour() {
 
 #[tokio::test]
 async fn everything_a_message_carries_reaches_the_worker() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     let mut sent = message(1, "k", &b"\x00\xff bytes"[..]);
     sent.content_type = "application/json".to_owned();
     sent.group = Some("g".to_owned());
@@ -87,7 +88,7 @@ async fn everything_a_message_carries_reaches_the_worker() {
     let answer = sends.one("orders", sent.clone()).await;
     assert_eq!(answer.kind(), AnswerKind::Accepted, "{answer:?}");
 
-    let mut works = house.works("orders", 1).await;
+    let mut works = broker.works("orders", 1).await;
     let delivery = works.deliveries(1).await.remove(0);
     assert_eq!((Some(delivery.key), delivery.id), (sent.key, answer.id));
     assert_eq!((delivery.body, delivery.content_type), (sent.body, sent.content_type));
@@ -98,8 +99,8 @@ async fn everything_a_message_carries_reaches_the_worker() {
 
 #[tokio::test]
 async fn an_own_fingerprint_stands_for_the_body() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     let mut noisy = message(1, "k", "at 12:00");
     noisy.fingerprint = Some("lemons".to_owned());
     assert_eq!(sends.one("orders", noisy.clone()).await.kind(), AnswerKind::Accepted);
@@ -114,22 +115,22 @@ async fn an_own_fingerprint_stands_for_the_body() {
 
 #[tokio::test]
 async fn delays_and_times_to_live_are_kept() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     let mut later = message(1, "later", "body");
     later.delay_ms = Some(3_600_000);
     assert_eq!(sends.one("orders", later).await.state(), State::Delayed);
     let mut never = message(2, "never", "body");
     never.ttl_ms = Some(0);
     assert_eq!(refusal(&sends.one("orders", never).await), "invalid");
-    assert_eq!(house.stats("orders").await.delayed, 1);
+    assert_eq!(broker.stats("orders").await.delayed, 1);
 }
 
 #[tokio::test]
 async fn one_stream_serves_many_queues_and_names_those_that_are_not_there() {
-    let house = House::with_queue("orders", "{}").await;
-    house.put("emails", "{}").await.unwrap();
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.put("emails", "{}").await.unwrap();
+    let mut sends = broker.sends().await;
     for (queue, expected) in [
         ("orders", ""),
         ("emails", ""),
@@ -143,25 +144,25 @@ async fn one_stream_serves_many_queues_and_names_those_that_are_not_there() {
         assert_eq!(refusal(&answer), expected, "{queue}");
         assert_eq!(answer.r#ref, 7);
     }
-    assert_eq!(house.stats("orders").await.ready, 2);
-    assert_eq!(house.stats("emails").await.ready, 1);
+    assert_eq!(broker.stats("orders").await.ready, 2);
+    assert_eq!(broker.stats("emails").await.ready, 1);
 }
 
 #[tokio::test]
 async fn a_message_of_the_largest_size_passes_and_a_larger_one_is_refused_alone() {
-    let house = House::with_queue("orders", r#"{"max_body_bytes":16777216}"#).await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", r#"{"max_body_bytes":16777216}"#).await;
+    let mut sends = broker.sends().await;
     let large = vec![7; 16 * 1_024 * 1_024];
     let answer = sends.one("orders", message(1, "large", large.clone())).await;
     assert_eq!(answer.kind(), AnswerKind::Accepted);
-    house.put("small", r#"{"max_body_bytes":10}"#).await.unwrap();
+    broker.put("small", r#"{"max_body_bytes":10}"#).await.unwrap();
     let frame = vec![message(2, "a", "12345678901"), message(3, "b", "1234567890")];
     sends.say("small", frame).await;
     let answers = sends.answers(2).await;
     assert_eq!(refusal(&answers[0]), "too_large");
     assert_eq!(answers[1].kind(), AnswerKind::Accepted);
 
-    let request = house.client.clone().max_decoding_message_size(64 * 1_024 * 1_024);
+    let request = broker.client.clone().max_decoding_message_size(64 * 1_024 * 1_024);
     let (up, frames) = tokio::sync::mpsc::channel(1);
     let frames = tokio_stream::wrappers::ReceiverStream::new(frames);
     let mut down = { request }.work(frames).await.unwrap().into_inner();
@@ -172,8 +173,8 @@ async fn a_message_of_the_largest_size_passes_and_a_larger_one_is_refused_alone(
 
 #[tokio::test]
 async fn the_end_of_the_callers_side_is_answered_in_full() {
-    let house = House::with_queue("orders", "{}").await;
-    let sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let sends = broker.sends().await;
     sends.say("orders", messages("k", 5_000)).await;
     let answers = sends.finish().await.unwrap();
     assert_eq!(answers.len(), 5_000);
@@ -181,8 +182,8 @@ async fn the_end_of_the_callers_side_is_answered_in_full() {
 
 #[tokio::test]
 async fn a_queue_with_a_rate_refuses_what_is_too_much_and_says_when_to_come_again() {
-    let house = House::with_queue("orders", r#"{"sends_per_s":1}"#).await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", r#"{"sends_per_s":1}"#).await;
+    let mut sends = broker.sends().await;
     sends.say("orders", messages("k", 50)).await;
     let answers = sends.answers(50).await;
     let refused: Vec<_> = answers.iter().filter_map(|answer| answer.problem.as_ref()).collect();
@@ -193,10 +194,10 @@ async fn a_queue_with_a_rate_refuses_what_is_too_much_and_says_when_to_come_agai
 
 #[tokio::test]
 async fn a_finished_key_answers_with_its_result() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     sends.one("orders", message(1, "k", "body")).await;
-    let mut works = house.works("orders", 1).await;
+    let mut works = broker.works("orders", 1).await;
     let delivery = works.deliveries(1).await.remove(0);
     works.settle(vec![done(1, &delivery, "charged")]).await;
     works.settled(1).await;
@@ -211,15 +212,15 @@ async fn a_finished_key_answers_with_its_result() {
 
 #[tokio::test]
 async fn the_order_on_the_stream_is_the_order_in_a_group() {
-    let house = House::with_queue("orders", r#"{"order":"group"}"#).await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", r#"{"order":"group"}"#).await;
+    let mut sends = broker.sends().await;
     for number in 0..50 {
         let mut one = message(number, &format!("k{number}"), "body");
         one.group = Some("g".to_owned());
         sends.say("orders", vec![one]).await;
     }
     sends.answers(50).await;
-    let mut works = house.works("orders", 10).await;
+    let mut works = broker.works("orders", 10).await;
     for number in 0..50 {
         let delivery = works.deliveries(1).await.remove(0);
         assert_eq!(delivery.key, format!("k{number}"));
@@ -231,10 +232,10 @@ async fn the_order_on_the_stream_is_the_order_in_a_group() {
 #[tokio::test]
 async fn a_stream_without_a_token_is_refused_where_one_is_needed() {
     use hapax_server::options::Auth;
-    let house = House::with(|settings| settings.auth = Auth::Tokens).await;
+    let broker = Broker::with(|settings| settings.auth = Auth::Tokens).await;
     let (_up, frames) = tokio::sync::mpsc::channel(1);
     let frames = tokio_stream::wrappers::ReceiverStream::new(frames);
-    let sent = tokio::time::timeout(LONG, house.client.clone().send(frames)).await.unwrap();
+    let sent = in_time(broker.client.clone().send(frames)).await;
     let status = sent.map(|_| ()).unwrap_err();
     assert_eq!(code(&status), "unauthorized");
     assert_eq!(status.code(), tonic::Code::Unauthenticated);
@@ -242,10 +243,10 @@ async fn a_stream_without_a_token_is_refused_where_one_is_needed() {
 
 #[tokio::test]
 async fn results_that_wait_on_a_stream_are_bounded_and_found_when_they_are_asked_for_again() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     sends.one("orders", message(1, "k", "body")).await;
-    let mut works = house.works("orders", 1).await;
+    let mut works = broker.works("orders", 1).await;
     let delivery = works.deliveries(1).await.remove(0);
     works.settle(vec![done(1, &delivery, "r".repeat(1_000_000).leak())]).await;
     works.settled(1).await;

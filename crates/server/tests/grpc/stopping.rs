@@ -2,15 +2,16 @@
 
 use hapax_wire::proto::{AnswerKind, SettleKind};
 
-use crate::broker::{House, code, done, in_time, message, messages};
+use crate::broker::{Broker, code, done, message, messages};
+use hapax_testing::in_time;
 
 #[tokio::test]
 async fn a_worker_is_told_and_its_last_settles_are_answered() {
-    let mut house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 2)).await;
-    let mut busy = house.works("orders", 2).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 2)).await;
+    let mut busy = broker.works("orders", 2).await;
     let deliveries = busy.deliveries(2).await;
-    let stopped = house.stop();
+    let stopped = broker.stop();
     let reply = busy.next().await.unwrap();
     assert!(reply.closing, "{reply:?}");
     busy.settle(vec![done(1, &deliveries[0], "ok")]).await;
@@ -25,14 +26,14 @@ async fn a_worker_is_told_and_its_last_settles_are_answered() {
 
 #[tokio::test]
 async fn idle_streams_hold_up_nothing() {
-    let mut house = House::with_queue("orders", "{}").await;
-    let mut idle = house.works("orders", 10).await;
-    let mut without_credit = house.works("orders", 0).await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut idle = broker.works("orders", 10).await;
+    let mut without_credit = broker.works("orders", 0).await;
+    let mut sends = broker.sends().await;
     sends.one("orders", message(1, "k", "body")).await;
     idle.deliveries(1).await;
     let started = std::time::Instant::now();
-    let stopped = house.stop();
+    let stopped = broker.stop();
     assert!(without_credit.next().await.unwrap().closing);
     assert_eq!(code(&without_credit.next().await.unwrap_err()), "unavailable");
     assert_eq!(code(&sends.end().await.unwrap_err()), "unavailable");
@@ -43,10 +44,10 @@ async fn idle_streams_hold_up_nothing() {
 
 #[tokio::test]
 async fn what_was_read_before_the_stop_is_answered() {
-    let mut house = House::with_queue("orders", "{}").await;
-    let sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let sends = broker.sends().await;
     sends.say("orders", messages("k", 1_000)).await;
-    let stopped = house.stop();
+    let stopped = broker.stop();
     // Either read, then durable and answered; or not, then it is for the caller to send again.
     match sends.finish().await {
         Ok(answers) => assert_eq!(answers.len(), 1_000),
@@ -60,8 +61,8 @@ async fn health_follows_the_engine() {
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_check_response::ServingStatus;
     use tonic_health::pb::health_client::HealthClient;
-    let house = House::with_queue("orders", "{}").await;
-    let mut health = HealthClient::new(crate::broker::channel(&house.address));
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut health = HealthClient::new(crate::broker::channel(&broker.url()));
     for service in ["", "hapax.v1.Hapax"] {
         let request = HealthCheckRequest { service: service.to_owned() };
         let mut news = health.watch(request).await.unwrap().into_inner();
@@ -75,8 +76,8 @@ async fn health_follows_the_engine() {
     let request = HealthCheckRequest { service: String::new() };
     let mut news = health.watch(request).await.unwrap().into_inner();
     assert_eq!(in_time(news.message()).await.unwrap().unwrap().status(), ServingStatus::Serving);
-    house.service.engine().drain();
+    broker.service().engine().drain();
     assert_eq!(in_time(news.message()).await.unwrap().unwrap().status(), ServingStatus::NotServing);
-    let answer = house.send("orders", vec![message(1, "k", "body")]).await.remove(0);
+    let answer = broker.send("orders", vec![message(1, "k", "body")]).await.remove(0);
     assert_eq!(answer.kind(), AnswerKind::Accepted, "sends go on");
 }

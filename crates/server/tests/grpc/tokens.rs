@@ -14,7 +14,8 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
-use crate::broker::{House, channel, code, in_time, message, opening};
+use crate::broker::{Broker, channel, code, message, opening};
+use hapax_testing::in_time;
 
 type Client = HapaxClient<InterceptedService<Channel, With>>;
 
@@ -33,10 +34,10 @@ impl tonic::service::Interceptor for With {
 }
 
 /// A broker that wants tokens, its data, and a token of each name.
-async fn guarded(names: &[&str]) -> (House, PathBuf, Vec<String>) {
+async fn guarded(names: &[&str]) -> (Broker, PathBuf, Vec<String>) {
     let mut data = PathBuf::new();
     let mut tokens = Vec::new();
-    let house = House::with(|settings| {
+    let broker = Broker::with(|settings| {
         settings.auth = Auth::Tokens;
         data.clone_from(&settings.data);
         std::fs::create_dir_all(&data).unwrap();
@@ -52,12 +53,12 @@ async fn guarded(names: &[&str]) -> (House, PathBuf, Vec<String>) {
             tokens.push(created.unwrap().token);
         }
     });
-    (house.await, data, tokens)
+    (broker.await, data, tokens)
 }
 
-fn client(house: &House, tokens: &[&String]) -> Client {
+fn client(broker: &Broker, tokens: &[&String]) -> Client {
     let tokens = tokens.iter().map(|token| (*token).clone()).collect();
-    HapaxClient::with_interceptor(channel(&house.address), With(tokens))
+    HapaxClient::with_interceptor(channel(&broker.url()), With(tokens))
 }
 
 async fn put(client: &mut Client) {
@@ -71,19 +72,19 @@ async fn put(client: &mut Client) {
 
 #[tokio::test]
 async fn two_tokens_are_no_token() {
-    let (house, _, tokens) = guarded(&["one", "two"]).await;
+    let (broker, _, tokens) = guarded(&["one", "two"]).await;
     let queues = || proto::ListQueuesRequest::default();
-    client(&house, &[&tokens[0]]).list_queues(queues()).await.unwrap();
+    client(&broker, &[&tokens[0]]).list_queues(queues()).await.unwrap();
     for twice in [[&tokens[0], &tokens[1]], [&tokens[0], &tokens[0]]] {
-        let refused = client(&house, &twice).list_queues(queues()).await.unwrap_err();
+        let refused = client(&broker, &twice).list_queues(queues()).await.unwrap_err();
         assert_eq!(code(&refused), "unauthorized");
     }
 }
 
 #[tokio::test]
 async fn what_waits_under_a_token_ends_when_it_is_revoked() {
-    let (house, data, tokens) = guarded(&["worker", "keeper"]).await;
-    let (mut worker, mut keeper) = (client(&house, &[&tokens[0]]), client(&house, &[&tokens[1]]));
+    let (broker, data, tokens) = guarded(&["worker", "keeper"]).await;
+    let (mut worker, mut keeper) = (client(&broker, &[&tokens[0]]), client(&broker, &[&tokens[1]]));
     put(&mut keeper).await;
     let (work_up, frames) = tokio::sync::mpsc::channel(4);
     let mut work = worker.work(ReceiverStream::new(frames)).await.unwrap().into_inner();
@@ -123,12 +124,12 @@ async fn what_waits_under_a_token_ends_when_it_is_revoked() {
 #[tokio::test]
 async fn l10_what_is_held_under_an_id_stays_leased_when_a_revoked_caller_repeats_it() {
     for (id, held) in [(Some("r1"), 1), (None, 0)] {
-        let (house, data, tokens) = guarded(&["worker", "keeper"]).await;
-        let mut keeper = client(&house, &[&tokens[1]]);
+        let (broker, data, tokens) = guarded(&["worker", "keeper"]).await;
+        let mut keeper = client(&broker, &[&tokens[1]]);
         put(&mut keeper).await;
         let bearer = format!("Bearer {}", tokens[0]);
-        let worker = house.service.authenticate(Some(bearer.as_bytes())).unwrap();
-        let permit = house.service.authorise(&worker, Action::Work, "orders").unwrap();
+        let worker = broker.service().authenticate(Some(bearer.as_bytes())).unwrap();
+        let permit = broker.service().authorise(&worker, Action::Work, "orders").unwrap();
         let receive = || Receive {
             queue: QueueName::new("shop", "orders").unwrap(),
             max: 1,
@@ -137,17 +138,17 @@ async fn l10_what_is_held_under_an_id_stays_leased_when_a_revoked_caller_repeats
             receive_id: id.map(Into::into),
             several_per_group: false,
         };
-        let ask = || house.service.receive(&permit, receive(), Duration::ZERO);
+        let ask = || broker.service().receive(&permit, receive(), Duration::ZERO);
         if id.is_none() {
             TokenFile::in_directory(&data).revoke("worker").unwrap();
-            in_time(house.service.revoked(&worker)).await;
+            in_time(broker.service().revoked(&worker)).await;
         }
         let messages = vec![message(1, "k", "x")];
         keeper.send_batch(proto::SendFrame { queue: "orders".to_owned(), messages }).await.unwrap();
         if id.is_some() {
             assert_eq!(ask().await.unwrap().len(), 1);
             TokenFile::in_directory(&data).revoke("worker").unwrap();
-            in_time(house.service.revoked(&worker)).await;
+            in_time(broker.service().revoked(&worker)).await;
         }
         assert_eq!(ask().await.unwrap_err().code, hapax_wire::Code::Unauthorized);
         let queue = proto::QueueRequest { queue: "orders".to_owned() };

@@ -7,52 +7,53 @@ use hapax_wire::proto::settle::Verb;
 use hapax_wire::proto::{self, AnswerKind, SettleKind, State};
 use tonic::{Code, Status};
 
-use crate::broker::{House, code, done, in_time, message, messages, named, settle};
+use crate::broker::{Broker, code, done, message, messages, named, settle};
+use hapax_testing::in_time;
 
 fn queue(name: &str) -> proto::QueueRequest {
     proto::QueueRequest { queue: name.to_owned() }
 }
 
-async fn receive(house: &House, name: &str, max: u32) -> Vec<proto::Delivery> {
+async fn receive(broker: &Broker, name: &str, max: u32) -> Vec<proto::Delivery> {
     let request = proto::ReceiveRequest {
         queue: name.to_owned(),
         max,
         wait_ms: 50_000,
         ..Default::default()
     };
-    in_time(house.client.clone().receive(request)).await.unwrap().into_inner().messages
+    in_time(broker.client.clone().receive(request)).await.unwrap().into_inner().messages
 }
 
 async fn settle_all(
-    house: &House,
+    broker: &Broker,
     name: &str,
     items: Vec<proto::Settle>,
 ) -> Vec<proto::SettleAnswer> {
     let request = proto::SettleRequest { queue: name.to_owned(), items };
-    house.client.clone().settle(request).await.unwrap().into_inner().answers
+    broker.client.clone().settle(request).await.unwrap().into_inner().answers
 }
 
 /// One message that was given up.
-async fn one_dead(house: &House, key: &str, error: &str) {
-    house.send("orders", vec![message(0, key, "body")]).await;
-    let delivery = receive(house, "orders", 1).await.remove(0);
+async fn one_dead(broker: &Broker, key: &str, error: &str) {
+    broker.send("orders", vec![message(0, key, "body")]).await;
+    let delivery = receive(broker, "orders", 1).await.remove(0);
     let fail = proto::Fail { error: error.to_owned(), delay_ms: None, dead: true };
     let answers =
-        settle_all(house, "orders", vec![settle(0, &delivery.lease, Verb::Fail(fail))]).await;
+        settle_all(broker, "orders", vec![settle(0, &delivery.lease, Verb::Fail(fail))]).await;
     assert!(answers.iter().all(|answer| answer.state() == State::Dead));
 }
 
 #[tokio::test]
 async fn a_queue_is_created_changed_shown_listed_and_deleted() {
-    let house = House::open().await;
-    let created = house.put("orders", r#"{"lease_ms":5000}"#).await.unwrap();
+    let broker = Broker::open().await;
+    let created = broker.put("orders", r#"{"lease_ms":5000}"#).await.unwrap();
     assert!(created.created && created.created_at_ms > 0);
     let config: serde_json::Value = serde_json::from_str(&created.config_json).unwrap();
     assert_eq!((&config["lease_ms"], &config["max_attempts"]), (&5_000.into(), &10.into()));
-    let changed = house.put("orders", r#"{"lease_ms":6000}"#).await.unwrap();
+    let changed = broker.put("orders", r#"{"lease_ms":6000}"#).await.unwrap();
     assert!(!changed.created && changed.etag != created.etag);
 
-    let mut client = house.client.clone();
+    let mut client = broker.client.clone();
     let outdated = proto::PutQueueRequest {
         queue: "orders".to_owned(),
         config_json: "{}".to_owned(),
@@ -61,7 +62,7 @@ async fn a_queue_is_created_changed_shown_listed_and_deleted() {
     let status = client.put_queue(outdated).await.unwrap_err();
     assert_eq!((code(&status), status.code()), ("invalid_config", Code::InvalidArgument));
 
-    house.put("emails", "").await.unwrap();
+    broker.put("emails", "").await.unwrap();
     let listed = client.list_queues(proto::ListQueuesRequest {}).await.unwrap().into_inner();
     let names: Vec<_> = listed.queues.iter().map(|queue| queue.queue.as_str()).collect();
     assert_eq!(names, ["emails", "orders"]);
@@ -72,7 +73,7 @@ async fn a_queue_is_created_changed_shown_listed_and_deleted() {
 
 #[tokio::test]
 async fn a_configuration_with_a_typo_is_refused_with_its_field() {
-    let house = House::open().await;
+    let broker = Broker::open().await;
     for (json, needle) in [
         (r#"{"retention":5}"#, "retention_ms"),
         (r#"{"retention_ms":1000,"retry_horizon_ms":1000}"#, "retention"),
@@ -80,7 +81,7 @@ async fn a_configuration_with_a_typo_is_refused_with_its_field() {
         ("[]", ""),
         ("{", ""),
     ] {
-        let status = house.put("orders", json).await.unwrap_err();
+        let status = broker.put("orders", json).await.unwrap_err();
         assert!(["invalid_config", "invalid"].contains(&code(&status)), "{json}: {status:?}");
         assert!(status.message().contains(needle), "{json}: {status:?}");
     }
@@ -88,28 +89,28 @@ async fn a_configuration_with_a_typo_is_refused_with_its_field() {
 
 #[tokio::test]
 async fn a_batch_is_answered_in_order_and_a_refusal_harms_no_neighbour() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     let batch = vec![
         message(0, "a", "body"),
         message(0, "", "no key"),
         message(0, "a", "body"),
         message(9, "b", "body"),
     ];
-    let answers = house.send("orders", batch).await;
+    let answers = broker.send("orders", batch).await;
     use AnswerKind::{Accepted, Error, InFlight};
     let kinds: Vec<_> = answers.iter().map(|answer| answer.kind()).collect();
     assert_eq!(kinds, [Accepted, Error, InFlight, Accepted]);
     assert_eq!(answers[3].r#ref, 9);
 
     let too_many = proto::SendFrame { queue: "orders".into(), messages: messages("k", 1_001) };
-    let status = house.client.clone().send_batch(too_many).await.unwrap_err();
+    let status = broker.client.clone().send_batch(too_many).await.unwrap_err();
     assert_eq!((code(&status), status.code()), ("too_large", Code::OutOfRange));
 }
 
 #[tokio::test]
 async fn a_receive_repeated_under_its_id_gets_the_same_leases() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 5)).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 5)).await;
     let request = proto::ReceiveRequest {
         queue: "orders".to_owned(),
         max: 2,
@@ -117,7 +118,7 @@ async fn a_receive_repeated_under_its_id_gets_the_same_leases() {
         receive_id: Some("once".to_owned()),
         ..Default::default()
     };
-    let mut client = house.client.clone();
+    let mut client = broker.client.clone();
     let first = client.receive(request.clone()).await.unwrap().into_inner();
     let again = client.receive(request).await.unwrap().into_inner();
     assert_eq!(first.messages.len(), 2);
@@ -125,26 +126,26 @@ async fn a_receive_repeated_under_its_id_gets_the_same_leases() {
         reply.messages.iter().map(|one| one.lease.clone()).collect()
     };
     assert_eq!(leases(&first), leases(&again));
-    assert_eq!(house.stats("orders").await.leased, 2);
-    let answers = settle_all(&house, "orders", vec![done(1, &first.messages[0], "ok")]).await;
+    assert_eq!(broker.stats("orders").await.leased, 2);
+    let answers = settle_all(&broker, "orders", vec![done(1, &first.messages[0], "ok")]).await;
     assert_eq!((answers[0].kind(), answers[0].r#ref), (SettleKind::Ok, 1));
 }
 
 #[tokio::test]
 async fn a_receive_of_nothing_waits_no_longer_than_asked() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     let request = proto::ReceiveRequest { queue: "orders".into(), max: 1, ..Default::default() };
-    let reply = house.client.clone().receive(request.clone()).await.unwrap().into_inner();
+    let reply = broker.client.clone().receive(request.clone()).await.unwrap().into_inner();
     assert_eq!(reply.messages, []);
     let request = proto::ReceiveRequest { max: 5_000, ..request };
-    let status = house.client.clone().receive(request).await.unwrap_err();
+    let status = broker.client.clone().receive(request).await.unwrap_err();
     assert_eq!(code(&status), "invalid");
 }
 
 /// What a partition has of the queue `orders`.
-async fn stats_in(house: &House, partition: usize) -> hapax_core::Stats {
+async fn stats_in(broker: &Broker, partition: usize) -> hapax_core::Stats {
     let show = Command::Show(QueueName::new("default", "orders").unwrap());
-    match house.service.engine().call(partition, show).await.unwrap() {
+    match broker.service().engine().call(partition, show).await.unwrap() {
         Outcome::Queue(view) => view.stats,
         other => panic!("{other:?}"),
     }
@@ -168,17 +169,17 @@ fn id_in_the_second() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
-    let house = House::with(|settings| settings.partitions = 2).await;
-    house.put("orders", "{}").await.unwrap();
+    let broker = Broker::with(|settings| settings.partitions = 2).await;
+    broker.put("orders", "{}").await.unwrap();
     let grouped = |message| proto::Message { group: Some("g".to_owned()), ..message };
-    house.send("orders", messages("k", 16).into_iter().map(grouped).collect()).await;
-    let before = stats_in(&house, 1).await.ready;
+    broker.send("orders", messages("k", 16).into_iter().map(grouped).collect()).await;
+    let before = stats_in(&broker, 1).await.ready;
     assert!(before > 1, "both partitions have some");
 
     // What is to be known of the queue for the answer stands still, and the caller goes away.
     let (release, released) = std::sync::mpsc::channel::<()>();
     let (enter, entered) = tokio::sync::oneshot::channel();
-    let engine = house.service.engine().clone();
+    let engine = broker.service().engine().clone();
     let held = tokio::spawn(async move {
         let stand_still = move |_: &_| {
             enter.send(()).unwrap();
@@ -196,37 +197,37 @@ async fn messages_whose_answer_is_not_made_go_to_others_at_once() {
     let id = id_in_the_second();
     // Of two without an id, one begins with the partition that answers.
     let receiving = [&*id, "", ""].map(|id| {
-        let (mut client, request) = (house.client.clone(), receive(id));
+        let (mut client, request) = (broker.client.clone(), receive(id));
         tokio::spawn(async move { client.receive(request).await })
     });
-    in_time(async { while stats_in(&house, 1).await.leased < 2 {} }).await;
+    in_time(async { while stats_in(&broker, 1).await.leased < 2 {} }).await;
     for receiving in receiving {
         receiving.abort();
     }
-    in_time(async { while stats_in(&house, 1).await.leased > 1 {} }).await;
-    assert_eq!(stats_in(&house, 1).await.ready, before - 1);
+    in_time(async { while stats_in(&broker, 1).await.leased > 1 {} }).await;
+    assert_eq!(stats_in(&broker, 1).await.ready, before - 1);
     drop(release);
     held.await.unwrap().unwrap();
     // Under an id they are kept for whoever asks again.
-    let again = in_time(house.client.clone().receive(receive(&id))).await.unwrap().into_inner();
-    let answers = settle_all(&house, "orders", vec![done(1, &again.messages[0], "ok")]).await;
+    let again = in_time(broker.client.clone().receive(receive(&id))).await.unwrap().into_inner();
+    let answers = settle_all(&broker, "orders", vec![done(1, &again.messages[0], "ok")]).await;
     assert_eq!(answers[0].kind(), SettleKind::Ok);
 }
 
 #[tokio::test]
 async fn a_received_message_tells_whose_it_is_and_how_long_its_lease_lasts() {
-    let house = House::with_queue("orders", r#"{"lease_ms":7000,"dedup_scope":"group"}"#).await;
+    let broker = Broker::with_queue("orders", r#"{"lease_ms":7000,"dedup_scope":"group"}"#).await;
     let grouped = proto::Message { group: Some("g".to_owned()), ..message(0, "k", "body") };
-    house.send("orders", vec![grouped]).await;
-    let delivery = receive(&house, "orders", 1).await.remove(0);
+    broker.send("orders", vec![grouped]).await;
+    let delivery = receive(&broker, "orders", 1).await.remove(0);
     assert_eq!((&*delivery.tenant, &*delivery.queue), ("default", "orders"));
     assert_eq!((delivery.lease_ms, delivery.keys_per_group), (7_000, true));
 }
 
 #[tokio::test]
 async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
-    let house = House::with_queue("charges", "{}").await;
-    let mut client = house.client.clone();
+    let broker = Broker::with_queue("charges", "{}").await;
+    let mut client = broker.client.clone();
     let request = proto::ClaimRequest {
         queue: "charges".to_owned(),
         key: "charge-7".to_owned(),
@@ -248,11 +249,11 @@ async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
     assert_eq!(conflict.problem.unwrap().code, "conflict");
 
     let waiting = proto::ClaimRequest { wait_ms: 50_000, ..request.clone() };
-    let mut other = house.client.clone();
+    let mut other = broker.client.clone();
     let waiting = tokio::spawn(async move { other.claim(waiting).await.unwrap().into_inner() });
     let result = Some(proto::Blob { body: "charged".into(), content_type: String::new() });
     let done = Verb::Done(proto::Done { result, emits: Vec::new() });
-    let answers = settle_all(&house, "charges", vec![settle(1, &fresh.lease, done)]).await;
+    let answers = settle_all(&broker, "charges", vec![settle(1, &fresh.lease, done)]).await;
     assert_eq!(answers[0].kind(), SettleKind::Ok);
     let answer = in_time(waiting).await.unwrap().answer.unwrap();
     assert_eq!(answer.kind(), AnswerKind::Done);
@@ -261,12 +262,12 @@ async fn a_claim_is_fresh_once_in_flight_then_and_done_at_last() {
 
 #[tokio::test]
 async fn everything_about_a_key_is_told() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     let mut sent = message(0, "k", "body");
     sent.content_type = "text/plain".to_owned();
     sent.headers.insert("a".to_owned(), "b".to_owned());
-    house.send("orders", vec![sent.clone(), sent.clone()]).await;
-    let key = house.key("orders", "k").await;
+    broker.send("orders", vec![sent.clone(), sent.clone()]).await;
+    let key = broker.key("orders", "k").await;
     assert_eq!((key.key.as_str(), key.state(), key.attempts), ("k", State::Ready, 0));
     assert_eq!(key.duplicates, 1);
     let body = key.message.unwrap();
@@ -275,19 +276,19 @@ async fn everything_about_a_key_is_told() {
     assert!(key.history.iter().any(|event| event.event == "duplicate"), "{:?}", key.history);
 
     let request = proto::GetKeyRequest { key: Some(named("orders", "absent")), wait_ms: 0 };
-    let status = house.client.clone().get_key(request).await.unwrap_err();
+    let status = broker.client.clone().get_key(request).await.unwrap_err();
     assert_eq!((code(&status), status.code()), ("no_such_key", Code::NotFound));
-    let status = house.client.clone().get_key(proto::GetKeyRequest::default()).await.unwrap_err();
+    let status = broker.client.clone().get_key(proto::GetKeyRequest::default()).await.unwrap_err();
     assert_eq!(code(&status), "invalid");
 }
 
 #[tokio::test]
 async fn a_finished_key_is_replayed_with_its_body_and_forgotten() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut client = house.client.clone();
-    house.send("orders", vec![message(0, "k", "body")]).await;
-    let delivery = receive(&house, "orders", 1).await.remove(0);
-    settle_all(&house, "orders", vec![done(0, &delivery, "ok")]).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut client = broker.client.clone();
+    broker.send("orders", vec![message(0, "k", "body")]).await;
+    let delivery = receive(&broker, "orders", 1).await.remove(0);
+    settle_all(&broker, "orders", vec![done(0, &delivery, "ok")]).await;
 
     let replay = |message| proto::ReplayRequest { key: Some(named("orders", "k")), message };
     let status = client.replay_key(replay(None)).await.unwrap_err();
@@ -295,24 +296,24 @@ async fn a_finished_key_is_replayed_with_its_body_and_forgotten() {
     let status = client.replay_key(replay(Some(message(0, "k", "other")))).await.unwrap_err();
     assert_eq!(code(&status), "conflict");
     client.replay_key(replay(Some(message(0, "k", "body")))).await.unwrap();
-    let again = receive(&house, "orders", 1).await.remove(0);
+    let again = receive(&broker, "orders", 1).await.remove(0);
     assert_eq!((again.generation, again.key.as_str()), (1, "k"));
-    settle_all(&house, "orders", vec![done(0, &again, "ok")]).await;
+    settle_all(&broker, "orders", vec![done(0, &again, "ok")]).await;
 
     client.forget_key(named("orders", "k")).await.unwrap();
-    let answer = house.send("orders", vec![message(0, "k", "new body")]).await.remove(0);
+    let answer = broker.send("orders", vec![message(0, "k", "new body")]).await.remove(0);
     assert_eq!(answer.kind(), AnswerKind::Accepted);
 }
 
 #[tokio::test]
 async fn a_page_is_bounded_in_bytes_and_the_next_one_has_the_rest() {
     const BYTES: usize = 1_000_000;
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     for number in 0..12 {
         let body = "x".repeat(BYTES);
-        house.send("orders", vec![message(0, &format!("k{number}"), body)]).await;
+        broker.send("orders", vec![message(0, &format!("k{number}"), body)]).await;
     }
-    let mut client = house.client.clone().max_decoding_message_size(64 * 1_024 * 1_024);
+    let mut client = broker.client.clone().max_decoding_message_size(64 * 1_024 * 1_024);
     let (mut keys, mut pages, mut cursor) = (Vec::new(), 0, String::new());
     while pages == 0 || !cursor.is_empty() {
         let request = proto::BrowseRequest {
@@ -332,10 +333,10 @@ async fn a_page_is_bounded_in_bytes_and_the_next_one_has_the_rest() {
 
 #[tokio::test]
 async fn dead_messages_are_browsed_redriven_and_discarded() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut client = house.client.clone();
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut client = broker.client.clone();
     for (key, error) in [("a", "timeout"), ("b", "timeout"), ("c", "refused"), ("d", "refused")] {
-        one_dead(&house, key, error).await;
+        one_dead(&broker, key, error).await;
     }
     let browse = |cursor: &str| proto::BrowseRequest {
         queue: "orders".to_owned(),
@@ -349,8 +350,11 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
     assert_eq!(first.messages[0].error, "timeout");
     let second = client.browse(browse(&first.next)).await.unwrap().into_inner();
     assert_eq!((second.messages.len(), second.next.as_str()), (1, ""));
-    let status = client.browse(browse("nonsense")).await.unwrap_err();
-    assert_eq!(code(&status), "invalid");
+    let too_many = proto::BrowseRequest { limit: 1_001, ..browse("") };
+    for refused in [browse("nonsense"), too_many] {
+        let status = client.browse(refused).await.unwrap_err();
+        assert_eq!(code(&status), "invalid");
+    }
 
     let redrive = |id: &str, select, dry_run| proto::RedriveRequest {
         queue: "orders".to_owned(),
@@ -367,7 +371,7 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
     let finished = async |id: &str| {
         let request = proto::GetRedriveRequest { queue: "orders".into(), id: id.to_owned() };
         loop {
-            let told = house.client.clone().get_redrive(request.clone()).await.unwrap();
+            let told = broker.client.clone().get_redrive(request.clone()).await.unwrap();
             let told = told.into_inner();
             if told.done {
                 break told;
@@ -387,24 +391,24 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
     let other = client.redrive(redrive("wet", all, false)).await.unwrap_err();
     assert_eq!(other.code(), tonic::Code::AlreadyExists);
     assert!(other.message().contains("another redrive"), "{other:?}");
-    assert_eq!(house.stats("orders").await.dead, 2);
+    assert_eq!(broker.stats("orders").await.dead, 2);
     let keys = Select::Keys(proto::RedriveKeys { keys: vec!["c".to_owned()], group: None });
     client.redrive(redrive("key", keys, false)).await.unwrap();
     in_time(finished("key")).await;
     client.discard_key(named("orders", "d")).await.unwrap();
-    let stats = house.stats("orders").await;
+    let stats = broker.stats("orders").await;
     assert_eq!((stats.dead, stats.ready), (0, 3));
 }
 
 #[tokio::test]
 async fn a_parked_message_is_resolved() {
-    let house = House::with_queue("orders", r#"{"on_lost":"park","lease_ms":100}"#).await;
-    let mut client = house.client.clone();
+    let broker = Broker::with_queue("orders", r#"{"on_lost":"park","lease_ms":100}"#).await;
+    let mut client = broker.client.clone();
     for key in ["a", "b"] {
-        house.send("orders", vec![message(0, key, "body")]).await;
-        let delivery = receive(&house, "orders", 1).await.remove(0);
+        broker.send("orders", vec![message(0, key, "body")]).await;
+        let delivery = receive(&broker, "orders", 1).await.remove(0);
         let begin = Verb::Begin(proto::Begin {});
-        settle_all(&house, "orders", vec![settle(0, &delivery.lease, begin)]).await;
+        settle_all(&broker, "orders", vec![settle(0, &delivery.lease, begin)]).await;
         let look = proto::GetKeyRequest { key: Some(named("orders", key)), wait_ms: 50_000 };
         let parked = in_time(client.get_key(look)).await.unwrap().into_inner();
         assert_eq!(parked.state(), State::Parked);
@@ -419,24 +423,24 @@ async fn a_parked_message_is_resolved() {
     let result = Some(proto::Blob { body: "seen in the bank".into(), ..Default::default() });
     let done = Resolution::Done(proto::ResolveDone { result });
     client.resolve_key(resolve("a", Some(done))).await.unwrap();
-    assert_eq!(house.key("orders", "a").await.result.unwrap().body, "seen in the bank");
+    assert_eq!(broker.key("orders", "a").await.result.unwrap().body, "seen in the bank");
     let retry = Resolution::Retry(proto::ResolveRetry {});
     client.resolve_key(resolve("b", Some(retry))).await.unwrap();
-    assert_eq!(receive(&house, "orders", 1).await[0].key, "b");
+    assert_eq!(receive(&broker, "orders", 1).await[0].key, "b");
 }
 
 #[tokio::test]
 async fn a_queue_is_paused_resumed_and_purged() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut client = house.client.clone();
-    house.send("orders", messages("k", 3)).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut client = broker.client.clone();
+    broker.send("orders", messages("k", 3)).await;
     client.pause_queue(queue("orders")).await.unwrap();
     assert!(client.get_queue(queue("orders")).await.unwrap().into_inner().paused);
     client.resume_queue(queue("orders")).await.unwrap();
     assert!(!client.get_queue(queue("orders")).await.unwrap().into_inner().paused);
     let purge = |keys| proto::PurgeRequest { queue: "orders".to_owned(), keys };
     client.purge_queue(purge(true)).await.unwrap();
-    assert_eq!(house.stats("orders").await.ready, 0);
+    assert_eq!(broker.stats("orders").await.ready, 0);
     for call in [client.pause_queue(queue("absent")).await, client.resume_queue(queue("?")).await] {
         assert!(["no_such_queue", "invalid"].contains(&code(&call.unwrap_err())));
     }
@@ -444,12 +448,12 @@ async fn a_queue_is_paused_resumed_and_purged() {
 
 #[tokio::test]
 async fn a_backup_tells_its_progress_and_can_be_opened() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 100)).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 100)).await;
     let directory = tempfile::tempdir().unwrap();
     let target = directory.path().join("copy");
     let request = |target: &str| proto::BackupRequest { directory: target.to_owned() };
-    let mut client = house.client.clone();
+    let mut client = broker.client.clone();
     let path = target.to_str().unwrap();
     let mut told = client.backup(request(path)).await.unwrap().into_inner();
     let mut last = proto::BackupProgress::default();
@@ -459,7 +463,7 @@ async fn a_backup_tells_its_progress_and_can_be_opened() {
     }
     assert!(last.done && last.bytes > 0);
     let data = hapax_server::engine::Data::open(&target, 1).unwrap();
-    assert_eq!(usize::from(data.partitions()), house.service.engine().partitions());
+    assert_eq!(usize::from(data.partitions()), broker.service().engine().partitions());
 
     let refused = |told: Result<_, Status>| told.map(|_: tonic::Response<_>| ()).unwrap_err();
     let status = refused(client.backup(request("relative/path")).await);
@@ -467,7 +471,7 @@ async fn a_backup_tells_its_progress_and_can_be_opened() {
     let taken = refused(client.backup(request(path)).await);
     assert_eq!(code(&taken), "invalid");
     assert!(taken.message().contains("not empty"), "{taken}");
-    let inside = house.service.engine().data().path().join("copy");
+    let inside = broker.service().engine().data().path().join("copy");
     let inside = refused(client.backup(request(inside.to_str().unwrap())).await);
     assert_eq!(code(&inside), "invalid");
     assert!(inside.message().contains("is inside the data directory"), "{inside}");
@@ -479,8 +483,8 @@ async fn the_services_describe_themselves() {
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
     use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-    let house = House::open().await;
-    let mut reflection = ServerReflectionClient::new(crate::broker::channel(&house.address));
+    let broker = Broker::open().await;
+    let mut reflection = ServerReflectionClient::new(crate::broker::channel(&broker.url()));
     let ask = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
@@ -497,8 +501,8 @@ async fn the_services_describe_themselves() {
 
 #[tokio::test]
 async fn a_method_that_does_not_exist_is_unimplemented() {
-    let house = House::open().await;
-    let mut grpc = tonic::client::Grpc::new(crate::broker::channel(&house.address));
+    let broker = Broker::open().await;
+    let mut grpc = tonic::client::Grpc::new(crate::broker::channel(&broker.url()));
     grpc.ready().await.unwrap();
     let codec = tonic_prost::ProstCodec::<proto::Empty, proto::Empty>::default();
     let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Nothing");
@@ -508,11 +512,11 @@ async fn a_method_that_does_not_exist_is_unimplemented() {
 
 #[tokio::test]
 async fn a_redrive_tells_what_it_misses_and_can_be_cancelled() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     for number in 0..20 {
-        one_dead(&house, &format!("k{number}"), "bad").await;
+        one_dead(&broker, &format!("k{number}"), "bad").await;
     }
-    let mut client = house.client.clone();
+    let mut client = broker.client.clone();
     let keys = vec!["k0".to_owned(), "none".to_owned()];
     let by_keys = proto::RedriveRequest {
         queue: "orders".to_owned(),
@@ -543,8 +547,8 @@ async fn a_redrive_tells_what_it_misses_and_can_be_cancelled() {
 
 #[tokio::test]
 async fn a_redrive_by_names_too_long_for_keys_is_refused_and_harms_nobody() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut client = house.client.clone();
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut client = broker.client.clone();
     for bytes in [256, 1_000_000] {
         let keys = vec!["k".repeat(bytes)];
         let request = proto::RedriveRequest {
@@ -556,6 +560,6 @@ async fn a_redrive_by_names_too_long_for_keys_is_refused_and_harms_nobody() {
         let refused = in_time(client.redrive(request)).await.unwrap_err();
         assert_eq!(code(&refused), "malformed_key", "{bytes}");
     }
-    house.send("orders", messages("k", 1)).await;
-    assert_eq!(house.stats("orders").await.ready, 1);
+    broker.send("orders", messages("k", 1)).await;
+    assert_eq!(broker.stats("orders").await.ready, 1);
 }

@@ -7,19 +7,18 @@ use bytes::Bytes;
 use hapax_wire::proto::settle::Verb;
 use hapax_wire::proto::{self, SettleKind, State};
 
-use crate::broker::{
-    House, code, done, in_time, message, messages, named, opening, refusal, settle,
-};
+use crate::broker::{Broker, code, done, message, messages, named, opening, refusal, settle};
+use hapax_testing::{eventually, in_time};
 
 #[tokio::test]
 async fn thousands_of_messages_are_delivered_and_settled_once_each() {
     const COUNT: usize = 10_000;
-    let house = House::with_queue("orders", "{}").await;
-    let mut sends = house.sends().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut sends = broker.sends().await;
     for frame in 0..COUNT / 500 {
         sends.say("orders", messages(&format!("{frame}-"), 500)).await;
     }
-    let mut works = house.works("orders", 1_000).await;
+    let mut works = broker.works("orders", 1_000).await;
     let mut keys = HashSet::new();
     while keys.len() < COUNT {
         let some = works.deliveries(100.min(COUNT - keys.len())).await;
@@ -32,17 +31,17 @@ async fn thousands_of_messages_are_delivered_and_settled_once_each() {
     assert!(settled.iter().all(|answer| answer.kind() == SettleKind::Ok));
     assert!(settled.iter().all(|answer| answer.state() == State::Done));
     sends.answers(COUNT).await;
-    let stats = house.stats("orders").await;
+    let stats = broker.stats("orders").await;
     assert_eq!((stats.done_total, stats.ready, stats.leased), (COUNT as u64, 0, 0));
 }
 
 #[tokio::test]
 async fn a_worker_waits_for_messages_and_is_woken_by_them() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut works = house.works("orders", 10).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut works = broker.works("orders", 10).await;
     for number in 0..5 {
         let key = format!("k{number}");
-        house.send("orders", vec![message(0, &key, "body")]).await;
+        broker.send("orders", vec![message(0, &key, "body")]).await;
         assert_eq!(works.deliveries(1).await[0].key, key);
     }
 }
@@ -50,11 +49,11 @@ async fn a_worker_waits_for_messages_and_is_woken_by_them() {
 #[tokio::test]
 async fn the_first_deliveries_of_a_stream_tell_its_tenant_and_whether_keys_are_per_group() {
     for (config, per_group) in [("{}", false), (r#"{"dedup_scope":"group"}"#, true)] {
-        let house = House::with_queue("orders", config).await;
+        let broker = Broker::with_queue("orders", config).await;
         let grouped = messages("k", 2).into_iter();
         let grouped = grouped.map(|one| proto::Message { group: Some("g".to_owned()), ..one });
-        house.send("orders", grouped.collect()).await;
-        let mut works = house.works("orders", 1).await;
+        broker.send("orders", grouped.collect()).await;
+        let mut works = broker.works("orders", 1).await;
         let first = works.next().await.unwrap();
         assert_eq!((&*first.tenant, first.keys_per_group), ("default", per_group));
         works.credit(1).await;
@@ -65,61 +64,56 @@ async fn the_first_deliveries_of_a_stream_tell_its_tenant_and_whether_keys_are_p
 
 #[tokio::test]
 async fn no_more_is_delivered_than_there_is_credit_for() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 100)).await;
-    let mut works = house.works("orders", 7).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 100)).await;
+    let mut works = broker.works("orders", 7).await;
     let first = works.deliveries(7).await;
-    assert_eq!(house.stats("orders").await.leased, 7);
+    assert_eq!(broker.stats("orders").await.leased, 7);
     works.settle(vec![done(1, &first[0], "")]).await;
     works.settled(1).await;
-    assert_eq!(house.stats("orders").await.leased, 6, "a settle alone gives no credit");
+    assert_eq!(broker.stats("orders").await.leased, 6, "a settle alone gives no credit");
     works.credit(3).await;
     works.deliveries(3).await;
-    assert_eq!(house.stats("orders").await.leased, 9);
+    assert_eq!(broker.stats("orders").await.leased, 9);
 }
 
 /// A worker that takes no more than a frame or two, and messages that come with it in one receive.
 const LARGE: u64 = 40;
 
-async fn large(house: &House) {
+async fn large(broker: &Broker) {
     let body = Bytes::from(vec![b'x'; 50_000]);
     let all = (0..LARGE).map(|number| message(number, &format!("k{number}"), body.clone()));
-    house.send("orders", all.collect()).await;
+    broker.send("orders", all.collect()).await;
 }
 
-async fn until_leased(house: &House, is_it: impl Fn(u64) -> bool) {
-    let looking = async {
-        while !is_it(house.stats("orders").await.leased) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    in_time(looking).await;
+async fn until_leased(broker: &Broker, is_it: impl Fn(u64) -> bool) {
+    eventually("leases", async || is_it(broker.stats("orders").await.leased)).await;
 }
 
 #[tokio::test]
 async fn l11_what_a_worker_did_not_take_before_it_went_is_given_back_uncharged() {
-    let house = House::with_queue("orders", r#"{"lease_ms":600000}"#).await;
-    large(&house).await;
-    let works = house.works_narrow("orders", LARGE as u32).await;
-    until_leased(&house, |leased| leased == LARGE).await;
+    let broker = Broker::with_queue("orders", r#"{"lease_ms":600000}"#).await;
+    large(&broker).await;
+    let works = broker.works_narrow("orders", LARGE as u32).await;
+    until_leased(&broker, |leased| leased == LARGE).await;
     drop(works);
-    until_leased(&house, |leased| leased < LARGE / 2).await;
-    let mut others = house.works("orders", LARGE as u32).await;
+    until_leased(&broker, |leased| leased < LARGE / 2).await;
+    let mut others = broker.works("orders", LARGE as u32).await;
     let given_back = others.deliveries(LARGE as usize / 2).await;
     assert!(given_back.iter().all(|delivery| delivery.attempt == 1), "they never left");
 }
 
 #[tokio::test]
 async fn l11_what_a_worker_does_not_take_for_long_is_given_back_uncharged() {
-    let house = House::with_queue("orders", r#"{"lease_ms":15000}"#).await;
-    large(&house).await;
-    let mut works = house.works_narrow("orders", LARGE as u32).await;
-    until_leased(&house, |leased| leased == LARGE).await;
-    until_leased(&house, |leased| leased < LARGE / 2).await;
-    let mut others = house.works("orders", LARGE as u32 / 2).await;
+    let broker = Broker::with_queue("orders", r#"{"lease_ms":15000}"#).await;
+    large(&broker).await;
+    let mut works = broker.works_narrow("orders", LARGE as u32).await;
+    until_leased(&broker, |leased| leased == LARGE).await;
+    until_leased(&broker, |leased| leased < LARGE / 2).await;
+    let mut others = broker.works("orders", LARGE as u32 / 2).await;
     let given_back = others.deliveries(LARGE as usize / 2).await;
     assert!(given_back.iter().all(|delivery| delivery.attempt == 1), "they never left");
-    assert_eq!(house.stats("orders").await.lease_lost_total, 0);
+    assert_eq!(broker.stats("orders").await.lease_lost_total, 0);
     // When it reads on it gets what there is, for the credit of those that it did not get.
     let rest = works.deliveries(LARGE as usize / 2).await;
     assert!(rest.iter().all(|one| given_back.iter().all(|other| other.key != one.key)));
@@ -127,25 +121,25 @@ async fn l11_what_a_worker_does_not_take_for_long_is_given_back_uncharged() {
 
 #[tokio::test]
 async fn a_stream_without_credit_settles_and_delivers_nothing() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 2)).await;
-    let delivery = house.works("orders", 1).await.deliveries(1).await.remove(0);
-    let mut works = house.works("orders", 0).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 2)).await;
+    let delivery = broker.works("orders", 1).await.deliveries(1).await.remove(0);
+    let mut works = broker.works("orders", 0).await;
     works.settle(vec![done(5, &delivery, "")]).await;
     let reply = works.next().await.unwrap();
     assert_eq!(reply.settled.len(), 1);
     assert_eq!(reply.deliveries, []);
-    assert_eq!(house.stats("orders").await.ready, 1);
+    assert_eq!(broker.stats("orders").await.ready, 1);
 }
 
 #[tokio::test]
 async fn two_workers_share_what_there_is() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut workers = [house.works("orders", 5).await, house.works("orders", 5).await];
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut workers = [broker.works("orders", 5).await, broker.works("orders", 5).await];
     // Both wait before there is anything: whoever came first is not served alone.
     let mut counts = [0, 0];
     for round in 0..20 {
-        house.send("orders", messages(&format!("{round}-"), 10)).await;
+        broker.send("orders", messages(&format!("{round}-"), 10)).await;
         for (worker, count) in workers.iter_mut().zip(&mut counts) {
             let some = worker.deliveries(5).await;
             let settles = some.iter().zip(0..).map(|(one, number)| done(number, one, ""));
@@ -156,15 +150,15 @@ async fn two_workers_share_what_there_is() {
         }
     }
     assert_eq!(counts, [100, 100]);
-    assert_eq!(house.stats("orders").await.done_total, 200);
+    assert_eq!(broker.stats("orders").await.done_total, 200);
 }
 
 #[tokio::test]
 async fn every_verb_is_answered_in_its_own_way() {
-    let house = House::with_queue("orders", r#"{"on_lost":"park"}"#).await;
-    house.put("emails", "{}").await.unwrap();
-    house.send("orders", messages("k", 5)).await;
-    let mut works = house.works("orders", 5).await;
+    let broker = Broker::with_queue("orders", r#"{"on_lost":"park"}"#).await;
+    broker.put("emails", "{}").await.unwrap();
+    broker.send("orders", messages("k", 5)).await;
+    let mut works = broker.works("orders", 5).await;
     let all = works.deliveries(5).await;
     let lease = |place: usize| &all[place].lease;
     let saved = proto::Save { name: "charged".to_owned(), body: "17".into() };
@@ -195,9 +189,9 @@ async fn every_verb_is_answered_in_its_own_way() {
     assert!(settled[0].deadline_ms.unwrap() > all[0].deadline_ms);
     assert!(settled[4].deadline_ms.is_some());
 
-    let parent = house.key("orders", &all[0].key).await;
+    let parent = broker.key("orders", &all[0].key).await;
     assert_eq!(parent.state(), State::Done);
-    let mut emails = house.works("emails", 1).await;
+    let mut emails = broker.works("emails", 1).await;
     let email = emails.deliveries(1).await.remove(0);
     assert_eq!(email.body, "thanks");
     let parent =
@@ -208,9 +202,9 @@ async fn every_verb_is_answered_in_its_own_way() {
 
 #[tokio::test]
 async fn the_next_attempt_gets_what_the_last_one_saved() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", vec![message(0, "k", "body")]).await;
-    let mut works = house.works("orders", 2).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", vec![message(0, "k", "body")]).await;
+    let mut works = broker.works("orders", 2).await;
     let first = works.deliveries(1).await.remove(0);
     let save = proto::Save { name: "charged".to_owned(), body: "17".into() };
     let fail = proto::Fail { error: "no".to_owned(), delay_ms: Some(0), dead: false };
@@ -228,9 +222,9 @@ async fn the_next_attempt_gets_what_the_last_one_saved() {
 
 #[tokio::test]
 async fn a_lost_lease_is_told_and_settles_nothing_any_more() {
-    let house = House::with_queue("orders", r#"{"lease_ms":100}"#).await;
-    house.send("orders", vec![message(0, "k", "body")]).await;
-    let mut slow = house.works("orders", 1).await;
+    let broker = Broker::with_queue("orders", r#"{"lease_ms":100}"#).await;
+    broker.send("orders", vec![message(0, "k", "body")]).await;
+    let mut slow = broker.works("orders", 1).await;
     let first = slow.next().await.unwrap();
     assert_eq!(first.lease_ms, Some(100), "a worker knows how long it has");
     let lost = loop {
@@ -240,7 +234,7 @@ async fn a_lost_lease_is_told_and_settles_nothing_any_more() {
         }
     };
     assert_eq!(lost, first.deliveries[0].fence);
-    let mut quick = house.works("orders", 1).await;
+    let mut quick = broker.works("orders", 1).await;
     let second = quick.deliveries(1).await.remove(0);
     quick.settle(vec![done(1, &second, "the winner's")]).await;
     quick.settled(1).await;
@@ -252,13 +246,13 @@ async fn a_lost_lease_is_told_and_settles_nothing_any_more() {
 
 #[tokio::test]
 async fn settling_the_same_way_again_gets_the_same_answer_also_on_another_stream() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", vec![message(0, "k", "body")]).await;
-    let mut first = house.works("orders", 1).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", vec![message(0, "k", "body")]).await;
+    let mut first = broker.works("orders", 1).await;
     let delivery = first.deliveries(1).await.remove(0);
     drop(first);
     // The stream broke; the lease lives on.
-    let mut second = house.works("orders", 0).await;
+    let mut second = broker.works("orders", 0).await;
     second.settle(vec![done(1, &delivery, "ok"), done(2, &delivery, "ok")]).await;
     let settled = second.settled(2).await;
     assert!(settled.iter().all(|answer| answer.kind() == SettleKind::Ok), "{settled:?}");
@@ -266,39 +260,39 @@ async fn settling_the_same_way_again_gets_the_same_answer_also_on_another_stream
 
 #[tokio::test]
 async fn what_a_worker_did_not_take_is_given_to_the_next() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     // It waits when it goes away, so nothing may be lost to it.
     for _ in 0..20 {
-        drop(house.works("orders", 100).await);
+        drop(broker.works("orders", 100).await);
     }
-    house.send("orders", messages("k", 10)).await;
-    let mut works = house.works("orders", 100).await;
+    broker.send("orders", messages("k", 10)).await;
+    let mut works = broker.works("orders", 100).await;
     let keys: HashSet<_> = works.deliveries(10).await.into_iter().map(|one| one.key).collect();
     assert_eq!(keys.len(), 10);
 }
 
 #[tokio::test]
 async fn a_drained_stream_takes_no_more_and_still_settles() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 1)).await;
-    let mut works = house.works("orders", 10).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 1)).await;
+    let mut works = broker.works("orders", 10).await;
     let delivery = works.deliveries(1).await.remove(0);
     works.say(proto::WorkFrame { drain: true, ..Default::default() }).await;
     works.settle(vec![done(1, &delivery, "")]).await;
     works.settled(1).await;
-    house.send("orders", messages("later", 3)).await;
+    broker.send("orders", messages("later", 3)).await;
     works.credit(10).await;
     works.settle(vec![done(2, &delivery, "")]).await;
     let reply = works.next().await.unwrap();
     assert_eq!((reply.deliveries.len(), reply.settled.len()), (0, 1));
-    assert_eq!(house.stats("orders").await.ready, 3);
+    assert_eq!(broker.stats("orders").await.ready, 3);
 }
 
 #[tokio::test]
 async fn a_malformed_lease_or_verb_is_answered_in_its_place() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 1)).await;
-    let mut works = house.works("orders", 1).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 1)).await;
+    let mut works = broker.works("orders", 1).await;
     let delivery = works.deliveries(1).await.remove(0);
     let mut forged = delivery.lease.to_vec();
     forged[20] ^= 1;
@@ -324,21 +318,21 @@ async fn a_malformed_lease_or_verb_is_answered_in_its_place() {
 
 #[tokio::test]
 async fn a_lease_of_another_queue_is_no_lease() {
-    let house = House::with_queue("orders", "{}").await;
-    house.put("emails", "{}").await.unwrap();
-    house.send("orders", messages("k", 1)).await;
-    let delivery = house.works("orders", 1).await.deliveries(1).await.remove(0);
-    let mut emails = house.works("emails", 1).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.put("emails", "{}").await.unwrap();
+    broker.send("orders", messages("k", 1)).await;
+    let delivery = broker.works("orders", 1).await.deliveries(1).await.remove(0);
+    let mut emails = broker.works("emails", 1).await;
     emails.settle(vec![done(1, &delivery, "stolen")]).await;
     assert_eq!(emails.settled(1).await[0].kind(), SettleKind::LeaseLost);
-    assert_eq!(house.key("orders", "k0").await.state(), State::Leased);
+    assert_eq!(broker.key("orders", "k0").await.state(), State::Leased);
 }
 
 #[tokio::test]
 async fn a_stream_that_breaks_the_protocol_is_told_how() {
-    let house = House::with_queue("orders", "{}").await;
+    let broker = Broker::with_queue("orders", "{}").await;
     let refused = async |frames: Vec<proto::WorkFrame>| {
-        let mut works = house.unopened().await;
+        let mut works = broker.unopened().await;
         for frame in frames {
             works.say(frame).await;
         }
@@ -368,27 +362,27 @@ async fn a_stream_that_breaks_the_protocol_is_told_how() {
 
 #[tokio::test]
 async fn a_lease_length_of_its_own_is_used_and_told() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 1)).await;
-    let mut works = house.unopened().await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 1)).await;
+    let mut works = broker.unopened().await;
     let mut opening = opening("orders", 1);
     opening.open.as_mut().unwrap().lease_ms = Some(7_000);
     works.say(opening).await;
     let reply = works.next().await.unwrap();
     assert_eq!(reply.lease_ms, Some(7_000));
-    let shown = house.key("orders", "k0").await;
+    let shown = broker.key("orders", "k0").await;
     assert_eq!(shown.deadline_ms, Some(reply.deliveries[0].deadline_ms));
     assert_eq!(shown.worker, "tester");
 }
 
 #[tokio::test]
 async fn a_deleted_queue_ends_its_streams() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut works = house.works("orders", 1).await;
-    house.send("orders", messages("k", 1)).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut works = broker.works("orders", 1).await;
+    broker.send("orders", messages("k", 1)).await;
     let delivery = works.deliveries(1).await.remove(0);
     let request = proto::QueueRequest { queue: "orders".to_owned() };
-    house.client.clone().delete_queue(request).await.unwrap();
+    broker.client.clone().delete_queue(request).await.unwrap();
     works.settle(vec![done(1, &delivery, "")]).await;
     assert_eq!(works.settled(1).await[0].kind(), SettleKind::LeaseLost);
     works.credit(1).await;
@@ -398,26 +392,26 @@ async fn a_deleted_queue_ends_its_streams() {
 
 #[tokio::test]
 async fn a_paused_queue_delivers_nothing_until_it_is_resumed() {
-    let house = House::with_queue("orders", "{}").await;
-    let mut works = house.works("orders", 10).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    let mut works = broker.works("orders", 10).await;
     let queue = || proto::QueueRequest { queue: "orders".to_owned() };
-    house.client.clone().pause_queue(queue()).await.unwrap();
-    let answers = house.send("orders", messages("k", 3)).await;
+    broker.client.clone().pause_queue(queue()).await.unwrap();
+    let answers = broker.send("orders", messages("k", 3)).await;
     assert!(answers.iter().all(|answer| refusal(answer).is_empty()));
-    assert_eq!(house.stats("orders").await.ready, 3);
-    house.client.clone().resume_queue(queue()).await.unwrap();
+    assert_eq!(broker.stats("orders").await.ready, 3);
+    broker.client.clone().resume_queue(queue()).await.unwrap();
     works.deliveries(3).await;
 }
 
 #[tokio::test]
 async fn a_key_that_ends_wakes_whoever_waits_for_it() {
-    let house = House::with_queue("orders", "{}").await;
-    house.send("orders", messages("k", 1)).await;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.send("orders", messages("k", 1)).await;
     let wait_ms = Duration::from_secs(50).as_millis() as u64;
     let look = proto::GetKeyRequest { key: Some(named("orders", "k0")), wait_ms };
-    let mut client = house.client.clone();
+    let mut client = broker.client.clone();
     let waiting = tokio::spawn(async move { client.get_key(look).await.unwrap().into_inner() });
-    let mut works = house.works("orders", 1).await;
+    let mut works = broker.works("orders", 1).await;
     let delivery = works.deliveries(1).await.remove(0);
     works.settle(vec![done(1, &delivery, "at last")]).await;
     let key = in_time(waiting).await.unwrap();

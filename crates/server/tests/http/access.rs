@@ -5,20 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hapax_server::auth::{Auth, DEFAULT_TENANT, NewToken, Patterns, TokenFile, Tokens};
+use hapax_server::auth::{Auth, NewToken, Patterns, TokenFile, Tokens};
 use hapax_server::listen::Peer;
 use hapax_server::service::{Ceiling, Options};
 use hapax_server::tenants::{Limits, Tenants};
 use serde_json::json;
 
-use super::house::{Ask, House, ask, get, post, put, send};
+use super::broker::{Ask, Broker, ask, get, post, put, send};
 
 /// A broker with tokens: `NAME` is of `tenant`, for queues, and can do things.
 pub(crate) fn guarded(
     tokens: &[(&'static str, &str, &str, &str)],
-) -> (House, HashMap<&'static str, String>) {
+) -> (Broker, HashMap<&'static str, String>) {
     let mut made = HashMap::new();
-    let house = House::with(1, |path| {
+    let broker = Broker::with(1, |path| {
         for (name, tenant, queues, can) in tokens {
             let new = NewToken {
                 name: None,
@@ -33,7 +33,7 @@ pub(crate) fn guarded(
         let auth = Auth::Tokens(Arc::new(Tokens::open(path).unwrap()));
         Options { auth, ..Options::default() }
     });
-    (house, made)
+    (broker, made)
 }
 
 pub(crate) trait By {
@@ -48,11 +48,11 @@ impl By for Ask {
 
 #[tokio::test]
 async fn without_a_token_nothing_but_the_brokers_own_pages_is_served() {
-    let (house, tokens) = guarded(&[("root", "shop", "*", "send,work,admin")]);
+    let (broker, tokens) = guarded(&[("root", "shop", "*", "send,work,admin")]);
     for (method, path) in hapax_server::doors::http::ROUTES {
         let path = path.replace("{queue}", "q").replace("{key}", "k").replace("{id}", "i");
         let path = path.replace("{code}", "conflict");
-        let told = house.ask(ask(&method.to_uppercase(), &path)).await;
+        let told = broker.ask(ask(&method.to_uppercase(), &path)).await;
         let is_open = !path.starts_with("/v1/queues") && path != "/metrics";
         match is_open {
             true => assert_eq!(told.status, 200, "{path}"),
@@ -63,24 +63,24 @@ async fn without_a_token_nothing_but_the_brokers_own_pages_is_served() {
         }
     }
     let root = &tokens["root"];
-    house.ask(get("/v1/queues").by(root)).await.is(200);
+    broker.ask(get("/v1/queues").by(root)).await.is(200);
     for bad in ["", "x", &format!("{root}x"), &root[..root.len() - 1]] {
-        house.ask(get("/v1/queues").by(bad)).await.fails(401, "unauthorized");
+        broker.ask(get("/v1/queues").by(bad)).await.fails(401, "unauthorized");
     }
     let basic = get("/v1/queues").header("authorization", format!("Basic {root}"));
-    house.ask(basic).await.fails(401, "unauthorized");
-    house.ask(get("/v1/queues").by(root).by(root)).await.fails(401, "unauthorized");
+    broker.ask(basic).await.fails(401, "unauthorized");
+    broker.ask(get("/v1/queues").by(root).by(root)).await.fails(401, "unauthorized");
 }
 
 #[tokio::test]
 async fn what_a_token_may_not_do_is_forbidden_and_what_it_may_not_see_is_absent() {
-    let (house, tokens) = guarded(&[
+    let (broker, tokens) = guarded(&[
         ("root", "shop", "*", "send,work,admin"),
         ("sender", "shop", "orders", "send"),
         ("worker", "shop", "orders", "work"),
         ("other", "bank", "*", "send,work,admin"),
     ]);
-    let by = |name: &str, ask: Ask| house.ask(ask.by(&tokens[name]));
+    let by = |name: &str, ask: Ask| broker.ask(ask.by(&tokens[name]));
     by("root", put("/v1/queues/orders", "{}")).await.is(201);
     by("root", put("/v1/queues/secret", "{}")).await.is(201);
     by("sender", send("orders", "k", "x")).await.is(201);
@@ -107,9 +107,9 @@ async fn what_a_token_may_not_do_is_forbidden_and_what_it_may_not_see_is_absent(
 
 #[tokio::test]
 async fn an_emit_needs_the_right_to_send() {
-    let (house, tokens) =
+    let (broker, tokens) =
         guarded(&[("root", "shop", "*", "send,work,admin"), ("worker", "shop", "*", "work")]);
-    let by = |name: &str, ask: Ask| house.ask(ask.by(&tokens[name]));
+    let by = |name: &str, ask: Ask| broker.ask(ask.by(&tokens[name]));
     for queue in ["orders", "emails"] {
         by("root", put(&format!("/v1/queues/{queue}"), "{}")).await.is(201);
     }
@@ -128,20 +128,20 @@ async fn an_emit_needs_the_right_to_send() {
 
 #[tokio::test]
 async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
-    let (house, tokens) = guarded(&[("root", "shop", "*", "send,work,admin")]);
-    house.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
+    let (broker, tokens) = guarded(&[("root", "shop", "*", "send,work,admin")]);
+    broker.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
     let from = |address: &str| {
         let address: SocketAddr = address.parse().unwrap();
         let get = get("/metrics").header("host", "localhost");
         get.extension(Peer { address, is_encrypted: false })
     };
     for near in ["127.0.0.1:5", "[::1]:5"] {
-        let told = house.ask(from(near)).await;
+        let told = broker.ask(from(near)).await;
         assert_eq!(told.status, 200);
         assert!(told.text().contains("hapax_"), "{}", told.text());
     }
-    house.ask(from("192.0.2.7:5")).await.fails(401, "unauthorized");
-    let told = house.ask(from("192.0.2.7:5").by(&tokens["root"])).await;
+    broker.ask(from("192.0.2.7:5")).await.fails(401, "unauthorized");
+    let told = broker.ask(from("192.0.2.7:5").by(&tokens["root"])).await;
     assert_eq!(told.status, 200);
     assert!(told.header("content-type").starts_with("text/plain; version=0.0.4"));
     let text = told.text();
@@ -157,7 +157,7 @@ async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
         assert_eq!(name.ends_with("_total"), *kind == "counter", "{line}");
     }
     let open = from("127.0.0.1:5").header("accept", "application/openmetrics-text;version=1.0.0");
-    let told = house.ask(open).await;
+    let told = broker.ask(open).await;
     assert!(told.header("content-type").starts_with("application/openmetrics-text"));
     assert!(told.text().ends_with("# EOF\n"));
 }
@@ -165,18 +165,18 @@ async fn metrics_are_open_to_the_own_machine_and_else_need_a_token() {
 #[tokio::test]
 async fn a_tenant_has_limits_of_its_own() {
     let limits = Limits { sends_per_s: Some(2), max_queues: Some(1) };
-    let house = House::with(1, |_| {
+    let broker = Broker::with(1, |_| {
         let tenants = Tenants::new(limits, Default::default(), Instant::now());
         Options { tenants, ..Options::default() }
     });
-    house.put("orders", "{}").await;
-    house.ask(put("/v1/queues/more", "{}")).await.fails(429, "over_quota");
-    house.ask(put("/v1/queues/orders", "{}")).await.is(200);
+    broker.put("orders", "{}").await;
+    broker.ask(put("/v1/queues/more", "{}")).await.fails(429, "over_quota");
+    broker.ask(put("/v1/queues/orders", "{}")).await.is(200);
     let batch = json!({"messages": [{"key": "a"}, {"key": "b"}]}).to_string();
-    house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
-    house.ask(send("orders", "c", "x")).await.fails(429, "rate_limited");
+    broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    broker.ask(send("orders", "c", "x")).await.fails(429, "rate_limited");
     let more = json!({"messages": [{"key": "c"}, {"key": "d"}, {"key": "e"}]}).to_string();
-    let told = house.ask(post("/v1/queues/orders/batch", &more)).await.is(200);
+    let told = broker.ask(post("/v1/queues/orders/batch", &more)).await.is(200);
     for result in told["answers"].as_array().unwrap() {
         assert_eq!(result["code"], "rate_limited", "{told}");
     }
@@ -184,21 +184,26 @@ async fn a_tenant_has_limits_of_its_own() {
 
 #[tokio::test]
 async fn k2_the_limits_of_a_tenant_leave_known_keys_their_answers() {
-    let limits = Limits { sends_per_s: Some(2), max_queues: None };
-    let house = House::with(1, |_| {
+    let limits = Limits { sends_per_s: Some(3), max_queues: None };
+    let broker = Broker::with(1, |_| {
         let tenants = Tenants::new(limits, Default::default(), Instant::now());
         Options { tenants, ..Options::default() }
     });
-    house.put("orders", "{}").await;
-    house.ask(send("orders", "done", "x")).await.is(201);
-    let lease = house.receive_one("orders").await["lease"].clone();
+    broker.put("orders", "{}").await;
+    broker.ask(send("orders", "done", "x")).await.is(201);
+    let lease = broker.receive_one("orders").await["lease"].clone();
     let done = json!({"lease": lease, "do": "done"});
-    assert_eq!(house.settle("orders", done).await, json!({"answer": "ok"}));
-    house.ask(send("orders", "lives", "x")).await.is(201);
+    assert_eq!(broker.settle("orders", done).await, json!({"answer": "ok"}));
+    broker.ask(send("orders", "lives", "x")).await.is(201);
+    for _ in 0..20 {
+        broker.ask(send("orders", "done", "x")).await.is(200);
+    }
+    // None of that was taken from the rate.
+    broker.ask(send("orders", "third", "x")).await.is(201);
     let mut refused = None;
     for number in 0..1_000 {
         // The rate is earned again while the test runs.
-        let told = house.ask(send("orders", &format!("new-{number}"), "x")).await;
+        let told = broker.ask(send("orders", &format!("new-{number}"), "x")).await;
         if told.status != 201 {
             refused = Some(told);
             break;
@@ -206,60 +211,59 @@ async fn k2_the_limits_of_a_tenant_leave_known_keys_their_answers() {
     }
     let refused = refused.expect("a rate that is kept").fails(429, "rate_limited");
     assert_eq!(refused["detail"], "the tenant's sends_per_s is exceeded");
-    // As often as they like, and none of it is taken from the rate.
     for _ in 0..10 {
-        let told = house.ask(send("orders", "done", "x")).await.is(200);
+        let told = broker.ask(send("orders", "done", "x")).await.is(200);
         assert_eq!(told["answer"], "done");
-        let told = house.ask(send("orders", "lives", "x")).await.is(200);
+        let told = broker.ask(send("orders", "lives", "x")).await.is(200);
         assert_eq!(told["answer"], "in_flight");
-        house.ask(send("orders", "done", "another")).await.fails(422, "conflict");
+        broker.ask(send("orders", "done", "another")).await.fails(422, "conflict");
     }
 }
 
 #[tokio::test]
 async fn k2_a_tenant_that_holds_all_it_may_gets_its_answers() {
     let ceiling = Ceiling { max_messages: Some(1), max_bytes: None };
-    let house = House::with(1, |_| {
-        let ceilings = [(DEFAULT_TENANT.into(), ceiling)].into();
+    let broker = Broker::with(1, |_| {
+        let ceilings = [(hapax_wire::DEFAULT_TENANT.into(), ceiling)].into();
         Options { ceilings, ..Options::default() }
     });
-    house.put("orders", "{}").await;
-    house.ask(send("orders", "a", "x")).await.is(201);
-    house.service.weigh_tenants().await;
-    let refused = house.ask(send("orders", "b", "x")).await.fails(429, "over_quota");
+    broker.put("orders", "{}").await;
+    broker.ask(send("orders", "a", "x")).await.is(201);
+    broker.service.weigh_tenants().await;
+    let refused = broker.ask(send("orders", "b", "x")).await.fails(429, "over_quota");
     assert_eq!(refused["detail"], "the tenant has reached its max_messages");
-    assert_eq!(house.ask(send("orders", "a", "x")).await.is(200)["answer"], "in_flight");
+    assert_eq!(broker.ask(send("orders", "a", "x")).await.is(200)["answer"], "in_flight");
     let batch = json!({"messages": [{"key": "a", "body": "x"}, {"key": "b"}]}).to_string();
-    let told = house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    let told = broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
     assert_eq!(told["answers"][0]["answer"], "in_flight", "{told}");
     assert_eq!(told["answers"][1]["code"], "over_quota", "{told}");
 }
 
 #[tokio::test]
 async fn a_web_page_of_another_site_gets_nothing_done() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for site in ["cross-site", "same-site"] {
         let ask = send("orders", "k", "x").header("sec-fetch-site", site);
-        house.ask(ask).await.fails(403, "forbidden");
+        broker.ask(ask).await.fails(403, "forbidden");
     }
     let own = send("orders", "k", "x").header("sec-fetch-site", "same-origin");
-    house.ask(own).await.is(201);
-    house.ask(get("/v1/queues").header("sec-fetch-site", "cross-site")).await.is(200);
+    broker.ask(own).await.is(201);
+    broker.ask(get("/v1/queues").header("sec-fetch-site", "cross-site")).await.is(200);
 }
 
 #[tokio::test]
 async fn a_producer_does_not_browse_the_messages_of_others() {
     let callers = [("root", "send,work,admin"), ("producer", "send"), ("worker", "work")];
     let callers = callers.map(|(name, can)| (name, "shop", "*", can));
-    let (house, tokens) = guarded(&callers);
-    house.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
-    house.ask(send("orders", "k", "secret").by(&tokens["producer"])).await.is(201);
+    let (broker, tokens) = guarded(&callers);
+    broker.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
+    broker.ask(send("orders", "k", "secret").by(&tokens["producer"])).await.is(201);
     let browse = || get("/v1/queues/orders/messages?state=ready");
-    let told = house.ask(browse().by(&tokens["producer"])).await.fails(403, "forbidden");
+    let told = broker.ask(browse().by(&tokens["producer"])).await.fails(403, "forbidden");
     assert!(told["detail"].as_str().unwrap().contains("work or admin"), "{told}");
     for name in ["root", "worker"] {
-        let page = house.ask(browse().by(&tokens[name])).await.is(200);
+        let page = broker.ask(browse().by(&tokens[name])).await.is(200);
         assert_eq!(page["messages"][0]["body"], "secret", "{name}");
     }
-    house.ask(get("/v1/queues/orders/keys/k").by(&tokens["producer"])).await.is(200);
+    broker.ask(get("/v1/queues/orders/keys/k").by(&tokens["producer"])).await.is(200);
 }

@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::house::{House, post, text};
+use super::broker::{Broker, post, text};
 
-async fn batch(house: &House, messages: Value) -> Vec<Value> {
+async fn batch(broker: &Broker, messages: Value) -> Vec<Value> {
     let json = json!({ "messages": messages }).to_string();
-    let told = house.ask(post("/v1/queues/orders/batch", &json)).await;
+    let told = broker.ask(post("/v1/queues/orders/batch", &json)).await;
     told.is(200)["answers"].as_array().unwrap().clone()
 }
 
@@ -16,10 +16,10 @@ fn kinds(answers: &[Value]) -> Vec<&str> {
 
 #[tokio::test]
 async fn every_message_of_a_batch_is_answered_in_its_place() {
-    let house = House::with_queue(r#"{"max_body_bytes":10}"#).await;
-    house.send("orders", "known", "x").await;
+    let broker = Broker::with_queue(r#"{"max_body_bytes":10}"#).await;
+    broker.send("orders", "known", "x").await;
     let answers = batch(
-        &house,
+        &broker,
         json!([
             {"key": "a", "body": "x"},
             {"key": "known", "body": "x"},
@@ -73,7 +73,7 @@ async fn every_message_of_a_batch_is_answered_in_its_place() {
     assert!(text(&answers[8], "detail").starts_with("delay_ms:"), "{}", answers[8]);
     assert_eq!(answers[14]["id"], answers[0]["id"], "a duplicate within the batch");
     assert_eq!(answers[0]["queue"], "orders");
-    let key = house.key("orders", "z").await;
+    let key = broker.key("orders", "z").await;
     assert_eq!(key["body_base64"], "/w==");
     assert_eq!((&key["group"], &key["headers"]), (&json!("g"), &json!({"n": "v"})));
     assert_eq!(key["content_type"], "image/x");
@@ -81,46 +81,46 @@ async fn every_message_of_a_batch_is_answered_in_its_place() {
 
 #[tokio::test]
 async fn a_batch_is_bounded_in_messages_and_bytes() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     let messages = |count: usize| -> Value {
         (0..count).map(|n| json!({"key": format!("k{n}"), "body": "x"})).collect()
     };
-    let answers = batch(&house, messages(1_000)).await;
+    let answers = batch(&broker, messages(1_000)).await;
     assert!(answers.iter().all(|answer| answer["answer"] == "accepted"));
     let many = json!({ "messages": messages(1_001) }).to_string();
-    house.ask(post("/v1/queues/orders/batch", &many)).await.fails(413, "too_large");
+    broker.ask(post("/v1/queues/orders/batch", &many)).await.fails(413, "too_large");
     let large = json!({"messages": [{"key": "l", "body": "x".repeat(8 * 1024 * 1024)}]});
-    house.ask(post("/v1/queues/orders/batch", &large.to_string())).await.fails(413, "too_large");
-    assert_eq!(batch(&house, json!([])).await, Vec::<Value>::new());
+    broker.ask(post("/v1/queues/orders/batch", &large.to_string())).await.fails(413, "too_large");
+    assert_eq!(batch(&broker, json!([])).await, Vec::<Value>::new());
 }
 
 #[tokio::test]
 async fn a_batch_that_is_no_batch_is_refused_whole() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for json in ["{}", "[]", "{\"messages\":{}}", "{\"messages\":[{}", "nonsense", "\"\\ud800\""] {
-        house.ask(post("/v1/queues/orders/batch", json)).await.fails(400, "invalid");
+        broker.ask(post("/v1/queues/orders/batch", json)).await.fails(400, "invalid");
     }
     let lost = post("/v1/queues/none/batch", r#"{"messages":[{"key":"a"}]}"#);
-    house.ask(lost).await.fails(404, "no_such_queue");
+    broker.ask(lost).await.fails(404, "no_such_queue");
 }
 
 #[tokio::test]
 async fn duplicates_of_finished_messages_get_their_results_as_far_as_they_fit() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     let keys: Vec<String> = (0..10).map(|n| format!("k{n}")).collect();
     let messages: Value = keys.iter().map(|key| json!({"key": key, "body": "x"})).collect();
-    batch(&house, messages.clone()).await;
+    batch(&broker, messages.clone()).await;
     let large = "r".repeat(1_000_000);
     for _ in &keys {
-        let message = house.receive_one("orders").await;
+        let message = broker.receive_one("orders").await;
         let done = json!({"lease": message["lease"], "do": "done", "result": {"body": large}});
-        assert_eq!(house.settle("orders", done).await, json!({"answer": "ok"}));
+        assert_eq!(broker.settle("orders", done).await, json!({"answer": "ok"}));
     }
-    let answers = batch(&house, messages).await;
+    let answers = batch(&broker, messages).await;
     assert_eq!(kinds(&answers), ["done"; 10]);
     let fit = answers.iter().filter(|answer| answer["result"]["body"] == large).count();
     let omitted = answers.iter().filter(|answer| answer["result_omitted"] == true).count();
     assert_eq!((fit, omitted), (8, 2));
-    let alone = house.key("orders", "k9").await;
+    let alone = broker.key("orders", "k9").await;
     assert_eq!(alone["result"]["body"], large);
 }

@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use hapax_server::doors::http::ROUTES;
 use serde_json::Value;
 
-use super::house::{House, ask, get};
+use super::broker::{Broker, ask, get};
 
-async fn document(house: &House) -> Value {
-    house.ask(get("/v1/openapi.json")).await.is(200)
+async fn document(broker: &Broker) -> Value {
+    broker.ask(get("/v1/openapi.json")).await.is(200)
 }
 
 #[tokio::test]
 async fn every_route_is_documented_and_every_document_is_a_route() {
-    let house = House::open();
-    let document = document(&house).await;
+    let broker = Broker::open();
+    let document = document(&broker).await;
     assert_eq!(document["openapi"], "3.1.0");
     let routes: BTreeSet<(String, String)> =
         ROUTES.iter().map(|(method, path)| ((*method).to_owned(), (*path).to_owned())).collect();
@@ -30,9 +30,9 @@ async fn every_route_is_documented_and_every_document_is_a_route() {
 
 #[tokio::test]
 async fn every_documented_operation_is_answered_by_a_handler() {
-    let house = House::with_queue("{}").await;
-    house.send("orders", "k", "x").await;
-    let document = document(&house).await;
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "k", "x").await;
+    let document = document(&broker).await;
     let mut asked = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
         let concrete = path
@@ -41,7 +41,7 @@ async fn every_documented_operation_is_answered_by_a_handler() {
             .replace("{id}", "r")
             .replace("{code}", "conflict");
         for method in item.as_object().unwrap().keys().filter(|method| *method != "delete") {
-            let told = house.ask(ask(&method.to_uppercase(), &concrete)).await;
+            let told = broker.ask(ask(&method.to_uppercase(), &concrete)).await;
             let text = told.text();
             assert_ne!(told.status, 405, "{method} {path}");
             assert!(told.status != 404 || text.contains("no_such_key"), "{method} {path}: {text}");
@@ -49,15 +49,15 @@ async fn every_documented_operation_is_answered_by_a_handler() {
         }
     }
     assert_eq!(asked, ROUTES.len() - 2);
-    let redrive = house.ask(ask("DELETE", "/v1/queues/orders/redrive/r")).await;
+    let redrive = broker.ask(ask("DELETE", "/v1/queues/orders/redrive/r")).await;
     redrive.fails(404, "no_such_key");
-    assert_eq!(house.ask(ask("DELETE", "/v1/queues/orders")).await.status, 204);
+    assert_eq!(broker.ask(ask("DELETE", "/v1/queues/orders")).await.status, 204);
 }
 
 #[tokio::test]
 async fn every_reference_of_the_document_leads_somewhere() {
-    let house = House::open();
-    let document = document(&house).await;
+    let broker = Broker::open();
+    let document = document(&broker).await;
     let mut references = Vec::new();
     collect(&document, &mut references);
     assert!(references.len() > 30, "{}", references.len());
@@ -82,8 +82,8 @@ fn collect(value: &Value, references: &mut Vec<String>) {
 
 #[tokio::test]
 async fn the_document_says_what_answers_are_and_who_may_ask() {
-    let house = House::open();
-    let document = document(&house).await;
+    let broker = Broker::open();
+    let document = document(&broker).await;
     let send = &document["paths"]["/v1/queues/{queue}/messages"]["post"];
     let created = &send["responses"]["201"]["content"]["application/json"]["schema"]["$ref"];
     assert_eq!(created, "#/components/schemas/Answer");
@@ -98,8 +98,8 @@ async fn the_document_says_what_answers_are_and_who_may_ask() {
 
 #[tokio::test]
 async fn limits_and_the_front_page_are_open() {
-    let house = House::open();
-    let limits = house.ask(get("/v1/limits")).await.is(200);
+    let broker = Broker::open();
+    let limits = broker.ask(get("/v1/limits")).await.is(200);
     for (name, value) in [
         ("batch_messages_max", 1_000),
         ("batch_bytes_max", 8 * 1024 * 1024),
@@ -109,9 +109,9 @@ async fn limits_and_the_front_page_are_open() {
     ] {
         assert_eq!(limits[name], value, "{name}");
     }
-    let home = house.ask(get("/")).await;
+    let home = broker.ask(get("/")).await;
     assert_eq!(home.status, 200);
     assert!(home.text().contains("/v1/openapi.json"));
-    let head = house.ask(ask("HEAD", "/livez")).await;
+    let head = broker.ask(ask("HEAD", "/livez")).await;
     assert_eq!((head.status.as_u16(), head.body.len()), (200, 0));
 }

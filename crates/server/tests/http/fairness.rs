@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 
 use super::access::{By, guarded};
-use super::house::{Ask, ask, put, send};
+use super::broker::{Ask, ask, put, send};
 
 const MIB: usize = 1_024 * 1_024;
 
@@ -30,20 +30,20 @@ fn stalled(path: &str, token: &str, length: usize, sent: usize, read: &Arc<Atomi
 
 #[tokio::test]
 async fn bodies_that_tell_much_and_send_little_hold_nobody_up() {
-    let (house, tokens) =
+    let (broker, tokens) =
         guarded(&[("noisy", "a", "*", "send,work,admin"), ("quiet", "b", "*", "send,admin")]);
     for token in tokens.values() {
-        house.ask(put("/v1/queues/orders", "{}").by(token)).await.is(201);
+        broker.ask(put("/v1/queues/orders", "{}").by(token)).await.is(201);
     }
-    let house = Arc::new(house);
+    let broker = Arc::new(broker);
     let read = Arc::new(AtomicUsize::new(0));
     let mut stalled_tasks = tokio::task::JoinSet::new();
     for (path, length) in [("settle", 32 * MIB), ("batch", 8 * MIB)] {
         for _ in 0..8 {
             let path = format!("/v1/queues/orders/{path}");
             let ask = stalled(&path, &tokens["noisy"], length, 1, &read);
-            let house = Arc::clone(&house);
-            stalled_tasks.spawn(async move { house.ask(ask).await.status });
+            let broker = Arc::clone(&broker);
+            stalled_tasks.spawn(async move { broker.ask(ask).await.status });
         }
     }
     while read.load(Ordering::SeqCst) < 16 {
@@ -52,27 +52,27 @@ async fn bodies_that_tell_much_and_send_little_hold_nobody_up() {
     }
     for name in ["quiet", "noisy"] {
         let large = "x".repeat(MIB);
-        house.ask(send("orders", "large", &large).by(&tokens[name])).await.is(201);
-        house.ask(send("orders", "small", "x").by(&tokens[name])).await.is(201);
+        broker.ask(send("orders", "large", &large).by(&tokens[name])).await.is(201);
+        broker.ask(send("orders", "small", "x").by(&tokens[name])).await.is(201);
     }
     stalled_tasks.shutdown().await;
 }
 
 #[tokio::test]
 async fn a_tenant_that_sends_much_and_stalls_leaves_others_their_memory() {
-    let (house, tokens) =
+    let (broker, tokens) =
         guarded(&[("noisy", "a", "*", "send,work,admin"), ("quiet", "b", "*", "send,admin")]);
     for token in tokens.values() {
-        house.ask(put("/v1/queues/orders", "{}").by(token)).await.is(201);
+        broker.ask(put("/v1/queues/orders", "{}").by(token)).await.is(201);
     }
-    let house = Arc::new(house);
+    let broker = Arc::new(broker);
     let read = Arc::new(AtomicUsize::new(0));
     let mut stalled_tasks = tokio::task::JoinSet::new();
     for _ in 0..6 {
         let ask =
             stalled("/v1/queues/orders/settle", &tokens["noisy"], 32 * MIB, 16 * MIB - 1, &read);
-        let house = Arc::clone(&house);
-        stalled_tasks.spawn(async move { house.ask(ask).await.status });
+        let broker = Arc::clone(&broker);
+        stalled_tasks.spawn(async move { broker.ask(ask).await.status });
     }
     // Others of them wait for memory.
     while read.load(Ordering::SeqCst) < 2 {
@@ -80,10 +80,10 @@ async fn a_tenant_that_sends_much_and_stalls_leaves_others_their_memory() {
     }
     let large = "x".repeat(4 * MIB);
     let config = r#"{"max_body_bytes":16777216}"#;
-    house.ask(put("/v1/queues/orders", config).by(&tokens["quiet"])).await.is(200);
-    house.ask(send("orders", "large", &large).by(&tokens["quiet"])).await.is(201);
+    broker.ask(put("/v1/queues/orders", config).by(&tokens["quiet"])).await.is(200);
+    broker.ask(send("orders", "large", &large).by(&tokens["quiet"])).await.is(201);
     for name in ["quiet", "noisy"] {
-        house.ask(send("orders", "small", "x").by(&tokens[name])).await.is(201);
+        broker.ask(send("orders", "small", "x").by(&tokens[name])).await.is(201);
     }
     stalled_tasks.shutdown().await;
 }

@@ -2,185 +2,185 @@
 
 use serde_json::{Value, json};
 
-use super::house::{House, ask, get, post, send, text};
+use super::broker::{Broker, ask, get, post, send, text};
 
-async fn act(house: &House, key: &str, verb: &str) -> super::house::Told {
-    house.ask(ask("POST", &format!("/v1/queues/orders/keys/{key}/{verb}"))).await
+async fn act(broker: &Broker, key: &str, verb: &str) -> super::broker::Told {
+    broker.ask(ask("POST", &format!("/v1/queues/orders/keys/{key}/{verb}"))).await
 }
 
-async fn finish(house: &House, key: &str) {
-    house.send("orders", key, "x").await;
-    let message = house.receive_one("orders").await;
+async fn finish(broker: &Broker, key: &str) {
+    broker.send("orders", key, "x").await;
+    let message = broker.receive_one("orders").await;
     assert_eq!(message["key"], key);
-    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    broker.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
 }
 
-async fn kill(house: &House, key: &str, error: &str) {
-    house.send("orders", key, "x").await;
-    let message = house.receive_one("orders").await;
+async fn kill(broker: &Broker, key: &str, error: &str) {
+    broker.send("orders", key, "x").await;
+    let message = broker.receive_one("orders").await;
     let fail = json!({"lease": message["lease"], "do": "fail", "error": error, "dead": true});
-    assert_eq!(house.settle("orders", fail).await["state"], "dead");
+    assert_eq!(broker.settle("orders", fail).await["state"], "dead");
 }
 
 #[tokio::test]
 async fn a_forgotten_key_is_new_again() {
-    let house = House::with_queue("{}").await;
-    finish(&house, "k").await;
-    let told = act(&house, "k", "forget").await.is(200);
+    let broker = Broker::with_queue("{}").await;
+    finish(&broker, "k").await;
+    let told = act(&broker, "k", "forget").await.is(200);
     assert_eq!(told, json!({"answer": "ok", "key": "k"}));
-    act(&house, "k", "forget").await.fails(404, "no_such_key");
-    house.send("orders", "k", "something else").await;
-    act(&house, "k", "forget").await.fails(400, "invalid");
+    act(&broker, "k", "forget").await.fails(404, "no_such_key");
+    broker.send("orders", "k", "something else").await;
+    act(&broker, "k", "forget").await.fails(400, "invalid");
 }
 
 #[tokio::test]
 async fn a_replay_runs_the_same_message_as_the_next_generation() {
-    let house = House::with_queue("{}").await;
-    finish(&house, "k").await;
+    let broker = Broker::with_queue("{}").await;
+    finish(&broker, "k").await;
     let replay = |body: &'static str| ask("POST", "/v1/queues/orders/keys/k/replay").body(body);
-    let gone = house.ask(replay("")).await.fails(400, "invalid");
+    let gone = broker.ask(replay("")).await.fails(400, "invalid");
     assert!(text(&gone, "detail").contains("is no longer stored"), "{gone}");
-    house.ask(replay("y")).await.fails(422, "conflict");
+    broker.ask(replay("y")).await.fails(422, "conflict");
     let other = replay("x").header("idempotency-key", "l");
-    house.ask(other).await.fails(400, "invalid");
-    let told = house.ask(replay("x")).await.is(200);
+    broker.ask(other).await.fails(400, "invalid");
+    let told = broker.ask(replay("x")).await.is(200);
     let expected = json!({"answer": "ok", "key": "k", "state": "ready", "generation": 1});
     assert_eq!(told, expected);
-    house.ask(replay("x")).await.fails(400, "invalid");
-    let message = house.receive_one("orders").await;
+    broker.ask(replay("x")).await.fails(400, "invalid");
+    let message = broker.receive_one("orders").await;
     assert_eq!((&message["generation"], &message["body"]), (&json!(1), &json!("x")));
 }
 
 #[tokio::test]
 async fn an_empty_message_can_be_replayed_too() {
-    let house = House::with_queue("{}").await;
-    house.send("orders", "k", "").await;
-    let message = house.receive_one("orders").await;
-    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
-    act(&house, "k", "replay").await.is(200);
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "k", "").await;
+    let message = broker.receive_one("orders").await;
+    broker.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    act(&broker, "k", "replay").await.is(200);
 }
 
 #[tokio::test]
 async fn a_dead_message_is_redriven_by_its_key() {
-    let house = House::with_queue("{}").await;
-    kill(&house, "k", "bad").await;
-    let told = act(&house, "k", "redrive").await.is(200);
+    let broker = Broker::with_queue("{}").await;
+    kill(&broker, "k", "bad").await;
+    let told = act(&broker, "k", "redrive").await.is(200);
     assert_eq!((&told["answer"], &told["state"]), (&json!("ok"), &json!("ready")));
-    act(&house, "k", "redrive").await.fails(400, "invalid");
-    act(&house, "none", "redrive").await.fails(404, "no_such_key");
-    assert_eq!(house.receive_one("orders").await["key"], "k");
+    act(&broker, "k", "redrive").await.fails(400, "invalid");
+    act(&broker, "none", "redrive").await.fails(404, "no_such_key");
+    assert_eq!(broker.receive_one("orders").await["key"], "k");
 }
 
 #[tokio::test]
 async fn a_discarded_message_is_given_up_and_remembered() {
-    let house = House::with_queue("{}").await;
-    kill(&house, "k", "bad").await;
-    let told = act(&house, "k", "discard").await.is(200);
+    let broker = Broker::with_queue("{}").await;
+    kill(&broker, "k", "bad").await;
+    let told = act(&broker, "k", "discard").await.is(200);
     assert_eq!(told["state"], "discarded");
-    assert_eq!(house.key("orders", "k").await["state"], "discarded");
-    let again = house.ask(send("orders", "k", "x")).await.is(200);
+    assert_eq!(broker.key("orders", "k").await["state"], "discarded");
+    let again = broker.ask(send("orders", "k", "x")).await.is(200);
     assert_eq!(again["answer"], "dead");
-    house.send("orders", "leased", "x").await;
-    house.receive_one("orders").await;
-    act(&house, "leased", "discard").await.fails(400, "invalid");
+    broker.send("orders", "leased", "x").await;
+    broker.receive_one("orders").await;
+    act(&broker, "leased", "discard").await.fails(400, "invalid");
 }
 
 /// A message that is parked: begun, and its lease lost.
-async fn park(house: &House, key: &str) {
-    house.send("orders", key, "x").await;
+async fn park(broker: &Broker, key: &str) {
+    broker.send("orders", key, "x").await;
     let receive = r#"{"max":1,"lease_ms":100,"wait_ms":30000}"#;
-    let told = house.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
+    let told = broker.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
     let lease = told["messages"][0]["lease"].clone();
-    let begun = house.settle("orders", json!({"lease": lease, "do": "begin"})).await;
+    let begun = broker.settle("orders", json!({"lease": lease, "do": "begin"})).await;
     assert_eq!(begun["answer"], "ok");
-    let looked = house.ask(get(&format!("/v1/queues/orders/keys/{key}?wait_ms=30000"))).await;
+    let looked = broker.ask(get(&format!("/v1/queues/orders/keys/{key}?wait_ms=30000"))).await;
     assert_eq!(looked.is(200)["state"], "parked");
 }
 
 #[tokio::test]
 async fn a_parked_message_is_resolved() {
-    let house = House::with_queue(r#"{"on_lost":"park"}"#).await;
+    let broker = Broker::with_queue(r#"{"on_lost":"park"}"#).await;
     let resolve = |key: &str, json: &str| {
-        house.ask(post(&format!("/v1/queues/orders/keys/{key}/resolve"), json))
+        broker.ask(post(&format!("/v1/queues/orders/keys/{key}/resolve"), json))
     };
-    park(&house, "a").await;
-    let parked = house.ask(send("orders", "a", "x")).await.is(200);
+    park(&broker, "a").await;
+    let parked = broker.ask(send("orders", "a", "x")).await.is(200);
     assert_eq!(parked["answer"], "parked");
     for bad in [r#"{"do":"forget"}"#, "{}", r#"{"do":"done","result":{"body":1}}"#] {
         resolve("a", bad).await.fails(400, "invalid");
     }
     let done = resolve("a", r#"{"do":"done","result":{"body":"by hand"}}"#).await.is(200);
     assert_eq!(done["state"], "done");
-    assert_eq!(house.key("orders", "a").await["result"]["body"], "by hand");
+    assert_eq!(broker.key("orders", "a").await["result"]["body"], "by hand");
     resolve("a", r#"{"do":"retry"}"#).await.fails(400, "invalid");
-    park(&house, "b").await;
+    park(&broker, "b").await;
     assert_eq!(resolve("b", r#"{"do":"retry"}"#).await.is(200)["state"], "ready");
-    assert_eq!(house.receive_one("orders").await["key"], "b");
+    assert_eq!(broker.receive_one("orders").await["key"], "b");
 }
 
-async fn redrive(house: &House, json: &str) -> Value {
-    house.ask(post("/v1/queues/orders/redrive", json)).await.is(200)
+async fn redrive(broker: &Broker, json: &str) -> Value {
+    broker.ask(post("/v1/queues/orders/redrive", json)).await.is(200)
 }
 
 #[tokio::test]
 async fn dead_messages_are_redriven_by_keys_by_filter_and_all() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for (key, error) in [("a", "timeout"), ("b", "refused"), ("c", "timeout"), ("d", "x")] {
-        kill(&house, key, error).await;
+        kill(&broker, key, error).await;
     }
-    let by_keys = redrive(&house, r#"{"id":"r1","keys":["a","none"]}"#).await;
+    let by_keys = redrive(&broker, r#"{"id":"r1","keys":["a","none"]}"#).await;
     let expected = json!({
         "id": "r1", "matched": 1, "moved": 1, "total": 2, "missing": ["none"], "done": true,
         "cancelled": false, "dry_run": false,
     });
     assert_eq!(by_keys, expected);
-    let again = redrive(&house, r#"{"id":"r1","keys":["none","a"]}"#).await;
+    let again = redrive(&broker, r#"{"id":"r1","keys":["none","a"]}"#).await;
     assert_eq!(again, expected, "repeated, it moves nothing twice");
-    let dry = redrive(&house, r#"{"id":"r2","all":true,"dry_run":true}"#).await;
+    let dry = redrive(&broker, r#"{"id":"r2","all":true,"dry_run":true}"#).await;
     assert_eq!(
         (&dry["matched"], &dry["moved"], &dry["done"]),
         (&json!(3), &json!(0), &json!(true))
     );
     let filter = r#"{"id":"r3","filter":{"error_contains":"time"}}"#;
-    assert_eq!(redrive(&house, filter).await["moved"], 1);
+    assert_eq!(redrive(&broker, filter).await["moved"], 1);
     let early = r#"{"filter":{"dead_before":"2020-01-01T00:00:00Z"},"per_s":null}"#;
-    let early = redrive(&house, early).await;
+    let early = redrive(&broker, early).await;
     assert_eq!((&early["matched"], &early["done"]), (&json!(0), &json!(true)));
     assert_eq!(text(&early, "id").len(), 36, "an id is made up");
-    assert_eq!(redrive(&house, r#"{"id":"r4","all":true}"#).await["moved"], 2);
-    let progress = house.ask(get("/v1/queues/orders/redrive/r4")).await.is(200);
+    assert_eq!(redrive(&broker, r#"{"id":"r4","all":true}"#).await["moved"], 2);
+    let progress = broker.ask(get("/v1/queues/orders/redrive/r4")).await.is(200);
     assert_eq!((&progress["moved"], &progress["done"]), (&json!(2), &json!(true)));
-    house.ask(get("/v1/queues/orders/redrive/none")).await.fails(404, "no_such_key");
-    house.ask(get("/v1/queues/none/redrive/r4")).await.fails(404, "no_such_queue");
+    broker.ask(get("/v1/queues/orders/redrive/none")).await.fails(404, "no_such_key");
+    broker.ask(get("/v1/queues/none/redrive/r4")).await.fails(404, "no_such_queue");
 }
 
 #[tokio::test]
 async fn a_dry_run_leaves_its_id_to_the_redrive() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for key in ["a", "b"] {
-        kill(&house, key, "bad").await;
+        kill(&broker, key, "bad").await;
     }
-    let dry = redrive(&house, r#"{"id":"r","all":true,"dry_run":true}"#).await;
+    let dry = redrive(&broker, r#"{"id":"r","all":true,"dry_run":true}"#).await;
     assert_eq!((&dry["matched"], &dry["dry_run"]), (&json!(2), &json!(true)));
     assert_ne!(dry["id"], "r");
     let path = format!("/v1/queues/orders/redrive/{}", text(&dry, "id"));
-    assert_eq!(house.ask(get(&path)).await.is(200), dry, "it can be looked at");
-    let real = redrive(&house, r#"{"id":"r","all":true}"#).await;
+    assert_eq!(broker.ask(get(&path)).await.is(200), dry, "it can be looked at");
+    let real = redrive(&broker, r#"{"id":"r","all":true}"#).await;
     assert_eq!((&real["moved"], &real["dry_run"]), (&json!(2), &json!(false)));
     // What there is now, not what became of the redrive of that name.
-    let dry = redrive(&house, r#"{"id":"r","all":true,"dry_run":true}"#).await;
+    let dry = redrive(&broker, r#"{"id":"r","all":true,"dry_run":true}"#).await;
     assert_eq!((&dry["matched"], &dry["dry_run"]), (&json!(0), &json!(true)));
 }
 
 #[tokio::test]
 async fn an_id_of_another_redrive_is_a_conflict() {
-    let house = House::with(4, |_| hapax_server::service::Options::default());
-    house.put("orders", "{}").await;
+    let broker = Broker::with(4, |_| hapax_server::service::Options::default());
+    broker.put("orders", "{}").await;
     for key in ["a", "b", "c"] {
-        kill(&house, key, "bad").await;
+        kill(&broker, key, "bad").await;
     }
-    redrive(&house, r#"{"id":"keys","keys":["a","gone"]}"#).await;
-    redrive(&house, r#"{"id":"filter","filter":{"group":"g"}}"#).await;
+    redrive(&broker, r#"{"id":"keys","keys":["a","gone"]}"#).await;
+    redrive(&broker, r#"{"id":"filter","filter":{"group":"g"}}"#).await;
     for other in [
         r#"{"id":"keys","all":true}"#,
         r#"{"id":"keys","keys":["a"]}"#,
@@ -192,18 +192,18 @@ async fn an_id_of_another_redrive_is_a_conflict() {
         r#"{"id":"filter","filter":{"error_contains":"bad"}}"#,
         r#"{"id":"filter","all":true}"#,
     ] {
-        let told = house.ask(post("/v1/queues/orders/redrive", other)).await;
+        let told = broker.ask(post("/v1/queues/orders/redrive", other)).await;
         let problem = told.fails(422, "conflict");
         assert!(text(&problem, "detail").contains("another redrive"), "{other}: {problem}");
     }
-    redrive(&house, r#"{"id":"filter","filter":{"group":"g"}}"#).await;
-    redrive(&house, r#"{"id":"keys","keys":["gone","a","a"]}"#).await;
-    assert_eq!(house.key("orders", "b").await["state"], "dead");
+    redrive(&broker, r#"{"id":"filter","filter":{"group":"g"}}"#).await;
+    redrive(&broker, r#"{"id":"keys","keys":["gone","a","a"]}"#).await;
+    assert_eq!(broker.key("orders", "b").await["state"], "dead");
 }
 
 #[tokio::test]
 async fn a_redrive_says_what_it_is_for() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for json in [
         "{}",
         r#"{"all":false}"#,
@@ -215,116 +215,116 @@ async fn a_redrive_says_what_it_is_for() {
         r#"{"all":true,"id":""}"#,
         r#"{"filter":{"dead_before":"soon"}}"#,
     ] {
-        house.ask(post("/v1/queues/orders/redrive", json)).await.fails(400, "invalid");
+        broker.ask(post("/v1/queues/orders/redrive", json)).await.fails(400, "invalid");
     }
     let many = json!({"keys": vec!["k"; 1_001]}).to_string();
-    house.ask(post("/v1/queues/orders/redrive", &many)).await.fails(413, "too_large");
+    broker.ask(post("/v1/queues/orders/redrive", &many)).await.fails(413, "too_large");
 }
 
 #[tokio::test]
 async fn where_keys_belong_to_groups_a_dead_message_is_redriven_by_key_and_group() {
-    let house = House::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
+    let broker = Broker::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
     for group in ["g", "h", "i"] {
-        house.ask(send("orders", "k", "x").header("hapax-group", group)).await.is(201);
-        let message = house.receive_one("orders").await;
+        broker.ask(send("orders", "k", "x").header("hapax-group", group)).await.is(201);
+        let message = broker.receive_one("orders").await;
         let fail = json!({"lease": message["lease"], "do": "fail", "dead": true});
-        house.settle("orders", fail).await;
+        broker.settle("orders", fail).await;
     }
     let of_key = |query: &str| ask("POST", &format!("/v1/queues/orders/keys/k/redrive{query}"));
-    house.ask(of_key("")).await.fails(404, "no_such_key");
-    house.ask(of_key("?group=x")).await.fails(404, "no_such_key");
-    house.ask(of_key("?group=g")).await.is(200);
-    house.ask(of_key("?group=g")).await.fails(400, "invalid");
-    let told = redrive(&house, r#"{"keys":["k"]}"#).await;
+    broker.ask(of_key("")).await.fails(404, "no_such_key");
+    broker.ask(of_key("?group=x")).await.fails(404, "no_such_key");
+    broker.ask(of_key("?group=g")).await.is(200);
+    broker.ask(of_key("?group=g")).await.fails(400, "invalid");
+    let told = redrive(&broker, r#"{"keys":["k"]}"#).await;
     assert_eq!((&told["moved"], &told["missing"][0]), (&json!(0), &json!("k")));
-    assert_eq!(redrive(&house, r#"{"keys":["k"],"group":"h"}"#).await["moved"], 1);
-    assert_eq!(redrive(&house, r#"{"filter":{"group":"i"}}"#).await["moved"], 1);
-    let stats = house.ask(get("/v1/queues/orders")).await.is(200);
+    assert_eq!(redrive(&broker, r#"{"keys":["k"],"group":"h"}"#).await["moved"], 1);
+    assert_eq!(redrive(&broker, r#"{"filter":{"group":"i"}}"#).await["moved"], 1);
+    let stats = broker.ask(get("/v1/queues/orders")).await.is(200);
     assert_eq!(stats["stats"]["dead"], 0, "{stats}");
 }
 
 #[tokio::test]
 async fn messages_behind_the_head_of_their_group_are_counted_as_held() {
-    let house = House::with_queue(r#"{"order":"group"}"#).await;
+    let broker = Broker::with_queue(r#"{"order":"group"}"#).await;
     for (key, group) in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")] {
-        house.ask(send("orders", key, "x").header("hapax-group", group)).await.is(201);
+        broker.ask(send("orders", key, "x").header("hapax-group", group)).await.is(201);
     }
-    let told = house.ask(get("/v1/queues/orders")).await.is(200);
+    let told = broker.ask(get("/v1/queues/orders")).await.is(200);
     let stats = |told: &Value| (told["stats"]["ready"].clone(), told["stats"]["held"].clone());
     assert_eq!(stats(&told), (json!(4), json!(2)));
-    house.receive_one("orders").await;
-    let told = house.ask(get("/v1/queues")).await.is(200);
+    broker.receive_one("orders").await;
+    let told = broker.ask(get("/v1/queues")).await.is(200);
     assert_eq!(stats(&told["queues"][0]), (json!(3), json!(2)));
 }
 
 #[tokio::test]
 async fn a_redrive_tells_the_keys_that_are_not_dead() {
-    let house = House::with_queue("{}").await;
-    kill(&house, "dead", "bad").await;
-    house.send("orders", "waiting", "x").await;
-    let told = redrive(&house, r#"{"keys":["dead","waiting","none"]}"#).await;
+    let broker = Broker::with_queue("{}").await;
+    kill(&broker, "dead", "bad").await;
+    broker.send("orders", "waiting", "x").await;
+    let told = redrive(&broker, r#"{"keys":["dead","waiting","none"]}"#).await;
     assert_eq!((&told["moved"], &told["total"]), (&json!(1), &json!(3)));
     assert_eq!(told["missing"], json!(["none", "waiting"]));
 }
 
 #[tokio::test]
 async fn a_redrive_by_time_takes_what_died_after_it() {
-    let house = House::with_queue("{}").await;
-    kill(&house, "k", "bad").await;
-    let late = redrive(&house, r#"{"filter":{"dead_after":"2100-01-01T00:00:00Z"}}"#).await;
+    let broker = Broker::with_queue("{}").await;
+    kill(&broker, "k", "bad").await;
+    let late = redrive(&broker, r#"{"filter":{"dead_after":"2100-01-01T00:00:00Z"}}"#).await;
     assert_eq!(late["moved"], 0);
-    let since = redrive(&house, r#"{"filter":{"dead_after":"2020-01-01T00:00:00Z"}}"#).await;
+    let since = redrive(&broker, r#"{"filter":{"dead_after":"2020-01-01T00:00:00Z"}}"#).await;
     assert_eq!(since["moved"], 1);
 }
 
 #[tokio::test]
 async fn a_redrive_is_cancelled_where_it_is() {
     for partitions in [1, 4] {
-        let house = House::with(partitions, |_| hapax_server::service::Options::default());
-        house.put("orders", "{}").await;
+        let broker = Broker::with(partitions, |_| hapax_server::service::Options::default());
+        broker.put("orders", "{}").await;
         for number in 0..40 {
-            kill(&house, &format!("k{number}"), "bad").await;
+            kill(&broker, &format!("k{number}"), "bad").await;
         }
-        let started = redrive(&house, r#"{"id":"r","all":true,"per_s":1}"#).await;
+        let started = redrive(&broker, r#"{"id":"r","all":true,"per_s":1}"#).await;
         assert_eq!((&started["done"], &started["total"]), (&json!(false), &json!(40)));
         let path = "/v1/queues/orders/redrive/r";
-        let told = house.ask(ask("DELETE", path)).await.is(200);
+        let told = broker.ask(ask("DELETE", path)).await.is(200);
         assert_eq!((&told["cancelled"], &told["done"]), (&json!(true), &json!(true)));
         let moved = told["moved"].as_u64().unwrap();
         assert!(moved < 40, "{told}");
-        let again = house.ask(get(path)).await.is(200);
+        let again = broker.ask(get(path)).await.is(200);
         assert_eq!((&again["cancelled"], &again["moved"]), (&json!(true), &told["moved"]));
-        let dead = house.ask(get("/v1/queues/orders")).await.is(200)["stats"]["dead"].clone();
+        let dead = broker.ask(get("/v1/queues/orders")).await.is(200)["stats"]["dead"].clone();
         assert_eq!(dead, json!(40 - moved));
         let none = "/v1/queues/orders/redrive/none";
-        let problem = house.ask(ask("DELETE", none)).await.fails(404, "no_such_key");
+        let problem = broker.ask(ask("DELETE", none)).await.fails(404, "no_such_key");
         assert!(text(&problem, "detail").contains("no redrive"), "{problem}");
     }
 }
 
 #[tokio::test]
 async fn a_key_that_is_not_parked_cannot_be_resolved_and_is_told_what_it_is() {
-    let house = House::with_queue("{}").await;
-    finish(&house, "finished").await;
-    house.send("orders", "waiting", "x").await;
+    let broker = Broker::with_queue("{}").await;
+    finish(&broker, "finished").await;
+    broker.send("orders", "waiting", "x").await;
     for (key, state) in [("finished", "done"), ("waiting", "ready")] {
         let path = format!("/v1/queues/orders/keys/{key}/resolve");
-        let problem = house.ask(post(&path, r#"{"do":"retry"}"#)).await.fails(400, "invalid");
+        let problem = broker.ask(post(&path, r#"{"do":"retry"}"#)).await.fails(400, "invalid");
         assert!(text(&problem, "detail").contains(state), "{problem}");
     }
     let none = post("/v1/queues/orders/keys/none/resolve", r#"{"do":"retry"}"#);
-    house.ask(none).await.fails(404, "no_such_key");
+    broker.ask(none).await.fails(404, "no_such_key");
 }
 
 #[tokio::test]
 async fn a_replay_needs_no_body_where_the_queue_keeps_bodies() {
-    let house = House::with_queue(r#"{"keep_bodies":true}"#).await;
+    let broker = Broker::with_queue(r#"{"keep_bodies":true}"#).await;
     let sent = send("orders", "k", "three lemons").header("hapax-header-a", "b");
-    house.ask(sent).await.is(201);
-    let message = house.receive_one("orders").await;
-    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
-    assert_eq!(act(&house, "k", "replay").await.is(200)["generation"], 1);
-    let again = house.receive_one("orders").await;
+    broker.ask(sent).await.is(201);
+    let message = broker.receive_one("orders").await;
+    broker.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    assert_eq!(act(&broker, "k", "replay").await.is(200)["generation"], 1);
+    let again = broker.receive_one("orders").await;
     assert_eq!((&again["body"], &again["generation"]), (&json!("three lemons"), &json!(1)));
     assert_eq!(again["headers"], json!({"a": "b"}));
 }

@@ -3,7 +3,7 @@
 use hapax_server::doors::http::ROUTES;
 use serde_json::{Value, json};
 
-use super::house::{House, ask, get, post, text};
+use super::broker::{Broker, ask, get, post, text};
 
 /// Routes whose body is a message, as it is.
 const RAW: [&str; 3] = [
@@ -100,30 +100,30 @@ fn write(value: &Value, place: &str, wrong: Wrong, at: &str) -> String {
 }
 
 /// A queue with a message in every place.
-pub(crate) async fn busy_house() -> (House, Value) {
-    let house = House::with_queue("{}").await;
+pub(crate) async fn busy_house() -> (Broker, Value) {
+    let broker = Broker::with_queue("{}").await;
     for key in ["finished", "dead", "held", "waiting"] {
-        house.send("orders", key, "x").await;
+        broker.send("orders", key, "x").await;
     }
-    let finished = house.receive_one("orders").await;
-    house.settle("orders", json!({"lease": finished["lease"], "do": "done"})).await;
-    let dead = house.receive_one("orders").await;
+    let finished = broker.receive_one("orders").await;
+    broker.settle("orders", json!({"lease": finished["lease"], "do": "done"})).await;
+    let dead = broker.receive_one("orders").await;
     let fail = json!({"lease": dead["lease"], "do": "fail", "error": "bad", "dead": true});
-    house.settle("orders", fail).await;
-    let held = house.receive_one("orders").await;
-    (house, held["lease"].clone())
+    broker.settle("orders", fail).await;
+    let held = broker.receive_one("orders").await;
+    (broker, held["lease"].clone())
 }
 
-pub(crate) async fn state(house: &House) -> Value {
-    let mut queue = house.ask(get("/v1/queues/orders")).await.is(200);
+pub(crate) async fn state(broker: &Broker) -> Value {
+    let mut queue = broker.ask(get("/v1/queues/orders")).await.is(200);
     queue["stats"]["oldest_ready_age_ms"].take();
     queue
 }
 
 #[tokio::test]
 async fn every_endpoint_refuses_what_it_does_not_know_and_does_nothing() {
-    let (house, lease) = busy_house().await;
-    let before = state(&house).await;
+    let (broker, lease) = busy_house().await;
+    let before = state(&broker).await;
     let mut asked = 0;
     let takes_body = |method: &str| matches!(method, "post" | "put");
     let routes = ROUTES.iter().filter(|(method, path)| takes_body(method) && !RAW.contains(path));
@@ -145,7 +145,7 @@ async fn every_endpoint_refuses_what_it_does_not_know_and_does_nothing() {
             let body = write(&good, "", wrong, place);
             let request = ask(&method.to_uppercase(), &uri);
             let request = request.header("content-type", "application/json").body(body.clone());
-            let told = house.ask(request).await;
+            let told = broker.ask(request).await;
             let told_of: Value = serde_json::from_slice(&told.body).unwrap();
             // What concerns one item of a list is told in its place.
             let in_place = place.starts_with("/messages/") || place.starts_with("/items/");
@@ -158,7 +158,7 @@ async fn every_endpoint_refuses_what_it_does_not_know_and_does_nothing() {
             );
             assert!(wrong.is_told_by(text(problem, "detail")), "{path} {body}: {told_of}");
             assert!(in_place || told.status.is_client_error(), "{path} {body}: {told_of}");
-            assert_eq!(state(&house).await, before, "{path} {body}");
+            assert_eq!(state(&broker).await, before, "{path} {body}");
             asked += 1;
         }
     }
@@ -167,26 +167,26 @@ async fn every_endpoint_refuses_what_it_does_not_know_and_does_nothing() {
 
 #[tokio::test]
 async fn a_field_that_was_meant_is_named() {
-    let (house, lease) = busy_house().await;
+    let (broker, lease) = busy_house().await;
     let said = async |path: &str, body: Value| {
-        let told = house.ask(post(&format!("/v1/queues/orders/{path}"), &body.to_string())).await;
+        let told = broker.ask(post(&format!("/v1/queues/orders/{path}"), &body.to_string())).await;
         text(&told.fails(400, "invalid"), "detail").to_owned()
     };
     assert!(said("receive", json!({"wait": 5})).await.contains("did you mean wait_ms?"));
     assert!(said("purge", json!({"key": true})).await.contains("did you mean keys?"));
     assert!(said("redrive", json!({"dry-run": true})).await.contains("did you mean dry_run?"));
     let batch = json!({"messages": [{"key": "k", "dealy_ms": 60_000}]});
-    let told = house.ask(post("/v1/queues/orders/batch", &batch.to_string())).await.is(200);
+    let told = broker.ask(post("/v1/queues/orders/batch", &batch.to_string())).await.is(200);
     let detail = text(&told["answers"][0], "detail");
     assert!(detail.contains("did you mean delay_ms?"), "{detail}");
     let fail = json!({"lease": lease, "do": "fail", "delay": 60_000});
-    let told = house.settle("orders", fail).await;
+    let told = broker.settle("orders", fail).await;
     assert!(text(&told, "detail").contains("did you mean delay_ms?"), "{told}");
 }
 
 #[tokio::test]
 async fn a_redrive_says_exactly_what_it_means() {
-    let (house, _) = busy_house().await;
+    let (broker, _) = busy_house().await;
     for (body, what) in [
         (json!({}), "exactly one of"),
         (json!({"all": false}), "exactly one of"),
@@ -201,34 +201,34 @@ async fn a_redrive_says_exactly_what_it_means() {
         (json!({"all": true, "group": "g"}), "group: it belongs to `keys`"),
         (json!({"filter": {"error_contains": "bad"}, "group": "g"}), "group: it belongs to"),
     ] {
-        let told = house.ask(post("/v1/queues/orders/redrive", &body.to_string())).await;
+        let told = broker.ask(post("/v1/queues/orders/redrive", &body.to_string())).await;
         let problem = told.fails(400, "invalid");
         assert!(text(&problem, "detail").contains(what), "{body}: {problem}");
     }
-    let told = house.ask(post("/v1/queues/orders/redrive", r#"{"keys":["dead",""]}"#)).await;
+    let told = broker.ask(post("/v1/queues/orders/redrive", r#"{"keys":["dead",""]}"#)).await;
     assert!(text(&told.fails(400, "malformed_key"), "detail").starts_with("keys[1]: a key has"));
-    assert_eq!(house.key("orders", "dead").await["state"], "dead");
+    assert_eq!(broker.key("orders", "dead").await["state"], "dead");
 }
 
 #[tokio::test]
 async fn an_empty_key_is_not_taken_for_none() {
-    let house = House::with_queue(r#"{"guarantee":"at-least-once"}"#).await;
+    let broker = Broker::with_queue(r#"{"guarantee":"at-least-once"}"#).await;
     let batch = json!({"messages": [{"key": "", "body": "x"}, {"body": "y"}]}).to_string();
-    let answers = house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    let answers = broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
     let (empty, none) = (&answers["answers"][0], &answers["answers"][1]);
     assert_eq!((&empty["code"], &none["answer"]), (&json!("malformed_key"), &json!("accepted")));
     assert!(text(empty, "detail").starts_with("key: a key has 1 to 255 bytes"), "{empty}");
-    let lease = house.receive_one("orders").await["lease"].clone();
+    let lease = broker.receive_one("orders").await["lease"].clone();
     let emit = json!([{"queue": "orders", "name": "n", "key": ""}]);
-    let told = house.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
+    let told = broker.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
     assert!(text(&told, "detail").starts_with("emit[0]: key: a key has"), "{told}");
 }
 
 #[tokio::test]
 async fn a_header_or_a_parameter_that_means_nothing_is_refused() {
-    let (house, _) = busy_house().await;
-    let sent = super::house::send("orders", "k", "x").header("hapax-dealy-ms", "60000");
-    let problem = house.ask(sent).await.fails(400, "invalid");
+    let (broker, _) = busy_house().await;
+    let sent = super::broker::send("orders", "k", "x").header("hapax-dealy-ms", "60000");
+    let problem = broker.ask(sent).await.fails(400, "invalid");
     assert!(text(&problem, "detail").contains("did you mean hapax-delay-ms?"), "{problem}");
     for (path, what) in [
         ("messages?stat=dead", "did you mean state?"),
@@ -236,19 +236,19 @@ async fn a_header_or_a_parameter_that_means_nothing_is_refused() {
         ("keys/dead?colour=red", "the known parameters are group, wait_ms"),
         ("?state=dead", "no parameters are allowed"),
     ] {
-        let told = house.ask(get(&format!("/v1/queues/orders/{path}").replace("/?", "?"))).await;
+        let told = broker.ask(get(&format!("/v1/queues/orders/{path}").replace("/?", "?"))).await;
         let problem = told.fails(400, "invalid");
         assert!(text(&problem, "detail").contains(what), "{path}: {problem}");
     }
     let forget = ask("POST", "/v1/queues/orders/keys/finished/forget?groop=g");
-    house.ask(forget).await.fails(400, "invalid");
-    house.ask(get("/livez?verbose")).await;
-    assert_eq!(house.key("orders", "finished").await["state"], "done");
+    broker.ask(forget).await.fails(400, "invalid");
+    broker.ask(get("/livez?verbose")).await;
+    assert_eq!(broker.key("orders", "finished").await["state"], "done");
 }
 
 #[tokio::test]
 async fn a_settle_with_a_field_of_another_verb_is_refused_and_does_nothing() {
-    let (house, lease) = busy_house().await;
+    let (broker, lease) = busy_house().await;
     for settle in [
         json!({"do": "fail", "result": {"body": "x"}}),
         json!({"do": "fail", "emit": []}),
@@ -263,64 +263,64 @@ async fn a_settle_with_a_field_of_another_verb_is_refused_and_does_nothing() {
     ] {
         let mut item = settle.clone();
         item["lease"] = lease.clone();
-        let told = house.settle("orders", item).await;
+        let told = broker.settle("orders", item).await;
         assert_eq!(told["code"], "invalid", "{settle}: {told}");
     }
-    let done = house.settle("orders", json!({"lease": lease, "do": "done"})).await;
+    let done = broker.settle("orders", json!({"lease": lease, "do": "done"})).await;
     assert_eq!(done["answer"], "ok", "{done}");
 }
 
 #[tokio::test]
 async fn a_parked_message_is_not_resolved_by_fields_of_another_verb() {
-    let house = House::with_queue(r#"{"on_lost":"park"}"#).await;
-    house.send("orders", "k", "x").await;
-    let lease = house.receive_one("orders").await["lease"].clone();
-    house.settle("orders", json!({"lease": lease, "do": "begin"})).await;
-    house.settle("orders", json!({"lease": lease, "do": "park", "error": "in doubt"})).await;
+    let broker = Broker::with_queue(r#"{"on_lost":"park"}"#).await;
+    broker.send("orders", "k", "x").await;
+    let lease = broker.receive_one("orders").await["lease"].clone();
+    broker.settle("orders", json!({"lease": lease, "do": "begin"})).await;
+    broker.settle("orders", json!({"lease": lease, "do": "park", "error": "in doubt"})).await;
     let resolve = async |body: Value| {
-        house.ask(post("/v1/queues/orders/keys/k/resolve", &body.to_string())).await
+        broker.ask(post("/v1/queues/orders/keys/k/resolve", &body.to_string())).await
     };
     let told = resolve(json!({"do": "retry", "result": {"body": "paid"}})).await;
     let problem = told.fails(400, "invalid");
     assert_eq!(text(&problem, "detail"), r#"result belongs to do: "done", not to "retry""#);
-    assert_eq!(house.key("orders", "k").await["state"], "parked");
+    assert_eq!(broker.key("orders", "k").await["state"], "parked");
     resolve(json!({"do": "retry"})).await.is(200);
 }
 
 #[tokio::test]
 async fn refusals_name_what_is_wrong() {
-    let (house, lease) = busy_house().await;
+    let (broker, lease) = busy_house().await;
     let redrive = |body: &str| post("/v1/queues/orders/redrive", body);
-    let told = house.ask(redrive(r#"{"all":true,"per_s":0}"#)).await.fails(400, "invalid");
+    let told = broker.ask(redrive(r#"{"all":true,"per_s":0}"#)).await.fails(400, "invalid");
     assert_eq!(text(&told, "detail"), "per_s: it must be at least 1, or left out");
-    let told = house.ask(post("/v1/queues/orders/receive", r#"{"max":"x"}"#)).await;
+    let told = broker.ask(post("/v1/queues/orders/receive", r#"{"max":"x"}"#)).await;
     let told = told.fails(400, "invalid");
     assert!(text(&told, "detail").contains("expected a whole number at"));
     for (path, detail) in [
         ("messages?limit=x", r#"limit: "x" is not a whole number"#),
         ("keys/dead?wait_ms=-1", r#"wait_ms: "-1" is not a whole number"#),
     ] {
-        let told = house.ask(get(&format!("/v1/queues/orders/{path}"))).await;
+        let told = broker.ask(get(&format!("/v1/queues/orders/{path}"))).await;
         assert_eq!(text(&told.fails(400, "invalid"), "detail"), detail, "{path}");
     }
-    let twice = house.ask(get("/v1/queues/orders/messages?state=dead&state=dead")).await;
+    let twice = broker.ask(get("/v1/queues/orders/messages?state=dead&state=dead")).await;
     let twice = twice.fails(400, "invalid");
     assert!(text(&twice, "detail").contains("duplicate field `state`"), "{twice}");
     assert!(!text(&twice, "detail").contains("deserialize"), "{twice}");
-    let told = house.settle("orders", json!({"lease": lease, "do": "fail", "result": {}})).await;
+    let told = broker.settle("orders", json!({"lease": lease, "do": "fail", "result": {}})).await;
     assert_eq!(text(&told, "detail"), r#"result belongs to do: "done", not to "fail""#);
     let emit = json!([{"queue": "orders", "body": "x"}]);
-    let told = house.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
+    let told = broker.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
     let detail = "emit[0]: name: an emit without a key needs a name, from which its key is derived";
     assert_eq!(text(&told, "detail"), detail);
     let put = ask("PUT", "/v1/queues/other").body(r#"{"lease_ms":99999999999999999999999}"#);
-    let told = house.ask(put).await.fails(422, "invalid_config");
+    let told = broker.ask(put).await.fails(422, "invalid_config");
     assert!(text(&told, "detail").contains("the number is too large"), "{told}");
     let batch = json!({"messages": [{"key": "k", "dealy_ms": 5}, {"key": 5}]}).to_string();
-    let told = house.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
+    let told = broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
     let keys = [&told["answers"][0]["key"], &told["answers"][1]["key"]];
     assert_eq!(keys, [&json!("k"), &Value::Null]);
     let put = ask("PUT", "/v1/queues/orders").header("if-match", r#""1", "2""#);
-    let told = house.ask(put).await.fails(400, "invalid");
+    let told = broker.ask(put).await.fails(400, "invalid");
     assert_eq!(text(&told, "detail"), "if-match must be one etag here, not a list");
 }

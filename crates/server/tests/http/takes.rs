@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::access::guarded;
-use super::house::{Ask, House, ask, get, text};
+use super::broker::{Ask, Broker, ask, get, text};
 use super::strict::{busy_house, state};
 
 const HEADERS: [&str; 9] = [
@@ -29,8 +29,8 @@ struct Route {
 }
 
 impl Route {
-    async fn all(house: &House) -> Vec<Self> {
-        let document = house.ask(get("/v1/openapi.json")).await.is(200);
+    async fn all(broker: &Broker) -> Vec<Self> {
+        let document = broker.ask(get("/v1/openapi.json")).await.is(200);
         let mut all = Vec::new();
         for (path, item) in document["paths"].as_object().unwrap() {
             for (method, operation) in item.as_object().unwrap() {
@@ -93,16 +93,16 @@ impl Route {
 
 #[tokio::test]
 async fn every_route_refuses_what_it_does_not_take_and_does_nothing() {
-    let (house, _) = busy_house().await;
-    let before = state(&house).await;
+    let (broker, _) = busy_house().await;
+    let before = state(&broker).await;
     let mut asked = 0;
-    for route in Route::all(&house).await {
+    for route in Route::all(&broker).await {
         for (request, what) in route.wrong() {
-            let told = house.ask(request).await;
+            let told = broker.ask(request).await;
             let problem = told.fails(400, "invalid");
             let detail = text(&problem, "detail");
             assert!(detail.contains(what), "{} {}: {problem}", route.method, route.path);
-            assert_eq!(state(&house).await, before, "{} {}: {what}", route.method, route.path);
+            assert_eq!(state(&broker).await, before, "{} {}: {what}", route.method, route.path);
             asked += 1;
         }
     }
@@ -111,11 +111,11 @@ async fn every_route_refuses_what_it_does_not_take_and_does_nothing() {
 
 #[tokio::test]
 async fn whoever_is_not_known_is_refused_before_the_request_is_looked_at() {
-    let (house, _) = guarded(&[("root", "shop", "*", "send,work,admin")]);
+    let (broker, _) = guarded(&[("root", "shop", "*", "send,work,admin")]);
     let mut asked = 0;
-    for route in Route::all(&house).await {
+    for route in Route::all(&broker).await {
         for (request, what) in route.wrong() {
-            let told = house.ask(request).await;
+            let told = broker.ask(request).await;
             match route.is_open() {
                 true => told.fails(400, "invalid"),
                 false => told.fails(401, "unauthorized"),
@@ -129,8 +129,8 @@ async fn whoever_is_not_known_is_refused_before_the_request_is_looked_at() {
 
 #[tokio::test]
 async fn every_route_takes_what_its_document_says() {
-    let (house, _) = busy_house().await;
-    for route in Route::all(&house).await {
+    let (broker, _) = busy_house().await;
+    for route in Route::all(&broker).await {
         let mut right = Vec::new();
         for name in HEADERS.iter().chain(&CONDITIONS).filter(|name| route.takes("header", name)) {
             right.push(route.ask().header(name, "1"));
@@ -144,22 +144,22 @@ async fn every_route_takes_what_its_document_says() {
             right.extend(["", " ", "{}"].map(|body| route.ask().body(body)));
         }
         for request in right {
-            let told = house.ask(request).await.text();
+            let told = broker.ask(request).await.text();
             for what in ["unknown header", "has no meaning", "unknown parameter", "must have none"]
             {
                 assert!(!told.contains(what), "{} {}: {told}", route.method, route.path);
             }
         }
     }
-    let told = house.ask(ask("DELETE", "/v1/queues/orders").body("{}")).await;
+    let told = broker.ask(ask("DELETE", "/v1/queues/orders").body("{}")).await;
     assert_eq!(told.status, 204);
 }
 
 #[tokio::test]
 async fn a_header_that_was_meant_is_named() {
-    let (house, _) = busy_house().await;
+    let (broker, _) = busy_house().await;
     let send = |name| ask("POST", "/v1/queues/orders/messages").header(name, "5");
-    let said = async |ask| text(&house.ask(ask).await.fails(400, "invalid"), "detail").to_owned();
+    let said = async |ask| text(&broker.ask(ask).await.fails(400, "invalid"), "detail").to_owned();
     assert_eq!(
         said(send("hapax-dealy-ms")).await,
         "unknown header hapax-dealy-ms: did you mean hapax-delay-ms?"
@@ -171,22 +171,22 @@ async fn a_header_that_was_meant_is_named() {
 
 #[tokio::test]
 async fn a_body_in_parts_is_found_where_none_is_taken() {
-    let (house, _) = busy_house().await;
+    let (broker, _) = busy_house().await;
     let parts = |parts: &'static [&'static str]| {
         let parts = parts.iter().map(|part| Ok::<_, std::convert::Infallible>(*part));
         axum::body::Body::from_stream(futures_util::stream::iter(parts))
     };
     let delete = || ask("DELETE", "/v1/queues/orders");
     for body in [&["{", "\"dry_run\":", "true}"][..], &["", "", "x"], &["[", "]"]] {
-        house.ask(delete().body(parts(body))).await.fails(400, "invalid");
+        broker.ask(delete().body(parts(body))).await.fails(400, "invalid");
     }
-    assert_eq!(state(&house).await["queue"], json!("orders"));
-    assert_eq!(house.ask(delete().body(parts(&["", "{", "}"]))).await.status, 204);
+    assert_eq!(state(&broker).await["queue"], json!("orders"));
+    assert_eq!(broker.ask(delete().body(parts(&["", "{", "}"]))).await.status, 204);
 }
 
 #[tokio::test]
 async fn a_key_in_the_header_is_refused_where_it_has_no_meaning() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for (path, instead) in [
         ("batch", "give each message of the batch its own `key`"),
         ("receive", "to repeat a receive, give it a `receive_id`"),
@@ -195,10 +195,10 @@ async fn a_key_in_the_header_is_refused_where_it_has_no_meaning() {
         ("pause", "leave it out"),
     ] {
         let asked = ask("POST", &format!("/v1/queues/orders/{path}"));
-        let told = house.ask(asked.header("idempotency-key", "k1")).await.fails(400, "invalid");
+        let told = broker.ask(asked.header("idempotency-key", "k1")).await.fails(400, "invalid");
         assert!(text(&told, "detail").ends_with(instead), "{told}");
     }
-    let shown = house.ask(get("/v1/queues/orders")).await.is(200);
+    let shown = broker.ask(get("/v1/queues/orders")).await.is(200);
     assert_eq!(shown["paused"], false);
-    house.ask(get("/v1/queues/orders").header("idempotency-key", "k1")).await.is(200);
+    broker.ask(get("/v1/queues/orders").header("idempotency-key", "k1")).await.is(200);
 }

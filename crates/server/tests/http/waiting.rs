@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::house::{House, Told, get, post, send};
+use super::broker::{Broker, Told, get, post, send};
 
 /// Waits until a look at the key shows it in a state.
-pub(crate) async fn until_state(house: &House, key: &str, state: &str) {
+pub(crate) async fn until_state(broker: &Broker, key: &str, state: &str) {
     loop {
-        let told = house.ask(get(&format!("/v1/queues/orders/keys/{key}"))).await;
+        let told = broker.ask(get(&format!("/v1/queues/orders/keys/{key}"))).await;
         if told.status == 200 && told.is(200)["state"] == state {
             return;
         }
@@ -18,19 +18,19 @@ pub(crate) async fn until_state(house: &House, key: &str, state: &str) {
     }
 }
 
-fn start(house: &Arc<House>, ask: super::house::Ask) -> tokio::task::JoinHandle<Told> {
-    let house = Arc::clone(house);
-    tokio::spawn(async move { house.ask(ask).await })
+fn start(broker: &Arc<Broker>, ask: super::broker::Ask) -> tokio::task::JoinHandle<Told> {
+    let broker = Arc::clone(broker);
+    tokio::spawn(async move { broker.ask(ask).await })
 }
 
 #[tokio::test]
 async fn a_first_send_that_waits_gets_its_workers_result() {
-    let house = Arc::new(House::with_queue("{}").await);
-    let first = start(&house, send("orders", "k", "x").header("prefer", "wait=30"));
-    let message = house.receive_one("orders").await;
-    let second = start(&house, send("orders", "k", "x").header("prefer", "wait=30"));
+    let broker = Arc::new(Broker::with_queue("{}").await);
+    let first = start(&broker, send("orders", "k", "x").header("prefer", "wait=30"));
+    let message = broker.receive_one("orders").await;
+    let second = start(&broker, send("orders", "k", "x").header("prefer", "wait=30"));
     let done = json!({"lease": message["lease"], "do": "done", "result": {"body": "r"}});
-    house.settle("orders", done).await;
+    broker.settle("orders", done).await;
     let first = first.await.unwrap();
     let answer = first.is(201);
     assert_eq!((&answer["answer"], &answer["result"]["body"]), (&json!("done"), &json!("r")));
@@ -44,73 +44,73 @@ async fn a_first_send_that_waits_gets_its_workers_result() {
 
 #[tokio::test]
 async fn a_wait_ends_with_the_death_of_the_message_too() {
-    let house = Arc::new(House::with_queue("{}").await);
-    let waiting = start(&house, send("orders", "k", "x").header("prefer", "wait=30"));
-    let message = house.receive_one("orders").await;
+    let broker = Arc::new(Broker::with_queue("{}").await);
+    let waiting = start(&broker, send("orders", "k", "x").header("prefer", "wait=30"));
+    let message = broker.receive_one("orders").await;
     let fail = json!({"lease": message["lease"], "do": "fail", "error": "no", "dead": true});
-    house.settle("orders", fail).await;
+    broker.settle("orders", fail).await;
     let answer = waiting.await.unwrap().is(201);
     assert_eq!((&answer["answer"], &answer["error"]), (&json!("dead"), &json!("no")));
 }
 
 #[tokio::test]
 async fn a_wait_that_is_over_says_how_it_stands() {
-    let house = House::with_queue("{}").await;
-    let told = house.ask(send("orders", "k", "x").header("prefer", "wait=1")).await.is(201);
+    let broker = Broker::with_queue("{}").await;
+    let told = broker.ask(send("orders", "k", "x").header("prefer", "wait=1")).await.is(201);
     assert_eq!((&told["answer"], &told["state"]), (&json!("accepted"), &json!("ready")));
-    let again = house.ask(send("orders", "k", "x").header("prefer", "wait=1")).await.is(200);
+    let again = broker.ask(send("orders", "k", "x").header("prefer", "wait=1")).await.is(200);
     assert_eq!((&again["answer"], &again["attempts"]), (&json!("in_flight"), &json!(0)));
 }
 
 #[tokio::test]
 async fn a_receive_is_woken_by_a_send() {
-    let house = Arc::new(House::with_queue("{}").await);
+    let broker = Arc::new(Broker::with_queue("{}").await);
     let receive = post("/v1/queues/orders/receive", r#"{"max":5,"wait_ms":30000}"#);
-    let waiting = start(&house, receive);
+    let waiting = start(&broker, receive);
     tokio::task::yield_now().await;
-    house.send("orders", "k", "x").await;
+    broker.send("orders", "k", "x").await;
     let received = waiting.await.unwrap().is(200);
     assert_eq!(received["messages"][0]["key"], "k");
 }
 
 #[tokio::test]
 async fn a_look_waits_for_the_end() {
-    let house = Arc::new(House::with_queue("{}").await);
-    house.send("orders", "k", "x").await;
-    let look = start(&house, get("/v1/queues/orders/keys/k?wait_ms=30000"));
-    let message = house.receive_one("orders").await;
-    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    let broker = Arc::new(Broker::with_queue("{}").await);
+    broker.send("orders", "k", "x").await;
+    let look = start(&broker, get("/v1/queues/orders/keys/k?wait_ms=30000"));
+    let message = broker.receive_one("orders").await;
+    broker.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
     assert_eq!(look.await.unwrap().is(200)["state"], "done");
-    let over = house.ask(get("/v1/queues/orders/keys/none?wait_ms=30000")).await;
+    let over = broker.ask(get("/v1/queues/orders/keys/none?wait_ms=30000")).await;
     over.fails(404, "no_such_key");
 }
 
 #[tokio::test]
 async fn who_goes_away_while_waiting_takes_no_message_along() {
-    let house = Arc::new(House::with_queue("{}").await);
+    let broker = Arc::new(Broker::with_queue("{}").await);
     let receive = post("/v1/queues/orders/receive", r#"{"wait_ms":60000}"#);
-    let mut waiting = start(&house, receive);
+    let mut waiting = start(&broker, receive);
     tokio::time::timeout(Duration::from_millis(50), &mut waiting).await.unwrap_err();
     waiting.abort();
-    let waiting = start(&house, send("orders", "k", "x").header("prefer", "wait=60"));
-    until_state(&house, "k", "ready").await;
+    let waiting = start(&broker, send("orders", "k", "x").header("prefer", "wait=60"));
+    until_state(&broker, "k", "ready").await;
     waiting.abort();
-    let message = house.receive_one("orders").await;
+    let message = broker.receive_one("orders").await;
     assert_eq!((&message["key"], &message["attempt"]), (&json!("k"), &json!(1)));
 }
 
 #[tokio::test]
 async fn a_claim_waits_for_the_one_who_has_the_key() {
-    let house = Arc::new(House::with_queue("{}").await);
+    let broker = Arc::new(Broker::with_queue("{}").await);
     let claim = || {
         post("/v1/queues/orders/claims", "{}")
             .header("idempotency-key", "k")
             .header("prefer", "wait=30")
     };
-    let first = house.ask(claim()).await.is(201);
-    let second = start(&house, claim());
+    let first = broker.ask(claim()).await.is(201);
+    let second = start(&broker, claim());
     tokio::task::yield_now().await;
     let done = json!({"lease": first["lease"], "do": "done", "result": {"body": "once"}});
-    house.settle("orders", done).await;
+    broker.settle("orders", done).await;
     assert_eq!(second.await.unwrap().is(200)["result"]["body"], "once");
 }

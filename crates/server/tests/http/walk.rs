@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use super::house::{House, ask, get, post, put, send, text};
+use super::broker::{Broker, ask, get, post, put, send, text};
 
 #[tokio::test]
 async fn a_message_is_accepted_once_and_contradicted_by_another_body() {
-    let house = House::open();
-    let created = house.ask(put("/v1/queues/orders", "{}")).await;
+    let broker = Broker::open();
+    let created = broker.ask(put("/v1/queues/orders", "{}")).await;
     assert_eq!(created.is(201)["queue"], "orders");
     assert!(!created.header("etag").is_empty());
 
-    let first = house.ask(send("orders", "\"order-42\"", "one coffee")).await;
+    let first = broker.ask(send("orders", "\"order-42\"", "one coffee")).await;
     let accepted = first.is(201);
     assert_eq!(accepted["answer"], "accepted");
     assert_eq!(accepted["queue"], "orders");
@@ -20,14 +20,14 @@ async fn a_message_is_accepted_once_and_contradicted_by_another_body() {
     assert!(text(&accepted, "accepted_at").ends_with('Z'));
     assert_eq!(first.header("idempotency-replayed"), "");
 
-    let again = house.ask(send("orders", "order-42", "one coffee")).await;
+    let again = broker.ask(send("orders", "order-42", "one coffee")).await;
     let in_flight = again.is(200);
     assert_eq!((&in_flight["answer"], &in_flight["attempts"]), (&json!("in_flight"), &json!(0)));
     assert_eq!(in_flight["id"], accepted["id"]);
     assert_eq!(in_flight["accepted_at"], accepted["accepted_at"]);
     assert_eq!(again.header("idempotency-replayed"), "true");
 
-    let other = house.ask(send("orders", "order-42", "two coffees")).await;
+    let other = broker.ask(send("orders", "order-42", "two coffees")).await;
     let conflict = other.fails(422, "conflict");
     assert_eq!(conflict["differs"], json!(["body"]));
     assert_eq!(conflict["id"], accepted["id"]);
@@ -37,22 +37,22 @@ async fn a_message_is_accepted_once_and_contradicted_by_another_body() {
 
 #[tokio::test]
 async fn a_message_is_worked_on_and_its_result_is_every_later_answer() {
-    let house = House::with_queue("{}").await;
-    let accepted = house.send("orders", "order-42", "one coffee").await;
-    let message = house.receive_one("orders").await;
+    let broker = Broker::with_queue("{}").await;
+    let accepted = broker.send("orders", "order-42", "one coffee").await;
+    let message = broker.receive_one("orders").await;
     assert_eq!(message["body"], "one coffee");
     assert_eq!(message["id"], accepted["id"]);
     assert_eq!((&message["attempt"], &message["generation"]), (&json!(1), &json!(0)));
     assert_eq!(message["recovery_points"], json!({}));
-    let leased = house.ask(send("orders", "order-42", "one coffee")).await.is(200);
+    let leased = broker.ask(send("orders", "order-42", "one coffee")).await.is(200);
     assert_eq!((&leased["state"], &leased["attempts"]), (&json!("leased"), &json!(1)));
 
     let done = json!({"lease": message["lease"], "do": "done",
                       "result": {"body": "served", "content_type": "text/plain"}});
-    assert_eq!(house.settle("orders", done.clone()).await, json!({"answer": "ok"}));
-    assert_eq!(house.settle("orders", done).await, json!({"answer": "ok"}), "twice is once");
+    assert_eq!(broker.settle("orders", done.clone()).await, json!({"answer": "ok"}));
+    assert_eq!(broker.settle("orders", done).await, json!({"answer": "ok"}), "twice is once");
 
-    let late = house.ask(send("orders", "order-42", "one coffee")).await;
+    let late = broker.ask(send("orders", "order-42", "one coffee")).await;
     let finished = late.is(200);
     assert_eq!(finished["answer"], "done");
     assert_eq!(finished["result"], json!({"body": "served", "content_type": "text/plain"}));
@@ -60,7 +60,7 @@ async fn a_message_is_worked_on_and_its_result_is_every_later_answer() {
     assert!(text(&finished, "remembered_until") > text(&finished, "finished_at"));
     assert_eq!(late.header("idempotency-replayed"), "true");
 
-    let key = house.key("orders", "order-42").await;
+    let key = broker.key("orders", "order-42").await;
     assert_eq!((&key["state"], &key["duplicates"]), (&json!("done"), &json!(2)));
     assert_eq!((&key["result"]["body"], &key["worker"]), (&json!("served"), &json!("w1")));
     check_history(&key);
@@ -95,14 +95,14 @@ fn check_history(key: &Value) {
 
 #[tokio::test]
 async fn a_queue_is_counted_paused_purged_and_deleted() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for key in ["a", "b", "c"] {
-        house.send("orders", key, "x").await;
+        broker.send("orders", key, "x").await;
     }
-    house.ask(send("orders", "a", "x")).await.is(200);
-    let message = house.receive_one("orders").await;
-    house.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
-    let stats = house.ask(get("/v1/queues/orders")).await.is(200)["stats"].clone();
+    broker.ask(send("orders", "a", "x")).await.is(200);
+    let message = broker.receive_one("orders").await;
+    broker.settle("orders", json!({"lease": message["lease"], "do": "done"})).await;
+    let stats = broker.ask(get("/v1/queues/orders")).await.is(200)["stats"].clone();
     for (name, count) in [
         ("ready", 2),
         ("delayed", 0),
@@ -120,22 +120,22 @@ async fn a_queue_is_counted_paused_purged_and_deleted() {
     }
     assert!(stats["oldest_ready_age_ms"].is_u64());
 
-    let paused = house.ask(ask("POST", "/v1/queues/orders/pause")).await.is(200);
+    let paused = broker.ask(ask("POST", "/v1/queues/orders/pause")).await.is(200);
     assert_eq!(paused["paused"], true);
-    let nothing = house.ask(post("/v1/queues/orders/receive", "{}")).await.is(200);
+    let nothing = broker.ask(post("/v1/queues/orders/receive", "{}")).await.is(200);
     assert_eq!(nothing, json!({"messages": []}));
-    let resumed = house.ask(ask("POST", "/v1/queues/orders/resume")).await.is(200);
+    let resumed = broker.ask(ask("POST", "/v1/queues/orders/resume")).await.is(200);
     assert_eq!(resumed["paused"], false);
 
-    house.ask(ask("POST", "/v1/queues/orders/purge")).await.is(200);
+    broker.ask(ask("POST", "/v1/queues/orders/purge")).await.is(200);
     // A purged key is remembered: its operation was given up, not forgotten.
-    let told = house.ask(send("orders", "b", "x").header("prefer", "wait=30")).await.is(200);
+    let told = broker.ask(send("orders", "b", "x").header("prefer", "wait=30")).await.is(200);
     assert_eq!((&told["answer"], &told["error"]), (&json!("dead"), &json!("purged")));
-    house.ask(post("/v1/queues/orders/purge", r#"{"keys":true}"#)).await.is(200);
-    house.send("orders", "b", "x").await;
+    broker.ask(post("/v1/queues/orders/purge", r#"{"keys":true}"#)).await.is(200);
+    broker.send("orders", "b", "x").await;
 
-    let deleted = house.ask(ask("DELETE", "/v1/queues/orders")).await;
+    let deleted = broker.ask(ask("DELETE", "/v1/queues/orders")).await;
     assert_eq!((deleted.status.as_u16(), deleted.body.len()), (204, 0));
-    house.ask(get("/v1/queues/orders")).await.fails(404, "no_such_queue");
-    house.ask(send("orders", "b", "x")).await.fails(404, "no_such_queue");
+    broker.ask(get("/v1/queues/orders")).await.fails(404, "no_such_queue");
+    broker.ask(send("orders", "b", "x")).await.fails(404, "no_such_queue");
 }

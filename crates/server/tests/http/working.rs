@@ -2,18 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::house::{House, get, post, send, text};
+use super::broker::{Broker, get, post, send, text};
 use super::waiting::until_state;
 
 #[tokio::test]
 async fn every_verb_of_a_settle_is_heard() {
-    let house = House::with_queue(r#"{"backoff_min_ms":600000}"#).await;
-    house.send("orders", "k", "x").await;
-    let message = house.receive_one("orders").await;
+    let broker = Broker::with_queue(r#"{"backoff_min_ms":600000}"#).await;
+    broker.send("orders", "k", "x").await;
+    let message = broker.receive_one("orders").await;
     let settle = |item: Value| {
         let mut item = item;
         item["lease"] = message["lease"].clone();
-        house.settle("orders", item)
+        broker.settle("orders", item)
     };
     assert_eq!(settle(json!({"do": "begin"})).await, json!({"answer": "ok"}));
     let save = json!({"do": "save", "name": "charged", "body": "ch_1"});
@@ -24,56 +24,56 @@ async fn every_verb_of_a_settle_is_heard() {
     assert_eq!((&failed["answer"], &failed["state"]), (&json!("ok"), &json!("delayed")));
     let lost = settle(json!({"do": "done"})).await;
     assert_eq!(lost, json!({"answer": "lease_lost", "state": "delayed", "result": null}));
-    let key = house.key("orders", "k").await;
+    let key = broker.key("orders", "k").await;
     assert_eq!((&key["error"], &key["attempts"]), (&json!("timeout"), &json!(1)));
     assert_eq!(key["recovery_points"], json!({"charged": {"body": "ch_1"}}));
 }
 
 #[tokio::test]
 async fn a_released_message_comes_again_uncharged_with_its_recovery_points() {
-    let house = House::with_queue("{}").await;
-    house.send("orders", "k", "x").await;
-    let first = house.receive_one("orders").await;
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "k", "x").await;
+    let first = broker.receive_one("orders").await;
     let save = json!({"lease": first["lease"], "do": "save", "name": "p", "body_base64": "/w=="});
-    house.settle("orders", save).await;
+    broker.settle("orders", save).await;
     let release = json!({"lease": first["lease"], "do": "release"});
-    assert_eq!(house.settle("orders", release).await, json!({"answer": "ok"}));
-    let second = house.receive_one("orders").await;
+    assert_eq!(broker.settle("orders", release).await, json!({"answer": "ok"}));
+    let second = broker.receive_one("orders").await;
     assert_eq!(second["attempt"], 1);
     let fence = |message: &Value| text(message, "fence").parse::<u64>().unwrap();
     assert!(fence(&second) > fence(&first));
     assert_eq!(second["recovery_points"], json!({"p": {"body_base64": "/w=="}}));
     let done = |lease: &Value| json!({"lease": lease, "do": "done", "result": {"body": "r"}});
-    house.settle("orders", done(&second["lease"])).await;
-    let late = house.settle("orders", done(&first["lease"])).await;
+    broker.settle("orders", done(&second["lease"])).await;
+    let late = broker.settle("orders", done(&first["lease"])).await;
     let expected = json!({"answer": "lease_lost", "state": "done", "result": {"body": "r"}});
     assert_eq!(late, expected, "the winner's result is in the answer");
 }
 
 #[tokio::test]
 async fn a_message_that_is_given_up_is_dead() {
-    let house = House::with_queue("{}").await;
-    house.send("orders", "k", "x").await;
-    let message = house.receive_one("orders").await;
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "k", "x").await;
+    let message = broker.receive_one("orders").await;
     let fail = json!({"lease": message["lease"], "do": "fail", "error": "bad", "dead": true});
-    assert_eq!(house.settle("orders", fail).await, json!({"answer": "ok", "state": "dead"}));
-    let told = house.ask(send("orders", "k", "x")).await.is(200);
+    assert_eq!(broker.settle("orders", fail).await, json!({"answer": "ok", "state": "dead"}));
+    let told = broker.ask(send("orders", "k", "x")).await.is(200);
     assert_eq!((&told["answer"], &told["error"]), (&json!("dead"), &json!("bad")));
 }
 
 #[tokio::test]
 async fn emits_reach_their_queues_under_derived_keys() {
-    let house = House::with_queue("{}").await;
-    house.put("emails", "{}").await;
-    house.send("orders", "order-42", "x").await;
-    let message = house.receive_one("orders").await;
+    let broker = Broker::with_queue("{}").await;
+    broker.put("emails", "{}").await;
+    broker.send("orders", "order-42", "x").await;
+    let message = broker.receive_one("orders").await;
     let done = json!({"lease": message["lease"], "do": "done", "emit": [
         {"queue": "emails", "name": "receipt", "key": null, "body": "thanks",
          "content_type": "text/plain", "headers": {"to": "me"}},
         {"queue": "emails", "key": "mine", "body_base64": "/w=="},
     ]});
-    assert_eq!(house.settle("orders", done).await, json!({"answer": "ok"}));
-    let mut emails = [house.receive_one("emails").await, house.receive_one("emails").await];
+    assert_eq!(broker.settle("orders", done).await, json!({"answer": "ok"}));
+    let mut emails = [broker.receive_one("emails").await, broker.receive_one("emails").await];
     emails.sort_by_key(|email| email["key"] == "mine");
     let parent =
         hapax_core::Parent { queue: "orders", group: None, key: "order-42", generation: 0 };
@@ -87,10 +87,10 @@ async fn emits_reach_their_queues_under_derived_keys() {
 
 #[tokio::test]
 async fn one_bad_settle_harms_no_neighbour() {
-    let house = House::with_queue("{}").await;
-    house.send("orders", "a", "x").await;
-    house.send("orders", "b", "x").await;
-    let (a, b) = (house.receive_one("orders").await, house.receive_one("orders").await);
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "a", "x").await;
+    broker.send("orders", "b", "x").await;
+    let (a, b) = (broker.receive_one("orders").await, broker.receive_one("orders").await);
     let (a, b) = (&a["lease"], &b["lease"]);
     let items = json!({"items": [
         {"lease": a, "do": "finish"},
@@ -109,7 +109,7 @@ async fn one_bad_settle_harms_no_neighbour() {
         {"lease": a, "do": "done"},
         {"lease": b, "do": "done", "result": null, "emit": null},
     ]});
-    let told = house.ask(post("/v1/queues/orders/settle", &items.to_string())).await.is(200);
+    let told = broker.ask(post("/v1/queues/orders/settle", &items.to_string())).await.is(200);
     let answers: Vec<&str> = told["answers"]
         .as_array()
         .unwrap()
@@ -144,25 +144,25 @@ async fn one_bad_settle_harms_no_neighbour() {
 
 #[tokio::test]
 async fn a_lease_is_good_for_its_own_queue_only() {
-    let house = House::with_queue("{}").await;
-    house.put("other", "{}").await;
-    house.send("orders", "k", "x").await;
-    let message = house.receive_one("orders").await;
+    let broker = Broker::with_queue("{}").await;
+    broker.put("other", "{}").await;
+    broker.send("orders", "k", "x").await;
+    let message = broker.receive_one("orders").await;
     let done = json!({"lease": message["lease"], "do": "done"});
-    let elsewhere = house.settle("other", done.clone()).await;
+    let elsewhere = broker.settle("other", done.clone()).await;
     assert_eq!(elsewhere["answer"], "lease_lost");
-    assert_eq!(house.settle("orders", done).await["answer"], "ok");
+    assert_eq!(broker.settle("orders", done).await["answer"], "ok");
 }
 
 #[tokio::test]
 async fn a_receive_repeated_under_its_id_gets_the_same_messages() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for key in ["a", "b", "c"] {
-        house.send("orders", key, "x").await;
+        broker.send("orders", key, "x").await;
     }
     let receive = r#"{"max":2,"receive_id":"r-1","worker":"w"}"#;
-    let first = house.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
-    let again = house.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
+    let first = broker.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
+    let again = broker.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
     let leases = |told: &Value| -> Vec<Value> {
         told["messages"].as_array().unwrap().iter().map(|it| it["lease"].clone()).collect()
     };
@@ -172,7 +172,7 @@ async fn a_receive_repeated_under_its_id_gets_the_same_messages() {
 
 #[tokio::test]
 async fn what_a_receive_asks_for_is_bounded() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     for json in [
         r#"{"max":0}"#,
         r#"{"max":1001}"#,
@@ -183,20 +183,20 @@ async fn what_a_receive_asks_for_is_bounded() {
         r#"{"wait_ms":1e400}"#,
         &format!(r#"{{"worker":"{}"}}"#, "w".repeat(65)),
     ] {
-        house.ask(post("/v1/queues/orders/receive", json)).await.fails(400, "invalid");
+        broker.ask(post("/v1/queues/orders/receive", json)).await.fails(400, "invalid");
     }
 }
 
 #[tokio::test]
 async fn what_is_too_much_for_one_answer_comes_with_the_next_uncharged() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     let body = "b".repeat(1_000_000);
     for n in 0..12 {
-        house.send("orders", &format!("k{n:02}"), &body).await;
+        broker.send("orders", &format!("k{n:02}"), &body).await;
     }
     let receive = || post("/v1/queues/orders/receive", r#"{"max":100}"#);
-    let first = house.ask(receive()).await.is(200)["messages"].as_array().unwrap().clone();
-    let second = house.ask(receive()).await.is(200)["messages"].as_array().unwrap().clone();
+    let first = broker.ask(receive()).await.is(200)["messages"].as_array().unwrap().clone();
+    let second = broker.ask(receive()).await.is(200)["messages"].as_array().unwrap().clone();
     assert_eq!((first.len(), second.len()), (9, 3), "8 MiB are passed with the ninth");
     let all: Vec<&str> = first.iter().chain(&second).map(|it| text(it, "key")).collect();
     assert!(all.is_sorted(), "in their old order: {all:?}");
@@ -205,29 +205,29 @@ async fn what_is_too_much_for_one_answer_comes_with_the_next_uncharged() {
 
 #[tokio::test]
 async fn nothing_is_lost_of_an_at_most_once_receive_however_large() {
-    let house = House::with_queue(r#"{"guarantee":"at-most-once"}"#).await;
+    let broker = Broker::with_queue(r#"{"guarantee":"at-most-once"}"#).await;
     let body = "b".repeat(1_000_000);
     for n in 0..10 {
-        house.send("orders", &format!("k{n}"), &body).await;
+        broker.send("orders", &format!("k{n}"), &body).await;
     }
     for (received, left) in [(9, 1), (1, 0)] {
         let receive = post("/v1/queues/orders/receive", r#"{"max":100}"#);
-        let told = house.ask(receive).await.is(200);
+        let told = broker.ask(receive).await.is(200);
         assert_eq!(told["messages"].as_array().unwrap().len(), received);
-        let stats = house.ask(get("/v1/queues/orders")).await.is(200)["stats"].clone();
+        let stats = broker.ask(get("/v1/queues/orders")).await.is(200)["stats"].clone();
         assert_eq!((&stats["ready"], &stats["done_total"]), (&json!(left), &json!(10 - left)));
     }
 }
 
 #[tokio::test]
 async fn settles_are_bounded_in_number() {
-    let house = House::with_queue("{}").await;
+    let broker = Broker::with_queue("{}").await;
     let items: Value = (0..1_001).map(|_| json!({"lease": "l", "do": "done"})).collect();
     let many = json!({ "items": items }).to_string();
-    house.ask(post("/v1/queues/orders/settle", &many)).await.fails(413, "too_large");
-    let none = house.ask(post("/v1/queues/orders/settle", r#"{"items":[]}"#)).await.is(200);
+    broker.ask(post("/v1/queues/orders/settle", &many)).await.fails(413, "too_large");
+    let none = broker.ask(post("/v1/queues/orders/settle", r#"{"items":[]}"#)).await.is(200);
     assert_eq!(none, json!({"answers": []}));
-    house.ask(post("/v1/queues/orders/settle", "")).await.fails(400, "invalid");
+    broker.ask(post("/v1/queues/orders/settle", "")).await.fails(400, "invalid");
 }
 
 #[tokio::test]
@@ -240,28 +240,28 @@ async fn a_message_in_doubt_is_parked_only_where_it_was_begun_and_the_queue_park
         (r#"{"on_lost":"park"}"#, false, true, "dead"),
         ("{}", true, true, "dead"),
     ] {
-        let house = House::with_queue(config).await;
-        house.send("orders", "k", "x").await;
-        let lease = house.receive_one("orders").await["lease"].clone();
+        let broker = Broker::with_queue(config).await;
+        broker.send("orders", "k", "x").await;
+        let lease = broker.receive_one("orders").await["lease"].clone();
         if begin {
-            house.settle("orders", json!({"lease": lease, "do": "begin"})).await;
+            broker.settle("orders", json!({"lease": lease, "do": "begin"})).await;
         }
         let park = json!({"lease": lease, "do": "park", "error": "killed in the middle",
                           "dead": dead});
-        let told = house.settle("orders", park.clone()).await;
+        let told = broker.settle("orders", park.clone()).await;
         assert_eq!((&told["answer"], &told["state"]), (&json!("ok"), &json!(state)), "{config}");
-        let again = house.settle("orders", park).await;
+        let again = broker.settle("orders", park).await;
         assert_eq!((&again["answer"], &again["state"]), (&told["answer"], &told["state"]));
-        let key = house.key("orders", "k").await;
+        let key = broker.key("orders", "k").await;
         assert_eq!((&key["state"], &key["error"]), (&json!(state), &json!("killed in the middle")));
     }
 }
 
 #[tokio::test]
 async fn a_delivery_tells_whose_it_is_and_how_long_it_lasts() {
-    let house = House::with_queue(r#"{"lease_ms":7000}"#).await;
-    house.send("orders", "k", "x").await;
-    let message = house.receive_one("orders").await;
+    let broker = Broker::with_queue(r#"{"lease_ms":7000}"#).await;
+    broker.send("orders", "k", "x").await;
+    let message = broker.receive_one("orders").await;
     assert_eq!((&message["tenant"], &message["queue"]), (&json!("default"), &json!("orders")));
     assert_eq!(message["lease_ms"], 7_000);
     assert!(message["fence"].is_string(), "{message}");
@@ -269,15 +269,15 @@ async fn a_delivery_tells_whose_it_is_and_how_long_it_lasts() {
 
 #[tokio::test]
 async fn an_emit_keeps_its_time_to_live_and_its_fingerprint() {
-    let house = House::with_queue("{}").await;
-    house.send("orders", "parent", "x").await;
-    let lease = house.receive_one("orders").await["lease"].clone();
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "parent", "x").await;
+    let lease = broker.receive_one("orders").await["lease"].clone();
     let emit = json!([{"queue": "orders", "key": "child", "body": "a", "ttl_ms": 1,
                        "fingerprint": "f"}]);
-    house.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
-    until_state(&house, "child", "dead").await;
+    broker.settle("orders", json!({"lease": lease, "do": "done", "emit": emit})).await;
+    until_state(&broker, "child", "dead").await;
     let other = send("orders", "child", "b").header("hapax-fingerprint", "g");
-    house.ask(other).await.fails(422, "conflict");
+    broker.ask(other).await.fails(422, "conflict");
     let same = send("orders", "child", "b").header("hapax-fingerprint", "f");
-    assert_eq!(house.ask(same).await.is(200)["answer"], "dead");
+    assert_eq!(broker.ask(same).await.is(200)["answer"], "dead");
 }

@@ -16,7 +16,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use crate::port::{Client, Port, SHORT, eventually, get_path, patiently, read_to_end};
+use crate::port::{Client, Port, SHORT, get_path, read_to_end};
+use hapax_testing::{eventually, in_time};
 
 /// Signs certificates.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -88,7 +89,7 @@ fn connector(authority: &Authority, alpn: &[&str], client: Option<&Signed>) -> T
 
 async fn connect(port: &Port, connector: &TlsConnector) -> std::io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from("localhost").unwrap();
-    patiently(connector.connect(name, port.connect().await)).await
+    in_time(connector.connect(name, port.connect().await)).await
 }
 
 /// A port with a certificate of a new authority.
@@ -130,7 +131,7 @@ async fn plain_text_is_no_handshake() {
     stream.write_all(b"GET /peer HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let answer = read_to_end(&mut stream).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
-    eventually("it is counted", || port.stats.handshakes_failed.get() == 1).await;
+    eventually("it is counted", async || port.stats.handshakes_failed.get() == 1).await;
     port.close().await;
 }
 
@@ -152,9 +153,9 @@ async fn mutual_tls_refuses_who_has_no_certificate_of_the_authority() {
         // In TLS 1.3 the client has finished before the server has looked at its certificate.
         if let Ok(mut stream) = connect(&port, &connector).await {
             let _ = stream.write_all(b"GET /peer HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-            assert!(patiently(stream.read_u8()).await.is_err());
+            assert!(in_time(stream.read_u8()).await.is_err());
         }
-        eventually("it is counted", || port.stats.handshakes_failed.get() == failed).await;
+        eventually("it is counted", async || port.stats.handshakes_failed.get() == failed).await;
     }
     port.close().await;
 }
@@ -185,14 +186,16 @@ async fn a_changed_certificate_is_served_and_a_bad_one_is_not() {
     for (what, spoil) in spoil {
         let refused = port.stats.certificates_refused.get();
         spoil();
-        eventually(what, || port.stats.certificates_refused.get() > refused).await;
+        eventually(what, async || port.stats.certificates_refused.get() > refused).await;
     }
     assert_eq!(served(&port, &connector).await, first.certificate);
     let replaced = port.stats.certificates_replaced.get();
 
     second.write(&files);
-    eventually("both together are loaded", || port.stats.certificates_replaced.get() > replaced)
-        .await;
+    eventually("both together are loaded", async || {
+        port.stats.certificates_replaced.get() > replaced
+    })
+    .await;
     assert_eq!(served(&port, &connector).await, second.certificate);
     old.echo("after").await;
     port.close().await;
@@ -205,7 +208,7 @@ async fn a_hangup_loads_the_certificate_again() {
     let _handled = tokio::signal::unix::signal(kind).unwrap();
     let (_directory, authority, signed, port) = open(Limits::default()).await;
     let mut sent = 0;
-    eventually("the hangup is heard", || {
+    eventually("the hangup is heard", async || {
         // The port may not listen to signals yet: told again until it hears.
         if port.stats.certificates_replaced.get() == 0 {
             let kill = format!("kill -HUP {}", std::process::id());
@@ -234,7 +237,7 @@ async fn half_a_handshake_is_cut() {
         assert_eq!(read_to_end(&mut stream).await, b"");
     });
     futures_util::future::join_all(cut).await;
-    eventually("both are counted", || port.stats.handshakes_failed.get() == 2).await;
+    eventually("both are counted", async || port.stats.handshakes_failed.get() == 2).await;
     let stream = connect(&port, &connector(&authority, &["h2"], None)).await.unwrap();
     Client::http2(stream).await.echo("undisturbed").await;
     port.close().await;

@@ -5,7 +5,8 @@ use http::{HeaderValue, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::port::{Client, Port, SHORT, eventually, get_path, patiently, post_echo, read_to_end};
+use crate::port::{Client, Port, SHORT, get_path, post_echo, read_to_end};
+use hapax_testing::{eventually, in_time};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -75,7 +76,7 @@ async fn a_head_that_drips_is_cut() {
         dripped
     });
     assert_eq!(read_to_end(&mut reader).await, b"");
-    assert!(patiently(dripping).await.unwrap() > 1);
+    assert!(in_time(dripping).await.unwrap() > 1);
     assert_eq!(port.stats.timed_out.get(), 1);
     port.close().await;
 }
@@ -94,7 +95,7 @@ async fn the_second_head_gets_its_own_time() {
 
     let mut stream = port.connect().await;
     stream.write_all(b"GET /none HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
-    assert_eq!(patiently(stream.read_u8()).await.unwrap(), b'H');
+    assert_eq!(in_time(stream.read_u8()).await.unwrap(), b'H');
     stream.write_all(b"GET").await.unwrap();
     let answer = read_to_end(&mut stream).await;
     assert!(answer.starts_with(b"TTP/1.1 404 "), "{answer:?}");
@@ -118,7 +119,7 @@ async fn an_http2_head_that_drips_is_cut() {
         }
     });
     read_to_end(&mut reader).await;
-    patiently(dripping).await.unwrap();
+    in_time(dripping).await.unwrap();
     polite.echo("undisturbed").await;
     port.close().await;
 }
@@ -142,8 +143,8 @@ async fn a_peer_that_does_not_read_its_answer_is_cut() {
     let port = Port::open(limits, None).await;
     let mut stream = port.connect().await;
     stream.write_all(b"GET /endless HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
-    eventually("it is cut", || port.stats.timed_out.get() == 1).await;
-    eventually("it is gone", || port.stats.open.get() == 0).await;
+    eventually("it is cut", async || port.stats.timed_out.get() == 1).await;
+    eventually("it is gone", async || port.stats.open.get() == 0).await;
     port.close().await;
 }
 
@@ -193,7 +194,7 @@ async fn an_endless_head_costs_little() {
     });
     let answer = read_to_end(&mut reader).await;
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{answer:?}");
-    assert!(patiently(flood).await.unwrap(), "it was cut before its end");
+    assert!(in_time(flood).await.unwrap(), "it was cut before its end");
     assert!(resident_bytes().saturating_sub(before) < 64 << 20);
     port.close().await;
 }
@@ -215,7 +216,7 @@ async fn a_flood_of_resets_is_cut_and_harms_nobody() {
         })
         .collect();
     let mut calmed = 0;
-    patiently(async {
+    in_time(async {
         for _ in 0..CONNECTIONS {
             let (mut reader, mut writer) = raw_http2(&port).await.into_split();
             // It may be closed before all is written.
@@ -227,7 +228,7 @@ async fn a_flood_of_resets_is_cut_and_harms_nobody() {
     .await;
     assert!(calmed > CONNECTIONS / 2, "only {calmed} of {CONNECTIONS} were stopped as floods");
     assert!(resident_bytes().saturating_sub(before) < 64 << 20);
-    eventually("the floods are gone", || port.stats.open.get() == 1).await;
+    eventually("the floods are gone", async || port.stats.open.get() == 1).await;
     polite.echo("after").await;
     port.close().await;
 }
@@ -261,8 +262,8 @@ async fn silent_connections_give_their_places_back() {
     for _ in 0..10 {
         silent.push(port.connect().await);
     }
-    eventually("they are gone", || port.stats.timed_out.get() == 10).await;
-    eventually("there is room", || port.stats.open.get() == 0).await;
+    eventually("they are gone", async || port.stats.timed_out.get() == 10).await;
+    eventually("there is room", async || port.stats.open.get() == 0).await;
     let mut answered = false;
     while !answered {
         let response = port.http1().await.send(get_path("/peer")).await;

@@ -5,7 +5,8 @@ use hapax_server::listen::{Limits, Listener};
 use http::StatusCode;
 use tokio::io::AsyncWriteExt;
 
-use crate::port::{Client, Port, SHORT, eventually, get_path, patiently, read_to_end};
+use crate::port::{Client, Port, SHORT, get_path, read_to_end};
+use hapax_testing::{eventually, in_time};
 
 #[tokio::test]
 async fn http1_is_answered_and_the_connection_is_kept() {
@@ -20,7 +21,7 @@ async fn http1_is_answered_and_the_connection_is_kept() {
     assert!(peer.starts_with(b"127.0.0.1:") && peer.ends_with(b" false"), "{peer:?}");
     assert_eq!((port.stats.accepted.get(), port.stats.open.get()), (1, 1));
     drop(client);
-    eventually("the connection is gone", || port.stats.open.get() == 0).await;
+    eventually("the connection is gone", async || port.stats.open.get() == 0).await;
     port.close().await;
 }
 
@@ -37,7 +38,7 @@ async fn http2_is_answered_without_an_upgrade() {
     Client::Http2(sender).echo(&"long ".repeat(200_000)).await;
     port.held.release(100);
     for held in held {
-        assert_eq!(patiently(held).await.unwrap(), (StatusCode::OK, Bytes::from("held")));
+        assert_eq!(in_time(held).await.unwrap(), (StatusCode::OK, Bytes::from("held")));
     }
     assert_eq!(port.stats.accepted.get(), 1);
     port.close().await;
@@ -98,7 +99,7 @@ async fn connections_beyond_the_bound_are_refused_until_others_end() {
     let [first, mut second] = clients;
     second.echo("undisturbed").await;
     drop(first);
-    eventually("there is room", || port.stats.open.get() == 1).await;
+    eventually("there is room", async || port.stats.open.get() == 1).await;
     // The bound counts tasks; that of the closed connection may be about to be collected.
     let mut next = None;
     while next.is_none() {

@@ -9,6 +9,7 @@ use axum::body::{Body, Bytes};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use hapax_server::listen::{Drained, Limits, Listener, Peer, Stats, Tls};
+use hapax_testing::in_time;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -19,8 +20,6 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-/// Far longer than anything takes here; short enough that a hang is noticed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// For limits that a test waits for. Honest peers must keep them too, on a busy machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(1);
 
@@ -73,7 +72,7 @@ impl Port {
     /// Stops it, and demands that nothing was cut.
     pub(crate) async fn close(self) {
         let stats = Arc::clone(&self.stats);
-        assert_eq!(patiently(self.stop()).await.unwrap(), Drained { cut: 0 });
+        assert_eq!(in_time(self.stop()).await.unwrap(), Drained { cut: 0 });
         assert_eq!(stats.open.get(), 0);
     }
 }
@@ -81,7 +80,7 @@ impl Port {
 impl Held {
     /// Waits until so many requests have arrived.
     pub(crate) async fn arrive(&self, count: u32) {
-        patiently(self.arrived.acquire_many(count)).await.unwrap().forget();
+        in_time(self.arrived.acquire_many(count)).await.unwrap().forget();
     }
 
     pub(crate) fn release(&self, count: usize) {
@@ -145,14 +144,14 @@ impl Client {
                 }
             }
         };
-        patiently(answer).await
+        in_time(answer).await
     }
 
     /// Status and body of an answer that must come.
     pub(crate) async fn ask(&mut self, request: Request<Full<Bytes>>) -> (StatusCode, Bytes) {
         let response = self.send(request).await.unwrap();
         let status = response.status();
-        (status, patiently(response.into_body().collect()).await.unwrap().to_bytes())
+        (status, in_time(response.into_body().collect()).await.unwrap().to_bytes())
     }
 
     pub(crate) async fn echo(&mut self, body: &str) {
@@ -162,7 +161,7 @@ impl Client {
 
     /// Waits until the server has ended the connection.
     pub(crate) async fn closed(&mut self) {
-        patiently(async {
+        in_time(async {
             match self {
                 Self::Http1(sender) => {
                     while sender.ready().await.is_ok() {
@@ -190,29 +189,15 @@ pub(crate) fn get_path(path: &str) -> Request<Full<Bytes>> {
     Request::get(uri).header("host", "localhost").body(Full::default()).unwrap()
 }
 
-pub(crate) async fn patiently<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(PATIENCE, future).await.expect("it hangs")
-}
-
 /// Everything that the peer sends until it closes, gently or not.
 pub(crate) async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; 65_536];
-    patiently(async {
+    in_time(async {
         while let Ok(length @ 1..) = stream.read(&mut buffer).await {
             bytes.extend_from_slice(&buffer[..length]);
         }
     })
     .await;
     bytes
-}
-
-/// Waits until the condition holds.
-pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let holds = async {
-        while !condition() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENCE, holds).await.is_ok(), "never: {what}");
 }

@@ -7,7 +7,8 @@ use hapax_server::listen::{Drained, Limits};
 use http::StatusCode;
 use tokio::net::TcpStream;
 
-use crate::port::{Port, SHORT, eventually, get_path, patiently, post_echo};
+use crate::port::{Port, SHORT, get_path, post_echo};
+use hapax_testing::{eventually, in_time};
 
 #[tokio::test]
 async fn a_stop_lets_running_requests_finish_and_accepts_nothing_new() {
@@ -28,11 +29,11 @@ async fn a_stop_lets_running_requests_finish_and_accepts_nothing_new() {
             client.closed().await;
             assert!(client.send(post_echo("after")).await.is_err());
         }
-        eventually("only the busy ones are left", || stats.open.get() == 2).await;
+        eventually("only the busy ones are left", async || stats.open.get() == 2).await;
         assert!(TcpStream::connect(address).await.is_err());
         assert!(!stopping.is_finished());
         held.release(2);
-        patiently(stopping).await.unwrap()
+        in_time(stopping).await.unwrap()
     };
     let (first, second, drained) =
         tokio::join!(one.ask(get_path("/hold")), two.ask(get_path("/hold")), stopping);
@@ -50,7 +51,7 @@ async fn what_does_not_finish_in_time_is_cut() {
     let held = port.held.clone();
     let stopping = async {
         held.arrive(2).await;
-        patiently(port.stop()).await.unwrap()
+        in_time(port.stop()).await.unwrap()
     };
     let (first, second, drained) =
         tokio::join!(one.send(get_path("/hold")), two.send(get_path("/hold")), stopping);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::record::segment_name;
 use super::recover::Segment;
-use super::shelf::Retired;
+use super::segments::Retired;
 use super::{Core, limits, lock, remove};
 use crate::{Error, File, Sequence};
 
@@ -78,11 +78,11 @@ impl Core {
     /// The next spare for the flusher. Where the keeper did not keep pace, the work is done here.
     pub(super) fn take_spare(&self) -> Result<Option<Segment>, Error> {
         loop {
-            if let Some(spare) = lock(&self.shelf).spares.pop_front() {
+            if let Some(spare) = lock(&self.segments).spares.pop_front() {
                 (self.nudge)();
                 return Ok(Some(spare));
             }
-            if !self.keep()? && lock(&self.shelf).spares.is_empty() {
+            if !self.keep()? && lock(&self.segments).spares.is_empty() {
                 return Ok(None);
             }
         }
@@ -92,11 +92,11 @@ impl Core {
     /// there is none.
     pub(super) fn give_up_spare(&self) -> Result<bool, Error> {
         let _growing = lock(&self.growing);
-        let mut shelf = lock(&self.shelf);
-        let Some(spare) = shelf.spares.pop_back() else { return Ok(false) };
-        assert_eq!(spare.id + 1, shelf.next_id, "the last spare goes first");
-        shelf.next_id = spare.id;
-        drop(shelf);
+        let mut segments = lock(&self.segments);
+        let Some(spare) = segments.spares.pop_back() else { return Ok(false) };
+        assert_eq!(spare.id + 1, segments.next_id, "the last spare goes first");
+        segments.next_id = spare.id;
+        drop(segments);
         let removed =
             remove(&*self.volume, &segment_name(spare.id)).and_then(|()| self.sync_names());
         removed.map_err(|error| self.fail(error))?;
@@ -105,12 +105,12 @@ impl Core {
 
     /// Turns one segment that is no longer needed into a spare, or removes it.
     fn tidy(&self) -> Result<bool, Error> {
-        let mut shelf = lock(&self.shelf);
-        shelf.retire(self.through.load(Ordering::Acquire), self.options.segment_bytes);
-        let Some(retired) = shelf.retired.pop_front() else { return Ok(false) };
-        let reuse = retired.reusable && shelf.spares.len() < self.options.spares_max;
-        let id = shelf.next_id;
-        drop(shelf);
+        let mut segments = lock(&self.segments);
+        segments.retire(self.through.load(Ordering::Acquire), self.options.segment_bytes);
+        let Some(retired) = segments.retired.pop_front() else { return Ok(false) };
+        let reuse = retired.reusable && segments.spares.len() < self.options.spares_max;
+        let id = segments.next_id;
+        drop(segments);
         let name = segment_name(retired.id);
         let done = if reuse {
             self.make_spare(&name, id)
@@ -120,7 +120,7 @@ impl Core {
         if let Err(error) = done {
             // Still there as far as anybody knows: removing it again does no harm.
             let retired = Retired { reusable: false, ..retired };
-            lock(&self.shelf).retired.push_front(retired);
+            lock(&self.segments).retired.push_front(retired);
             return Err(error);
         }
         Ok(true)
@@ -128,9 +128,9 @@ impl Core {
 
     /// Fills a piece of the next spare, where there are not enough.
     fn grow(&self, growing: &mut Growing) -> Result<bool, Error> {
-        let shelf = lock(&self.shelf);
-        let (spares, id) = (shelf.spares.len(), shelf.next_id);
-        drop(shelf);
+        let segments = lock(&self.segments);
+        let (spares, id) = (segments.spares.len(), segments.next_id);
+        drop(segments);
         if spares >= self.options.spares_min && growing.file.is_none() {
             self.note(&self.no_spare, false);
             return Ok(false);
@@ -165,12 +165,12 @@ impl Core {
         let opened = self.volume.open(&spare).and_then(|file| Ok((file.len()?, file)));
         let (len, file) =
             opened.map_err(|error| Error::io("open", &self.volume.describe(&spare), error))?;
-        let mut shelf = lock(&self.shelf);
-        assert_eq!(shelf.next_id, id, "only one thread makes spares at a time");
-        shelf.spares.push_back(Segment { id, file, first: Sequence::MAX, len });
-        shelf.next_id += 1;
-        shelf.check();
-        drop(shelf);
+        let mut segments = lock(&self.segments);
+        assert_eq!(segments.next_id, id, "only one thread makes spares at a time");
+        segments.spares.push_back(Segment { id, file, first: Sequence::MAX, len });
+        segments.next_id += 1;
+        segments.check();
+        drop(segments);
         // A flusher that found no spare is waiting.
         self.inbox.interrupt();
         Ok(())

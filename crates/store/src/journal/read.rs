@@ -18,9 +18,9 @@ pub struct Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let mut shelf = lock(&self.core.shelf);
-        debug_assert!(shelf.pins > 0, "a pin is let go once");
-        shelf.pins = shelf.pins.saturating_sub(1);
+        let mut segments = lock(&self.core.segments);
+        debug_assert!(segments.pins > 0, "a pin is let go once");
+        segments.pins = segments.pins.saturating_sub(1);
     }
 }
 
@@ -35,16 +35,16 @@ pub(crate) struct View {
 
 impl Journal {
     pub fn pin(&self) -> Pin {
-        lock(&self.core.shelf).pins += 1;
+        lock(&self.core.segments).pins += 1;
         Pin { core: Arc::clone(&self.core) }
     }
 
     /// What is durable now. Stays readable while the pin lives.
     pub(crate) fn view(&self, _pin: &Pin) -> View {
-        let shelf = lock(&self.core.shelf);
-        let (last, end) = shelf.durable;
-        debug_assert!(shelf.pins > 0, "what is looked at is pinned");
-        View { segments: shelf.durable_segments(), last, end }
+        let segments = lock(&self.core.segments);
+        let (last, end) = segments.durable;
+        debug_assert!(segments.pins > 0, "what is looked at is pinned");
+        View { segments: segments.durable_segments(), last, end }
     }
 
     /// Calls `each` for every durable batch from `from` on.

@@ -145,16 +145,16 @@ impl Writer {
         assert!(self.synced <= self.end.at, "positions only grow");
         self.proven = self.synced;
         self.synced = self.end.at;
-        let mut shelf = lock(&core.shelf);
+        let mut segments = lock(&core.segments);
         if let Some(rolled) = self.rolled.take() {
-            shelf.closed.push_back(rolled);
-            shelf.active = self.active.clone();
+            segments.closed.push_back(rolled);
+            segments.active = self.active.clone();
         }
-        assert!(self.end.last() >= shelf.durable.0, "what is durable stays so");
-        assert_eq!(shelf.active.id, self.active.id, "the shelf knows what is written");
-        shelf.durable = (self.end.last(), self.end.at);
-        shelf.check();
-        drop(shelf);
+        assert!(self.end.last() >= segments.durable.0, "what is durable stays so");
+        assert_eq!(segments.active.id, self.active.id, "the segments knows what is written");
+        segments.durable = (self.end.last(), self.end.at);
+        segments.check();
+        drop(segments);
         core.durable.store(self.end.last(), Ordering::Release);
         Ok(())
     }
@@ -216,7 +216,7 @@ impl Writer {
             let filled = keeper::write_zeros(&*self.active.file, self.active.len, wanted);
             filled.map_err(|error| core.segment_error("fill", self.active.id, error))?;
             self.active.len = wanted;
-            lock(&core.shelf).active.len = wanted;
+            lock(&core.segments).active.len = wanted;
         }
         self.rewrite_unproven(core)
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use hapax_client::{Admin, Code, Queue};
+use hapax_wire::DEFAULT_TENANT;
 use hapax_wire::proto::{Key, KeyRequest, State};
 
 use super::rules::Rules;
@@ -158,7 +159,7 @@ impl Inbox {
     /// Reports a table that is not there, before the first message is taken.
     pub(crate) async fn check_table(&self, rows: &impl Rows) -> Result<(), Error> {
         let page = Page::first(OLDEST_MS, 0);
-        rows.old(&self.names("default"), page).await.map(drop)
+        rows.old(&self.names(DEFAULT_TENANT), page).await.map(drop)
     }
 
     fn names(&self, tenant: &str) -> Names {

@@ -13,8 +13,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::metrics::Metrics;
-use super::now_ms;
-use super::source::{End, Name, Open, Source, Table, storable};
+
+use super::source::{End, Name, Source, Table, storable};
+use super::{now_ms, reopen, reopening};
 use crate::error::Error;
 
 /// How often is counted.
@@ -28,9 +29,9 @@ const PAUSE: Duration = Duration::from_millis(250);
 const AWAY: Duration = Duration::from_secs(2);
 
 /// Never ends, except with an error that no retry helps against.
-pub(super) async fn observe<O: Open>(
-    mut source: O::Source,
-    opener: &O,
+pub(super) async fn observe<S: Source>(
+    mut source: S,
+    address: &S::Address,
     client: &Client,
     results: Option<Table>,
     metrics: &Metrics,
@@ -44,13 +45,7 @@ pub(super) async fn observe<O: Open>(
             }
             error => return Err(error),
         }
-        loop {
-            tokio::time::sleep(AWAY).await;
-            if let Ok(opened) = opener.open(results.clone()).await {
-                source = opened;
-                break;
-            }
-        }
+        source = reopen(address, &results, &mut reopening()).await;
     }
 }
 

@@ -11,7 +11,7 @@ use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket};
 
 use super::source::{
-    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Open, Read, Refused, Row, Source, Table, headers,
+    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Read, Refused, Row, Source, Table, headers,
     storable, too_large,
 };
 use super::tls::Tls;
@@ -64,9 +64,9 @@ SELECT (SELECT count(*) FROM (SELECT FROM hapax_outbox WHERE parked_at IS NULL L
         WHERE parked_at IS NULL AND isfinite(created_at) ORDER BY id LIMIT 1), 0)";
 
 #[derive(Debug)]
-pub(super) struct Opener(Config, Option<Tls>);
+pub(super) struct Address(Config, Option<Tls>);
 
-impl Opener {
+impl Address {
     pub(super) fn new(mut config: Config, tls: Option<Tls>) -> Result<Self, Error> {
         if tls.is_none() && config.get_ssl_mode() == SslMode::Require {
             return Err(Error::invalid(
@@ -100,18 +100,6 @@ impl Opener {
             }
         };
         Ok((client, news))
-    }
-}
-
-impl Open for Opener {
-    type Source = Postgres;
-
-    async fn open(&self, results: Option<Table>) -> Result<Postgres, Error> {
-        let what = "cannot connect to PostgreSQL";
-        let (client, news) = self.connect().await.map_err(Error::database(what))?;
-        let postgres = Postgres { client, news, results };
-        postgres.check().await?;
-        Ok(postgres)
     }
 }
 
@@ -168,6 +156,16 @@ impl Postgres {
 }
 
 impl Source for Postgres {
+    type Address = Address;
+
+    async fn open(address: &Address, results: Option<Table>) -> Result<Self, Error> {
+        let what = "cannot connect to PostgreSQL";
+        let (client, news) = address.connect().await.map_err(Error::database(what))?;
+        let postgres = Self { client, news, results };
+        postgres.check().await?;
+        Ok(postgres)
+    }
+
     async fn lock(&mut self) -> Result<bool, Error> {
         let row = self.client.query_typed_one(LOCK, &[]).await;
         row.and_then(|row| row.try_get(0)).map_err(Error::database("the lock cannot be taken"))

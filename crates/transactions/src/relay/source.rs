@@ -9,21 +9,20 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 
-/// A way to the database that can be opened again when it broke.
-pub(super) trait Open: Send + Sync {
-    type Source: Source;
-
-    /// A connection of its own. With a table, confirmed rows leave a waiting row there.
-    fn open(
-        &self,
-        results: Option<Table>,
-    ) -> impl Future<Output = Result<Self::Source, Error>> + Send;
-}
-
 /// One connection to an outbox.
 ///
 /// Every error means that the connection is not to be used any more.
-pub(super) trait Source: Send {
+pub(super) trait Source: Send + Sized {
+    /// Where the outbox is.
+    type Address: Send + Sync;
+
+    /// Opens a connection of its own, again where another broke. With a table, confirmed rows leave
+    /// a waiting row there.
+    fn open(
+        address: &Self::Address,
+        results: Option<Table>,
+    ) -> impl Future<Output = Result<Self, Error>> + Send;
+
     /// Takes the lock of this outbox, or tells that another has it. It is held until the connection
     /// ends, however it ends.
     fn lock(&mut self) -> impl Future<Output = Result<bool, Error>> + Send;

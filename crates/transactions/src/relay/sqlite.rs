@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::now_ms;
 use super::source::{
-    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Open, Read, Refused, Row, Source, Table, headers,
+    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Read, Refused, Row, Source, Table, headers,
     storable, too_large,
 };
 use crate::error::Error;
@@ -45,37 +45,6 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM hapax_outbox WHERE parked_at_ms IS N
     (SELECT count(*) FROM (SELECT 1 FROM hapax_outbox WHERE parked_at_ms IS NOT NULL LIMIT ?1)),
     coalesce((SELECT CAST(?2 - created_at_ms AS INTEGER) FROM hapax_outbox
         WHERE parked_at_ms IS NULL ORDER BY id LIMIT 1), 0)";
-
-#[derive(Debug)]
-pub(super) struct Opener(PathBuf);
-
-impl Opener {
-    pub(super) fn new(path: PathBuf) -> Self {
-        Self(path)
-    }
-}
-
-impl Open for Opener {
-    type Source = Sqlite;
-
-    async fn open(&self, results: Option<Table>) -> Result<Sqlite, Error> {
-        if !self.0.is_file() {
-            return Err(Error::invalid(format!(
-                "there is no SQLite database at {}",
-                self.0.display()
-            )));
-        }
-        let sqlite = Sqlite {
-            database: Database::of_others(&self.0),
-            results,
-            lock: None,
-            version: None,
-            path: self.0.clone(),
-        };
-        sqlite.check().await?;
-        Ok(sqlite)
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Sqlite {
@@ -145,6 +114,26 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
 }
 
 impl Source for Sqlite {
+    type Address = PathBuf;
+
+    async fn open(path: &PathBuf, results: Option<Table>) -> Result<Self, Error> {
+        if !path.is_file() {
+            return Err(Error::invalid(format!(
+                "there is no SQLite database at {}",
+                path.display()
+            )));
+        }
+        let sqlite = Self {
+            database: Database::of_others(path),
+            results,
+            lock: None,
+            version: None,
+            path: path.clone(),
+        };
+        sqlite.check().await?;
+        Ok(sqlite)
+    }
+
     async fn lock(&mut self) -> Result<bool, Error> {
         if self.lock.is_some() {
             return Ok(true);

@@ -3,79 +3,46 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use hapax_client::{Blob, Delivery, Done, Failure, Worker};
+#[cfg(doc)]
+use hapax_client::Worker;
+use hapax_client::{Blob, Delivery, Done, Failure};
 
-use super::Guard;
+use super::{Guard, InTransaction};
 use crate::error::Error;
-use crate::inbox::{Consumer, Entered, Finished};
+use crate::inbox::{Entered, Finished};
 use crate::sqlite::Database;
 
-/// Runs handlers in transactions of rusqlite, with an inbox.
-pub trait RunInBlockingTransaction {
-    /// As
-    /// [`run_in_transaction`](crate::RunInTransaction::run_in_transaction), for handlers that
-    /// block. SQLite has one writer at a time, so handlers run one after the other.
-    ///
-    /// ```no_run
-    /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_transactions::Error> {
-    /// use hapax_client::{Failure, Worker};
-    /// use hapax_transactions::{RunInBlockingTransaction, sqlite::Database};
-    ///
-    /// let database = Database::open("shop.db")?;
-    /// Worker::new(orders)
-    ///     .run_in_blocking_transaction(database, "billing", |tx, message| {
-    ///         tx.execute("INSERT INTO charges VALUES (?1)", [message.key()])?;
-    ///         Ok::<_, Failure>("charged")
-    ///     })
-    ///     .await
-    /// # }
-    /// ```
-    fn run_in_blocking_transaction<H, R, E>(
-        self,
-        database: Database,
-        consumer: impl Into<Consumer> + Send,
-        handler: H,
-    ) -> impl Future<Output = Result<(), Error>> + Send
-    where
-        H: Fn(&rusqlite::Transaction<'_>, &Delivery) -> Result<R, E> + Send + Sync + 'static,
-        R: Into<Finished> + Send + 'static,
-        E: Into<Failure> + Send + 'static;
-
-    /// As above, until `stop` is ready; see [`Worker::run_until`].
-    fn run_in_blocking_transaction_until<H, R, E>(
-        self,
-        stop: impl Future<Output = ()> + Send,
-        database: Database,
-        consumer: impl Into<Consumer> + Send,
-        handler: H,
-    ) -> impl Future<Output = Result<(), Error>> + Send
-    where
-        H: Fn(&rusqlite::Transaction<'_>, &Delivery) -> Result<R, E> + Send + Sync + 'static,
-        R: Into<Finished> + Send + 'static,
-        E: Into<Failure> + Send + 'static;
-}
-
-impl RunInBlockingTransaction for Worker {
-    async fn run_in_blocking_transaction<H, R, E>(
-        self,
-        database: Database,
-        consumer: impl Into<Consumer> + Send,
-        handler: H,
-    ) -> Result<(), Error>
+/// For handlers that block. SQLite has one writer at a time, so they run one after the other.
+///
+/// ```no_run
+/// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_transactions::Error> {
+/// use hapax_client::{Failure, Worker};
+/// use hapax_transactions::{InTransaction, sqlite::Database};
+///
+/// let database = Database::open("shop.db")?;
+/// InTransaction::new(Worker::new(orders), database, "billing")
+///     .run(|tx, message| {
+///         tx.execute("INSERT INTO charges VALUES (?1)", [message.key()])?;
+///         Ok::<_, Failure>("charged")
+///     })
+///     .await
+/// # }
+/// ```
+impl InTransaction<Database> {
+    /// Works for ever, or until there is an error that no retry helps against.
+    pub async fn run<H, R, E>(self, handler: H) -> Result<(), Error>
     where
         H: Fn(&rusqlite::Transaction<'_>, &Delivery) -> Result<R, E> + Send + Sync + 'static,
         R: Into<Finished> + Send + 'static,
         E: Into<Failure> + Send + 'static,
     {
-        let stop = std::future::pending();
-        self.run_in_blocking_transaction_until(stop, database, consumer, handler).await
+        self.run_until(std::future::pending(), handler).await
     }
 
-    async fn run_in_blocking_transaction_until<H, R, E>(
+    /// As [`run`](Self::run), until `stop` is ready; see [`Worker::run_until`].
+    pub async fn run_until<H, R, E>(
         self,
         stop: impl Future<Output = ()> + Send,
-        database: Database,
-        consumer: impl Into<Consumer> + Send,
         handler: H,
     ) -> Result<(), Error>
     where
@@ -83,21 +50,18 @@ impl RunInBlockingTransaction for Worker {
         R: Into<Finished> + Send + 'static,
         E: Into<Failure> + Send + 'static,
     {
-        let guard = Arc::new(Guard::open(&database, consumer.into(), self.queue()).await?);
-        let shared = Arc::new((database.clone(), Arc::clone(&guard), handler));
-        let sweeping = guard.sweep_on(&database);
-        let stop = guard.or_refused(stop);
-        let worker = self
-            .run_until(stop, move |delivery, _context| carry_out(Arc::clone(&shared), delivery));
-        tokio::select! {
-            ended = worker => guard.ended(ended),
-            () = sweeping => Ok(()),
-        }
+        let handler = Arc::new(handler);
+        let carry_out = move |database, guard, delivery| {
+            carry_out(database, guard, Arc::clone(&handler), delivery)
+        };
+        self.work(stop, carry_out).await
     }
 }
 
 async fn carry_out<H, R, E>(
-    shared: Arc<(Database, Arc<Guard>, H)>,
+    database: Database,
+    guard: Arc<Guard>,
+    handler: Arc<H>,
     delivery: Delivery,
 ) -> Result<Done, Failure>
 where
@@ -105,11 +69,11 @@ where
     R: Into<Finished> + Send + 'static,
     E: Into<Failure> + Send + 'static,
 {
-    let guard = Arc::clone(&shared.1);
     guard.admit(&delivery)?;
+    let guarded = Arc::clone(&guard);
     let runtime = tokio::runtime::Handle::current();
     let worked = tokio::task::spawn_blocking(move || -> Result<Worked, Failure> {
-        let (database, guard, handler) = &*shared;
+        let guard = guarded;
         database.transaction(|transaction| {
             match guard.inbox.enter_blocking(transaction, &delivery)? {
                 Entered::First => {}

@@ -4,8 +4,8 @@ use hapax_client::Blob;
 use hapax_transactions::sqlite::Database;
 use hapax_transactions::{Consumer, Entered, Inbox, Incoming, Names, Old, Page, Pool, Rows};
 
-use crate::house::in_time;
 use crate::stage::{self, incoming};
+use hapax_testing::in_time;
 
 const RESULT: &str = "charged";
 

@@ -3,14 +3,12 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
 
 #[macro_use]
-#[path = "../../../hapax/tests/client/on_each.rs"]
-mod on_each;
+extern crate hapax_testing;
 
-mod cluster;
 mod guides;
-mod house;
 mod inbox;
 mod lasting;
+mod messages;
 mod mysql;
 mod outbox;
 mod relay;

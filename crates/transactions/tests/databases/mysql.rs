@@ -11,7 +11,7 @@ use hapax_transactions::Dialect;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::cluster::{PATIENCE, skip, spawn};
+use hapax_testing::{PATIENCE, skip, spawn};
 
 const DATABASE: &str = "shop";
 /// Between two looks. The server shows the same list of transactions to who asks more often than

@@ -6,8 +6,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use hapax_client::Message;
 use hapax_transactions::{Pool, outbox};
 
-use crate::house::in_time;
 use crate::stage;
+use hapax_testing::in_time;
 
 fn message() -> Message {
     Message::new(vec![0, 159, 255])
@@ -46,7 +46,7 @@ const WHOLE: &str =
     r#"orders|order-42|customer-7|009fff|image/x|{"trace": "a\"b"}|1000|60000|print|1.500|0"#;
 
 #[track_caller]
-fn check_postgres(postgres: &crate::cluster::Postgres) {
+fn check_postgres(postgres: &hapax_testing::Postgres) {
     let told = postgres.sql(POSTGRES);
     let lines: Vec<&str> = told.lines().collect();
     assert_eq!(lines.len(), 2, "{told}");

@@ -9,9 +9,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::cluster::Postgres;
-use crate::house::{House, in_time, until};
 use crate::stage;
+use hapax_testing::{Postgres, TestQueue, eventually, in_time};
 
 /// An outbox that a test looks into, whatever database it is in.
 enum Outbox {
@@ -21,8 +20,8 @@ enum Outbox {
 
 impl Outbox {
     /// Both kinds, where both can be had.
-    fn of_every_kind(house: &House) -> Vec<Self> {
-        let sqlite = Self::Sqlite(stage::sqlite(house.path()));
+    fn of_every_kind(broker: &TestQueue) -> Vec<Self> {
+        let sqlite = Self::Sqlite(stage::sqlite(broker.path()));
         let postgres = stage::postgres().map(Self::Postgres);
         postgres.into_iter().chain([sqlite]).collect()
     }
@@ -62,7 +61,7 @@ impl Outbox {
     }
 
     async fn until_left(&self, rows: i64) {
-        until("the outbox", || async { self.left() == rows }).await;
+        eventually("the outbox", async || self.left() == rows).await;
     }
 }
 
@@ -86,15 +85,15 @@ on_each!(
     flavor = "multi_thread"
 );
 async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirmed(partitions: u16) {
-    let house = House::open(partitions, r#"{"order":"group"}"#).await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", r#"{"order":"group"}"#).await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         // It would be an hour until the next look: rows are told of.
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = relay.poll(Duration::from_secs(3_600));
         let metrics = relay.metrics();
         let relay = Running::start(relay);
-        until("the lock", || async { metrics.is_active() }).await;
+        eventually("the lock", async || metrics.is_active()).await;
         for number in 0..40 {
             outbox.send("orders", &format!("g{}", number % 3), &format!("key-{number}"));
         }
@@ -103,7 +102,7 @@ async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirme
         relay.stop().await;
 
         let ready = hapax_wire::proto::State::Ready;
-        let page = house.admin.browse("orders", ready, 1_000, "").await.unwrap();
+        let page = broker.admin.browse("orders", ready, 1_000, "").await.unwrap();
         assert_eq!(page.messages.len(), 40);
         let mut last = std::collections::HashMap::new();
         for message in page.messages {
@@ -112,15 +111,15 @@ async fn rows_are_moved_when_they_are_written_and_deleted_when_they_are_confirme
             assert!(before.is_none_or(|before| before < number), "{}: {number}", message.group);
         }
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(a_poison_row_is_parked_after_its_tries_and_its_group_goes_on, flavor = "multi_thread");
 /// A row that no retry helps holds back its group, and no other, until it is parked.
 async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on(partitions: u16) {
-    let house = House::open(partitions, r#"{"max_body_bytes":100}"#).await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", r#"{"max_body_bytes":100}"#).await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         let poison = "x".repeat(200);
         outbox.send("orders", "a", "a1");
         outbox.run(&format!(
@@ -131,34 +130,34 @@ async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on(partitions
         outbox.send("orders", "b", "b1");
         outbox.send("orders", "", "alone");
         outbox.send("nowhere", "", "lost");
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = Running::start(relay.tries(4).poll(Duration::from_secs(3_600)));
         // While it is tried again others have gone, and its follower has not.
         let waiting = "SELECT count(*) FROM hapax_outbox WHERE message_key IN ('a2', 'a3', 'lost')
                        AND 3 = (SELECT count(*) FROM hapax_outbox)";
-        until("the others to be gone", || async { outbox.number(waiting) == 3 }).await;
+        eventually("the others to be gone", async || outbox.number(waiting) == 3).await;
         // Then it is parked, and the group goes on.
         outbox.until_left(2).await;
         relay.stop().await;
         let parked = "SELECT count(*) FROM hapax_outbox WHERE tries = 4 AND error LIKE";
         assert_eq!(outbox.number(&format!("{parked} 'too_large%'")), 1);
         assert_eq!(outbox.number(&format!("{parked} 'no_such_queue%'")), 1);
-        assert_eq!(house.stats("orders").await.ready, 4);
+        assert_eq!(broker.stats().await.ready, 4);
 
         // What the page of SQL says about parked rows.
-        house.admin.put_queue("nowhere", "{}", None).await.unwrap();
+        broker.admin.put_queue("nowhere", "{}", None).await.unwrap();
         let at = if matches!(outbox, Outbox::Postgres(_)) { "" } else { "_ms" };
         outbox.run(&format!(
             "UPDATE hapax_outbox SET parked_at{at} = NULL, retry_at{at} = NULL, tries = 0,
              error = NULL WHERE message_key = 'lost'"
         ));
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = Running::start(relay);
         outbox.until_left(1).await;
         relay.stop().await;
-        house.admin.delete_queue("nowhere").await.unwrap();
+        broker.admin.delete_queue("nowhere").await.unwrap();
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 /// Tables as release 0.1 made them: without the checks of types.
@@ -213,9 +212,9 @@ fn insert_of(row: &str) -> String {
 on_each!(a_row_that_cannot_be_read_is_parked_and_the_others_flow, flavor = "multi_thread");
 /// A row that is no message is parked with its reason, and harms itself alone.
 async fn a_row_that_cannot_be_read_is_parked_and_the_others_flow(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         without_checks(&outbox);
         let bad = unreadable(&outbox);
         let count = bad.len() as i64;
@@ -225,11 +224,11 @@ async fn a_row_that_cannot_be_read_is_parked_and_the_others_flow(partitions: u16
         }
         outbox.send("orders", "g", "second");
         outbox.send("orders", "", "alone");
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let metrics = relay.metrics();
         let relay = Running::start(relay);
         outbox.until_left(count).await;
-        assert_eq!(house.stats("orders").await.ready, 3, "their group goes on without them");
+        assert_eq!(broker.stats().await.ready, 3, "their group goes on without them");
         assert_eq!(metrics.moved(), 3);
         let at = if matches!(outbox, Outbox::Postgres(_)) { "" } else { "_ms" };
         for (row, reason) in bad {
@@ -237,11 +236,11 @@ async fn a_row_that_cannot_be_read_is_parked_and_the_others_flow(partitions: u16
                 "SELECT count(*) FROM hapax_outbox
                  WHERE parked_at{at} IS NOT NULL AND error LIKE 'not a message: {reason}%'"
             );
-            until(row, || async { outbox.number(&parked) >= 1 }).await;
+            eventually(row, async || outbox.number(&parked) >= 1).await;
         }
         relay.stop().await;
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 /// New tables refuse such rows where they are written.
@@ -261,9 +260,9 @@ async fn new_tables_take_no_row_that_is_no_message() {
 on_each!(a_row_larger_than_a_frame_harms_itself_alone, flavor = "multi_thread");
 /// A row that fits no frame: refused like any other that is too large, while the others flow.
 async fn a_row_larger_than_a_frame_harms_itself_alone(partitions: u16) {
-    let house = House::open(partitions, r#"{"max_body_bytes":16777216}"#).await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", r#"{"max_body_bytes":16777216}"#).await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         let huge = |bytes: u32| match outbox {
             Outbox::Postgres(_) => format!("convert_to(repeat('x', {bytes}), 'UTF8')"),
             Outbox::Sqlite(_) => format!("zeroblob({bytes})"),
@@ -280,15 +279,15 @@ async fn a_row_larger_than_a_frame_harms_itself_alone(partitions: u16) {
             ));
         }
         outbox.send("orders", "", "second");
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = Running::start(relay.tries(1));
         outbox.until_left(2).await;
         let parked = "SELECT count(*) FROM hapax_outbox WHERE error IS NOT NULL";
-        until("the parked rows", || async { outbox.number(parked) == 2 }).await;
-        assert_eq!(house.stats("orders").await.ready, 2);
+        eventually("the parked rows", async || outbox.number(parked) == 2).await;
+        assert_eq!(broker.stats().await.ready, 2);
         relay.stop().await;
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(
@@ -298,39 +297,40 @@ on_each!(
 /// A queue that is full says so for now: no row is charged with a try for it.
 async fn a_queue_that_takes_nothing_now_costs_no_row_a_try_and_holds_up_no_other(partitions: u16) {
     // The bound holds for each partition, and such a queue lives in one.
-    let house = House::open(partitions, r#"{"max_messages":1,"order":"group"}"#).await;
-    house.admin.put_queue("others", "{}", None).await.unwrap();
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
-        house.admin.purge_queue("others", true).await.unwrap();
+    let broker =
+        TestQueue::open(partitions, "orders", r#"{"max_messages":1,"order":"group"}"#).await;
+    broker.admin.put_queue("others", "{}", None).await.unwrap();
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
+        broker.admin.purge_queue("others", true).await.unwrap();
         for key in ["a", "b", "c"] {
             outbox.send("orders", "", key);
         }
         outbox.send("others", "", "d");
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = Running::start(relay.tries(1).poll(Duration::from_millis(50)));
         outbox.until_left(2).await;
-        assert_eq!(house.stats("others").await.ready, 1);
+        assert_eq!(broker.admin.queue("others").await.unwrap().stats.unwrap().ready, 1);
         let worker = tokio::spawn(
-            Worker::new(house.orders()).run(|_, _| async { Ok::<_, Failure>("done") }),
+            Worker::new(broker.queue()).run(|_, _| async { Ok::<_, Failure>("done") }),
         );
         outbox.until_left(0).await;
         worker.abort();
         relay.stop().await;
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(one_relay_works_and_another_stands_by_until_it_is_gone, flavor = "multi_thread");
 async fn one_relay_works_and_another_stands_by_until_it_is_gone(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
-        let first = Relay::new(house.client.clone(), &outbox.url()).unwrap();
-        let second = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
+        let first = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
+        let second = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let (working, standing_by) = (first.metrics(), second.metrics());
         let first = Running::start(first);
-        until("the first", || async { working.is_active() }).await;
+        eventually("the first", async || working.is_active()).await;
         let second = Running::start(second);
         // It has counted, so it has asked for the lock.
         for key in ["a", "b"] {
@@ -339,13 +339,13 @@ async fn one_relay_works_and_another_stands_by_until_it_is_gone(partitions: u16)
         outbox.until_left(0).await;
         assert_eq!((working.moved(), standing_by.is_active()), (2, false));
         first.stop().await;
-        until("the second", || async { standing_by.is_active() }).await;
+        eventually("the second", async || standing_by.is_active()).await;
         outbox.send("orders", "", "c");
         outbox.until_left(0).await;
         assert_eq!(standing_by.moved(), 1);
         second.stop().await;
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(a_row_that_becomes_visible_late_is_moved_too, flavor = "multi_thread");
@@ -353,36 +353,36 @@ on_each!(a_row_that_becomes_visible_late_is_moved_too, flavor = "multi_thread");
 /// lose its message.
 async fn a_row_that_becomes_visible_late_is_moved_too(partitions: u16) {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(partitions, "{}").await;
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
     let pool = stage::deadpool(&postgres);
     let outbox = Outbox::Postgres(postgres);
     let mut early = pool.get().await.unwrap();
     let early = early.transaction().await.unwrap();
     let sql = "INSERT INTO hapax_outbox (queue, message_key, body) VALUES ('orders', 'early', '')";
     early.execute(sql, &[]).await.unwrap();
-    let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+    let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
     let relay = Running::start(relay);
     outbox.send("orders", "", "late");
     outbox.until_left(0).await;
-    assert_eq!(house.stats("orders").await.ready, 1);
+    assert_eq!(broker.stats().await.ready, 1);
     early.commit().await.unwrap();
-    until("the early row", || async { house.stats("orders").await.ready == 2 }).await;
+    eventually("the early row", async || broker.stats().await.ready == 2).await;
     relay.stop().await;
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(the_end_of_every_message_is_written_back, flavor = "multi_thread");
 /// Results flow back: done with the result, dead with the error, and what was waited for when a
 /// relay was dropped is waited for by the next.
 async fn the_end_of_every_message_is_written_back(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         for key in ["good", "bad", "ugly"] {
             outbox.send("orders", "", key);
         }
         let relay = || {
-            let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+            let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
             relay.results("hapax_results").unwrap()
         };
         let first = tokio::spawn(relay().run());
@@ -392,7 +392,7 @@ async fn the_end_of_every_message_is_written_back(partitions: u16) {
         };
         assert_eq!(in_state("waiting"), 3);
         first.abort();
-        let worker = Worker::new(house.orders()).run(|message, _context| async move {
+        let worker = Worker::new(broker.queue()).run(|message, _context| async move {
             match message.key() {
                 "good" => Ok("shipped"),
                 key => Err(Failure::dead(format!("no {key}"))),
@@ -400,7 +400,7 @@ async fn the_end_of_every_message_is_written_back(partitions: u16) {
         });
         let worker = tokio::spawn(worker);
         let second = Running::start(relay());
-        until("the results", || async { in_state("waiting") == 0 }).await;
+        eventually("the results", async || in_state("waiting") == 0).await;
         assert_eq!((in_state("done"), in_state("dead")), (1, 2));
         let good = "SELECT count(*) FROM hapax_results WHERE message_key = 'good'
                     AND result = CAST('shipped' AS KIND) AND error IS NULL";
@@ -412,36 +412,36 @@ async fn the_end_of_every_message_is_written_back(partitions: u16) {
         second.stop().await;
         worker.abort();
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(an_error_with_a_nul_byte_is_written_back_too, flavor = "multi_thread");
 /// An error that a database cannot store as it is is written without what it cannot store.
 async fn an_error_with_a_nul_byte_is_written_back_too(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         for key in ["a", "bad", "c"] {
             outbox.send("orders", "", key);
         }
-        let worker = Worker::new(house.orders()).run(|message, _context| async move {
+        let worker = Worker::new(broker.queue()).run(|message, _context| async move {
             match message.key() {
                 "bad" => Err(Failure::dead("no\0good")),
                 _ => Ok("shipped"),
             }
         });
         let worker = tokio::spawn(worker);
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = Running::start(relay.results("hapax_results").unwrap());
         let ended = "SELECT count(*) FROM hapax_results WHERE state <> 'waiting'";
-        until("the results", || async { outbox.number(ended) == 3 }).await;
+        eventually("the results", async || outbox.number(ended) == 3).await;
         let bad = "SELECT count(*) FROM hapax_results WHERE state = 'dead'
                    AND error LIKE '%no_good%'";
         assert_eq!(outbox.number(bad), 1);
         relay.stop().await;
         worker.abort();
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 on_each!(
@@ -451,60 +451,61 @@ on_each!(
 /// Sent, forgotten by the queue, and sent again because the relay died before it could delete: the
 /// row's date tells. Without it, it would be done a second time.
 async fn a_row_older_than_the_queue_remembers_is_parked_and_not_done_again(partitions: u16) {
-    let house = House::open(partitions, "{}").await;
-    for outbox in Outbox::of_every_kind(&house) {
-        house.admin.purge_queue("orders", true).await.unwrap();
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
         let old = match outbox {
             Outbox::Postgres(_) => "created_at) VALUES ('orders', 'k', '', now() - interval '8 d')",
             Outbox::Sqlite(_) => "created_at_ms) VALUES ('orders', 'k', '', 1000)",
         };
         outbox.run(&format!("INSERT INTO hapax_outbox (queue, message_key, body, {old}"));
-        let relay = Relay::new(house.client.clone(), &outbox.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
         let relay = Running::start(relay.tries(1));
         let parked = "SELECT count(*) FROM hapax_outbox WHERE error LIKE 'too_old%'";
-        until("the parked row", || async { outbox.number(parked) == 1 }).await;
-        assert_eq!(house.stats("orders").await.sent_total, 0);
+        eventually("the parked row", async || outbox.number(parked) == 1).await;
+        assert_eq!(broker.stats().await.sent_total, 0);
         relay.stop().await;
     }
-    house.stop().await;
+    broker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_is_told_at_the_start_with_the_next_step() {
-    let house = House::open(1, "{}").await;
-    let nowhere = format!("sqlite://{}", house.path().join("nowhere.db").display());
-    let relay = Relay::new(house.client.clone(), &nowhere).unwrap();
+    let broker = TestQueue::open(1, "orders", "{}").await;
+    let nowhere = format!("sqlite://{}", broker.path().join("nowhere.db").display());
+    let relay = Relay::new(broker.client.clone(), &nowhere).unwrap();
     let error = in_time(relay.run()).await.unwrap_err().to_string();
     assert!(error.contains("no SQLite database at"), "{error}");
 
-    let empty = house.path().join("empty.db");
+    let empty = broker.path().join("empty.db");
     Database::open(&empty).unwrap();
-    let relay = Relay::new(house.client.clone(), &format!("sqlite://{}", empty.display())).unwrap();
+    let relay =
+        Relay::new(broker.client.clone(), &format!("sqlite://{}", empty.display())).unwrap();
     let error = in_time(relay.run()).await.unwrap_err().to_string();
     assert!(error.contains("hapax sql outbox --dialect sqlite"), "{error}");
 
     if let Some(postgres) = Postgres::start() {
-        let relay = Relay::new(house.client.clone(), &postgres.url()).unwrap();
+        let relay = Relay::new(broker.client.clone(), &postgres.url()).unwrap();
         let error = in_time(relay.run()).await.unwrap_err().to_string();
         assert!(error.contains("hapax sql outbox --dialect postgres"), "{error}");
     }
-    let unreachable = Relay::new(house.client.clone(), "postgres://a@127.0.0.1:1/b").unwrap();
+    let unreachable = Relay::new(broker.client.clone(), "postgres://a@127.0.0.1:1/b").unwrap();
     let error = in_time(unreachable.run()).await.unwrap_err().to_string();
     assert!(error.contains("cannot connect to PostgreSQL"), "{error}");
-    house.stop().await;
+    broker.stop().await;
 }
 
 /// The relay speaks TLS to a server that its authority vouches for, and to no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_encrypted_connection_goes_to_the_server_that_was_vouched_for() {
     let Some(postgres) = stage::postgres() else { return };
-    let house = House::open(1, "{}").await;
+    let broker = TestQueue::open(1, "orders", "{}").await;
     let ours = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let others = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let port = encrypted(&postgres, &ours).await;
     let address = format!("postgres://postgres@localhost:{port}/{}", postgres.name());
     let relay = |pem: &str| {
-        let relay = Relay::new(house.client.clone(), &address).unwrap();
+        let relay = Relay::new(broker.client.clone(), &address).unwrap();
         relay.database_ca(pem.as_bytes()).unwrap()
     };
     let refused = in_time(relay(&others.cert.pem()).run()).await.unwrap_err().to_string();
@@ -515,10 +516,10 @@ async fn an_encrypted_connection_goes_to_the_server_that_was_vouched_for() {
     outbox.until_left(0).await;
     running.stop().await;
     let bare = format!("{address}?sslmode=require");
-    let untold = Relay::new(house.client.clone(), &bare).unwrap().run();
+    let untold = Relay::new(broker.client.clone(), &bare).unwrap().run();
     let untold = in_time(untold).await.unwrap_err().to_string();
     assert!(untold.contains("--database-ca"), "{untold}");
-    house.stop().await;
+    broker.stop().await;
 }
 
 /// PostgreSQL behind TLS: takes the request for it, shakes hands, and passes the bytes on.

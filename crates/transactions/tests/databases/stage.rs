@@ -6,7 +6,7 @@ use std::path::Path;
 use hapax_transactions::sqlite::Database;
 use hapax_transactions::{Dialect, Incoming};
 
-use crate::cluster::Postgres;
+use hapax_testing::Postgres;
 
 /// What the handlers of the tests write to: every effect is a row.
 const EFFECTS: &str = "CREATE TABLE effects (name text NOT NULL);";
@@ -48,7 +48,7 @@ pub(crate) fn sqlite(directory: &Path) -> Database {
 pub(crate) async fn sqlx_sqlite(database: &Database) -> sqlx::SqlitePool {
     let options = sqlx::sqlite::SqliteConnectOptions::new()
         .filename(database.path())
-        .busy_timeout(crate::house::LONG);
+        .busy_timeout(hapax_testing::PATIENCE);
     sqlx::SqlitePool::connect_with(options).await.unwrap()
 }
 

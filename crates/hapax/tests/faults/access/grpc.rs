@@ -7,8 +7,8 @@ use std::time::Duration;
 use hapax_client::{Admin, Batch, Client, Code, Error, Message};
 use hapax_wire::proto;
 
-use super::{Gets, House, Kind, Needs, QUEUE, expected};
-use crate::http::Request;
+use super::{Gets, Guarded, Kind, Needs, QUEUE, expected};
+use hapax_testing::http::Request;
 
 /// The file that names every call.
 const PROTO: &str = include_str!("../../../../wire/proto/hapax/v1/hapax.proto");
@@ -19,16 +19,16 @@ type Asked<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 struct Call {
     name: &'static str,
     needs: Needs,
-    ask: for<'a> fn(&'a Admin, &'a House) -> Asked<'a>,
+    ask: for<'a> fn(&'a Admin, &'a Guarded) -> Asked<'a>,
 }
 
 macro_rules! calls {
-    ($($name:literal $needs:ident |$admin:ident, $house:ident| $ask:expr;)+) => {
+    ($($name:literal $needs:ident |$admin:ident, $guarded:ident| $ask:expr;)+) => {
         const CALLS: &[Call] = &[$(Call {
             name: $name,
             needs: Needs::$needs,
-            ask: |$admin, $house| {
-                let _ = $house;
+            ask: |$admin, $guarded| {
+                let _ = $guarded;
                 Box::pin(async move { $ask.await.map(drop) })
             },
         },)+];
@@ -46,38 +46,38 @@ fn redrive() -> proto::RedriveRequest {
 }
 
 calls! {
-    "Send" Send |admin, house| send(admin);
-    "Work" Work |admin, house| work(admin);
-    "SendBatch" Send |admin, house| admin.send_batch(QUEUE, vec![
+    "Send" Send |admin, guarded| send(admin);
+    "Work" Work |admin, guarded| work(admin);
+    "SendBatch" Send |admin, guarded| admin.send_batch(QUEUE, vec![
         proto::Message { key: Some("b".to_owned()), ..Default::default() }
     ]);
-    "Receive" Work |admin, house| admin.receive(proto::ReceiveRequest {
+    "Receive" Work |admin, guarded| admin.receive(proto::ReceiveRequest {
         queue: QUEUE.to_owned(), max: 1, ..Default::default()
     });
-    "Settle" Work |admin, house| admin.settle(QUEUE, Vec::new());
-    "Claim" Claim |admin, house| claim(admin);
-    "GetKey" Look |admin, house| admin.key(key("done"), Duration::ZERO);
-    "ForgetKey" Admin |admin, house| admin.forget_key(key("done"));
-    "ReplayKey" Admin |admin, house| admin.replay_key(key("done"), Some(proto::Message {
+    "Settle" Work |admin, guarded| admin.settle(QUEUE, Vec::new());
+    "Claim" Claim |admin, guarded| claim(admin);
+    "GetKey" Look |admin, guarded| admin.key(key("done"), Duration::ZERO);
+    "ForgetKey" Admin |admin, guarded| admin.forget_key(key("done"));
+    "ReplayKey" Admin |admin, guarded| admin.replay_key(key("done"), Some(proto::Message {
         key: Some("done".to_owned()), body: "x".into(), ..Default::default()
     }));
-    "DiscardKey" Admin |admin, house| admin.discard_key(key("dead"));
-    "ResolveKey" Admin |admin, house| admin.resolve_key(
+    "DiscardKey" Admin |admin, guarded| admin.discard_key(key("dead"));
+    "ResolveKey" Admin |admin, guarded| admin.resolve_key(
         key("dead"), proto::resolve_request::Resolution::Retry(proto::ResolveRetry {})
     );
-    "Browse" Look |admin, house| admin.browse(QUEUE, proto::State::Dead, 10, "");
-    "Redrive" Admin |admin, house| admin.redrive(redrive());
-    "GetRedrive" Admin |admin, house| admin.redrive_progress(QUEUE, "r");
-    "CancelRedrive" Admin |admin, house| admin.cancel_redrive(QUEUE, "r");
-    "PutQueue" Create |admin, house| admin.put_queue(QUEUE, "{}", None);
-    "GetQueue" Look |admin, house| admin.queue(QUEUE);
-    "ListQueues" Token |admin, house| admin.queues();
-    "DeleteQueue" Admin |admin, house| admin.delete_queue(QUEUE);
-    "PauseQueue" Admin |admin, house| admin.pause_queue(QUEUE);
-    "ResumeQueue" Admin |admin, house| admin.resume_queue(QUEUE);
-    "PurgeQueue" Admin |admin, house| admin.purge_queue(QUEUE, false);
-    "Backup" Operate |admin, house| backup(admin, house);
-    "SetLog" Operate |admin, house| admin.set_log("debug");
+    "Browse" Look |admin, guarded| admin.browse(QUEUE, proto::State::Dead, 10, "");
+    "Redrive" Admin |admin, guarded| admin.redrive(redrive());
+    "GetRedrive" Admin |admin, guarded| admin.redrive_progress(QUEUE, "r");
+    "CancelRedrive" Admin |admin, guarded| admin.cancel_redrive(QUEUE, "r");
+    "PutQueue" Create |admin, guarded| admin.put_queue(QUEUE, "{}", None);
+    "GetQueue" Look |admin, guarded| admin.queue(QUEUE);
+    "ListQueues" Token |admin, guarded| admin.queues();
+    "DeleteQueue" Admin |admin, guarded| admin.delete_queue(QUEUE);
+    "PauseQueue" Admin |admin, guarded| admin.pause_queue(QUEUE);
+    "ResumeQueue" Admin |admin, guarded| admin.resume_queue(QUEUE);
+    "PurgeQueue" Admin |admin, guarded| admin.purge_queue(QUEUE, false);
+    "Backup" Operate |admin, guarded| backup(admin, guarded);
+    "SetLog" Operate |admin, guarded| admin.set_log("debug");
 }
 
 async fn send(admin: &Admin) -> Result<(), Error> {
@@ -97,8 +97,8 @@ async fn claim(admin: &Admin) -> Result<(), Error> {
     admin.client().queue(QUEUE).claim("claimed").take().await.map(drop)
 }
 
-async fn backup(admin: &Admin, house: &House) -> Result<(), Error> {
-    let target = house.setup.data.with_file_name(format!("backup-{:x}", fastrand::u64(..)));
+async fn backup(admin: &Admin, guarded: &Guarded) -> Result<(), Error> {
+    let target = guarded.setup.data.with_file_name(format!("backup-{:x}", fastrand::u64(..)));
     let mut backup = admin.backup(&target.display().to_string()).await?;
     while backup.progress().await?.is_some() {}
     let _ = std::fs::remove_dir_all(&target);
@@ -106,7 +106,7 @@ async fn backup(admin: &Admin, house: &House) -> Result<(), Error> {
 }
 
 /// Asks every cell; how many there are, and which of them are wrong.
-pub(super) fn cells(house: &House) -> (usize, Vec<String>) {
+pub(super) fn cells(guarded: &Guarded) -> (usize, Vec<String>) {
     let listed: BTreeSet<&str> = CALLS.iter().map(|call| call.name).collect();
     let lines = PROTO.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
     let declared: BTreeSet<&str> = lines.filter_map(|line| line.split('(').next()).collect();
@@ -115,19 +115,19 @@ pub(super) fn cells(house: &House) -> (usize, Vec<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut wrong = Vec::new();
     let mut cells = 0;
-    for caller in &house.callers {
+    for caller in &guarded.callers {
         for call in CALLS {
             let expected = expected(call.needs, caller.kind);
             if expected == Gets::Allowed {
-                house.prepare();
+                guarded.prepare();
             }
             let asked = runtime.block_on(async {
                 let mut client =
-                    Client::builder(&house.setup.url()).timeout(Duration::from_secs(60));
+                    Client::builder(&guarded.setup.url()).timeout(Duration::from_secs(60));
                 if let Some(token) = &caller.token {
                     client = client.token(token);
                 }
-                (call.ask)(&Admin::new(client.connect().unwrap()), house).await
+                (call.ask)(&Admin::new(client.connect().unwrap()), guarded).await
             });
             let gets = match asked.as_ref().map_err(Error::code) {
                 Ok(()) => Some(Gets::Allowed),
@@ -144,7 +144,7 @@ pub(super) fn cells(house: &House) -> (usize, Vec<String>) {
             }
             cells += 1;
             if matches!(caller.kind, Kind::Stranger) {
-                let _ = house.door(caller).ask(&Request::new("DELETE", "/v1/queues/orders"));
+                let _ = guarded.door(caller).ask(&Request::new("DELETE", "/v1/queues/orders"));
             }
         }
     }

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use serde_json::json;
 
 use super::Raw;
-use crate::broker::Setup;
-use crate::http::Request;
+use crate::broker_in;
+use hapax_testing::http::Request;
 
 /// What a request with these headers is answered, over a connection of its own.
 #[track_caller]
@@ -25,7 +25,7 @@ fn answer(address: SocketAddr, start: &str, headers: &str, body: &str) -> (u16, 
 #[test]
 fn a18_a_request_names_its_host_once_and_a_page_of_another_site_changes_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let broker = setup.start();
     broker.connection().ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
     let status = |start: &str, headers: &str| answer(setup.address, start, headers, "").0;
@@ -60,7 +60,7 @@ fn a18_a_request_names_its_host_once_and_a_page_of_another_site_changes_nothing(
 #[test]
 fn a18_a_refused_body_is_read_to_its_end_or_the_connection_is_said_to_end() {
     let directory = tempfile::tempdir().unwrap();
-    let setup = Setup::new(directory.path());
+    let setup = broker_in(directory.path());
     let broker = setup.start();
     let config = json!({ "max_body_bytes": 1_000 });
     broker.connection().ask(&Request::new("PUT", "/v1/queues/orders").json(&config)).is(201);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::{IN_TIME, Raw};
-use crate::broker::pause;
+use hapax_testing::pause;
 
 const CONNECTIONS: usize = 40;
 /// One byte after so long, which no bound on a single silence would notice.

@@ -17,14 +17,14 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::doors::shape::{self, some};
 use crate::problem::Problem;
-use crate::service::{self, Change, Opened, Permit, Queues, Service, if_match};
+use crate::service::{self, BROWSE_DEFAULT, Change, Opened, Permit, Queues, Service, if_match};
 
 /// The same limit as for a batch over HTTP.
 const BATCH_MAX: usize = 1_000;
 /// Results that the answers to one list carry, together.
 const ANSWER_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 
-type Told<T> = Result<Response<T>, Status>;
+type Reply<T> = Result<Response<T>, Status>;
 type NoSends = futures_util::stream::Empty<Result<proto::SendReply, Status>>;
 type NoWork = futures_util::stream::Empty<Result<proto::WorkReply, Status>>;
 
@@ -41,7 +41,7 @@ impl Door {
         action: Action,
         queue: impl FnOnce(&T) -> &str,
         call: impl FnOnce(Service, Permit, T) -> F,
-    ) -> Told<R> {
+    ) -> Reply<R> {
         let told = async {
             let principal = principal(&request)?;
             let message = request.into_inner();
@@ -56,7 +56,7 @@ impl Door {
         &self,
         request: Request<proto::GetRedriveRequest>,
         cancel: bool,
-    ) -> Told<proto::RedriveProgress> {
+    ) -> Reply<proto::RedriveProgress> {
         let asked = async move |service: Service, permit: Permit, it: proto::GetRedriveRequest| {
             let view = match cancel {
                 true => service.cancel_redrive(&permit, &it.id).await?,
@@ -71,7 +71,7 @@ impl Door {
         &self,
         request: Request<proto::QueueRequest>,
         change: Change,
-    ) -> Told<proto::Empty> {
+    ) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -93,23 +93,23 @@ impl Hapax for Door {
 
     // The two streams have routes of their own, on which frames are read as they are.
 
-    async fn send(&self, _: Request<Streaming<proto::SendFrame>>) -> Told<NoSends> {
+    async fn send(&self, _: Request<Streaming<proto::SendFrame>>) -> Reply<NoSends> {
         Err(elsewhere())
     }
 
-    async fn work(&self, _: Request<Streaming<proto::WorkFrame>>) -> Told<NoWork> {
+    async fn work(&self, _: Request<Streaming<proto::WorkFrame>>) -> Reply<NoWork> {
         Err(elsewhere())
     }
 
-    async fn send_batch(&self, request: Request<proto::SendFrame>) -> Told<proto::SendReply> {
+    async fn send_batch(&self, request: Request<proto::SendFrame>) -> Reply<proto::SendReply> {
         self.with(request, Action::Send, |it| &it.queue, send_batch).await
     }
 
-    async fn receive(&self, request: Request<proto::ReceiveRequest>) -> Told<proto::ReceiveReply> {
+    async fn receive(&self, request: Request<proto::ReceiveRequest>) -> Reply<proto::ReceiveReply> {
         self.with(request, Action::Work, |it| &it.queue, receive).await
     }
 
-    async fn settle(&self, request: Request<proto::SettleRequest>) -> Told<proto::SettleReply> {
+    async fn settle(&self, request: Request<proto::SettleRequest>) -> Reply<proto::SettleReply> {
         let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.with(
             request,
@@ -120,11 +120,11 @@ impl Hapax for Door {
         .await
     }
 
-    async fn claim(&self, request: Request<proto::ClaimRequest>) -> Told<proto::ClaimReply> {
+    async fn claim(&self, request: Request<proto::ClaimRequest>) -> Reply<proto::ClaimReply> {
         self.with(request, Action::Claim, |it| &it.queue, claim).await
     }
 
-    async fn get_key(&self, request: Request<proto::GetKeyRequest>) -> Told<proto::Key> {
+    async fn get_key(&self, request: Request<proto::GetKeyRequest>) -> Reply<proto::Key> {
         self.with(
             request,
             Action::Look,
@@ -139,7 +139,7 @@ impl Hapax for Door {
         .await
     }
 
-    async fn forget_key(&self, request: Request<proto::KeyRequest>) -> Told<proto::Empty> {
+    async fn forget_key(&self, request: Request<proto::KeyRequest>) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -153,7 +153,7 @@ impl Hapax for Door {
         .await
     }
 
-    async fn discard_key(&self, request: Request<proto::KeyRequest>) -> Told<proto::Empty> {
+    async fn discard_key(&self, request: Request<proto::KeyRequest>) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -167,7 +167,7 @@ impl Hapax for Door {
         .await
     }
 
-    async fn replay_key(&self, request: Request<proto::ReplayRequest>) -> Told<proto::Empty> {
+    async fn replay_key(&self, request: Request<proto::ReplayRequest>) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -186,7 +186,7 @@ impl Hapax for Door {
         .await
     }
 
-    async fn resolve_key(&self, request: Request<proto::ResolveRequest>) -> Told<proto::Empty> {
+    async fn resolve_key(&self, request: Request<proto::ResolveRequest>) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -210,32 +210,32 @@ impl Hapax for Door {
         .await
     }
 
-    async fn browse(&self, request: Request<proto::BrowseRequest>) -> Told<proto::BrowseReply> {
+    async fn browse(&self, request: Request<proto::BrowseRequest>) -> Reply<proto::BrowseReply> {
         self.with(request, Action::Browse, |it| &it.queue, browse).await
     }
 
     async fn redrive(
         &self,
         request: Request<proto::RedriveRequest>,
-    ) -> Told<proto::RedriveProgress> {
+    ) -> Reply<proto::RedriveProgress> {
         self.with(request, Action::Admin, |it| &it.queue, redrive).await
     }
 
     async fn get_redrive(
         &self,
         request: Request<proto::GetRedriveRequest>,
-    ) -> Told<proto::RedriveProgress> {
+    ) -> Reply<proto::RedriveProgress> {
         self.redrive_named(request, false).await
     }
 
     async fn cancel_redrive(
         &self,
         request: Request<proto::GetRedriveRequest>,
-    ) -> Told<proto::RedriveProgress> {
+    ) -> Reply<proto::RedriveProgress> {
         self.redrive_named(request, true).await
     }
 
-    async fn put_queue(&self, request: Request<proto::PutQueueRequest>) -> Told<proto::Queue> {
+    async fn put_queue(&self, request: Request<proto::PutQueueRequest>) -> Reply<proto::Queue> {
         self.with(
             request,
             Action::Create,
@@ -250,7 +250,7 @@ impl Hapax for Door {
         .await
     }
 
-    async fn get_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Queue> {
+    async fn get_queue(&self, request: Request<proto::QueueRequest>) -> Reply<proto::Queue> {
         self.with(
             request,
             Action::Look,
@@ -263,7 +263,7 @@ impl Hapax for Door {
     async fn list_queues(
         &self,
         request: Request<proto::ListQueuesRequest>,
-    ) -> Told<proto::ListQueuesReply> {
+    ) -> Reply<proto::ListQueuesReply> {
         let told = async {
             let principal = principal(&request)?;
             let Queues { queues, unanswered } = self.service.list(&principal).await?;
@@ -273,7 +273,7 @@ impl Hapax for Door {
         told.await.map_err(|problem: Problem| status(&problem))
     }
 
-    async fn delete_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Empty> {
+    async fn delete_queue(&self, request: Request<proto::QueueRequest>) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -286,15 +286,15 @@ impl Hapax for Door {
         .await
     }
 
-    async fn pause_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Empty> {
+    async fn pause_queue(&self, request: Request<proto::QueueRequest>) -> Reply<proto::Empty> {
         self.change(request, Change::Pause).await
     }
 
-    async fn resume_queue(&self, request: Request<proto::QueueRequest>) -> Told<proto::Empty> {
+    async fn resume_queue(&self, request: Request<proto::QueueRequest>) -> Reply<proto::Empty> {
         self.change(request, Change::Resume).await
     }
 
-    async fn purge_queue(&self, request: Request<proto::PurgeRequest>) -> Told<proto::Empty> {
+    async fn purge_queue(&self, request: Request<proto::PurgeRequest>) -> Reply<proto::Empty> {
         self.with(
             request,
             Action::Admin,
@@ -307,14 +307,14 @@ impl Hapax for Door {
         .await
     }
 
-    async fn backup(&self, request: Request<proto::BackupRequest>) -> Told<Progress> {
+    async fn backup(&self, request: Request<proto::BackupRequest>) -> Reply<Progress> {
         let principal = principal(&request).map_err(|problem| status(&problem))?;
         self.service.operate(&principal).map_err(|problem| status(&problem))?;
         let progress = backup::begin(&self.service, request.into_inner().directory);
         Ok(Response::new(progress.map_err(|problem| status(&problem))?))
     }
 
-    async fn set_log(&self, request: Request<proto::SetLogRequest>) -> Told<proto::Empty> {
+    async fn set_log(&self, request: Request<proto::SetLogRequest>) -> Reply<proto::Empty> {
         let told = principal(&request).and_then(|principal| {
             self.service.set_log(&principal, &request.get_ref().filter)?;
             Ok(Response::new(proto::Empty {}))
@@ -452,8 +452,7 @@ async fn browse(
     let place = shape::place(it.state())
         .ok_or_else(|| Problem::invalid("give a state: ready, delayed, leased, parked or dead"))?;
     let cursor = some(&it.cursor).map(|cursor| service.cursor(cursor)).transpose()?;
-    let limit = if it.limit == 0 { 100 } else { it.limit as usize };
-    let limit = limit.min(hapax_core::limits::BROWSE_MAX);
+    let limit = if it.limit == 0 { BROWSE_DEFAULT } else { it.limit as usize };
     let browse = Browse { queue: permit.queue().clone(), place, cursor: None, limit };
     let page = service.browse(&permit, browse, cursor).await?; // Bounded in bytes, as HTTP's.
     Ok(proto::BrowseReply {

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
@@ -198,8 +197,7 @@ fn is_local_name(host: &str) -> bool {
 
 /// A new id, in the form of a UUIDv7: it sorts by time.
 pub(super) fn generated() -> HeaderValue {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let ms = u128::from(u64::try_from(since.as_millis()).unwrap_or_default() & ((1 << 48) - 1));
+    let ms = u128::from(crate::time::now().0 & ((1 << 48) - 1));
     let random = fastrand::u128(..);
     let (low, high) = (random & ((1 << 62) - 1), random >> 116 & 0xfff);
     let number = ms << 80 | 7 << 76 | high << 64 | 0b10 << 62 | low;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::response::Response;
-use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, Send, limits};
+use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, Send};
 use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
@@ -20,12 +20,11 @@ use super::{key, output};
 use crate::auth::Action;
 use crate::doors::shape;
 use crate::problem::Problem;
-use crate::service::{Permit, Service, is_no_such_queue, key_bytes};
+use crate::service::{BROWSE_DEFAULT, Permit, Service, is_no_such_queue, key_bytes};
 
 pub(super) const BATCH_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 /// Results in the answers to one request, and bodies in one page.
 pub(super) const ANSWER_BYTES_MAX: usize = 8 * 1_024 * 1_024;
-const BROWSE_DEFAULT: usize = 100;
 
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -313,9 +312,6 @@ pub(super) async fn browse(
         cursor: None,
         limit: limit.map_or(BROWSE_DEFAULT, |limit| usize::try_from(limit).unwrap_or(usize::MAX)),
     };
-    if !(1..=limits::BROWSE_MAX).contains(&browse.limit) {
-        return Err(Failure::invalid(format!("limit must be 1 to {}", limits::BROWSE_MAX)));
-    }
     let cursor = params.cursor.as_deref().map(|text| service.cursor(text)).transpose()?;
     let page = service.browse(&permit, browse, cursor).await?;
     let bytes = page.messages.iter().map(key_bytes).sum();

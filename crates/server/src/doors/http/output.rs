@@ -65,12 +65,12 @@ fn finish(status: StatusCode, body: Body) -> Response {
 
 /// Bytes that count as used memory until they are read, or too long were not.
 struct Held {
-    shelf: Shelf,
+    unsent: Unsent,
     left: usize,
     timer: AbortHandle,
 }
 
-type Shelf = Arc<Mutex<Option<(Bytes, Admitted)>>>;
+type Unsent = Arc<Mutex<Option<(Bytes, Admitted)>>>;
 
 #[derive(Debug, thiserror::Error)]
 #[error("the client did not read the answer in time")]
@@ -79,13 +79,13 @@ struct Unread;
 impl Held {
     fn new(bytes: Bytes, admitted: Admitted) -> Self {
         let left = bytes.len();
-        let shelf: Shelf = Arc::new(Mutex::new(Some((bytes, admitted))));
-        let clearing = Arc::clone(&shelf);
+        let unsent: Unsent = Arc::new(Mutex::new(Some((bytes, admitted))));
+        let clearing = Arc::clone(&unsent);
         let timer = tokio::spawn(async move {
             tokio::time::sleep(READ).await;
             clearing.lock().unwrap_or_else(PoisonError::into_inner).take();
         });
-        Self { shelf, left, timer: timer.abort_handle() }
+        Self { unsent, left, timer: timer.abort_handle() }
     }
 }
 
@@ -100,15 +100,15 @@ impl http_body::Body for Held {
         if self.left == 0 {
             return Poll::Ready(None);
         }
-        let mut shelf = self.shelf.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((bytes, _)) = shelf.as_mut() else {
+        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((bytes, _)) = unsent.as_mut() else {
             return Poll::Ready(Some(Err(Unread)));
         };
         let part = bytes.split_to(bytes.len().min(LARGE_BYTES));
         if bytes.is_empty() {
-            shelf.take();
+            unsent.take();
         }
-        drop(shelf);
+        drop(unsent);
         self.left = self.left.saturating_sub(part.len());
         Poll::Ready(Some(Ok(Frame::data(part))))
     }

@@ -10,15 +10,14 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::wait::until;
+
 /// The user of Debian's package, and the name of the owner of everything.
 const USER: &str = "postgres";
-/// Far longer than anything here takes, on a machine that is busy with something else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Its data is thrown away: nothing has to outlive the machine.
 const SETTINGS: [&str; 5] = [
     "listen_addresses=",
@@ -31,22 +30,23 @@ const SETTINGS: [&str; 5] = [
 static RUNNING: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
 static DATABASES: AtomicU32 = AtomicU32::new(0);
 
-pub(crate) struct Cluster {
+#[derive(Debug)]
+struct Cluster {
     process: Pid,
     ended: Option<JoinHandle<()>>,
     directory: TempDir,
 }
 
 /// An empty database, gone with its cluster.
-#[derive(Clone)]
-pub(crate) struct Postgres {
+#[derive(Clone, Debug)]
+pub struct Postgres {
     name: String,
     cluster: Arc<Cluster>,
 }
 
 impl Postgres {
     /// `None` where PostgreSQL cannot be had, with a line that says so.
-    pub(crate) fn start() -> Option<Self> {
+    pub fn start() -> Option<Self> {
         let cluster = Cluster::shared()?;
         let name = format!("test_{}", DATABASES.fetch_add(1, Ordering::Relaxed));
         cluster.run(&["-d", USER, "-c", &format!("CREATE DATABASE {name}")]);
@@ -54,32 +54,32 @@ impl Postgres {
     }
 
     /// As programs are given it.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let place = self.cluster.directory.path().display().to_string().replace('/', "%2F");
         format!("postgres://{USER}@{place}/{}", self.name)
     }
 
     /// The socket that it listens on.
-    pub(crate) fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.cluster.directory.path().join(".s.PGSQL.5432")
     }
 
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Runs SQL and returns what it prints, a row a line, without ornaments.
-    pub(crate) fn sql(&self, sql: &str) -> String {
+    pub fn sql(&self, sql: &str) -> String {
         self.cluster.run(&["-d", &self.name, "-c", sql])
     }
 
-    pub(crate) fn number(&self, sql: &str) -> i64 {
+    pub fn number(&self, sql: &str) -> i64 {
         let told = self.sql(sql);
         told.trim().parse().unwrap_or_else(|_| panic!("{sql}: {told}"))
     }
 
     /// How many statements stand before a lock in this database: other tests' have theirs.
-    pub(crate) fn blocked(&self) -> i64 {
+    pub fn blocked(&self) -> i64 {
         self.number(
             "SELECT count(*) FROM pg_stat_activity
              WHERE wait_event_type = 'Lock' AND datname = current_database()",
@@ -132,14 +132,12 @@ impl Cluster {
     }
 
     fn wait(&self) {
-        let begun = Instant::now();
-        while !self.psql(&["-d", USER, "-c", "SELECT 1"]).output().unwrap().status.success() {
+        until("PostgreSQL to answer", || {
             let log = || std::fs::read_to_string(self.directory.path().join("log"));
-            let is_over = begun.elapsed() > PATIENCE
-                || self.ended.as_ref().is_none_or(JoinHandle::is_finished);
-            assert!(!is_over, "PostgreSQL does not answer:\n{}", log().unwrap_or_default());
-            std::thread::park_timeout(Duration::from_millis(20));
-        }
+            let is_over = self.ended.as_ref().is_none_or(JoinHandle::is_finished);
+            assert!(!is_over, "PostgreSQL ended:\n{}", log().unwrap_or_default());
+            self.psql(&["-d", USER, "-c", "SELECT 1"]).output().unwrap().status.success()
+        });
     }
 
     fn psql(&self, arguments: &[&str]) -> Command {
@@ -169,7 +167,7 @@ impl Drop for Cluster {
 }
 
 /// Past the test's captured output, so that it is seen; an error where nothing may be skipped.
-pub(crate) fn skip(what: &str, packages: &str) {
+pub fn skip(what: &str, packages: &str) {
     let is_fatal = std::env::var_os("HAPAX_FAULTS").is_some_and(|value| value == "all");
     assert!(!is_fatal, "{what} is not here");
     let line = format!("SKIPPED what needs {what}: as root, apt-get install {packages}\n");
@@ -178,7 +176,7 @@ pub(crate) fn skip(what: &str, packages: &str) {
 
 /// Starts it from a thread that lives as long as it does: where the tests are killed it goes with
 /// them, by the signal of a parent's death, and a parent is a thread.
-pub(crate) fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
+pub fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
     let (told, pid) = mpsc::channel();
     let ended = std::thread::spawn(move || {
         let mut child = command.spawn().unwrap();

@@ -1,6 +1,6 @@
 //! What is not in memory: asking for it before a decision, and taking it in.
 //!
-//! The caller repeats `needs` → fetch → `warm` until nothing is needed any more: a key may lead
+//! The caller repeats `needs` → fetch → `load` until nothing is needed any more: a key may lead
 //! to a message, a message to its group. Rows show the state as of the last checkpoint; whatever
 //! changed since is in memory and wins.
 
@@ -68,7 +68,7 @@ impl Command {
 }
 
 impl Machine {
-    /// Adds what the command needs and memory does not have. Called again after `warm`, it adds
+    /// Adds what the command needs and memory does not have. Called again after `load`, it adds
     /// what the new knowledge calls for, until it adds nothing.
     pub fn needs(&self, command: &Command, needs: &mut Vec<Need>) {
         match command {
@@ -140,7 +140,7 @@ impl Machine {
     }
 
     /// Takes in a point.
-    pub fn warm_point(
+    pub fn load_point(
         &mut self,
         digest: &Digest,
         value: &[u8],
@@ -150,7 +150,7 @@ impl Machine {
         match *tag {
             point::RECORD => {
                 if self.keys.living(&self.messages, digest).is_none() {
-                    self.keys.warm(*digest, record::decode(rest)?);
+                    self.keys.cache(*digest, record::decode(rest)?);
                 }
             }
             point::ALIVE => {
@@ -171,7 +171,7 @@ impl Machine {
     }
 
     /// Takes in a row.
-    pub fn warm_row(
+    pub fn load_row(
         &mut self,
         key: &[u8],
         value: &[u8],
@@ -194,7 +194,7 @@ impl Machine {
 
     /// The range has been read as far as the row named `last`. Where it was `left_off` there may
     /// be more: whatever it was read for remembers where to go on.
-    pub fn warmed(&mut self, need: &Need, last: Option<&[u8]>, left_off: bool) {
+    pub fn loaded(&mut self, need: &Need, last: Option<&[u8]>, left_off: bool) {
         let Need::Range { of, from, to, .. } = need else { return };
         assert!(last.is_some() || !left_off, "a range is left off behind a row");
         let all = !left_off;
@@ -227,7 +227,7 @@ impl Machine {
             RangeOf::Delayed(queue) => {
                 let next = last.and_then(|last| delayed_of(&last)).filter(|_| !all);
                 if let Some(queue) = self.queues.get_mut(*queue) {
-                    queue.delayed.advance_cold(next.map(|(due, seq)| (due, seq + 1)));
+                    queue.delayed.advance_unloaded(next.map(|(due, seq)| (due, seq + 1)));
                     let due = queue.delayed.next_deadline().unwrap_or(Time::NEVER);
                     self.due(due);
                 }
@@ -264,8 +264,8 @@ impl Machine {
     }
 
     /// Forgets what was read for the batch that has been decided.
-    pub fn cool(&mut self) {
-        self.keys.cool();
+    pub fn unload(&mut self) {
+        self.keys.clear_cache();
         self.browsed.clear();
         for digest in std::mem::take(&mut self.asked) {
             self.regroup(&digest);
@@ -287,20 +287,20 @@ impl Machine {
         }
         let (place, seq) = (message.place(), message.seq);
         let (queue_id, group) = (message.queue, message.group);
-        let slot = self.house(message);
+        let slot = self.insert_message(message);
         match (place, group) {
             (Place::Ready, Some(group)) => {
                 if let Some(group) = self.groups.get_mut(&group) {
                     group.members.admit(seq, slot);
                 }
-                self.file_mortal(slot);
+                self.index_expiring(slot);
                 self.regroup(&group);
             }
             (Place::Ready, None) => {
                 if let Some(queue) = self.queues.get_mut(queue_id) {
                     queue.ready.admit(seq, slot);
                 }
-                self.file_mortal(slot);
+                self.index_expiring(slot);
             }
             (Place::Leased, _) => {
                 if let Some(queue) = self.queues.get_mut(queue_id) {
@@ -308,19 +308,19 @@ impl Machine {
                     let was_away = self.leases_away.remove(&seq);
                     debug_assert!(was_away.is_some(), "a lease comes back once");
                 }
-                self.file(slot);
+                self.index(slot);
             }
-            _ => self.file(slot),
+            _ => self.index(slot),
         }
     }
 
-    fn file_mortal(&mut self, slot: crate::message::Slot) {
+    fn index_expiring(&mut self, slot: crate::message::Slot) {
         let message = self.messages.at(slot);
         let (ttl_at, seq, queue) = (message.ttl_at, message.seq, message.queue);
         if ttl_at != Time::NEVER
             && let Some(queue) = self.queues.get_mut(queue)
         {
-            queue.mortal.insert((ttl_at, seq), slot);
+            queue.expiring.insert((ttl_at, seq), slot);
             self.due(ttl_at);
         }
     }
@@ -365,7 +365,7 @@ impl Machine {
     }
 
     pub(crate) fn need_key(&self, digest: &Digest, needs: &mut Vec<Need>) {
-        if self.is_news(digest) && !self.keys.is_warm(digest) {
+        if self.is_news(digest) && !self.keys.is_cached(digest) {
             needs.push(Need::Point(*digest));
         }
     }
@@ -492,7 +492,7 @@ impl Machine {
     }
 
     fn need_delayed(&self, queue: &Queue, needs: &mut Vec<Need>) {
-        if let Some((due, seq)) = queue.delayed.cold_due(self.now) {
+        if let Some((due, seq)) = queue.delayed.unloaded_due(self.now) {
             needs.push(self.range(
                 RowKey::delayed(queue.id, due, seq),
                 RowKey::file(queue.id, File::Delayed).after_prefix(),

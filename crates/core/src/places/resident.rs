@@ -6,13 +6,13 @@ use crate::ids::Seq;
 use crate::message::Slot;
 use crate::places::Fate;
 
-/// What is in memory of a shelf. The rest is in the rows and read when somebody asks for it.
+/// What is in memory of a list. The rest is in the rows and read when somebody asks for it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct Resident {
     resident: BTreeMap<Seq, Slot>,
 }
 
-impl Shelf {
+impl Resident {
     pub(crate) fn push(&mut self, seq: Seq, slot: Slot) {
         let before = self.resident.insert(seq, slot);
         debug_assert_eq!(before, None, "a message lies here once");
@@ -34,7 +34,7 @@ impl Shelf {
             match evict(*seq, *slot) {
                 Fate::Leaves => gone.push(*seq),
                 Fate::Stays | Fate::New => {}
-                Fate::Stale => debug_assert!(false, "what leaves a shelf is taken off it"),
+                Fate::Stale => debug_assert!(false, "what leaves a list is taken off it"),
                 Fate::Enough => break,
             }
         }

@@ -13,13 +13,13 @@ use tempfile::TempDir;
 use tower::ServiceExt;
 
 /// A broker. It stops when it is dropped.
-pub(crate) struct House {
+pub(crate) struct Broker {
     pub(crate) service: Service,
     router: Router,
     directory: TempDir,
 }
 
-impl House {
+impl Broker {
     pub(crate) fn open() -> Self {
         Self::with(1, |_| service::Options::default())
     }
@@ -40,9 +40,9 @@ impl House {
 
     /// A broker with one queue.
     pub(crate) async fn with_queue(config: &str) -> Self {
-        let house = Self::open();
-        house.put("orders", config).await;
-        house
+        let broker = Self::open();
+        broker.put("orders", config).await;
+        broker
     }
 
     pub(crate) async fn put(&self, queue: &str, config: &str) {
@@ -84,7 +84,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for Broker {
     fn drop(&mut self) {
         self.service.engine().stop();
         assert!(self.directory.path().exists());

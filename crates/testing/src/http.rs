@@ -14,42 +14,42 @@ const BODY_BYTES_MAX: usize = 64 << 20;
 
 /// A request to be.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Request {
+pub struct Request {
     head: String,
     body: Vec<u8>,
 }
 
 impl Request {
-    pub(crate) fn new(method: &str, path: &str) -> Self {
+    pub fn new(method: &str, path: &str) -> Self {
         Self { head: format!("{method} {path} HTTP/1.1\r\nhost: hapax\r\n"), body: Vec::new() }
     }
 
-    pub(crate) fn get(path: &str) -> Self {
+    pub fn get(path: &str) -> Self {
         Self::new("GET", path)
     }
 
-    pub(crate) fn post(path: &str, json: &Value) -> Self {
+    pub fn post(path: &str, json: &Value) -> Self {
         Self::new("POST", path).json(json)
     }
 
     /// One message, as the door takes it.
-    pub(crate) fn send(queue: &str, key: &str, body: impl Into<Vec<u8>>) -> Self {
+    pub fn send(queue: &str, key: &str, body: impl Into<Vec<u8>>) -> Self {
         Self::new("POST", &format!("/v1/queues/{queue}/messages"))
             .header("idempotency-key", &format!("\"{key}\""))
             .body(body)
     }
 
-    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
+    pub fn header(mut self, name: &str, value: &str) -> Self {
         self.head.push_str(&format!("{name}: {value}\r\n"));
         self
     }
 
-    pub(crate) fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+    pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
         self.body = body.into();
         self
     }
 
-    pub(crate) fn json(self, json: &Value) -> Self {
+    pub fn json(self, json: &Value) -> Self {
         self.header("content-type", "application/json").body(json.to_string())
     }
 
@@ -66,44 +66,44 @@ impl Request {
 
 /// An answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Response {
-    pub(crate) status: u16,
+pub struct Response {
+    pub status: u16,
     headers: Vec<(String, String)>,
-    pub(crate) body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Response {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         let mut all = self.headers.iter();
         all.find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
     #[track_caller]
-    pub(crate) fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
     /// The JSON of an answer with this status.
     #[track_caller]
-    pub(crate) fn is(&self, status: u16) -> Value {
+    pub fn is(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text());
         if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
     /// A problem with this status and this code.
     #[track_caller]
-    pub(crate) fn fails(&self, status: u16, code: &str) -> Value {
+    pub fn fails(&self, status: u16, code: &str) -> Value {
         let problem = self.is(status);
         assert_eq!(problem["code"], code, "{problem}");
         problem
     }
 
     /// The code of a problem; empty where it is none.
-    pub(crate) fn code(&self) -> String {
+    pub fn code(&self) -> String {
         let problem: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         problem["code"].as_str().unwrap_or_default().to_owned()
     }
@@ -111,7 +111,7 @@ impl Response {
 
 /// A connection, made when it is first needed.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     address: SocketAddr,
     token: Option<String>,
     timeout: Duration,
@@ -119,18 +119,18 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(address: SocketAddr) -> Self {
+    pub fn new(address: SocketAddr) -> Self {
         Self { address, token: None, timeout: TIMEOUT, stream: None }
     }
 
-    pub(crate) fn token(mut self, token: &str) -> Self {
+    pub fn token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
         self
     }
 
     /// One request and its answer. After an error nobody knows whether it was carried out, and
     /// the next request goes over a new connection.
-    pub(crate) fn try_ask(&mut self, request: &Request) -> io::Result<Response> {
+    pub fn try_ask(&mut self, request: &Request) -> io::Result<Response> {
         let asked = self.write(request).and_then(|()| self.read());
         if asked.is_err() {
             self.stream = None;
@@ -140,7 +140,7 @@ impl Connection {
 
     /// The same, where nothing may go wrong on the way.
     #[track_caller]
-    pub(crate) fn ask(&mut self, request: &Request) -> Response {
+    pub fn ask(&mut self, request: &Request) -> Response {
         match self.try_ask(request) {
             Ok(response) => response,
             Err(error) => panic!("{error}: {}", request.head),
@@ -148,13 +148,13 @@ impl Connection {
     }
 
     /// Sends a request and does not wait for its answer.
-    pub(crate) fn write(&mut self, request: &Request) -> io::Result<()> {
+    pub fn write(&mut self, request: &Request) -> io::Result<()> {
         let bytes = request.bytes(self.token.as_deref());
         self.stream()?.get_mut().write_all(&bytes)
     }
 
     /// The next answer.
-    pub(crate) fn read(&mut self) -> io::Result<Response> {
+    pub fn read(&mut self) -> io::Result<Response> {
         let reader = self.stream()?;
         let first = line(reader)?;
         let status = first.split(' ').nth(1).and_then(|status| status.parse().ok());

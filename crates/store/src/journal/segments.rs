@@ -12,7 +12,7 @@ use super::recover::{Recovered, Segment};
 use crate::{Error, Sequence, Volume};
 
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct Segments {
     /// Segments that are no longer written, oldest first.
     pub(super) closed: VecDeque<Segment>,
     /// The segment that is written.
@@ -36,7 +36,7 @@ pub(super) struct Retired {
     pub(super) reusable: bool,
 }
 
-impl Shelf {
+impl Segments {
     /// Spares of another size than wanted, and all after them, are retired.
     pub(super) fn new(
         volume: &dyn Volume,
@@ -72,9 +72,9 @@ impl Shelf {
         }
         let durable = (tail.last(), tail.at);
         let closed = live.into();
-        let shelf = Self { closed, active, spares: kept, next_id, retired, pins: 0, durable };
-        shelf.check();
-        Ok(shelf)
+        let segments = Self { closed, active, spares: kept, next_id, retired, pins: 0, durable };
+        segments.check();
+        Ok(segments)
     }
 
     /// Moves the segments that only hold batches up to `through` to `retired`, unless pinned.

@@ -1,0 +1,10 @@
+//! The arithmetic of idempotency keys that the broker and its clients must do alike: keys that are
+//! derived from others, and the dates that keys tell.
+//!
+//! Pure functions of their arguments: no clock, no randomness, no input or output.
+
+mod date;
+mod derive;
+
+pub use date::{DATED_AHEAD_MS, date_ms, parse_uuid};
+pub use derive::{Parent, derive, derive_first, digest};

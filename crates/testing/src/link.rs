@@ -1,0 +1,160 @@
+//! A link to a broker that can be cut, or made to lose or hold back what passes through it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+/// Passes bytes on between clients and a broker. It closes when it is dropped.
+#[derive(Debug)]
+pub struct Link {
+    /// For clients.
+    pub url: String,
+    state: Arc<State>,
+    accepting: AbortHandle,
+}
+
+#[derive(Debug)]
+struct State {
+    connections: Mutex<Vec<AbortHandle>>,
+    refuses_connections: AtomicBool,
+    loses_requests: AtomicBool,
+    loses_answers: AtomicBool,
+    /// Pieces of answers that were read so far, over all connections.
+    answers: AtomicU64,
+    /// How many of them may be passed on.
+    allowed: watch::Sender<u64>,
+}
+
+impl Link {
+    pub async fn to(broker: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::new(State {
+            connections: Mutex::default(),
+            refuses_connections: AtomicBool::default(),
+            loses_requests: AtomicBool::default(),
+            loses_answers: AtomicBool::default(),
+            answers: AtomicU64::default(),
+            allowed: watch::Sender::new(u64::MAX),
+        });
+        let accepting = tokio::spawn(accept(listener, broker, Arc::clone(&state))).abort_handle();
+        Self { url, state, accepting }
+    }
+
+    /// Returns a client on this link.
+    #[cfg(feature = "client")]
+    pub fn client(&self) -> hapax_client::Client {
+        let builder = hapax_client::Client::builder(&self.url);
+        builder.timeout(crate::wait::PATIENCE).connect().unwrap()
+    }
+
+    /// Breaks every connection; new ones can be made. Returns whether there was any.
+    pub fn cut(&self) -> bool {
+        let mut connections = self.state.connections.lock().unwrap();
+        let was_any = connections.iter().any(|connection| !connection.is_finished());
+        connections.drain(..).for_each(|connection| connection.abort());
+        was_any
+    }
+
+    /// Breaks every connection, and every new one, until the link is restored.
+    pub fn disconnect(&self) {
+        self.state.refuses_connections.store(true, Ordering::SeqCst);
+        self.cut();
+    }
+
+    /// Loses what is sent to the broker from now on.
+    pub fn lose_requests(&self) {
+        self.state.loses_requests.store(true, Ordering::SeqCst);
+    }
+
+    /// Loses what the broker answers from now on.
+    pub fn lose_answers(&self) {
+        self.state.loses_answers.store(true, Ordering::SeqCst);
+    }
+
+    /// Holds answers back from now on.
+    pub fn hold_answers(&self) {
+        self.pass_answers(self.answers());
+    }
+
+    /// The number of pieces of answers that have come so far.
+    pub fn answers(&self) -> u64 {
+        self.state.answers.load(Ordering::SeqCst)
+    }
+
+    /// Passes on this many pieces of answers, counted from the first, and holds back the rest.
+    pub fn pass_answers(&self, pieces: u64) {
+        self.state.allowed.send_replace(pieces);
+    }
+
+    /// Passes everything on again. What was lost stays lost: cut the connections first.
+    pub fn restore(&self) {
+        self.state.refuses_connections.store(false, Ordering::SeqCst);
+        self.state.loses_requests.store(false, Ordering::SeqCst);
+        self.state.loses_answers.store(false, Ordering::SeqCst);
+        self.state.allowed.send_replace(u64::MAX);
+    }
+
+    /// Breaks every connection; no new ones can be made.
+    pub fn close(&self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+async fn accept(listener: TcpListener, broker: SocketAddr, state: Arc<State>) {
+    loop {
+        let Ok((near, _)) = listener.accept().await else { return };
+        if state.refuses_connections.load(Ordering::SeqCst) {
+            continue;
+        }
+        let passing = Arc::clone(&state);
+        let connection = tokio::spawn(async move {
+            let Ok(far) = TcpStream::connect(broker).await else { return };
+            let (near_read, near_write) = near.into_split();
+            let (far_read, far_write) = far.into_split();
+            tokio::select! {
+                () = pass_requests(near_read, far_write, &passing) => {}
+                () = pass_answers(far_read, near_write, &passing) => {}
+            }
+        });
+        state.connections.lock().unwrap().push(connection.abort_handle());
+    }
+}
+
+async fn pass_requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State) {
+    let mut buffer = vec![0; 64 * 1_024];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        let is_lost = state.loses_requests.load(Ordering::SeqCst);
+        if !is_lost && to.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn pass_answers(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &State) {
+    let mut allowed = state.allowed.subscribe();
+    let mut buffer = vec![0; 64 * 1_024];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        let number = state.answers.fetch_add(1, Ordering::SeqCst);
+        if allowed.wait_for(|allowed| *allowed > number).await.is_err() {
+            return;
+        }
+        let is_lost = state.loses_answers.load(Ordering::SeqCst);
+        if !is_lost && to.write_all(&buffer[..length]).await.is_err() {
+            return;
+        }
+    }
+}
