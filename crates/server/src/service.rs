@@ -31,7 +31,7 @@ use crate::tenants::Tenants;
 pub(crate) use keys::{BROWSE_DEFAULT, key_bytes};
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
-pub use queues::{Change, Queue, Queues};
+pub use queues::{Change, Queue, Queues, if_match};
 pub use received::Received;
 pub use weight::Ceiling;
 use weight::Weights;
