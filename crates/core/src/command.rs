@@ -23,7 +23,7 @@ pub enum Command {
     Pause(QueueName),
     Resume(QueueName),
     Purge(Purge),
-    Send(Send),
+    Send(SendMessage),
     Claim(Claim),
     Receive(Receive),
     Settle(Settle),
@@ -185,7 +185,7 @@ pub struct Purge {
 
 /// A message on its way in. Hashing is done here, in the caller's thread.
 #[derive(Clone, Debug)]
-pub struct Send {
+pub struct SendMessage {
     pub queue: QueueName,
     pub digest: Digest,
     pub fingerprint: Fingerprint,
@@ -210,7 +210,7 @@ pub enum Allowance {
     UsedUp { quota: Quota, retry_after_ms: u64 },
 }
 
-impl Send {
+impl SendMessage {
     pub fn new(queue: QueueName, content: Arc<Content>) -> Self {
         let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
         let fingerprint = Fingerprint::of(content.body(), content.group());
@@ -367,7 +367,7 @@ pub enum Arrival {
 /// An emit that its queue refused for good.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
-    pub send: Send,
+    pub send: SendMessage,
     /// Why it was refused.
     pub error: Arc<str>,
 }

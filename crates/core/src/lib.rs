@@ -41,7 +41,7 @@ pub use codec::BadBytes;
 pub use command::{
     Allowance, Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, Expected,
     Follow, KeyName, LeaseName, Purge, QueueName, Receive, Redrive, Replay, Resolution, Resolve,
-    Select, Send, Settle, Verb,
+    Select, SendMessage, Settle, Verb,
 };
 pub use config::{
     Config, DedupScope, Guarantee, InvalidConfig, OnDead, OnGroupDead, OnLost, Order, UndatedKeys,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::command::{Allowance, Arrival, Blob, Emit, LeaseName, Send};
+use crate::command::{Allowance, Arrival, Blob, Emit, LeaseName, SendMessage};
 use crate::config::{Config, InvalidConfig};
 use crate::content::{Content, Invalid};
 use crate::decision::QueueId;
@@ -424,16 +424,16 @@ pub struct Relay {
 
 impl Relay {
     /// What its queue is sent; as a dead letter where it was `refused`.
-    pub fn into_send(self) -> Send {
+    pub fn into_send(self) -> SendMessage {
         let fingerprint = self.fingerprint();
         let emit = self.emit;
-        Send {
+        SendMessage {
             fingerprint,
             delay_ms: emit.delay_ms,
             ttl_ms: emit.ttl_ms,
             issued_at: Some(self.issued_at),
             allowance: if self.within { Allowance::Emitted } else { Allowance::Queue },
-            ..Send::new(emit.queue, emit.content)
+            ..SendMessage::new(emit.queue, emit.content)
         }
     }
 

@@ -56,7 +56,7 @@ pub(crate) struct Asked {
     pub(crate) wait: Option<std::time::Duration>,
 }
 
-type Told<R> = Response<ResponseBody<R>>;
+type HttpResponse<R> = Response<ResponseBody<R>>;
 
 /// Claims the key, calls the handler if it is fresh, and tells the broker what came of it.
 pub(crate) async fn run<R, E, F>(
@@ -64,7 +64,7 @@ pub(crate) async fn run<R, E, F>(
     asked: Asked,
     _room: OwnedSemaphorePermit,
     handler: impl FnOnce(Option<Operation>) -> F + Send,
-) -> Result<Told<R>, E>
+) -> Result<HttpResponse<R>, E>
 where
     F: Future<Output = Result<Response<R>, E>> + Send,
     R: Body<Data = Bytes> + Send + Unpin + 'static,
@@ -88,7 +88,11 @@ where
 }
 
 /// Says how a request was answered, to the observer and to whoever wraps the layer.
-pub(crate) fn tell<R>(rules: &Rules, outcome: Outcome, mut response: Told<R>) -> Told<R> {
+pub(crate) fn tell<R>(
+    rules: &Rules,
+    outcome: Outcome,
+    mut response: HttpResponse<R>,
+) -> HttpResponse<R> {
     rules.tell(Event::Answered(outcome));
     response.extensions_mut().insert(outcome);
     response
@@ -258,7 +262,7 @@ fn resolved(result: Blob) -> Response<Bytes> {
 }
 
 /// Says that the wait was granted, where one was asked for.
-fn applied<R>(asked: &Asked, mut response: Told<R>) -> Told<R> {
+fn applied<R>(asked: &Asked, mut response: HttpResponse<R>) -> HttpResponse<R> {
     if let Some(wait) = asked.wait
         && let Ok(value) = HeaderValue::from_str(&format!("wait={}", wait.as_secs()))
     {
@@ -273,7 +277,7 @@ async fn work<R, E, F>(
     asked: Asked,
     held: Held,
     handler: impl FnOnce(Option<Operation>) -> F + Send,
-) -> Result<Told<R>, E>
+) -> Result<HttpResponse<R>, E>
 where
     F: Future<Output = Result<Response<R>, E>> + Send,
     R: Body<Data = Bytes> + Send + Unpin + 'static,
@@ -340,7 +344,7 @@ async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
 }
 
 /// Stores the response, and answers with it when it is stored.
-async fn keep<R>(settling: Settling<'_>, parts: Parts, body: Gathered<R>) -> Told<R> {
+async fn keep<R>(settling: Settling<'_>, parts: Parts, body: Gathered<R>) -> HttpResponse<R> {
     let rules = Arc::clone(settling.rules);
     let stored = Stored {
         status: parts.status,
@@ -376,7 +380,7 @@ async fn keep<R>(settling: Settling<'_>, parts: Parts, body: Gathered<R>) -> Tol
     }
 }
 
-fn whole<R>(parts: Parts, body: Gathered<R>) -> Told<R> {
+fn whole<R>(parts: Parts, body: Gathered<R>) -> HttpResponse<R> {
     let body = match body {
         Gathered::Whole(bytes) => bytes.into(),
         Gathered::TooLarge(body) => body,

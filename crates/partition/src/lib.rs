@@ -53,7 +53,7 @@
 //! };
 //! let (queue, config) = (QueueName::new("default", "orders")?, Config::default());
 //! call(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }))?;
-//! let order = Send::new(queue.clone(), Content::builder("order-42").build(b"one book")?);
+//! let order = SendMessage::new(queue.clone(), Content::builder("order-42").build(b"one book")?);
 //! let first = call(Command::Send(order.clone()))?;
 //! assert!(matches!(first, Outcome::Sent(Answer::Accepted { .. })));
 //! let (worker, receive_id) = ("billing-1".into(), None);

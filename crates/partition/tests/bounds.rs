@@ -4,7 +4,7 @@
 
 use hapax_core::{
     Answer, Blob, Command, Config, Configure, Content, Delivery, Invalid, LeaseName, Outcome,
-    QueueName, Receive, Send, Settle, Settled, Stamp, Time, Verb,
+    QueueName, Receive, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Answered, Options, Partition};
 use hapax_store::memory::{Faults, MemoryStore};
@@ -20,7 +20,7 @@ fn configure(queue: QueueName, config: Config) -> Command {
 }
 
 fn send(queue: QueueName, key: &str, bytes: usize) -> Command {
-    Command::Send(Send::new(queue, Content::builder(key).build(&vec![b'x'; bytes]).unwrap()))
+    Command::Send(SendMessage::new(queue, Content::builder(key).build(&vec![b'x'; bytes]).unwrap()))
 }
 
 fn receive(queue: QueueName, max: u32) -> Command {

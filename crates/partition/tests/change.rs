@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use hapax_core::{
     Answer, Command, Config, Configure, Content, DedupScope, Follow, Order, Outcome, Purge,
-    QueueName, QueueView, Refusal, Send, Stamp, Time,
+    QueueName, QueueView, Refusal, SendMessage, Stamp, Time,
 };
 use hapax_partition::change::{
     Change, Changed, Known, LeaderBehind, Running, copied, reconcile, routes,
@@ -126,7 +126,7 @@ impl World {
 
     fn send(&mut self, key: &str, group: Option<&str>) -> Answer {
         let content = Content::builder(key).group(group).build(b"b").unwrap();
-        let send = Send::new(queue(), content);
+        let send = SendMessage::new(queue(), content);
         let partition = self.routes.of_new(&send.queue, &send.content, || 0);
         match self.call(partition, vec![Command::Send(send)]).remove(0) {
             Outcome::Sent(answer) => answer,
@@ -262,7 +262,7 @@ fn a_queue_made_anew_at_the_same_moment_is_another_queue() {
     let began = world.ms;
     world.all(configure(Config::default())).unwrap();
     let content = Content::builder("k").build(b"b").unwrap();
-    world.call(1, vec![Command::Send(Send::new(queue(), content))]);
+    world.call(1, vec![Command::Send(SendMessage::new(queue(), content))]);
     world.ms = began; // Partition 0 has seen no later time than that of the creation.
     let anew = Config { order: Order::Group, ..Config::default() };
     let configure = Configure { queue: queue(), config: anew.clone(), if_version: None };
@@ -350,7 +350,7 @@ fn a_queue_that_only_others_know_is_taken_over_with_its_messages() {
         world.call(partition, vec![Command::Configure(alone.clone())]);
     }
     let content = Content::builder("k").build(b"b").unwrap();
-    let send = Send::new(queue(), content);
+    let send = SendMessage::new(queue(), content);
     world.call(3, vec![Command::Send(send)]);
     world.restart().unwrap();
     assert_eq!(world.agreed().unwrap().config, changed_config());

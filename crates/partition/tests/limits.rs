@@ -7,8 +7,8 @@
 )]
 
 use hapax_core::{
-    Answer, Command, Config, Configure, Content, Outcome, QueueName, Quota, Report, Send, Stamp,
-    Time,
+    Answer, Command, Config, Configure, Content, Outcome, QueueName, Quota, Report, SendMessage,
+    Stamp, Time,
 };
 use hapax_partition::{Options, Partition};
 use hapax_store::memory::MemoryStore;
@@ -60,7 +60,7 @@ impl World {
 
     fn send(&mut self, partition: usize, key: &str) -> Result<(), Quota> {
         let content = Content::builder(key).build(b"body").unwrap();
-        match self.run(partition, Command::Send(Send::new(queue(), content))) {
+        match self.run(partition, Command::Send(SendMessage::new(queue(), content))) {
             Outcome::Sent(Answer::Accepted { .. }) => Ok(()),
             Outcome::Sent(Answer::OverQuota { quota, .. }) => Err(quota),
             other => panic!("{other:?}"),

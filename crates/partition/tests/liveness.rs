@@ -4,7 +4,7 @@
 
 use hapax_core::{
     Bounds, Command, Config, Configure, Content, Delivery, Order, Outcome, Purge, QueueName,
-    Receive, Redrive, RedriveView, Select, Send, Settle, Stamp, Stats, Time, Verb,
+    Receive, Redrive, RedriveView, Select, SendMessage, Settle, Stamp, Stats, Time, Verb,
 };
 use hapax_partition::{Options, Partition};
 use hapax_store::memory::MemoryStore;
@@ -65,7 +65,7 @@ impl World {
 
     fn send(&mut self, name: &str, key: &str, group: Option<&str>) {
         let content = Content::builder(key).group(group).build(&[b'x'; 50]).unwrap();
-        self.call(vec![Command::Send(Send::new(queue(name), content))]);
+        self.call(vec![Command::Send(SendMessage::new(queue(name), content))]);
     }
 
     fn receive(&mut self, name: &str) -> Vec<Delivery> {

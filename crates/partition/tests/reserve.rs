@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Answer, Command, Config, Configure, Content, KeyName, Outcome, QueueName, Receive, Send,
+    Answer, Command, Config, Configure, Content, KeyName, Outcome, QueueName, Receive, SendMessage,
     Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Options, Partition};
@@ -21,7 +21,7 @@ fn queue() -> QueueName {
 
 fn send(number: u64) -> Command {
     let content = Content::builder(&number.to_string()).build(&[b'x'; 100]).unwrap();
-    Command::Send(Send::new(queue(), content))
+    Command::Send(SendMessage::new(queue(), content))
 }
 
 /// A partition whose journal is written and whose checkpoints are not.

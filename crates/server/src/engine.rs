@@ -125,7 +125,7 @@ pub enum Beat {
 }
 
 /// Told about every beat, on the writer's thread: it must not block.
-pub type OnBeat = Box<dyn Fn(usize, Beat) + std::marker::Send + Sync>;
+pub type OnBeat = Box<dyn Fn(usize, Beat) + Send + Sync>;
 
 /// The partitions. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -237,7 +237,7 @@ impl Engine {
     }
 
     /// Ends when there are no more leases: for those who have nothing else to wake them.
-    pub fn draining(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
+    pub fn draining(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut draining = self.shared.draining.subscribe();
         async move { drop(draining.wait_for(|draining| *draining).await) }
     }
@@ -283,7 +283,7 @@ impl Engine {
         &self,
         partition: usize,
         commands: Vec<Command>,
-        reply: impl FnOnce(Result<Vec<Outcome>, Stopped>) + std::marker::Send + 'static,
+        reply: impl FnOnce(Result<Vec<Outcome>, Stopped>) + Send + 'static,
     ) {
         self.shared.submit(partition, commands, Box::new(reply));
     }

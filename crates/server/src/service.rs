@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hapax_core::{Allowance, Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Quota};
-use hapax_core::{Receive, Refusal, Send, Settle, Settled, Verb};
+use hapax_core::{Receive, Refusal, SendMessage, Settle, Settled, Verb};
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::broadcast;
@@ -234,7 +234,7 @@ impl Service {
     pub fn start_send<T: marker::Send + 'static>(
         &self,
         permit: &Permit,
-        sends: Vec<(T, Send)>,
+        sends: Vec<(T, SendMessage)>,
         room: &Arc<Room>,
         reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + marker::Send + 'static,
     ) {
@@ -242,7 +242,7 @@ impl Service {
         let (service, queue) = (self.clone(), permit.queue.clone());
         let items = sends
             .into_iter()
-            .map(|(tag, send)| (tag, To::Key, Command::Send(Send { allowance, ..send })));
+            .map(|(tag, send)| (tag, To::Key, Command::Send(SendMessage { allowance, ..send })));
         self.engine().dispatch(items, room, move |tags, outcomes| {
             let listed = outcomes.map_err(Problem::from).map(|listed| {
                 let listed = listed.map(answer);
@@ -259,7 +259,7 @@ impl Service {
     pub async fn send(
         &self,
         permit: &Permit,
-        sends: Vec<Send>,
+        sends: Vec<SendMessage>,
         bytes: usize,
     ) -> Result<Vec<(Answer, Omitted)>, Problem> {
         let (count, sends) = (sends.len(), sends.into_iter().enumerate().collect());

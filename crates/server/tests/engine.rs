@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use hapax_core::{
     Answer, Blob, Browse, Command, Config, Configure, Content, Delivery, Emit, KeyName, Order,
-    Outcome, Place, QueueName, Receive, Redrive, Refusal, Select, Send, Settle, Settled, Verb,
+    Outcome, Place, QueueName, Receive, Redrive, Refusal, Select, SendMessage, Settle, Settled,
+    Verb,
 };
 use hapax_partition::Partition;
 use hapax_server::engine::{Data, Engine, Options, Stopped, To};
@@ -34,8 +35,8 @@ fn queue(name: &str) -> QueueName {
     QueueName::new("default", name).unwrap()
 }
 
-fn message(queue_name: &str, key: &str, body: &str) -> Send {
-    Send::new(queue(queue_name), Content::builder(key).build(body.as_bytes()).unwrap())
+fn message(queue_name: &str, key: &str, body: &str) -> SendMessage {
+    SendMessage::new(queue(queue_name), Content::builder(key).build(body.as_bytes()).unwrap())
 }
 
 fn receive(queue_name: &str, max: u32) -> Receive {
@@ -62,12 +63,12 @@ async fn done(engine: &Engine, message: &Delivery, emits: Vec<Emit>) -> Settled 
 
 /// Lists of one kind, as the service makes them.
 trait Lists {
-    async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped>;
+    async fn send(&self, sends: Vec<SendMessage>) -> Result<Vec<Answer>, Stopped>;
     async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped>;
 }
 
 impl Lists for Engine {
-    async fn send(&self, sends: Vec<Send>) -> Result<Vec<Answer>, Stopped> {
+    async fn send(&self, sends: Vec<SendMessage>) -> Result<Vec<Answer>, Stopped> {
         let sends = sends.into_iter().map(|send| (To::Key, Command::Send(send)));
         let outcomes = self.ask(sends.collect()).await?.into_iter();
         Ok(outcomes
@@ -209,7 +210,7 @@ fn l6_a_grouped_queue_keeps_its_order_over_all_partitions() {
         let send = |n: u32| {
             let key = format!("k{n}");
             let content = Content::builder(&key).group(Some("g")).build(b"").unwrap();
-            Send::new(queue("orders"), content)
+            SendMessage::new(queue("orders"), content)
         };
         engine.send((0..10).map(send).collect()).await.unwrap();
         for n in 0..10 {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hapax_core::{
     Arrival, Claim, Command, Config, Configure, Content, DeadLetter, Emit, Fence, KeyName,
-    LeaseName, MessageId, Purge, Receive, Redrive, Replay, Resolution, Resolve, Select, Send,
-    Settle, Time, Verb,
+    LeaseName, MessageId, Purge, Receive, Redrive, Replay, Resolution, Resolve, Select,
+    SendMessage, Settle, Time, Verb,
 };
 
 use crate::scene::{Item, ItemId, Scene, Variant, point_of, result_of};
@@ -292,8 +292,8 @@ impl<'a> Maker<'a> {
 
     fn send(&self, id: ItemId, variant: Variant) -> Command {
         let item = self.item(id);
-        let send = Send::new(self.queue(item.queue), self.content(id, variant));
-        Command::Send(Send {
+        let send = SendMessage::new(self.queue(item.queue), self.content(id, variant));
+        Command::Send(SendMessage {
             delay_ms: item.delay_ms,
             ttl_ms: item.ttl_ms,
             issued_at: item.issued_at,
@@ -303,9 +303,9 @@ impl<'a> Maker<'a> {
 
     fn emitted(&self, emitted: &Emitted) -> Command {
         let item = self.item(emitted.item);
-        let send = Send::new(self.queue(item.queue), self.content(emitted.item, 0));
+        let send = SendMessage::new(self.queue(item.queue), self.content(emitted.item, 0));
         let issued_at = Some(emitted.issued_at);
-        let send = Send { delay_ms: item.delay_ms, ttl_ms: item.ttl_ms, issued_at, ..send };
+        let send = SendMessage { delay_ms: item.delay_ms, ttl_ms: item.ttl_ms, issued_at, ..send };
         match &emitted.refused {
             Some(error) => Command::DeadLetter(DeadLetter { send, error: Arc::clone(error) }),
             None => Command::Send(send),

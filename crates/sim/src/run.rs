@@ -22,7 +22,7 @@ use crate::planted::Bug;
 use crate::scene::Scene;
 use crate::volume::{Counters, Flip};
 use crate::workload::{Workload, any_key};
-use crate::world::{Step, Submitted, Told, World};
+use crate::world::{AnsweredBatch, Step, Submitted, World};
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -322,7 +322,7 @@ impl Run {
         self.excuse(stepped).map(drop)
     }
 
-    fn told(&mut self, told: Told) -> Going<()> {
+    fn told(&mut self, told: AnsweredBatch) -> Going<()> {
         for (op, outcome) in &told.answers {
             self.note(|| format!("at {} {op:?} -> {}", told.at.0, brief(outcome)));
             self.count(op, outcome);

@@ -69,7 +69,7 @@ pub struct Submitted {
 
 /// A batch that was answered.
 #[derive(Debug)]
-pub struct Told {
+pub struct AnsweredBatch {
     pub at: Time,
     /// How many batches were submitted before it.
     pub serial: u64,
@@ -295,12 +295,12 @@ impl World {
     }
 
     /// What was answered next.
-    pub fn poll(&mut self, zombie: bool) -> Result<Option<Told>, Error> {
+    pub fn poll(&mut self, zombie: bool) -> Result<Option<AnsweredBatch>, Error> {
         let owner = if zombie { &mut self.zombie } else { &mut self.owner };
         let Some(owner) = owner else { return Ok(None) };
         if let Some((at, op, outcome)) = owner.early.pop_front() {
             let (serial, answers) = (0, vec![(op, outcome)]);
-            return Ok(Some(Told { at, serial, answers, effects: Vec::new(), zombie }));
+            return Ok(Some(AnsweredBatch { at, serial, answers, effects: Vec::new(), zombie }));
         }
         let answered = owner.partition.poll()?;
         owner.end_batch()?;
@@ -319,7 +319,7 @@ impl World {
         }
         let ops: Vec<Op> = ops;
         let answers = ops.into_iter().zip(answered.outcomes).collect();
-        Ok(Some(Told { at, serial, answers, effects: answered.effects, zombie }))
+        Ok(Some(AnsweredBatch { at, serial, answers, effects: answered.effects, zombie }))
     }
 
     /// One step of a worker; whether it did anything.

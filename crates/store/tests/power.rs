@@ -11,13 +11,13 @@ use support::{Disk, Random, Stepped, content, small};
 
 /// What one life of a store told its owner.
 #[derive(Debug, Default)]
-struct Told {
+struct Written {
     durable: u64,
     checkpointed: u64,
 }
 
 /// Works until the power goes out. Rows: under key `n % 16` the last batch that was `n`.
-fn live(store: &mut Stepped, random: &mut Random, told: &mut Told) -> Result<(), Error> {
+fn live(store: &mut Stepped, random: &mut Random, told: &mut Written) -> Result<(), Error> {
     loop {
         match random.below(10) {
             0..4 => store.append_next()?,
@@ -40,7 +40,7 @@ fn live(store: &mut Stepped, random: &mut Random, told: &mut Told) -> Result<(),
     }
 }
 
-fn check(store: &mut Stepped, told: &Told) -> Result<(), Error> {
+fn check(store: &mut Stepped, told: &Written) -> Result<(), Error> {
     assert!(store.last >= told.durable, "{} is durable, {} there", told.durable, store.last);
     assert!(store.claim.through >= told.checkpointed);
     store.check_contents(store.claim.through + 1)?;
@@ -61,7 +61,7 @@ fn a_power_cut_at_any_moment_loses_nothing_durable() {
     for seed in 0..300_u64 {
         let mut random = Random(seed);
         let mut disk = Disk::default();
-        let mut told = Told::default();
+        let mut told = Written::default();
         for round in 0..12 {
             disk.cut_power_after(random.below(120));
             let mut last = told.durable;

@@ -1,6 +1,6 @@
 //! A message comes in, or the same one again.
 
-use crate::command::{Allowance, Send};
+use crate::command::{Allowance, SendMessage};
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
 use crate::content::{Content, Invalid};
 use crate::decision::{Accepted, Decision, QueueId};
@@ -17,14 +17,19 @@ use crate::record::{End, KeyRecord, What, remember_duplicates};
 use crate::row::nobody;
 use crate::state::event;
 
-pub(crate) fn decide(machine: &Machine, stamp: Stamp, send: Send, out: &mut Verdict) -> Outcome {
+pub(crate) fn decide(
+    machine: &Machine,
+    stamp: Stamp,
+    send: SendMessage,
+    out: &mut Verdict,
+) -> Outcome {
     Outcome::Sent(answer(machine, stamp, send, out).unwrap_or_else(|answer| answer))
 }
 
 fn answer(
     machine: &Machine,
     stamp: Stamp,
-    send: Send,
+    send: SendMessage,
     out: &mut Verdict,
 ) -> Result<Answer, Answer> {
     check(&send)?;
@@ -71,7 +76,7 @@ pub(crate) fn wake(queue: &Queue) -> Effect {
 }
 
 /// What is wrong with a send whatever the queue.
-fn check(send: &Send) -> Result<(), Answer> {
+fn check(send: &SendMessage) -> Result<(), Answer> {
     if let Some(delay) = send.delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
         return Err(Answer::Invalid(Invalid::Delay(delay)));
     }

@@ -8,7 +8,7 @@ use super::state::*;
 
 impl Model {
     /// `seen` decides the one thing the model cannot know: whether a rate was remembered.
-    pub(crate) fn send(&mut self, send: &Send, seen: &Outcome) -> Outcome {
+    pub(crate) fn send(&mut self, send: &SendMessage, seen: &Outcome) -> Outcome {
         Outcome::Sent(self.sent(send, seen).unwrap_or_else(|answer| answer))
     }
 
@@ -16,7 +16,7 @@ impl Model {
         Outcome::Claimed(self.claimed(claim, seen).unwrap_or_else(|answer| answer))
     }
 
-    fn sent(&mut self, send: &Send, seen: &Outcome) -> Result<Answer, Answer> {
+    fn sent(&mut self, send: &SendMessage, seen: &Outcome) -> Result<Answer, Answer> {
         if send.ttl_ms == Some(0) {
             return Err(Answer::Invalid(Invalid::TimeToLive));
         }

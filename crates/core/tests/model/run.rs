@@ -429,9 +429,9 @@ impl Runner {
         })
     }
 
-    fn send(&self, sent: &Sent) -> Send {
+    fn send(&self, sent: &Sent) -> SendMessage {
         let content = content(sent, &bytes(sent.body));
-        let mut send = Send::new(queue_name(sent.queue), content);
+        let mut send = SendMessage::new(queue_name(sent.queue), content);
         if let Some(own) = sent.own {
             send.fingerprint = Fingerprint::own(&text("own", own));
         }

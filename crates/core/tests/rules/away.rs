@@ -43,7 +43,7 @@ fn held(place: Where, config: &Config, bounds: Bounds) -> (World, Vec<Delivery>)
             let key = format!("k{key}{part}");
             let content = Content::builder(&key).group(Some(&group));
             let content = content.build(&[b'x'; BODY]).unwrap();
-            world.run(Command::Send(Send::new(name(), content)));
+            world.run(Command::Send(SendMessage::new(name(), content)));
         }
     }
     let mut deliveries = Vec::new();
@@ -136,11 +136,11 @@ fn a_lease_is_seen_repeated_and_ends_the_same_wherever_its_message_is() {
     the_same_everywhere("a repeated receive", |world, _| format!("{:?}", world.run(receive(0))));
     the_same_everywhere("a duplicate", |world, _| {
         let content = Content::builder("k0").group(Some("g0")).build(&[b'x'; BODY]).unwrap();
-        format!("{:?}", world.run(Command::Send(Send::new(name(), content))))
+        format!("{:?}", world.run(Command::Send(SendMessage::new(name(), content))))
     });
     the_same_everywhere("a conflict", |world, _| {
         let content = Content::builder("k0").group(Some("g0")).build(b"other").unwrap();
-        format!("{:?}", world.run(Command::Send(Send::new(name(), content))))
+        format!("{:?}", world.run(Command::Send(SendMessage::new(name(), content))))
     });
     the_same_everywhere("a discard", |world, _| {
         format!("{:?}", world.run(Command::Discard(key())))
@@ -224,7 +224,7 @@ fn l10_a_repeated_receive_gets_its_leases_however_many_came_since() {
         let mut first = None;
         for number in 0..20 {
             let content = Content::builder(&format!("k{number}")).build(b"x").unwrap();
-            world.run(Command::Send(Send::new(name(), content)));
+            world.run(Command::Send(SendMessage::new(name(), content)));
             let outcome = world.run(receive(number));
             first.get_or_insert(outcome);
             match place {
@@ -258,7 +258,7 @@ fn receives_are_forgotten_whose_leases_were_lost_wherever_the_messages_are() {
     let mut world = World::with_bounds(bounds);
     world.run(Command::Configure(Configure { queue: name(), config, if_version: None }));
     let content = Content::builder("k").build(b"x").unwrap();
-    world.run(Command::Send(Send::new(name(), content)));
+    world.run(Command::Send(SendMessage::new(name(), content)));
     for number in 0..50 {
         let outcome = world.run(receive(number));
         assert!(matches!(&outcome, Outcome::Received(got) if got.len() == 1), "{outcome:?}");
@@ -285,7 +285,7 @@ fn leases_of_many_queues_that_end_together_come_back_no_faster_than_they_are_los
             world.run(Command::Configure(configure));
             for key in 0..each {
                 let content = Content::builder(&format!("k{key}")).build(b"x").unwrap();
-                world.run(Command::Send(Send::new(queue.clone(), content)));
+                world.run(Command::Send(SendMessage::new(queue.clone(), content)));
             }
             let outcome = world.run(Command::Receive(Receive {
                 queue,

@@ -40,11 +40,11 @@ fn the_longest_of_everything_is_taken() {
     let queue = QueueName::new(&"t".repeat(80), &"q".repeat(80)).unwrap();
     let config = Config { dedup_scope: DedupScope::Group, ..Config::default() };
     world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
-    let sent = world.run(Command::Send(Send::new(queue.clone(), content.clone())));
+    let sent = world.run(Command::Send(SendMessage::new(queue.clone(), content.clone())));
     assert!(matches!(sent, Outcome::Sent(Answer::Accepted { .. })), "{sent:?}");
     world.checkpoint();
     world.crash();
-    let sent = world.run(Command::Send(Send::new(queue, content)));
+    let sent = world.run(Command::Send(SendMessage::new(queue, content)));
     assert!(matches!(sent, Outcome::Sent(Answer::InFlight(_))), "{sent:?}");
 }
 
@@ -209,14 +209,14 @@ fn an_error_too_long_is_cut_at_a_character() {
     let (queue, config) = (name("orders"), Config::default());
     world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(Send::new(queue.clone(), content.clone())));
+    world.run(Command::Send(SendMessage::new(queue.clone(), content.clone())));
     let Outcome::Received(deliveries) = world.run(receive(&queue)) else {
         panic!("a receive is answered by deliveries");
     };
     let verb = Verb::Fail { error: "€".repeat(2_000), delay_ms: None, dead: true };
     world.run(Command::Settle(Settle { lease: deliveries[0].lease, verb }));
     world.crash();
-    let sent = world.run(Command::Send(Send::new(queue, content)));
+    let sent = world.run(Command::Send(SendMessage::new(queue, content)));
     let Outcome::Sent(Answer::Dead { error, .. }) = sent else { panic!("{sent:?}") };
     assert_eq!(error.chars().count(), 4_096 / 3);
 }
@@ -228,7 +228,7 @@ fn a_foreign_lease_is_lost() {
     world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
     for key in ["k1", "k2"] {
         let content = Content::builder(key).build(b"a").unwrap();
-        world.run(Command::Send(Send::new(queue.clone(), content)));
+        world.run(Command::Send(SendMessage::new(queue.clone(), content)));
     }
     let mut two = receive(&queue);
     if let Command::Receive(receive) = &mut two {
@@ -270,7 +270,7 @@ fn a_replay_under_another_key_is_refused() {
     let (queue, config) = (name("orders"), Config::default());
     world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(Send::new(queue.clone(), content)));
+    world.run(Command::Send(SendMessage::new(queue.clone(), content)));
     let Outcome::Received(deliveries) = world.run(receive(&queue)) else {
         panic!("a receive is answered by deliveries");
     };

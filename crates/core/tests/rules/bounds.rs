@@ -28,7 +28,7 @@ fn configure(world: &mut World, config: Config) {
 
 fn send_of(key: &str, group: Option<&str>, bytes: usize) -> Command {
     let content = Content::builder(key).group(group).build(&vec![b'x'; bytes]).unwrap();
-    Command::Send(Send::new(name("orders"), content))
+    Command::Send(SendMessage::new(name("orders"), content))
 }
 
 fn send(world: &mut World, key: &str, group: Option<&str>) {

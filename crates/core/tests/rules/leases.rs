@@ -278,7 +278,7 @@ fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
         machine.execute(stamp, Command::Configure(configure), &mut batch);
         for number in 0..30 {
             let content = Content::builder(&format!("k{number}")).build(b"").unwrap();
-            let send = Send::new(queue.clone(), content);
+            let send = SendMessage::new(queue.clone(), content);
             machine.absent(&Need::Point(send.digest));
             machine.execute(stamp, Command::Send(send), &mut batch);
         }

@@ -17,12 +17,12 @@ fn configure(world: &mut World, queue: &str, config: Config) {
     assert!(matches!(outcome, Outcome::Configured { .. }), "{outcome:?}");
 }
 
-fn send_of(queue: &str, key: &str, group: Option<&str>) -> Send {
+fn send_of(queue: &str, key: &str, group: Option<&str>) -> SendMessage {
     let content = Content::builder(key).group(group).build(b"x").unwrap();
-    Send::new(name(queue), content)
+    SendMessage::new(name(queue), content)
 }
 
-fn send(world: &mut World, send: Send) {
+fn send(world: &mut World, send: SendMessage) {
     let outcome = world.run(Command::Send(send));
     assert!(matches!(outcome, Outcome::Sent(Answer::Accepted { .. })), "{outcome:?}");
 }
@@ -124,9 +124,9 @@ fn busy(world: &mut World, round: u32, tick_step: usize) {
         for one in 0..tick_step {
             let key = format!("busy-{round}-{one}");
             let delayed = send_of(queue, &format!("{key}-late"), None);
-            send(world, Send { delay_ms: Some(2), ..delayed });
+            send(world, SendMessage { delay_ms: Some(2), ..delayed });
             let expiring = send_of(queue, &format!("{key}-old"), None);
-            send(world, Send { delay_ms: Some(1_000_000), ttl_ms: Some(1), ..expiring });
+            send(world, SendMessage { delay_ms: Some(1_000_000), ttl_ms: Some(1), ..expiring });
         }
         receive(world, queue);
     }

@@ -28,7 +28,7 @@ fn a_send_whose_record_was_lost_with_the_process_is_new_when_it_is_retried() {
     world.checkpoint();
     let send = || {
         let content = Content::builder("k1").build(b"a").unwrap();
-        Command::Send(Send::new(name("orders"), content))
+        Command::Send(SendMessage::new(name("orders"), content))
     };
     world.run(send());
     world.crash_and_lose_the_last_batch();
@@ -78,7 +78,7 @@ fn a_header_that_looks_like_a_key_is_a_header() {
     let mut world = World::new();
     let config = Config::default();
     world.run(Command::Configure(Configure { queue: name("orders"), config, if_version: None }));
-    let sent = world.run(Command::Send(Send::new(name("orders"), content)));
+    let sent = world.run(Command::Send(SendMessage::new(name("orders"), content)));
     assert_eq!(sent, Outcome::Sent(Answer::Invalid(Invalid::MissingKey)));
 }
 

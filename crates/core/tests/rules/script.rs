@@ -359,19 +359,19 @@ impl Run {
         }
     }
 
-    fn send(&self, words: &mut Words) -> Send {
+    fn send(&self, words: &mut Words) -> SendMessage {
         let key = words.next();
         let body = words.next();
         self.send_of(&key, &body, words)
     }
 
-    fn send_of(&self, key: &str, body: &str, words: &mut Words) -> Send {
+    fn send_of(&self, key: &str, body: &str, words: &mut Words) -> SendMessage {
         let (group, content_type) = (words.option("group"), words.option("type"));
         let content = Content::builder(if key == "-" { "" } else { key })
             .group(group.as_deref())
             .content_type(content_type.as_deref());
         let content = content.build(body.as_bytes()).unwrap();
-        let mut send = Send::new(self.name(), content);
+        let mut send = SendMessage::new(self.name(), content);
         if let Some(own) = words.option("fp") {
             send.fingerprint = Fingerprint::own(&own);
         }

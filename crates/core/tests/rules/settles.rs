@@ -423,7 +423,7 @@ fn leased(world: &mut World) -> LeaseName {
     let config = Config::default();
     world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(Send::new(queue.clone(), content)));
+    world.run(Command::Send(SendMessage::new(queue.clone(), content)));
     let received = world.run(Command::Receive(Receive {
         queue,
         max: 1,
@@ -457,7 +457,7 @@ fn l3_emits_are_tried_again_with_growing_pauses() {
     let configure = Configure { queue: name("orders"), config, if_version: None };
     world.run(Command::Configure(configure));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(Send::new(name("orders"), content)));
+    world.run(Command::Send(SendMessage::new(name("orders"), content)));
     let Outcome::Received(deliveries) = world.run(Command::Receive(Receive {
         queue: name("orders"),
         max: 1,

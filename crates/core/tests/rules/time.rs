@@ -227,7 +227,7 @@ fn world_of(config: Config) -> World {
 }
 
 fn send(key: &str) -> Command {
-    Command::Send(Send::new(name("orders"), Content::builder(key).build(b"a").unwrap()))
+    Command::Send(SendMessage::new(name("orders"), Content::builder(key).build(b"a").unwrap()))
 }
 
 fn receive(max: u32) -> Receive {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use hapax_core::{Answer, Command, Content, Outcome, QueueName, Send};
+use hapax_core::{Answer, Command, Content, Outcome, QueueName, SendMessage};
 use serde_json::json;
 
 use crate::partition::Local;
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 
 /// The answers that the child reported, by order: the first id, and whether the order is done.
 #[derive(Default)]
-struct Told {
+struct Printed {
     accepted: BTreeMap<u64, String>,
     done: BTreeMap<u64, ()>,
     duplicates: u64,
@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         arguments.kills
     ))?;
     let first = orders_so_far(data)?;
-    let mut told = Told::default();
+    let mut told = Printed::default();
     for round in 1..=arguments.kills + 1 {
         let is_last = round > arguments.kills;
         let before = (told.accepted.len(), told.done.len(), told.duplicates);
@@ -102,7 +102,7 @@ fn live_and_die(
     arguments: &Arguments,
     next: u64,
     is_last: bool,
-    told: &mut Told,
+    told: &mut Printed,
 ) -> Result<Duration> {
     let mut child = Process::new(std::env::current_exe()?)
         .arg("victim")
@@ -158,7 +158,7 @@ fn listen(output: std::process::ChildStdout) -> Receiver<String> {
 
 /// Reads one answer: `accepted N id`, `duplicate N id` or `done N`. A line that was cut by the kill
 /// is ignored.
-fn note(told: &mut Told, line: &str) -> Result<()> {
+fn note(told: &mut Printed, line: &str) -> Result<()> {
     let words: Vec<&str> = line.split(' ').collect();
     match words.as_slice() {
         ["accepted" | "duplicate", number, id, "."] => {
@@ -184,7 +184,7 @@ pub(crate) fn order(number: u64) -> Result<Command> {
     let body = format!("{{\"order\":{number},\"amount\":\"19.90\"}}");
     let content =
         Content::builder(&key).content_type(Some("application/json")).build(body.as_bytes())?;
-    Ok(Command::Send(Send::new(orders()?, content)))
+    Ok(Command::Send(SendMessage::new(orders()?, content)))
 }
 
 pub(crate) fn receipt(number: u64) -> String {
@@ -202,7 +202,7 @@ fn orders_so_far(data: &Path) -> Result<u64> {
 }
 
 /// Checks every order by sending it once more.
-fn verify(data: &Path, first: u64, told: &Told) -> Result<()> {
+fn verify(data: &Path, first: u64, told: &Printed) -> Result<()> {
     let mut local = Local::open(data)?;
     let numbers: Vec<u64> = told.accepted.keys().copied().collect();
     for numbers in numbers.chunks(1_000) {

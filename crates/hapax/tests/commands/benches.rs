@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use crate::broker::{Broker, Told, hapax};
+use crate::broker::{Broker, Printed, hapax};
 use hapax_testing::{Signal, signal, until};
 
 /// A run against a broker of its own; what it printed, and what it left in its directory.
 fn bench(arguments: &[&str]) -> (Value, usize) {
     let directory = tempfile::tempdir().unwrap();
     let output = hapax(directory.path()).args(["bench", "--json"]).args(arguments).output();
-    let told = Told::of(&output.unwrap());
+    let told = Printed::of(&output.unwrap());
     assert_eq!(told.code, Some(0), "{arguments:?}: {told:#?}");
     let left = std::fs::read_dir(directory.path()).unwrap().count();
     (serde_json::from_str(&told.out).unwrap(), left)

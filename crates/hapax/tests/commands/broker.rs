@@ -10,13 +10,13 @@ use tempfile::TempDir;
 
 /// A command that has ended.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Printed {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Told {
+impl Printed {
     pub(crate) fn of(output: &Output) -> Self {
         Self {
             code: output.status.code(),
@@ -66,19 +66,19 @@ impl Broker {
         self.process.command(arguments)
     }
 
-    pub(crate) fn run(&self, arguments: &[&str]) -> Told {
-        Told::of(&self.command(arguments).output().unwrap())
+    pub(crate) fn run(&self, arguments: &[&str]) -> Printed {
+        Printed::of(&self.command(arguments).output().unwrap())
     }
 
     /// Runs it with something on its standard input.
-    pub(crate) fn run_with(&self, arguments: &[&str], input: &[u8]) -> Told {
+    pub(crate) fn run_with(&self, arguments: &[&str], input: &[u8]) -> Printed {
         let mut command = self.command(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         stdin.write_all(input).unwrap();
         drop(stdin);
-        Told::of(&child.wait_with_output().unwrap())
+        Printed::of(&child.wait_with_output().unwrap())
     }
 
     #[track_caller]

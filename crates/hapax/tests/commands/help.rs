@@ -1,10 +1,10 @@
 //! Help, completions, manuals, settings: what needs no broker and no data.
 
-use crate::broker::{Told, hapax};
+use crate::broker::{Printed, hapax};
 
-fn run(arguments: &[&str]) -> Told {
+fn run(arguments: &[&str]) -> Printed {
     let directory = tempfile::tempdir().unwrap();
-    Told::of(&hapax(directory.path()).args(arguments).output().unwrap())
+    Printed::of(&hapax(directory.path()).args(arguments).output().unwrap())
 }
 
 /// The names in the list of commands that a help begins with.
@@ -80,7 +80,7 @@ fn what_was_misspelt_is_told_with_what_was_meant() {
     let directory = tempfile::tempdir().unwrap();
     let version = |name: &str| {
         let mut command = hapax(directory.path());
-        Told::of(&command.arg("version").env(name, "http://127.0.0.1:1").output().unwrap())
+        Printed::of(&command.arg("version").env(name, "http://127.0.0.1:1").output().unwrap())
     };
     let told = version("HAPAX_SEVER");
     assert!(told.code == Some(0) && told.err.contains("HAPAX_SERVER"), "{told:?}");
@@ -94,7 +94,7 @@ fn a_usage_error_shows_nothing_that_a_variable_set() {
     let directory = tempfile::tempdir().unwrap();
     let mut command = hapax(directory.path());
     command.args(["queue", "show"]).env("HAPAX_SERVER", "http://127.0.0.1:1");
-    let told = Told::of(&command.output().unwrap());
+    let told = Printed::of(&command.output().unwrap());
     assert!(told.code == Some(2) && !told.err.contains("--server"), "{told:?}");
 }
 
@@ -106,7 +106,7 @@ fn colours_can_be_forced_and_forbidden() {
         let mut command = hapax(directory.path());
         command.args(["lint", "a.toml"]).env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
         command.envs(variables.iter().map(|name| (name, "1")));
-        Told::of(&command.output().unwrap()).out.contains('\x1b')
+        Printed::of(&command.output().unwrap()).out.contains('\x1b')
     };
     assert!(!lint(&[]), "it is no terminal");
     assert!(lint(&["CLICOLOR_FORCE"]));
@@ -120,7 +120,7 @@ fn settings_are_shown_with_their_origins_and_wrong_ones_are_refused() {
     let show = |arguments: &[&str]| {
         let mut command = hapax(directory.path());
         command.args(["config", "show", "-o", "json"]).args(arguments);
-        Told::of(&command.env("HAPAX_LOG", "debug").output().unwrap())
+        Printed::of(&command.env("HAPAX_LOG", "debug").output().unwrap())
     };
     let shown: serde_json::Value = serde_json::from_str(&show(&["--data", "x"]).out).unwrap();
     let find = |name: &str| {
@@ -159,7 +159,7 @@ fn flags_go_before_variables_before_the_file() {
     let show = |arguments: &[&str], variables: &[(&str, &str)]| {
         let mut command = hapax(directory.path());
         command.args(["config", "show"]).args(arguments).envs(variables.iter().copied());
-        Told::of(&command.output().unwrap())
+        Printed::of(&command.output().unwrap())
     };
     let variables = [
         ("HAPAX_LISTEN", "127.0.0.1:2"),
@@ -201,7 +201,7 @@ fn lint_ends_with_an_exit_code_for_ci() {
         std::fs::write(directory.path().join("a.toml"), text).unwrap();
         let output =
             hapax(directory.path()).args(["lint", "a.toml"]).args(arguments).output().unwrap();
-        Told::of(&output)
+        Printed::of(&output)
     };
     let sound = "data = \"/var/lib/hapax\"\n[queues.orders]\n";
     assert_eq!(lint(sound, &["--strict"]).code, Some(0));

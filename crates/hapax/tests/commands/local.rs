@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Output;
 
-use crate::broker::{Broker, Told};
+use crate::broker::{Broker, Printed};
 use hapax_testing::{Setup, Signal, signal};
 
 fn hapax(directory: &Path, arguments: &[&str]) -> Output {
@@ -188,7 +188,7 @@ fn damage_in_one_partition_of_a_broker_is_found_and_told_as_json() {
     let place = bytes.windows(6).position(|window| window == b"order-").unwrap();
     *bytes.get_mut(place).unwrap() ^= 0x10;
     std::fs::write(&segment, &bytes).unwrap();
-    let told = Told::of(&hapax(path, &["check", "data", "-o", "json"]));
+    let told = Printed::of(&hapax(path, &["check", "data", "-o", "json"]));
     assert_eq!(told.code, Some(1));
     let shape: serde_json::Value = serde_json::from_str(&told.out).unwrap();
     assert_eq!(shape["sound"], false);

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use hapax_testing::TestBroker;
 use serde_json::json;
 
-use crate::broker::{Broker, Told, hapax};
+use crate::broker::{Broker, Printed, hapax};
 
 #[test]
 fn a_queue_is_created_shown_changed_paused_and_deleted() {
@@ -165,7 +165,7 @@ fn partitions_that_do_not_answer_are_named_by_the_list_of_queues() {
     let run = |arguments: &[&str]| {
         let mut command = hapax(broker.path());
         let output = command.args(arguments).env("HAPAX_SERVER", &url).output().unwrap();
-        let told = Told::of(&output);
+        let told = Printed::of(&output);
         assert_eq!(told.code, Some(0), "{told:?}");
         told
     };

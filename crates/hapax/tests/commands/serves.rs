@@ -1,6 +1,6 @@
 //! Starting a broker: what it refuses, and the way to it over TLS.
 
-use crate::broker::{Broker, Told, hapax};
+use crate::broker::{Broker, Printed, hapax};
 
 #[test]
 fn a_broker_does_not_listen_beyond_loopback_without_tokens_or_tls_unless_told() {
@@ -8,7 +8,7 @@ fn a_broker_does_not_listen_beyond_loopback_without_tokens_or_tls_unless_told() 
     let serve = |arguments: &[&str]| {
         let mut command = hapax(directory.path());
         command.args(["serve", "--listen", "0.0.0.0:0", "--data", "data"]).args(arguments);
-        Told::of(&command.output().unwrap())
+        Printed::of(&command.output().unwrap())
     };
     let told = serve(&["--auth", "off", "--allow-no-tls"]);
     assert!(told.code == Some(2) && told.err.contains("no-auth"), "{told:?}");
@@ -23,7 +23,7 @@ fn a_second_broker_on_the_same_data_or_port_is_refused() {
     let serve = |arguments: &[&str]| {
         let mut command = hapax(&broker.path());
         command.args(["serve", "--auth", "off"]).args(arguments);
-        Told::of(&command.output().unwrap())
+        Printed::of(&command.output().unwrap())
     };
     let told = serve(&["--data", "data", "--listen", "127.0.0.1:0"]);
     assert!(told.code == Some(1) && told.err.contains("data"), "{told:?}");
@@ -40,18 +40,18 @@ fn a_settings_file_that_is_found_is_told_in_the_log() {
     let mut command = hapax(&broker.path());
     // The data is taken: it ends by itself.
     command.args(["serve", "--data", "data", "--listen", "127.0.0.1:0", "--log", "info"]);
-    let told = Told::of(&command.output().unwrap());
+    let told = Printed::of(&command.output().unwrap());
     let log = format!("{}{}", told.out, told.err);
     let file = log.lines().find(|line| line.contains("the settings file was read"));
     assert!(file.is_some_and(|line| line.contains("hapax.toml")), "{told:?}");
 }
 
 /// What `hapax queue ls` says about this server.
-fn look_at(server: &str, arguments: &[&str]) -> Told {
+fn look_at(server: &str, arguments: &[&str]) -> Printed {
     let directory = tempfile::tempdir().unwrap();
     let mut command = hapax(directory.path());
     command.args(["queue", "ls", "--server", server]).args(arguments);
-    Told::of(&command.output().unwrap())
+    Printed::of(&command.output().unwrap())
 }
 
 #[test]
@@ -137,14 +137,14 @@ fn commands_reach_a_broker_over_tls_if_they_trust_its_certificate() {
     let run = |arguments: &[&str]| {
         let mut command = hapax(&broker.path());
         command.args(["queue", "ls", "-o", "json", "--server", &server]).args(arguments);
-        Told::of(&command.output().unwrap())
+        Printed::of(&command.output().unwrap())
     };
     let told = run(&["--ca", "cert.pem"]);
     assert!(told.code == Some(0) && told.out.trim() == "[]", "{told:?}");
     let stranger = run(&[]);
     assert_eq!(stranger.code, Some(6), "nobody vouched for it: {stranger:?}");
     assert!(stranger.err.contains("--ca FILE"), "{stranger:?}");
-    let plain = Told::of(&broker.command(&["queue", "ls"]).output().unwrap());
+    let plain = Printed::of(&broker.command(&["queue", "ls"]).output().unwrap());
     assert_eq!(plain.code, Some(6), "{plain:?}");
     assert!(plain.err.contains("it speaks TLS: use https://"), "{plain:?}");
     let missing = run(&["--ca", "nowhere.pem"]);

@@ -1,6 +1,6 @@
 //! Who may do what, and what is never printed.
 
-use crate::broker::{Broker, Told, hapax};
+use crate::broker::{Broker, Printed, hapax};
 use hapax_testing::until;
 
 #[test]
@@ -9,7 +9,7 @@ fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
     let error = broker.fails(5, &["queue", "ls"]);
     assert!(error.contains("HAPAX_TOKEN") && error.contains("hapax token create"), "{error}");
     let make = |arguments: &[&str]| {
-        let told = Told::of(
+        let told = Printed::of(
             &hapax(&broker.path())
                 .args(["token", "create", "--data", "data"])
                 .args(arguments)
@@ -23,7 +23,7 @@ fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
     assert!(said.contains("boss") && !said.contains(&admin), "{said}");
     let (sender, _) = make(&["--can", "send", "--queue", "orders.*", "--expires", "1h"]);
     let run = |token: &str, arguments: &[&str]| {
-        Told::of(&broker.command(arguments).env("HAPAX_TOKEN", token).output().unwrap())
+        Printed::of(&broker.command(arguments).env("HAPAX_TOKEN", token).output().unwrap())
     };
     until("the broker to notice the token", || {
         (run(&admin, &["queue", "ls"]).code == Some(0)).then_some(())
@@ -41,7 +41,7 @@ fn a_token_opens_what_it_was_made_for_until_it_is_revoked() {
     let list = |format: &str| {
         let output =
             hapax(&broker.path()).args(["token", "ls", "--data", "data", "-o", format]).output();
-        Told::of(&output.unwrap()).out
+        Printed::of(&output.unwrap()).out
     };
     for format in ["table", "json"] {
         let listed = list(format);
@@ -65,7 +65,7 @@ fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let create = |arguments: &[&str]| {
         let mut command = hapax(directory.path());
-        Told::of(
+        Printed::of(
             &command.args(["token", "create", "--can", "send"]).args(arguments).output().unwrap(),
         )
     };
@@ -85,7 +85,7 @@ fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
     let told = create(&["--data", "mine"]);
     assert!(told.err.contains("mine/tokens.json") && !told.err.contains("did not exist"));
     let mut list = hapax(directory.path());
-    let told = Told::of(&list.args(["token", "ls", "--data", "none"]).output().unwrap());
+    let told = Printed::of(&list.args(["token", "ls", "--data", "none"]).output().unwrap());
     assert!(told.code == Some(0) && told.err.contains("none/tokens.json"), "{told:?}");
     assert!(!directory.path().join("none").exists(), "looking makes nothing");
 }

@@ -8,7 +8,7 @@ use hapax_idempotency::Outcome;
 use hapax_wire::proto::{ResolveRetry, State, resolve_request::Resolution};
 use tokio::task::JoinHandle;
 
-use crate::shop::{Shop, Told, builder, open_shop, request};
+use crate::shop::{Answered, Shop, builder, open_shop, request};
 use hapax_testing::{Link, PATIENCE, TestQueue, in_time};
 
 /// Enough for a broker that answers, on a busy machine.
@@ -20,7 +20,7 @@ struct Unanswered {
     link: Link,
     shop: Shop,
     claim_key: String,
-    asking: JoinHandle<Told>,
+    asking: JoinHandle<Answered>,
 }
 
 impl Unanswered {
@@ -49,7 +49,7 @@ impl Unanswered {
     }
 
     /// What the client was told, who waited.
-    async fn told(&mut self) -> Told {
+    async fn told(&mut self) -> Answered {
         let told = in_time(&mut self.asking).await.unwrap();
         assert_eq!((told.status, told.code().as_str()), (503, "unavailable"));
         assert_eq!(told.outcome, Some(Outcome::Unavailable));

@@ -98,13 +98,13 @@ impl Shop {
         self.counter.claim_keys.lock().unwrap().last().unwrap().clone()
     }
 
-    pub(crate) async fn ask(&self, request: Request<Body>) -> Told {
+    pub(crate) async fn ask(&self, request: Request<Body>) -> Answered {
         let response = in_time(self.app.clone().oneshot(request)).await.unwrap();
-        Told::of(response).await
+        Answered::of(response).await
     }
 
     /// The same, in a task.
-    pub(crate) fn asking(&self, request: Request<Body>) -> JoinHandle<Told> {
+    pub(crate) fn asking(&self, request: Request<Body>) -> JoinHandle<Answered> {
         let shop = self.clone();
         tokio::spawn(async move { shop.ask(request).await })
     }
@@ -116,14 +116,14 @@ impl Shop {
 
 /// A response, with all of its body.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct Answered {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) outcome: Option<Outcome>,
 }
 
-impl Told {
+impl Answered {
     async fn of(response: Response) -> Self {
         let (parts, body) = response.into_parts();
         let body = body.collect().await.map(|body| body.to_bytes());

@@ -113,7 +113,7 @@ async fn asleep(
     broker: &BrokerProcess,
     upstream: &Upstream,
     more: &[&str],
-) -> (Proxy, tokio::task::JoinHandle<crate::process::Told>) {
+) -> (Proxy, tokio::task::JoinHandle<crate::process::Answered>) {
     let more = [&["--lease", "1s"], more].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let asking = proxy.asking(request("/gate", "k"));

@@ -95,16 +95,16 @@ impl Proxy {
         eventually("the proxy to end", async || self.child.try_wait().unwrap()).await.code()
     }
 
-    pub(crate) async fn ask(&self, request: Request<Full<Bytes>>) -> Told {
+    pub(crate) async fn ask(&self, request: Request<Full<Bytes>>) -> Answered {
         ask(&self.address, request).await
     }
 
-    pub(crate) fn asking(&self, request: Request<Full<Bytes>>) -> JoinHandle<Told> {
+    pub(crate) fn asking(&self, request: Request<Full<Bytes>>) -> JoinHandle<Answered> {
         let address = self.address.clone();
         tokio::spawn(async move { ask(&address, request).await })
     }
 
-    pub(crate) async fn beside(&self, path: &str) -> Told {
+    pub(crate) async fn beside(&self, path: &str) -> Answered {
         ask(&self.metrics, Request::get(path).body(Full::default()).unwrap()).await
     }
 
@@ -126,13 +126,13 @@ impl Drop for Proxy {
 
 /// A response, with all of its body.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct Answered {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Told {
+impl Answered {
     pub(crate) fn is_replayed(&self) -> bool {
         self.headers.get("idempotency-replayed").is_some_and(|value| value == "true")
     }
@@ -152,14 +152,14 @@ impl Told {
 }
 
 /// Asks on a connection of its own.
-pub(crate) async fn ask(address: &str, mut request: Request<Full<Bytes>>) -> Told {
+pub(crate) async fn ask(address: &str, mut request: Request<Full<Bytes>>) -> Answered {
     let path = request.uri().path_and_query().unwrap().clone();
     *request.uri_mut() = format!("http://{address}{path}").parse().unwrap();
     let client = Client::builder(TokioExecutor::new()).build_http();
     let response = in_time(client.request(request)).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = in_time(body.collect()).await.unwrap().to_bytes();
-    Told { status: parts.status.as_u16(), headers: parts.headers, body }
+    Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
 pub(crate) fn request(path: &str, key: &str) -> Request<Full<Bytes>> {

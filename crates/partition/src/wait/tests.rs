@@ -1,6 +1,6 @@
 //! Who waits, who is called, and who is not.
 
-use hapax_core::{Config, Configure, Content, KeyView, Send, Stamp, Time};
+use hapax_core::{Config, Configure, Content, KeyView, SendMessage, Stamp, Time};
 use hapax_store::memory::MemoryStore;
 
 use super::*;
@@ -26,7 +26,7 @@ fn with_ready(count: usize) -> Partition<MemoryStore> {
     let mut commands = vec![Command::Configure(configure)];
     commands.extend((0..count).map(|key| {
         let content = Content::builder(&key.to_string()).build(b"b").unwrap();
-        Command::Send(Send::new(queue.clone(), content))
+        Command::Send(SendMessage::new(queue.clone(), content))
     }));
     decide(&mut partition, commands);
     partition

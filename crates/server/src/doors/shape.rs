@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::{
     Answer, Blob, Content, Delivery, Emit, Event, Fingerprint, Invalid, KeyView, MessageId, Place,
-    QueueName, Receive, RedriveView, Select, Send, Settled, Time, Verb, limits,
+    QueueName, Receive, RedriveView, Select, SendMessage, Settled, Time, Verb, limits,
 };
 use hapax_wire as wire;
 use hapax_wire::lean;
@@ -19,14 +19,14 @@ use crate::service::{Claimed, Permit, Queue};
 // ---- What comes in
 
 /// A message on its way in. Hashed here, in the caller's task.
-pub(super) fn send(queue: &QueueName, message: &lean::Message<'_>) -> Result<Send, Problem> {
+pub(super) fn send(queue: &QueueName, message: &lean::Message<'_>) -> Result<SendMessage, Problem> {
     let mut builder = Content::builder(message.key)
         .content_type(some(message.content_type))
         .group(some(message.group));
     for (name, value) in &message.headers {
         builder = builder.header(name, value);
     }
-    let mut send = Send::new(queue.clone(), builder.build(message.body)?);
+    let mut send = SendMessage::new(queue.clone(), builder.build(message.body)?);
     send.delay_ms = message.delay_ms;
     send.ttl_ms = message.ttl_ms;
     send.issued_at = message.issued_at_ms.map(Time);

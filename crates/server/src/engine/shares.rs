@@ -210,7 +210,7 @@ fn weigh(ask: &Ask) -> (usize, Option<u64>) {
 mod tests {
     use super::super::inbox::Reply;
     use super::*;
-    use hapax_core::{Content, QueueName, Receive, Send};
+    use hapax_core::{Content, QueueName, Receive, SendMessage};
     use hapax_partition::wait::{Turn, Waiter};
 
     fn share_out(asks: &mut Vec<Weighed>, later: &mut Vec<Weighed>) {
@@ -220,7 +220,7 @@ mod tests {
     fn sends(tenant: &str, key: &str, bytes: usize) -> Weighed {
         let queue = QueueName::new(tenant, "orders").unwrap();
         let content = Content::builder(key).build(&vec![b'x'; bytes]).unwrap();
-        let commands = vec![Command::Send(Send::new(queue, content))];
+        let commands = vec![Command::Send(SendMessage::new(queue, content))];
         Weighed::new(Ask::Commands(commands, Box::new(drop)))
     }
 
@@ -448,7 +448,7 @@ mod tests {
         let send = |n: usize| {
             let key = format!("n{n}");
             let content = Content::builder(&key).build(&[b'x'; 1_024]).unwrap();
-            Command::Send(Send::new(queue.clone(), content))
+            Command::Send(SendMessage::new(queue.clone(), content))
         };
         let many = || Weighed::new(Ask::Commands((0..100).map(send).collect(), Box::new(drop)));
         let mut shares = Shares::default();

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hapax_core::{Answer, Command, Config, Configure, Content, DedupScope, Order, Outcome, Send};
+use hapax_core::{
+    Answer, Command, Config, Configure, Content, DedupScope, Order, Outcome, SendMessage,
+};
 use hapax_partition::change::Change;
 use hapax_server::engine::Engine;
 
@@ -16,9 +18,9 @@ fn configure(name: &str, config: Config) -> Configure {
     Configure { queue: queue(name), config, if_version: None }
 }
 
-fn grouped(name: &str, key: &str) -> Send {
+fn grouped(name: &str, key: &str) -> SendMessage {
     let content = Content::builder(key).group(Some("g")).build(b"b").unwrap();
-    Send::new(queue(name), content)
+    SendMessage::new(queue(name), content)
 }
 
 /// What each partition says about a queue: its rules, or that there is none.

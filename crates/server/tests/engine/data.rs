@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use hapax_core::{Blob, Config, Configure, Content, Emit, Send, Settle, Settled, Verb};
+use hapax_core::{Blob, Config, Configure, Content, Emit, SendMessage, Settle, Settled, Verb};
 use hapax_partition::Partition;
 use hapax_partition::route::Routes;
 use hapax_server::engine::{Data, Engine, Error, Options};
@@ -181,7 +181,8 @@ fn a_leader_that_was_set_back_is_refused_also_where_something_is_due_in_it() {
         let engine = open(directory.path(), 2);
         runtime.block_on(async {
             create(&engine, "old", Config::default()).await;
-            let later = |n| Send { delay_ms: Some(1), ..message("old", &format!("k{n}"), "b") };
+            let later =
+                |n| SendMessage { delay_ms: Some(1), ..message("old", &format!("k{n}"), "b") };
             engine.send((0..20).map(later).collect()).await.unwrap();
         });
         // A crash, so that what is due is still to come in the copy.

@@ -1,5 +1,5 @@
 //! The gRPC door of a running broker, over a real connection.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test stops at surprises")]
+#![expect(clippy::unwrap_used, reason = "a test stops at surprises")]
 
 mod broker;
 mod hostile;

@@ -50,12 +50,12 @@ impl Broker {
         assert_eq!(told.status, 201, "{}", told.text());
     }
 
-    pub(crate) async fn ask(&self, ask: Ask) -> Told {
+    pub(crate) async fn ask(&self, ask: Ask) -> Answered {
         let response = self.router.clone().oneshot(ask.request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         assert!(parts.headers.contains_key("request-id"), "every answer has an id");
-        Told { status: parts.status, headers: parts.headers, body }
+        Answered { status: parts.status, headers: parts.headers, body }
     }
 
     /// Receives one message, which must be there, and gives its delivery.
@@ -146,13 +146,13 @@ impl Ask {
 
 /// An answer.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Answered {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Told {
+impl Answered {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }

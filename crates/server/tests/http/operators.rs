@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::broker::{Broker, ask, get, post, send, text};
 
-async fn act(broker: &Broker, key: &str, verb: &str) -> super::broker::Told {
+async fn act(broker: &Broker, key: &str, verb: &str) -> super::broker::Answered {
     broker.ask(ask("POST", &format!("/v1/queues/orders/keys/{key}/{verb}"))).await
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::broker::{Broker, Told, get, post, send};
+use super::broker::{Answered, Broker, get, post, send};
 
 /// Waits until a look at the key shows it in a state.
 pub(crate) async fn until_state(broker: &Broker, key: &str, state: &str) {
@@ -18,7 +18,7 @@ pub(crate) async fn until_state(broker: &Broker, key: &str, state: &str) {
     }
 }
 
-fn start(broker: &Arc<Broker>, ask: super::broker::Ask) -> tokio::task::JoinHandle<Told> {
+fn start(broker: &Arc<Broker>, ask: super::broker::Ask) -> tokio::task::JoinHandle<Answered> {
     let broker = Arc::clone(broker);
     tokio::spawn(async move { broker.ask(ask).await })
 }

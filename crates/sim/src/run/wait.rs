@@ -11,7 +11,7 @@ use hapax_core::{Effect, Fence, Outcome};
 
 use super::{Going, Run, wrong};
 use crate::op::{Op, Patience};
-use crate::world::Told;
+use crate::world::AnsweredBatch;
 
 /// Everybody who waits, of all queues.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ const WAITERS_MAX: usize = 12;
 
 impl Run {
     /// Lets receivers wait, calls them, and checks that nobody was forgotten.
-    pub(super) fn wait_and_wake(&mut self, told: &Told) -> Going<()> {
+    pub(super) fn wait_and_wake(&mut self, told: &AnsweredBatch) -> Going<()> {
         let mut served = Vec::new();
         let mut new = Vec::new();
         for (op, outcome) in &told.answers {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hapax_core::{
     Answer, Command, Config, Configure, Content, Delivery, KeyName, LeaseName, Outcome, QueueName,
-    Receive, Send, Settle, Settled, Stamp, Time, Verb,
+    Receive, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Error, Options, Partition};
 use hapax_sim::SimDisk;
@@ -106,7 +106,7 @@ pub(crate) fn content(key: &str, body: &str) -> Arc<Content> {
 }
 
 pub(crate) fn send(key: &str, body: &str) -> Command {
-    Command::Send(Send::new(queue(), content(key, body)))
+    Command::Send(SendMessage::new(queue(), content(key, body)))
 }
 
 pub(crate) fn receive(max: u32) -> Command {

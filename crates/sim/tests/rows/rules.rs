@@ -68,7 +68,9 @@ fn a13_a_dated_key_is_refused_from_the_moment_it_is_forgotten() {
     let mut rig = Rig::new(short());
     let born = Time(rig.now);
     let dated = || match send("order", "body") {
-        Command::Send(send) => Command::Send(hapax_core::Send { issued_at: Some(born), ..send }),
+        Command::Send(send) => {
+            Command::Send(hapax_core::SendMessage { issued_at: Some(born), ..send })
+        }
         other => other,
     };
     assert!(matches!(rig.call(dated()), Outcome::Sent(Answer::Accepted { .. })));

@@ -94,7 +94,7 @@ async fn a_swallowed_error_is_no_commit<P: Pool>(
         }
     });
     let worker = tokio::spawn(worker);
-    send(&broker, "order-1").await;
+    send(broker, "order-1").await;
     let key = in_time(broker.ended("order-1")).await;
     assert_eq!(key.state(), hapax_wire::proto::State::Done);
     assert_eq!(effects(postgres), 1, "a message that is done has had its effect");

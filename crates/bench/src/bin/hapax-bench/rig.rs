@@ -15,7 +15,7 @@ use hapax_bench::disk::Syncs;
 use hapax_bench::{Messages, cpu};
 use hapax_core::{
     Answer, Blob, Command, Config, Configure, Content, Guarantee, LeaseName, Outcome, QueueName,
-    Receive, Send, Settle, Settled, Stamp, Time, Verb,
+    Receive, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Clock, Options, Partition, Ticket};
 use hapax_store::disk::{self, DiskStore, Threads};
@@ -326,7 +326,7 @@ pub(crate) fn send(
 ) -> Result<Command> {
     let key = if dedup { messages.key(number).to_string() } else { String::new() };
     let content = Content::builder(&key).build(&messages.body(number))?;
-    Ok(Command::Send(Send::new(queue.clone(), content)))
+    Ok(Command::Send(SendMessage::new(queue.clone(), content)))
 }
 
 fn wall() -> Time {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::Stream;
-use hapax_core::{Answer, Send};
+use hapax_core::{Answer, SendMessage};
 use hapax_wire::lean;
 use tonic::Status;
 
@@ -32,7 +32,7 @@ const GATHERED_MAX: usize = 4_096;
 /// A frame down is about this large; one that says more has a single answer.
 const FRAME_BYTES: usize = 32 * 1_024;
 
-type Event = Pin<Box<dyn Future<Output = ()> + std::marker::Send>>;
+type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pub(super) struct SendStream {
     service: Service,
@@ -210,7 +210,7 @@ pub(super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
 #[derive(Default)]
 struct List {
     permit: Option<Permit>,
-    sends: Vec<(u64, Send)>,
+    sends: Vec<(u64, SendMessage)>,
     bytes: usize,
     memory: Vec<Admitted>,
 }

@@ -54,7 +54,7 @@ const STANDING_MAX: usize = 4;
 const GRACE: Duration = Duration::from_secs(10);
 
 type Received = Result<Vec<Delivery>, Problem>;
-type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + std::marker::Send>>;
+type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + Send>>;
 
 /// What other threads say to the stream.
 enum News {
@@ -70,7 +70,7 @@ pub(super) struct WorkStream {
     principal: Arc<Principal>,
     intake: Intake,
     /// Ready when the worker's token is not known any more.
-    revoked: Pin<Box<dyn Future<Output = ()> + std::marker::Send>>,
+    revoked: Pin<Box<dyn Future<Output = ()> + Send>>,
     open: Option<Open>,
     credit: u32,
     /// The worker asks for no more.

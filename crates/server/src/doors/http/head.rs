@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Content, Fingerprint, QueueName, Send, Time};
+use hapax_core::{Content, Fingerprint, QueueName, SendMessage, Time};
 use hapax_wire as wire;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName};
@@ -86,8 +86,8 @@ impl<'a> Head<'a> {
         self.fingerprint.unwrap_or_else(|| Fingerprint::of_hashed(body, self.group))
     }
 
-    pub(super) fn send(&self, queue: QueueName, body: &[u8]) -> Result<Send, Problem> {
-        let mut send = Send::new(queue, self.content(body)?);
+    pub(super) fn send(&self, queue: QueueName, body: &[u8]) -> Result<SendMessage, Problem> {
+        let mut send = SendMessage::new(queue, self.content(body)?);
         if let Some(own) = self.fingerprint {
             send.fingerprint = own;
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::response::Response;
-use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, Send};
+use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, SendMessage};
 use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
@@ -246,7 +246,7 @@ pub(super) async fn batch(
 /// What is kept of a message of a batch until it is answered; of a refused one, its key.
 type Kept = Result<Arc<Content>, (Option<String>, Problem)>;
 
-fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Failure> {
+fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<SendMessage>, Vec<Kept>), Failure> {
     let batch = wire::Batch::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
     if batch.beyond > 0 {
         let count = batch.items.len() + batch.beyond;
@@ -273,7 +273,7 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<Send>, Vec<Kept>), Fail
     Ok((sends, kept))
 }
 
-fn of_message(queue: &QueueName, message: &wire::Message) -> Result<Send, Problem> {
+fn of_message(queue: &QueueName, message: &wire::Message) -> Result<SendMessage, Problem> {
     shape::check_names(message.key.as_deref(), message.group.as_deref())?;
     shape::send(queue, &message.into())
 }
