@@ -449,7 +449,7 @@ async fn an_inbox_that_forgets_before_its_queue_is_refused_at_the_start() {
     let started = InTransaction::new(Worker::new(broker.queue()), pool, short)
         .run(|_tx, _message| Box::pin(async { Ok::<_, Failure>(()) }));
     let error = in_time(started).await.unwrap_err().to_string();
-    assert!(error.contains("forgets after 1 h 0 min"), "{error}");
+    assert!(error.contains("keeps its rows for 1 h 0 min"), "{error}");
     assert!(error.contains("7 d"), "{error}");
     broker.stop().await;
 }
