@@ -1,7 +1,6 @@
 //! `hapax proxy`, the real binary, between clients and a service that counts.
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::indexing_slicing,
     reason = "a test stops at surprises"
 )]
