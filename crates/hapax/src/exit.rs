@@ -59,11 +59,6 @@ impl Exit {
             Code::Internal => Self::Failure,
         }
     }
-
-    /// The exit code for several answers: the first that is not `Ok`.
-    pub(crate) fn and(self, other: Self) -> Self {
-        if self == Self::Ok { other } else { self }
-    }
 }
 
 impl From<Exit> for ExitCode {
@@ -82,11 +77,5 @@ mod tests {
             let line = format!("  {}\t{}\n", *exit as u8, exit.meaning());
             assert!(HELP.contains(&line), "{exit:?}");
         }
-    }
-
-    #[test]
-    fn the_first_trouble_of_many_is_told() {
-        assert_eq!(Exit::Ok.and(Exit::Conflict).and(Exit::Ok), Exit::Conflict);
-        assert_eq!(Exit::Missing.and(Exit::Conflict), Exit::Missing);
     }
 }
