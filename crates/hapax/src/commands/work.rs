@@ -53,7 +53,8 @@ pub(crate) struct Work {
     #[arg(long, value_name = "COMMAND")]
     exec: String,
     /// How many commands run at once.
-    #[arg(long, short, value_name = "COUNT", default_value_t = 1, value_parser = counts::any::<usize>())]
+    #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
+    #[arg(value_parser = counts::any::<usize>())]
     concurrency: usize,
     /// Stop a command that takes longer. The attempt failed, or is in doubt if the command has
     /// begun.
