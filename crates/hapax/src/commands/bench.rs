@@ -47,22 +47,27 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// Number of producers, each with its own connection.
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = counts::any::<usize>())]
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    #[arg(value_parser = counts::any::<usize>())]
     producers: usize,
     /// Number of workers, each with its own connection.
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = counts::any::<usize>())]
+    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    #[arg(value_parser = counts::any::<usize>())]
     workers: usize,
     /// Size of a body, at least 8.
     #[arg(long, value_name = "BYTES", default_value_t = 100)]
     size: usize,
     /// Total number of messages.
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = counts::any::<u64>())]
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
+    #[arg(value_parser = counts::any::<u64>())]
     count: u64,
     /// How many unanswered messages a producer may have, and how many unsettled ones a worker.
-    #[arg(long, value_name = "COUNT", default_value_t = 4_096, value_parser = counts::any::<usize>())]
+    #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
+    #[arg(value_parser = counts::any::<usize>())]
     window: usize,
     /// How many messages may be sent and not yet done. Above that, producers wait for workers.
-    #[arg(long, value_name = "COUNT", default_value_t = 32_768, value_parser = counts::any::<u64>())]
+    #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
+    #[arg(value_parser = counts::any::<u64>())]
     backlog: u64,
     /// `off` sends messages without keys to an at-least-once queue.
     #[arg(long, value_name = "ON|OFF", value_parser = ["on", "off"], default_value = "on")]
