@@ -6,10 +6,11 @@ use bytes::Bytes;
 
 use crate::config::Config;
 use crate::content::{Content, Invalid};
+use crate::decision::QueueId;
 use crate::ids::{Fence, Seq, Time};
 use crate::key::{Digest, Fingerprint};
 use crate::limits;
-use crate::outcome::Quota;
+use crate::outcome::{Quota, Refusal};
 
 /// One request to one partition.
 #[derive(Clone, Debug)]
@@ -132,8 +133,38 @@ pub struct KeyName {
 pub struct Configure {
     pub queue: QueueName,
     pub config: Config,
-    /// Refused where the queue's version is another.
-    pub if_version: Option<u64>,
+    /// Refused where the queue is not as expected.
+    pub if_version: Option<Expected>,
+}
+
+/// What a queue must be for a change of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    Absent,
+    /// Any queue of this name.
+    Present,
+    /// The queue with this number, at this version. A queue that is created again under its name
+    /// has another number.
+    Version {
+        number: QueueId,
+        version: u64,
+    },
+}
+
+impl Expected {
+    /// Compares with the number and the version of the queue that there is.
+    pub fn check(self, known: Option<(QueueId, u64)>) -> Result<(), Refusal> {
+        match (self, known) {
+            (Self::Absent, None) | (Self::Present, Some(_)) => Ok(()),
+            (Self::Absent, Some(_)) => Err(Refusal::QueueExists),
+            (Self::Version { number, version }, Some(known)) if known == (number, version) => {
+                Ok(())
+            }
+            (Self::Present | Self::Version { .. }, known) => {
+                Err(Refusal::VersionChanged(known.map_or(0, |(_, version)| version)))
+            }
+        }
+    }
 }
 
 /// A queue as the leading partition decided it.

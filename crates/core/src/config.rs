@@ -153,7 +153,14 @@ impl Config {
             );
         }
         if self.backoff_min_ms > self.backoff_max_ms {
-            return refuse("backoff_min_ms", "is above backoff_max_ms".into());
+            let (min, max) = (self.backoff_min_ms, self.backoff_max_ms);
+            return refuse(
+                "backoff_min_ms",
+                format!(
+                    "{min} is above backoff_max_ms, which is {max}. Lower it, or raise \
+                     backoff_max_ms"
+                ),
+            );
         }
         if self.on_group_dead == OnGroupDead::Park && self.order != Order::Group {
             return refuse("on_group_dead", "\"park\" needs order = \"group\"".into());

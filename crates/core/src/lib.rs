@@ -39,9 +39,9 @@ mod state;
 pub use checkpoint::Snapshot;
 pub use codec::BadBytes;
 pub use command::{
-    Allowance, Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, Follow, KeyName,
-    LeaseName, Purge, QueueName, Receive, Redrive, Replay, Resolution, Resolve, Select, Send,
-    Settle, Verb,
+    Allowance, Arrival, Blob, Browse, Claim, Command, Configure, DeadLetter, Emit, Expected,
+    Follow, KeyName, LeaseName, Purge, QueueName, Receive, Redrive, Replay, Resolution, Resolve,
+    Select, Send, Settle, Verb,
 };
 pub use config::{
     Config, DedupScope, Guarantee, InvalidConfig, OnDead, OnGroupDead, OnLost, Order, UndatedKeys,

@@ -185,9 +185,8 @@ fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     let first = if claim { What::Claimed } else { What::Sent };
     history.push(event(record.accepted_at, first, &nobody(), ""));
     if record.attempts > 0 && !claim {
-        // The time is that of the first lease, the worker that of the last.
-        let first = if record.attempts == 1 { record.worker.clone() } else { nobody() };
-        history.push(event(record.leased_at, What::Leased, &first, ""));
+        // The last lease. Release 0.1 kept the time of the first one.
+        history.push(event(record.leased_at, What::Leased, &record.worker, ""));
     }
     history.extend(record.history.iter().cloned());
     if ended && record.end == End::Done {

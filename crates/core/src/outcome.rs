@@ -91,8 +91,14 @@ pub enum Refusal {
     NoSuchQueue,
     #[error("no such key: it was never sent, or was forgotten")]
     NoSuchKey,
-    #[error("the queue was changed in the meantime: it is at version {0}. Read it again")]
+    /// With the version that the queue has; 0 where there is none.
+    #[error("{}", match .0 {
+        0 => "there is no such queue, so it has no version to match",
+        _ => "the queue was changed, or deleted and created again, in the meantime: read it again",
+    })]
     VersionChanged(u64),
+    #[error("the queue exists already")]
+    QueueExists,
     #[error("the key was used for another operation")]
     Conflict(Vec<Differs>),
     #[error("there are {0} queues already, which is the maximum")]

@@ -10,6 +10,7 @@
 //! | [`Action::Work`] | `work` |
 //! | [`Action::Claim`] | `send` and `work` |
 //! | [`Action::Look`] | `send`, `work` or `admin` |
+//! | [`Action::Browse`] | `work` or `admin` |
 //! | [`Action::Create`], [`Action::Admin`] | `admin` |
 //! | [`Action::Operate`] | `operate`; it is about the server, so patterns do not matter |
 //!
@@ -45,8 +46,10 @@ pub enum Action {
     Work,
     /// Take a key, to do the work oneself.
     Claim,
-    /// Show a queue or a key, browse, list.
+    /// Show a queue, or a key that the caller knows; list queues.
     Look,
+    /// Read the messages of a queue, their keys and bodies, without leasing them.
+    Browse,
     /// Create a queue or change its rules, which one request does.
     Create,
     /// Delete, pause, resume or purge a queue; forget, replay, redrive, discard or resolve keys.
@@ -56,8 +59,16 @@ pub enum Action {
 }
 
 impl Action {
-    pub const ALL: [Self; 7] =
-        [Self::Send, Self::Work, Self::Claim, Self::Look, Self::Create, Self::Admin, Self::Operate];
+    pub const ALL: [Self; 8] = [
+        Self::Send,
+        Self::Work,
+        Self::Claim,
+        Self::Look,
+        Self::Browse,
+        Self::Create,
+        Self::Admin,
+        Self::Operate,
+    ];
 
     fn is_permitted(self, permissions: Permissions) -> bool {
         let has = |permission| permissions.contains(permission);
@@ -66,6 +77,7 @@ impl Action {
             Self::Work => has(Permission::Work),
             Self::Claim => has(Permission::Send) && has(Permission::Work),
             Self::Look => has(Permission::Send) || has(Permission::Work) || has(Permission::Admin),
+            Self::Browse => has(Permission::Work) || has(Permission::Admin),
             Self::Create | Self::Admin => has(Permission::Admin),
             Self::Operate => has(Permission::Operate),
         }
@@ -78,6 +90,7 @@ impl Action {
             Self::Work => "work",
             Self::Claim => "send,work",
             Self::Look => "send, work or admin",
+            Self::Browse => "work or admin",
             Self::Create | Self::Admin => "admin",
             Self::Operate => "operate",
         }

@@ -205,11 +205,23 @@ async fn open(options: &Options, metrics: &Metrics) -> Result<Engine, Error> {
     Ok(opened.await??)
 }
 
-/// Creates or changes the queues that the options name.
+/// Creates or changes the queues that the options name. What was changed by a request before is
+/// changed back, which is logged.
 async fn declare(engine: &Engine, options: &Options) -> Result<(), Error> {
     for declared in &options.queues {
         let queue = declared.name.clone();
         let name = queue.queue.to_string();
+        if let Ok(before) = engine.show(&queue).await.map_err(Error::Failed)?
+            && let fields = doors::config::differing(&before.config, &declared.config)
+            && !fields.is_empty()
+        {
+            let fields = fields.join(", ");
+            tracing::warn!(
+                queue = name,
+                fields,
+                "the settings overwrite the queue's configuration"
+            );
+        }
         let configure = Configure { queue, config: declared.config.clone(), if_version: None };
         let told = engine.configure(configure).await.map_err(Error::Failed)?;
         told.map_err(|refusal| Error::Queue { queue: name, why: refusal.to_string() })?;

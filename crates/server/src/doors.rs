@@ -6,6 +6,7 @@ pub mod grpc;
 pub mod http;
 mod pace;
 mod shape;
+mod unread;
 
 use crate::service::Service;
 

@@ -50,6 +50,16 @@ impl Problem {
         Self::new(Code::NoSuchQueue, detail)
     }
 
+    /// A redrive, replay or resolve of a message that is in another state: perhaps by the same
+    /// request, whose answer was lost.
+    pub fn perhaps_done(state: &'static str) -> Self {
+        let state = Invalid::State(state);
+        Self::invalid(format!(
+            "{state}. If this repeats a request whose answer was lost, the first one may have done \
+             it"
+        ))
+    }
+
     /// An emit whose key can neither be taken nor derived.
     pub fn unnamed_emit() -> Self {
         Self::invalid("name: an emit without a key needs a name, from which its key is derived")
@@ -144,14 +154,16 @@ impl From<Refusal> for Problem {
     fn from(refusal: Refusal) -> Self {
         let code = match &refusal {
             Refusal::Invalid(invalid) => return (*invalid).into(),
-            Refusal::InvalidConfig(_) | Refusal::VersionChanged(_) => Code::InvalidConfig,
+            Refusal::InvalidConfig(_) | Refusal::VersionChanged(_) | Refusal::QueueExists => {
+                Code::InvalidConfig
+            }
             Refusal::NoSuchQueue => Code::NoSuchQueue,
             Refusal::NoSuchKey => Code::NoSuchKey,
             Refusal::Conflict(_) | Refusal::OtherRedrive => Code::Conflict,
             Refusal::TooManyQueues(_) | Refusal::TooManyRedrives(_) => Code::OverQuota,
             Refusal::StoreFull => Code::StoreFull,
         };
-        let is_stale = matches!(refusal, Refusal::VersionChanged(_));
+        let is_stale = matches!(refusal, Refusal::VersionChanged(_) | Refusal::QueueExists);
         Self { is_stale, ..Self::new(code, refusal.to_string()) }
     }
 }

@@ -74,7 +74,8 @@ codes! {
     MissingKey = "missing_key" 400 InvalidArgument false
         "An idempotency key is required"
         means "The queue accepts only messages with a key, and this one has none."
-        why "The `Idempotency-Key` header (or the `key` field) is missing, empty or misspelt."
+        why "The `Idempotency-Key` header (or the `key` field) is missing or misspelt. (An empty \
+             one is a `malformed_key`.)"
         what_to_do "Create one key per logical operation, store it with the operation, and send \
                     it with every retry. If messages may be processed twice, set the queue's \
                     `guarantee` to `at-least-once`.",
@@ -82,7 +83,7 @@ codes! {
         "The idempotency key is malformed"
         means "A key must have 1 to 255 bytes of UTF-8 without control characters."
         why "The header is neither a structured-field string (`\"order-42\"`) nor a bare value, it \
-             was given twice, or it is too long."
+             was given twice, or it is empty or too long."
         what_to_do "Send one key, quoted or bare. If it is too long, send a hash of it.",
     Unauthorized = "unauthorized" 401 Unauthenticated false
         "A valid token is required"
@@ -93,7 +94,8 @@ codes! {
         "The token does not allow this"
         means "The token is valid, but not for this action on this queue."
         why "A token is limited to a tenant, to queues that match its patterns, and to its \
-             permissions (`send`, `work`, `admin`, `operate`)."
+             permissions (`send`, `work`, `admin`, `operate`). To browse messages it needs \
+             `work` or `admin`, to claim `send` and `work`."
         what_to_do "Use a token with the permission, or create one: `hapax token create --can`.",
     NoSuchQueue = "no_such_queue" 404 NotFound false
         "There is no such queue"
@@ -150,7 +152,7 @@ codes! {
         means "The queue was not changed. `detail` names the field."
         why "An unknown field, a value out of range, or a combination that would weaken a \
              guarantee, such as a retention below twice the retry horizon; or an `If-Match` that \
-             does not match."
+             does not match, or `If-None-Match: *` for a queue that exists (both 412)."
         what_to_do "Correct the field. `hapax lint FILE` checks files with the same rules.",
     TooLarge = "too_large" 413 OutOfRange false
         "The request is too large"

@@ -334,7 +334,7 @@ mod tests {
             queue: "orders".to_owned(),
             config_json: r#"{"lease_ms":5}"#.to_owned(),
             stats: Some(QueueStats { ready: 3, ..QueueStats::default() }),
-            etag: "\"7\"".to_owned(),
+            etag: "\"3.7\"".to_owned(),
             created: true,
             ..Queue::default()
         };
@@ -342,7 +342,7 @@ mod tests {
             r#"{"queue":"orders","config":{"lease_ms":5},"stats":{"ready":3,"held":0,"delayed":0,"#,
             r#""leased":0,"parked":0,"dead":0,"keys":0,"oldest_ready_age_ms":null,"sent_total":0,"#,
             r#""duplicate_total":0,"done_total":0,"failed_total":0,"lease_lost_total":0},"#,
-            r#""paused":false,"created_at":"1970-01-01T00:00:00.000Z","etag":"\"7\""}"#
+            r#""paused":false,"created_at":"1970-01-01T00:00:00.000Z","etag":"\"3.7\""}"#
         );
         assert_eq!(serde_json::to_string(&queue).unwrap(), expected);
         let unread = Queue { config_json: String::new(), ..queue };

@@ -11,24 +11,27 @@ use crate::queue::Queue;
 
 pub(crate) fn decide(machine: &Machine, configure: Configure, out: &mut Verdict) -> Outcome {
     match configured(machine, configure) {
-        Ok(configured) => {
+        Ok((configured, is_changed)) => {
             let version = configured.version;
-            let created = version == 1;
-            out.decisions.push(Decision::Configured(Box::new(configured)));
-            Outcome::Configured { version, created }
+            if is_changed {
+                out.decisions.push(Decision::Configured(Box::new(configured)));
+            }
+            Outcome::Configured { version, created: is_changed && version == 1 }
         }
         Err(refusal) => Outcome::Refused(refusal),
     }
 }
 
-fn configured(machine: &Machine, configure: Configure) -> Result<Configured, Refusal> {
+/// The configuration, and whether the queue has another one so far, or does not exist.
+fn configured(machine: &Machine, configure: Configure) -> Result<(Configured, bool), Refusal> {
     let Configure { queue: name, config, if_version } = configure;
     config.check().map_err(Refusal::InvalidConfig)?;
     let existing = machine.queues.named(&name);
-    let version = existing.map_or(0, |queue| queue.version);
-    if if_version.is_some_and(|wanted| wanted != version) {
-        return Err(Refusal::VersionChanged(version));
+    if let Some(expected) = if_version {
+        expected.check(existing.map(|queue| (queue.id, queue.version)))?;
     }
+    let is_changed = existing.is_none_or(|queue| queue.config != config);
+    let version = existing.map_or(0, |queue| queue.version) + u64::from(is_changed);
     let queue = match existing {
         Some(queue) => {
             queue.config.check_change(&config).map_err(Refusal::InvalidConfig)?;
@@ -39,7 +42,7 @@ fn configured(machine: &Machine, configure: Configure) -> Result<Configured, Ref
         }
         None => machine.queues.next_id(),
     };
-    Ok(Configured { queue, name, config, version: version + 1 })
+    Ok((Configured { queue, name, config, version }, is_changed))
 }
 
 /// Takes over a queue from the leading partition. The number of queues is not checked: it was

@@ -219,9 +219,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, leased: Leased) {
         if !matches!(message.place(), Place::Ready | Place::Delayed) {
             continue; // Applied before.
         }
-        if message.attempts == 0 {
-            message.leased_at = at;
-        }
+        message.leased_at = at;
         if let Some(extra) = &mut message.extra {
             extra.lost = None;
         }

@@ -14,10 +14,17 @@ impl Model {
         let (at, next_seq) = (self.at, self.next_seq);
         let existing = self.queue(&configure.queue.queue);
         let version = existing.map_or(0, |queue| queue.version);
-        if configure.if_version.is_some_and(|wanted| wanted != version) {
-            return refused(Refusal::VersionChanged(version));
+        match (configure.if_version, existing.map(|queue| queue.number)) {
+            (None, _) | (Some(Expected::Absent), None) | (Some(Expected::Present), Some(_)) => {}
+            (Some(Expected::Absent), Some(_)) => return refused(Refusal::QueueExists),
+            (Some(Expected::Version { number, version: wanted }), Some(known))
+                if number == known && wanted == version => {}
+            _ => return refused(Refusal::VersionChanged(version)),
         }
         if let Some(queue) = existing {
+            if queue.config == configure.config {
+                return Outcome::Configured { version, created: false };
+            }
             if let Err(invalid) = queue.config.check_change(&configure.config) {
                 return refused(Refusal::InvalidConfig(invalid));
             }

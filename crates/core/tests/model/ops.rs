@@ -3,7 +3,8 @@
 use std::fmt;
 
 use hapax_core::{
-    Bounds, Config, DedupScope, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place, UndatedKeys,
+    Bounds, Config, DedupScope, Expected, Guarantee, OnDead, OnGroupDead, OnLost, Order, Place,
+    UndatedKeys,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -14,7 +15,7 @@ pub(crate) enum Op {
     Configure {
         queue: u8,
         config: Laws,
-        if_version: Option<u64>,
+        if_version: Option<Expected>,
     },
     Delete {
         queue: u8,
@@ -465,13 +466,22 @@ fn operate() -> impl Strategy<Value = Op> {
         1 => queue().prop_map(|queue| Op::Pause { queue }),
         2 => queue().prop_map(|queue| Op::Resume { queue }),
         3 => (queue(), any::<bool>()).prop_map(|(queue, keys)| Op::Purge { queue, keys }),
-        1 => (0..=QUEUES, config(), prop::option::weighted(0.3, 0u64..4)).prop_map(
+        1 => (0..=QUEUES, config(), prop::option::weighted(0.4, expected())).prop_map(
             |(queue, config, if_version)| Op::Configure {
                 queue,
                 config: Laws(Box::new(config)),
                 if_version,
             }
         ),
+    ]
+}
+
+fn expected() -> impl Strategy<Value = Expected> {
+    prop_oneof![
+        1 => Just(Expected::Absent),
+        1 => Just(Expected::Present),
+        6 => (0u32..6, 1u64..4)
+            .prop_map(|(number, version)| Expected::Version { number, version }),
     ]
 }
 

@@ -282,9 +282,7 @@ pub(crate) fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     let first = if claim { What::Claimed } else { What::Sent };
     let mut events = vec![event(record.accepted_at, first, &nobody, "")];
     if record.attempts > 0 && !claim {
-        // The time is that of the first lease, the worker that of the last.
-        let worker = if record.attempts == 1 { &record.worker } else { &nobody };
-        events.push(event(record.leased_at, What::Leased, worker, ""));
+        events.push(event(record.leased_at, What::Leased, &record.worker, ""));
     }
     events.extend(record.history.iter().cloned());
     if ended && record.end == End::Done {

@@ -87,9 +87,7 @@ impl Model {
         for index in taken {
             let (at, fence) = (self.at, self.take_fence());
             let message = &mut self.messages[*index];
-            if message.attempts == 0 {
-                message.leased_at = at;
-            }
+            message.leased_at = at;
             message.attempts += 1;
             message.state = State::Leased { fence, deadline, worker: worker.clone(), begun: false };
             message.lost = None;

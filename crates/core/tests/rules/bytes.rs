@@ -92,6 +92,8 @@ fn the_first_version_stays_readable() {
     for line in LOOKS.lines().filter(|line| !line.trim().is_empty()) {
         assert_eq!(say_to(&mut then, line), say_to(&mut now, line), "{line}");
     }
+    // The older release kept the time of the first lease.
+    assert_eq!(say_to(&mut then, "look @emails e2 took"), "leased=+0 finished=+61s");
     // What a redrive of the older release was asked for is not known: its id may be repeated.
     let repeated = say_to(&mut then, "redrive @orders r3 all");
     assert_eq!(repeated, say_to(&mut then, "redriven @orders r3"));
@@ -204,6 +206,7 @@ const NEW_ROWS: &str = "
 ";
 
 const NEW_LOOKS: &str = "
+    look   @emails e2 history took
     look   @charges c3 history worker
     claim  @charges c3 f id=claim-1
     look   @charges d1 history error
@@ -226,7 +229,7 @@ const LOOKS: &str = "
     look   @orders n1
     look   @orders n2
     look   @emails e1 history result worker took remembered attempts
-    look   @emails e2 history result worker took remembered attempts
+    look   @emails e2 result worker remembered attempts
     look   @emails e3 history
     look   @emails c1 history worker
     look   @emails c2

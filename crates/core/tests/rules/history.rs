@@ -42,8 +42,32 @@ fn k13_incidents_are_kept_in_order() {
         wait   1s
         settle k1 done               => ok done
         look   k1 history
-            => history=sent,leased,saved:charged@w1,failed:boom@w1,lost@w2,done@w3
+            => history=sent,saved:charged@w1,failed:boom@w1,lost@w2,leased@w3,done@w3
         look   k1 attempts losses error  => attempts=3 losses=1 error=boom
+        ",
+    );
+}
+
+#[test]
+fn k13_the_lease_that_is_told_is_the_last_one() {
+    check(
+        "
+        queue  orders backoff=1s lease=30s
+        send   k1 a
+        wait   1s
+        receive wa 1                 => k1#1
+        settle k1 fail error=boom    => ok delayed
+        wait   2s
+        receive wb 1                 => k1#2
+        settle k1 fail error=bang    => ok delayed
+        look   k1 history            => history=sent,failed:boom@wa,leased@wb,failed:bang@wb
+        wait   5s
+        receive wc 1                 => k1#3
+        look   k1 history
+            => history=sent,failed:boom@wa,failed:bang@wb,leased@wc
+        wait   1s
+        settle k1 done               => ok done
+        look   k1 took               => leased=+8s finished=+9s
         ",
     );
 }

@@ -170,13 +170,42 @@ fn a_queue_created_again_at_once_knows_nothing_of_the_old_one() {
 }
 
 #[test]
+fn a_version_is_not_that_of_a_queue_created_again_under_the_name() {
+    check(
+        "
+        queue  orders                  => created v1
+        delete
+        queue  orders lease=1m         => created v1
+        queue  orders if=0.1 lease=2m  => refused version=1
+        queue  orders if=1.1 lease=2m  => changed v2
+        queue  orders if=present lease=3m  => changed v3
+        ",
+    );
+}
+
+#[test]
+fn the_same_configuration_again_changes_nothing() {
+    check(
+        "
+        queue  orders lease=1m         => created v1
+        queue  orders lease=1m         => changed v1
+        queue  orders lease=1m if=0.1  => changed v1
+        queue  orders lease=2m         => changed v2
+        show   version                 => version=2
+        ",
+    );
+}
+
+#[test]
 fn a_configuration_changes_only_from_the_version_it_was_made_for() {
     check(
         "
-        queue  orders if=1           => refused version=0
-        queue  orders if=0           => created v1
-        queue  orders if=0           => refused version=1
-        queue  orders if=1 lease=1m  => changed v2
+        queue  orders if=0.1         => refused version=0
+        queue  orders if=present     => refused version=0
+        queue  orders if=absent      => created v1
+        queue  orders if=absent      => refused exists
+        queue  orders if=0.1 lease=1m  => changed v2
+        queue  orders if=0.1 lease=2m  => refused version=2
         show   version               => version=2
         queue  orders order=group    => invalid order
         queue  orders scope=group    => invalid dedup_scope

@@ -47,6 +47,7 @@ fn refusal(refusal: &Refusal) -> String {
         Refusal::NoSuchQueue => "no_such_queue".into(),
         Refusal::NoSuchKey => "no_such_key".into(),
         Refusal::VersionChanged(version) => format!("refused version={version}"),
+        Refusal::QueueExists => "refused exists".into(),
         Refusal::Conflict(differs) => format!("refused conflict {}", parts(differs)),
         Refusal::TooManyQueues(_) => "refused too_many_queues".into(),
         Refusal::TooManyRedrives(count) => format!("refused redrives={count}"),

@@ -122,9 +122,18 @@ fn ulid(at: u64) -> String {
 }
 
 /// A queue's configuration from the rest of the line, and the version it is meant for.
-pub(crate) fn config(words: &mut Words) -> (Config, Option<u64>) {
+pub(crate) fn config(words: &mut Words) -> (Config, Option<Expected>) {
     let mut config = Config::default();
-    let if_version = words.option("if").map(|version| version.parse().unwrap());
+    let if_version =
+        words.option("if").map(|expected| match (&*expected, expected.split_once('.')) {
+            ("absent", _) => Expected::Absent,
+            ("present", _) => Expected::Present,
+            (_, Some((number, version))) => Expected::Version {
+                number: number.parse().unwrap(),
+                version: version.parse().unwrap(),
+            },
+            _ => panic!("{expected:?} is no expectation"),
+        });
     if let Some(retention) = words.option("retention") {
         config.retention_ms = (retention != "forever").then(|| duration(&retention));
         // Most scripts are about the retention and not about the horizon that goes with it.

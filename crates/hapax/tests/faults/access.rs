@@ -31,6 +31,7 @@ enum Needs {
     Work,
     Claim,
     Look,
+    Browse,
     Create,
     Admin,
     Operate,
@@ -86,6 +87,7 @@ fn expected(needs: Needs, kind: Kind) -> Gets {
                 Needs::Work => work,
                 Needs::Claim => send && work,
                 Needs::Look => send || work || admin,
+                Needs::Browse => work || admin,
                 _ => admin,
             };
             if is_allowed { Gets::Allowed } else { Gets::Forbidden }
@@ -232,7 +234,7 @@ endpoints! {
     "post" "/v1/queues/{queue}/resume" Admin post("resume", json!({}));
     "post" "/v1/queues/{queue}/purge" Admin post("purge", json!({}));
     "post" "/v1/queues/{queue}/messages" Send Request::send(QUEUE, "new", "x");
-    "get" "/v1/queues/{queue}/messages" Look Request::get("/v1/queues/orders/messages?state=dead");
+    "get" "/v1/queues/{queue}/messages" Browse Request::get("/v1/queues/orders/messages?state=dead");
     "post" "/v1/queues/{queue}/batch" Send post("batch", json!({ "messages": [{ "key": "b" }] }));
     "post" "/v1/queues/{queue}/receive" Work post("receive", json!({}));
     "post" "/v1/queues/{queue}/settle" Work

@@ -16,6 +16,7 @@ fn needed(action: Action) -> &'static [&'static [Permission]] {
         Action::Work => &[&[Permission::Work]],
         Action::Claim => &[&[Permission::Send, Permission::Work]],
         Action::Look => &[&[Permission::Send], &[Permission::Work], &[Permission::Admin]],
+        Action::Browse => &[&[Permission::Work], &[Permission::Admin]],
         Action::Create | Action::Admin => &[&[Permission::Admin]],
         Action::Operate => &[&[Permission::Operate]],
     }
@@ -70,7 +71,7 @@ fn only_the_allowed_cells_succeed() {
             }
         }
     }
-    assert_eq!(cells.0 + cells.1, 2 * 3 * 15 * 2 * 7);
+    assert_eq!(cells.0 + cells.1, 2 * 3 * 15 * 2 * 8);
     assert!(cells.0 > 100 && cells.1 > 100, "{cells:?}");
 }
 

@@ -49,6 +49,14 @@ pub fn json(config: &Config) -> String {
     serde_json::to_string(&show(config)).unwrap_or_default()
 }
 
+/// The names of the fields in which two configurations differ.
+pub fn differing(one: &Config, other: &Config) -> Vec<&'static str> {
+    let shown = |config| serde_json::to_value(show(config)).unwrap_or_default();
+    let (one, other) = (shown(one), shown(other));
+    let names = QueueConfig::FIELDS.iter().map(|field| field.name);
+    names.filter(|name| one.get(name) != other.get(name)).collect()
+}
+
 /// The configuration with these fields, and everything that is wrong with them. A field that is
 /// wrong counts as left out.
 pub fn from_fields(
@@ -120,10 +128,13 @@ pub fn cause(error: &str) -> &str {
 fn out_of_bounds(config: &Config, name: &str) -> Option<String> {
     let (_, value, min, max) = config.bounds().into_iter().find(|(field, ..)| *field == name)?;
     let value = value.filter(|value| !(min..=max).contains(value))?;
+    if max == hapax_core::limits::COUNT_MAX {
+        return Some(format!("{value} is too {}", if value < min { "small" } else { "large" }));
+    }
     Some(format!("{value} is not between {min} and {max}"))
 }
 
-/// A whole number that is none for serde, which reads it as a fraction.
+/// A whole number that is none for serde, which reads it as a fraction since no integer holds it.
 fn is_huge(value: &Value) -> bool {
     let is_integer = value.is_i64() || value.is_u64();
     !is_integer && value.as_f64().is_some_and(|number| number.abs() >= u64::MAX as f64)
@@ -357,7 +368,8 @@ mod tests {
         let why = "lease_ms: 1 is not between 100 and 43200000. \
                    Allowed: a whole number, from 100 to 43200000";
         refuses(Dialect::Toml, "lease_ms", 1, why);
-        refuses(Dialect::Json, "max_messages", 0, "Allowed: a whole number, at least 1, or null");
+        let why = "0 is too small. Allowed: a whole number, at least 1, or null";
+        refuses(Dialect::Json, "max_messages", 0, why);
         refuses(Dialect::Json, "lease_ms", 1e30, "the number is too large");
         refuses(Dialect::Json, "lease_ms", 1.5, "floating point `1.5`");
         refuses(Dialect::Json, "lease_ms", 3.0, "floating point `3.0`. Allowed: a whole number");
@@ -382,6 +394,23 @@ mod tests {
         assert_eq!(names, ["lease", "max_attempts", "retention_ms", "on_group_dead"]);
         assert_eq!(config.max_attempts, Config::default().max_attempts);
         assert_eq!(config.on_group_dead, OnGroupDead::Park);
+    }
+
+    #[test]
+    fn the_fields_in_which_configurations_differ_are_named() {
+        let one = Config::default();
+        let other = Config { lease_ms: 5_000, retention_ms: None, ..Config::default() };
+        assert_eq!(differing(&one, &other), ["retention_ms", "lease_ms"]);
+        assert!(differing(&one, &one.clone()).is_empty());
+    }
+
+    #[test]
+    fn fields_that_do_not_go_together_are_refused_once_with_what_to_do() {
+        let backoff = [("backoff_min_ms", 9_000.into()), ("backoff_max_ms", 500.into())];
+        let (_, wrong) = fields(Dialect::Json, &backoff);
+        let [wrong] = wrong.as_slice() else { panic!("{wrong:?}") };
+        let why = "9000 is above backoff_max_ms, which is 500. Lower it, or raise backoff_max_ms";
+        assert_eq!(wrong.advice().to_string(), why);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument;
 
 use crate::auth::Principal;
+use crate::doors::unread::{Unread, is_refused_call};
 use crate::problem::Problem;
 use crate::service::Service;
 use intake::Intake;
@@ -69,7 +70,28 @@ pub fn routes(service: Service) -> axum::Router {
         .route(WORK, post(move |request: HttpRequest| serve(works.clone(), request)));
     let metered = axum::middleware::from_fn_with_state(metered, meter::admit);
     let traced = axum::middleware::from_fn(trace);
-    routes.routes().into_axum_router().merge(streams).layer(metered).layer(traced)
+    let read = axum::middleware::from_fn(read_refused);
+    let routes = routes.routes().into_axum_router().merge(streams);
+    routes.layer(metered).layer(traced).layer(read)
+}
+
+/// Reads what is left of a small call that was refused, so that its caller gets the refusal. The
+/// two streams are left alone: they are read frame by frame for as long as they live.
+async fn read_refused(
+    mut request: HttpRequest,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    if matches!(request.uri().path(), SEND | WORK) {
+        return next.run(request).await;
+    }
+    let unread = Unread::of(&mut request);
+    let mut response = next.run(request).await;
+    if let Some(unread) = unread
+        && is_refused_call(&response)
+    {
+        unread.finish(&mut response).await;
+    }
+    response
 }
 
 /// Every call in a span of its own, where spans are exported. Of a stream it is the opening.

@@ -20,7 +20,6 @@ mod pages;
 mod queues;
 mod redrives;
 mod takes;
-mod unread;
 mod work;
 
 use axum::Router;
@@ -123,11 +122,11 @@ routes! {
     post "/v1/queues/{queue}/purge" => queues::purge, Token, BODY;
     post "/v1/queues/{queue}/messages" => messages::send, Token, MESSAGE;
     get "/v1/queues/{queue}/messages" => messages::browse, Token, PAGE;
-    post "/v1/queues/{queue}/batch" => messages::batch, Token, BODY;
-    post "/v1/queues/{queue}/receive" => work::receive, Token, BODY;
+    post "/v1/queues/{queue}/batch" => messages::batch, Token, BATCH;
+    post "/v1/queues/{queue}/receive" => work::receive, Token, RECEIVE;
     post "/v1/queues/{queue}/settle" => work::settle, Token, BODY;
     post "/v1/queues/{queue}/claims" => claims::post, Token, CLAIM;
-    post "/v1/queues/{queue}/redrive" => redrives::post, Token, BODY;
+    post "/v1/queues/{queue}/redrive" => redrives::post, Token, REDRIVE;
     get "/v1/queues/{queue}/redrive/{id}" => redrives::get, Token, NOTHING;
     delete "/v1/queues/{queue}/redrive/{id}" => redrives::cancel, Token, NOTHING;
     get "/v1/queues/{queue}/keys/{key}" => keys::get, Token, LOOK;

@@ -9,8 +9,8 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use hapax_core::{
-    Answer, Claim, Command, Configure, DedupScope, Outcome, QueueName, QueueView, Redrive,
-    RedriveView, Refusal, Stats,
+    Answer, Claim, Command, Configure, DedupScope, Expected, Outcome, QueueName, QueueView,
+    Redrive, RedriveView, Refusal, Stats,
 };
 use hapax_partition::Partition;
 use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
@@ -83,15 +83,30 @@ impl Engine {
         Ok(self.change(Change::Delete(queue.clone())).await?.map(drop))
     }
 
+    /// Drops a queue if it is as expected.
+    pub async fn delete_if(&self, queue: &QueueName, expected: Option<Expected>) -> Decided<()> {
+        Ok(self.change_if(Change::Delete(queue.clone()), expected).await?.map(drop))
+    }
+
     /// Changes a queue in every partition, to the end, also where the caller goes away.
     pub async fn change(&self, change: Change) -> Decided<Changed> {
+        self.change_if(change, None).await
+    }
+
+    async fn change_if(&self, change: Change, expected: Option<Expected>) -> Decided<Changed> {
         let engine = self.clone();
-        let task = tokio::spawn(async move { engine.carry_out(change).await });
+        let task = tokio::spawn(async move { engine.carry_out(change, expected).await });
         task.await.map_err(|_| Stopped::silent())?
     }
 
-    async fn carry_out(&self, change: Change) -> Decided<Changed> {
+    async fn carry_out(&self, change: Change, expected: Option<Expected>) -> Decided<Changed> {
         let _one = self.shared.change_lock(change.queue()).lock().await;
+        // It stays as it is seen here: nobody else changes it meanwhile.
+        if let Some(expected) = expected
+            && let Err(refusal) = self.check_expected(change.queue(), expected).await?
+        {
+            return Ok(Err(refusal));
+        }
         let deleted = match &change {
             Change::Delete(queue) => Some(queue.clone()),
             _ => None,
@@ -113,6 +128,14 @@ impl Engine {
             self.shared.forget_reports(&queue);
         }
         Ok(ended)
+    }
+
+    async fn check_expected(&self, queue: &QueueName, expected: Expected) -> Decided<()> {
+        match self.call(LEADER, Command::Show(queue.clone())).await? {
+            Outcome::Queue(view) => Ok(expected.check(Some((view.number, view.version)))),
+            Outcome::Refused(refusal) => Ok(Err(refusal)),
+            other => unreachable!("the leader does not show a queue as {other:?}"),
+        }
     }
 
     /// A queue, its partitions put together.

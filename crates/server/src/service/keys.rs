@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Browse, Command, Content, Fingerprint, KeyName, KeyView, Outcome, Redrive};
-use hapax_core::{RedriveView, Refusal, Replay, Resolution, Resolve, Select, limits};
+use hapax_core::{Browse, Command, Content, Fingerprint, Invalid, KeyName, KeyView, Outcome};
+use hapax_core::{Redrive, RedriveView, Refusal, Replay, Resolution, Resolve, Select, limits};
 
 use hapax_wire::Code;
 
@@ -47,9 +47,28 @@ impl Service {
         key: KeyName,
         wait: Duration,
     ) -> Result<KeyView, Problem> {
+        let has_group = key.group.is_some();
         let looked = self.engine().look(key, wait.min(WAIT_MAX));
-        let looked = self.while_current(permit, wait, looked).await??;
-        looked.map_err(|refusal| refused(permit, refusal))
+        match self.while_current(permit, wait, looked).await?? {
+            Ok(view) => Ok(view),
+            Err(refusal) => Err(self.no_key(permit, has_group, refusal).await?),
+        }
+    }
+
+    /// The refusal of a request for one key. Where keys belong to their groups, one without a group
+    /// is told so.
+    async fn no_key(
+        &self,
+        permit: &Permit,
+        has_group: bool,
+        refusal: Refusal,
+    ) -> Result<Problem, Problem> {
+        if refusal != Refusal::NoSuchKey || has_group || !self.is_per_group(permit).await? {
+            return Ok(refused(permit, refusal));
+        }
+        let detail = "no such key without a group: this queue deduplicates per group, so give the \
+                      group of the key too";
+        Ok(Problem::new(Code::NoSuchKey, detail))
     }
 
     pub async fn forget(&self, permit: &Permit, key: KeyName) -> Result<(), Problem> {
@@ -88,8 +107,15 @@ impl Service {
         command: impl Fn() -> Command,
     ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        match self.engine().call_key(key, command).await? {
-            Outcome::Refused(refusal) => Err(refused(permit, refusal)),
+        match self.engine().call_key(key, &command).await? {
+            Outcome::Refused(Refusal::Invalid(Invalid::State(state)))
+                if matches!(command(), Command::Replay(_) | Command::Resolve(_)) =>
+            {
+                Err(Problem::perhaps_done(state))
+            }
+            Outcome::Refused(refusal) => {
+                Err(self.no_key(permit, key.group.is_some(), refusal).await?)
+            }
             _ => Ok(()),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{Config, Configure, DedupScope, Purge, QueueName, QueueView};
+use hapax_core::{Config, Configure, DedupScope, Expected, Purge, QueueName, QueueView};
 use hapax_partition::change;
 use hapax_wire::Code;
 
@@ -29,9 +29,10 @@ pub struct Queues {
 }
 
 impl Queue {
-    /// Changes with every change of the configuration.
+    /// Changes with every change of the configuration. A queue that is created again under its
+    /// name has another number, and so never an etag of the one before.
     pub fn etag(&self) -> String {
-        format!("\"{}\"", self.view.version)
+        format!("\"{}.{}\"", self.view.number, self.view.version)
     }
 
     /// How long the oldest ready message has waited.
@@ -49,15 +50,14 @@ pub enum Change {
 }
 
 impl Service {
-    /// Creates or changes a queue; tells whether it is new. `if_match` is an etag.
+    /// Creates or changes a queue; tells whether it is new.
     pub async fn configure(
         &self,
         permit: &Permit,
         config: Config,
-        if_match: Option<&str>,
+        if_version: Option<Expected>,
     ) -> Result<(Queue, bool), Problem> {
         debug_assert!(permit.action == Action::Create, "{permit:?}");
-        let if_version = if_match.map(version).transpose()?.flatten();
         self.check_count(permit).await?;
         let configure = Configure { queue: permit.queue.clone(), config, if_version };
         let told = self.engine().configure(configure).await?;
@@ -102,9 +102,14 @@ impl Service {
         Ok(Queues { queues: seen.map(|(name, view)| Queue { name, view }).collect(), unanswered })
     }
 
-    pub async fn delete(&self, permit: &Permit) -> Result<(), Problem> {
+    /// Deletes a queue, with its messages and keys, if it is as expected.
+    pub async fn delete(
+        &self,
+        permit: &Permit,
+        if_version: Option<Expected>,
+    ) -> Result<(), Problem> {
         debug_assert!(permit.action == Action::Admin, "{permit:?}");
-        let deleted = self.engine().delete(&permit.queue).await?;
+        let deleted = self.engine().delete_if(&permit.queue, if_version).await?;
         deleted.map_err(|refusal| refused(permit, refusal))?;
         self.0.metrics.forget(&permit.queue);
         Ok(())
@@ -123,15 +128,19 @@ impl Service {
     }
 }
 
-/// The version of an etag; `None` for `*`.
-fn version(etag: &str) -> Result<Option<u64>, Problem> {
-    let bare = etag.trim().trim_start_matches("W/").trim_matches('"');
-    if bare == "*" {
-        return Ok(None);
+/// What the value of `If-Match` expects. Etags are compared strongly: a weak one never matches.
+pub fn if_match(value: &str) -> Result<Expected, Problem> {
+    if value == "*" {
+        return Ok(Expected::Present);
     }
-    bare.parse().map(Some).map_err(|_| {
-        let detail =
-            "If-Match does not match an etag of this queue: read the queue again".to_owned();
+    let etag = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    let parts = etag.and_then(|etag| etag.split_once('.'));
+    let expected = parts.and_then(|(number, version)| {
+        let (number, version) = (number.parse().ok()?, version.parse().ok()?);
+        Some(Expected::Version { number, version })
+    });
+    expected.ok_or_else(|| {
+        let detail = "If-Match does not match an etag of this queue: read the queue again";
         Problem { is_stale: true, ..Problem::new(Code::InvalidConfig, detail) }
     })
 }

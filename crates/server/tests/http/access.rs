@@ -250,3 +250,20 @@ async fn a_web_page_of_another_site_gets_nothing_done() {
     broker.ask(own).await.is(201);
     broker.ask(get("/v1/queues").header("sec-fetch-site", "cross-site")).await.is(200);
 }
+
+#[tokio::test]
+async fn a_producer_does_not_browse_the_messages_of_others() {
+    let callers = [("root", "send,work,admin"), ("producer", "send"), ("worker", "work")];
+    let callers = callers.map(|(name, can)| (name, "shop", "*", can));
+    let (broker, tokens) = guarded(&callers);
+    broker.ask(put("/v1/queues/orders", "{}").by(&tokens["root"])).await.is(201);
+    broker.ask(send("orders", "k", "secret").by(&tokens["producer"])).await.is(201);
+    let browse = || get("/v1/queues/orders/messages?state=ready");
+    let told = broker.ask(browse().by(&tokens["producer"])).await.fails(403, "forbidden");
+    assert!(told["detail"].as_str().unwrap().contains("work or admin"), "{told}");
+    for name in ["root", "worker"] {
+        let page = broker.ask(browse().by(&tokens[name])).await.is(200);
+        assert_eq!(page["messages"][0]["body"], "secret", "{name}");
+    }
+    broker.ask(get("/v1/queues/orders/keys/k").by(&tokens["producer"])).await.is(200);
+}

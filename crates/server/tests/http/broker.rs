@@ -132,6 +132,12 @@ impl Ask {
         Self { request: self.request.map(|_| body.into()) }
     }
 
+    /// As it comes over HTTP/2.
+    pub(crate) fn http2(mut self) -> Self {
+        *self.request.version_mut() = http::Version::HTTP_2;
+        self
+    }
+
     pub(crate) fn extension(mut self, extension: impl Clone + Send + Sync + 'static) -> Self {
         self.request.extensions_mut().insert(extension);
         self

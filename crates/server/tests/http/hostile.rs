@@ -259,3 +259,47 @@ async fn memory_is_given_back_by_whatever_ends_a_request() {
     let mut whole = broker.service.request(&"default".into());
     broker.service.admit(&mut whole, 1024 * 1024).await.unwrap();
 }
+
+#[tokio::test]
+async fn over_http2_a_refusal_is_answered_when_its_small_body_was_read() {
+    let broker = Broker::with_queue("{}").await;
+    let messages = "/v1/queues/orders/messages";
+    for (what, asked, status) in [
+        ("a header", ask("POST", messages).header("hapax-gruop", "g"), 400),
+        ("a path", ask("POST", "/v1/nowhere"), 404),
+        ("a call", ask("POST", "/no.Service/Call").header("content-type", "application/grpc"), 200),
+        (
+            "a content type",
+            post("/v1/queues/orders/batch", "").header("content-encoding", "gzip"),
+            415,
+        ),
+        ("a parameter", ask("POST", &format!("{messages}?colour=red")), 400),
+    ] {
+        let read = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&read);
+        // The second part comes later than the head, as from a client that sends while it listens.
+        let parts = futures_util::stream::unfold(0, move |place| {
+            let count = Arc::clone(&count);
+            async move {
+                tokio::task::yield_now().await;
+                count.fetch_add(1, Ordering::SeqCst);
+                (place < 2).then(|| (Ok::<_, Infallible>(Bytes::from("part")), place + 1))
+            }
+        });
+        let told = broker.ask(asked.body(Body::from_stream(parts)).http2()).await;
+        assert_eq!(told.status, status, "{what}: {}", told.text());
+        assert_eq!(read.load(Ordering::SeqCst), 3, "{what}: the body was read to its end");
+        assert!(!told.headers.contains_key("connection"), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn over_http2_a_large_body_is_not_waited_for() {
+    let broker = Broker::with_queue("{}").await;
+    let never = futures_util::stream::pending::<Result<Bytes, Infallible>>();
+    let large = Bytes::from(vec![0; 65 * 1_024]);
+    let start = futures_util::stream::iter([Ok::<_, Infallible>(large)]);
+    let body = Body::from_stream(futures_util::StreamExt::chain(start, never));
+    let asked = ask("POST", "/v1/nowhere").body(body).http2();
+    broker.ask(asked).await.fails(404, "invalid");
+}

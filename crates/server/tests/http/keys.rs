@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::broker::{Broker, get, send, text};
+use super::broker::{Broker, ask, get, send, text};
 
 #[tokio::test]
 async fn keys_in_paths_are_percent_encoded() {
@@ -180,4 +180,33 @@ async fn the_group_of_a_key_is_its_own_and_not_that_of_the_request() {
     assert_eq!((&delivery["group"], &delivery["keys_per_group"]), (&json!("eu"), &json!(true)));
     broker.settle("scoped", json!({"lease": delivery["lease"], "do": "done"})).await;
     assert_eq!(looked("/v1/queues/scoped/keys/k?group=eu").await, json!("eu"));
+}
+
+#[tokio::test]
+async fn a_key_that_is_asked_for_without_its_group_is_refused_with_a_hint() {
+    let broker = Broker::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
+    broker.ask(send("orders", "k", "x").header("hapax-group", "g1")).await.is(201);
+    let key = "/v1/queues/orders/keys/k";
+    for asked in
+        [get(key), ask("POST", &format!("{key}/forget")), ask("POST", &format!("{key}/redrive"))]
+    {
+        let told = broker.ask(asked).await.fails(404, "no_such_key");
+        assert!(text(&told, "detail").contains("give the group of the key too"), "{told}");
+    }
+    let told = broker.ask(get(&format!("{key}?group=g2"))).await.fails(404, "no_such_key");
+    assert!(!text(&told, "detail").contains("group of the key"), "{told}");
+    let plain = Broker::with_queue("{}").await;
+    let told = plain.ask(get(key)).await.fails(404, "no_such_key");
+    assert!(!text(&told, "detail").contains("group"), "{told}");
+}
+
+#[tokio::test]
+async fn a_repeated_command_on_a_key_is_refused_with_the_hint_that_the_first_may_have_done_it() {
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "k", "x").await;
+    for verb in ["redrive", "replay"] {
+        let told = broker.ask(ask("POST", &format!("/v1/queues/orders/keys/k/{verb}"))).await;
+        let told = told.fails(400, "invalid");
+        assert!(text(&told, "detail").contains("the first one may have done it"), "{told}");
+    }
 }

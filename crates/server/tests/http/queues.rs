@@ -116,3 +116,48 @@ async fn what_is_not_there_cannot_be_paused_or_purged() {
     }
     broker.ask(ask("DELETE", "/v1/queues/none")).await.fails(404, "no_such_queue");
 }
+
+#[tokio::test]
+async fn an_etag_is_never_that_of_a_queue_created_again_under_its_name() {
+    let broker = Broker::open();
+    let change = |config: &str| put("/v1/queues/orders", config);
+    let first = broker.ask(change("{}")).await.header("etag").to_owned();
+    assert_eq!(broker.ask(ask("DELETE", "/v1/queues/orders")).await.status, 204);
+    let again = broker.ask(change(r#"{"max_attempts":2}"#)).await;
+    assert_ne!(again.header("etag"), first);
+    broker.ask(change("{}").header("if-match", &first)).await.fails(412, "invalid_config");
+    let delete = ask("DELETE", "/v1/queues/orders").header("if-match", &first);
+    broker.ask(delete).await.fails(412, "invalid_config");
+    assert_eq!(again.is(201)["etag"], again.header("etag"));
+    let right = change("{}").header("if-match", again.header("etag"));
+    broker.ask(right).await.is(200);
+}
+
+#[tokio::test]
+async fn a_weak_etag_never_matches() {
+    let broker = Broker::with_queue("{}").await;
+    let etag = broker.ask(get("/v1/queues/orders")).await.header("etag").to_owned();
+    for wrong in [format!("W/{etag}"), etag.trim_matches('"').to_owned()] {
+        let change = put("/v1/queues/orders", r#"{"max_attempts":2}"#).header("if-match", &wrong);
+        broker.ask(change).await.fails(412, "invalid_config");
+        let delete = ask("DELETE", "/v1/queues/orders").header("if-match", &wrong);
+        broker.ask(delete).await.fails(412, "invalid_config");
+    }
+}
+
+#[tokio::test]
+async fn a_queue_that_exists_is_not_created_and_the_refusal_says_so() {
+    let broker = Broker::with_queue("{}").await;
+    let create = put("/v1/queues/orders", "{}").header("if-none-match", "*");
+    let problem = broker.ask(create).await.fails(412, "invalid_config");
+    assert_eq!(problem["detail"], "the queue exists already");
+}
+
+#[tokio::test]
+async fn the_same_configuration_again_keeps_the_etag() {
+    let broker = Broker::with_queue(r#"{"max_attempts":2}"#).await;
+    let etag = broker.ask(get("/v1/queues/orders")).await.header("etag").to_owned();
+    let again = broker.ask(put("/v1/queues/orders", r#"{"max_attempts":2}"#)).await;
+    again.is(200);
+    assert_eq!(again.header("etag"), etag);
+}

@@ -295,7 +295,7 @@ async fn refusals_name_what_is_wrong() {
     assert_eq!(text(&told, "detail"), "per_s: it must be at least 1, or left out");
     let told = broker.ask(post("/v1/queues/orders/receive", r#"{"max":"x"}"#)).await;
     let told = told.fails(400, "invalid");
-    assert!(text(&told, "detail").contains("expected a whole number from 0 to 4294967295"));
+    assert!(text(&told, "detail").contains("expected a whole number at"));
     for (path, detail) in [
         ("messages?limit=x", r#"limit: "x" is not a whole number"#),
         ("keys/dead?wait_ms=-1", r#"wait_ms: "-1" is not a whole number"#),

@@ -183,3 +183,22 @@ async fn a_body_in_parts_is_found_where_none_is_taken() {
     assert_eq!(state(&broker).await["queue"], json!("orders"));
     assert_eq!(broker.ask(delete().body(parts(&["", "{", "}"]))).await.status, 204);
 }
+
+#[tokio::test]
+async fn a_key_in_the_header_is_refused_where_it_has_no_meaning() {
+    let broker = Broker::with_queue("{}").await;
+    for (path, instead) in [
+        ("batch", "give each message of the batch its own `key`"),
+        ("receive", "to repeat a receive, give it a `receive_id`"),
+        ("redrive", "to repeat a redrive, give it an `id`"),
+        ("settle", "leave it out"),
+        ("pause", "leave it out"),
+    ] {
+        let asked = ask("POST", &format!("/v1/queues/orders/{path}"));
+        let told = broker.ask(asked.header("idempotency-key", "k1")).await.fails(400, "invalid");
+        assert!(text(&told, "detail").ends_with(instead), "{told}");
+    }
+    let shown = broker.ask(get("/v1/queues/orders")).await.is(200);
+    assert_eq!(shown["paused"], false);
+    broker.ask(get("/v1/queues/orders").header("idempotency-key", "k1")).await.is(200);
+}

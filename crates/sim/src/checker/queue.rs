@@ -110,7 +110,8 @@ impl Checker {
         let state = self.state(queue);
         match outcome {
             Outcome::Configured { version, created } => {
-                if *created != (*version == 1) {
+                let is_same = || state.may_be.iter().flatten().any(|known| known == config);
+                if *created != (*version == 1) && (*created || !is_same()) {
                     return violation("a queue is new with its first version");
                 }
                 let fits = |known: &Option<Config>| match known {

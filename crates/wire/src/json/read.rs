@@ -70,11 +70,24 @@ impl BadJson {
     }
 }
 
-/// Says in words what serde says by the names of types.
+/// Says in words what serde says by the names of types. The bounds of the field are not known here,
+/// and those of its type would mislead.
 fn plain(detail: &str) -> String {
-    let u32_max = format!(", expected a whole number from 0 to {}", u32::MAX);
-    let u64_max = format!(", expected a whole number from 0 to {}", u64::MAX);
-    detail.replace(", expected u32", &u32_max).replace(", expected u64", &u64_max)
+    let expected = match detail.split_once("integer `") {
+        Some((_, number)) if number.starts_with('-') => ", expected a whole number, at least 0",
+        Some(_) if detail.contains("invalid value: integer") => ", which is too large",
+        _ => ", expected a whole number",
+    };
+    detail.replace(", expected u32", expected).replace(", expected u64", expected)
+}
+
+/// Reads an item of a list. Its error says no line and column: they would be those in the item.
+fn read_item<'a, T: Deserialize<'a>>(item: &'a RawValue) -> Result<T, BadJson> {
+    read(item.get().as_bytes()).map_err(|error| {
+        let place = error.detail.rfind(" at line ");
+        let detail = error.detail.get(..place.unwrap_or(error.detail.len())).unwrap_or_default();
+        BadJson { detail: detail.to_owned(), key: error.key }
+    })
 }
 
 /// Reads at most this many items; further ones are counted and not kept.
@@ -154,8 +167,7 @@ impl Batch {
             Err(_) => {
                 let raw = read::<Raw<'_>>(json)?.messages;
                 let items = raw.items.iter().map(|item| {
-                    read(item.get().as_bytes())
-                        .map_err(|error| BadJson { key: key_of(item.get()), ..error })
+                    read_item(item).map_err(|error| BadJson { key: key_of(item.get()), ..error })
                 });
                 Ok(List { items: items.collect(), beyond: raw.beyond })
             }
@@ -184,7 +196,7 @@ impl Settles {
             Ok(settle) => Ok(fine(settle.items)),
             Err(_) => {
                 let raw = read::<Raw<'_>>(json)?.items;
-                let items = raw.items.iter().map(|item| read(item.get().as_bytes()));
+                let items = raw.items.iter().map(|item| read_item(item));
                 Ok(List { items: items.collect(), beyond: raw.beyond })
             }
         }
@@ -209,6 +221,20 @@ mod tests {
         assert!(said.starts_with("not valid JSON: EOF"), "{said}");
         let said = read::<ReceiveRequest>(b"5").unwrap_err().to_string();
         assert!(said.starts_with("invalid type: integer `5`, expected an object"), "{said}");
+    }
+
+    #[test]
+    fn a_wrong_number_is_refused_without_the_bounds_of_its_type() {
+        let said = |max: &str| {
+            let json = format!(r#"{{"max":{max}}}"#);
+            read::<ReceiveRequest>(json.as_bytes()).unwrap_err().to_string()
+        };
+        let whole = "max: invalid type: floating point `3.0`, expected a whole number at line";
+        assert!(said("3.0").starts_with(whole), "{}", said("3.0"));
+        assert!(said("\"3\"").contains("string \"3\", expected a whole number at"));
+        assert!(said("-1").contains("integer `-1`, expected a whole number, at least 0"));
+        let large = "max: invalid value: integer `5000000000`, which is too large";
+        assert!(said("5000000000").starts_with(large), "{}", said("5000000000"));
     }
 
     #[test]
@@ -264,7 +290,8 @@ mod tests {
             })
             .collect();
         assert_eq!(told[0], "a");
-        assert!(told[1].starts_with("delay_ms: invalid value: integer `-1`"), "{}", told[1]);
+        let negative = "delay_ms: invalid value: integer `-1`, expected a whole number, at least 0";
+        assert_eq!(told[1], negative, "without a line and a column of the item");
         assert!(told[2].starts_with("invalid type: integer `7`"), "{}", told[2]);
         assert_eq!(told[3], "c");
     }

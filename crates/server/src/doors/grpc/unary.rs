@@ -17,7 +17,7 @@ use crate::auth::{Action, Principal};
 use crate::doors::config;
 use crate::doors::shape::{self, some};
 use crate::problem::Problem;
-use crate::service::{self, BROWSE_DEFAULT, Change, Opened, Permit, Queues, Service};
+use crate::service::{self, BROWSE_DEFAULT, Change, Opened, Permit, Queues, Service, if_match};
 
 /// The same limit as for a batch over HTTP.
 const BATCH_MAX: usize = 1_000;
@@ -211,7 +211,7 @@ impl Hapax for Door {
     }
 
     async fn browse(&self, request: Request<proto::BrowseRequest>) -> Reply<proto::BrowseReply> {
-        self.with(request, Action::Look, |it| &it.queue, browse).await
+        self.with(request, Action::Browse, |it| &it.queue, browse).await
     }
 
     async fn redrive(
@@ -242,8 +242,8 @@ impl Hapax for Door {
             |it| &it.queue,
             async move |service, permit, it| {
                 let config = config::read(it.config_json.as_bytes())?;
-                let if_match = some(&it.if_match);
-                let (queue, created) = service.configure(&permit, config, if_match).await?;
+                let expected = some(&it.if_match).map(if_match).transpose()?;
+                let (queue, created) = service.configure(&permit, config, expected).await?;
                 Ok(proto::Queue { created, ..shape::queue(&queue) })
             },
         )
@@ -279,7 +279,7 @@ impl Hapax for Door {
             Action::Admin,
             |it| &it.queue,
             async move |service, permit, _| {
-                service.delete(&permit).await?;
+                service.delete(&permit, None).await?;
                 Ok(proto::Empty {})
             },
         )

@@ -13,8 +13,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use tracing::Instrument;
 
 use super::failure::{Failure, keep_allow};
-use super::unread::Unread;
 use super::{Route, access, takes};
+use crate::doors::unread::{Unread, is_refused_call};
 use crate::listen::Peer;
 use crate::log::request_span;
 use crate::problem::Problem;
@@ -98,7 +98,7 @@ async fn answer(
         let detail = "the broker has an internal error; its log has this request's id";
         Failure::from(Problem::new(Code::Internal, detail)).into_response()
     });
-    let is_refused = response.extensions().get::<Failure>().is_some();
+    let is_refused = response.extensions().get::<Failure>().is_some() || is_refused_call(&response);
     (finish(response, id, span), is_refused)
 }
 

@@ -159,8 +159,7 @@ pub(super) async fn redrive(
     let view = start(&service, &permit, None, select, false, None).await?;
     if view.moved == 0 {
         let view = service.look(&permit, at.name(&service, &permit), Duration::ZERO).await?;
-        let state = hapax_core::Invalid::State(view.place.as_str());
-        return Err(Problem::from(state).into());
+        return Err(Problem::perhaps_done(view.place.as_str()).into());
     }
     changed(&service, &permit, &at).await
 }

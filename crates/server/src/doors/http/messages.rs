@@ -304,7 +304,7 @@ pub(super) async fn browse(
     at: InQueue,
     Params(params): Params<BrowseParams>,
 ) -> Result<Response, Failure> {
-    let permit = at.may(&service, Action::Look)?;
+    let permit = at.may(&service, Action::Browse)?;
     let limit = number("limit", params.limit.as_deref())?;
     let browse = Browse {
         queue: permit.queue().clone(),

@@ -3,7 +3,8 @@
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use hapax_wire::{self as wire, Code};
+use hapax_core::Expected;
+use hapax_wire as wire;
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
@@ -13,13 +14,10 @@ use super::input::{Caller, InQueue};
 use super::output;
 use crate::auth::Action;
 use crate::doors::{config, shape};
-use crate::problem::Problem;
-use crate::service::{Change, Permit, Queue, Queues, Service};
+use crate::service::{Change, Permit, Queue, Queues, Service, if_match};
 
 /// A configuration is never as large.
 pub(super) const CONFIG_BYTES_MAX: usize = 64 * 1_024;
-/// The version of a queue that does not exist.
-const NO_QUEUE: &str = "\"0\"";
 
 /// Create or change a queue
 ///
@@ -51,30 +49,16 @@ pub(super) async fn put(
     let permit = at.may(&service, Action::Create)?;
     let payload = read_json(&service, permit.tenant(), &headers, body, CONFIG_BYTES_MAX).await?;
     let config = config::read(&payload.bytes)?;
-    let if_match = precondition(&service, &at, &headers).await?;
-    let (queue, is_new) = service.configure(&permit, config, if_match.as_deref()).await?;
+    let (queue, is_new) = service.configure(&permit, config, precondition(&headers)?).await?;
     Ok(show(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &queue))
 }
 
-/// The version that the change is made for.
-async fn precondition(
-    service: &Service,
-    at: &InQueue,
-    headers: &HeaderMap,
-) -> Result<Option<String>, Failure> {
-    let none_match = text(headers, &IF_NONE_MATCH)?;
-    match (text(headers, &IF_MATCH)?, none_match) {
+/// What the queue must be for the change to be made.
+fn precondition(headers: &HeaderMap) -> Result<Option<Expected>, Failure> {
+    match (text(headers, &IF_MATCH)?, text(headers, &IF_NONE_MATCH)?) {
         (None, None) => Ok(None),
-        (None, Some("*")) => Ok(Some(NO_QUEUE.to_owned())),
-        // It must exist, whatever it is. Who may change it may look at it.
-        (Some("*"), None) => match service.show(&at.may(service, Action::Admin)?).await {
-            Ok(queue) => Ok(Some(queue.etag())),
-            Err(problem) if problem.code == Code::NoSuchQueue => {
-                Err(stale("If-Match: there is no such queue"))
-            }
-            Err(problem) => Err(problem.into()),
-        },
-        (Some(etag), None) => Ok(Some(etag.to_owned())),
+        (None, Some("*")) => Ok(Some(Expected::Absent)),
+        (Some(etag), None) => Ok(Some(if_match(etag)?)),
         (_, Some(_)) => Err(Failure::invalid("If-None-Match must be `*` here, without If-Match")),
     }
 }
@@ -86,10 +70,6 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
         (Some(Ok(text)), None) if !text.contains(',') => Ok(Some(text.trim())),
         _ => Err(Failure::invalid(format!("{name} must be one etag here, not a list"))),
     }
-}
-
-fn stale(detail: &str) -> Failure {
-    Problem { is_stale: true, ..Problem::new(Code::InvalidConfig, detail) }.into()
 }
 
 /// Show a queue
@@ -142,13 +122,8 @@ pub(super) async fn delete(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    if let Some(etag) = text(&headers, &IF_MATCH)?
-        && etag != "*"
-        && etag != service.show(&permit).await?.etag()
-    {
-        return Err(stale("If-Match: the queue was changed in the meantime"));
-    }
-    service.delete(&permit).await?;
+    let expected = text(&headers, &IF_MATCH)?.map(if_match).transpose()?;
+    service.delete(&permit, expected).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

@@ -5,6 +5,7 @@
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
+use hapax_wire::key::IDEMPOTENCY_KEY;
 use hapax_wire::nearest::closest;
 use hapax_wire::{self as wire, json};
 use http::header::{IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_UNMODIFIED_SINCE};
@@ -24,6 +25,7 @@ const KNOWN: [&str; 8] =
 /// A condition that is not looked at would let a change through that it should have stopped.
 const CONDITIONS: [HeaderName; 4] =
     [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
+const NO_KEY: Result<(), &str> = Err("leave it out");
 /// How much is read of a body where none is allowed: enough to describe the error.
 const NOTHING_BYTES_MAX: usize = 1_024;
 
@@ -37,18 +39,27 @@ pub(super) struct Takes {
     pub(super) conditions: &'static [HeaderName],
     pub(super) params: &'static [&'static str],
     pub(super) body: bool,
+    /// Whether `Idempotency-Key` has a meaning; else what to do instead.
+    pub(super) key: Result<(), &'static str>,
 }
 
 impl Takes {
     /// The path says it all.
     pub(super) const NOTHING: Self =
-        Self { headers: &[], kept: false, conditions: &[], params: &[], body: false };
+        Self { headers: &[], kept: false, conditions: &[], params: &[], body: false, key: NO_KEY };
     pub(super) const BODY: Self = Self { body: true, ..Self::NOTHING };
+    pub(super) const BATCH: Self =
+        Self { key: Err("give each message of the batch its own `key`"), ..Self::BODY };
+    pub(super) const RECEIVE: Self =
+        Self { key: Err("to repeat a receive, give it a `receive_id`"), ..Self::BODY };
+    pub(super) const REDRIVE: Self =
+        Self { key: Err("to repeat a redrive, give it an `id`"), ..Self::BODY };
     pub(super) const CONFIG: Self = Self { conditions: &[IF_MATCH, IF_NONE_MATCH], ..Self::BODY };
     pub(super) const IF_MATCH: Self = Self { conditions: &[IF_MATCH], ..Self::NOTHING };
     pub(super) const MESSAGE: Self = Self {
         headers: &[GROUP, DELAY_MS, TTL_MS, FINGERPRINT, ISSUED_AT],
         kept: true,
+        key: Ok(()),
         ..Self::BODY
     };
     pub(super) const CLAIM: Self = Self {
@@ -61,7 +72,7 @@ impl Takes {
     pub(super) const RESOLVE: Self = Self { body: true, ..Self::KEY };
     /// The message once more.
     pub(super) const REPLAY: Self =
-        Self { headers: &[GROUP, FINGERPRINT], kept: true, ..Self::RESOLVE };
+        Self { headers: &[GROUP, FINGERPRINT], kept: true, key: Ok(()), ..Self::RESOLVE };
 }
 
 /// Refuses what the route of a request does not take.
@@ -70,6 +81,7 @@ pub(super) async fn check(route: &Route, request: &mut Request) -> Result<(), Fa
     check_headers(takes, request.headers())?;
     if !request.method().is_safe() {
         check_conditions(takes, request.headers())?;
+        check_key(takes, request.headers())?;
     }
     // Other pages are asked for by browsers and probes, which may add parameters.
     if route.path.starts_with("/v1/") {
@@ -113,6 +125,16 @@ fn check_conditions(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     match conditions.find(|name| headers.contains_key(*name)) {
         Some(name) => Err(Failure::invalid(format!("{name} is not supported by this request"))),
         None => Ok(()),
+    }
+}
+
+/// A key that is not looked at would promise that a retry is harmless.
+fn check_key(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
+    match takes.key {
+        Err(instead) if headers.contains_key(&IDEMPOTENCY_KEY) => Err(Failure::invalid(format!(
+            "Idempotency-Key has no meaning for this request: {instead}"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Reads the rest of a refused request's body. A caller that sends its whole body before it reads
 //! the answer would lose the answer if the connection were closed at once. So a part of the rest is
-//! read and thrown away; if more is left, the answer has `Connection: close`.
+//! read and thrown away; if more is left, the answer has `Connection: close`. Over HTTP/2 the
+//! request is reset behind its answer, and some clients (curl 7.88) then drop the answer: there a
+//! small rest is read too.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,29 +19,40 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 
-/// How much of a body is read and thrown away: several times the size of an ordinary message.
-const DISCARD_BYTES_MAX: usize = 4 * 1_024 * 1_024;
-/// And for no longer than this.
-const DISCARD: Duration = Duration::from_secs(2);
+/// How much of a body is read and thrown away, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rest {
+    bytes_max: usize,
+    wait: Duration,
+    /// Whether the connection is closed where more is left.
+    is_closing: bool,
+}
+
+/// Several times the size of an ordinary message: the connection depends on it.
+const HTTP1: Rest =
+    Rest { bytes_max: 4 * 1_024 * 1_024, wait: Duration::from_secs(2), is_closing: true };
+/// Requests end one by one, so less is at stake.
+const HTTP2: Rest = Rest { bytes_max: 64 * 1_024, wait: Duration::from_secs(1), is_closing: false };
 
 /// A body that a handler may leave unread.
 #[derive(Clone, Debug)]
 pub(super) struct Unread {
     body: Arc<Mutex<Option<Body>>>,
+    rest: Rest,
     /// The caller waits to be asked for its body.
     is_expected: bool,
 }
 
 impl Unread {
-    /// Keeps a hand on the body of a request of HTTP/1, if it has one. HTTP/2 ends requests one by
-    /// one.
+    /// Keeps a hand on the body of a request, if it has one.
     pub(super) fn of(request: &mut Request) -> Option<Self> {
-        if request.version() >= Version::HTTP_2 || request.body().is_end_stream() {
+        if request.body().is_end_stream() {
             return None;
         }
+        let rest = if request.version() >= Version::HTTP_2 { HTTP2 } else { HTTP1 };
         let is_expected = request.headers().contains_key(EXPECT);
         let body = std::mem::take(request.body_mut());
-        let unread = Self { body: Arc::new(Mutex::new(Some(body))), is_expected };
+        let unread = Self { body: Arc::new(Mutex::new(Some(body))), rest, is_expected };
         *request.body_mut() = Body::new(unread.clone());
         Some(unread)
     }
@@ -47,9 +60,13 @@ impl Unread {
     /// Throws away what is left, and marks the answer where the connection cannot go on.
     pub(super) async fn finish(self, response: &mut Response) {
         let Some(mut body) = self.lock().take() else { return };
+        let Rest { bytes_max, wait, is_closing } = self.rest;
+        if !is_closing && body.size_hint().lower() > bytes_max as u64 {
+            return; // It is known to be more.
+        }
         let rest = async {
             let mut bytes = 0;
-            while bytes <= DISCARD_BYTES_MAX {
+            while bytes <= bytes_max {
                 match body.frame().await {
                     Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
                     Some(Err(_)) => return false,
@@ -58,8 +75,8 @@ impl Unread {
             }
             false
         };
-        let is_whole = !self.is_expected && timeout(DISCARD, rest).await.unwrap_or(false);
-        if !is_whole {
+        let is_whole = !self.is_expected && timeout(wait, rest).await.unwrap_or(false);
+        if !is_whole && is_closing {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
     }
@@ -67,6 +84,11 @@ impl Unread {
     fn lock(&self) -> MutexGuard<'_, Option<Body>> {
         self.body.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a gRPC call was refused before it had an answer: such a status is a header.
+pub(super) fn is_refused_call(response: &Response) -> bool {
+    response.headers().contains_key(tonic::Status::GRPC_STATUS)
 }
 
 impl HttpBody for Unread {
@@ -122,6 +144,28 @@ mod tests {
         let mut expected = request(10, 1);
         expected.headers_mut().insert(EXPECT, HeaderValue::from_static("100-continue"));
         assert!(is_closed(Unread::of(&mut expected).unwrap()).await, "it was never asked for");
+    }
+
+    #[tokio::test]
+    async fn over_http2_a_small_rest_is_read_and_a_large_one_is_left() {
+        let http2 = |mut request: Request| {
+            *request.version_mut() = Version::HTTP_2;
+            Unread::of(&mut request).unwrap()
+        };
+        for (bytes, chunks) in [(1_000, 3), (1_024 * 1_024, 8)] {
+            assert!(!is_closed(http2(request(bytes, chunks))).await, "others use the connection");
+        }
+        let known = Request::new(Body::from(vec![0; HTTP2.bytes_max + 1]));
+        assert!(!is_closed(http2(known)).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_that_does_not_come_is_not_waited_for_for_long() {
+        let mut request = Request::new(Body::from_stream(futures_util::stream::pending::<
+            Result<Bytes, Infallible>,
+        >()));
+        *request.version_mut() = Version::HTTP_2;
+        assert!(!is_closed(Unread::of(&mut request).unwrap()).await);
     }
 
     #[tokio::test]
