@@ -105,7 +105,8 @@ async fn needs_keys(session: &Session, queue: &str) -> Result<bool, Failure> {
 fn keyless(number: u64) -> Failure {
     let next = format!(
         "add \"key\" to every line, so that the batch can be repeated safely, or generate and \
-         print the keys with --make-keys. The lines before it were sent: continue with line {number}"
+         print the keys with --make-keys. The lines before it were sent: continue with line \
+         {number}"
     );
     Failure::usage(format!("line {number}: there is no key")).next(next)
 }
