@@ -234,7 +234,8 @@ endpoints! {
     "post" "/v1/queues/{queue}/resume" Admin post("resume", json!({}));
     "post" "/v1/queues/{queue}/purge" Admin post("purge", json!({}));
     "post" "/v1/queues/{queue}/messages" Send Request::send(QUEUE, "new", "x");
-    "get" "/v1/queues/{queue}/messages" Browse Request::get("/v1/queues/orders/messages?state=dead");
+    "get" "/v1/queues/{queue}/messages" Browse
+        Request::get("/v1/queues/orders/messages?state=dead");
     "post" "/v1/queues/{queue}/batch" Send post("batch", json!({ "messages": [{ "key": "b" }] }));
     "post" "/v1/queues/{queue}/receive" Work post("receive", json!({}));
     "post" "/v1/queues/{queue}/settle" Work
