@@ -140,8 +140,8 @@ Examples:
   hapax backup hapax-data backups/monday
   hapax backup --online backups/monday")]
     Backup(backup::Backup),
-    /// Make a verified copy of a backup in a new data directory, with the broker's secret and
-    /// tokens.
+    /// Make a verified copy of a backup in a new data directory, with the broker's secret, and its
+    /// tokens if it has any.
     #[command(after_help = "Examples:
   hapax restore backups/monday hapax-data")]
     Restore(backup::Restore),
@@ -204,6 +204,9 @@ impl Command {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use crate::settings;
 
     /// Whether the command prints a text or a log instead of an answer.
     const WITHOUT_OUTPUT: [&str; 7] = [
@@ -249,5 +252,44 @@ mod tests {
             assert!(examples.contains(path), "{path}: {examples}");
         });
         assert!(count > 30, "{count}");
+    }
+
+    #[test]
+    fn every_count_is_at_least_one() {
+        let mut counts = 0;
+        visit(&Arguments::command(), "hapax", &mut |path, command| {
+            // The fields of a queue have bounds in the broker.
+            let fields =
+                command.get_arguments().filter(|it| it.get_help_heading() != Some("Rules"));
+            let names = |it: &clap::Arg| it.get_value_names().unwrap_or_default().to_vec();
+            for argument in fields.filter(|it| names(it) == ["COUNT"]) {
+                let flag = format!("--{}", argument.get_long().unwrap());
+                let refused = command.clone().try_get_matches_from(["x", &flag, "0"]).unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::ValueValidation, "{path} {flag}");
+                counts += 1;
+            }
+        });
+        assert!(counts > 10, "{counts}");
+    }
+
+    #[test]
+    fn a_heading_covers_its_own_arguments_alone() {
+        let connection = ["server", "token", "ca", "client_cert", "client_key"];
+        visit(&Arguments::command(), "hapax", &mut |path, command| {
+            let is_setting = |it: &clap::Arg| {
+                it.get_help_heading().is_some_and(|heading| heading.starts_with("Settings"))
+            };
+            for it in command.get_arguments() {
+                let (id, is_positional) = (it.get_id().as_str(), it.is_positional());
+                let heading = it.get_help_heading();
+                if heading == Some("Connection") {
+                    assert!(connection.contains(&id), "{path} {id}");
+                }
+                if is_setting(it) {
+                    assert!(settings::names().iter().any(|name| name == id), "{path} {id}");
+                }
+                assert!(!is_positional || heading.is_none(), "{path} {id} is under {heading:?}");
+            }
+        });
     }
 }

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use crate::exit::Exit;
 use crate::failure::Failure;
 
-/// Timeout of the whole probe.
+/// Timeout of each half of the probe.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The first byte of a TLS alert, with which a TLS server answers plain text.
 const TLS_ALERT: u8 = 0x15;
@@ -52,20 +52,35 @@ pub(crate) fn hint(what: &str, has_ca: bool) -> Option<&'static str> {
 /// The kind of server at an address.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
+    /// A broker, which answers its health check.
+    Broker,
+    /// A server that accepts connections and does not answer.
+    Silent,
     Tls,
     /// A web server that is not a broker, with its status line.
     Other(String),
 }
 
-/// Probes the server at this address, for an error that does not show the cause.
+/// Probes the server at this address, for an error that does not show the cause. `None` if there is
+/// no server, and if it is unclear.
 pub(crate) async fn look(server: &str, failure: &Failure) -> Option<Failure> {
     let uri: http::Uri = server.parse().ok()?;
     if uri.scheme_str() != Some("http") {
         return None;
     }
     let address = format!("{}:{}", uri.host()?, uri.port_u16().unwrap_or(80));
-    let looked = tokio::time::timeout(PATIENCE, ask(&address)).await.ok()?.ok()?;
-    let next = match found(&looked)? {
+    let next = match probe(&address).await? {
+        // Something between it and the command does not speak gRPC.
+        Found::Broker if failure.what.contains("gRPC") => return None,
+        Found::Broker => {
+            "the broker is running, but did not answer this request: it may be overloaded; check \
+             its log, and try again"
+                .to_owned()
+        }
+        Found::Silent => format!(
+            "the server at {address} accepts connections but does not answer: the broker may be \
+             stalled, overloaded or still starting; check its log"
+        ),
         Found::Tls => format!("it speaks TLS: use https://{address}, with --ca FILE"),
         Found::Other(status) => {
             let what = format!("the server at {server} is not a Hapax broker: {status}");
@@ -76,17 +91,27 @@ pub(crate) async fn look(server: &str, failure: &Failure) -> Option<Failure> {
     Some(Failure { next: Some(next), ..Failure::new(Exit::Unavailable, failure.what.clone()) })
 }
 
-async fn ask(address: &str) -> std::io::Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET /livez HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut bytes = Vec::new();
-    // What came before the other end broke off tells enough.
-    let _ = stream.take(1_024).read_to_end(&mut bytes).await;
-    Ok(bytes)
+async fn probe(address: &str) -> Option<Found> {
+    let connect = tokio::time::timeout(PATIENCE, TcpStream::connect(address));
+    let mut stream = connect.await.ok()?.ok()?;
+    let mut answer = Vec::new();
+    let asked = tokio::time::timeout(PATIENCE, ask(&mut stream, address, &mut answer)).await;
+    match asked {
+        Err(_) if answer.is_empty() => Some(Found::Silent),
+        Ok(Err(_)) => None,
+        _ => found(&answer),
+    }
 }
 
-/// Reads the answer of the probe. `None` for a broker, and if it is unclear.
+async fn ask(stream: &mut TcpStream, address: &str, answer: &mut Vec<u8>) -> std::io::Result<()> {
+    let request = format!("GET /livez HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    // What came before the other end broke off tells enough.
+    let _ = stream.take(1_024).read_to_end(answer).await;
+    Ok(())
+}
+
+/// Reads the answer of the probe. `None` if it is unclear.
 fn found(answer: &[u8]) -> Option<Found> {
     if answer.first() == Some(&TLS_ALERT) {
         return Some(Found::Tls);
@@ -94,8 +119,11 @@ fn found(answer: &[u8]) -> Option<Found> {
     let text = String::from_utf8_lossy(answer);
     let (line, headers) = text.split_once("\r\n")?;
     let (version, status) = line.split_once(' ')?;
+    if !version.starts_with("HTTP/") {
+        return None;
+    }
     let is_broker = headers.to_ascii_lowercase().contains("\nrequest-id:");
-    (version.starts_with("HTTP/") && !is_broker).then(|| Found::Other(crate::screen::clean(status)))
+    Some(if is_broker { Found::Broker } else { Found::Other(crate::screen::clean(status)) })
 }
 
 #[cfg(test)]
@@ -108,8 +136,20 @@ mod tests {
         let other = found(b"HTTP/1.0 404 File not found\r\nServer: SimpleHTTP\r\n\r\n");
         assert_eq!(other, Some(Found::Other("404 File not found".to_owned())));
         let broker = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nrequest-id: 1\r\n\r\nok\n";
-        assert_eq!(found(broker), None);
+        assert_eq!(found(broker), Some(Found::Broker));
         assert_eq!(found(b""), None);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_answer_is_not_an_absent_one() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = format!("http://{}", listener.local_addr().unwrap());
+        let failure = Failure::new(Exit::Unavailable, "no answer within 30000 ms");
+        let told = look(&server, &failure).await.unwrap();
+        assert_eq!(told.what, failure.what);
+        assert!(told.next.unwrap().contains("accepts connections but does not answer"));
+        drop(listener);
+        assert!(look(&server, &failure).await.is_none(), "nobody listens");
     }
 
     #[test]

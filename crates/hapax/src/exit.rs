@@ -15,7 +15,6 @@ macro_rules! exits {
             #[cfg(test)]
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
 
-            #[cfg(test)]
             pub(crate) fn meaning(self) -> &'static str {
                 match self { $(Self::$name => $meaning,)+ }
             }

@@ -62,6 +62,12 @@ impl Failure {
         Self { next, code, retry_after_ms: wait, ..Self::new(exit, what) }
     }
 
+    /// Whether the same command may succeed later.
+    fn is_retryable(&self) -> bool {
+        let by_exit = matches!(self.exit, Exit::Unavailable | Exit::WaitOver | Exit::RetryLater);
+        self.code.map_or(by_exit, Code::is_retryable)
+    }
+
     /// The last document of `-o json`. Its fields are those of an error answer.
     pub(crate) fn to_json(&self) -> Value {
         let mut fields = Map::new();
@@ -71,8 +77,8 @@ impl Failure {
             let prefix = format!("{}: ", code.as_str());
             detail = detail.strip_prefix(&prefix).unwrap_or(detail);
             fields.insert("code".to_owned(), code.as_str().into());
-            fields.insert("retryable".to_owned(), code.is_retryable().into());
         }
+        fields.insert("retryable".to_owned(), self.is_retryable().into());
         fields.insert("detail".to_owned(), detail.into());
         if let Some(wait) = self.retry_after_ms {
             fields.insert("retry_after_ms".to_owned(), wait.into());

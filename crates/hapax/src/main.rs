@@ -4,6 +4,7 @@ mod advice;
 mod arguments;
 mod commands;
 mod content;
+mod counts;
 mod diagnosis;
 mod duration;
 mod exit;
@@ -25,6 +26,7 @@ use clap::CommandFactory;
 
 use crate::arguments::Arguments;
 use crate::exit::Exit;
+use crate::failure::Failure;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -40,7 +42,13 @@ fn main() -> ExitCode {
         parse::warn_of_variables();
     }
     match commands::run(&command) {
-        Ok(exit) => exit.into(),
+        Ok(exit) => {
+            // What was found is on the standard output.
+            if exit != Exit::Ok && parsed.is_json {
+                screen::say(Failure::new(exit, exit.meaning()).to_json());
+            }
+            exit.into()
+        }
         Err(failure) => {
             if !failure.is_broken_pipe {
                 match parsed.is_json {

@@ -45,17 +45,17 @@ progress bars appear on a terminal only. `NO_COLOR` turns colours off, `CLICOLOR
 them on without a terminal. Control characters in keys, errors and bodies are escaped;
 `hapax get --result` and `-o json` print them unchanged.
 
-A command that fails prints the error to the standard error. With `-o json` the error is one line
-of JSON, the last one, with the exit code and, if the broker refused, its error `code`. Shown on
-two lines here:
+A command that exits with another code than 0 prints the reason to the standard error. With
+`-o json` that is one line of JSON, the last one, with the exit code, whether the same command may
+succeed later (`retryable`) and, if the broker refused, its error `code`. Shown on two lines here:
 
 ```json
 {\"answer\":\"error\",\"code\":\"no_such_queue\",\"detail\":\"there is no queue ordres\",\"exit\":3,
  \"next\":\"did you mean orders?\",\"retryable\":false}
 ```
 
-A send or a settle that is refused also prints its answer to the standard output. Errors in the
-command line itself are always text.
+A send, a settle or a `get --wait` that has an answer also prints it to the standard output. Errors
+in the command line itself are always text.
 
 A duration is a number and a unit: `500ms`, `30s`, `5m`, `2h`, `7d`. A time is RFC 3339, or an age:
 `2h` is two hours ago.

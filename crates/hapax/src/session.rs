@@ -134,7 +134,8 @@ impl Connection {
 
     async fn explain(&self, failure: Failure) -> Failure {
         // Not the words of a broker: a web server answered.
-        let is_foreign = failure.what.contains("it is another ");
+        let foreign = ["the server is not a Hapax broker", "the server does not speak gRPC"];
+        let is_foreign = foreign.iter().any(|words| failure.what.contains(words));
         if failure.exit == Exit::Refused && self.token.is_none() {
             return failure.next(
                 "set HAPAX_TOKEN; create a token on the broker's machine with: hapax token create \
@@ -147,13 +148,13 @@ impl Connection {
         if let Some(hint) = diagnosis::hint(&failure.what, self.ca.is_some()) {
             return failure.next(hint);
         }
-        if (is_foreign || !failure.what.contains("refused"))
-            && let Some(found) = diagnosis::look(&self.server, &failure).await
-        {
-            return Failure { code: Some(Code::Unavailable), ..found };
-        }
-        if failure.next.is_some() {
+        let is_refused = failure.what.contains("refused") && !is_foreign;
+        // The broker itself has advised already.
+        if failure.next.is_some() && !is_foreign {
             return failure;
+        }
+        if !is_refused && let Some(found) = diagnosis::look(&self.server, &failure).await {
+            return Failure { code: Some(Code::Unavailable), ..found };
         }
         let here = ["127.0.0.1", "localhost", "[::1]"];
         failure.next(match here.iter().any(|host| self.server.contains(host)) {

@@ -29,6 +29,9 @@ pub(crate) use origin::Origin;
 pub(crate) use value::{OrOff, text};
 pub(crate) use values::{Flags, Values};
 
+/// The settings that decide whether the broker may be reached from other machines.
+const REACH: [&str; 7] =
+    ["listen", "auth", "allow_no_auth", "allow_no_tls", "tls_cert", "tls_key", "tls_client_ca"];
 /// The file that is read if none is named and this one exists.
 const FILE: &str = "hapax.toml";
 /// The largest settings file.
@@ -90,7 +93,17 @@ impl Settings {
             let fix = format!("Allowed: {}", values::allowed(name));
             wrong.push(settings.wrong(Rule::Value, name, why, fix));
         }
-        if wrong.is_empty() { Ok(settings) } else { Err(Mistakes(wrong)) }
+        if wrong.is_empty() {
+            return Ok(settings);
+        }
+        // A setting that could not be read has its default, which says nothing about the others.
+        let is_read = |name: &str| wrong.iter().all(|wrong| wrong.finding.field != name);
+        if REACH.into_iter().all(is_read)
+            && let Err(Mistakes(more)) = settings.check()
+        {
+            wrong.extend(more);
+        }
+        Err(Mistakes(wrong))
     }
 
     /// The options to start a broker with.
@@ -225,6 +238,12 @@ impl fmt::Display for Mistakes {
         // Whoever prints it says that it is an error.
         f.write_str(&lines.join("\n").replacen(": error: ", ": ", 1))
     }
+}
+
+/// The names of the settings.
+#[cfg(test)]
+pub(crate) fn names() -> Vec<String> {
+    values::names()
 }
 
 /// The variables of the settings.

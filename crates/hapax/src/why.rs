@@ -106,7 +106,7 @@ pub(crate) fn resolve(queue: &str, key: &str, group: Option<&str>) -> Advice {
 }
 
 /// The command that redrives a dead message.
-fn redrive(queue: &str, key: &str, group: Option<&str>) -> Advice {
+pub(crate) fn redrive(queue: &str, key: &str, group: Option<&str>) -> Advice {
     Advice::new("hapax dead redrive", &[queue]).option("--key", key).group(group).flag("--yes")
 }
 

@@ -10,6 +10,7 @@ mod received;
 mod weight;
 
 use std::collections::BTreeMap;
+use std::marker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -160,7 +161,7 @@ impl Service {
     pub fn revoked(
         &self,
         principal: &Arc<Principal>,
-    ) -> impl Future<Output = ()> + std::marker::Send + 'static + use<> {
+    ) -> impl Future<Output = ()> + marker::Send + 'static + use<> {
         self.0.auth.revoked(Arc::clone(principal))
     }
 
@@ -230,12 +231,12 @@ impl Service {
 
     /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
     /// caller knows them by: it must not block.
-    pub fn start_send<T: std::marker::Send + 'static>(
+    pub fn start_send<T: marker::Send + 'static>(
         &self,
         permit: &Permit,
         sends: Vec<(T, Send)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + std::marker::Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + marker::Send + 'static,
     ) {
         let allowance = self.allowance(permit, sends.len());
         let (service, queue) = (self.clone(), permit.queue.clone());
@@ -313,12 +314,12 @@ impl Service {
     }
 
     /// Settles leases, as [`Service::start_send`] sends messages.
-    pub fn start_settle<T: std::marker::Send + 'static>(
+    pub fn start_settle<T: marker::Send + 'static>(
         &self,
         permit: &Permit,
         items: Vec<(T, Opened)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + std::marker::Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + marker::Send + 'static,
     ) {
         let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
         for (tag, item) in items {

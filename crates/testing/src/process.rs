@@ -234,12 +234,6 @@ impl BrokerProcess {
         self.child.wait().unwrap();
     }
 
-    /// Starts the next life of one that has ended.
-    #[track_caller]
-    pub fn start_again(&mut self) {
-        *self = self.setup.start();
-    }
-
     pub fn signal(&self, name: Signal) {
         signal(self.pid(), name);
     }

@@ -1,14 +1,15 @@
 //! `hapax backup` and `hapax restore`: verified copies of a data directory, of a stopped broker or
 //! of a running one.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
-use hapax_server::engine::Data;
+use hapax_server::engine::{self, Data};
 use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
 use serde_json::{Value, json};
@@ -56,7 +57,8 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
             .next("the broker knows where its data is: hapax backup --online TARGET")),
         (false, [directory, target]) => {
             copy(screen, directory, target)
-                .with_context(|| format!("{} was not backed up", directory.display()))?;
+                .with_context(|| format!("{} was not backed up", directory.display()))
+                .map_err(failed)?;
             Ok(Exit::Ok)
         }
         (false, _) => Err(Failure::usage("give the directory and the target").next(
@@ -68,7 +70,8 @@ pub(crate) async fn backup(backup: &Backup) -> Result<Exit, Failure> {
 
 pub(crate) fn restore(restore: &Restore) -> Result<Exit, Failure> {
     copy(restore.output.screen(), &restore.backup, &restore.directory)
-        .with_context(|| format!("{} was not restored", restore.directory.display()))?;
+        .with_context(|| format!("{} was not restored", restore.directory.display()))
+        .map_err(failed)?;
     Ok(Exit::Ok)
 }
 
@@ -102,7 +105,9 @@ async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit
 fn copy(screen: Screen, from: &Path, to: &Path) -> Result<()> {
     let parts = partitions(from).map_err(|failure| anyhow::anyhow!(failure.what))?;
     Data::refuse_target_inside(from, to)?;
-    ensure!(is_empty(to)?, "{} is not empty", to.display());
+    if !is_empty(to)? {
+        return Err(Full(to.to_owned()).into());
+    }
     let mut copied = Vec::new();
     if parts == [from] {
         copied.push(copy_partition(screen, from, to)?);
@@ -119,12 +124,42 @@ fn copy(screen: Screen, from: &Path, to: &Path) -> Result<()> {
         screen.json(&json!({ "target": target, "verified": true, "partitions": copied }))?;
     } else if parts != [from] {
         screen.line(format_args!(
-            "{} holds {}, with the broker's secret and tokens: keep it as safe as the data",
+            "{} holds {}, with the broker's {}: keep it as safe as the data",
             to.display(),
-            count(parts.len() as u64, "partition")
+            count(parts.len() as u64, "partition"),
+            if has_tokens(to) { "secret and tokens" } else { "secret" }
         ))?;
     }
     Ok(())
+}
+
+/// The target of a copy is not empty.
+#[derive(Debug)]
+struct Full(PathBuf);
+
+impl std::error::Error for Full {}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not empty", self.0.display())
+    }
+}
+
+/// The failure of a copy. A target that cannot be used is an error of the command, as it is for an
+/// online backup.
+fn failed(error: anyhow::Error) -> Failure {
+    let is_inside = matches!(error.downcast_ref(), Some(engine::Error::Inside { .. }));
+    let is_full = error.downcast_ref::<Full>().is_some();
+    let failure = Failure::from(error);
+    match is_inside || is_full {
+        true => Failure { exit: Exit::Usage, ..failure }
+            .next("name a target outside of the data that is empty or does not exist"),
+        false => failure,
+    }
+}
+
+fn has_tokens(directory: &Path) -> bool {
+    directory.join("tokens.json").exists()
 }
 
 fn is_empty(directory: &Path) -> io::Result<bool> {

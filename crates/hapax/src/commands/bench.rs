@@ -18,7 +18,9 @@ use hapax_bench::messages::{Messages, NUMBER_BYTES};
 use hapax_bench::server::{Directory, Server};
 use hapax_bench::wire::{self, Shape};
 use hapax_client::Admin;
+use hapax_core::limits;
 
+use crate::counts;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, progress};
@@ -45,22 +47,22 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// Number of producers, each with its own connection.
-    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = counts::any::<usize>())]
     producers: usize,
     /// Number of workers, each with its own connection.
-    #[arg(long, value_name = "COUNT", default_value_t = 2)]
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = counts::any::<usize>())]
     workers: usize,
     /// Size of a body, at least 8.
     #[arg(long, value_name = "BYTES", default_value_t = 100)]
     size: usize,
     /// Total number of messages.
-    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
+    #[arg(long, value_name = "COUNT", default_value_t = 1_000_000, value_parser = counts::any::<u64>())]
     count: u64,
     /// How many unanswered messages a producer may have, and how many unsettled ones a worker.
-    #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
+    #[arg(long, value_name = "COUNT", default_value_t = 4_096, value_parser = counts::any::<usize>())]
     window: usize,
     /// How many messages may be sent and not yet done. Above that, producers wait for workers.
-    #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
+    #[arg(long, value_name = "COUNT", default_value_t = 32_768, value_parser = counts::any::<u64>())]
     backlog: u64,
     /// `off` sends messages without keys to an at-least-once queue.
     #[arg(long, value_name = "ON|OFF", value_parser = ["on", "off"], default_value = "on")]
@@ -70,6 +72,7 @@ pub(crate) struct Bench {
     latency: bool,
     /// Messages per second, with --latency.
     #[arg(long, value_name = "COUNT", default_value_t = 100, requires = "latency")]
+    #[arg(value_parser = counts::any::<u64>())]
     rate: u64,
     /// The same as -o json.
     #[arg(long, hide = true)]
@@ -88,6 +91,7 @@ pub(crate) struct Bench {
     dir: PathBuf,
     /// Number of partitions of that broker.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    #[arg(value_parser = counts::up_to::<u16>(limits::PARTITIONS_MAX.into()))]
     partitions: u16,
     #[command(flatten)]
     output: Output,
@@ -133,18 +137,6 @@ impl Bench {
 }
 
 fn check(bench: &Bench) -> Result<(), Failure> {
-    let few = |name: &str| Failure::usage(format!("{name} must be at least 1"));
-    let rules = [
-        (bench.producers == 0, "--producers"),
-        (bench.workers == 0, "--workers"),
-        (bench.count == 0, "--count"),
-        (bench.window == 0, "--window"),
-        (bench.backlog == 0, "--backlog"),
-        (bench.rate == 0, "--rate"),
-    ];
-    if let Some((_, name)) = rules.iter().find(|(is_wrong, _)| *is_wrong) {
-        return Err(few(name));
-    }
     if bench.size < NUMBER_BYTES {
         return Err(Failure::usage("--size must be at least 8: a body carries its number"));
     }

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use hapax_wire::proto::{self, State};
 
 use super::peek::{self, PAGE, Pages};
+use crate::counts;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::moment;
@@ -46,7 +47,7 @@ pub(crate) struct List {
     /// The queue.
     queue: String,
     /// At most this many messages.
-    #[arg(long, default_value_t = 20, value_name = "COUNT")]
+    #[arg(long, default_value_t = 20, value_name = "COUNT", value_parser = counts::any::<usize>())]
     limit: usize,
     #[command(flatten)]
     filter: Filter,

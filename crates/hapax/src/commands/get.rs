@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use hapax_server::time::show_ms;
 use hapax_wire::proto::{self, State};
 use hapax_wire::{DedupScope, OnGroupDead, Order, QueueConfig};
 
@@ -58,11 +59,20 @@ async fn act(session: &Session, get: &Get) -> Result<Exit, Failure> {
     }
     if screen.is_json() {
         screen.json(&key)?;
-        return Ok(exit);
+    } else {
+        let around = around(session, get.name.queue(), &key).await;
+        print(screen, get.name.queue(), &key, &around)?;
     }
-    let around = around(session, get.name.queue(), &key).await;
-    print(screen, get.name.queue(), &key, &around)?;
-    Ok(exit)
+    let state = key.state().as_str();
+    match exit {
+        Exit::Ok => Ok(exit),
+        Exit::WaitOver => {
+            let within = show_ms(duration::milliseconds(get.wait));
+            let what = format!("not done within {within}: the message is {state}");
+            Err(Failure::new(exit, what))
+        }
+        _ => Err(Failure::new(exit, format!("the message is {state}, so there is no result"))),
+    }
 }
 
 /// The facts about the queue that explain the state of a key, as far as the token allows.

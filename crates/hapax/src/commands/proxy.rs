@@ -28,6 +28,7 @@ use tower::ServiceExt;
 
 use super::serve::{Signals, told_to_stop};
 use crate::advice::Advice;
+use crate::counts;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -132,6 +133,7 @@ pub(crate) struct Proxy {
     /// The most protected requests at a time. Further ones get 503. Each may hold its request and
     /// response in memory.
     #[arg(long, value_name = "COUNT", default_value_t = 1_024)]
+    #[arg(value_parser = counts::any::<usize>())]
     operations_max: usize,
     /// Timeout of the upstream: for the whole response on routes, for the response head elsewhere.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "60s")]

@@ -3,6 +3,7 @@
 mod rules;
 
 use clap::{Args, Subcommand};
+use hapax_wire::QueueConfig;
 use hapax_wire::proto::{self, ListQueuesReply};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -18,7 +19,8 @@ use rules::Rules;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Create a queue. Succeeds too if the queue exists with the same configuration.
+    /// Create a queue. If it exists, it is not changed: the command succeeds if the given fields
+    /// have the given values, and names the fields that have other values than the defaults.
     #[command(after_help = "Examples:
   hapax queue create orders
   hapax queue create payments --order group --lease 2m --retention 30d
@@ -164,24 +166,34 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let fields = &change.rules.0;
     let existing = session.client.queues().await?.queues;
     if let Some(existing) = existing.iter().find(|existing| existing.queue == change.queue) {
-        let differing = differing(fields, &config(existing));
-        if !differing.is_empty() {
+        let config = config(existing);
+        let others = differing(fields, &config);
+        if !others.is_empty() {
             let what = format!(
                 "the queue {} exists with another configuration: {}",
                 change.queue,
-                differing.join(", ")
+                others.join(", ")
             );
             let set = Advice::new("hapax queue set", &[&change.queue]);
             let next = format!("{set} changes them");
             return Err(Failure::new(Exit::Conflict, what).next(next));
         }
-        return told(
-            screen,
-            existing,
-            format!("{} already exists with this configuration", change.queue),
-        );
+        let mut defaults = defaults();
+        defaults.retain(|name, _| !fields.contains_key(name));
+        let others = differing_from_defaults(&config, &defaults);
+        let what = match others.is_empty() {
+            true => format!("{} already exists with this configuration", change.queue),
+            false => format!(
+                "{} already exists and was not changed; fields with other values than the \
+                 defaults: {}",
+                change.queue,
+                others.join(", ")
+            ),
+        };
+        return told(screen, existing, what);
     }
-    let queue = session.client.put_queue(&change.queue, &text(fields), None).await?;
+    let created = session.client.put_queue(&change.queue, &text(fields), None).await;
+    let queue = created.map_err(rules::refused)?;
     told(screen, &queue, format!("created {}", change.queue))
 }
 
@@ -196,7 +208,8 @@ async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
     let changed = differing(&given, &fields);
     fields.extend(given);
     let etag = Some(before.etag.as_str());
-    let queue = session.client.put_queue(&change.queue, &text(&fields), etag).await?;
+    let put = session.client.put_queue(&change.queue, &text(&fields), etag).await;
+    let queue = put.map_err(rules::refused)?;
     let what = match changed.is_empty() {
         true => format!("{} already has this configuration", change.queue),
         false => format!("changed {}: {}", change.queue, changed.join(", ")),
@@ -220,14 +233,35 @@ fn text(fields: &Map<String, Value>) -> String {
     serde_json::to_string(fields).unwrap_or_default()
 }
 
-/// The given fields that have another value, as `name: before → after`.
+/// The configuration of a queue that is created without any field.
+fn defaults() -> Map<String, Value> {
+    match serde_json::to_value(QueueConfig::default()) {
+        Ok(Value::Object(fields)) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// The given fields that have another value, as `--flag before → after`.
 fn differing(given: &Map<String, Value>, before: &Map<String, Value>) -> Vec<String> {
     let other = given.iter().filter(|(name, value)| before.get(*name) != Some(value));
     other
         .map(|(name, value)| {
-            format!("{name} {} → {value}", before.get(name).unwrap_or(&Value::Null))
+            let before = rules::written(name, before.get(name).unwrap_or(&Value::Null));
+            format!("{} {before} → {}", rules::flag_of(name), rules::written(name, value))
         })
         .collect()
+}
+
+/// The fields that have another value than these defaults, as `--flag value`.
+fn differing_from_defaults(
+    config: &Map<String, Value>,
+    defaults: &Map<String, Value>,
+) -> Vec<String> {
+    let other = defaults.iter().filter_map(|(name, default)| {
+        let value = config.get(name).filter(|value| *value != default)?;
+        Some(format!("{} {}", rules::flag_of(name), rules::written(name, value)))
+    });
+    other.collect()
 }
 
 /// A queue of a list, with the partitions whose share of the counts is missing or outdated.

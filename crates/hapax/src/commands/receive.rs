@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use hapax_core::limits;
+use hapax_server::time::show_ms;
+use hapax_wire::Code;
 use hapax_wire::proto::{self, SettleKind, State, settle::Verb};
 use serde::Serialize;
 
+use crate::advice::Advice;
 use crate::content::Body;
+use crate::counts;
 use crate::duration::{self, milliseconds};
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -18,8 +23,9 @@ use crate::session::{Connection, Session, worker_name};
 pub(crate) struct Receive {
     /// The queue.
     queue: String,
-    /// At most this many messages.
+    /// At most this many messages, 1 to 1000.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    #[arg(value_parser = counts::up_to::<u32>(limits::RECEIVE_MAX.into()))]
     max: u32,
     /// Wait at most this long for the first message.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
@@ -183,11 +189,12 @@ async fn act(session: &Session, receive: &Receive) -> Result<Exit, Failure> {
     };
     let deliveries = session.client.receive(request).await?;
     if deliveries.is_empty() {
-        say(format_args!(
-            "no message came; hapax queue show {} shows what it holds",
-            receive.queue
-        ));
-        return Ok(Exit::WaitOver);
+        let what = match receive.wait.is_zero() {
+            true => "there is no message to receive".to_owned(),
+            false => format!("no message came within {}", show_ms(milliseconds(receive.wait))),
+        };
+        let show = Advice::new("hapax queue show", &[&receive.queue]);
+        return Err(Failure::new(Exit::WaitOver, what).next(format!("{show} shows what it holds")));
     }
     print(screen, &deliveries, receive.ack)?;
     if !receive.ack {
@@ -200,15 +207,18 @@ async fn act(session: &Session, receive: &Receive) -> Result<Exit, Failure> {
         verb: Some(done()),
     });
     let answers = session.client.settle(&receive.queue, settles.collect()).await?;
-    let mut exit = Exit::Ok;
+    let mut first = None;
     for (delivery, answer) in deliveries.iter().zip(&answers) {
         if answer.kind() != SettleKind::Ok {
             let failure = unsettled(answer);
-            say(format_args!("{}: {}", clean(&delivery.key), failure.what));
-            exit = exit.and(failure.exit);
+            let what = format!("{}: {}", clean(&delivery.key), failure.what);
+            match first {
+                None => first = Some(Failure { what, ..failure }),
+                Some(_) => say(what),
+            }
         }
     }
-    Ok(exit)
+    first.map_or(Ok(Exit::Ok), Err)
 }
 
 fn print(screen: Screen, deliveries: &[proto::Delivery], is_settled: bool) -> Result<(), Failure> {
@@ -309,5 +319,7 @@ fn unsettled(answer: &proto::SettleAnswer) -> Failure {
         ),
         None => format!("lease_lost: the lease is no longer yours; the message is {state}"),
     };
-    Failure::new(Exit::Conflict, what).next("stop working on it: nothing was changed")
+    let failure = Failure::new(Exit::of(Code::LeaseLost), what);
+    let failure = failure.next("stop working on it: nothing was changed");
+    Failure { code: Some(Code::LeaseLost), ..failure }
 }

@@ -15,6 +15,7 @@ use hapax_transactions::{Error, Relay as Mover};
 use tokio::net::TcpListener;
 
 use crate::commands::serve::{Signals, told_to_stop};
+use crate::counts;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -45,7 +46,7 @@ pub(crate) struct Relay {
     #[arg(long, env = "HAPAX_DATABASE_CA", value_name = "FILE")]
     database_ca: Option<PathBuf>,
     /// Park a row after this many refusals.
-    #[arg(long, value_name = "COUNT", default_value_t = 5)]
+    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = counts::any::<u32>())]
     tries: u32,
     /// How often to poll for new rows if the database sends no notification.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]

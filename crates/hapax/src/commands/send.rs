@@ -5,7 +5,8 @@ mod batch;
 use std::time::Duration;
 
 use clap::Args;
-use hapax_wire::{Answer, AnswerKind, Answered, Id, Problem};
+use hapax_server::time::show_ms;
+use hapax_wire::{Answer, AnswerKind, Answered, Id, Problem, State};
 
 use crate::advice::Advice;
 use crate::content::{Body, Envelope, new_key};
@@ -15,7 +16,7 @@ use crate::failure::Failure;
 use crate::moment;
 use crate::screen::{Colour, Output, Screen, brief, clean, complain, count, say};
 use crate::session::{Connection, Session};
-use crate::why::resolve;
+use crate::why::{redrive, resolve};
 
 #[derive(Debug, Args)]
 pub(crate) struct Send {
@@ -37,10 +38,16 @@ pub(crate) struct Send {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "0s")]
     retry: Duration,
     /// Read messages from the standard input, one JSON document per line, and send them in batches.
-    /// Stops at the first invalid line. Fields:
+    /// Stops at the first invalid line. Every line needs a key, unless the queue is at-least-once
+    /// or --make-keys is given. Fields:
     /// {"key":…,"body":…,"group":…,"content_type":…,"headers":{…},"delay_ms":…}
     #[arg(long, conflicts_with_all = ["body", "file", "key", "wait"])]
     batch: bool,
+    /// With --batch: generate a key for every line that has none, and print it with the number of
+    /// the line to the standard error before the line is sent. To repeat the batch safely, add
+    /// these keys to the lines.
+    #[arg(long, requires = "batch")]
+    make_keys: bool,
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
@@ -54,7 +61,7 @@ pub(crate) async fn run(send: &Send) -> Result<Exit, Failure> {
 async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
     let screen = send.output.screen();
     if send.batch {
-        return batch::run(session, &send.queue, send.retry, screen).await;
+        return batch::run(session, send, screen).await;
     }
     let body = send.body.read()?;
     let key = match &send.key {
@@ -74,7 +81,7 @@ async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
         None => answer,
     };
     let name = Name { queue: &send.queue, key: &key, group: send.envelope.group() };
-    tell(screen, name, &answer, send.wait.is_some())
+    tell(screen, name, &answer, send.wait)
 }
 
 /// The arguments that name the message in the suggested command.
@@ -91,14 +98,14 @@ fn answered<'a>(queue: &'a str, key: &'a str, answer: &Answer) -> Answered<'a> {
     Answered { queue: Some(queue), key, answer, result_omitted: false }
 }
 
-/// Prints an answer, and returns the exit code for it.
+/// Prints an answer. Without the outcome that the caller asked for, that is a failure.
 fn tell(
     screen: Screen,
     name: Name<'_>,
     answer: &Answer,
-    has_waited: bool,
+    wait: Option<Duration>,
 ) -> Result<Exit, Failure> {
-    let Name { queue, key, group } = name;
+    let Name { queue, key, .. } = name;
     if screen.is_json() {
         screen.json(&answered(queue, key, answer))?;
     }
@@ -106,46 +113,71 @@ fn tell(
         return Err(refused(name, problem));
     }
     let outcome = answer.outcome.clone().unwrap_or_default();
-    let kind = answer.kind().as_str();
     let since = moment::relative(moment::now_ms(), answer.accepted_at_ms);
-    let (colour, told, exit) = match answer.kind() {
+    let mut kind = answer.kind().as_str();
+    let (colour, told) = match answer.kind() {
         AnswerKind::Done => (
             Colour::Green,
             format!("accepted {since}, done after {}", count(outcome.attempts, "attempt")),
-            Exit::Ok,
         ),
+        AnswerKind::Dead if answer.state() == State::Discarded => {
+            kind = State::Discarded.as_str();
+            (Colour::Red, format!("accepted {since}, discarded by an operator"))
+        }
         AnswerKind::Dead => {
             let error = brief(&outcome.error, 200);
-            let attempts = count(outcome.attempts, "attempt");
-            (Colour::Red, format!("after {attempts}: {error}"), Exit::Ended)
+            (Colour::Red, format!("after {}: {error}", count(outcome.attempts, "attempt")))
         }
-        AnswerKind::Parked => {
-            let next = format!("{}, or --retry", resolve(queue, key, group).flag("--done"));
-            (Colour::Yellow, format!("its effect had begun; {next}"), Exit::Ended)
+        AnswerKind::Parked => (Colour::Yellow, "its effect had begun".to_owned()),
+        AnswerKind::InFlight => {
+            (Colour::Cyan, format!("{}, sent before ({since})", answer.state().as_str()))
         }
-        AnswerKind::InFlight => (
-            Colour::Cyan,
-            format!("{}, sent before ({since})", answer.state().as_str()),
-            if has_waited { Exit::WaitOver } else { Exit::Ok },
-        ),
-        _ => (
-            Colour::Green,
-            answer.state().as_str().to_owned(),
-            if has_waited { Exit::WaitOver } else { Exit::Ok },
-        ),
+        _ => (Colour::Green, answer.state().as_str().to_owned()),
     };
-    if screen.is_json() {
-        return Ok(exit);
-    }
-    let (kind, id) = (screen.paint(colour, kind), Id::of(&answer.id));
-    screen.line(format_args!("{kind}  {}  {told}  (id {id})", clean(key)))?;
-    if let Some(result) = &outcome.result {
-        screen.bytes(&result.body)?;
-        if !result.body.ends_with(b"\n") {
-            screen.line("")?;
+    if !screen.is_json() {
+        let (kind, id) = (screen.paint(colour, kind), Id::of(&answer.id));
+        screen.line(format_args!("{kind}  {}  {told}  (id {id})", clean(key)))?;
+        if let Some(result) = &outcome.result {
+            screen.bytes(&result.body)?;
+            if !result.body.ends_with(b"\n") {
+                screen.line("")?;
+            }
         }
     }
-    Ok(exit)
+    without_outcome(name, answer, wait).map_or(Ok(Exit::Ok), Err)
+}
+
+/// The failure of a send whose message cannot be done, or was not done within the wait.
+fn without_outcome(name: Name<'_>, answer: &Answer, wait: Option<Duration>) -> Option<Failure> {
+    let Name { queue, key, group } = name;
+    let state = answer.state().as_str();
+    let ended = |what: String, next: String| Some(Failure::new(Exit::Ended, what).next(next));
+    match (answer.kind(), wait) {
+        (AnswerKind::Dead, _) if answer.state() == State::Discarded => {
+            let forget = Advice::new("hapax forget", &[queue, key]).group(group);
+            let what = format!("the message of {} was discarded, and is not run", clean(key));
+            ended(what, format!("{forget} makes the key new"))
+        }
+        (AnswerKind::Dead, _) => {
+            let what = format!("the message of {} is dead, and is not run", clean(key));
+            ended(what, format!("when the cause is fixed: {}", redrive(queue, key, group)))
+        }
+        (AnswerKind::Parked, _) => {
+            let what = format!(
+                "the message of {} is parked: it is unknown whether its effect happened",
+                clean(key)
+            );
+            ended(what, format!("{}, or --retry", resolve(queue, key, group).flag("--done")))
+        }
+        (AnswerKind::Accepted | AnswerKind::InFlight, Some(wait)) => {
+            let within = show_ms(duration::milliseconds(wait));
+            let what = format!("not done within {within}: the message is {state}");
+            let get = Advice::new("hapax get", &[queue, key]).group(group);
+            let next = format!("{get} shows what it waits for; the same send can be repeated");
+            Some(Failure::new(Exit::WaitOver, what).next(next))
+        }
+        _ => None,
+    }
 }
 
 /// Prints a conflict, with the time and the id of the first message.
@@ -173,13 +205,14 @@ fn refused(name: Name<'_>, problem: &Problem) -> Failure {
     Failure { what, next: Some(next), ..failure }
 }
 
-/// The answers of a batch: the refused ones are reported, the others counted.
+/// The answers of a batch: the refused ones are reported, the others counted. The failure of the
+/// batch is that of the first refused message.
 #[derive(Debug, Default)]
 struct Tally {
     accepted: u64,
     duplicates: u64,
     refused: u64,
-    exit: Option<Exit>,
+    first: Option<Failure>,
 }
 
 impl Tally {
@@ -192,10 +225,19 @@ impl Tally {
                     complain(&format!("line {line}, key {}: {}", clean(key), failure.what), None);
                 }
                 self.refused += 1;
-                self.exit = Some(self.exit.unwrap_or(Exit::Ok).and(failure.exit));
+                self.first.get_or_insert(failure);
             }
             (AnswerKind::Accepted, None) => self.accepted += 1,
             _ => self.duplicates += 1,
         }
+    }
+
+    fn end(self) -> Result<Exit, Failure> {
+        let Some(first) = self.first else { return Ok(Exit::Ok) };
+        let what = match self.refused {
+            1 => format!("1 message was refused: {}", first.what),
+            many => format!("{many} messages were refused, the first of them: {}", first.what),
+        };
+        Err(Failure { what, ..first })
     }
 }

@@ -31,10 +31,7 @@ pub(crate) struct Serve {
 
 /// The settings from flags, variables and file.
 pub(crate) fn load(flags: &Flags, profile: Profile) -> Result<Settings, Failure> {
-    Settings::load(flags, profile, Path::new("")).map_err(|mistakes| {
-        let next = "hapax config show prints what is set where; hapax lint FILE checks a file";
-        mistaken(&mistakes).next(next)
-    })
+    Settings::load(flags, profile, Path::new("")).map_err(|mistakes| mistaken(&mistakes))
 }
 
 pub(crate) fn mistaken(mistakes: &Mistakes) -> Failure {
@@ -42,8 +39,10 @@ pub(crate) fn mistaken(mistakes: &Mistakes) -> Failure {
 }
 
 pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
-    let settings = &load(&serve.flags, profile)?;
-    settings.check().map_err(|mistakes| mistaken(&mistakes))?;
+    let next = "hapax lint FILE checks a file";
+    let settings = &load(&serve.flags, profile).map_err(|failure| failure.next(next))?;
+    let next = "hapax config show prints what is set where";
+    settings.check().map_err(|mistakes| mistaken(&mistakes).next(next))?;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -7,16 +7,17 @@ use clap::{Args, Subcommand};
 use hapax_server::lint::Severity;
 use serde_json::{Value, json};
 
-use super::serve::load;
+use super::serve::{load, mistaken};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::parse::warn_of_variables;
-use crate::screen::{Colour, Output, Table};
+use crate::screen::{Colour, Output, Table, count};
 use crate::settings::{self, Flags, Located, Profile};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Print every setting, its value and where it comes from.
+    /// Print every setting, its value and where it comes from. Exits with 2 if a broker would
+    /// refuse to start with them.
     #[command(after_help = "Examples:
   hapax config show
   hapax config show --config hapax.toml --listen 0.0.0.0:4747
@@ -50,7 +51,8 @@ pub(crate) struct Lint {
 pub(crate) fn config(command: &Command) -> Result<Exit, Failure> {
     let Command::Show(show) = command;
     let profile = if show.dev { Profile::Dev } else { Profile::Serve };
-    let settings = load(&show.flags, profile)?;
+    let next = "hapax lint FILE checks a file";
+    let settings = load(&show.flags, profile).map_err(|failure| failure.next(next))?;
     warn_of_variables();
     let screen = show.output.screen();
     let shown = settings.show();
@@ -63,6 +65,8 @@ pub(crate) fn config(command: &Command) -> Result<Exit, Failure> {
         }
         table.print(screen)?;
     }
+    // A broker would not start with them.
+    settings.check().map_err(|mistakes| mistaken(&mistakes))?;
     Ok(Exit::Ok)
 }
 
@@ -101,7 +105,15 @@ pub(crate) fn lint(lint: &Lint) -> Result<Exit, Failure> {
             screen.line("no findings")?;
         }
     }
-    Ok(exit(found.iter().map(|found| found.finding.severity()), lint.strict))
+    let severities = || found.iter().map(|found| found.finding.severity());
+    let exit = exit(severities(), lint.strict);
+    if exit == Exit::Ok {
+        return Ok(exit);
+    }
+    let of = |severity| severities().filter(|it| *it == severity).count() as u64;
+    let (errors, warnings) = (of(Severity::Error), of(Severity::Warning));
+    let what = format!("{}, {}", count(errors, "error"), count(warnings, "warning"));
+    Err(Failure::new(exit, what))
 }
 
 fn exit(severities: impl Iterator<Item = Severity>, strict: bool) -> Exit {

@@ -16,6 +16,7 @@ use hapax_server::log;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::counts;
 use crate::duration;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -52,7 +53,7 @@ pub(crate) struct Work {
     #[arg(long, value_name = "COMMAND")]
     exec: String,
     /// How many commands run at once.
-    #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
+    #[arg(long, short, value_name = "COUNT", default_value_t = 1, value_parser = counts::any::<usize>())]
     concurrency: usize,
     /// Stop a command that takes longer. The attempt failed, or is in doubt if the command has
     /// begun.

@@ -17,6 +17,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use super::origin::Origin;
 use super::values::{self, LIMITS, Written};
 use super::{Located, Settings};
+use crate::size;
 
 /// Reads `text` into `settings` and returns what is wrong with it, by line. What flags and
 /// variables have set stays.
@@ -112,7 +113,8 @@ impl Reader<'_> {
             values.refused().into_iter().find(|(refused, _)| *refused == name).map(|(_, why)| why)
         });
         if let Some(why) = refused {
-            let fix = format!("Allowed: {}", values::allowed(name));
+            let meant = values::meant(name, value);
+            let fix = format!("{meant}Allowed: {}", values::allowed(name));
             return self.find(Rule::Value, at, name, &why, &fix);
         }
         if !self.settings.origins.contains_key(name) {
@@ -204,7 +206,7 @@ impl Reader<'_> {
                 continue;
             }
             self.settings.origins.insert(path, self.place.at(at));
-            fields.push((field.to_owned(), json(value)));
+            fields.push((field.to_owned(), sized(field, json(value))));
         }
         let (config, wrong) = config::from_fields(Dialect::Toml, fields);
         queue.config = config;
@@ -219,6 +221,13 @@ impl Reader<'_> {
 
 fn write(path: &str, name: &str) -> String {
     format!("Write [{path}{name}]")
+}
+
+/// Converts a size with a unit to bytes, as every other size of the file has units. What is not a
+/// size stays as it is, and is refused as no number.
+fn sized(field: &str, value: Value) -> Value {
+    let bytes = value.as_str().filter(|_| field.ends_with("_bytes"));
+    bytes.and_then(|text| size::parse(text).ok()).map_or(value, Value::from)
 }
 
 /// The value as a request would have it. What JSON cannot say stays a text, which no field takes
@@ -275,6 +284,24 @@ mod tests {
     }
 
     #[test]
+    fn sizes_of_a_queue_have_units_too() {
+        let sizes = settings("[queues.a]\nmax_bytes = \"1GiB\"\nmax_body_bytes = \"64KiB\"\n");
+        let config = &sizes.queues[0].config;
+        assert_eq!((config.max_bytes, config.max_body_bytes), (Some(1 << 30), 64 << 10));
+        let unclear = "or a size such as \"1MiB\"";
+        refuses("[queues.a]\nmax_bytes = \"1G\"", &[unclear]);
+        refuses("[queues.a]\nmax_messages = \"1GiB\"", &["queues.a.max_messages: invalid type"]);
+    }
+
+    #[test]
+    fn a_fraction_is_not_a_whole_number() {
+        refuses(
+            "[queues.a]\nlease_ms = 30000.0",
+            &["queues.a.lease_ms: invalid type: floating point `30000.0`. Allowed: a whole number"],
+        );
+    }
+
+    #[test]
     fn a_typo_is_refused_wherever_it_is() {
         refuses("lisen = \"a\"", &["Did you mean listen?"]);
         refuses("[queue.orders]", &["Did you mean queues?"]);
@@ -326,7 +353,10 @@ mod tests {
         refuses("[tenants.a]\nmax_queues = 0", &["tenants.a.max_queues: 0 is not between 1 and"]);
         refuses("[tenants.a]\nmax_bytes = nan", &["tenants.a.max_bytes: "]);
         refuses("memory_bytes = \"5M\"", &["did you mean 5MiB? Allowed: a size"]);
-        refuses("auth = \"token\"", &["unknown variant `token`. Allowed: \"off\" or \"tokens\""]);
+        let meant =
+            "unknown variant `token`. Did you mean \"tokens\"? Allowed: \"off\" or \"tokens\"";
+        refuses("auth = \"token\"", &[meant]);
+        refuses("log_format = \"jsn\"", &["Did you mean \"json\"? Allowed: "]);
         refuses("[listen]", &["listen: invalid type: map"]);
         let sizes = "memory_bytes = 1073741824\nrequest_bytes = \"128MiB\"\nallow_no_auth = true";
         let read = settings(sizes).values;

@@ -4,8 +4,10 @@
 //! with the comment `# lint: allow RULE` keeps its warnings and notes of that rule to itself;
 //! errors cannot be allowed. The rules are the broker's ([`hapax_server::lint`]).
 
-use hapax_server::lint::{Severity, mounts};
+use hapax_server::lint::{Finding, Rule, Severity, mounts};
+use hapax_wire::nearest::closest;
 
+use super::file::Place;
 use super::{Flags, Located, Settings, file, json};
 
 /// Begins a comment that allows a rule on its line.
@@ -29,8 +31,39 @@ pub(super) fn lint_on(text: &str, file_name: &str, mounts: &str) -> Vec<Located>
     found.extend(settings.findings_on(mounts));
     let lines: Vec<&str> = text.lines().collect();
     found.retain(|found| !is_allowed(found, &lines));
+    found.extend(unknown_rules(&lines, &Place::new(text, file_name)));
     found.sort_by_key(|found| found.origin.line().unwrap_or(0));
     found
+}
+
+/// The names in comments that allow no rule. The words after the first rule may be a remark, unless
+/// they are close to the name of a rule.
+fn unknown_rules(lines: &[&str], place: &Place) -> Vec<Located> {
+    let rules = Rule::ALL.iter().map(|rule| rule.name());
+    let mut found = Vec::new();
+    for (line, number) in lines.iter().zip(1..) {
+        let Some((_, allowed)) = line.rsplit_once(ALLOW) else { continue };
+        for (name, index) in names(allowed).zip(0..) {
+            let meant = closest(name, rules.clone());
+            if rules.clone().any(|rule| rule == name) || (index > 0 && meant.is_none()) {
+                continue;
+            }
+            let fix = match meant {
+                Some(meant) => format!("Did you mean {meant}?"),
+                None => "Name a rule as `hapax lint` prints it in brackets".to_owned(),
+            };
+            let why = format!("there is no rule {name}, so that the comment allows nothing");
+            let (rule, field) = (Rule::UnknownRule, String::new());
+            let finding = Finding { rule, field, why, fix };
+            found.push(Located { origin: place.line(number), finding });
+        }
+    }
+    found
+}
+
+/// The words of a comment that allows rules.
+fn names(allowed: &str) -> impl Iterator<Item = &str> {
+    allowed.split([',', ' ']).filter(|name| !name.is_empty())
 }
 
 fn is_allowed(found: &Located, lines: &[&str]) -> bool {
@@ -39,8 +72,7 @@ fn is_allowed(found: &Located, lines: &[&str]) -> bool {
     }
     let line = found.origin.line().and_then(|line| lines.get(line.checked_sub(1)?));
     let Some((_, allowed)) = line.and_then(|line| line.rsplit_once(ALLOW)) else { return false };
-    let mut names = allowed.split([',', ' ']).filter(|name| !name.is_empty());
-    names.any(|name| name == found.finding.rule.name())
+    names(allowed).any(|name| name == found.finding.rule.name())
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ A value is taken from the first of these that has one:
 3. the settings file: `memory_bytes = \"1GiB\"`,
 4. the default.
 
-`hapax config show` prints every value and where it comes from. The file is the one that
-`--config` or `HAPAX_CONFIG` names, otherwise `hapax.toml` in the working directory, if it exists.
+`hapax config show` prints every value and where it comes from, and exits with 2 if a broker would
+refuse to start with them. The file is the one that `--config` or `HAPAX_CONFIG` names, otherwise
+`hapax.toml` in the working directory, if it exists.
 Relative paths are relative to the working directory, also in the file. `\"off\"` turns an optional
 setting off, so that a flag can override the file.
 
@@ -68,7 +69,9 @@ const QUEUES: &str = "\
 `[queues.NAME]` declares a queue of the tenant `default`, `[tenants.NAME.queues.QUEUE]` one of
 another tenant. When the broker starts, they are created or changed to match the file. Queues that
 the file does not name are not changed. The fields are those of `PUT /v1/queues/{queue}`; all
-are optional.
+are optional. In JSON, `null` means no limit, and for `retention_ms` forever. TOML has no `null`:
+leave the field out, and write `retention_ms = \"forever\"`. Sizes in the file may have a unit:
+`max_bytes = \"1GiB\"`.
 ";
 
 const LINT: &str = "\

@@ -111,6 +111,18 @@ fn everything_that_is_wrong_is_told_at_once_with_its_place() {
 }
 
 #[test]
+fn a_certificate_without_its_key_is_told_along_with_the_rest() {
+    let setup = Setup { file: "lisen = 1\ntls_cert = \"cert.pem\"\n", ..NOTHING };
+    let wrong = setup.load().unwrap_err().to_string();
+    assert!(wrong.contains("lisen: there is no such setting"), "{wrong}");
+    assert!(wrong.contains("tls-incomplete"), "{wrong}");
+    // Its default says nothing about the certificate.
+    let setup = Setup { file: "tls_cert = \"cert.pem\"\ntls_key = 5\n", ..NOTHING };
+    let wrong = setup.load().unwrap_err();
+    assert_eq!(wrong.0.len(), 1, "{wrong}");
+}
+
+#[test]
 fn dev_needs_no_tokens_unless_told_otherwise() {
     let dev = Setup { profile: Profile::Dev, ..NOTHING };
     let settings = dev.load().unwrap();

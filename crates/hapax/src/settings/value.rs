@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hapax_server::time::show_ms;
+use hapax_wire::nearest::closest;
 use serde::de::value::{Error, StrDeserializer};
 use serde::de::{self, DeserializeOwned, Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,24 @@ use crate::{duration, size};
 pub(crate) fn text<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let read = T::deserialize(StrDeserializer::<Error>::new(text));
     read.map_err(|error| error.to_string())
+}
+
+/// Reads a flag or a variable that is one of some words, for clap.
+pub(crate) fn word<T: DeserializeOwned>(given: &str, words: &[&str]) -> Result<T, String> {
+    let meant = closest(given, words.iter().copied());
+    let meant = meant.map_or_else(String::new, |word| format!(": did you mean {word}?"));
+    text(given).map_err(|_| format!("it is not one of {}{meant}", words.join(", ")))
+}
+
+/// Reads a flag or a variable that is a whole number, for clap.
+pub(crate) fn number<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let digits = text.trim();
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse::<u64>().ok().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| match is_number {
+        true => "it is too large".to_owned(),
+        false => "it is not a whole number".to_owned(),
+    })
 }
 
 /// An address with a port.

@@ -11,16 +11,20 @@ use hapax_server::Options;
 use hapax_server::doors::config::cause;
 use hapax_server::log::{Filter, Format};
 use hapax_server::options::{Auth, Limits};
+use hapax_wire::nearest::closest;
 use serde::{Deserialize, Serialize};
 use toml::de::{DeValue, ValueDeserializer};
 
 use super::origin::Origin;
-use super::value::{Address, Endpoint, OrOff, Size, Span, text};
+use super::value::{Address, Endpoint, OrOff, Size, Span, number, text, word};
 use crate::size;
 
 /// At least the largest body, so that every allowed request can be read.
 const REQUEST_BYTES_MIN: u64 = 2 * limits::BODY_BYTES_MAX;
 const TEBIBYTE: u64 = 1 << 40;
+/// The words of the settings that have words.
+const AUTH: &[&str] = &["off", "tokens"];
+const FORMATS: &[&str] = &["text", "json"];
 
 /// The settings. The first paragraph of each is its short help.
 #[derive(Clone, Debug, PartialEq, Args, Serialize)]
@@ -44,7 +48,7 @@ pub(crate) struct Values {
     pub(crate) data: PathBuf,
     /// The number of partitions of new data. Each has its own writer thread and journal. The number
     /// cannot change later: for existing data this setting has no effect.
-    #[arg(long, value_name = "NUMBER", default_value = "1")]
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = number::<u16>)]
     pub(crate) partitions: u16,
     /// Memory for caches, for the first messages of queues and for changes since the last
     /// checkpoint. It is shared by all partitions. The filters of remembered keys need about 2.3
@@ -54,7 +58,8 @@ pub(crate) struct Values {
     /// How callers are authenticated. With `tokens`, every request needs a token created by `hapax
     /// token create`. With `off`, every caller is the tenant `default` and has all permissions. The
     /// default of `hapax dev` is `off`.
-    #[arg(long, value_name = "off|tokens", default_value = "tokens", value_parser = text::<Auth>)]
+    #[arg(long, value_name = "off|tokens", default_value = "tokens")]
+    #[arg(value_parser = |given: &str| word::<Auth>(given, AUTH))]
     pub(crate) auth: Auth,
     /// Allow listening beyond loopback with `auth` = `off`. Everybody who can reach the port can
     /// then read and change everything.
@@ -86,7 +91,8 @@ pub(crate) struct Values {
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = text::<Filter>)]
     pub(crate) log: Filter,
     /// The log format, on standard error: text for people or JSON for programs.
-    #[arg(long, value_name = "text|json", default_value = "text", value_parser = text::<Format>)]
+    #[arg(long, value_name = "text|json", default_value = "text")]
+    #[arg(value_parser = |given: &str| word::<Format>(given, FORMATS))]
     pub(crate) log_format: Format,
     /// The collector for OpenTelemetry spans of requests, by OTLP over gRPC.
     ///
@@ -94,7 +100,7 @@ pub(crate) struct Values {
     #[arg(long, value_name = "URL", default_value = "off", value_parser = text::<OrOff<Endpoint>>)]
     pub(crate) otlp_endpoint: OrOff<Endpoint>,
     /// The maximum number of connections, HTTP and gRPC together.
-    #[arg(long, value_name = "NUMBER", default_value = "4096")]
+    #[arg(long, value_name = "NUMBER", default_value = "4096", value_parser = number::<u32>)]
     pub(crate) max_connections: u32,
     /// The maximum size of all requests that are processed at once, HTTP and gRPC together. Further
     /// requests wait, or get a retryable error.
@@ -224,6 +230,18 @@ fn out_of_bounds(name: &str, number: u64) -> Option<String> {
     let is_within = (min..=max).contains(&number);
     let why = || format!("{} is not between {} and {}", show(number), show(min), show(max));
     (!is_within).then(why)
+}
+
+/// The word that was probably meant by a wrong value of a setting, to precede "Allowed:".
+pub(super) fn meant(name: &str, value: &Written<'_>) -> String {
+    let words = match name {
+        "auth" => AUTH,
+        "log_format" => FORMATS,
+        _ => &[],
+    };
+    let DeValue::String(given) = value.get_ref() else { return String::new() };
+    let meant = closest(given, words.iter().copied());
+    meant.map_or_else(String::new, |word| format!("Did you mean \"{word}\"? "))
 }
 
 /// What a setting or a limit may be, to follow "Allowed:".

@@ -131,8 +131,11 @@ fn a_redrive_is_watched_and_cancelled_by_its_id() {
     let told = broker.ok(&["dead", "redrive", "orders", "--cancel", "slow"]);
     assert!(told.contains("redrive slow is cancelled") && told.contains("of 3 moved"), "{told}");
     assert!(dead(&broker) > 0);
-    broker.fails(3, &["dead", "redrive", "orders", "--cancel", "none"]);
-    broker.fails(3, &["dead", "redrive", "orders", "--status", "none"]);
+    for verb in ["--cancel", "--status"] {
+        let error = broker.fails(3, &["dead", "redrive", "orders", verb, "none"]);
+        assert!(error.contains("the queue has no redrive none"), "{error}");
+        assert!(error.contains("check the id"), "{error}");
+    }
     let late = ["dead", "redrive", "orders", "--after", "2100-01-01T00:00:00Z", "--yes"];
     assert_eq!(broker.json(&late)["moved"], 0);
 }

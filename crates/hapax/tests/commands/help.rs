@@ -136,8 +136,19 @@ fn settings_are_shown_with_their_origins_and_wrong_ones_are_refused() {
     assert!(told.code == Some(2) && told.err.contains("partitons"), "{told:?}");
     let error: serde_json::Value = serde_json::from_str(told.err.trim()).unwrap();
     assert!(!error["detail"].as_str().unwrap().contains("error:"), "said once: {error}");
+    assert!(!error["next"].as_str().unwrap().contains("config show"), "it is that: {error}");
     let refused = hapax(directory.path()).arg("serve").output().unwrap();
     assert_eq!(refused.status.code(), Some(2), "a broker does not start on it either");
+}
+
+#[test]
+fn settings_that_a_broker_refuses_are_shown_and_are_no_success() {
+    let told = run(&["config", "show", "--listen", "0.0.0.0:4747"]);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(told.out.contains("0.0.0.0:4747"), "it is shown all the same: {told:?}");
+    assert!(told.err.contains("no-tls"), "{told:?}");
+    let told = run(&["config", "show", "--listen", "0.0.0.0:4747", "--allow-no-tls"]);
+    assert_eq!(told.code, Some(0), "{told:?}");
 }
 
 #[test]
@@ -173,6 +184,12 @@ fn flags_go_before_variables_before_the_file() {
     assert!(told.err.contains("did you mean 1GiB?"), "{told:?}");
     let told = show(&["--memory-bytes", "1G"], &[("HAPAX_MEMORY_BYTES", "1GiB")]);
     assert!(told.code == Some(2) && told.err.contains("--memory-bytes"), "{told:?}");
+    let told = show(&[], &[("HAPAX_MAX_CONNECTIONS", "abc")]);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(told.err.contains("it is not a whole number"), "{told:?}");
+    assert!(told.err.contains("HAPAX_MAX_CONNECTIONS"), "{told:?}");
+    let told = show(&["--auth", "token"], &[]);
+    assert!(told.err.contains("not one of off, tokens: did you mean tokens?"), "{told:?}");
     let told = show(&["--partitions", "0"], &[]);
     assert!(told.code == Some(2) && told.err.contains("partitions: 0 is not between"), "{told:?}");
 }
@@ -197,5 +214,7 @@ fn lint_ends_with_an_exit_code_for_ci() {
     let shape: serde_json::Value = serde_json::from_str(&told.out).unwrap();
     assert_eq!(told.code, Some(2));
     assert_eq!(shape[0]["findings"][0]["severity"], "error");
+    let error: serde_json::Value = serde_json::from_str(told.err.trim()).unwrap();
+    assert_eq!((&error["exit"], &error["detail"]), (&2.into(), &"1 error, 1 warning".into()));
     assert_eq!(run(&["lint", "nowhere.toml"]).code, Some(2));
 }

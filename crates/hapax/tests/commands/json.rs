@@ -46,6 +46,59 @@ fn every_error_is_one_document_with_the_brokers_code() {
     assert!(local.get("code").is_none(), "the broker was not asked: {local}");
 }
 
+/// The only document on the standard error.
+#[track_caller]
+fn only_error(broker: &Broker, code: i32, arguments: &[&str]) -> Value {
+    let told = broker.run(&[arguments, &["-o", "json"]].concat());
+    assert_eq!(told.code, Some(code), "{arguments:?}: {told:?}");
+    assert_eq!(told.err.lines().count(), 1, "{arguments:?}: {told:?}");
+    error(broker, code, arguments)
+}
+
+#[test]
+fn every_other_exit_code_than_zero_comes_with_one_document() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let over = only_error(&broker, 8, &["receive", "orders"]);
+    assert_eq!((&over["retryable"], over.get("code")), (&true.into(), None));
+    let over = only_error(&broker, 8, &["receive", "orders", "--wait", "10ms"]);
+    assert_eq!(over["detail"], "no message came within 10ms");
+    let over = only_error(&broker, 8, &["send", "orders", "x", "--key", "a", "--wait", "10ms"]);
+    assert_eq!(over["detail"], "not done within 10ms: the message is ready");
+    assert_eq!(over["retryable"], true);
+    only_error(&broker, 8, &["get", "orders", "a", "--wait", "10ms"]);
+    only_error(&broker, 3, &["dead", "redrive", "orders", "--key", "a", "--key", "b", "--yes"]);
+
+    let lease = broker.json(&["receive", "orders"])["lease"].as_str().unwrap().to_owned();
+    broker.ok(&["settle", "fail", "orders", &lease, "--dead"]);
+    let lost = only_error(&broker, 4, &["settle", "release", "orders", &lease]);
+    assert_eq!((&lost["code"], &lost["retryable"]), (&"lease_lost".into(), &false.into()));
+    let gone = only_error(&broker, 3, &["settle", "release", "nowhere", &lease]);
+    assert_eq!((&gone["code"], &gone["retryable"]), (&"no_such_queue".into(), &false.into()));
+    let gone = only_error(&broker, 3, &["send", "nowhere", "x", "--key", "a"]);
+    assert_eq!(gone["code"], "no_such_queue");
+    let dead = only_error(&broker, 7, &["send", "orders", "x", "--key", "a"]);
+    assert_eq!((dead.get("code"), &dead["retryable"]), (None, &false.into()));
+    only_error(&broker, 7, &["get", "orders", "a", "--wait", "10ms"]);
+
+    let batch = ["send", "orders", "--batch", "-o", "json"];
+    let told = broker.run_with(&batch, b"{\"key\":\"a\",\"body\":\"other\"}\n");
+    assert!(told.code == Some(4) && told.err.lines().count() == 1, "{told:?}");
+    let error: Value = serde_json::from_str(&told.err).unwrap();
+    assert_eq!((&error["exit"], &error["code"]), (&4.into(), &"conflict".into()));
+}
+
+#[test]
+fn the_limits_of_a_tenant_refuse_with_one_document() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("hapax.toml"), "[tenants.default]\nmax_queues = 1\n")
+        .unwrap();
+    let broker = Broker::start_in(directory, &["--auth", "off"]);
+    broker.ok(&["queue", "create", "orders"]);
+    let over = only_error(&broker, 75, &["queue", "create", "more"]);
+    assert_eq!((&over["code"], &over["retryable"]), (&"over_quota".into(), &true.into()));
+}
+
 #[test]
 fn what_an_operator_does_is_told_as_a_document() {
     let broker = Broker::start();

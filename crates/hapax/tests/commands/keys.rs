@@ -22,7 +22,7 @@ fn get_tells_the_whole_story_and_the_why_of_it() {
     let done = broker.ok(&["get", "orders", "order-42"]);
     assert!(done.contains("done once at"), "{done}");
     assert!(done.contains(
-        "by billing-1; 3 duplicates were answered, not run; the next one gets its result paid"
+        "by billing-1; 3 duplicates were answered and not run; the next one gets its result paid"
     ));
     for event in ["sent", "leased", "saved", "done", "duplicate"] {
         assert!(done.contains(event), "{event}: {done}");

@@ -18,8 +18,12 @@ fn succeeds(directory: &Path, arguments: &[&str]) -> String {
 }
 
 fn fails(directory: &Path, arguments: &[&str]) -> String {
+    fails_with(1, directory, arguments)
+}
+
+fn fails_with(code: i32, directory: &Path, arguments: &[&str]) -> String {
     let output = hapax(directory, arguments);
-    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output.stdout));
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output.stdout));
     text(&output.stderr)
 }
 
@@ -58,7 +62,7 @@ fn a20_what_is_backed_up_and_restored_is_sound_and_complete() {
     assert!(backed_up.contains("verified"), "{backed_up}");
     succeeds(path, &["restore", "copy", "back"]);
     assert!(succeeds(path, &["check", "back"]).contains("is sound"));
-    let error = fails(path, &["backup", "hapax-demo", "copy"]);
+    let error = fails_with(2, path, &["backup", "hapax-demo", "copy"]);
     assert!(error.contains("copy"), "a target that is taken is refused: {error}");
     let told = succeeds(path, &["demo", "--data", "back", "--kills", "1", "--life-ms", "40"]);
     assert!(told.contains("0 lost, 0 processed twice"), "{told}");
@@ -125,8 +129,13 @@ fn a20_the_data_of_a_broker_is_backed_up_whole_and_restored_with_its_secret_and_
     let told = succeeds(path, &["check", "data"]);
     assert_eq!(told.matches("closed in good order").count(), 3, "three partitions: {told}");
     succeeds(path, &["backup", "data", "copies/monday"]);
-    assert!(fails(path, &["backup", "data", "copies/monday"]).contains("not empty"));
-    succeeds(path, &["restore", "copies/monday", "back"]);
+    let error = fails_with(2, path, &["backup", "data", "copies/monday"]);
+    assert!(error.contains("not empty"), "{error}");
+    let told = succeeds(path, &["restore", "copies/monday", "back"]);
+    assert!(told.contains("with the broker's secret and tokens:"), "{told}");
+    std::fs::remove_file(path.join("copies/monday/tokens.json")).unwrap();
+    let told = succeeds(path, &["restore", "copies/monday", "tokenless"]);
+    assert!(told.contains("with the broker's secret:"), "it has no tokens: {told}");
     for name in ["secret", "tokens.json"] {
         let read = |folder: &str| std::fs::read(path.join(folder).join(name)).unwrap();
         assert_eq!(read("data"), read("back"), "{name}");
@@ -158,8 +167,11 @@ fn a_running_broker_is_backed_up_while_it_goes_on() {
     let error = broker.run(&["check", "data"]);
     assert_eq!(error.code, Some(1), "{error:?}");
     assert!(error.err.contains("in use") && error.err.contains("--online"), "{error:?}");
-    let taken = broker.run(&["backup", "--online", "copy"]);
-    assert!(taken.code != Some(0) && taken.err.contains("copy"), "the target is taken: {taken:?}");
+    for arguments in [&["backup", "--online", "copy"][..], &["restore", "data", "copy"]] {
+        let taken = broker.run(arguments);
+        assert_eq!(taken.code, Some(2), "the target is taken: {taken:?}");
+        assert!(taken.err.contains("copy"), "{taken:?}");
+    }
     let directory = tempfile::tempdir().unwrap();
     std::fs::rename(broker.path().join("copy"), directory.path().join("data")).unwrap();
     let second = Broker::start_in(directory, &["--auth", "off"]);

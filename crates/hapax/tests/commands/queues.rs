@@ -19,7 +19,8 @@ fn a_queue_is_created_shown_changed_paused_and_deleted() {
     assert_eq!(shown["config"]["max_attempts"], 10, "what was not said is a default");
     assert_eq!(shown["paused"], false);
     let changed = broker.ok(&["queue", "set", "orders", "--retention", "forever", "--lease", "5m"]);
-    assert!(changed.contains("lease_ms 120000 → 300000"), "{changed}");
+    assert!(changed.contains("--lease 2m → 5m"), "{changed}");
+    assert!(changed.contains("--retention 7d → forever"), "{changed}");
     let shown = broker.json(&["queue", "show", "orders"]);
     assert_eq!(shown["config"]["retention_ms"], serde_json::Value::Null);
     assert_eq!(shown["config"]["order"], "group", "the rest is left alone");
@@ -39,9 +40,15 @@ fn creating_twice_is_fine_and_never_changes_the_rules() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders", "--lease", "2m"]);
     assert!(broker.ok(&["queue", "create", "orders", "--lease", "2m"]).contains("already exists"));
-    assert!(broker.ok(&["queue", "create", "orders"]).contains("already exists"));
+    let told = broker.ok(&["queue", "create", "orders"]);
+    let expected = "already exists and was not changed; fields with other values than the \
+                    defaults: --lease 2m\n";
+    assert!(told.contains(expected), "{told}");
+    broker.ok(&["queue", "create", "plain"]);
+    let told = broker.ok(&["queue", "create", "plain"]);
+    assert!(told.contains("plain already exists with this configuration"), "{told}");
     let error = broker.fails(4, &["queue", "create", "orders", "--lease", "3m"]);
-    assert!(error.contains("lease_ms 120000 → 180000"), "{error}");
+    assert!(error.contains("--lease 2m → 3m"), "{error}");
     assert!(error.contains("hapax queue set orders"), "the next step: {error}");
     assert_eq!(broker.json(&["queue", "show", "orders"])["config"]["lease_ms"], 120_000);
 }
@@ -50,7 +57,14 @@ fn creating_twice_is_fine_and_never_changes_the_rules() {
 fn rules_that_would_weaken_a_guarantee_are_refused_with_the_reason() {
     let broker = Broker::start();
     let error = broker.fails(2, &["queue", "create", "orders", "--retention", "1h"]);
-    assert!(error.contains("twice the retry horizon"), "{error}");
+    assert!(
+        error.contains("--retention: 1h is less than twice the retry horizon of 1d"),
+        "{error}"
+    );
+    let error = broker.fails(2, &["queue", "create", "orders", "--lease", "1ms"]);
+    assert!(error.contains("--lease: 1ms is not between 100ms and 12h"), "{error}");
+    let error = broker.fails(2, &["queue", "create", "orders", "--max-messages", "0"]);
+    assert!(error.contains("at least 1, or none") && !error.contains("null"), "{error}");
     let error = broker.fails(2, &["queue", "set", "orders"]);
     assert!(error.contains("at least one field"), "{error}");
     assert!(broker.fails(2, &["queue", "create", "orders", "--lease", "30"]).contains("unit"));

@@ -127,6 +127,7 @@ fn a_send_waits_for_the_result_or_for_the_end_of_its_wait() {
     broker.ok(&["queue", "create", "orders"]);
     let told = broker.run(&["send", "orders", "x", "--key", "a", "--wait", "50ms"]);
     assert_eq!(told.code, Some(8), "accepted, and nobody works: {told:?}");
+    assert!(told.err.contains("not done within 50ms: the message is ready"), "{told:?}");
     let mut waiting = broker
         .command(&["send", "orders", "x", "--key", "a", "--wait", "100s", "-o", "json"])
         .stdout(std::process::Stdio::piped())
@@ -178,6 +179,73 @@ fn a_batch_with_a_wrong_line_has_sent_what_came_before_it_and_nothing_after() {
     assert!(told.err.contains("line 3: ") && told.err.contains("continue with line 3"), "{told:?}");
     assert_eq!(broker.json(&["get", "orders", "a"])["state"], "ready", "as it says");
     assert_eq!(broker.run(&["get", "orders", "c"]).code, Some(3), "not what came after");
+}
+
+#[test]
+fn a_batch_line_without_a_key_is_refused_unless_its_key_is_made_and_printed() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let input =
+        b"{\"key\":\"a\",\"body\":\"x\"}\n{\"body\":\"y\"}\n{\"key\":\"c\",\"body\":\"z\"}\n";
+    let told = broker.run_with(&["send", "orders", "--batch"], input);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(told.out.contains("1 accepted, 0 sent before, 0 refused"), "{told:?}");
+    for part in ["line 2: there is no key", "add \"key\"", "--make-keys", "continue with line 2"] {
+        assert!(told.err.contains(part), "{part}: {told:?}");
+    }
+    assert_eq!(broker.run(&["get", "orders", "c"]).code, Some(3), "not what came after");
+
+    let told = broker.run_with(&["send", "orders", "--batch", "--make-keys"], input);
+    assert_eq!(told.code, Some(0), "{told:?}");
+    assert!(told.out.contains("2 accepted, 1 sent before, 0 refused"), "{told:?}");
+    let key = told.err.trim().strip_prefix("line 2: the key is ").unwrap().to_owned();
+    assert_eq!(broker.json(&["get", "orders", &key])["body"], "y");
+
+    let make = ["send", "orders", "--batch", "--make-keys", "-o", "json"];
+    let told = broker.run_with(&make, b"{\"body\":\"y\"}\n");
+    let made: Value = serde_json::from_str(told.err.trim()).unwrap();
+    let answer: Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!((&made["line"], &made["key"]), (&1.into(), &answer["key"]));
+
+    broker.ok(&["queue", "create", "events", "--guarantee", "at-least-once"]);
+    let told = broker.run_with(&["send", "events", "--batch"], b"{\"body\":\"y\"}\n");
+    assert_eq!(told.code, Some(0), "keys are optional there: {told:?}");
+}
+
+#[test]
+fn a_count_of_zero_is_refused_before_the_broker_is_asked() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    for arguments in [
+        &["receive", "orders", "--max", "0"][..],
+        &["receive", "orders", "--max", "1001"],
+        &["peek", "nowhere", "--limit", "0"],
+        &["dead", "ls", "nowhere", "--limit", "0"],
+        &["work", "orders", "--exec", "true", "-c", "0"],
+    ] {
+        let error = broker.fails(2, arguments);
+        assert!(error.contains("is not in 1.."), "{arguments:?}: {error}");
+    }
+    assert_eq!(broker.json(&["get", "orders", "a"])["attempts"], 0, "nothing was leased");
+}
+
+#[test]
+fn a_discarded_key_is_not_called_dead() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    broker.kill_message("orders", "no such account");
+    let dead = broker.run(&["send", "orders", "x", "--key", "a"]);
+    assert!(dead.code == Some(7) && dead.out.starts_with("dead  a"), "{dead:?}");
+    assert!(dead.err.contains("hapax dead redrive orders --key a --yes"), "{dead:?}");
+    broker.ok(&["dead", "discard", "orders", "--key", "a", "--yes"]);
+    let told = broker.run(&["send", "orders", "x", "--key", "a"]);
+    assert_eq!(told.code, Some(7), "{told:?}");
+    assert!(told.out.starts_with("discarded  a") && !told.out.contains("dead"), "{told:?}");
+    assert!(told.err.contains("hapax forget orders a"), "{told:?}");
+    broker.ok(&["forget", "orders", "a"]);
+    assert!(broker.ok(&["send", "orders", "x", "--key", "a"]).starts_with("accepted"));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::process::{Proxy, ask, ok, patient, request, start_broker};
+use crate::process::{Proxy, ask, ok, patient, request, start_again, start_broker};
 use crate::upstream::Upstream;
 use hapax_testing::{BrokerProcess, Link, Signal, eventually, suspend};
 
@@ -214,7 +214,7 @@ async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_a
         eventually("some answers", async || (ended.load(Ordering::SeqCst) >= enough).then_some(()))
             .await;
         broker.kill();
-        broker.start_again();
+        start_again(&mut broker).await;
     }
     let mut answers = std::collections::BTreeMap::new();
     for client in clients {

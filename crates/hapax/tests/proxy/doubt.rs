@@ -5,7 +5,7 @@ use axum::body::Bytes;
 use http::Request;
 use http_body_util::Full;
 
-use crate::process::{Proxy, ok, patient, request, start_broker};
+use crate::process::{Proxy, ok, patient, request, start_again, start_broker};
 use crate::upstream::Upstream;
 use hapax_testing::{BrokerProcess, Signal, eventually, suspend};
 
@@ -170,7 +170,7 @@ async fn while_the_broker_is_away_requests_pass_unprotected_where_that_was_chose
     let late = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let without = Request::post("/charges").body(Full::<Bytes>::default()).unwrap();
     assert_eq!(late.ask(without).await.problem(), (400, "missing_key".to_owned()));
-    broker.start_again();
+    start_again(&mut broker).await;
     let told = eventually("the broker to be seen again", async || {
         let told = proxy.ask(request("/charges", "before")).await;
         told.is_replayed().then_some(told)

@@ -26,6 +26,12 @@ pub(crate) fn start_broker(partitions: u16) -> BrokerProcess {
     Setup::temporary(HAPAX, tempfile::tempdir().unwrap()).partitions(partitions).start()
 }
 
+/// Starts a broker again, while clients and upstream go on.
+pub(crate) async fn start_again(broker: &mut BrokerProcess) {
+    let setup = broker.setup.clone();
+    *broker = tokio::task::spawn_blocking(move || setup.start()).await.unwrap();
+}
+
 /// Runs a command against a broker.
 pub(crate) async fn ok(broker: &BrokerProcess, arguments: &[&str]) -> String {
     let mut command = broker.command(arguments);

@@ -1,5 +1,6 @@
-//! Purity: `core` decides, and nothing else; `keys` is the part of it that clients compute too. Time and randomness are its arguments, effects are
-//! its answers; so no clock, file, socket, thread or log is within its reach.
+//! Purity: `core` decides, and nothing else. Time and randomness are its arguments, effects are
+//! its answers; so no clock, file, socket, thread or log is within its reach. `keys`, the part of
+//! it that clients compute too, is held to the same.
 //!
 //! Clippy guards the same border from within (`crates/core/clippy.toml`). This check sees what
 //! clippy does not: macros, whole modules, and what a dependency would bring along.
@@ -59,8 +60,8 @@ fn impure_dependencies(manifest: &Document) -> Vec<Finding> {
         .filter(|dependency| !DEPENDENCIES.contains(&dependency.package.as_str()))
         .map(|dependency| {
             let what = format!(
-                "a pure crate may not depend on {}: pass in what it would fetch, or show in purity.rs \
-                 that it does no input or output",
+                "a pure crate may not depend on {}: pass in what it would fetch, or show in \
+                 purity.rs that it does no input or output",
                 dependency.package
             );
             Finding::at(&manifest.path, dependency.line, what)

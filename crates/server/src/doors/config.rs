@@ -76,14 +76,12 @@ pub fn from_fields(
     let mut rest = config.clone();
     // The core refuses one thing at a time: without that field, is there another?
     while let Err(refused) = rest.check() {
+        // A field without its value may still contradict the other one, which is no news.
+        let is_known = wrong.iter().any(|known| known.field == refused.field);
         let is_written = right.remove(refused.field).is_some();
-        // What it was compared with goes too, or it would be refused again with its default.
-        let is_written = match refused.field {
-            "backoff_min_ms" => right.remove("backoff_max_ms").is_some() || is_written,
-            "retention_ms" => right.remove("retry_horizon_ms").is_some() || is_written,
-            _ => is_written,
-        };
-        wrong.push(refusal(refused, dialect));
+        if !is_known {
+            wrong.push(refusal(refused, dialect));
+        }
         if !is_written {
             break;
         }
@@ -139,8 +137,7 @@ fn out_of_bounds(config: &Config, name: &str) -> Option<String> {
 /// A whole number that is none for serde, which reads it as a fraction since no integer holds it.
 fn is_huge(value: &Value) -> bool {
     let is_integer = value.is_i64() || value.is_u64();
-    let is_beyond = |number: f64| number.abs() >= i64::MAX as f64;
-    !is_integer && value.as_f64().is_some_and(is_beyond)
+    !is_integer && value.as_f64().is_some_and(|number| number.abs() >= u64::MAX as f64)
 }
 
 /// What the core refuses although each field is within its bounds.
@@ -148,6 +145,9 @@ fn refusal(InvalidConfig { field, reason }: InvalidConfig, dialect: Dialect) -> 
     let rule = if field == "retention_ms" { Rule::Retention } else { Rule::Combination };
     let (why, fix) = match reason.split_once(". ") {
         Some((why, fix)) => (why.to_owned(), fix.to_owned()),
+        None if field == "backoff_min_ms" => {
+            (reason, "Lower backoff_min_ms or raise backoff_max_ms".to_owned())
+        }
         None => {
             let known = QueueConfig::FIELDS.iter().find(|known| known.name == field);
             let allowed = known.map(|field| allowed(field, dialect)).unwrap_or_default();
@@ -172,6 +172,9 @@ pub fn allowed(field: &Field, dialect: Dialect) -> String {
     match dialect {
         Dialect::Json if field.nullable => format!("{allowed}, or null"),
         Dialect::Toml if field.name == "retention_ms" => format!("{allowed}, or \"{FOREVER}\""),
+        Dialect::Toml if field.name.ends_with("_bytes") => {
+            format!("{allowed}, or a size such as \"1MiB\"")
+        }
         _ => allowed,
     }
 }
@@ -369,8 +372,7 @@ mod tests {
         refuses(Dialect::Json, "max_messages", 0, why);
         refuses(Dialect::Json, "lease_ms", 1e30, "the number is too large");
         refuses(Dialect::Json, "lease_ms", 1.5, "floating point `1.5`");
-        let why = "floating point `3000.0`. Allowed: a whole number";
-        refuses(Dialect::Json, "lease_ms", 3_000.0, why);
+        refuses(Dialect::Json, "lease_ms", 3.0, "floating point `3.0`. Allowed: a whole number");
         refuses(Dialect::Json, "lease_ms", "5", "invalid type: string \"5\". Allowed: a whole");
         refuses(Dialect::Json, "lease_ms", "5, expected x", "string \"5, expected x\". Allowed:");
         refuses(Dialect::Json, "lease_ms", Value::Null, "invalid type: null");

@@ -77,6 +77,8 @@ rules! {
         "Listening beyond loopback without tokens, as allowed.",
     AllowNoTls Warning "allow-no-tls":
         "Listening beyond loopback without TLS, as allowed.",
+    UnknownRule Warning "unknown-rule":
+        "A comment that allows a rule that does not exist.",
     UnreachableTenant Warning "unreachable-tenant":
         "A tenant that no caller can have, because `auth` is `off`.",
     AtLeastOnce Warning "at-least-once":

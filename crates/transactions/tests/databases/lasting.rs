@@ -222,7 +222,7 @@ async fn a_result_that_is_too_large_is_noticed_before_the_commit(partitions: u16
     let worker = run(2_000);
     let key = in_time(broker.ended("order-1")).await;
     assert_eq!(key.state(), State::Dead);
-    assert!(key.error.contains("2000 bytes") && key.error.contains("takes 1000"), "{}", key.error);
+    assert!(key.error.contains("2000 bytes") && key.error.contains("allows 1000"), "{}", key.error);
     assert_eq!((key.attempts, effects(&postgres), rows(&postgres)), (1, 0, 0));
     // Rules are asked for again before a result is refused.
     broker.admin.put_queue("orders", r#"{"max_body_bytes":3000}"#, None).await.unwrap();

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use clap::Args;
-use hapax_wire::DedupScope;
+use hapax_client::Error;
 use hapax_wire::proto::{self, redrive_request::Select};
+use hapax_wire::{Code, DedupScope};
 
 use super::Selection;
 use crate::advice::Advice;
 use crate::content::new_key;
+use crate::counts;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::screen::{Output, Screen, clean, count, progress, say};
@@ -21,7 +23,7 @@ pub(crate) struct Redrive {
     /// The queue.
     queue: String,
     /// At most this many messages per second, but at least one per second and partition.
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = counts::any::<u32>())]
     rate: Option<u32>,
     /// The id of this redrive. Repeating the command with the same id moves nothing twice; another
     /// selection or rate under the id is refused (note that an age such as 2h is another time on
@@ -57,11 +59,13 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
     redrive.selection.check()?;
     let screen = redrive.output.screen();
     if let Some(id) = &redrive.status {
-        let told = session.client.redrive_progress(&redrive.queue, id).await?;
+        let told = session.client.redrive_progress(&redrive.queue, id).await;
+        let told = told.map_err(|error| unknown_id(error, id))?;
         return tell(screen, &redrive.queue, &told);
     }
     if let Some(id) = &redrive.cancel {
-        let told = session.client.cancel_redrive(&redrive.queue, id).await?;
+        let told = session.client.cancel_redrive(&redrive.queue, id).await;
+        let told = told.map_err(|error| unknown_id(error, id))?;
         return tell(screen, &redrive.queue, &told);
     }
     let is_dry = !redrive.selection.yes;
@@ -79,14 +83,27 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
         // Counting takes its time too, where there are many.
         false => watch(session, &redrive.queue, started).await?,
     };
-    let exit = tell(screen, &redrive.queue, &last)?;
-    if !last.missing.is_empty() && keys_per_group(session, &redrive.queue).await {
-        say("the queue deduplicates per group: name the group of the keys with --group GROUP");
-    }
+    let mut told = tell(screen, &redrive.queue, &last);
     if is_dry && !screen.is_json() {
         screen.line("nothing was changed; add --yes to do it")?;
     }
-    Ok(exit)
+    if !last.missing.is_empty() && keys_per_group(session, &redrive.queue).await {
+        let next =
+            "the queue deduplicates per group: name the group of the keys with --group GROUP";
+        told = told.map_err(|failure| failure.next(next));
+    }
+    told
+}
+
+/// The failure to find a redrive. Its code is that of an unknown key, whose advice is about keys.
+fn unknown_id(error: Error, id: &str) -> Failure {
+    if error.code() != Code::NoSuchKey {
+        return error.into();
+    }
+    let what = format!("the queue has no redrive {}", clean(id));
+    let next = "check the id, which `hapax dead redrive` printed, and the queue; only the newest \
+                redrives of a queue are remembered";
+    Failure { what, ..Failure::from(error) }.next(next)
 }
 
 /// Whether the queue deduplicates per group.
@@ -153,8 +170,16 @@ fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Ex
             ),
         })?;
     }
-    for key in &told.missing {
-        say(format_args!("{} is not dead: nothing to redrive", clean(key)));
-    }
-    Ok(if told.missing.is_empty() { Exit::Ok } else { Exit::Missing })
+    let what = match told.missing.as_slice() {
+        [] => return Ok(Exit::Ok),
+        [key] => format!("{} is not dead: nothing to redrive", clean(key)),
+        keys => {
+            // As JSON they are in the answer.
+            for key in keys.iter().filter(|_| !screen.is_json()) {
+                say(format_args!("{} is not dead: nothing to redrive", clean(key)));
+            }
+            format!("{} keys are not dead and were not redriven", keys.len())
+        }
+    };
+    Err(Failure::new(Exit::Missing, what))
 }

@@ -1,17 +1,16 @@
 //! `hapax send --batch`: messages as lines of JSON, sent in batches.
 
 use std::io::BufRead;
-use std::time::Duration;
 
-use hapax_wire::Message;
+use hapax_wire::{Guarantee, Message};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::{Tally, answered};
+use super::{Send, Tally, answered};
 use crate::content::new_key;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Screen, progress};
+use crate::screen::{Screen, progress, say};
 use crate::session::Session;
 
 /// Fewer than the broker accepts in one call, so that the progress is visible.
@@ -19,34 +18,36 @@ const MESSAGES_MAX: usize = 500;
 const BATCH_BYTES_MAX: usize = 4 * 1_024 * 1_024;
 const LINE_BYTES_MAX: u64 = 24 * 1_024 * 1_024;
 
-pub(super) async fn run(
-    session: &Session,
-    queue: &str,
-    retry: Duration,
-    screen: Screen,
-) -> Result<Exit, Failure> {
+pub(super) async fn run(session: &Session, send: &Send, screen: Screen) -> Result<Exit, Failure> {
     let bar = progress(0, "{spinner} {human_pos} messages, {rate}");
     let mut tally = Tally::default();
     let mut lines = Lines::new(std::io::stdin().lock());
     let ended = loop {
-        let batch = match lines.batch() {
+        let mut batch = match lines.batch() {
             Ok(batch) if batch.is_empty() => break Ok(()),
             Ok(batch) => batch,
             Err(wrong) => break Err(wrong),
         };
+        let completed = add_keys(session, send, screen, &mut batch).await;
         let (numbers, messages): (Vec<u64>, Vec<_>) = batch.into_iter().unzip();
         let keys: Vec<String> =
             messages.iter().map(|message| message.key.clone().unwrap_or_default()).collect();
-        let answers = match session.send(queue, messages, retry).await {
-            Ok(answers) => answers,
-            Err(failure) => break Err(unanswered(failure, &numbers)),
+        let answers = match messages.is_empty() {
+            true => Vec::new(),
+            false => match session.send(&send.queue, messages, send.retry).await {
+                Ok(answers) => answers,
+                Err(failure) => break Err(unanswered(failure, &numbers)),
+            },
         };
         bar.inc(keys.len() as u64);
         for ((number, key), answer) in numbers.iter().zip(&keys).zip(&answers) {
             if screen.is_json() {
-                screen.json_line(&answered(queue, key, answer))?;
+                screen.json_line(&answered(&send.queue, key, answer))?;
             }
             bar.suspend(|| tally.count(screen, *number, key, answer));
+        }
+        if let Err(wrong) = completed {
+            break Err(wrong);
         }
     };
     bar.finish_and_clear();
@@ -58,7 +59,55 @@ pub(super) async fn run(
         ))?;
     }
     ended?;
-    Ok(tally.exit.unwrap_or(Exit::Ok))
+    tally.end()
+}
+
+/// Generates the keys of lines without one. If nobody sees a key, a batch that is cut off cannot be
+/// repeated, so that such a line is refused in a queue that needs keys, unless keys are asked for
+/// and printed. The batch then ends before that line.
+async fn add_keys(
+    session: &Session,
+    send: &Send,
+    screen: Screen,
+    batch: &mut Vec<(u64, Message)>,
+) -> Result<(), Failure> {
+    let without_key = batch.iter().position(|(_, message)| message.key.is_none());
+    let Some(place) = without_key else { return Ok(()) };
+    if !send.make_keys {
+        let number = batch.get(place).map_or(0, |(number, _)| *number);
+        let refused = match needs_keys(session, &send.queue).await {
+            Ok(false) => None,
+            Ok(true) => Some(keyless(number)),
+            Err(failure) => Some(failure),
+        };
+        if let Some(refused) = refused {
+            batch.truncate(place);
+            return Err(refused);
+        }
+    }
+    for (number, message) in batch.iter_mut().filter(|(_, message)| message.key.is_none()) {
+        let key = new_key();
+        match (send.make_keys, screen.is_json()) {
+            (true, true) => say(serde_json::json!({ "line": number, "key": key })),
+            (true, false) => say(format_args!("line {number}: the key is {key}")),
+            (false, _) => {}
+        }
+        message.key = Some(key);
+    }
+    Ok(())
+}
+
+async fn needs_keys(session: &Session, queue: &str) -> Result<bool, Failure> {
+    let shown = session.client.queue(queue).await?;
+    Ok(shown.config()?.guarantee != Guarantee::AtLeastOnce)
+}
+
+fn keyless(number: u64) -> Failure {
+    let next = format!(
+        "add \"key\" to every line, so that the batch can be repeated safely, or generate and print \
+         the keys with --make-keys. The lines before it were sent: continue with line {number}"
+    );
+    Failure::usage(format!("line {number}: there is no key")).next(next)
 }
 
 /// The failure of a batch that the broker did not answer; all earlier lines have their answers.
@@ -147,12 +196,11 @@ fn message(line: &str) -> Result<Message, String> {
         body: Option<IgnoredAny>,
         body_base64: Option<IgnoredAny>,
     }
-    let mut message: Message =
+    let message: Message =
         hapax_wire::json::read(line.as_bytes()).map_err(|error| error.to_string())?;
     if let Ok(Given { body: None, body_base64: None }) = serde_json::from_str(line) {
         return Err("there is no body".to_owned());
     }
-    message.key.get_or_insert_with(new_key);
     Ok(message)
 }
 
@@ -169,11 +217,7 @@ mod tests {
         assert_eq!(numbers, [1, 3]);
         assert_eq!((messages[0].key.as_deref(), &messages[0].body[..]), (Some("a"), &b"1"[..]));
         assert_eq!((messages[1].group.as_deref(), &messages[1].body[..]), (Some("g"), &[0xff][..]));
-        assert_eq!(
-            messages[1].key.as_ref().map(String::len),
-            Some(36),
-            "a key is made where there is none"
-        );
+        assert_eq!(messages[1].key, None);
         assert!(lines.batch().unwrap().is_empty());
     }
 

@@ -1,7 +1,6 @@
 //! Every rule, each by a file that breaks it and by what to do about it.
 
 use super::*;
-use hapax_server::lint::Rule;
 
 /// The rules that a text breaks, with the lines.
 fn found(text: &str) -> Vec<(&'static str, usize)> {
@@ -96,6 +95,10 @@ fn attempts_are_counted_and_waits_are_summed() {
     queue("backoff_max_ms = 1000", &[("fast-attempts", 1)]);
     queue("max_attempts = 1000", &[("endless-attempts", 2)]);
     queue("backoff_min_ms = 700000", &[("combination", 2)]);
+    let both = "backoff_min_ms = 700\nbackoff_max_ms = 500";
+    queue(both, &[("fast-attempts", 1), ("combination", 2)]);
+    let told = lint_on(&format!("[queues.orders]\n{both}"), "hapax.toml", "")[1].to_string();
+    assert!(told.contains("Lower backoff_min_ms or raise backoff_max_ms"), "{told}");
     queue("backoff_max_ms = 500", &[("fast-attempts", 1), ("combination", 2)]);
 }
 
@@ -185,6 +188,14 @@ fn a_line_may_allow_a_warning_but_no_error() {
     queue("guarantee = \"at-most-once\" # lint: allow at-most-once", &[]);
     queue("on_dead = \"release\" # lint: allow dead-rerun, dead-release, as agreed", &[]);
     queue("on_dead = \"release\" # lint: allow at-most-once", &[("dead-release", 2)]);
+    let typo = "on_dead = \"release\" # lint: allow dead-relese";
+    queue(typo, &[("dead-release", 2), ("unknown-rule", 2)]);
+    let second = "on_dead = \"release\" # lint: allow dead-release, dead-reru";
+    queue(second, &[("unknown-rule", 2)]);
+    let told = lint_on(&format!("[queues.orders]\n{typo}"), "hapax.toml", "")[1].to_string();
+    assert!(told.contains("there is no rule dead-relese"), "{told}");
+    assert!(told.contains("Did you mean dead-release?"), "{told}");
+    queue("lease_ms = 5000 # lint: allow everything", &[("unknown-rule", 2)]);
     queue("on_dead = \"release\" # lint: allow", &[("dead-release", 2)]);
     queue("retention_ms = 100000000 # lint: allow retention", &[("retention", 2)]);
     check("[queues.orders] # lint: allow group-gap\norder = \"group\"\n", &[]);

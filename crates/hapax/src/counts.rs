@@ -1,0 +1,14 @@
+//! Parsers of counts on the command line. A count of 0 is refused, since no command can do
+//! nothing in a useful way.
+
+use clap::builder::RangedU64ValueParser;
+
+/// A count of at least 1.
+pub(crate) fn any<T: TryFrom<u64>>() -> RangedU64ValueParser<T> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+/// A count from 1 to `max`.
+pub(crate) fn up_to<T: TryFrom<u64>>(max: u64) -> RangedU64ValueParser<T> {
+    RangedU64ValueParser::new().range(1..=max)
+}
