@@ -153,8 +153,10 @@ fn honest(setup: &Setup, is_over: &AtomicBool) -> usize {
 
 fn oversize(address: SocketAddr) {
     let head = |path: &str, length: &str| {
+        let takes_key = matches!(path, "messages" | "claims");
+        let key = if takes_key { "idempotency-key: big\r\n" } else { "" };
         format!(
-            "POST /v1/queues/orders/{path} HTTP/1.1\r\nhost: h\r\nidempotency-key: big\r\n\
+            "POST /v1/queues/orders/{path} HTTP/1.1\r\nhost: h\r\n{key}\
              content-type: application/json\r\n{length}\r\n\r\n"
         )
     };

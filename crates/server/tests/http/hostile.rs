@@ -151,7 +151,10 @@ async fn no_more_of_a_body_is_taken_than_could_be_of_use() {
     let broker = Broker::with_queue("{}").await; // Which takes messages of a MiB.
     for (path, most) in [("messages", 2), ("batch", 9), ("settle", 9), ("claims", 17)] {
         let (body, taken) = endless();
-        let ask = post(&format!("/v1/queues/orders/{path}"), "").header("idempotency-key", "k");
+        let mut ask = post(&format!("/v1/queues/orders/{path}"), "");
+        if matches!(path, "messages" | "claims") {
+            ask = ask.header("idempotency-key", "k");
+        }
         let problem = broker.ask(ask.body(body)).await.fails(413, "too_large");
         let is_told_how = text(&problem, "detail").contains("Content-Length");
         assert_eq!(is_told_how, path == "settle", "{problem}");

@@ -65,7 +65,7 @@ calls! {
     "ResolveKey" Admin |admin, guarded| admin.resolve_key(
         key("dead"), proto::resolve_request::Resolution::Retry(proto::ResolveRetry {})
     );
-    "Browse" Look |admin, guarded| admin.browse(QUEUE, proto::State::Dead, 10, "");
+    "Browse" Browse |admin, guarded| admin.browse(QUEUE, proto::State::Dead, 10, "");
     "Redrive" Admin |admin, guarded| admin.redrive(redrive());
     "GetRedrive" Admin |admin, guarded| admin.redrive_progress(QUEUE, "r");
     "CancelRedrive" Admin |admin, guarded| admin.cancel_redrive(QUEUE, "r");
