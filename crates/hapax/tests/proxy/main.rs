@@ -1,9 +1,5 @@
 //! `hapax proxy`, the real binary, between clients and a service that counts.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at surprises"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
 
 #[macro_use]
 extern crate hapax_testing;
