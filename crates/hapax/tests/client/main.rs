@@ -1,7 +1,6 @@
 //! The Rust client against a running broker, over connections that break.
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::indexing_slicing,
     reason = "a test stops at surprises"
 )]

@@ -1,7 +1,6 @@
 //! The layer of `hapax-idempotency` before an axum service, on a running broker.
 #![expect(
     clippy::unwrap_used,
-    clippy::expect_used,
     clippy::indexing_slicing,
     reason = "a test stops at surprises"
 )]
