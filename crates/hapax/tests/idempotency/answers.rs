@@ -82,7 +82,7 @@ on_each!(what_is_in_doubt_is_parked_at_once_where_the_queue_parks);
 async fn what_is_in_doubt_is_parked_at_once_where_the_queue_parks(partitions: u16) {
     let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
     for (number, (path, status, why)) in [
-        ("/remember/in-doubt", 200, "its handler answered 200, not knowing what became of it"),
+        ("/remember/in-doubt", 200, "its handler answered 200 without knowing the outcome"),
         ("/panic", 500, "its handler panicked"),
         ("/broken", 500, "its response was interrupted: the disk is gone"),
     ]

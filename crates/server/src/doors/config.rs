@@ -145,9 +145,6 @@ fn refusal(InvalidConfig { field, reason }: InvalidConfig, dialect: Dialect) -> 
     let rule = if field == "retention_ms" { Rule::Retention } else { Rule::Combination };
     let (why, fix) = match reason.split_once(". ") {
         Some((why, fix)) => (why.to_owned(), fix.to_owned()),
-        None if field == "backoff_min_ms" => {
-            (reason, "Lower backoff_min_ms or raise backoff_max_ms".to_owned())
-        }
         None => {
             let known = QueueConfig::FIELDS.iter().find(|known| known.name == field);
             let allowed = known.map(|field| allowed(field, dialect)).unwrap_or_default();
