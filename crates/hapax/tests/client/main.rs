@@ -1,9 +1,5 @@
 //! The Rust client against a running broker, over connections that break.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at surprises"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
 
 #[macro_use]
 extern crate hapax_testing;

@@ -1,9 +1,5 @@
 //! The layer of `hapax-idempotency` before an axum service, on a running broker.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test stops at surprises"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at surprises")]
 
 #[macro_use]
 extern crate hapax_testing;
