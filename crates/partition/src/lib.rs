@@ -29,7 +29,7 @@
 //!
 //! ```
 //! use hapax_core::{Answer, Blob, Command, Config, Configure, Content, Outcome, QueueName};
-//! use hapax_core::{Receive, Send, Settle, Stamp, Time, Verb};
+//! use hapax_core::{Receive, SendMessage, Settle, Stamp, Time, Verb};
 //! use hapax_partition::{Error, Options, Partition};
 //! use hapax_store::disk::{self, DiskStore};
 //!
