@@ -10,7 +10,6 @@ mod received;
 mod weight;
 
 use std::collections::BTreeMap;
-use std::marker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -161,7 +160,7 @@ impl Service {
     pub fn revoked(
         &self,
         principal: &Arc<Principal>,
-    ) -> impl Future<Output = ()> + marker::Send + 'static + use<> {
+    ) -> impl Future<Output = ()> + Send + 'static + use<> {
         self.0.auth.revoked(Arc::clone(principal))
     }
 
@@ -231,12 +230,12 @@ impl Service {
 
     /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
     /// caller knows them by: it must not block.
-    pub fn start_send<T: marker::Send + 'static>(
+    pub fn start_send<T: Send + 'static>(
         &self,
         permit: &Permit,
         sends: Vec<(T, SendMessage)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + marker::Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + Send + 'static,
     ) {
         let allowance = self.allowance(permit, sends.len());
         let (service, queue) = (self.clone(), permit.queue.clone());
@@ -314,12 +313,12 @@ impl Service {
     }
 
     /// Settles leases, as [`Service::start_send`] sends messages.
-    pub fn start_settle<T: marker::Send + 'static>(
+    pub fn start_settle<T: Send + 'static>(
         &self,
         permit: &Permit,
         items: Vec<(T, Opened)>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + marker::Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + Send + 'static,
     ) {
         let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
         for (tag, item) in items {
