@@ -415,7 +415,7 @@ impl Service {
 
     /// Returns to the tenant's rate what was taken for messages that were not accepted.
     fn give_back(&self, queue: &QueueName, allowance: Allowance, answers: &[Answer]) {
-        if allowance != Allowance::Queue {
+        if allowance != Allowance::Queue || !self.0.tenants.is_rated() {
             return;
         }
         let is_new =

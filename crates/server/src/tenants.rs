@@ -66,9 +66,14 @@ impl Tenants {
         self.bucket(tenant).map_or(Ok(()), |bucket| bucket.take(count, at_ns))
     }
 
+    /// Whether any tenant has a rate at all.
+    pub fn is_rated(&self) -> bool {
+        self.is_rated
+    }
+
     /// Returns `count` sends to the tenant's rate.
     pub fn give_back(&self, tenant: &str, count: u64) {
-        if !self.is_rated || count == 0 {
+        if count == 0 {
             return;
         }
         if let Some(bucket) = self.bucket(tenant) {
