@@ -1,0 +1,1 @@
+"""Workers: handlers for the messages of queues, many at a time."""

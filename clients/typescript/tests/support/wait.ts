@@ -1,0 +1,17 @@
+/** Waits for a condition, with a generous bound. */
+
+import { setTimeout as pause } from "node:timers/promises";
+
+export async function until(
+  what: string,
+  isSo: () => boolean | Promise<boolean>,
+  withinMs = 40_000,
+): Promise<void> {
+  const end = performance.now() + withinMs;
+  while (!(await isSo())) {
+    if (performance.now() > end) {
+      throw new Error(`waited in vain for ${what}`);
+    }
+    await pause(20);
+  }
+}
