@@ -1,6 +1,6 @@
 //! CPU time of threads and processes.
 //!
-//! For another process the kernel counts in hundredths of a second, which is fine enough for a
+//! For another process the kernel counts in hundredths of a second, which is precise enough for a
 //! run of seconds.
 
 use std::fs;
@@ -52,7 +52,7 @@ pub fn of_family(process: u32) -> Result<Duration> {
 pub struct Times {
     /// This process: producers and workers.
     pub client: Duration,
-    /// The server with all its processes, where it is known.
+    /// The server with all its processes, if known.
     pub server: Option<Duration>,
 }
 

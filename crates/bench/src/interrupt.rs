@@ -37,7 +37,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Runs a future, and drops it where the process is interrupted.
+/// Runs a future, and drops it if the process is interrupted.
 pub async fn unless_interrupted<T>(future: impl Future<Output = T>) -> Result<T> {
     let interrupted = async {
         loop {

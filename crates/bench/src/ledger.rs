@@ -1,5 +1,5 @@
-//! What became of every message of a run: the proof that each was sent, delivered and settled
-//! once, as it was sent.
+//! The outcome of every message of a run: the proof that each was sent, delivered and settled once,
+//! unchanged.
 //!
 //! Producers and workers share a ledger. It hands out the numbers of messages to send, and keeps
 //! three bits for each: its send was confirmed, it was delivered, its settle was confirmed. A
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::interrupt;
 use crate::messages::Messages;
 
-/// Number of keys that are sent again after a run, where keys are remembered.
+/// Number of keys that are sent again after a run, if keys are remembered.
 pub const REPEATED: u64 = 1_000;
 
 /// Pause of a producer that waits for workers.
@@ -36,8 +36,8 @@ pub struct Ledger {
     settled: Bits,
     /// Number of messages that are settled.
     done: AtomicU64,
-    /// For each message the ids that its producer and its worker saw, combined so that equal
-    /// ones leave 0. Empty where they are not compared.
+    /// For each message the ids that its producer and its worker saw, combined so that equal ones
+    /// leave 0. Empty if they are not compared.
     ids: Vec<AtomicU64>,
     /// Messages whose settle was confirmed twice.
     doubled: AtomicU64,
@@ -189,14 +189,14 @@ impl Ledger {
         }
     }
 
-    /// Fails where the run cannot succeed any more.
+    /// Fails if the run can no longer succeed.
     pub fn check(&self) -> Result<()> {
         interrupt::check()?;
         ensure!(self.failure.get().is_none(), "another connection of this run failed");
         Ok(())
     }
 
-    /// Everything that is wrong; empty where every message was sent, delivered and settled.
+    /// All errors; empty if every message was sent, delivered and settled.
     pub fn faults(&self) -> Vec<String> {
         let count = self.messages.count();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -211,8 +211,8 @@ impl Ledger {
         list(&rules)
     }
 
-    /// The time that all lives took, if nothing is wrong. Repeated sends and deliveries are
-    /// errors here: nothing happened that would excuse them.
+    /// The time that all lives took, if nothing is wrong. Repeated sends and deliveries are errors
+    /// here: nothing failed that would cause them.
     pub fn close(self) -> Result<Duration> {
         let repeated = list(&[
             (self.duplicates.load(Ordering::Relaxed), "new keys taken for duplicates"),

@@ -1,5 +1,5 @@
-//! The shared parts of the benchmarks: messages that can be verified, a ledger of what became of
-//! each, the load over the network, CPU time, the disk by itself, server processes, and text.
+//! The shared parts of the benchmarks: messages that can be verified, a ledger of their outcomes,
+//! the load over the network, CPU time, the disk by itself, server processes, and text.
 //!
 //! Three programs use them. `hapax bench` (crates/hapax) measures a broker over the network,
 //! `hapax-bench` one partition without a broker, `hapax-compare` a broker beside Redis and

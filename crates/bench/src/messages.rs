@@ -54,7 +54,7 @@ impl Messages {
         body.extend_from_slice(self.rest(number));
     }
 
-    /// The number of a message that is as it was sent. Its key is compared where it has one.
+    /// The number of a message, if it is unchanged. Its key is compared if it has one.
     pub fn verify(&self, key: Option<Uuid>, body: &[u8]) -> Result<u64> {
         let (number, rest) =
             body.split_first_chunk::<NUMBER_BYTES>().context("a body without its number")?;

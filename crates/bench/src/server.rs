@@ -1,4 +1,4 @@
-//! One server process with a directory of its own, both gone when this is dropped.
+//! A server process with its own directory; both are removed when this is dropped.
 //!
 //! Services of the system are not read, changed or stopped.
 
@@ -42,7 +42,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Nobody is left who could do something about an error.
+        // An error cannot be handled here.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -73,7 +73,7 @@ impl Server {
     ) -> Result<Self> {
         let log = directory.path().join("log");
         let output = fs::File::create(&log)?;
-        // A group of its own, so that an interrupt at the terminal reaches this program alone,
+        // Its own process group, so that an interrupt at the terminal only reaches this program,
         // which then stops its servers in order.
         let child = command
             .process_group(0)
@@ -86,7 +86,7 @@ impl Server {
     }
 
     /// Starts a broker of Hapax on a free port, and returns its address. It gets neither the
-    /// settings of whoever runs this, nor a settings file of the directory where they do.
+    /// caller's environment settings nor a settings file of the working directory.
     pub fn broker(program: &Path, directory: Directory, flags: &[&str]) -> Result<(Self, String)> {
         let mut command = Command::new(program);
         command

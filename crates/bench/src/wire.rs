@@ -1,5 +1,5 @@
-//! The load over the network: producers and workers of Hapax's client, each a task with a
-//! connection of its own.
+//! The load over the network: producers and workers of Hapax's client, each a task with its own
+//! connection.
 //!
 //! Without a rate, as many lives as the broker can take. With one, messages are sent at a fixed
 //! rate, and latencies count from the moment a message should have been sent, whether or not the
@@ -41,7 +41,7 @@ pub struct Shape {
     pub rate: Option<u64>,
 }
 
-/// What a run took.
+/// The measurements of a run.
 #[derive(Debug)]
 pub struct Lived {
     /// From the first send to the last confirmation of one.
@@ -139,7 +139,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Fills the window, and again whatever was answered.
+    /// Fills the window, and refills it as answers arrive.
     async fn send_all(mut self) -> Result<Histogram<u64>> {
         let mut confirms = histogram();
         let mut sent = SendTimes::default();
@@ -168,7 +168,7 @@ impl Producer {
         }
     }
 
-    /// Sends each message at its time, whatever became of the ones before.
+    /// Sends each message at its time, whether or not earlier ones were answered.
     async fn send_at(mut self, rate: u64) -> Result<Histogram<u64>> {
         let due_at = move |number: u64| Duration::from_secs_f64(number as f64 / rate as f64);
         let (due, mut numbers) = mpsc::unbounded_channel();

@@ -12,10 +12,10 @@ use tonic::Streaming;
 use crate::client::Client;
 use crate::error::Error;
 
-/// What the broker may need on top of a wait that it was asked for.
+/// Time allowed beyond the requested wait.
 const SLACK: Duration = Duration::from_secs(10);
 
-/// A broker as its operators see it. Cheap to clone.
+/// The operator's calls of a broker. Cheap to clone.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), hapax_client::Error> {
@@ -41,8 +41,8 @@ impl Admin {
         &self.0
     }
 
-    /// Creates a queue or changes its rules, given as the JSON that HTTP takes. With an etag it is
-    /// refused where the queue changed since.
+    /// Creates a queue or changes its configuration, given as the JSON of the HTTP API. With an
+    /// etag it is refused if the queue has changed since.
     pub async fn put_queue(
         &self,
         queue: &str,
@@ -62,8 +62,8 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.get_queue(request).await }).await
     }
 
-    /// The queues that the token may see. Where `unanswered` names partitions, their part of the
-    /// figures is an earlier one, or missing.
+    /// The queues that the token may see. If `unanswered` names partitions, their part of the
+    /// figures is old or missing.
     pub async fn queues(&self) -> Result<proto::ListQueuesReply, Error> {
         let request = proto::ListQueuesRequest {};
         self.0.call(|mut rpc| async move { rpc.list_queues(request).await }).await
@@ -84,13 +84,13 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.resume_queue(request).await }).await.map(drop)
     }
 
-    /// Drops the messages; with `keys` their keys are forgotten too.
+    /// Removes the waiting messages. With `keys`, all keys are forgotten too.
     pub async fn purge_queue(&self, queue: &str, keys: bool) -> Result<(), Error> {
         let request = proto::PurgeRequest { queue: queue.to_owned(), keys };
         self.0.call(|mut rpc| async move { rpc.purge_queue(request).await }).await.map(drop)
     }
 
-    /// Sends messages once, without a retry, and gets their answers in order.
+    /// Sends messages once, without a retry, and returns their answers in order.
     pub async fn send_batch(
         &self,
         queue: &str,
@@ -101,7 +101,7 @@ impl Admin {
         Ok(reply.answers)
     }
 
-    /// Takes messages once, waiting for the first one as long as the request says.
+    /// Receives messages once; waits for the first one for up to `wait_ms`.
     pub async fn receive(
         &self,
         request: proto::ReceiveRequest,
@@ -111,7 +111,7 @@ impl Admin {
         Ok(call.await?.messages)
     }
 
-    /// Settles leases and gets their answers in order.
+    /// Settles leases and returns the answers in order.
     pub async fn settle(
         &self,
         queue: &str,
@@ -122,8 +122,8 @@ impl Admin {
         Ok(reply.answers)
     }
 
-    /// Everything about a key; with a wait, when its message is done, dead or parked, or at the
-    /// end of the wait.
+    /// Returns everything about a key. With a wait, it returns when the message is done, dead or
+    /// parked, or at the end of the wait.
     pub async fn key(&self, key: proto::KeyRequest, wait: Duration) -> Result<proto::Key, Error> {
         let wait_ms = crate::message::ms(wait);
         let request = proto::GetKeyRequest { key: Some(key), wait_ms };
@@ -136,8 +136,8 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.forget_key(key).await }).await.map(drop)
     }
 
-    /// Runs a finished message again, as its next generation. Its body is gone: it comes along,
-    /// and must be the same.
+    /// Runs a finished message again, as its next generation. The same message must be given again,
+    /// unless its queue has `keep_bodies`.
     pub async fn replay_key(
         &self,
         key: proto::KeyRequest,
@@ -147,12 +147,12 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.replay_key(request).await }).await.map(drop)
     }
 
-    /// Gives up a message that is dead, parked or waiting.
+    /// Discards a message that is dead, parked or waiting.
     pub async fn discard_key(&self, key: proto::KeyRequest) -> Result<(), Error> {
         self.0.call(|mut rpc| async move { rpc.discard_key(key).await }).await.map(drop)
     }
 
-    /// Decides about a parked message: it did happen, or it is to be tried again.
+    /// Resolves a parked message: its effect happened, or it is retried.
     pub async fn resolve_key(
         &self,
         key: proto::KeyRequest,
@@ -162,7 +162,7 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.resolve_key(request).await }).await.map(drop)
     }
 
-    /// A page of the messages in a place. The first page has an empty cursor.
+    /// Returns a page of the messages in a state. The first page has an empty cursor.
     pub async fn browse(
         &self,
         queue: &str,
@@ -179,7 +179,7 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.browse(request).await }).await
     }
 
-    /// Starts a redrive. Repeated under its id, it moves nothing twice and tells how far it is.
+    /// Starts a redrive. Repeated under its id, it moves nothing twice and returns the progress.
     pub async fn redrive(
         &self,
         request: proto::RedriveRequest,
@@ -196,7 +196,7 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.get_redrive(request).await }).await
     }
 
-    /// Stops a redrive where it is; what it moved stays moved.
+    /// Stops a redrive. Messages that it has moved stay moved.
     pub async fn cancel_redrive(
         &self,
         queue: &str,
@@ -206,26 +206,26 @@ impl Admin {
         self.0.call(|mut rpc| async move { rpc.cancel_redrive(request).await }).await
     }
 
-    /// Lets the broker copy its data to a directory on its own machine, while it goes on.
+    /// Lets the running broker copy its data to a directory on its own machine.
     pub async fn backup(&self, directory: &str) -> Result<Backup, Error> {
         let request = proto::BackupRequest { directory: directory.to_owned() };
         let stream = self.0.call(|mut rpc| async move { rpc.backup(request).await }).await?;
         Ok(Backup { client: self.0.clone(), stream })
     }
 
-    /// Changes what the broker logs, from now until it is restarted.
+    /// Changes the broker's log filter until it is restarted.
     pub async fn set_log(&self, filter: &str) -> Result<(), Error> {
         let request = proto::SetLogRequest { filter: filter.to_owned() };
         self.0.call(|mut rpc| async move { rpc.set_log(request).await }).await.map(drop)
     }
 
-    /// A call that waits at the broker needs more time than others.
+    /// The timeout of a call that waits at the broker.
     fn patience(&self, wait: Duration) -> Duration {
         self.0.timeout().max(wait.saturating_add(SLACK))
     }
 }
 
-/// A backup under way. Dropped early, it is broken off, and the copy is of no use.
+/// A backup in progress. If it is dropped early, the backup is cancelled and the copy is unusable.
 #[derive(Debug)]
 pub struct Backup {
     client: Client,
@@ -233,7 +233,7 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// How far it is; `None` after the end.
+    /// Returns the next progress report; `None` after the end.
     pub async fn progress(&mut self) -> Result<Option<proto::BackupProgress>, Error> {
         self.stream.message().await.map_err(|status| self.client.error(&status))
     }

@@ -6,13 +6,13 @@ use hapax_wire::{self as wire, AnswerKind, Blob, Id, State, lean};
 
 use crate::error::Error;
 
-/// What the broker knows about a key, told to whoever sends under it.
+/// The answer to a send: what the broker knows about the key.
 ///
-/// The first send of a key gets [`Outcome::Accepted`], every later one what became of the message
-/// since. Both are a success: the operation is the broker's to carry out.
+/// The first send of a key gets [`Outcome::Accepted`], every later one the current state of the
+/// message. Both are a success: the broker has the message.
 ///
-/// Of its own beside the shape of the wire: an answer to a stream is made without an allocation, a
-/// refusal is an error, and what belongs to an outcome is there with that outcome alone.
+/// It differs from the wire type: it is made from a stream without an allocation, a refusal is an
+/// error, and fields that belong to one outcome exist with that outcome only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Answer {
@@ -23,13 +23,13 @@ pub struct Answer {
     pub outcome: Outcome,
 }
 
-/// What became of the message so far.
+/// The state of the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It is new.
+    /// The key is new.
     Accepted,
-    /// It waits, or somebody works on it.
+    /// The message waits, or a worker has it.
     InFlight {
         attempts: u32,
         /// The time at which the lease or the delay ends.
@@ -39,13 +39,13 @@ pub enum Outcome {
         attempts: u32,
         result: Option<Blob>,
         finished_at: SystemTime,
-        /// `None` where the key is remembered for ever.
+        /// `None` if the key is remembered for ever.
         remembered_until: Option<SystemTime>,
     },
-    /// It was given up: by its last attempt, or by an operator who discarded or purged it. Then
-    /// the state is [`State::Discarded`], and there is no message left to redrive.
+    /// Its attempts are used up, or an operator discarded or purged it. In the second case the
+    /// state is [`State::Discarded`], and there is no message left to redrive.
     Dead { attempts: u32, error: String },
-    /// Its effect had begun when its worker was lost; somebody has to resolve it.
+    /// Its effect had begun when its worker was lost; an operator has to resolve it.
     Parked { attempts: u32 },
 }
 
@@ -55,7 +55,7 @@ impl Answer {
         self.outcome == Outcome::Accepted
     }
 
-    /// Whether there is nothing more to wait for: done, dead or parked.
+    /// Whether waiting for the end is over: done, dead or parked.
     pub fn has_ended(&self) -> bool {
         !matches!(self.outcome, Outcome::Accepted | Outcome::InFlight { .. })
     }
@@ -65,7 +65,7 @@ impl Answer {
         self.state == State::Discarded
     }
 
-    /// What the worker stored.
+    /// The result that the worker stored.
     pub fn result(&self) -> Option<&Blob> {
         match &self.outcome {
             Outcome::Done { result, .. } => result.as_ref(),
@@ -73,7 +73,7 @@ impl Answer {
         }
     }
 
-    /// Most answers say that a message was accepted, and nothing more.
+    /// Most answers are a plain `accepted`.
     pub(crate) fn of_lean(answer: &lean::Answer<'_>) -> Result<Self, Error> {
         if answer.kind == AnswerKind::Accepted as i32 {
             return Ok(Self {
@@ -86,7 +86,7 @@ impl Answer {
         Self::of(answer.whole().map_err(Error::malformed)?)
     }
 
-    /// An answer, or the refusal in its place.
+    /// The answer, or the refusal as an error.
     pub(crate) fn of(answer: wire::Answer) -> Result<Self, Error> {
         let kind = answer.kind();
         let outcome = answer.outcome.unwrap_or_default();
@@ -117,7 +117,7 @@ impl Answer {
     }
 }
 
-/// A time as the broker tells it.
+/// A time of the broker.
 pub(crate) fn at(ms: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(ms)).unwrap_or(UNIX_EPOCH)
 }

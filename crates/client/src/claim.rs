@@ -1,32 +1,39 @@
 //! Claims: keys held by callers that do the work themselves.
 
+mod lane;
+
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hapax_wire::{Blob, proto};
+use hapax_wire::{Blob, Code, proto};
+use prost::Message as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::answer::{Answer, Outcome};
-use crate::client::SENT_BYTES_MAX;
+use crate::client::{Rpc, SENT_BYTES_MAX};
 use crate::delivery::Lease;
 use crate::error::Error;
 use crate::message::{ms, new_key, since_epoch};
 use crate::queue::Queue;
-use crate::retry::Retry;
+use crate::retry::{Retry, moment};
 use crate::settle::{Done, Settle, Settled};
+use lane::Asked;
+pub(crate) use lane::Lane;
 
-/// How long a claim outlives its process, where nothing is said.
+/// The default lease of a claim.
 const LEASE: Duration = Duration::from_secs(30);
-/// What a call that waits may take beyond its wait.
+/// The pauses of a claim between the rounds of its wait.
+const ROUND_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Time allowed beyond the requested wait.
 const WAIT_SLACK: Duration = Duration::from_secs(10);
-/// A claim is extended when this part of its lease is over.
+/// A claim is extended after this part of its lease.
 const EXTEND_AT: f64 = 0.4;
 /// The shortest time between two extensions, however short the lease.
 const EXTEND_MIN: Duration = Duration::from_millis(20);
 
-/// A claim to be made: see [`Queue::claim`].
+/// A request to claim a key: see [`Queue::claim`].
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     queue: Queue,
@@ -42,8 +49,8 @@ impl ClaimRequest {
         Self { queue: queue.clone(), request, lease: LEASE, wait: Duration::ZERO }
     }
 
-    /// What the operation is about. It is not stored: a second claim of the key with another body
-    /// is a conflict.
+    /// The body of the operation, for the fingerprint. It is not stored. A second claim of the key
+    /// with another body is a conflict.
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.request.body = body.into();
         self
@@ -54,26 +61,26 @@ impl ClaimRequest {
         self
     }
 
-    /// Kept with the claim, for those who look at its key.
+    /// Adds a header that is stored with the claim and shown with its key.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.request.headers.insert(name.into(), value.into());
         self
     }
 
-    /// What a retry is told from another operation by, instead of the body.
+    /// Sets the fingerprint that distinguishes a retry from another operation, instead of the body.
     pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
         self.request.fingerprint = Some(fingerprint.into());
         self
     }
 
-    /// How long the key stays taken if this process dies: 30 s where nothing is said. While the
-    /// claim is held it is extended by itself.
+    /// How long the key stays claimed if this process dies; 30 s by default. While the claim is
+    /// held, its lease is extended automatically.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Wait so long for the one who has the key.
+    /// The longest wait for the current holder of the key to end.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
@@ -91,21 +98,52 @@ impl ClaimRequest {
         self
     }
 
-    /// Takes the key, or tells what became of it. Retries while the broker cannot be reached, for
-    /// at most the client's timeout. All tries of a call have one id: where the first took the key
-    /// and its answer was lost, the next gets the same lease.
+    /// Claims the key, or returns its state. Retries while the broker cannot be reached, for at
+    /// most the client's timeout. All tries of a call have the same claim id: if the first one
+    /// claimed the key and its answer was lost, the next gets the same lease.
     pub async fn take(mut self) -> Result<Claim, Error> {
         self.request.claim_id = new_key();
         self.request.lease_ms = Some(ms(self.lease));
-        let wait_until = Instant::now() + self.wait;
-        let client = self.queue.client();
+        let wait_until = moment(Instant::now(), self.wait);
+        let end = moment(wait_until, self.queue.client().timeout());
+        let mut rounds = Retry::until(wait_until).pauses(ROUND_PAUSES.0, ROUND_PAUSES.1);
+        loop {
+            let reply = self.take_once(wait_until, end).await?;
+            // The broker waits for at most 60 s, and the stream may have no room to wait in.
+            if !lane::is_in_flight(&reply) || !rounds.pause(None).await {
+                return self.taken(reply);
+            }
+        }
+    }
+
+    /// Claims the key. If it is in flight, waits for as long as the broker does.
+    async fn take_once(
+        &self,
+        wait_until: Instant,
+        end: Instant,
+    ) -> Result<proto::ClaimReply, Error> {
+        let (client, request) = (self.queue.client(), &self.request);
+        let mut by_stream = request.encoded_len() <= lane::BYTES_MAX;
         let claim = || {
-            let left = wait_until.saturating_duration_since(Instant::now());
-            let request = proto::ClaimRequest { wait_ms: ms(left), ..self.request.clone() };
-            client.call_within(left + WAIT_SLACK, |mut rpc| async move { rpc.claim(request).await })
+            // A claim that the stream has no room for now is made by a call.
+            let by_stream = std::mem::take(&mut by_stream);
+            async move {
+                if by_stream {
+                    let lane = client.claim_lane();
+                    let asked = lane.claim(client, request.clone(), wait_until, end).await;
+                    if let Asked::Answered(answer) = asked {
+                        return answer.and_then(unless_unavailable);
+                    }
+                }
+                let left = wait_until.saturating_duration_since(Instant::now());
+                let request = proto::ClaimRequest { wait_ms: ms(left), ..request.clone() };
+                // A call that hangs is repeated while there is time.
+                let most = left.saturating_add(WAIT_SLACK);
+                let most = most.min(end.saturating_duration_since(Instant::now()));
+                client.call_within(most, |mut rpc| async move { rpc.claim(request).await }).await
+            }
         };
-        let reply = Retry::within(client.timeout() + self.wait).run(claim).await?;
-        self.taken(reply)
+        Retry::until(end).run(claim).await
     }
 
     fn taken(self, reply: proto::ClaimReply) -> Result<Claim, Error> {
@@ -124,25 +162,25 @@ impl ClaimRequest {
     }
 }
 
-/// What a claim got.
+/// The outcome of a claim.
 #[derive(Debug)]
 pub enum Claim {
-    /// The key is the caller's now.
+    /// The caller holds the key now.
     Fresh(Held),
     /// It was done before; the result is in the answer.
     Done(Answer),
     /// Another caller holds the key.
     InFlight(Answer),
-    /// It was given up.
+    /// It is dead.
     Dead(Answer),
     /// The holder lost its lease after the effect began; an operator has to resolve it.
     Parked(Answer),
 }
 
-/// A key in the caller's hands. It is extended by itself as long as this is held.
+/// A claimed key. Its lease is extended automatically as long as this value exists.
 ///
-/// Dropped without a word, the key is freed when its lease is over, or parked where the effect
-/// had begun ([`Held::begin`]) and the queue parks; [`Held::release`] frees it at once.
+/// If it is dropped, the key is freed when its lease ends, or parked if the effect had begun
+/// ([`Held::begin`]) and the queue parks. [`Held::release`] frees it at once.
 #[derive(Debug)]
 pub struct Held {
     queue: Queue,
@@ -152,12 +190,12 @@ pub struct Held {
     lost: watch::Receiver<bool>,
     lease_length: Duration,
     tenant: String,
-    /// Until when the caller wants the key: an automatic extension never asks for less.
+    /// The time until which the caller wants the key; an automatic extension never shortens it.
     wanted: watch::Sender<Instant>,
     _extending: Extending,
 }
 
-/// The task that extends, ended with its claim.
+/// The task that extends the lease; aborted when the claim is dropped.
 #[derive(Debug)]
 struct Extending(tokio::task::JoinHandle<()>);
 
@@ -170,12 +208,17 @@ impl Drop for Extending {
 impl Held {
     fn new(claim: ClaimRequest, reply: proto::ClaimReply) -> Self {
         let lease = Lease(reply.lease);
-        // A broker of release 0.1 does not tell, and does as it is told.
+        // A broker of release 0.1 does not return it, and uses the requested one.
         let told = Some(reply.lease_ms).filter(|told| *told > 0).map(Duration::from_millis);
         let length = told.unwrap_or(claim.lease);
         let (sender, lost) = watch::channel(false);
         let wanted = watch::Sender::new(Instant::now());
-        let task = extend(claim.queue.clone(), lease.clone(), length, wanted.subscribe(), sender);
+        let (queue, extended) = (claim.queue.clone(), lease.clone());
+        let ask = move |length| {
+            let (queue, lease) = (queue.clone(), extended.clone());
+            async move { settle_one(&queue, &lease, Settle::Extend(Some(length))).await }
+        };
+        let task = extend(ask, length, wanted.subscribe(), sender);
         Self {
             queue: claim.queue,
             lease,
@@ -199,7 +242,7 @@ impl Held {
         &self.queue
     }
 
-    /// How long the key stays taken, from the last extension on, if this process dies.
+    /// How long the key stays claimed after the last extension if this process dies.
     pub fn lease_length(&self) -> Duration {
         self.lease_length
     }
@@ -214,12 +257,12 @@ impl Held {
         self.recovery_points.get(name)
     }
 
-    /// Stores the result, for everybody who claims the key again.
+    /// Finishes the claim with a result that every later claim of the key gets.
     pub async fn complete(self, result: impl Into<Blob>) -> Result<Settled, Error> {
         self.finish(Done::new().result(result)).await
     }
 
-    /// As [`Held::complete`], with follow-ups.
+    /// Like [`Held::complete`], with follow-up messages.
     pub async fn finish(self, done: impl Into<Done>) -> Result<Settled, Error> {
         self.settle(Settle::Done(done.into())).await
     }
@@ -229,8 +272,8 @@ impl Held {
         self.settle(Settle::Release).await
     }
 
-    /// Marks that a non-repeatable effect starts now. In a queue that parks, the key is not free
-    /// again if the lease is lost from here on, until somebody resolves it.
+    /// Marks that a non-repeatable effect starts now. If the lease is lost after this, a queue with
+    /// `on_lost = park` parks the key until an operator resolves it.
     pub async fn begin(&self) -> Result<(), Error> {
         self.keep(Settle::Begin).await
     }
@@ -240,14 +283,14 @@ impl Held {
         self.keep(Settle::Save { name: name.to_owned(), data: data.into() }).await
     }
 
-    /// Keeps the key for at least so long from now on, or for its lease. It is done by itself as
-    /// long as the claim is held; this is for a caller that is about to block for longer.
+    /// Extends the lease to at least this long from now, by default to its own length. Leases are
+    /// extended automatically; this is for a caller that is about to block for longer.
     pub async fn extend(&self, lease: Option<Duration>) -> Result<(), Error> {
         let now = Instant::now();
         let before = *self.wanted.borrow();
         let length = lease.unwrap_or_default().max(self.lease_length);
-        let until = before.max(now + length);
-        // Before it is asked: an automatic extension may go out meanwhile.
+        let until = before.max(moment(now, length));
+        // Set before the call: an automatic extension may be sent meanwhile.
         self.wanted.send_replace(until);
         let extended = self.keep(Settle::Extend(Some(until - now))).await;
         if extended.is_err() {
@@ -260,7 +303,7 @@ impl Held {
         *self.lost.borrow()
     }
 
-    /// Ends when the lease is lost. Whoever works under it should stop then.
+    /// Resolves when the lease is lost. Work under the lease should stop then.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> + 'static {
         let mut lost = self.lost.clone();
         async move {
@@ -278,34 +321,36 @@ impl Held {
         }
     }
 
-    /// Says what becomes of the key, and can be asked again where the broker was not reached in
-    /// the client's timeout: the same said again gets the same answer. A claim that was ended is
-    /// not extended any more.
+    /// Settles the claim. If the broker was not reached within the client's timeout, the call can
+    /// be repeated: the same settle gets the same answer. A claim that has ended is no longer
+    /// extended.
     pub async fn settle(&self, settle: Settle) -> Result<Settled, Error> {
         settle_one(&self.queue, &self.lease, settle).await
     }
 }
 
-/// Extends until the lease is lost, or its time is over without the broker being reached.
-async fn extend(
-    queue: Queue,
-    lease: Lease,
+/// Extends until the lease is lost, or ends because the broker cannot be reached. `ask` extends by
+/// a length, and may fail after the client's timeout.
+async fn extend<F: Future<Output = Result<Settled, Error>>>(
+    ask: impl Fn(Duration) -> F,
     length: Duration,
     wanted: watch::Receiver<Instant>,
     lost: watch::Sender<bool>,
 ) {
-    let mut until = Instant::now() + length;
+    let usual = length.mul_f64(EXTEND_AT).max(EXTEND_MIN);
+    let (mut until, mut pause) = (moment(Instant::now(), length), usual);
     loop {
-        tokio::time::sleep(length.mul_f64(EXTEND_AT).max(EXTEND_MIN)).await;
-        // Counted from before the call: the broker counts from later.
+        tokio::time::sleep(pause).await;
+        // Counted from before the call, so that the local deadline is not later than the broker's.
         let asked = Instant::now();
         let length = length.max(wanted.borrow().saturating_duration_since(asked));
-        let extended = settle_one(&queue, &lease, Settle::Extend(Some(length)));
+        let extended = ask(length);
         let end = until.max(*wanted.borrow());
         match tokio::time::timeout_at(end, extended).await {
-            Ok(Ok(Settled::Ok { .. })) => until = asked + length,
+            Ok(Ok(Settled::Ok { .. })) => (until, pause) = (moment(asked, length), usual),
             Ok(Ok(Settled::LeaseLost { .. })) => break,
-            Ok(Err(error)) if error.is_retryable() && Instant::now() < end => {}
+            // After another usual pause the lease may be over.
+            Ok(Err(error)) if error.is_retryable() && Instant::now() < end => pause = EXTEND_MIN,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "a claim could not be extended");
                 break;
@@ -316,6 +361,17 @@ async fn extend(
     lost.send_replace(true);
 }
 
+/// A partition that does not answer refuses a call as a whole, and a claim on a stream in its
+/// place: both are errors, so that both are retried.
+fn unless_unavailable(reply: proto::ClaimReply) -> Result<proto::ClaimReply, Error> {
+    match reply.answer.as_ref().and_then(|answer| answer.problem.as_ref()) {
+        Some(problem) if problem.code == Code::Unavailable.as_str() => {
+            Err(Error::of_problem(problem.clone()))
+        }
+        _ => Ok(reply),
+    }
+}
+
 /// Settles one lease, retrying while the broker cannot be reached.
 async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Settled, Error> {
     let bytes = settle.bytes();
@@ -323,12 +379,67 @@ async fn settle_one(queue: &Queue, lease: &Lease, settle: Settle) -> Result<Sett
         return Err(Error::too_large(bytes, SENT_BYTES_MAX));
     }
     let client = queue.client();
-    let items = vec![settle.into_wire(0, lease.0.clone())];
-    let request = proto::SettleRequest { queue: queue.name().to_owned(), items };
-    let settle = || async {
-        let request = request.clone();
-        let mut reply = client.call(|mut rpc| async move { rpc.settle(request).await }).await?;
-        Settled::of(reply.answers.pop().unwrap_or_default())
+    let end = moment(Instant::now(), client.timeout());
+    let mut by_stream = bytes <= lane::BYTES_MAX;
+    let settle = &settle;
+    let settling = || {
+        let by_stream = std::mem::take(&mut by_stream);
+        async move {
+            if by_stream {
+                let lane = client.claim_lane();
+                let asked = lane.settle(queue, &lease.0, settle.clone(), end).await;
+                if let Asked::Answered(answer) = asked {
+                    return answer;
+                }
+            }
+            let items = vec![settle.clone().into_wire(0, lease.0.clone())];
+            let request = proto::SettleRequest { queue: queue.name().to_owned(), items };
+            let left = end.saturating_duration_since(Instant::now());
+            let settle = |mut rpc: Rpc| async move { rpc.settle(request).await };
+            let mut reply = client.call_within(left, settle).await?;
+            Settled::of(reply.answers.pop().unwrap_or_default())
+        }
     };
-    Retry::within(client.timeout()).run(settle).await
+    Retry::until(end).run(settling).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    const LENGTH: Duration = Duration::from_secs(30);
+
+    /// Extends while each try has one of these outcomes, after so many seconds, and none after
+    /// them. Returns after how many seconds each try was made, and the lease was lost.
+    async fn tries(outcomes: &[(u64, bool)]) -> (Vec<u64>, u64) {
+        let start = Instant::now();
+        let made = Mutex::new(Vec::new());
+        let ask = |_| {
+            let mut made = made.lock().unwrap();
+            made.push(start.elapsed().as_secs());
+            let outcome = outcomes.get(made.len() - 1).copied();
+            async move {
+                let Some((after, is_ok)) = outcome else { return std::future::pending().await };
+                let after = Duration::from_secs(after);
+                tokio::time::sleep(after).await;
+                let settled = Settled::Ok { state: crate::State::Leased, deadline: None };
+                if is_ok { Ok(settled) } else { Err(Error::TimedOut(after)) }
+            }
+        };
+        let wanted = watch::Sender::new(start);
+        extend(ask, LENGTH, wanted.subscribe(), watch::Sender::new(false)).await;
+        (made.into_inner().unwrap(), start.elapsed().as_secs())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_claim_is_extended_well_before_its_end() {
+        assert_eq!(tries(&[(0, true), (0, true)]).await, (vec![12, 24, 36], 54));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_extension_that_fails_is_tried_again_while_the_lease_lasts() {
+        assert_eq!(tries(&[(10, false), (1, true)]).await, (vec![12, 22, 35], 52));
+        assert_eq!(tries(&[(10, false), (7, false)]).await, (vec![12, 22, 29], 30));
+    }
 }

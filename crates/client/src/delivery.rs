@@ -12,14 +12,13 @@ use crate::answer::at;
 use crate::error::Error;
 use crate::message::from_json;
 
-/// A lease as it is given back to the broker. Opaque.
+/// A lease, to settle with. Opaque.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lease(pub(crate) Bytes);
 
-/// A message in a worker's hands.
+/// A message delivered to a worker.
 ///
-/// It shares the memory of the frame it came in with its neighbours; copy what is to be kept for
-/// long.
+/// It shares the memory of its frame with other deliveries; copy what you keep for long.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     frame: Bytes,
@@ -35,11 +34,11 @@ pub struct Delivery {
     accepted_at_ms: u64,
     deadline_ms: u64,
     source: Arc<Source>,
-    /// What most messages do not have. Shared: a handler and its context have one each.
+    /// Fields that most messages do not have. Shared by a handler and its context.
     more: Option<Arc<More>>,
 }
 
-/// What the deliveries of a connection have in common.
+/// Fields that all deliveries of a connection share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Source {
     pub(crate) tenant: String,
@@ -88,7 +87,7 @@ impl Delivery {
     }
 
     fn part(&self, part: &Range<u32>) -> &str {
-        // It was text when it was read.
+        // Checked when it was read.
         std::str::from_utf8(self.bytes(part)).unwrap_or_default()
     }
 
@@ -104,7 +103,7 @@ impl Delivery {
         &self.body
     }
 
-    /// The body as text, where it is UTF-8.
+    /// The body as text, if it is UTF-8.
     pub fn text(&self) -> Option<&str> {
         std::str::from_utf8(&self.body).ok()
     }
@@ -145,7 +144,7 @@ impl Delivery {
         self.attempt
     }
 
-    /// How often the finished message was replayed.
+    /// The number of replays.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -159,13 +158,13 @@ impl Delivery {
         at(self.deadline_ms)
     }
 
-    /// How long the lease lasts, from its last extension on: the measure for extending it in time
-    /// by a clock of one's own.
+    /// The length of the lease, counted from its last extension. Use it to schedule extends by your
+    /// own clock.
     pub fn lease_length(&self) -> Duration {
         Duration::from_millis(self.source.lease_ms)
     }
 
-    /// What an earlier attempt saved under the name.
+    /// The data that an earlier attempt saved under the name.
     pub fn recovery_point(&self, name: &str) -> Option<&Bytes> {
         self.more.as_ref()?.recovery_points.get(name)
     }
@@ -184,7 +183,7 @@ impl Delivery {
         self.fence
     }
 
-    /// The key of what follows from this message: see [`derive`](crate::derive).
+    /// Derives the key of a follow-up: see [`derive`](crate::derive).
     pub fn derive(&self, name: &str) -> String {
         let group = if self.source.keys_per_group { self.part(&self.group) } else { "" };
         crate::derive(&self.source.queue, group, self.key(), self.generation, name)

@@ -2,13 +2,14 @@
 
 use hapax_keys::Parent;
 
-/// The key of what follows from a message: the same for every attempt, another for every replay.
+/// Derives the key of a follow-up of a message. It is the same in every attempt, and differs after
+/// a replay.
 ///
 /// Lowercase hex of the first 16 bytes of SHA-256 over six netstrings (`LENGTH:BYTES,`): `hapax-2`,
 /// the queue, the group, the key, the generation as decimal, and the name. The group is empty
-/// unless the queue deduplicates per group. It is the same in every language, and what the broker
-/// gives to emits that come without a key. Use it as the idempotency key of calls to other
-/// services; [`Delivery::derive`](crate::Delivery::derive) knows all parts but the name.
+/// unless the queue deduplicates per group. The broker derives the keys of emits without a key in
+/// the same way. Use it as the idempotency key of calls to other services;
+/// [`Delivery::derive`](crate::Delivery::derive) knows all parts but the name.
 ///
 /// ```
 /// let key = hapax_client::derive("orders", "", "order-42", 0, "receipt");

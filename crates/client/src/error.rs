@@ -13,31 +13,31 @@ const RETRY_AFTER: &str = "hapax-retry-after-ms";
 
 /// Why a call did not succeed.
 ///
-/// Under one key a retry is always safe, whatever the error; [`Error::is_retryable`] tells whether
-/// it may help. [`Queue::send`](crate::Queue::send) has retried already when it returns one.
+/// Under one key a retry is always safe, whatever the error; [`Error::is_retryable`] says whether
+/// it may help. [`Queue::send`](crate::Queue::send) has already retried when it returns one.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The broker said no.
+    /// The broker refused the request.
     #[error("{0}")]
     Refused(Box<Refusal>),
-    /// The broker cannot be reached, or the connection broke. What was under way may have been
-    /// carried out or not.
+    /// The broker cannot be reached, or the connection broke. Requests in flight may or may not
+    /// have been carried out.
     #[error("cannot reach the broker at {endpoint}: {why}")]
     Unreachable { endpoint: String, why: String },
     /// There was no answer in time. The request may or may not have been carried out.
     #[error("no answer within {} ms; a retry under the same key is safe", .0.as_millis())]
     TimedOut(Duration),
-    /// The client was given something it cannot use.
+    /// An argument is not valid.
     #[error("{0}")]
     Invalid(String),
-    /// A message that was sent without a key has no answer. It may have been accepted or not: sent
-    /// again under the key that it was given, it is accepted once.
+    /// A message that was sent without a key has no answer. It may or may not have been accepted.
+    /// Sent again under the generated key, it is accepted once.
     #[error("{error}; the message got the generated key {key}: send it again under this key")]
     Unanswered { key: String, error: Box<Error> },
 }
 
-/// What the broker says when it says no.
+/// The broker's reason for a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {
@@ -54,7 +54,8 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct First {
-    /// The differences of the second message: `body`, `content_type`, `group` or `fingerprint`.
+    /// The differences of the second message: `body`, `group` or `fingerprint` (and `content_type`
+    /// with a broker of release 0.1).
     pub differs: Vec<String>,
     pub id: Id,
     pub accepted_at: SystemTime,
@@ -73,7 +74,7 @@ impl std::fmt::Display for Refusal {
 }
 
 impl Error {
-    /// The code of the broker's list. What went wrong on the way there is `unavailable`.
+    /// The error code, one of the broker's list. Errors of the connection are `unavailable`.
     pub fn code(&self) -> Code {
         match self {
             Self::Refused(refusal) => refusal.code,
@@ -97,7 +98,7 @@ impl Error {
         }
     }
 
-    /// The key that a message without one was given, where it is not known what became of it.
+    /// The generated key of a message without one, if it is unknown whether it was accepted.
     pub fn key(&self) -> Option<&str> {
         match self {
             Self::Unanswered { key, .. } => Some(key),
@@ -105,12 +106,12 @@ impl Error {
         }
     }
 
-    /// The same, with the key that the message was given.
+    /// The same error with the generated key of the message.
     pub(crate) fn under(self, key: &str) -> Self {
         Self::Unanswered { key: key.to_owned(), error: Box::new(self) }
     }
 
-    /// What does not fit a frame is not sent.
+    /// The error of a message that does not fit into a frame and is not sent.
     pub(crate) fn too_large(bytes: usize, most: usize) -> Self {
         Self::Refused(Box::new(Refusal {
             code: Code::TooLarge,
@@ -127,7 +128,7 @@ impl Error {
         Self::Invalid(detail.into())
     }
 
-    /// The other side speaks another protocol.
+    /// The error of a reply that is not valid protobuf of this protocol.
     pub(crate) fn malformed(malformed: hapax_wire::lean::Malformed) -> Self {
         Self::invalid(format!("the broker's answer is malformed: {malformed}"))
     }
@@ -141,7 +142,7 @@ impl Error {
         }))
     }
 
-    /// The error of a whole call. One without a code of ours did not come from the broker.
+    /// The error of a whole call. A status without our code did not come from the broker.
     pub(crate) fn of_status(status: &tonic::Status, endpoint: &str) -> Self {
         let metadata = status.metadata();
         let code = text(metadata, CODE).and_then(Code::parse).or_else(|| foreign(status.code()));
@@ -164,7 +165,7 @@ impl Error {
     pub(crate) fn of_problem(problem: Problem) -> Self {
         let code = match Code::parse(&problem.code) {
             Some(code) => code,
-            // A newer broker: all that counts is whether to try again.
+            // A newer broker's code: only whether to retry matters.
             None if problem.retryable => Code::Unavailable,
             None => Code::Invalid,
         };
@@ -192,21 +193,21 @@ fn text<'a>(metadata: &'a MetadataMap, name: &str) -> Option<&'a str> {
     metadata.get(name)?.to_str().ok()
 }
 
-/// What a status without a code of ours means. `None` where the way to the broker is to blame.
+/// The meaning of a status without our code. `None` if the connection is the cause.
 fn foreign(code: tonic::Code) -> Option<Code> {
     match code {
         tonic::Code::InvalidArgument => Some(Code::Invalid),
         tonic::Code::OutOfRange => Some(Code::TooLarge),
         tonic::Code::PermissionDenied => Some(Code::Forbidden),
         tonic::Code::Unauthenticated => Some(Code::Unauthorized),
-        // A method that the other side does not have, or that is no broker at all.
+        // The server lacks the method, or is not a broker.
         tonic::Code::Unimplemented => Some(Code::Invalid),
         _ => None,
     }
 }
 
-/// What the words of the transport mean where something else than a broker answered. They are
-/// those of tonic and h2: a test holds on to them.
+/// Explains errors of tonic and h2 that mean that another kind of server answered. A test checks
+/// that their texts are still the same.
 fn other_server(words: &str) -> Option<String> {
     if let Some((_, status)) = words.split_once("grpc-status header missing, mapped from HTTP ") {
         return Some(format!(
@@ -219,7 +220,8 @@ fn other_server(words: &str) -> Option<String> {
     is_other.then(|| format!("the server does not speak gRPC ({words})"))
 }
 
-/// The innermost cause says the most: "connection refused" instead of "transport error".
+/// The innermost cause, which is the most specific: "connection refused" instead of "transport
+/// error".
 fn reason(status: &tonic::Status) -> String {
     let mut cause = std::error::Error::source(status);
     let mut last = status.message().to_owned();

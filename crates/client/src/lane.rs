@@ -13,30 +13,30 @@ use crate::error::Error;
 use crate::message::Message;
 use crate::sender::{Answered, Outbound};
 
-/// Messages on their way at once.
+/// The most messages in flight.
 const WINDOW: usize = 16_384;
-/// Jobs that wait for the task; callers beyond that wait to hand theirs over.
+/// The most jobs that wait for the task; further callers wait.
 const JOBS_MAX: usize = 1_024;
 
 type Answers = Vec<Result<Answer, Error>>;
 
-/// Messages for one queue, and who waits for their answers.
+/// Messages for one queue, and the channel for their answers.
 struct Job {
     queue: Arc<str>,
     messages: Vec<Message>,
     reply: oneshot::Sender<Answers>,
 }
 
-/// The way to the task.
+/// The handle of the task.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     jobs: Mutex<Option<mpsc::Sender<Job>>>,
-    /// Why there is no connection, for those whose time is over meanwhile.
+    /// Why there is no connection, for callers that time out meanwhile.
     trouble: Arc<Mutex<Option<Error>>>,
 }
 
 impl Lane {
-    /// Sends messages; the answers are in their order.
+    /// Sends messages and returns the answers in the same order.
     pub(crate) async fn send(
         &self,
         client: &Client,
@@ -48,7 +48,7 @@ impl Lane {
         let job = Job { queue: Arc::clone(queue), messages, reply };
         let jobs = self.jobs(client);
         let answered = async {
-            // The task takes jobs as long as anybody can hand one over.
+            // The task runs as long as this handle exists.
             let _ = jobs.send(job).await;
             receiver.await
         };
@@ -66,7 +66,7 @@ impl Lane {
         }
         let (sender, receiver) = mpsc::channel(JOBS_MAX);
         let task = Task {
-            // The client itself would keep the lane, and the lane the task, for ever.
+            // The client itself would keep the lane alive, and the lane the task, for ever.
             outbound: Outbound::new(&client.detached()),
             trouble: Arc::clone(&self.trouble),
             waiting: Vec::new(),
@@ -169,8 +169,8 @@ impl Task {
         }
     }
 
-    /// The connection broke. Those who still wait get their answers from the next one, unless
-    /// there is no use in trying.
+    /// The connection broke. Waiting jobs get their answers from the next one, unless the error is
+    /// permanent.
     fn trouble(&mut self, error: Error) {
         if !error.is_retryable() {
             for tag in self.outbound.give_up() {

@@ -10,11 +10,11 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// A message on its way to a queue.
+/// A message to send.
 ///
-/// Who retries an operation repeats its key: make it once per logical operation and store it with
-/// the operation. A message without a key is given a fresh UUIDv7 when it is sent, which protects
-/// against lost answers and broken connections, but not against the caller sending it again.
+/// A retry must repeat the key: make the key once per logical operation and store it with the
+/// operation. A message without a key gets a new UUIDv7 when it is sent, which protects against
+/// lost answers and broken connections, but not against the caller sending it again.
 ///
 /// ```
 /// use hapax_client::Message;
@@ -29,16 +29,16 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    key: String,
+    key: Option<String>,
     body: Bytes,
-    /// What most messages do not have: a message is moved around a lot before it is sent.
+    /// Fields that most messages do not have, boxed to keep a message small.
     more: Option<Box<More>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct More {
     content_type: String,
-    group: String,
+    group: Option<String>,
     headers: BTreeMap<String, String>,
     delay_ms: Option<u64>,
     ttl_ms: Option<u64>,
@@ -51,14 +51,15 @@ impl Message {
         Self { body: body.into(), ..Self::default() }
     }
 
-    /// A body of JSON, with its content type.
+    /// Creates a message with a JSON body and its content type.
     pub fn json(body: &(impl Serialize + ?Sized)) -> Result<Self, Error> {
         Ok(Self::new(to_json(body)?).content_type(JSON))
     }
 
-    /// The caller's name for the operation, 1 to 255 bytes.
+    /// The caller's name for the operation, 1 to 255 bytes. An empty one is not "no key": the send
+    /// is refused.
     pub fn key(mut self, key: impl Into<String>) -> Self {
-        self.key = key.into();
+        self.key = Some(key.into());
         self
     }
 
@@ -67,13 +68,14 @@ impl Message {
         self
     }
 
-    /// Messages of one group are delivered in the order they were sent, in queues that keep one.
+    /// Sets the group. In queues with `order = group`, messages of one group are delivered in the
+    /// order in which they were sent.
     pub fn group(mut self, group: impl Into<String>) -> Self {
-        self.more().group = group.into();
+        self.more().group = Some(group.into());
         self
     }
 
-    /// Kept with the message and handed to its worker.
+    /// Adds a header that is stored with the message and delivered to its worker.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.more().headers.insert(name.into(), value.into());
         self
@@ -85,28 +87,28 @@ impl Message {
         self
     }
 
-    /// Dead if it is not done by then.
+    /// Sets the time to live: the message is dead if it is not done by then.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.more().ttl_ms = Some(ms(ttl));
         self
     }
 
-    /// What a retry is told from another operation by, instead of body and group: for bodies that
-    /// carry noise, such as a timestamp.
+    /// Sets the fingerprint that distinguishes a retry from another operation, instead of body and
+    /// group. For bodies that change between retries, such as by a timestamp.
     pub fn fingerprint(mut self, fingerprint: impl Into<String>) -> Self {
         self.more().fingerprint = Some(fingerprint.into());
         self
     }
 
-    /// When the operation was born, for keys that do not tell. With it a retry that comes after
-    /// the queue forgot the key is refused instead of done twice.
+    /// Sets when the operation was issued, for keys without a date. With it a retry that comes
+    /// after the queue has forgotten the key is refused instead of being processed twice.
     pub fn issued_at(mut self, at: SystemTime) -> Self {
         self.more().issued_at_ms = Some(since_epoch(at));
         self
     }
 
     pub fn key_str(&self) -> Option<&str> {
-        Some(self.key.as_str()).filter(|key| !key.is_empty())
+        self.key.as_deref()
     }
 
     pub fn body(&self) -> &Bytes {
@@ -118,33 +120,32 @@ impl Message {
     }
 
     pub(crate) fn group_str(&self) -> &str {
-        self.more.as_ref().map_or("", |more| &more.group)
+        self.more.as_ref().and_then(|more| more.group.as_deref()).unwrap_or_default()
     }
 
-    /// About how large it is on the wire.
+    /// Its approximate size on the wire.
     pub(crate) fn bytes(&self) -> usize {
         let more = self.more.as_ref().map_or(0, |more| {
             let headers = more.headers.iter().map(|(name, value)| name.len() + value.len() + 8);
             let fingerprint = more.fingerprint.as_ref().map_or(0, String::len);
-            more.content_type.len() + more.group.len() + fingerprint + headers.sum::<usize>()
+            let group = more.group.as_ref().map_or(0, String::len);
+            more.content_type.len() + group + fingerprint + headers.sum::<usize>()
         });
-        self.key.len() + self.body.len() + more
+        self.key.as_ref().map_or(0, String::len) + self.body.len() + more
     }
 
-    /// The message with a key, made now if it has none.
+    /// The message with a key; generates one if it has none.
     pub(crate) fn keyed(mut self) -> Self {
-        if self.key.is_empty() {
-            self.key = new_key();
-        }
+        self.key.get_or_insert_with(new_key);
         self
     }
 
-    /// As it is written: every part of it, also for those who keep messages elsewhere at first.
+    /// All fields as slices, for writing it to a stream or to an outbox.
     #[doc(hidden)]
     pub fn view(&self, reference: u64) -> lean::Message<'_> {
         let view = lean::Message {
             reference,
-            key: &self.key,
+            key: self.key.as_deref(),
             body: &self.body,
             ..lean::Message::default()
         };
@@ -152,7 +153,7 @@ impl Message {
         let headers = more.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         lean::Message {
             content_type: &more.content_type,
-            group: &more.group,
+            group: more.group.as_deref(),
             headers: headers.collect(),
             delay_ms: more.delay_ms,
             ttl_ms: more.ttl_ms,
@@ -167,10 +168,10 @@ impl Message {
         wire::Emit {
             queue,
             name,
-            key: Some(self.key).filter(|key| !key.is_empty()),
+            key: self.key,
             body: self.body,
             content_type: more.content_type,
-            group: Some(more.group).filter(|group| !group.is_empty()),
+            group: more.group,
             headers: more.headers,
             delay_ms: more.delay_ms,
             ttl_ms: more.ttl_ms,
@@ -185,8 +186,8 @@ impl<B: Into<Bytes>> From<B> for Message {
     }
 }
 
-/// A fresh key: a UUIDv7. It tells when it was made, so that a retry that comes too late is
-/// refused instead of done twice.
+/// Generates a key: a UUIDv7. It contains its date, so that a retry that comes too late is refused
+/// instead of being processed twice.
 pub fn new_key() -> String {
     uuid::Uuid::now_v7().to_string()
 }
@@ -211,7 +212,7 @@ pub(crate) fn from_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Error> {
     })
 }
 
-/// Whole milliseconds, rounded up: what is not nothing stays so.
+/// Whole milliseconds, rounded up, so that a duration above zero stays above zero.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -226,9 +227,17 @@ mod tests {
 
     #[test]
     fn a_message_without_a_key_gets_one_that_tells_its_age() {
-        let key = Message::new("x").keyed().key;
+        let key = Message::new("x").keyed().key.unwrap();
         assert_eq!(uuid::Uuid::parse_str(&key).unwrap().get_version_num(), 7);
-        assert_eq!(Message::new("x").key("mine").keyed().key, "mine");
+        assert_eq!(Message::new("x").key("mine").keyed().key_str(), Some("mine"));
+    }
+
+    #[test]
+    fn an_empty_key_is_a_key_that_the_broker_refuses_and_not_none() {
+        let message = Message::new("x").key("").group("");
+        assert_eq!(message.clone().keyed().view(0).key, Some(""));
+        let emit = message.into_emit("q".to_owned(), "n".to_owned());
+        assert_eq!((emit.key.as_deref(), emit.group.as_deref()), (Some(""), Some("")));
     }
 
     #[test]

@@ -11,21 +11,20 @@ use crate::claim::ClaimRequest;
 use crate::client::Client;
 use crate::error::Error;
 use crate::message::{Message, ms};
-use crate::retry::Retry;
+use crate::retry::{Retry, moment};
 use crate::sender::Sender;
 use crate::work::WorkBuilder;
 
-/// Messages of a long list that are on their way at once.
+/// The most messages of a list in flight.
 const SEND_ALL_MAX: usize = 1_024;
-/// How long the broker is asked to wait in one call; longer waits are made of several.
+/// The longest wait of one call; longer waits take several calls.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// What a call that waits may take beyond its wait.
+/// Time allowed beyond the requested wait.
 const WAIT_SLACK: Duration = Duration::from_secs(10);
 
 type Answers = Vec<Result<Answer, Error>>;
 
-/// A queue of a broker. Cheap to clone. It is made by [`Client::queue`], whether the queue exists
-/// or not.
+/// A queue of a broker. Cheap to clone. Made by [`Client::queue`], whether or not the queue exists.
 #[derive(Clone, Debug)]
 pub struct Queue {
     client: Client,
@@ -41,14 +40,18 @@ impl Queue {
         &self.name
     }
 
+    pub(crate) fn shared_name(&self) -> &Arc<str> {
+        &self.name
+    }
+
     pub fn client(&self) -> &Client {
         &self.client
     }
 
     /// Sends a message and waits until it is durable.
     ///
-    /// Retries by itself, under the same key, while the broker cannot be reached or asks to come
-    /// again, for at most the client's timeout. A known key is a success too: see [`Answer`].
+    /// Retries under the same key while the broker cannot be reached or returns a retryable error,
+    /// for at most the client's timeout. A known key is a success too: see [`Answer`].
     ///
     /// ```no_run
     /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
@@ -64,19 +67,20 @@ impl Queue {
     /// # }
     /// ```
     ///
-    /// A message without a key is given one, and an error that leaves open what became of it tells
-    /// that key: see [`Error::key`].
+    /// A message without a key gets one. If it is unknown whether the message was accepted, the
+    /// error contains that key: see [`Error::key`].
     pub async fn send(&self, message: impl Into<Message>) -> Result<Answer, Error> {
-        let until = Instant::now() + self.client.timeout();
+        let until = moment(Instant::now(), self.client.timeout());
         let (answers, _) = self.send_until(vec![message.into()], until).await;
         one(answers)
     }
 
-    /// Sends many messages; the answers are in their order. One that is refused harms no other.
+    /// Sends many messages and returns the answers in the same order. A refusal of one message does
+    /// not affect the others.
     ///
-    /// Where the broker cannot be reached for the client's timeout, what has no answer by then has
-    /// the error in its place, and what was not sent yet has it too. It is the whole call's error
-    /// only where there is no answer at all, and no message without a key was given one.
+    /// If the broker cannot be reached for the client's timeout, messages without an answer, sent
+    /// or not, get the error as their answer. The whole call fails only if there is no answer at
+    /// all and no key was generated for any message.
     ///
     /// Messages of one group keep their order unless one of them has to be retried.
     pub async fn send_all<M: Into<Message>>(
@@ -86,7 +90,7 @@ impl Queue {
         let mut messages = messages.into_iter();
         let mut answers = Vec::with_capacity(messages.size_hint().0);
         loop {
-            let until = Instant::now() + self.client.timeout();
+            let until = moment(Instant::now(), self.client.timeout());
             let some: Vec<Message> = messages.by_ref().take(SEND_ALL_MAX).map(Into::into).collect();
             if some.is_empty() {
                 return Ok(answers);
@@ -106,16 +110,16 @@ impl Queue {
         }
     }
 
-    /// Sends a message and waits until it is done, dead or parked, for so long. Where the time is
-    /// over first the answer is [`Outcome::Accepted`](crate::Outcome::Accepted) or
-    /// [`Outcome::InFlight`](crate::Outcome::InFlight), and asking again
-    /// under the same key goes on waiting.
+    /// Sends a message and waits until it is done, dead or parked, for at most this long. If the
+    /// time ends first, the answer is [`Outcome::Accepted`](crate::Outcome::Accepted) or
+    /// [`Outcome::InFlight`](crate::Outcome::InFlight), and calling again with the same key
+    /// continues to wait.
     pub async fn send_and_wait(
         &self,
         message: impl Into<Message>,
         timeout: Duration,
     ) -> Result<Answer, Error> {
-        let until = Instant::now() + timeout;
+        let until = moment(Instant::now(), timeout);
         let message = message.into();
         let is_keyed = message.key_str().is_some();
         let message = message.keyed();
@@ -155,9 +159,9 @@ impl Queue {
         Ok(answer)
     }
 
-    /// Sends over the client's lane, and those again whose refusal is worth a retry. Every message
-    /// has an answer; the second part is why there was none from the broker for some, where its
-    /// connection was the reason.
+    /// Sends over the client's shared stream, and retries the messages with a retryable refusal.
+    /// Every message has an answer. The second value is the error of the connection, if some
+    /// messages have no answer of the broker because of it.
     async fn send_until(&self, messages: Vec<Message>, until: Instant) -> (Answers, Option<Error>) {
         let keyless: Vec<usize> = places(&messages, |message| message.key_str().is_none());
         let messages: Vec<Message> = messages.into_iter().map(Message::keyed).collect();
@@ -195,7 +199,7 @@ impl Queue {
             let some = again.iter().filter_map(|place| messages.get(*place).cloned()).collect();
             let newer = match self.try_send(some, until).await {
                 Ok(newer) => newer,
-                // Those keep the refusal that they had; whether they are there is not known.
+                // These keep their earlier refusal; it is unknown whether they were accepted.
                 Err(error) => return (answers, Some(error)),
             };
             for (place, answer) in again.into_iter().zip(newer) {
@@ -211,17 +215,17 @@ impl Queue {
         self.client.lane().send(&self.client, &self.name, messages, left).await
     }
 
-    /// A sender of its own connection, for those who send as fast as the broker takes it.
+    /// Creates a pipelined sender with its own connection, for the highest throughput.
     pub fn sender(&self) -> Sender {
         Sender::new(&self.client, &self.name)
     }
 
-    /// A stream of deliveries and settles, for those who do without [`Worker`](crate::Worker).
+    /// Opens a stream of deliveries and settles, for use without [`Worker`](crate::Worker).
     pub fn work(&self) -> WorkBuilder {
         WorkBuilder::new(self)
     }
 
-    /// Takes a key to do the work under it here and now, with no message for anybody else.
+    /// Claims a key to do the work in this process. No message is delivered to a worker.
     ///
     /// ```no_run
     /// # async fn example(charges: hapax_client::Queue) -> Result<(), hapax_client::Error> {
@@ -229,12 +233,12 @@ impl Queue {
     ///
     /// match charges.claim("charge-7").body("17 euro").take().await? {
     ///     Claim::Fresh(claim) => {
-    ///         // Do it, and store what to answer to those who come again.
+    ///         // Do it, and store the answer for every retry.
     ///         claim.complete("charged").await?;
     ///     }
     ///     Claim::Done(answer) => println!("done before: {:?}", answer.result()),
-    ///     Claim::InFlight(_) => println!("somebody is at it: come again"),
-    ///     Claim::Parked(_) | Claim::Dead(_) => println!("somebody has to look after it"),
+    ///     Claim::InFlight(_) => println!("another caller holds the key: retry later"),
+    ///     Claim::Parked(_) | Claim::Dead(_) => println!("an operator has to act"),
     /// }
     /// # Ok(())
     /// # }
@@ -244,18 +248,18 @@ impl Queue {
     }
 }
 
-/// The places of those in a list.
+/// The indexes of the items that match.
 fn places<T>(list: &[T], is_one: impl Fn(&T) -> bool) -> Vec<usize> {
     let places = list.iter().enumerate();
     places.filter_map(|(place, item)| is_one(item).then_some(place)).collect()
 }
 
-/// Whether a retry of this message may get another answer.
+/// Whether a retry of this message may succeed.
 fn is_worth_a_retry(answer: &Result<Answer, Error>) -> bool {
     answer.as_ref().err().is_some_and(Error::is_retryable)
 }
 
-/// An error that leaves open what became of a message, with the key that the message was given.
+/// Adds the generated key to an error that leaves open whether the message was accepted.
 fn told_key(error: Error, key: &str) -> Error {
     if error.is_retryable() && error.key().is_none() { error.under(key) } else { error }
 }

@@ -1,4 +1,4 @@
-//! Trying again: the one place that says what is worth it, how long to pause, and when to stop.
+//! Retries: which errors are retried, how long to pause, and when to stop.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,14 +10,13 @@ use crate::error::Error;
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Tries something again while that may help.
+/// A retry loop with backoff.
 ///
-/// Errors of the broker that are [retryable](Error::is_retryable) are worth another try, others are
-/// not. Pauses double up to a bound, from 20 ms to 5 s unless [`Retry::pauses`] changes that. Each
-/// is drawn at random from the upper half of its bound, so that many clients that lost one broker
-/// do not come back at the same moment, and is never shorter than the broker asks for. Nothing is
-/// tried after the end of the time that it was given: where a pause would last longer, the error is
-/// returned at once.
+/// [Retryable](Error::is_retryable) errors are retried, others are not. Pauses double up to a
+/// bound, from 20 ms to 5 s unless [`Retry::pauses`] changes that. Each is drawn at random from the
+/// upper half of its bound, so that many clients that lost one broker do not reconnect at the same
+/// moment, and is never shorter than the broker asks for. If a pause would end after the time
+/// limit, the error is returned at once.
 ///
 /// ```no_run
 /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
@@ -31,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Retry {
-    /// Without one it never ends.
+    /// The time limit; `None` for no limit.
     patience: Option<Duration>,
     since: Instant,
     first: Duration,
@@ -41,12 +40,12 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Tries for as long as it helps.
+    /// Retries without a time limit.
     pub fn forever() -> Self {
         Self { patience: None, since: Instant::now(), first: FIRST, longest: LONGEST, bound: FIRST }
     }
 
-    /// Tries for this long, from now on.
+    /// Retries for at most this long from now.
     pub fn within(patience: Duration) -> Self {
         Self { patience: Some(patience), ..Self::forever() }
     }
@@ -55,18 +54,18 @@ impl Retry {
         Self::within(end.saturating_duration_since(Instant::now()))
     }
 
-    /// Sets the first and the longest pause. The same twice is a steady one.
+    /// Sets the first and the longest pause. If they are equal, the pause is constant.
     pub fn pauses(self, first: Duration, longest: Duration) -> Self {
         Self { first, longest, bound: first, ..self }
     }
 
-    /// Starts over: it worked, and the next failure is a new one.
+    /// Resets the backoff and the time limit after a success.
     pub fn reset(&mut self) {
         self.since = Instant::now();
         self.bound = self.first;
     }
 
-    /// Calls until there is an answer, or an error that is not worth another try.
+    /// Calls until there is an answer, or an error that is not retried.
     pub async fn run<T, F>(&mut self, mut call: impl FnMut() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
@@ -79,40 +78,46 @@ impl Retry {
         }
     }
 
-    /// Waits before the next try. Where there is none, returns the error at once.
+    /// Waits before the next try. If there will be none, returns the error at once.
     pub async fn after(&mut self, error: Error) -> Result<(), Error> {
         let is_pausing = error.is_retryable() && self.pause(error.retry_after()).await;
         if is_pausing { Ok(()) } else { Err(error) }
     }
 
-    /// Waits before the next try, for at least as long as the broker asked for. Returns `false`
-    /// at once where its time would be over by then.
+    /// Waits before the next try, for at least as long as the broker asked for. Returns `false` at
+    /// once if the time limit would pass before.
     pub async fn pause(&mut self, asked: Option<Duration>) -> bool {
         let pause = self.next_pause(asked);
-        let has_time = self.has_time(self.since.elapsed() + pause);
+        let has_time = self.has_time(self.since.elapsed().saturating_add(pause));
         if has_time {
             tokio::time::sleep(pause).await;
         }
         has_time
     }
 
-    /// How long to wait before the next try, for those who wait for something else meanwhile.
+    /// The length of the next pause, for callers that wait for something else meanwhile.
     pub fn next_pause(&mut self, asked: Option<Duration>) -> Duration {
         let pause = self.bound.mul_f64(0.5 + fastrand::f64() / 2.0);
-        self.bound = (self.bound * 2).min(self.longest);
+        self.bound = self.bound.saturating_mul(2).min(self.longest);
         asked.map_or(pause, |asked| asked.max(pause))
     }
 
-    /// Whether something else that pauses by itself should go on after this error.
+    /// Whether a caller that makes its own pauses should continue after this error.
     pub(crate) fn goes_on_after(&self, error: &Error) -> bool {
         let pause = error.retry_after().unwrap_or_default();
-        error.is_retryable() && self.has_time(self.since.elapsed() + pause)
+        error.is_retryable() && self.has_time(self.since.elapsed().saturating_add(pause))
     }
 
-    /// Whether it may still try when this much of its time has passed.
+    /// Whether there is time left after this much has passed.
     fn has_time(&self, passed: Duration) -> bool {
         self.patience.is_none_or(|patience| passed < patience)
     }
+}
+
+/// The moment `after` another. One that is too far away for the clock is a year away.
+pub(crate) fn moment(start: Instant, after: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+    start.checked_add(after).unwrap_or(start + YEAR)
 }
 
 #[cfg(test)]
@@ -170,6 +175,33 @@ mod tests {
         assert_eq!(calls(&mut Retry::within(Duration::ZERO), Code::Unavailable, None).await, 1);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn after_a_success_the_time_begins_anew() {
+        let mut retry = Retry::within(HOUR);
+        assert!(retry.pause(None).await);
+        tokio::time::advance(HOUR).await;
+        assert!(!retry.pause(None).await);
+        retry.reset();
+        assert!(retry.pause(None).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_that_the_broker_asks_for_passes_before_the_next_try() {
+        let start = Instant::now();
+        let mut tries = Vec::new();
+        let mut retry = Retry::within(HOUR);
+        let asked = Some(Duration::from_secs(60));
+        let ended: Result<(), Error> = retry
+            .run(|| {
+                tries.push(start.elapsed().as_secs());
+                std::future::ready(Err(refused(Code::RateLimited, asked)))
+            })
+            .await;
+        assert!(ended.is_err());
+        let expected: Vec<u64> = (0..60).map(|minute| minute * 60).collect();
+        assert_eq!(tries, expected, "every minute, and none at the end of the hour");
+    }
+
     #[test]
     fn tries_end_with_the_time() {
         let mut retry = Retry::within(HOUR);
@@ -187,6 +219,15 @@ mod tests {
         let mut retry = Retry::forever().pauses(Duration::ZERO, Duration::ZERO);
         let answered = retry.run(|| std::future::ready(answers.pop().unwrap_or(Ok(0)))).await;
         assert_eq!(answered.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn times_without_an_end_are_none() {
+        let now = Instant::now();
+        assert!(moment(now, Duration::MAX) > now + HOUR);
+        assert_eq!(moment(now, HOUR), now + HOUR);
+        let mut retry = Retry::within(HOUR).pauses(Duration::MAX, Duration::MAX);
+        assert!(!retry.pause(None).await && !retry.pause(Some(Duration::MAX)).await);
     }
 
     #[test]

@@ -15,11 +15,11 @@ use crate::message::Message;
 use crate::retry::Retry;
 use crate::stream::{Pipe, Protocol};
 
-/// Messages without an answer, where nothing else is said.
+/// The default window: messages without an answer.
 const WINDOW: usize = 4_096;
-/// What is kept for sending it again, at most.
+/// The most bytes kept for sending them again.
 const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
-/// Answers handed over at once, about.
+/// About the most answers returned at once.
 const ANSWERS_MAX: usize = 8_192;
 
 /// A pipelined sender to one queue: see [`Queue::sender`](crate::Queue::sender).
@@ -50,7 +50,7 @@ pub struct Sender {
     queue: String,
     window: usize,
     outbound: Outbound,
-    /// Of the time without an answer.
+    /// Limits the time without an answer.
     retry: Retry,
 }
 
@@ -72,25 +72,25 @@ impl Sender {
         }
     }
 
-    /// How many messages may be without an answer.
+    /// Sets the window: the most messages without an answer.
     pub fn window(mut self, window: usize) -> Self {
         self.window = window.max(1);
         self
     }
 
-    /// How many messages may be pushed now.
+    /// The number of messages that may be pushed now.
     pub fn room(&self) -> usize {
         self.outbound.room(self.window)
     }
 
-    /// How many messages have no answer yet.
+    /// The number of messages without an answer.
     pub fn unanswered(&self) -> usize {
         self.outbound.unanswered()
     }
 
-    /// Takes a message. It goes out with others when a frame is full, or with the next
-    /// [`flush`](Sender::flush) or [`answers`](Sender::answers). The window is the caller's to
-    /// keep: look at [`room`](Sender::room) first.
+    /// Adds a message. It is sent with others when a frame is full, or by the next
+    /// [`flush`](Sender::flush) or [`answers`](Sender::answers). The window is not enforced: check
+    /// [`room`](Sender::room) first.
     pub fn push(&mut self, message: impl Into<Message>, tag: u64) {
         if self.outbound.unanswered() == 0 {
             self.retry.reset();
@@ -98,8 +98,9 @@ impl Sender {
         self.outbound.push(&self.queue, &message.into().keyed(), tag);
     }
 
-    /// As [`push`](Sender::push), but a message without a key stays without one, as at-least-once
-    /// queues allow. What had no answer when a connection broke may then be there twice.
+    /// Like [`push`](Sender::push), but a message without a key stays without one, which
+    /// at-least-once queues allow. Messages without an answer when a connection breaks may then be
+    /// accepted twice.
     pub fn push_unkeyed(&mut self, message: impl Into<Message>, tag: u64) {
         if self.outbound.unanswered() == 0 {
             self.retry.reset();
@@ -112,12 +113,12 @@ impl Sender {
         self.outbound.flush();
     }
 
-    /// Waits for answers and adds them to the list, in the order they come. Returns at once where
+    /// Waits for answers and adds them to the list, in the order of arrival. Returns at once if
     /// there is nothing to wait for.
     ///
-    /// An error tells that there was no answer for the client's timeout, or that there will be
-    /// none, as for a token that is not valid. Nothing is given up: the call can be repeated, and
-    /// can be dropped and called anew.
+    /// An error means that there was no answer for the client's timeout, or that there will be
+    /// none, for example because the token is not valid. No message is dropped: the call can be
+    /// repeated. It is cancel-safe.
     pub async fn answers(&mut self, answers: &mut Vec<Answered>) -> Result<(), Error> {
         self.flush();
         while self.outbound.unanswered() > 0 {
@@ -149,7 +150,7 @@ impl Protocol for Sends {
         None
     }
 
-    fn again(frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes> {
+    fn again(&self, frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes> {
         let mut frame = proto::SendFrame::decode(frame.clone()).ok()?;
         frame.messages.retain(|message| is_open(message.r#ref));
         (!frame.messages.is_empty()).then(|| frame.encode_to_vec().into())
@@ -162,7 +163,7 @@ pub(crate) struct Outbound {
     pipe: Pipe<Sends>,
     /// The queue of the frame that is being filled.
     queue: String,
-    /// Answers to what was not sent, as no frame takes it.
+    /// Answers to messages that fit into no frame and were not sent.
     refused: Vec<Answered>,
 }
 
@@ -201,8 +202,7 @@ impl Outbound {
         self.pipe.flush();
     }
 
-    /// The answers that are there, at least one. An error tells of a broken connection; see
-    /// [`Pipe::next`].
+    /// Waits for at least one answer. An error means a broken connection; see [`Pipe::next`].
     pub(crate) async fn answers(&mut self, answers: &mut Vec<Answered>) -> Result<(), Error> {
         let before = answers.len();
         answers.append(&mut self.refused);
@@ -228,16 +228,37 @@ impl Outbound {
         Ok(())
     }
 
-    /// Forgets messages whose answer nobody waits for.
+    /// Drops messages whose answer nobody waits for.
     pub(crate) fn retain(&mut self, is_wanted: impl FnMut(u64) -> bool) {
         self.flush();
         self.pipe.unanswered.retain(is_wanted);
     }
 
-    /// Gives up everything that has no answer; returns the tags.
+    /// Drops everything without an answer and returns the tags.
     pub(crate) fn give_up(&mut self) -> Vec<u64> {
         self.flush();
         self.pipe.hang_up();
         self.pipe.unanswered.give_up()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_again_is_what_has_no_answer() {
+        let mut frame = Vec::new();
+        lean::frame_head(&mut frame, "orders");
+        for reference in [7, 8] {
+            let message = Message::new("x").key(format!("k{reference}"));
+            lean::put_message(&mut frame, &message.view(reference));
+        }
+        let frame = Bytes::from(frame);
+        let again = Sends.again(&frame, &|reference| reference == 8).unwrap();
+        let again = proto::SendFrame::decode(again).unwrap();
+        assert_eq!((again.queue.as_str(), again.messages.len()), ("orders", 1));
+        assert_eq!(again.messages[0].r#ref, 8);
+        assert_eq!(Sends.again(&frame, &|_| false), None);
     }
 }

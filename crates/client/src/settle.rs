@@ -10,27 +10,27 @@ use crate::answer::at;
 use crate::error::Error;
 use crate::message::{Message, ms};
 
-/// What to do under a lease.
+/// A settle: what to do with a lease.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Settle {
-    /// It is done: the result is stored, the follow-ups are sent, all or nothing.
+    /// Done: the result is stored and the follow-ups are sent, atomically.
     Done(Done),
-    /// It did not work: it is tried again later, or given up. Or, by [`Failure::in_doubt`], nobody
-    /// knows: a message whose effect has begun is parked, where the queue parks.
+    /// Failed: the message is retried later, or dead. With [`Failure::in_doubt`] the outcome is
+    /// unknown: a begun message is parked, if the queue has `on_lost = park`.
     Fail(Failure),
-    /// Give it back, uncounted.
+    /// Give the message back without counting the attempt.
     Release,
-    /// Keep it for longer: for as long as the queue's lease where nothing is said.
+    /// Extend the lease; by default by the queue's lease.
     Extend(Option<Duration>),
-    /// A non-repeatable effect starts now. In a queue that parks, the message is not delivered
-    /// again if the lease is lost from here on.
+    /// A non-repeatable effect starts now. If the lease is lost after this, a queue with `on_lost =
+    /// park` parks the message.
     Begin,
     /// Stores a recovery point; the next attempt receives it.
     Save { name: String, data: Bytes },
 }
 
-/// What the broker keeps of an error.
+/// The longest error that the broker stores.
 const ERROR_BYTES_MAX: usize = 4_096;
 
 impl Settle {
@@ -48,7 +48,7 @@ impl Settle {
         Self::Fail(Failure { is_in_doubt: true, ..Failure::new(error) })
     }
 
-    /// About how large it is on the wire: everything that has no small bound.
+    /// Its approximate size on the wire: all fields without a small bound.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Done(done) => {
@@ -90,14 +90,14 @@ impl Settle {
     }
 }
 
-/// The longest error that the broker stores; longer ones are cut.
+/// Cuts an error to the length that the broker stores.
 fn cut(mut error: String) -> String {
     error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
     error
 }
 
-/// How a message ended well. What a handler returns turns into one: nothing, bytes, text, a
-/// [`Blob`], or this.
+/// The successful outcome of a message. A handler may return anything that converts into it:
+/// nothing, bytes, text, a [`Blob`], or this.
 ///
 /// ```
 /// use hapax_client::{Done, Emit, Message};
@@ -117,13 +117,13 @@ impl Done {
         Self::default()
     }
 
-    /// What every later send under the key is answered with.
+    /// Sets the result that every later send under the key gets.
     pub fn result(mut self, result: impl Into<Blob>) -> Self {
         self.result = Some(result.into());
         self
     }
 
-    /// A follow-up message, sent if and only if this one is done.
+    /// Adds a follow-up message, which is sent if and only if this `done` succeeds.
     pub fn emit(mut self, emit: Emit) -> Self {
         self.emits.push(emit);
         self
@@ -169,12 +169,12 @@ pub struct Emit {
 }
 
 impl Emit {
-    /// A message for a queue of the same tenant. Without a key of its own its key is
-    /// [`derive`](crate::derive)d from the parent's and `name`, so that it is sent once however
-    /// often the parent is tried.
+    /// Creates a message for a queue of the same tenant. If it has no key, its key is
+    /// [`derive`](crate::derive)d from the parent's and `name`, so that it is sent once, however
+    /// many attempts the parent takes.
     ///
-    /// It is issued when its parent is done, and the broker writes down when that was: an
-    /// [`issued_at`](Message::issued_at) of the message is not used.
+    /// Its date is the time at which its parent is done; an [`issued_at`](Message::issued_at) of
+    /// the message is ignored.
     pub fn new(
         queue: impl Into<String>,
         name: impl Into<String>,
@@ -192,7 +192,7 @@ impl Emit {
     }
 }
 
-/// How a message did not work. Every error turns into one by `?`.
+/// A failed attempt. Every error converts into one by `?`.
 ///
 /// ```
 /// use hapax_client::Failure;
@@ -226,11 +226,11 @@ impl Failure {
         Self { is_final: true, ..Self::new(error) }
     }
 
-    /// Nobody knows whether it worked: for an effect that cannot be repeated, after
-    /// [`Context::begin`](crate::Context::begin). A queue that parks then parks the message, with
-    /// this error; any other failure says that the effect did not happen, and has the message
-    /// delivered again. Without a `begin` in this attempt it is the failure that it is made of: of
-    /// one by [`Failure::dead`] a message that has not begun is dead.
+    /// The outcome is unknown: for an effect that cannot be repeated, after
+    /// [`Context::begin`](crate::Context::begin). A queue with `on_lost = park` then parks the
+    /// message with this error. Any other failure means that the effect did not happen, and the
+    /// message is delivered again. If this attempt has not called `begin`, it is the failure that
+    /// it was made from: with [`Failure::dead`] the message is dead.
     ///
     /// ```
     /// use hapax_client::Failure;
@@ -288,12 +288,12 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Failure {
     }
 }
 
-/// What a settle gets.
+/// The answer to a settle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Settled {
     Ok {
-        /// The state of the message now.
+        /// The state of the message after the settle.
         state: State,
         /// The new deadline of an extended lease, the due time of a failed one.
         deadline: Option<SystemTime>,
@@ -307,7 +307,7 @@ impl Settled {
         matches!(self, Self::Ok { .. })
     }
 
-    /// Most answers say that all went well, and nothing more.
+    /// Most answers are a plain `ok`.
     pub(crate) fn of_lean(answer: &lean::SettleAnswer<'_>) -> Result<Self, Error> {
         if answer.kind == SettleKind::Ok as i32 {
             let deadline = answer.deadline_ms.map(at);

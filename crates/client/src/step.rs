@@ -1,9 +1,9 @@
-//! The local rules of steps: which names are used, what earlier attempts saved, whether there is
+//! The bookkeeping of steps: which names are used, what earlier attempts saved, whether there is
 //! room for an outcome.
 //!
-//! A step is one recovery point, `step:NAME`, of JSON. First it says that the step was begun, under
-//! which key; then its outcome takes that place. So every later attempt, `hapax get` and a worker
-//! in another language can tell what was done, what was not, and what is in doubt.
+//! A step is one recovery point, `step:NAME`, of JSON. First it holds the intent: that the step has
+//! begun, and under which key. Then the outcome replaces it. So every later attempt, `hapax get`
+//! and workers in other languages can see what was done, what was not, and what is in doubt.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,25 +14,26 @@ use serde_json::value::RawValue;
 
 use crate::settle::Failure;
 
-/// What the names of the recovery points of steps begin with.
+/// The prefix of the names of the recovery points of steps.
 const PREFIX: &str = "step:";
 /// The broker's limits: the number of recovery points, and the bytes of their names and data.
 const POINTS_MAX: usize = 64;
 const POINTS_BYTES_MAX: usize = 64 * 1_024;
 const NAME_BYTES_MAX: usize = 128 - PREFIX.len();
-/// What a step wants to be free before it calls: an outcome that cannot be kept is a call lost.
+/// The free space that a step requires before it calls, because an outcome that cannot be stored
+/// means a repeated call.
 const ROOM_BYTES: usize = 1_024;
 
-/// What the recovery point of a step holds.
+/// The contents of the recovery point of a step.
 #[derive(Debug, Serialize, Deserialize)]
 struct Point<'a> {
     #[serde(rename = "step")]
     stage: Stage,
-    /// What the call was made under.
+    /// The key of the call.
     key: String,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     outcome: Option<&'a RawValue>,
-    /// The size of an outcome that was too large to be kept.
+    /// The size of an outcome that was too large to be stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bytes: Option<usize>,
 }
@@ -45,10 +46,10 @@ enum Stage {
     TooLarge,
 }
 
-/// What an earlier attempt left of a step.
+/// What an earlier attempt saved of a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found<T> {
-    /// No more than an intent: the call is to be made again, under the key that it says.
+    /// Only the intent: the call must be made again, with this key.
     Open(String),
     Done(T),
 }
@@ -56,7 +57,7 @@ pub(crate) enum Found<T> {
 /// The recovery points of one message, and the steps of one attempt.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// Bytes of every point with its name. A step that is under way has its room in here.
+    /// Bytes of every point with its name, including the reserve of steps in progress.
     points: HashMap<String, usize>,
     taken: HashSet<String>,
 }
@@ -67,7 +68,7 @@ impl Ledger {
         Self { points: points.collect(), taken: HashSet::new() }
     }
 
-    /// Takes the name of a step, for the rest of the attempt.
+    /// Reserves the name of a step for the rest of the attempt.
     pub(crate) fn take(&mut self, name: &str) -> Result<(), Failure> {
         if !(1..=NAME_BYTES_MAX).contains(&name.len()) {
             return Err(Failure::dead(format!(
@@ -85,7 +86,7 @@ impl Ledger {
         )))
     }
 
-    /// Keeps room for the outcome of a step that is about to begin.
+    /// Reserves space for the outcome of a step that is about to begin.
     pub(crate) fn reserve(&mut self, name: &str) -> Result<(), Failure> {
         let point = point_name(name);
         let is_known = self.points.contains_key(&point);
@@ -103,12 +104,12 @@ impl Ledger {
         )))
     }
 
-    /// Whether a point with this data would still be kept.
+    /// Whether a point with this data fits.
     pub(crate) fn fits(&self, point: &str, data: &[u8]) -> bool {
         point.len() + data.len() <= self.left(point)
     }
 
-    /// A point was saved.
+    /// Records that a point was saved.
     pub(crate) fn saved(&mut self, point: &str, data_bytes: usize) {
         self.points.insert(point.to_owned(), point.len() + data_bytes);
     }
@@ -153,8 +154,8 @@ pub(crate) fn too_large_failure(step: &str, key: &str, bytes: usize) -> Failure 
     ))
 }
 
-/// What the recovery point of a step says. An outcome counts where it was had under a key of this
-/// message: `is_ours` tells.
+/// Reads the recovery point of a step. An outcome is valid only if `is_ours` accepts its key as one
+/// of this message.
 pub(crate) fn found<T: DeserializeOwned>(
     step: &str,
     data: &[u8],
@@ -167,7 +168,7 @@ pub(crate) fn found<T: DeserializeOwned>(
         ))
     })?;
     if point.stage != Stage::Done {
-        // A call may have been made under it: the same call must not be made under another.
+        // A call may have been made with this key, so the next one must use it too.
         return Ok(Found::Open(point.key));
     }
     if !is_ours(&point.key) {
@@ -177,7 +178,7 @@ pub(crate) fn found<T: DeserializeOwned>(
             point.key
         )));
     }
-    // Nothing is written as null, which reads back as nothing.
+    // `()` and `None` are written as null, and read back from it.
     let text = point.outcome.map_or("null", RawValue::get);
     serde_json::from_str(text).map(Found::Done).map_err(|error| {
         Failure::new(format!(
@@ -188,7 +189,7 @@ pub(crate) fn found<T: DeserializeOwned>(
 }
 
 fn write(point: Point<'_>) -> Bytes {
-    // A string, a number and JSON that is JSON already: there is nothing to fail.
+    // A string, a number and valid JSON: this cannot fail.
     serde_json::to_vec(&point).unwrap_or_default().into()
 }
 

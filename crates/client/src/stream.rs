@@ -7,33 +7,36 @@ mod unanswered;
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hapax_wire::lean::Raw;
+use hapax_wire::lean::{Frames, Incoming, Raw};
 use http::uri::PathAndQuery;
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::body::Body;
+use tonic::codegen::Service;
 use tonic::transport::Channel;
-use tonic::{Request, Status, Streaming};
+use tonic::{Request, Status};
 
 use crate::client::{Client, FRAME_BYTES_MAX, SENT_BYTES_MAX};
 use crate::error::Error;
 use crate::retry::Retry;
 pub(crate) use unanswered::Unanswered;
 
-/// Frames are filled to about this size; what is large has one of its own.
+/// Frames are filled to about this size; something larger gets its own frame.
 const FRAME_BYTES: usize = 32 * 1_024;
 
-/// What the two streams have of their own.
+/// What differs between the streams.
 pub(crate) trait Protocol {
     const PATH: &'static str;
 
-    /// What is said first on every connection.
+    /// The first frame of every connection.
     fn open(&self) -> Option<Bytes>;
-    /// A frame without what was answered; `None` where nothing is left of it.
-    fn again(frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes>;
+    /// A frame without the members that were answered; `None` if nothing is left.
+    fn again(&self, frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes>;
 }
 
 /// See the module's documentation.
@@ -46,22 +49,25 @@ pub(crate) struct Pipe<P: Protocol> {
     frame: Vec<u8>,
     first: u64,
     line: Line,
-    /// Met by somebody who did not wait, for the one who does.
+    /// An error found without waiting, for the next caller that waits.
     failure: Option<Status>,
-    /// The last connection broke, and there was no other since.
+    /// Whether the last connection broke and there was no other since.
     is_broken: bool,
-    /// Of connections. Whoever drives the stream says when to give up.
+    /// Whether the broker has no such stream.
+    is_unknown: bool,
+    /// The backoff of reconnects. The caller decides when to give up.
     retry: Retry,
 }
 
-type Connecting = Pin<Box<dyn Future<Output = Result<Streaming<Bytes>, Status>> + Send>>;
+type Replies = Incoming<Body>;
+type Connecting = Pin<Box<dyn Future<Output = Result<Replies, Status>> + Send>>;
 
 enum Line {
     /// No connection, and no retry before this time.
     Down(Option<Pin<Box<tokio::time::Sleep>>>),
-    /// Asked for. Frames can go up already.
+    /// Connecting. Frames can be sent already.
     Dialing(mpsc::UnboundedSender<Bytes>, Connecting),
-    Up(mpsc::UnboundedSender<Bytes>, Box<Streaming<Bytes>>),
+    Up(mpsc::UnboundedSender<Bytes>, Box<Replies>),
 }
 
 impl<P: Protocol> Pipe<P> {
@@ -76,20 +82,21 @@ impl<P: Protocol> Pipe<P> {
             line: Line::Down(None),
             failure: None,
             is_broken: false,
+            is_unknown: false,
             retry: Retry::forever(),
         }
     }
 
-    /// Adds something of about so many bytes, which will be answered, to the frame that is being
-    /// filled: `head` writes how a frame begins, `put` the thing itself, under its reference.
-    /// What no frame takes is refused.
+    /// Adds a member of about `bytes` bytes, which will be answered, to the current frame: `head`
+    /// writes the head of a frame, `put` the member with its reference. Returns the reference, or
+    /// an error if it is too large for a frame.
     pub(crate) fn fill(
         &mut self,
         bytes: usize,
         tag: u64,
         head: impl FnOnce(&mut Vec<u8>),
         put: impl FnOnce(&mut Vec<u8>, u64),
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         if self.frame.len() >= FRAME_BYTES || bytes > FRAME_BYTES {
             self.flush();
         }
@@ -99,6 +106,7 @@ impl<P: Protocol> Pipe<P> {
         let reference = self.unanswered.next();
         if self.frame.is_empty() {
             self.first = reference;
+            self.frame = self.unanswered.empty_frame();
             self.frame.reserve(FRAME_BYTES + FRAME_BYTES / 8);
             head(&mut self.frame);
         }
@@ -110,7 +118,7 @@ impl<P: Protocol> Pipe<P> {
         }
         let added = self.unanswered.add(tag);
         debug_assert_eq!(added, reference, "as it was told in the frame");
-        Ok(())
+        Ok(reference)
     }
 
     /// Sends the frame that is being filled.
@@ -119,40 +127,46 @@ impl<P: Protocol> Pipe<P> {
             let frame = Bytes::from(std::mem::take(&mut self.frame));
             self.say(frame.clone());
             self.unanswered.keep(self.first, frame);
+            self.unanswered.set_aside(|frame, is_open| self.protocol.again(frame, is_open));
         }
     }
 
-    /// What is unanswered, or not even sent.
+    /// The bytes that are unanswered or not sent yet.
     pub(crate) fn bytes(&self) -> usize {
         self.unanswered.bytes() + self.frame.len()
     }
 
     /// Sends a frame that needs no answer, and is not repeated on the next connection.
     pub(crate) fn say(&mut self, frame: Bytes) {
-        // What cannot be said now is in the next connection's first frame, or sent again.
+        // If there is no connection, the next one's first frame has it, or it is sent again.
         if let Line::Dialing(sender, _) | Line::Up(sender, _) = &self.line {
             let _ = sender.send(frame);
         }
     }
 
-    /// Hangs up. What is unanswered stays so, for the next connection.
+    /// Whether the last connection was refused because the broker has no such stream.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.is_unknown
+    }
+
+    /// Closes the connection. Unanswered frames are sent again on the next one.
     pub(crate) fn hang_up(&mut self) {
         self.line = Line::Down(None);
         self.failure = None;
     }
 
-    /// The next reply. An error tells that a connection broke or could not be made; the next call
-    /// pauses as long as is decent, and tries again. After an error, an empty reply tells that
-    /// there is a connection again. Can be dropped and called anew.
+    /// Waits for the next reply. An error means that a connection broke or could not be opened; the
+    /// next call pauses for the backoff and tries again. After an error, an empty reply means that
+    /// there is a connection again. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Error> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// A reply that is there already.
+    /// A reply that has already arrived.
     pub(crate) fn next_now(&mut self) -> Option<Bytes> {
-        let Line::Up(_, streaming) = &mut self.line else { return None };
+        let Line::Up(_, replies) = &mut self.line else { return None };
         let mut context = Context::from_waker(std::task::Waker::noop());
-        match Pin::new(&mut **streaming).poll_next(&mut context) {
+        match replies.poll_next(&mut context) {
             Poll::Ready(Some(Ok(reply))) => Some(reply),
             Poll::Ready(Some(Err(status))) => {
                 self.failure = Some(status);
@@ -180,8 +194,8 @@ impl<P: Protocol> Pipe<P> {
                 }
                 Line::Dialing(_, connecting) => {
                     match std::task::ready!(connecting.as_mut().poll(context)) {
-                        Ok(streaming) => {
-                            self.pick_up(streaming);
+                        Ok(replies) => {
+                            self.pick_up(replies);
                             if std::mem::take(&mut self.is_broken) {
                                 return Poll::Ready(Ok(Bytes::new()));
                             }
@@ -189,9 +203,8 @@ impl<P: Protocol> Pipe<P> {
                         Err(status) => return Poll::Ready(Err(self.broken(&status))),
                     }
                 }
-                Line::Up(_, streaming) => {
-                    let next = Pin::new(&mut **streaming).poll_next(context);
-                    return Poll::Ready(match std::task::ready!(next) {
+                Line::Up(_, replies) => {
+                    return Poll::Ready(match std::task::ready!(replies.poll_next(context)) {
                         Some(Ok(reply)) => {
                             self.retry.reset();
                             Ok(reply)
@@ -208,37 +221,75 @@ impl<P: Protocol> Pipe<P> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let first = self.protocol.open().into_iter();
         let is_open = |reference| self.unanswered.is_open(reference);
-        let again = self.unanswered.frames().filter_map(|frame| P::again(frame, &is_open));
+        let again =
+            self.unanswered.frames().filter_map(|frame| self.protocol.again(frame, &is_open));
         for frame in first.chain(again) {
             let _ = sender.send(frame);
         }
-        let mut request = Request::new(UnboundedReceiverStream::new(receiver));
+        let mut request = Request::new(tokio_stream::empty());
         self.client.bearer().sign(&mut request);
-        let mut grpc = tonic::client::Grpc::new(self.channel.clone())
-            .max_decoding_message_size(FRAME_BYTES_MAX)
-            .max_encoding_message_size(FRAME_BYTES_MAX);
+        let replies = Arc::new(Mutex::new(None));
+        let frames = Some(UnboundedReceiverStream::new(receiver));
+        let channel = Bare { channel: self.channel.clone(), frames, replies: Arc::clone(&replies) };
+        let mut grpc = tonic::client::Grpc::new(channel);
         let connecting = async move {
             let lost = |error| Status::from_error(Box::new(error));
             grpc.ready().await.map_err(lost)?;
             let path = PathAndQuery::from_static(P::PATH);
-            Ok(grpc.streaming(request, path, Raw::default()).await?.into_inner())
+            grpc.streaming(request, path, Raw).await?;
+            let replies = replies.lock().unwrap_or_else(PoisonError::into_inner).take();
+            Ok(Incoming::new(replies.unwrap_or_default(), FRAME_BYTES_MAX))
         };
         self.line = Line::Dialing(sender, Box::pin(connecting));
     }
 
-    fn pick_up(&mut self, streaming: Streaming<Bytes>) {
+    fn pick_up(&mut self, replies: Replies) {
         let before = std::mem::replace(&mut self.line, Line::Down(None));
         if let Line::Dialing(sender, _) = before {
-            self.line = Line::Up(sender, Box::new(streaming));
+            self.line = Line::Up(sender, Box::new(replies));
         }
     }
 
     fn broken(&mut self, status: &Status) -> Error {
         self.is_broken = true;
+        self.is_unknown = status.code() == tonic::Code::Unimplemented;
         let error = self.client.error(status);
         let pause = self.retry.next_pause(error.retry_after());
         self.line = Line::Down(Some(Box::pin(tokio::time::sleep(pause))));
         error
+    }
+}
+
+/// A channel for one call, whose bodies are frames as they are. The rest of the call is tonic's.
+struct Bare {
+    channel: Channel,
+    frames: Option<UnboundedReceiverStream<Bytes>>,
+    replies: Arc<Mutex<Option<Body>>>,
+}
+
+impl Service<http::Request<Body>> for Bare {
+    type Response = http::Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.channel.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let frames = self.frames.take().map(|frames| frames.map(Ok));
+        let called = self.channel.call(match frames {
+            Some(frames) => request.map(|_| Body::new(Frames::of_request(frames))),
+            None => request,
+        });
+        let replies = Arc::clone(&self.replies);
+        Box::pin(async move {
+            let response = called.await?;
+            Ok(response.map(|body| {
+                *replies.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+                Body::empty()
+            }))
+        })
     }
 }
 

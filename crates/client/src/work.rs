@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hapax_wire::{lean, proto};
 use prost::Message as _;
+use tokio::time::Instant;
 
 use crate::delivery::{Delivery, Lease, Source};
 use crate::error::Error;
@@ -19,10 +20,12 @@ use crate::retry::Retry;
 use crate::settle::{Settle, Settled};
 use crate::stream::{Pipe, Protocol};
 
-/// Deliveries handed over at once, about.
+/// About the most deliveries returned at once.
 const BATCH_MAX: usize = 8_192;
+/// A connection that lasted this long counts as established.
+const STEADY: Duration = Duration::from_secs(1);
 
-/// Collects what a [`Work`] needs to know.
+/// The settings of a [`Work`].
 #[derive(Clone, Debug)]
 pub struct WorkBuilder {
     queue: Queue,
@@ -41,7 +44,7 @@ impl WorkBuilder {
         self
     }
 
-    /// How long leases last; as long as the queue says where nothing is said.
+    /// The length of leases; by default the queue's `lease_ms`.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -60,6 +63,7 @@ impl WorkBuilder {
         };
         Work {
             retry: Retry::within(client.timeout()),
+            up_at: Some(Instant::now()),
             pipe: Pipe::new(&client, works),
             credit: 0,
             refused: Vec::new(),
@@ -93,27 +97,30 @@ impl WorkBuilder {
 #[derive(Debug)]
 pub struct Work {
     pipe: Pipe<Works>,
-    /// Of the time without an answer.
+    /// Limits the time without a connection.
     retry: Retry,
-    /// Credits that are to go out.
+    /// The last sign of a connection; `None` since it broke.
+    up_at: Option<Instant>,
+    /// Credits that are not sent yet.
     credit: u32,
-    /// Answers to what was not sent, as no frame takes it.
+    /// Answers to settles that fit into no frame and were not sent.
     refused: Vec<Answered>,
-    /// What the deliveries have in common.
+    /// Fields that all deliveries share.
     source: Arc<Source>,
 }
 
-/// What came over a [`Work`] since the last time.
+/// What arrived on a [`Work`] since the last call.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub deliveries: Vec<Delivery>,
     pub settled: Vec<Answered>,
-    /// Fences of leases of the queue that were lost; those of other workers are among them. A
-    /// hint: whether a lease is lost is told by the answer to an extension of it.
+    /// Fences of leases of the queue that were lost, including those of other workers. A hint: only
+    /// the answer to an extend shows whether a lease is lost.
     pub lost: Vec<u64>,
-    /// The broker stops: it delivers no more, and settles are still answered for a while.
+    /// The broker is stopping: it delivers no more, and settles are still answered for a while.
     pub is_closing: bool,
-    /// How long the leases of the deliveries last. Told with the first batch, and when it changes.
+    /// The length of the leases of these and later deliveries. Set in the first batch, and when it
+    /// changes.
     pub lease: Option<Duration>,
 }
 
@@ -143,21 +150,21 @@ impl AsRef<[u8]> for Lease {
 }
 
 impl Work {
-    /// Asks for so many more messages.
+    /// Asks for this many more messages.
     pub fn credit(&mut self, more: u32) {
         self.credit = self.credit.saturating_add(more);
         self.pipe.protocol.credit = self.pipe.protocol.credit.saturating_add(more);
     }
 
-    /// Messages that were asked for and have not come.
+    /// Messages that were asked for and have not arrived.
     pub fn credits(&self) -> u32 {
         self.pipe.protocol.credit
     }
 
-    /// Says what becomes of a message. It goes out with others when a frame is full, or with the
-    /// next [`flush`](Work::flush) or [`next`](Work::next).
+    /// Settles a lease. It is sent with others when a frame is full, or by the next
+    /// [`flush`](Work::flush) or [`next`](Work::next).
     ///
-    /// One that is larger than a frame is not sent, and answered with `too_large`.
+    /// A settle that is larger than a frame is not sent, and answered with `too_large`.
     pub fn settle(&mut self, lease: Lease, settle: Settle, tag: u64) {
         let filled = self.pipe.fill(
             settle.bytes(),
@@ -172,12 +179,12 @@ impl Work {
         }
     }
 
-    /// Settles that have no answer yet.
+    /// The number of settles without an answer.
     pub fn unanswered(&self) -> usize {
         self.pipe.unanswered.len() + self.refused.len()
     }
 
-    /// Asks for no more messages; settles go on. Those on their way may still come.
+    /// Stops asking for messages; settles continue. Messages on their way may still arrive.
     pub fn drain(&mut self) {
         self.flush();
         self.credit = 0;
@@ -197,16 +204,29 @@ impl Work {
         self.pipe.flush();
     }
 
-    /// Waits for something to come, and adds it to the batch.
+    /// Waits until something arrives, and adds it to the batch.
     ///
-    /// An error tells that the broker could not be reached for the client's timeout, or that
-    /// there is no use in trying, as for a token that is not valid. Nothing is given up: the call
-    /// can be repeated, and can be dropped and called anew.
+    /// An error means that the broker could not be reached for the client's timeout, or never will
+    /// be, for example because the token is not valid. Nothing is dropped: the call can be
+    /// repeated. It is cancel-safe.
     pub async fn next(&mut self, batch: &mut Batch) -> Result<(), Error> {
         loop {
-            match self.try_next(batch).await {
-                // There is a connection again, and nothing came over it yet.
+            let came = self.try_next(batch).await;
+            let was_up_at = match &came {
+                Ok(()) => self.up_at.replace(Instant::now()),
+                Err(_) => self.up_at.take(),
+            };
+            match came {
+                // There is a connection again, but nothing has arrived yet.
                 Ok(()) if batch.is_empty() => {}
+                // It was idle before it broke: the time counts from now on.
+                Err(error)
+                    if error.is_retryable()
+                        && was_up_at.is_some_and(|at| at.elapsed() >= STEADY) =>
+                {
+                    self.retry.reset();
+                    tracing::debug!(%error, "connecting again");
+                }
                 Err(error) if self.retry.goes_on_after(&error) => {
                     tracing::debug!(%error, "connecting again");
                 }
@@ -218,8 +238,8 @@ impl Work {
         }
     }
 
-    /// As [`next`](Work::next), but every broken connection is an error at once, and the next one
-    /// is told by an empty batch.
+    /// Like [`next`](Work::next), but every broken connection is an error at once, and an empty
+    /// batch reports the next connection.
     pub(crate) async fn try_next(&mut self, batch: &mut Batch) -> Result<(), Error> {
         self.flush();
         if !self.refused.is_empty() {
@@ -239,6 +259,7 @@ impl Work {
     fn take(&mut self, frame: &Bytes, batch: &mut Batch) -> Result<(), Error> {
         let mut reply = lean::WorkReply::read(frame).map_err(Error::malformed)?;
         self.learn(&reply);
+        batch.deliveries.reserve(reply.deliveries());
         while let Some(delivery) = reply.next_delivery().map_err(Error::malformed)? {
             batch.deliveries.push(Delivery::new(frame, &delivery, &self.source));
             let credit = &mut self.pipe.protocol.credit;
@@ -255,7 +276,7 @@ impl Work {
         Ok(())
     }
 
-    /// What is told with the first deliveries of a connection, and when it changes.
+    /// Reads what the first deliveries of a connection contain, and changes of it.
     fn learn(&mut self, reply: &lean::WorkReply<'_>) {
         let Some(lease_ms) = reply.lease_ms else { return };
         let source = Arc::make_mut(&mut self.source);
@@ -270,7 +291,7 @@ impl Work {
 #[derive(Debug)]
 struct Works {
     open: proto::WorkOpen,
-    /// Messages that were asked for and have not come.
+    /// Messages that were asked for and have not arrived.
     credit: u32,
     drains: bool,
 }
@@ -288,9 +309,28 @@ impl Protocol for Works {
         Some(frame.encode_to_vec().into())
     }
 
-    fn again(frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes> {
+    fn again(&self, frame: &Bytes, is_open: &dyn Fn(u64) -> bool) -> Option<Bytes> {
         let mut frame = proto::WorkFrame::decode(frame.clone()).ok()?;
         frame.settles.retain(|settle| is_open(settle.r#ref));
         (!frame.settles.is_empty()).then(|| frame.encode_to_vec().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_settled_again_is_what_has_no_answer() {
+        let mut frame = Vec::new();
+        for reference in [7, 8] {
+            Settle::fail("bad").put(&mut frame, reference, Bytes::from_static(b"lease"));
+        }
+        let frame = Bytes::from(frame);
+        let works = Works { open: proto::WorkOpen::default(), credit: 0, drains: false };
+        let again = works.again(&frame, &|reference| reference == 7).unwrap();
+        let again = proto::WorkFrame::decode(again).unwrap();
+        assert_eq!(again.settles.iter().map(|settle| settle.r#ref).collect::<Vec<_>>(), [7]);
+        assert_eq!(works.again(&frame, &|_| false), None);
     }
 }

@@ -22,7 +22,7 @@ pub use event::Event;
 use event::Observer;
 
 const CONCURRENCY: usize = 16;
-/// How long handlers may go on once the worker is told to stop.
+/// How long handlers may continue after a stop.
 const DRAIN: Duration = Duration::from_secs(25);
 
 /// Runs a handler for the messages of a queue.
@@ -69,52 +69,54 @@ impl Worker {
         &self.queue
     }
 
-    /// How many handlers run at once: 16 where nothing is said.
+    /// The number of handlers that run at once; 16 by default.
     pub fn concurrency(mut self, handlers: usize) -> Self {
         self.concurrency = handlers.max(1);
         self
     }
 
-    /// How many messages wait here for a handler to be free: as many as handlers where nothing is
-    /// said. They are leased to this worker, and given back uncounted if it stops.
+    /// The number of messages that wait for a free handler; by default as many as handlers. They
+    /// are leased to this worker, and given back without counting an attempt if it stops.
     pub fn prefetch(mut self, messages: usize) -> Self {
         self.prefetch = Some(messages);
         self
     }
 
-    /// A name that histories show, of at most 64 bytes: host and process where nothing is said.
+    /// A name that histories show, of at most 64 bytes: by default host and process.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// How long a message stays leased if this process dies: as long as the queue says where
-    /// nothing is said. While a handler runs its lease is extended by itself.
+    /// How long a message stays leased if this process dies; by default the queue's `lease_ms`.
+    /// While a handler runs its lease is extended automatically.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
     }
 
-    /// How long handlers may go on once the worker is told to stop: 25 s where nothing is said.
+    /// How long handlers may continue after a stop; 25 s by default.
     pub fn drain_timeout(mut self, timeout: Duration) -> Self {
         self.drain = timeout;
         self
     }
 
-    /// Calls this with what the worker learns: what the broker confirmed, and whether it is there.
-    /// It is called by the task that drives the worker, and should return at once.
+    /// Sets a callback for events: settles that the broker answered, lost leases, and whether the
+    /// broker can be reached. It is called by the task that drives the worker, and should return at
+    /// once.
     pub fn observe(mut self, observer: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         self.observer = Observer::new(observer);
         self
     }
 
-    /// Works for ever, or until there is an error that no retry helps against: a queue that does
-    /// not exist, a token that is not valid. A broker that is away is waited for.
+    /// Runs for ever, or until a permanent error: a queue that does not exist, a token that is not
+    /// valid. It waits for a broker that cannot be reached.
     ///
-    /// What the handler returns is stored as the result, see [`Done`]; an error fails the attempt,
-    /// see [`Failure`]; so does a panic, except where an effect has begun: that is in doubt then. A
-    /// result that the broker refuses, as one that is too large, makes the message dead, since
-    /// running it again would not help; where an effect has begun it is in doubt.
+    /// What the handler returns is stored as the result, see [`Done`]. An error fails the attempt,
+    /// see [`Failure`]. So does a panic, except if an effect has begun: then the message is in
+    /// doubt. If the broker refuses the result, for example because it is too large, the message
+    /// becomes dead, because another attempt would not help; if an effect has begun, the message is
+    /// in doubt.
     pub async fn run<H, F, R, E>(self, handler: H) -> Result<(), Error>
     where
         H: Fn(Delivery, Context) -> F + Send + Sync + 'static,
@@ -125,10 +127,11 @@ impl Worker {
         self.run_until(std::future::pending(), handler).await
     }
 
-    /// As [`Worker::run`], until `stop` is ready. Then it takes no more messages, gives back those
-    /// that no handler has begun with, and waits for the handlers, for at most the drain timeout.
-    /// Handlers that are still not finished are dropped and their messages failed, except those
-    /// whose effect has begun: they are in doubt, and a queue that parks does so.
+    /// Like [`Worker::run`], until `stop` resolves. Then it takes no more messages, gives back
+    /// those that no handler has started, and waits for the handlers, for at most the drain
+    /// timeout. Handlers that are not finished by then are dropped and their messages fail, except
+    /// those whose effect has begun: they are in doubt, and parked if the queue has `on_lost =
+    /// park`.
     ///
     /// ```no_run
     /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
@@ -138,8 +141,8 @@ impl Worker {
     /// Worker::new(orders)
     ///     .run_until(stop, |message, context| async move {
     ///         tokio::select! {
-    ///             // Somebody else has the message now: what we do would be done twice. Nobody is
-    ///             // told of this error.
+    ///             // Another worker may have the message now: stop. This error is not reported to
+    ///             // the broker.
     ///             () = context.lost() => Err(Failure::new("too slow")),
     ///             done = work(message.body()) => done,
     ///         }
@@ -178,7 +181,7 @@ impl Worker {
     }
 }
 
-/// Host and process.
+/// The default name: host and process.
 fn own_name() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim().chars().filter(|letter| !letter.is_control()).take(40);

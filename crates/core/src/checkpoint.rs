@@ -1,11 +1,12 @@
-//! Checkpoints: what of the state goes into rows, and what may leave memory afterwards.
+//! Checkpoints: which parts of the state are written as rows, and what may leave memory afterwards.
 //!
 //! `begin_checkpoint` takes a consistent cut on the writer's thread, cheaply: the records of
 //! finished keys are handed over as they are, changed messages are cloned. Encoding and sorting
-//! happen where [`Snapshot::write`] is called. `finish_checkpoint` says that the rows are there.
+//! happen where [`Snapshot::write`] is called. `finish_checkpoint` is called when the rows are
+//! stored.
 //!
-//! Invariant: what a scan or a look-up finds in rows that are older than memory is recognised as
-//! such, because whatever ended since is in the current or the frozen generation.
+//! Invariant: rows older than memory are recognised, because everything that ended since the
+//! checkpoint is in the current or the frozen generation.
 
 use std::sync::{Arc, OnceLock};
 
@@ -29,19 +30,19 @@ pub struct Snapshot {
     seed: u64,
     records: Arc<Generation>,
     messages: Vec<Message>,
-    /// Takes the list of messages back when it is written.
+    /// Returns the list of messages for reuse once it is written.
     emptied: Emptied,
     groups: Vec<Group>,
     rows: Vec<(RowKey, Vec<u8>)>,
     row_deletes: Vec<RowKey>,
 }
 
-/// The list of a snapshot's messages, once they are written: memory that was touched before is
-/// cheaper than new memory.
+/// The list of a snapshot's messages, once they are written. Reusing its memory is cheaper than
+/// allocating.
 pub(crate) type Emptied = Arc<OnceLock<Vec<Message>>>;
 
 impl Snapshot {
-    /// About how many points and how many bytes `write` will write.
+    /// Estimated points and bytes that `write` will write, without the records that it lends.
     pub fn size(&self) -> (usize, usize) {
         let (records, bytes) = self.records.size();
         let messages: usize =
@@ -49,12 +50,12 @@ impl Snapshot {
         (records + self.messages.len(), bytes + messages)
     }
 
-    /// Writes every row that changed since the snapshot before. A key appears once: what is
-    /// written wins over what is deleted.
+    /// Writes every row that changed since the previous snapshot. A key appears once: a write wins
+    /// over a delete.
     pub fn write(mut self, sink: &mut dyn RowSink) {
-        self.records.write(sink);
+        let mut deletes = self.records.deletes(self.seed);
+        self.records.write(sink, &mut deletes);
         let mut messages = std::mem::take(&mut self.messages);
-        let mut alive: Vec<Digest> = Vec::with_capacity(messages.len());
         let mut written: Vec<RowKey> = Vec::with_capacity(messages.len());
         let mut value = Vec::new();
         for message in messages.drain(..) {
@@ -67,7 +68,7 @@ impl Snapshot {
             value.u8(point::ALIVE);
             value.fixed(row.as_slice());
             sink.put_point(&message.digest, u64::MAX, &value);
-            alive.push(message.digest);
+            deletes.except(&message.digest, u64::MAX);
             written.push(row);
         }
         let _ = self.emptied.set(messages);
@@ -75,7 +76,7 @@ impl Snapshot {
             value.clear();
             group.encode(&mut value);
             sink.put_point(&group.digest, u64::MAX, &value);
-            alive.push(group.digest);
+            deletes.except(&group.digest, u64::MAX);
             if let Some(seq) = group.lead_row {
                 let row = RowKey::lead(group.queue, seq, &group.digest);
                 sink.put_row(&row, &[]);
@@ -86,27 +87,15 @@ impl Snapshot {
             sink.put_row(row, value);
             written.push(*row);
         }
-        self.delete(alive, written, sink);
+        deletes.write(sink);
+        self.delete_rows(written, sink);
     }
 
-    fn delete(&self, mut alive: Vec<Digest>, mut written: Vec<RowKey>, sink: &mut dyn RowSink) {
-        alive.sort_unstable();
+    fn delete_rows(&self, mut written: Vec<RowKey>, sink: &mut dyn RowSink) {
         written.sort_unstable();
-        debug_assert!(alive.is_sorted_by(|a, b| a < b), "a point is written once");
         debug_assert!(written.is_sorted_by(|a, b| a < b), "a row is written once");
-        let finished = |digest: &Digest| self.records.writes_point(self.seed, digest, u64::MAX);
-        debug_assert!(!alive.iter().any(finished), "a key is alive or finished");
-        let mut points = self.records.point_deletes().to_vec();
-        points.sort_unstable();
-        points.dedup();
-        for (digest, drop_at) in &points {
-            let is_written = self.records.writes_point(self.seed, digest, *drop_at)
-                || *drop_at == u64::MAX && alive.binary_search(digest).is_ok();
-            if !is_written {
-                sink.delete_point(digest, *drop_at);
-            }
-        }
-        let mut rows = [self.records.row_deletes(), &self.row_deletes].concat();
+        let mut rows: Vec<RowKey> =
+            self.records.row_deletes().chain(&self.row_deletes).copied().collect();
         rows.sort_unstable();
         rows.dedup();
         for row in &rows {
@@ -118,8 +107,8 @@ impl Snapshot {
 }
 
 impl Machine {
-    /// Cuts through the state as it is. One snapshot at a time: `finish_checkpoint` comes before
-    /// the next one.
+    /// Takes a snapshot of the current state. One at a time: `finish_checkpoint` comes before the
+    /// next.
     pub fn begin_checkpoint(&mut self) -> Snapshot {
         assert!(
             !self.is_in_checkpoint(),
@@ -233,7 +222,7 @@ impl Machine {
         row_deletes.extend(gone.map(RowKey::receive));
     }
 
-    /// The rows of the snapshot are there.
+    /// Ends the checkpoint: the rows of the snapshot are stored.
     pub fn finish_checkpoint(&mut self) {
         self.keys.finish_checkpoint();
     }
@@ -244,7 +233,7 @@ impl Machine {
     }
 
     /// The ranges a new owner reads whole, in this order, before it replays the journal: the
-    /// machine, its queues, and then [`Machine::leases`], what is in workers' hands.
+    /// machine, its queues, and then [`Machine::leases`], the leased messages.
     pub fn boot_ranges() -> Vec<(RowKey, RowKey)> {
         let tables = [table::MACHINE, table::QUEUE, table::RELAY, table::RECEIVE, table::REDRIVE];
         tables.map(|tag| (RowKey::table(tag), RowKey::table(tag).after_prefix())).to_vec()
@@ -257,8 +246,8 @@ impl Machine {
         files.map(|file| (file, file.after_prefix())).collect()
     }
 
-    /// A queue of whose leases not all ends are known, with how many are counted and how many are
-    /// there. One that is not would never end, and hold its group for ever.
+    /// A queue whose number of leases differs from its count: name, counted, present. A missing
+    /// lease would never end, and block its group for ever.
     pub fn missing_leases(&self) -> Option<(&QueueName, u64, u64)> {
         self.queues.iter().find_map(|queue| {
             let here = queue.leased.iter(&self.messages).count() + queue.leased.away().len();
@@ -267,7 +256,7 @@ impl Machine {
         })
     }
 
-    /// Takes in a row of a boot range.
+    /// Loads a row of a boot range.
     pub fn boot(&mut self, key: &[u8], value: &[u8]) -> Result<(), BadBytes> {
         let row = RowKey::try_from(key)?;
         let rest = key.get(1..).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Bytes: varints, lengths, and a reader that refuses what does not fit.
+//! Encoding: varints, lengths, and a reader that refuses malformed input.
 //!
 //! Everything the core writes to a journal or a row goes through here. Numbers are LEB128 varints
-//! unless said otherwise; text and bytes have their length before them.
+//! unless noted; text and bytes are preceded by their length.
 
 /// The bytes are not what this release writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -16,7 +16,7 @@ pub enum BadBytes {
     LeftOver(usize),
 }
 
-/// Appends to a buffer. Implemented for `Vec<u8>` alone; a trait only to read well.
+/// Appends to a buffer. Implemented only for `Vec<u8>`; a trait for method syntax.
 pub(crate) trait Write {
     fn u8(&mut self, value: u8);
     fn number(&mut self, value: u64);
@@ -27,7 +27,7 @@ pub(crate) trait Write {
         self.bytes(text.as_bytes());
     }
 
-    /// One more than the number, and zero for none.
+    /// The number plus one, or zero for none.
     fn optional(&mut self, value: Option<u64>) {
         self.number(value.map_or(0, |value| value.saturating_add(1)));
     }
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.bytes(what)?).map_err(|_| BadBytes::Bounds(what))
     }
 
-    /// A length that is about to be looped over: what is left must be able to hold it.
+    /// A length that is about to be looped over; refused if the remaining bytes cannot hold it.
     pub(crate) fn count(&mut self, what: &'static str) -> Result<usize, BadBytes> {
         let count = self.number(what)?;
         usize::try_from(count)

@@ -1,4 +1,4 @@
-//! What the machine is asked.
+//! The commands of the machine.
 
 use std::sync::Arc;
 
@@ -8,26 +8,27 @@ use crate::config::Config;
 use crate::content::{Content, Invalid};
 use crate::decision::QueueId;
 use crate::ids::{Fence, Seq, Time};
-use crate::key::{Digest, Fingerprint};
+use crate::key::{self, Digest, Fingerprint};
 use crate::limits;
 use crate::outcome::{Quota, Refusal};
+use crate::recipe::Recipe;
 
 /// One request to one partition.
 #[derive(Clone, Debug)]
 pub enum Command {
-    Configure(Configure),
-    /// Takes over what another partition decided about a queue.
-    Follow(Follow),
+    Configure(Box<Configure>),
+    /// Adopts what the leading partition decided about a queue.
+    Follow(Box<Follow>),
     /// Drops the queue with its messages and keys.
     Delete(QueueName),
     Pause(QueueName),
     Resume(QueueName),
     Purge(Purge),
     Send(SendMessage),
-    Claim(Claim),
+    Claim(Box<Claim>),
     Receive(Receive),
     Settle(Settle),
-    /// Nothing but the time: expires leases, and goes on with purges and redrives.
+    /// A tick: expires leases, and continues purges and redrives.
     Expire,
     Look(KeyName),
     Browse(Browse),
@@ -36,9 +37,9 @@ pub enum Command {
     Discard(KeyName),
     Resolve(Resolve),
     Redrive(Redrive),
-    /// What the redrive would be answered; starts nothing.
+    /// The answer the redrive would get; starts nothing.
     CheckRedrive(Redrive),
-    /// How far a redrive has come.
+    /// The progress of a redrive.
     RedriveProgress {
         queue: QueueName,
         id: Arc<str>,
@@ -48,28 +49,29 @@ pub enum Command {
         queue: QueueName,
         id: Arc<str>,
     },
-    /// What became of an emit that was handed to its queue.
+    /// The result of sending an emit to its queue.
     Relayed {
         id: u64,
         arrival: Arrival,
     },
     /// Files an emit that its queue refused for good as a dead message of that queue.
-    DeadLetter(DeadLetter),
+    DeadLetter(Box<DeadLetter>),
     /// The queue's configuration and counters.
     Show(QueueName),
 }
 
-/// A queue's full name, hashed once by the door.
+/// A queue's full name, hashed once, when the request arrives.
 #[derive(Clone, Debug)]
 pub struct QueueName(Arc<Name>);
 
-/// The parts of a [`QueueName`], shared by everybody who names the queue.
+/// The parts of a [`QueueName`], shared by its clones.
 #[derive(Debug)]
 pub struct Name {
     pub tenant: Box<str>,
     pub queue: Box<str>,
     digest: Digest,
     hash: u64,
+    hashed: [u8; 32],
 }
 
 impl QueueName {
@@ -83,18 +85,25 @@ impl QueueName {
                 return Err(Invalid::Name);
             }
         }
-        let digest = Digest::of_queue(tenant, queue);
-        let [hash, _] = digest.halves();
-        Ok(Self(Arc::new(Name { tenant: tenant.into(), queue: queue.into(), digest, hash })))
+        let hashed = key::hash_of_queue(tenant, queue);
+        let digest = Digest(key::first_half(&hashed));
+        let ([hash, _], hashed) = (digest.halves(), hashed.into());
+        let (tenant, queue) = (tenant.into(), queue.into());
+        Ok(Self(Arc::new(Name { tenant, queue, digest, hash, hashed })))
     }
 
-    /// Of both names.
+    /// Digest of both names.
     pub fn digest(&self) -> Digest {
         self.0.digest
     }
 
     pub(crate) fn hash(&self) -> u64 {
         self.0.hash
+    }
+
+    /// BLAKE3 of both names, with which the queue's keys are hashed.
+    pub(crate) fn hashed(&self) -> &[u8; 32] {
+        &self.0.hashed
     }
 }
 
@@ -133,18 +142,18 @@ pub struct KeyName {
 pub struct Configure {
     pub queue: QueueName,
     pub config: Config,
-    /// Refused where the queue is not as expected.
+    /// The change is refused if the queue is not as expected.
     pub if_version: Option<Expected>,
 }
 
-/// What a queue must be for a change of it.
+/// The precondition for changing a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
     Absent,
     /// Any queue of this name.
     Present,
-    /// The queue with this number, at this version. A queue that is created again under its name
-    /// has another number.
+    /// The queue with this number, at this version. A queue that is deleted and created again has
+    /// another number.
     Version {
         number: QueueId,
         version: u64,
@@ -152,7 +161,7 @@ pub enum Expected {
 }
 
 impl Expected {
-    /// Compares with the number and the version of the queue that there is.
+    /// Compares with the number and version of the existing queue.
     pub fn check(self, known: Option<(QueueId, u64)>) -> Result<(), Refusal> {
         match (self, known) {
             (Self::Absent, None) | (Self::Present, Some(_)) => Ok(()),
@@ -172,7 +181,7 @@ impl Expected {
 pub struct Follow {
     pub queue: QueueName,
     pub config: Config,
-    /// The version to take over. Refused where a newer one is known.
+    /// The version to adopt. Refused if a newer one is known.
     pub version: u64,
 }
 
@@ -183,7 +192,7 @@ pub struct Purge {
     pub keys: bool,
 }
 
-/// A message on its way in. Hashing is done here, in the caller's thread.
+/// A message to accept. Hashing is done here, in the caller's thread.
 #[derive(Clone, Debug)]
 pub struct SendMessage {
     pub queue: QueueName,
@@ -192,28 +201,39 @@ pub struct SendMessage {
     pub content: Arc<Content>,
     pub delay_ms: Option<u64>,
     pub ttl_ms: Option<u64>,
-    /// When the operation was born, for keys that do not tell.
+    /// When the operation was issued, for keys that carry no date.
     pub issued_at: Option<Time>,
     pub allowance: Allowance,
 }
 
-/// Which quotas a new message has to fit. A key that is known is answered whatever they are.
+/// Which quotas apply to a new message. A known key is answered regardless.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allowance {
-    /// Those of its queue.
+    /// The quotas of its queue.
     #[default]
     Queue,
     /// The rate of its queue, but not `max_messages` and `max_bytes`: it was emitted by a message
     /// of the same queue, which could not be drained otherwise once it is full of such messages.
     Emitted,
-    /// Its tenant has used up a quota of its own: nothing new is taken.
+    /// Its tenant has used up a quota: nothing new is accepted.
     UsedUp { quota: Quota, retry_after_ms: u64 },
 }
 
 impl SendMessage {
-    pub fn new(queue: QueueName, content: Arc<Content>) -> Self {
-        let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
-        let fingerprint = Fingerprint::of(content.body(), content.group());
+    /// `recipe` is the recipe of the data that receives the message.
+    pub fn new(recipe: &Recipe, queue: QueueName, content: Arc<Content>) -> Self {
+        let fingerprint = recipe.fingerprint(content.body(), content.group());
+        Self::with_fingerprint(recipe, queue, content, fingerprint)
+    }
+
+    /// Like `new`, with the fingerprint that the caller gave.
+    pub fn with_fingerprint(
+        recipe: &Recipe,
+        queue: QueueName,
+        content: Arc<Content>,
+        fingerprint: Fingerprint,
+    ) -> Self {
+        let digest = digest_of(recipe, &queue, &content);
         Self {
             queue,
             digest,
@@ -227,26 +247,40 @@ impl SendMessage {
     }
 }
 
-/// A key taken by a caller who does the work itself.
+/// The digest of its key in the queue. A message without a key gets a digest with its id.
+fn digest_of(recipe: &Recipe, queue: &QueueName, content: &Content) -> Digest {
+    match content.has_key() {
+        true => recipe.key(queue, None, content.key_bytes()),
+        false => Digest([0; 16]),
+    }
+}
+
+/// Takes a key for a caller that does the work itself.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub queue: QueueName,
     pub digest: Digest,
     pub fingerprint: Fingerprint,
-    /// Has no body: there is no message for anyone else.
+    /// Has no body: nothing is delivered.
     pub content: Arc<Content>,
     pub lease_ms: Option<u64>,
     pub worker: Arc<str>,
     pub issued_at: Option<Time>,
-    /// Repeated under the same id while it is held, the claim gets the same lease again. One id
-    /// names one caller's claim: who shares it shares the lease.
+    /// A claim repeated under the same id while it is held gets the same lease again. Callers that
+    /// share an id share the lease.
     pub claim_id: Option<Arc<str>>,
     pub allowance: Allowance,
 }
 
 impl Claim {
-    pub fn new(queue: QueueName, content: Arc<Content>, fingerprint: Fingerprint) -> Self {
-        let digest = Digest::of_key(&queue.tenant, &queue.queue, None, content.key());
+    /// `recipe` is the recipe of the data that receives the claim.
+    pub fn new(
+        recipe: &Recipe,
+        queue: QueueName,
+        content: Arc<Content>,
+        fingerprint: Fingerprint,
+    ) -> Self {
+        let digest = digest_of(recipe, &queue, &content);
         Self {
             queue,
             digest,
@@ -273,7 +307,7 @@ pub struct Receive {
     pub several_per_group: bool,
 }
 
-/// Names one lease: what `receive` and `claim` hand out and every settle gives back.
+/// Names one lease: `receive` and `claim` return it, and every settle names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseName {
     pub digest: Digest,
@@ -325,7 +359,7 @@ pub struct Blob {
 }
 
 impl Blob {
-    /// Checks what does not depend on a queue.
+    /// Checks the bounds that do not depend on a queue.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let bytes = self.content_type.as_ref().map_or(0, |text| text.len());
         let is_long = bytes > limits::CONTENT_TYPE_BYTES_MAX;
@@ -342,7 +376,7 @@ pub struct Emit {
     pub content: Arc<Content>,
     pub delay_ms: Option<u64>,
     pub ttl_ms: Option<u64>,
-    /// The caller's own, instead of the digest of body and group.
+    /// The caller's own fingerprint, instead of the digest of body and group.
     pub fingerprint: Option<Fingerprint>,
 }
 
@@ -353,14 +387,14 @@ impl Emit {
     }
 }
 
-/// What became of an emit that was handed to its queue.
+/// The result of sending an emit to its queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// Its queue has it under its key.
     Arrived,
-    /// Its queue does not exist or is full for now.
+    /// Its queue does not exist or is full; to be retried.
     Later,
-    /// Its queue never takes it, for this reason.
+    /// Its queue refused it for good, for this reason.
     Refused(Arc<str>),
 }
 
@@ -384,8 +418,8 @@ pub struct Browse {
 #[derive(Clone, Debug)]
 pub struct Replay {
     pub key: KeyName,
-    /// Unless the queue keeps bodies, a finished message's body is gone: the operator gives it
-    /// again, and it must be the same.
+    /// The message, unless the queue keeps bodies: a finished message's body is gone, so the
+    /// operator supplies it, and it must be the same.
     pub content: Option<(Arc<Content>, Fingerprint)>,
 }
 
@@ -418,7 +452,7 @@ pub enum Select {
         /// The group that the keys belong to, in a queue that deduplicates per group.
         group: Option<Arc<str>>,
     },
-    /// At least one of them; those that are given must all hold.
+    /// At least one condition; all given ones must hold.
     Filter {
         error_contains: Option<String>,
         group: Option<String>,

@@ -1,4 +1,4 @@
-//! A queue's rules: their defaults, their bounds, and which combinations would break a promise.
+//! The configuration of a queue: defaults, bounds, and combinations that would break a guarantee.
 
 use crate::limits;
 
@@ -8,9 +8,9 @@ pub struct Config {
     pub guarantee: Guarantee,
     pub order: Order,
     pub dedup_scope: DedupScope,
-    /// How long a finished key is remembered; `None` for ever.
+    /// How long a finished key is remembered; `None` means forever.
     pub retention_ms: Option<u64>,
-    /// The longest time after the end at which anything upstream may still retry.
+    /// The longest time after completion during which anything upstream may still retry.
     pub retry_horizon_ms: u64,
     pub undated_keys: UndatedKeys,
     pub lease_ms: u64,
@@ -46,12 +46,12 @@ macro_rules! choices {
 }
 
 choices!(Guarantee {
-    /// A key is required, and one effect is promised to those who respect it.
+    /// A key is required; consumers that respect it get one effect.
     #[default]
     ExactlyOnce = 0,
-    /// A key is optional; a message without one is remembered no longer than it lives.
+    /// A key is optional; a message without one is forgotten when it ends.
     AtLeastOnce = 1,
-    /// Done as it is handed out.
+    /// A message is done when it is delivered.
     AtMostOnce = 2,
 });
 
@@ -75,7 +75,7 @@ choices!(UndatedKeys {
 });
 
 choices!(
-    /// What a send under the key of a dead message gets.
+    /// How a send under the key of a dead message is answered.
     OnDead {
     #[default]
     Pin = 0,
@@ -84,7 +84,7 @@ choices!(
 });
 
 choices!(
-    /// What the death of a message means for the younger ones of its group.
+    /// Whether a dead message blocks the younger messages of its group.
     OnGroupDead {
     #[default]
     Continue = 0,
@@ -92,7 +92,7 @@ choices!(
 });
 
 choices!(
-    /// What becomes of a begun message whose lease is lost.
+    /// What happens to a begun message whose lease is lost.
     OnLost {
     #[default]
     Redeliver = 0,
@@ -174,8 +174,8 @@ impl Config {
         Ok(())
     }
 
-    /// Whether a message of `self` can live on under `next`: what the keys and their partition
-    /// were chosen by cannot change once there are messages.
+    /// Whether a queue may change from `self` to `next`: fields that determine keys and their
+    /// partition cannot change once there are messages.
     pub fn check_change(&self, next: &Self) -> Result<(), InvalidConfig> {
         let fixed = [
             ("order", self.order == next.order),
@@ -193,7 +193,7 @@ impl Config {
         Ok(())
     }
 
-    /// Every number, with the smallest and the largest that is allowed; `None` has no bounds.
+    /// Every number with its name, value, minimum and maximum; `None` has no bounds.
     pub fn bounds(&self) -> [(&'static str, Option<u64>, u64, u64); 12] {
         use limits::*;
         [

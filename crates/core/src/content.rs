@@ -1,4 +1,4 @@
-//! What a message carries, in one allocation.
+//! The content of a message, in one allocation.
 
 use std::sync::Arc;
 
@@ -20,9 +20,14 @@ impl Content {
         Builder { key, content_type: None, group: None, headers: Vec::new() }
     }
 
-    /// The caller's key; empty where it gave none.
+    /// The caller's key; empty if it gave none.
     pub fn key(&self) -> &str {
         self.text(0, self.key.into())
+    }
+
+    /// The key's bytes, without the UTF-8 check of [`Content::key`].
+    pub fn key_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.key.into()).unwrap_or_default()
     }
 
     /// Whether the caller gave a key.
@@ -53,7 +58,7 @@ impl Content {
         self.bytes.get(self.body_start()..).unwrap_or_default()
     }
 
-    /// How much memory and quota the message takes.
+    /// Bytes of memory and quota that the message takes.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
@@ -62,7 +67,7 @@ impl Content {
         (&self.bytes, [self.key, self.content_type, self.group], self.headers)
     }
 
-    /// Puts together what `parts` took apart; `None` where it does not fit.
+    /// The inverse of `parts`; `None` if the lengths do not fit the bytes.
     pub(crate) fn from_parts(bytes: &[u8], lengths: [u8; 3], headers: u16) -> Option<Self> {
         let [key, content_type, group] = lengths;
         let content = Self { bytes: bytes.into(), key, content_type, group, headers };
@@ -85,13 +90,13 @@ impl Content {
     }
 }
 
-// The lengths are kept in so many bits.
+// Each length fits the type that stores it.
 const _: () = assert!(limits::KEY_BYTES_MAX <= u8::MAX as usize);
 const _: () = assert!(limits::GROUP_BYTES_MAX <= u8::MAX as usize);
 const _: () = assert!(limits::CONTENT_TYPE_BYTES_MAX <= u8::MAX as usize);
 const _: () = assert!(limits::HEADERS_BYTES_MAX <= u16::MAX as usize);
 
-/// Why a message cannot be put together.
+/// Why a message is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     #[error("the queue requires a key, and this message has none")]
@@ -106,7 +111,9 @@ pub enum Invalid {
     MissingGroup,
     #[error("a content type has at most 255 bytes, this one has {0}")]
     ContentTypeLength(usize),
-    #[error("a message has at most 64 headers with 16 KiB in total, without zero bytes")]
+    #[error(
+        "a message has at most 64 headers with 16 KiB in total, without empty names and zero bytes"
+    )]
     Headers,
     #[error("the body has {bytes} bytes, the queue allows {max}")]
     BodyTooLarge { bytes: u64, max: u64 },
@@ -142,8 +149,8 @@ pub enum Invalid {
     #[error("the operation is not allowed: the message is {0}")]
     State(&'static str),
     #[error(
-        "the date of the operation is {ahead_ms} ms ahead of the broker's clock; at most one day \
-         is allowed"
+        "the date of the operation is {} h ahead of the broker's clock; at most one day is allowed",
+        .ahead_ms.div_ceil(3_600_000)
     )]
     DatedAhead { ahead_ms: u64 },
     #[error("the body of the finished message is no longer stored: send it with the replay")]

@@ -1,8 +1,8 @@
-//! Decisions: what the journal holds.
+//! Decisions: the records of the journal.
 //!
-//! A decision says what became of which message, in absolute terms: when it is due, which fence it
-//! got, where it went. Applying it needs no rule and no chance, so that a journal written by an
-//! older release never re-decides what was already answered. The time is written once per batch.
+//! A decision describes a change in absolute terms: the message, its due time, its fence, its new
+//! place. Applying it needs no rules and no randomness, so replaying a journal of an older release
+//! never changes what was already answered. The time is written once per batch.
 //!
 //! The tags are on disk and never reused. The bytes are documented in docs/disk-format.md.
 
@@ -36,7 +36,7 @@ pub enum Decision {
         keys: bool,
         delete: bool,
     },
-    /// These messages ended. `finished` where none is left to purge.
+    /// These messages were purged. `finished` if none is left to purge.
     Purged {
         queue: QueueId,
         digests: Vec<Digest>,
@@ -68,7 +68,7 @@ pub enum Decision {
         fence: Fence,
         next: Next,
     },
-    /// The holder is in doubt: parked, or failed where the message was not begun.
+    /// The holder is in doubt: parked, or failed if the message was not begun.
     Parked {
         digest: Digest,
         fence: Fence,
@@ -90,13 +90,13 @@ pub enum Decision {
         name: Arc<str>,
         data: Bytes,
     },
-    /// Its time to live was over.
+    /// Its time to live was exceeded.
     Died {
         digest: Digest,
         error: Arc<str>,
     },
     RedriveStarted(Box<RedriveStarted>),
-    /// One step of a redrive, or all of one by keys.
+    /// One step of a redrive.
     Redriven {
         queue: QueueId,
         job: Digest,
@@ -125,7 +125,7 @@ pub enum Decision {
         content: Arc<Content>,
         fingerprint: Fingerprint,
     },
-    /// Somebody looked into a parked message: it is done with a result, or goes on.
+    /// An operator resolved a parked message: it is done with a result, or retried.
     Resolved {
         digest: Digest,
         done: bool,
@@ -140,8 +140,8 @@ pub enum Decision {
         attempts: u32,
         next_at: Time,
     },
-    /// Its queue never takes the emit: it goes there as a dead letter, under another key where its
-    /// own is taken.
+    /// Its queue refused the emit for good: it becomes a dead letter there, under another key if
+    /// its own is taken.
     RelayRefused {
         id: u64,
         error: Arc<str>,
@@ -185,7 +185,7 @@ pub struct Accepted {
     pub ttl_at: Time,
     /// A claim is leased from the start.
     pub claim: Option<ClaimLease>,
-    /// The date of its operation, where that is ahead: its key is remembered from there on.
+    /// The date of its operation, if it is in the future: the key's retention starts there.
     pub dated_ahead: Option<Time>,
 }
 
@@ -194,13 +194,13 @@ pub struct ClaimLease {
     pub fence: Fence,
     pub deadline: Time,
     pub worker: Arc<str>,
-    /// In journals of 0.1 alone: a claim begins when its holder says so.
+    /// Only in journals of 0.1; since then a claim begins with an explicit `begin`.
     pub begun: bool,
-    /// The digest of the claim's id, where it has one.
+    /// The digest of the claim's id, if it has one.
     pub id: Option<Digest>,
 }
 
-/// One receive: the messages get fences from `fence` on, each `step` above the one before.
+/// One receive. The messages get fences from `fence` on, each `step` above the previous one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leased {
     pub queue: QueueId,
@@ -208,7 +208,7 @@ pub struct Leased {
     pub deadline: Time,
     pub worker: Arc<str>,
     pub receive: Option<Digest>,
-    /// Done as they are handed out.
+    /// The messages are done when they are delivered.
     pub finish: bool,
     pub digests: Vec<Digest>,
     /// The number of partitions; one in journals of 0.1.
@@ -221,24 +221,24 @@ pub struct RedriveStarted {
     pub job: Digest,
     pub id: Arc<str>,
     pub error_contains: Option<Arc<str>>,
-    /// That of the messages, or of the keys.
+    /// The group of the messages, or of the keys.
     pub group: Option<Arc<str>>,
     pub dead_before: Time,
     pub dead_after: Option<Time>,
     pub dry_run: bool,
     pub per_s: Option<u32>,
-    /// Named by keys.
+    /// The redrive names keys.
     pub by_keys: bool,
     /// See [`RedriveView`](crate::RedriveView).
     pub total: Option<u64>,
-    /// Keys that are not of dead messages; at their end those that were not looked at yet.
+    /// Keys that have no dead message, followed by those not looked at yet.
     pub missing: Vec<Arc<str>>,
-    /// The digest of what was asked for; unknown of redrives that began before it was kept.
+    /// The digest of the request; unknown for redrives that began before it was stored.
     pub asked: Option<Digest>,
 }
 
 impl Decision {
-    /// Whether the journal keeps it.
+    /// Whether it is journaled.
     pub fn is_durable(&self) -> bool {
         !matches!(self, Self::Counted { .. })
     }

@@ -1,11 +1,11 @@
-//! Eviction: what the rows have may leave memory, and comes back when it is needed.
+//! Eviction: messages that are in the rows may leave memory, and are loaded again when needed.
 //!
-//! What stays: the deadlines of leases, messages whose time has come, and whatever changed since
-//! the last snapshot. Everything else can leave, so that what is in memory takes no more than it is
-//! given, whatever is waiting, in workers' hands, parked, dead, held or was brought back.
+//! The deadlines of leases, messages that are due, and everything that changed since the last
+//! snapshot stay. Everything else can be evicted, so memory is bounded however many messages are
+//! waiting, leased, parked, dead, held or loaded.
 //!
-//! Invariant: after [`Machine::evict`] what is left takes at most the target, or none of it could
-//! leave, or as much left as was asked for.
+//! Invariant: after [`Machine::evict`] memory is within the target, or nothing more can be evicted,
+//! or the given number of messages was evicted.
 
 use crate::decision::QueueId;
 use crate::ids::Seq;
@@ -17,16 +17,16 @@ use crate::places::Fate;
 use crate::places::groups::Leads;
 
 impl Machine {
-    /// Leaves messages and groups to the rows until those in memory take at most `target` bytes, or
-    /// `most` of them have left. What changed since the last snapshot stays. Returns how many left.
+    /// Evicts messages and groups until those in memory take at most `target` bytes, or `most` of
+    /// them were evicted. What changed since the last snapshot stays. Returns the number evicted.
     pub fn evict(&mut self, target: usize, most: usize) -> usize {
         let left = self.evict_keeping(self.bounds.refill, target, most);
-        // The heads of many queues may be too much together.
+        // The heads of many queues together may exceed the target.
         left + self.evict_keeping(0, target, most - left)
     }
 
-    /// The same with another length of the heads that stay as long as possible, so that a test with
-    /// few messages meets the gap behind them.
+    /// Like `evict`, keeping `keep` messages at the head of each queue as long as possible, so that
+    /// a test with few messages reaches the gap behind them.
     #[doc(hidden)]
     pub fn evict_keeping(&mut self, keep: usize, target: usize, most: usize) -> usize {
         if self.is_in_checkpoint() {
@@ -44,7 +44,7 @@ impl Machine {
         left
     }
 
-    /// By how much messages and groups are beyond the target.
+    /// Bytes by which messages and groups exceed the target.
     fn evictable_from(&self, target: usize) -> usize {
         (self.messages.bytes() + self.groups.bytes()).saturating_sub(target)
     }
@@ -54,7 +54,7 @@ impl Machine {
         let Some(queue) = self.queues.get_mut(id) else { return 0 };
         let messages = &self.messages;
         let mut chosen: Vec<Slot> = Vec::new();
-        // Keeps its place in the rows, and no trace in memory.
+        // It keeps its place in the rows; nothing of it stays in memory.
         let mut evict = |place: Place, seq: Seq, slot: Slot| {
             if chosen.len() >= most || beyond == 0 {
                 return Fate::Enough;
@@ -97,7 +97,7 @@ impl Machine {
         chosen.len() + self.evict_groups(id, keep, target, most - chosen.len())
     }
 
-    /// Keeps the end of a lease whose message is about to leave memory.
+    /// Keeps the deadline of a lease whose message is about to be evicted.
     fn leave_lease(&mut self, id: QueueId, slot: Slot) {
         let Some(queue) = self.queues.get_mut(id) else { return };
         if let Some(fence) = self.messages.at(slot).lease().map(|lease| lease.fence) {
@@ -108,7 +108,7 @@ impl Machine {
         }
     }
 
-    /// A message left memory: what runs by what is in memory knows.
+    /// A message was evicted: updates the jobs and groups that depend on what is in memory.
     fn left(&mut self, id: QueueId, message: &Message) {
         if let Some(queue) = self.queues.get_mut(id) {
             queue.expiring.remove(&(message.ttl_at, message.seq));
@@ -117,12 +117,12 @@ impl Machine {
         let group = message.group.and_then(|digest| self.groups.get(&digest));
         let over = group.filter(|group| group.is_over() && group.resident == 0);
         if let Some(digest) = over.map(|group| group.digest) {
-            self.regroup(&digest); // It was there for the sake of the message alone.
+            self.regroup(&digest); // It was in memory only because of the message.
         }
     }
 
-    /// Leaves groups to the rows that have nothing in memory: those that nobody can be handed
-    /// anything of, and of the others all but the first `keep`. The last members of those go first.
+    /// Evicts groups and their ready members: deliverable groups beyond the first `keep`, the last
+    /// first, then groups that are not deliverable.
     fn evict_groups(&mut self, id: QueueId, keep: usize, target: usize, most: usize) -> usize {
         let Some(queue) = self.queues.get(id) else { return 0 };
         let open = queue.open.iter().skip(keep).map(|(_, digest)| *digest);
@@ -140,7 +140,7 @@ impl Machine {
         left.min(most)
     }
 
-    /// Leaves the ready members of one group to the rows.
+    /// Evicts the ready members of one group.
     fn evict_members(&mut self, id: QueueId, digest: &Digest) -> usize {
         let Some(group) = self.groups.get_mut(digest) else { return 0 };
         let messages = &self.messages;
@@ -165,7 +165,7 @@ impl Machine {
         chosen.len()
     }
 
-    /// Leaves a group to the rows, where they say of it what memory does.
+    /// Evicts a group if its row is up to date.
     fn evict_group(&mut self, id: QueueId, digest: &Digest) -> bool {
         let Some(group) = self.groups.get(digest).filter(|group| group.is_evictable()) else {
             return false;
@@ -180,7 +180,7 @@ impl Machine {
         true
     }
 
-    /// How many bytes of messages and groups could leave memory now. For tests: it looks at all.
+    /// Bytes of messages and groups that could be evicted now. For tests: it visits all of them.
     #[doc(hidden)]
     pub fn evictable_bytes(&self) -> usize {
         let messages = self.messages.iter().filter(|(_, message)| {

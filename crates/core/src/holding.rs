@@ -1,9 +1,9 @@
-//! What a queue holds in other partitions, so that its limits cover the whole queue.
+//! The messages and bytes of a queue in other partitions, so that its limits cover the whole queue.
 //!
-//! A partition reports what it holds of a queue with limits whenever that changed, and counts the
-//! last reports of the others with its own. Reports are not journaled: they decide whether a send
-//! is refused for now, and no other answer. Until a report is heard, a limit can be exceeded by
-//! what its partition accepted meanwhile.
+//! A partition reports its counts of a queue with limits whenever they change, and adds the last
+//! reports of the others to its own. Reports are not journaled: they only decide whether a send is
+//! refused for now. Until a report arrives, a limit can be exceeded by what the other partition has
+//! accepted meanwhile.
 //!
 //! Invariant: a queue is in `Machine::held_changed` exactly while it is marked as listed there.
 
@@ -13,16 +13,16 @@ use crate::decision::QueueId;
 use crate::machine::Machine;
 use crate::queue::Queue;
 
-/// How much one partition holds of a queue.
+/// What one partition holds of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     pub messages: u64,
     pub bytes: u64,
-    /// Messages accepted since the partition was opened, where the queue limits their rate.
+    /// Messages accepted since the partition was opened, if the queue has a rate limit.
     pub accepted: u64,
 }
 
-/// What a partition tells the others of a queue.
+/// What a partition reports to the others about a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     pub partition: u16,
@@ -30,20 +30,20 @@ pub struct Report {
     pub holding: Holding,
 }
 
-/// A queue's part in the reports.
+/// What a queue knows of the other partitions, and what it reports to them.
 #[derive(Debug, Default)]
 pub(crate) struct Elsewhere {
     /// The last report of every other partition.
     reports: Vec<(u16, Holding)>,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
-    /// Accepted here, for the rate.
+    /// Messages accepted here, for the rate limit.
     pub(crate) accepted: u64,
     is_listed: bool,
 }
 
 impl Elsewhere {
-    /// Takes in a report. Returns how many messages were accepted since the one before.
+    /// Stores a report. Returns how many messages were accepted since the previous one.
     fn hear(&mut self, partition: u16, holding: Holding) -> u64 {
         let known = self.reports.iter_mut().find(|(number, _)| *number == partition);
         let before = match known {
@@ -64,7 +64,7 @@ fn has_limits(config: &Config) -> bool {
 }
 
 impl Machine {
-    /// What changed in queues with limits since the last call.
+    /// Reports of the queues with limits that changed since the last call.
     pub fn take_reports(&mut self) -> Vec<Report> {
         if self.held_changed.is_empty() {
             return Vec::new();
@@ -76,15 +76,15 @@ impl Machine {
             let holding = Holding { messages, bytes, accepted: queue.elsewhere.accepted };
             Report { partition, queue: queue.name.clone(), holding }
         };
-        // One that is being deleted makes room for a new one of its name.
+        // A queue that is being deleted does not count against a new one of its name.
         let known = changed.into_iter().filter_map(|id| {
             self.queues.get_mut(id).filter(|queue| !queue.is_deleted()).map(report)
         });
         known.collect()
     }
 
-    /// Takes in what another partition holds. Returns whether the queue is known here: one that is
-    /// being created may be known to the others first.
+    /// Stores the report of another partition. Returns whether the queue is known here: other
+    /// partitions may know a queue that is being created first.
     pub fn hear(&mut self, report: &Report) -> bool {
         assert_ne!(report.partition, self.partition, "a partition knows what it holds");
         let at = self.now;
@@ -97,7 +97,7 @@ impl Machine {
         true
     }
 
-    /// The queue holds more or less than before.
+    /// Lists the queue for the next reports: it holds more or less than before.
     pub(crate) fn report_later(&mut self, id: QueueId) {
         if self.partitions == 1 {
             return;

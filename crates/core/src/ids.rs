@@ -1,4 +1,4 @@
-//! Names and numbers: time, sequence, fence, message id.
+//! Basic types: time, sequence, fence, message id.
 
 use std::fmt;
 
@@ -7,21 +7,21 @@ use std::fmt;
 pub struct Time(pub u64);
 
 impl Time {
-    /// Later than any time: what has no end ends here.
+    /// Later than any other time; stands for "never".
     pub const NEVER: Self = Self(u64::MAX);
 
     pub fn plus(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
     }
 
-    /// How long before `self` the `earlier` time was; zero where it was not.
+    /// Milliseconds from `earlier` to `self`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// What every decision of one batch is given from outside: the time, and a random number for
-/// jitter. The same stamp and the same commands make the same decisions.
+/// The inputs of a batch from outside: the time, and a random number for jitter. The same stamp and
+/// the same commands make the same decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub at: Time,
@@ -31,10 +31,11 @@ pub struct Stamp {
 /// Position of a message in its partition, from 1. Orders messages by age.
 pub type Seq = u64;
 
-/// Names a lease and orders it: grows with every lease of a partition, and no two partitions of a
-/// broker give out the same one. The owner's epoch is its upper part, so a new owner's fences are
-/// above all fences it never heard of. The lower part counts up in steps of the number of
-/// partitions from the partition's own number: `epoch << 40 | (n * partitions + partition)`.
+/// Identifies and orders leases: it grows with every lease of a partition, and no two partitions of
+/// a broker issue the same one. The upper part is the owner's epoch, so a new owner's fences are
+/// above all earlier ones, including those it never saw. The lower part counts up in steps of the
+/// number of partitions from the partition's own number: `epoch << 40 | (n * partitions +
+/// partition)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
 
@@ -74,8 +75,8 @@ impl Fence {
     }
 }
 
-/// A message's name, made from (time, partition, sequence) in the form of a UUIDv7: it sorts by
-/// time, and used as a key elsewhere it is a dated one.
+/// Identifies a message: (time, partition, sequence) in the form of a UUIDv7. It sorts by time, and
+/// is a dated key when used as a key elsewhere.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId(pub [u8; 16]);
 
@@ -90,7 +91,7 @@ impl MessageId {
         Self((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
     }
 
-    /// The partition that made it.
+    /// The partition that issued it.
     pub fn partition(self) -> u16 {
         let [_, _, _, _, _, _, high, low, ..] = self.0;
         u16::from_be_bytes([high, low]) & 0x0fff
@@ -104,16 +105,16 @@ impl MessageId {
 
 impl fmt::Display for MessageId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = u128::from_be_bytes(self.0);
-        write!(
-            f,
-            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-            value >> 96,
-            value >> 80 & 0xffff,
-            value >> 64 & 0xffff,
-            value >> 48 & 0xffff,
-            value & 0xffff_ffff_ffff
-        )
+        // Written for every delivery without a key; `format!` takes ten times as long.
+        const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+        let digit = |nibble: u8| nibble + if nibble < 10 { b'0' } else { b'a' - 10 };
+        let mut text = [b'-'; 36];
+        for (place, byte) in PLACES.into_iter().zip(self.0) {
+            if let Some([high, low]) = text.get_mut(place..place + 2) {
+                (*high, *low) = (digit(byte >> 4), digit(byte & 15));
+            }
+        }
+        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }
 

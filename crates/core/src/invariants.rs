@@ -1,5 +1,5 @@
-//! The invariants that the other files promise, asserted over the whole state. For tests: it looks
-//! at every message in memory.
+//! Asserts the invariants of the other files over the whole state. For tests: it visits every
+//! message in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,13 @@ use crate::queue::Queue;
 use crate::row::RowKey;
 
 impl Machine {
-    /// Panics where two parts of the state do not agree.
+    /// Panics if two parts of the state disagree.
     #[doc(hidden)]
     pub fn check_invariants(&self) {
         for (slot, message) in self.messages.iter() {
             self.check_message(slot, message);
         }
+        self.keys.check(&self.messages);
         let bytes: usize = self.messages.iter().map(|(_, message)| message.footprint()).sum();
         assert_eq!(bytes, self.messages.bytes(), "bytes in memory are counted");
         let is_counted = |(_, message): (Slot, &Message)| message.is_counted();
@@ -44,8 +45,7 @@ impl Machine {
     fn check_message(&self, slot: Slot, message: &Message) {
         let digest = &message.digest;
         assert_eq!(self.keys.living(&self.messages, digest), Some(slot), "one message per key");
-        let written = self.keys.written(digest);
-        assert!(written.is_none_or(<[u8]>::is_empty), "a living key has no record: {message:?}");
+        assert!(!self.keys.is_written(digest), "a living key has no record: {message:?}");
         assert!(message.seq < self.next_seq, "numbers are given once");
         assert!(self.queues.get(message.queue).is_some(), "a message has its queue");
         if message.dirty {
@@ -94,7 +94,7 @@ impl Machine {
         mine.filter(|(_, message)| message.place() == place).map(|(slot, _)| slot).collect()
     }
 
-    /// Counters agree with what is in memory, as far as nothing is left to the rows.
+    /// Counters agree with what is in memory, if nothing is only in the rows.
     fn check_stats(&self, queue: &Queue) {
         let stats = &queue.stats;
         let is_ready_here = queue.ready.gap().is_none() && queue.config.order == Order::None;

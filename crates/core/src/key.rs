@@ -1,26 +1,30 @@
-//! Keys: their digest, the fingerprint of what was sent under them, and their date.
+//! Keys: their digest, their fingerprint, and their date. The [`Recipe`](crate::recipe::Recipe) of
+//! the data computes the first two.
 
+use crate::command::QueueName;
 use crate::ids::{MessageId, Time};
 use crate::limits;
 
-/// What a key is compared by: 128 bits of BLAKE3 over tenant, queue, group (where the queue
-/// deduplicates per group) and key, each with its length, so that no two scopes run into each
-/// other.
+/// Identifies a key: 128 bits of BLAKE3 over tenant, queue, group (if the queue deduplicates per
+/// group) and key, so that scopes do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 16]);
 
 impl Digest {
-    pub fn of_key(tenant: &str, queue: &str, group: Option<&str>, key: &str) -> Self {
-        let group = group.unwrap_or_default();
-        let parts = [tenant, queue, group, key];
-        Self::of(b'k', &parts.map(str::as_bytes))
+    /// The digest of an id that is not a key: of a redrive or a receive. It is the same under every
+    /// recipe.
+    pub fn of_id(queue: &QueueName, kind: &str, id: &str) -> Self {
+        Self::of_names(queue, kind, id)
     }
 
-    pub(crate) fn of_queue(tenant: &str, queue: &str) -> Self {
-        Self::of(b'q', &[tenant, queue].map(str::as_bytes))
+    /// The digest of a key under the first recipe.
+    pub(crate) fn of_names(queue: &QueueName, group: &str, key: impl AsRef<[u8]>) -> Self {
+        let [tenant, queue, group] = [&queue.tenant, &queue.queue, group].map(str::as_bytes);
+        Self::of(b'k', &[tenant, queue, group, key.as_ref()])
     }
 
-    /// By the queue's number: an older queue of the same name may be on its way out.
+    /// The digest of a group. By the queue's number, because an older queue of the same name may
+    /// still be being deleted.
     pub(crate) fn of_group(queue: u32, group: &str) -> Self {
         Self::of(b'g', &[&queue.to_be_bytes(), group.as_bytes()])
     }
@@ -40,45 +44,18 @@ impl Digest {
         Self::of(b'd', &[asked])
     }
 
-    /// The digest of a message that came without a key. Nobody can make a key whose BLAKE3 is the
-    /// id of a message to come.
+    /// The digest of a message without a key. Nobody can make a key whose BLAKE3 is the id of a
+    /// future message.
     pub(crate) fn of_keyless(id: MessageId) -> Self {
         Self(id.0)
     }
 
     fn of(kind: u8, parts: &[&[u8]]) -> Self {
-        // One update of one buffer: the common key is hashed in a single block.
-        let mut buffer = [0u8; 1 + 4 * 256];
-        let mut length = 0;
-        let mut push = |bytes: &[u8]| {
-            let end = length + bytes.len();
-            let Some(room) = buffer.get_mut(length..end) else {
-                unreachable!("names are bounded before they are hashed");
-            };
-            room.copy_from_slice(bytes);
-            length = end;
-        };
-        push(&[kind]);
-        for part in parts {
-            // A name longer than any key is asked for now and then; it must not be another's.
-            let Ok(len) = u8::try_from(part.len()) else { return Self::of_long(kind, parts) };
-            push(&[len]);
-            push(part);
-        }
-        Self(first_half(&blake3::hash(buffer.get(..length).unwrap_or_default())))
+        Self(first_half(&hash(kind, parts)))
     }
 
-    fn of_long(kind: u8, parts: &[&[u8]]) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&[kind | 0x80]);
-        for part in parts {
-            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
-        }
-        Self(first_half(&hasher.finalize()))
-    }
-
-    /// Well-mixed bits for tables; `seed` keeps callers from aiming at one place of them. Also the
-    /// digests of messages without keys, which count up, must not crowd together there.
+    /// Well-mixed bits for hash tables. `seed` keeps callers from causing collisions, and the
+    /// digests of messages without keys, which count up, are spread as well.
     pub(crate) fn spread(&self, seed: u64) -> u64 {
         let [a, b] = self.halves();
         let fold = |product: u128| product as u64 ^ (product >> 64) as u64;
@@ -94,35 +71,20 @@ impl Digest {
     }
 }
 
-/// What was sent under a key, in parts, so that a conflict can say what differs. The content type
-/// is no part of it: clients set it differently for the same operation.
+/// What was sent under a key, in parts, so that a conflict can report what differs. The content
+/// type is not included: clients set it differently for the same operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Digest of the body, or of the fingerprint that the caller gave instead.
     pub body: [u8; 16],
-    /// Zero where there is none.
+    /// Hash of the group; zero if there is none.
     pub group: u64,
-    /// The caller gave its own.
+    /// Whether the caller gave its own fingerprint.
     pub own: bool,
 }
 
 impl Fingerprint {
-    pub fn of(body: &[u8], group: Option<&str>) -> Self {
-        Self::of_hashed(&blake3::hash(body), group)
-    }
-
-    /// As [`Fingerprint::of`], of a body that was hashed on its way and not kept.
-    pub fn of_hashed(body: &blake3::Hash, group: Option<&str>) -> Self {
-        Self { body: first_half(body), group: group.map_or(0, part), own: false }
-    }
-
-    /// For callers whose bodies carry noise.
-    pub fn own(fingerprint: &str) -> Self {
-        let body = first_half(&blake3::hash(fingerprint.as_bytes()));
-        Self { body, group: 0, own: true }
-    }
-
-    /// What differs; empty where nothing does.
+    /// The parts that differ; empty if none does.
     pub fn differs(&self, other: &Self) -> Vec<Differs> {
         if self == other {
             return Vec::new();
@@ -141,11 +103,11 @@ impl Fingerprint {
 pub enum Differs {
     Body,
     Group,
-    /// One of the two was given by the caller, and they are not the same.
+    /// The fingerprints differ, and at least one was given by the caller.
     Fingerprint,
 }
 
-/// A key for a message whose own is taken by another message: the same message gets the same one.
+/// A key for a message whose own is taken by another message; deterministic.
 pub(crate) fn aside(key: &str, fingerprint: &Fingerprint) -> String {
     let body = format!("{:032x}", u128::from_be_bytes(fingerprint.body));
     let parts = format!("{:016x} {}", fingerprint.group, fingerprint.own);
@@ -155,17 +117,49 @@ pub(crate) fn aside(key: &str, fingerprint: &Fingerprint) -> String {
     format!("{start}~{unique}")
 }
 
-/// When the key was made, where it tells; see [`hapax_keys::date_ms`].
-pub fn date(key: &str, now: Time) -> Option<Time> {
+/// The date that the key carries, if any; see [`hapax_keys::date_ms`].
+pub fn date(key: impl AsRef<[u8]>, now: Time) -> Option<Time> {
     hapax_keys::date_ms(key, now.0).map(Time)
 }
 
-fn part(text: &str) -> u64 {
-    let [low, _] = Digest(first_half(&blake3::hash(text.as_bytes()))).halves();
-    low | 1 // Zero says that there is none.
+/// The hash of the queue's full name.
+pub(crate) fn hash_of_queue(tenant: &str, queue: &str) -> blake3::Hash {
+    hash(b'q', &[tenant, queue].map(str::as_bytes))
 }
 
-fn first_half(hash: &blake3::Hash) -> [u8; 16] {
+/// BLAKE3 over the parts, each with its length.
+fn hash(kind: u8, parts: &[&[u8]]) -> blake3::Hash {
+    // One update of one buffer: a short name is hashed in a single block.
+    let mut buffer = [0u8; 1 + 4 * 256];
+    let mut length = 0;
+    let mut push = |bytes: &[u8]| {
+        let end = length + bytes.len();
+        let Some(room) = buffer.get_mut(length..end) else {
+            unreachable!("names are bounded before they are hashed");
+        };
+        room.copy_from_slice(bytes);
+        length = end;
+    };
+    push(&[kind]);
+    for part in parts {
+        // Names longer than any key occur now and then; they must not collide with others.
+        let Ok(len) = u8::try_from(part.len()) else { return hash_long(kind, parts) };
+        push(&[len]);
+        push(part);
+    }
+    blake3::hash(buffer.get(..length).unwrap_or_default())
+}
+
+fn hash_long(kind: u8, parts: &[&[u8]]) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&[kind | 0x80]);
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    hasher.finalize()
+}
+
+pub(crate) fn first_half(hash: &blake3::Hash) -> [u8; 16] {
     let [low, _] = hash.as_bytes().as_chunks::<16>().0 else {
         unreachable!("a BLAKE3 hash has 32 bytes");
     };
@@ -175,21 +169,7 @@ fn first_half(hash: &blake3::Hash) -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn k11_scopes_do_not_run_into_each_other() {
-        let digests = [
-            Digest::of_key("a", "bc", None, "d"),
-            Digest::of_key("ab", "c", None, "d"),
-            Digest::of_key("a", "b", None, "cd"),
-            Digest::of_key("a", "b", Some("c"), "d"),
-            Digest::of_queue("a", "b"),
-            Digest::of_group(7, "d"),
-        ];
-        for (place, digest) in digests.iter().enumerate() {
-            assert!(!digests[place + 1..].contains(digest));
-        }
-    }
+    use crate::recipe::Recipe;
 
     #[test]
     fn messages_without_keys_do_not_crowd_together_in_tables() {
@@ -203,28 +183,16 @@ mod tests {
                 places.insert(hash % COUNT);
                 tags[(hash >> 57) as usize] += 1;
             }
-            // At random 63 % of the places are taken, and every tag comes 512 times.
+            // Random values take 63 % of the places, and every tag 512 times.
             assert!(places.len() > 35_000, "{} places, seed {seed}", places.len());
             assert!(tags.iter().all(|count| (256..1_024).contains(count)), "{tags:?}, seed {seed}");
         }
     }
 
     #[test]
-    fn k3_a_fingerprint_names_what_differs() {
-        let first = Fingerprint::of(b"body", Some("g"));
-        assert_eq!(first.differs(&Fingerprint::of(b"body", Some("g"))), []);
-        assert_eq!(first.differs(&Fingerprint::of(b"other", Some("g"))), [Differs::Body]);
-        assert_eq!(
-            first.differs(&Fingerprint::of(b"other", None)),
-            [Differs::Body, Differs::Group]
-        );
-        assert_eq!(first.differs(&Fingerprint::own("x")), [Differs::Fingerprint]);
-        assert_eq!(Fingerprint::own("x").differs(&Fingerprint::own("x")), []);
-    }
-
-    #[test]
     fn a_key_made_aside_is_a_key_and_another_for_every_content() {
-        let (one, two) = (Fingerprint::of(b"1", None), Fingerprint::of(b"2", None));
+        let of = |body: &[u8]| Recipe::second(&[7; 32]).fingerprint(body, None);
+        let (one, two) = (of(b"1"), of(b"2"));
         let long = "\u{fc}".repeat(127);
         for key in ["order-42", &long] {
             let made = aside(key, &one);

@@ -1,12 +1,12 @@
 //! The rules of Hapax.
 //!
-//! One [`Machine`] holds the state of one partition. It is asked by [`Command`], answers by
-//! [`Outcome`], and says what changed as [`Decision`]s, which the caller makes durable before the
-//! outcome leaves the house. Replaying decisions rebuilds the state; rules run once.
+//! One [`Machine`] holds the state of one partition. It takes a [`Command`], returns an
+//! [`Outcome`], and describes the change as [`Decision`]s, which the caller makes durable before it
+//! returns the outcome. Replaying decisions rebuilds the state without deciding again.
 //!
-//! The core refuses to know: the clock (time comes in a [`Stamp`]), randomness (likewise), files,
-//! threads, networks, logs. What a decision may need from the rows is asked for beforehand
-//! ([`Machine::needs`]) and handed in ([`Machine::load`]); what should happen outside comes out as
+//! The core uses no clock and no randomness (both come in a [`Stamp`]), no files, threads, networks
+//! or logs. The rows that a decision may need are listed beforehand ([`Machine::needs`]) and passed
+//! in ([`Machine::load_point`], [`Machine::load_row`]). What should happen outside is returned as
 //! [`Effect`]s.
 
 mod checkpoint;
@@ -32,6 +32,7 @@ mod places;
 mod queue;
 mod queues;
 mod receives;
+mod recipe;
 mod record;
 mod row;
 mod state;
@@ -55,11 +56,13 @@ pub use holding::{Holding, Report};
 pub use ids::{Fence, MessageId, Seq, Stamp, Time};
 pub use key::{Differs, Digest, Fingerprint, date};
 pub use limits::Bounds;
-pub use load::{Need, RangeOf};
+pub use load::{LOOK_AHEAD, Need, Range, RangeOf};
 pub use machine::{Batch, Machine, Usage, read_batch};
 pub use outcome::{
     Answer, Delivery, Effect, Finished, InFlight, KeyView, Outcome, Place, QueueView, Quota,
     RedriveView, Refusal, Relay, Settled, Stats,
 };
+pub use places::keys::Records;
+pub use recipe::{BodyHasher, Recipe, Secret};
 pub use record::{End, Event, KeyRecord, What};
 pub use row::{RowKey, RowSink};

@@ -21,13 +21,13 @@ pub const HEADERS_BYTES_MAX: usize = 16 * 1_024;
 pub const BODY_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
 
 pub const RECEIVE_MAX: u32 = 1_000;
-/// A receive takes no further message after so many bytes.
+/// A receive takes no further message after this many bytes.
 pub const RECEIVE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 pub const RECEIVE_ID_MS: u64 = 5 * 60 * 1_000;
 pub const EMITS_MAX: usize = 64;
-/// Together: a settle must fit into one batch of the journal, with its result.
+/// All emits of one settle, which must fit into one batch of the journal with its result.
 pub const EMITS_BYTES_MAX: usize = 8 * 1_024 * 1_024;
-/// Emits that wait to be handed to their queues. A `done` that would exceed it is refused.
+/// Emits that wait to be sent to their queues. A `done` that would exceed it is refused.
 pub const RELAY_MAX: usize = 100_000;
 pub const RELAY_BYTES_MAX: usize = 64 * 1_024 * 1_024;
 pub const RELAY_BACKOFF_MIN_MS: u64 = 100;
@@ -37,20 +37,20 @@ pub const RECOVERY_POINTS_MAX: usize = 64;
 pub const RECOVERY_POINTS_BYTES_MAX: usize = 64 * 1_024;
 pub const RECOVERY_POINT_NAME_BYTES_MAX: usize = 128;
 pub const HISTORY_MAX: usize = 64;
-/// An event of the history keeps so much of an error; the last error is kept whole.
+/// Bytes of an error that an event of the history keeps; the last error is kept whole.
 pub const DETAIL_BYTES_MAX: usize = 256;
 
 pub const LEASE_MS_MIN: u64 = 100;
 pub const LEASE_MS_MAX: u64 = 12 * 60 * 60 * 1_000;
 pub const DELAY_MS_MAX: u64 = 366 * 24 * 60 * 60 * 1_000;
 pub const RETENTION_MS_MIN: u64 = 1_000;
-/// Retentions of a queue that are told apart after they were raised.
+/// Earlier, shorter retentions that a queue remembers.
 pub const RETENTIONS_MAX: usize = 16;
-/// Longer than this is spelled "forever".
+/// Anything longer must be "forever".
 pub const RETENTION_MS_MAX: u64 = 100 * 366 * 24 * 60 * 60 * 1_000;
 pub const BACKOFF_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1_000;
 pub const ATTEMPTS_MAX: u32 = 1_000_000;
-/// A quota above this is none.
+/// The largest quota that can be configured.
 pub const COUNT_MAX: u64 = 1 << 60;
 
 /// A freed claim is remembered this long, so that a repeated release gets the same answer.
@@ -61,14 +61,14 @@ pub use hapax_keys::DATED_AHEAD_MS;
 pub const REDRIVE_KEYS_MAX: usize = 1_000;
 /// Keys of a redrive that are looked up together, however small the messages of the queue are.
 pub const REDRIVE_KEYS_STEP: usize = 16;
-/// Redrives under way at once in one queue, and in all queues of a tenant.
+/// Redrives in progress at once in one queue; below, in all queues of a tenant.
 pub const REDRIVES_MAX: usize = 16;
 pub const REDRIVES_OF_TENANT_MAX: usize = 64;
 /// Finished redrives are remembered, so that a repeated one moves nothing twice.
 pub const REDRIVES_REMEMBERED_MAX: usize = 256;
 pub const BROWSE_MAX: usize = 1_000;
 
-/// How much one tick of time may do before other commands get their turn.
+/// Work that one tick may do before other commands get their turn.
 pub const EXPIRE_STEP: usize = 1_024;
 pub const JOB_STEP: usize = 256;
 /// Messages that one tick moves over all queues and jobs: about a mebibyte of decisions.
@@ -76,18 +76,21 @@ pub const TICK_STEP: usize = 16 * 1_024;
 /// Rows fetched at once to refill a queue's head.
 pub const REFILL: usize = 1_024;
 
-/// Groups brought into memory before a receive is looked at again.
+/// Groups loaded before a receive is decided again.
 pub const GROUPS_AT_ONCE: usize = 16;
 
 pub const PARTITIONS_MAX: u16 = 4_096;
-/// Fences of one epoch that all partitions of a broker share out before they raise it; there are
-/// twice as many.
+/// Fences that the partitions of a broker use of one epoch before they raise it: half of those
+/// there are.
 pub const FENCES_MAX: u64 = 1 << 39;
 pub const QUEUES_MAX: usize = 100_000;
 
-/// The bounds of one machine that are no part of its contract: how much it does at once. They
-/// change when something happens, never what, so that a test, a model or a simulator draws them
-/// small and meets with ten messages what otherwise takes ten thousand.
+/// Places in a segment of the index of keys: 32 KiB of memory, split in about ten microseconds.
+pub const INDEX_PLACES: usize = 4_096;
+
+/// Bounds of one machine that are not part of its contract: how much it does at once. They change
+/// when something happens, never what, so a test, a model or a simulator makes them small and
+/// reaches with ten messages what otherwise takes ten thousand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Leases, lives and delays of one queue that end in one tick; dead messages that one step of
@@ -95,23 +98,26 @@ pub struct Bounds {
     pub expire_step: usize,
     /// Messages that one step of a purge or a redrive moves.
     pub job_step: usize,
-    /// Messages that one tick moves over all queues and jobs; a tick goes on where the one before
-    /// it ended.
+    /// Messages that one tick moves over all queues and jobs; a tick continues where the previous
+    /// one ended.
     pub tick_step: usize,
     /// Rows fetched at once to refill a queue's head, and messages that eviction leaves in it.
     pub refill: usize,
-    /// A receive takes no further message after so many bytes.
+    /// A receive takes no further message after this many bytes.
     pub receive_bytes: usize,
-    /// Groups brought into memory before a receive is looked at again.
+    /// Groups loaded before a receive is decided again.
     pub groups_at_once: usize,
     /// Messages on a page of a place.
     pub browse: usize,
-    /// Emits that wait to be handed to their queues, of all tenants, and how much memory they take.
-    /// One tenant has at most half of either.
+    /// Emits that wait to be sent to their queues, of all tenants, and their memory. A tenant may
+    /// use at most half of either.
     pub relays: usize,
     pub relay_bytes: usize,
-    /// Fences of one epoch after which the partition wants the next one; half of those there are.
+    /// Fences of one epoch after which the partition wants the next epoch: half of those there are.
     pub fences: u64,
+    /// Places in a segment of the index of keys, a power of two. At most this many entries move at
+    /// once when it grows.
+    pub index_places: usize,
 }
 
 impl Default for Bounds {
@@ -127,22 +133,25 @@ impl Default for Bounds {
             relays: RELAY_MAX,
             relay_bytes: RELAY_BYTES_MAX,
             fences: FENCES_MAX,
+            index_places: INDEX_PLACES,
         }
     }
 }
 
 impl Bounds {
-    /// Keys of a redrive that are looked up together in a queue of such bodies: all of them come
-    /// into memory.
+    /// Keys of a redrive that are looked up together in a queue with this body limit: all their
+    /// messages are loaded.
     pub fn keys_at_once(&self, max_body_bytes: u64) -> usize {
         let fit = self.receive_bytes as u64 / max_body_bytes.max(1);
         fit.clamp(1, REDRIVE_KEYS_STEP as u64) as usize
     }
 
-    /// Panics where a bound is zero: nothing would ever go on.
+    /// Panics if a bound is zero: nothing would ever progress.
     pub(crate) fn check(&self) {
         let Self { expire_step, job_step, tick_step, refill, .. } = *self;
         let Self { receive_bytes, groups_at_once, browse, relays, relay_bytes, fences, .. } = *self;
+        let places = self.index_places;
+        assert!(places.is_power_of_two() && (4..=1 << 16).contains(&places), "{places} places");
         assert!((1..=FENCES_MAX).contains(&fences), "the rest of an epoch is a reserve: {self:?}");
         for bound in [expire_step, job_step, tick_step, refill].into_iter().chain([
             receive_bytes,

@@ -1,8 +1,10 @@
-//! What is not in memory: asking for it before a decision, and taking it in.
+//! Loading rows into memory before a decision.
 //!
-//! The caller repeats `needs` → fetch → `load` until nothing is needed any more: a key may lead
-//! to a message, a message to its group. Rows show the state as of the last checkpoint; whatever
-//! changed since is in memory and wins.
+//! The caller repeats `needs` → fetch → `load_point`, `load_row` until nothing more is needed: a
+//! key may lead to a message, a message to its group. Rows hold the state as of the last
+//! checkpoint; what changed since is in memory and takes precedence.
+
+mod need;
 
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use crate::decision::{Decision, QueueId};
 use crate::ids::{Seq, Time};
 use crate::key::Digest;
 use crate::machine::{Machine, Turn};
-use crate::message::Message;
+use crate::message::{Message, Slot};
 use crate::moves::send::group_of;
 use crate::moves::{expire, purge, redrive};
 use crate::outcome::Place;
@@ -22,54 +24,29 @@ use crate::queue::Queue;
 use crate::record;
 use crate::row::{File, RowKey, decode_message, point, table};
 
-/// Something to be fetched from the rows before a decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// A key.
-    Point(Digest),
-    /// A group, which is a point too. Where there is no such point, [`Machine::absent`] wants to
-    /// know of either.
-    Group(QueueId, Digest),
-    /// A message, by the name of its row.
-    Row(RowKey),
-    Range {
-        from: RowKey,
-        to: RowKey,
-        limit: usize,
-        of: RangeOf,
-    },
-}
+pub use need::{Need, Range, RangeOf};
 
-/// What a range is read for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RangeOf {
-    Ready(QueueId),
-    Leads(QueueId),
-    Members(QueueId, Digest),
-    Delayed(QueueId),
-    Purge(QueueId),
-    Browse,
-    Redrive(QueueId, Digest),
-}
+/// Commands whose memory is prefetched together.
+pub const LOOK_AHEAD: usize = 64;
 
 impl Command {
-    /// Whether what the command needs depends on the commands before it in its batch: it is asked
-    /// for when its turn has come, not ahead.
+    /// Whether what the command needs depends on earlier commands of its batch: its needs are
+    /// collected right before it is decided, not ahead.
     pub fn is_asked_late(&self) -> bool {
         matches!(self, Self::Receive(_) | Self::Expire | Self::Browse(_) | Self::Show(_))
     }
 
-    /// Whether the commands after it in its batch need something else because of it: those are all
-    /// asked for when their turn has come. A queue that is made or goes decides under which digest
-    /// a key is looked for, and whether it is at all.
+    /// Whether it changes what later commands of its batch need: those are all collected right
+    /// before each is decided. Creating or deleting a queue changes the digest under which a key is
+    /// looked up, and whether it is looked up at all.
     pub fn changes_needs(&self) -> bool {
         matches!(self, Self::Configure(_) | Self::Follow(_) | Self::Delete(_))
     }
 }
 
 impl Machine {
-    /// Adds what the command needs and memory does not have. Called again after `load`, it adds
-    /// what the new knowledge calls for, until it adds nothing.
+    /// Adds what the command needs and memory does not have. Called again after loading, it adds
+    /// what the loaded rows lead to, until it adds nothing.
     pub fn needs(&self, command: &Command, needs: &mut Vec<Need>) {
         match command {
             Command::Send(send) => {
@@ -124,7 +101,43 @@ impl Machine {
         }
     }
 
-    /// Adds what a decision needs that is replayed from the journal.
+    /// Adds what the commands of a batch need, as far as it is known before the first is decided.
+    pub fn needs_ahead<'a>(
+        &self,
+        commands: impl Iterator<Item = &'a Command>,
+        needs: &mut Vec<Need>,
+    ) {
+        let mut known = commands.take_while(|command| !command.changes_needs());
+        let mut next = Vec::with_capacity(LOOK_AHEAD);
+        loop {
+            next.clear();
+            next.extend(known.by_ref().take(LOOK_AHEAD));
+            if next.is_empty() {
+                break;
+            }
+            self.look_at(next.iter().copied());
+            for command in next.iter().filter(|command| !command.is_asked_late()) {
+                self.needs(command, needs);
+            }
+        }
+    }
+
+    /// Prefetches what the first [`LOOK_AHEAD`] commands will read: cache misses overlap, where
+    /// each command by itself would wait for its own. It changes nothing.
+    pub fn look_at<'a>(&self, commands: impl Iterator<Item = &'a Command>) {
+        let mut slots = [None; LOOK_AHEAD];
+        for (slot, command) in slots.iter_mut().zip(commands) {
+            *slot = match command {
+                Command::Send(send) => self.keys.peek(&send.digest),
+                Command::Settle(settle) => self.keys.peek(&settle.lease.digest),
+                _ => None,
+            };
+        }
+        let peek = |slot: &Option<Slot>| slot.and_then(|slot| self.messages.peek(slot));
+        std::hint::black_box(slots.iter().filter_map(peek).fold(0, |seen, seq| seen ^ seq));
+    }
+
+    /// Adds what a decision replayed from the journal needs.
     pub fn needs_of(&self, decision: &Decision, needs: &mut Vec<Need>) {
         for digest in decision.digests() {
             self.need_key(digest, needs);
@@ -139,7 +152,7 @@ impl Machine {
         }
     }
 
-    /// Takes in a point.
+    /// Loads a point.
     pub fn load_point(
         &mut self,
         digest: &Digest,
@@ -170,7 +183,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes in a row.
+    /// Loads a row.
     pub fn load_row(
         &mut self,
         key: &[u8],
@@ -192,10 +205,11 @@ impl Machine {
         Ok(())
     }
 
-    /// The range has been read as far as the row named `last`. Where it was `left_off` there may
-    /// be more: whatever it was read for remembers where to go on.
+    /// The range was read up to the row `last`. If it was `left_off`, there may be more, and its
+    /// reader remembers where to continue.
     pub fn loaded(&mut self, need: &Need, last: Option<&[u8]>, left_off: bool) {
-        let Need::Range { of, from, to, .. } = need else { return };
+        let Need::Range(range) = need else { return };
+        let Range { of, from, to, .. } = &**range;
         assert!(last.is_some() || !left_off, "a range is left off behind a row");
         let all = !left_off;
         let last = last.and_then(|last| RowKey::try_from(last).ok());
@@ -243,7 +257,7 @@ impl Machine {
                 let (from, horizon) = (seq_of(from), if all { Seq::MAX } else { last_seq });
                 debug_assert!(horizon >= from, "rows are read from the cursor on");
                 let jobs = self.queues.get_mut(*queue).map(|queue| queue.redrives.values_mut());
-                // What one of them reads the others need not.
+                // What one job reads, the others need not read.
                 for job in jobs.into_iter().flatten().filter(|job| job.cursor >= from) {
                     job.horizon = job.horizon.max(horizon);
                 }
@@ -251,7 +265,7 @@ impl Machine {
         }
     }
 
-    /// What was needed is not in the rows. A group that is not has nothing unfinished.
+    /// What was needed is not in the rows. A group without a row has nothing unfinished.
     pub fn absent(&mut self, need: &Need) {
         match need {
             Need::Point(digest) => self.keys.note_absent(digest),
@@ -259,20 +273,20 @@ impl Machine {
                 self.add_group(Group::new(*digest, *queue));
                 self.asked.push(*digest);
             }
-            Need::Group(..) | Need::Row(_) | Need::Range { .. } => {}
+            Need::Group(..) | Need::Row(_) | Need::Range(_) => {}
         }
     }
 
-    /// Forgets what was read for the batch that has been decided.
+    /// Drops what was loaded for the batch that was decided.
     pub fn unload(&mut self) {
-        self.keys.clear_cache();
+        self.keys.finish_batch();
         self.browsed.clear();
         for digest in std::mem::take(&mut self.asked) {
             self.regroup(&digest);
         }
     }
 
-    /// A message from the rows comes into memory, unless memory knows better.
+    /// Loads a message, unless memory has a newer state.
     fn admit(&mut self, message: Message, needs: &mut Vec<Need>) {
         if !self.is_news(&message.digest) || self.queues.get(message.queue).is_none() {
             return;
@@ -325,9 +339,9 @@ impl Machine {
         }
     }
 
-    /// Whether a row may tell something that memory does not know.
+    /// Whether a row may hold something that memory does not.
     fn is_news(&self, digest: &Digest) -> bool {
-        self.keys.living(&self.messages, digest).is_none() && self.keys.written(digest).is_none()
+        !self.keys.is_known(&self.messages, digest)
     }
 
     fn need_send(
@@ -345,13 +359,13 @@ impl Machine {
         self.need_group_of(queue, content, needs);
     }
 
-    /// The group of the message that is replayed: of what was sent along, or of what was kept.
+    /// The group of the replayed message: of the content sent along, or of the one kept.
     fn need_replayed(&self, replay: &Replay, needs: &mut Vec<Need>) {
         let Some(queue) = self.queues.named(&replay.key.queue) else { return };
         let given = replay.content.as_ref().map(|(content, _)| Arc::clone(content));
         let kept = || {
             let digest = self.digest_of(queue, &replay.key.key, replay.key.group.as_deref());
-            self.keys.record(&digest).and_then(|record| record.content)
+            self.keys.record(&self.messages, &digest).and_then(|record| record.content)
         };
         if let Some(content) = given.or_else(kept) {
             self.need_group_of(queue, &content, needs);
@@ -376,10 +390,9 @@ impl Machine {
         }
     }
 
-    /// Whether only the rows can tell about a group. What they say of one that is over since is
-    /// no longer true.
+    /// Whether only the rows know a group. The row of a group that ended since is outdated.
     fn is_unknown(&self, group: &Digest) -> bool {
-        self.groups.get(group).is_none() && self.keys.written(group).is_none()
+        self.groups.get(group).is_none() && !self.keys.is_written(group)
     }
 
     fn need_named(&self, key: &KeyName, needs: &mut Vec<Need>) {
@@ -399,7 +412,7 @@ impl Machine {
         }
     }
 
-    /// Enough of the oldest to hand out `max`.
+    /// Enough of the oldest to deliver `max`.
     fn need_head(&self, queue: &Queue, max: usize, several: bool, needs: &mut Vec<Need>) {
         let messages = &self.messages;
         let is_here = |seq, slot| messages.is_ready(seq, slot);
@@ -457,8 +470,7 @@ impl Machine {
                 Turn::Leases => self.need_lost(queue, &mut left, &mut bytes, needs),
                 Turn::Delays => self.need_delayed(queue, needs),
                 Turn::Purge => self.need_purge(queue, needs),
-                // One of those that name keys has its turn in a tick, or many of them together
-                // would bring much into memory.
+                // One redrive that names keys per tick: many together would load too much.
                 Turn::Redrive(job) if redrive::is_by_keys(queue, &job) => {
                     if !std::mem::replace(&mut named, true) {
                         redrive::need_left(self, queue, &job, needs);
@@ -469,9 +481,9 @@ impl Machine {
         }
     }
 
-    /// Leases that are over and whose messages are in the rows alone: as many as a tick loses, with
-    /// those in memory, and as take no more memory than a receive does. The next ticks have the
-    /// others: whatever is read now and not lost now could not leave memory again.
+    /// Expired leases whose messages are only in the rows: together with those in memory no more
+    /// than one tick expires, and no more memory than a receive takes. The rest is left to the next
+    /// ticks: a message loaded now but not expired now could not be evicted again.
     fn need_lost(&self, queue: &Queue, left: &mut usize, bytes: &mut usize, needs: &mut Vec<Need>) {
         let most = self.bounds.expire_step.min(*left);
         let mut lost = 0;
@@ -503,12 +515,12 @@ impl Machine {
 
     fn need_purge(&self, queue: &Queue, needs: &mut Vec<Need>) {
         if let Some(from) = queue.purge.as_ref().and_then(|purge| purge.cursor) {
-            // No more than the next step takes away, or it would be evicted meanwhile.
+            // No more than the next step removes; the rest would be evicted meanwhile.
             let limit = self.bounds.job_step - purge::victims(self, queue).len();
             let to = RowKey::message_prefix(queue.id).after_prefix();
             let of = RangeOf::Purge(queue.id);
             if limit > 0 {
-                needs.push(Need::Range { from, to, limit, of });
+                needs.push(Need::Range(Box::new(Range { from, to, limit, of })));
             }
         }
     }
@@ -517,11 +529,12 @@ impl Machine {
         let Some(queue) = self.queues.named(&browse.queue) else { return };
         if let Some((from, to)) = self.browsed_rows(queue, browse) {
             let limit = browse.limit.clamp(1, self.bounds.browse) + 1;
-            needs.push(Need::Range { from, to, limit, of: RangeOf::Browse });
+            let of = RangeOf::Browse;
+            needs.push(Need::Range(Box::new(Range { from, to, limit, of })));
         }
     }
 
-    /// The rows of a page, where they are in the order of the page.
+    /// The rows of a page, if they are in the order of the page.
     pub(crate) fn browsed_rows(&self, queue: &Queue, browse: &Browse) -> Option<(RowKey, RowKey)> {
         let file = match browse.place {
             Place::Ready => File::Ready,
@@ -537,7 +550,7 @@ impl Machine {
 
     pub(crate) fn range(&self, from: RowKey, to: RowKey, of: RangeOf) -> Need {
         debug_assert!(from <= to, "a range ends after it begins");
-        Need::Range { from, to, limit: self.bounds.refill, of }
+        Need::Range(Box::new(Range { from, to, limit: self.bounds.refill, of }))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Looking without touching: a key, a place, a queue.
+//! Read-only views: of a key, a place, a queue.
 
 use std::sync::Arc;
 
@@ -45,10 +45,14 @@ impl Machine {
         Outcome::Refused(Refusal::NoSuchKey)
     }
 
-    /// Why an operation on a living message cannot be carried out: what the key is instead.
+    /// Why an operation on a living message is refused: what the key is instead.
     pub(crate) fn not_living(&self, queue: &Queue, key: &KeyName, at: Time) -> Refusal {
         let digest = self.digest_of(queue, &key.key, key.group.as_deref());
-        match self.keys.record(&digest).filter(|record| is_remembered(record, queue, at)) {
+        match self
+            .keys
+            .record(&self.messages, &digest)
+            .filter(|record| is_remembered(record, queue, at))
+        {
             Some(record) => Refusal::Invalid(Invalid::State(place_of(&record).as_str())),
             None => Refusal::NoSuchKey,
         }
@@ -179,7 +183,7 @@ impl Machine {
     }
 }
 
-/// The history with the uneventful parts told from the record.
+/// The history; events without incident are derived from the record.
 fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     let mut history = Vec::with_capacity(record.history.len() + 3);
     let first = if claim { What::Claimed } else { What::Sent };

@@ -1,4 +1,4 @@
-//! The machine: one partition's state, the dispatch of its commands, and the applying of its
+//! The machine: one partition's state, the dispatch of its commands, and the application of its
 //! decisions.
 //!
 //! Invariants:
@@ -25,14 +25,17 @@ use crate::places::leased::AWAY_BYTES;
 use crate::places::relay::Relays;
 use crate::queues::Queues;
 use crate::receives::Receives;
+use crate::recipe::Recipe;
 use crate::row::RowKey;
 
 /// The state of one partition.
 #[derive(Debug)]
 pub struct Machine {
     pub(crate) bounds: Bounds,
+    /// How the keys and bodies of its data are hashed.
+    pub(crate) recipe: Recipe,
     pub(crate) partition: u16,
-    /// How many partitions the broker has: fences count up in steps of it.
+    /// Number of partitions of the broker; the step between fences.
     pub(crate) partitions: u16,
     epoch: u32,
     pub(crate) now: Time,
@@ -44,22 +47,22 @@ pub struct Machine {
     pub(crate) groups: Groups,
     pub(crate) relays: Relays,
     pub(crate) receives: Receives,
-    /// Leases of all queues whose messages are in the rows alone, by the message.
+    /// Leases of all queues whose messages are only in the rows, by message.
     pub(crate) leases_away: BTreeMap<Seq, Fence>,
     /// Messages and groups that changed since the last checkpoint was frozen.
     pub(crate) dirty: Vec<(Seq, Slot)>,
-    /// The list of the messages of the last checkpoint, once it is written.
+    /// The list of messages of the last checkpoint, for reuse.
     pub(crate) emptied: Emptied,
     pub(crate) dirty_groups: Vec<Digest>,
-    /// Groups that were made up for a question, and may be for nothing.
+    /// Groups created for a look-up that may turn out to be empty.
     pub(crate) asked: Vec<Digest>,
-    /// How far rows were read for the pages to be shown: up to this number, and not to the end.
+    /// How far rows were read for browse pages that were not read to the end.
     pub(crate) browsed: Vec<(RowKey, Seq)>,
     /// No timer is due earlier.
     pub(crate) next_due: Time,
     /// Keys were forgotten by time since the last checkpoint was frozen.
     pub(crate) keys_expired: bool,
-    /// The store has room for settles only.
+    /// The store only has room for settles.
     store_full: bool,
     /// Queues with limits that hold more or less than was reported. Not durable.
     pub(crate) held_changed: Vec<QueueId>,
@@ -68,33 +71,55 @@ pub struct Machine {
     /// The queue whose delays end first. Not durable.
     pub(crate) delays_from: QueueId,
     scratch: Verdict,
-    /// See [`Verdict::unknown`]; set while a decision of that verdict is applied.
-    pub(crate) unknown: Option<Digest>,
+    /// What the verdict found; used while its decisions are applied.
+    pub(crate) found: Found,
 }
 
-/// What `decide` says besides the outcome.
+/// What `decide` returns besides the outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) decisions: Vec<Decision>,
     pub(crate) effects: Vec<Effect>,
-    /// A key that was looked for and is nowhere: applying need not look again.
-    pub(crate) unknown: Option<Digest>,
+    pub(crate) found: Found,
     /// Where the next tick begins.
     pub(crate) tick: Option<Tick>,
 }
 
-/// Where a tick of time begins: it does a bounded amount of work, and the next one goes on with
-/// those that had no turn. Not durable.
+/// What a command looked up while it was decided, so that applying need not look again. A shortcut
+/// only: a decision replayed from the journal has none.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// A key that is unknown.
+    pub(crate) unknown: Option<Digest>,
+    /// The slot of the settled message.
+    pub(crate) settled: Option<Slot>,
+    /// The slots of the delivered messages, in order.
+    pub(crate) taken: Vec<Slot>,
+}
+
+impl Found {
+    fn is_empty(&self) -> bool {
+        self.unknown.is_none() && self.settled.is_none() && self.taken.is_empty()
+    }
+
+    fn clear(&mut self) {
+        (self.unknown, self.settled) = (None, None);
+        self.taken.clear();
+    }
+}
+
+/// Where a tick begins. A tick does a bounded amount of work, and the next one continues with those
+/// that had no turn. Not durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tick {
     pub(crate) queue: QueueId,
     pub(crate) turn: Turn,
 }
 
-/// What has its turn in a tick, in this order in each queue.
+/// The kinds of work of a tick, in this order in each queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
-    /// Delayed messages are read whose time has come.
+    /// Rows of delayed messages that are due are read.
     #[default]
     Delays,
     Leases,
@@ -103,9 +128,9 @@ pub(crate) enum Turn {
     Redrive(Digest),
 }
 
-/// Decisions on their way to the journal, and effects that wait until they are durable.
+/// Decisions to be journaled, and effects that wait until they are durable.
 ///
-/// Invariant: neither `bytes` nor what is in `full` is larger than the journal takes.
+/// Invariant: neither `bytes` nor any batch in `full` is larger than the journal accepts.
 #[derive(Debug)]
 pub struct Batch {
     at: Time,
@@ -113,7 +138,7 @@ pub struct Batch {
     decisions: usize,
     /// The most bytes the journal takes at once.
     bytes_max: usize,
-    /// What comes before `bytes` and had no room for the last command.
+    /// Earlier batches that had no room for the next command.
     full: Vec<Vec<u8>>,
     pub effects: Vec<Effect>,
 }
@@ -124,7 +149,7 @@ impl Default for Batch {
     }
 }
 
-/// How much memory the state takes, by kind, and how much of it a checkpoint would free.
+/// Memory used by the state, by kind, and how much of it a checkpoint would free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Messages in memory, with their histories, errors and recovery points.
@@ -133,10 +158,10 @@ pub struct Usage {
     /// Groups in memory, without their messages.
     pub groups: usize,
     pub group_bytes: usize,
-    /// Emits that wait to be handed to their queues.
+    /// Emits that wait to be sent to their queues.
     pub relays: usize,
     pub relay_bytes: usize,
-    /// Ends of leases whose messages are in the rows alone.
+    /// Deadlines of leases whose messages are only in the rows.
     pub leases: usize,
     pub lease_bytes: usize,
     /// Receives that may be repeated.
@@ -144,16 +169,16 @@ pub struct Usage {
     pub receive_bytes: usize,
     /// Records, deletes and changed messages that wait for a checkpoint.
     pub unwritten_bytes: usize,
-    /// Records that the checkpoint under way writes.
+    /// Records that the checkpoint in progress writes.
     pub frozen_bytes: usize,
-    /// Messages and groups that cannot leave memory before a checkpoint has written them.
+    /// Messages and groups that cannot be evicted before a checkpoint has written them.
     pub changed: usize,
-    /// A checkpoint would free the disk of keys whose time is over.
+    /// Whether a checkpoint would free the disk space of expired keys.
     pub keys_expired: bool,
 }
 
 impl Usage {
-    /// What can leave memory for the rows, but for what changed.
+    /// Bytes that can be evicted, apart from what changed.
     pub fn head_bytes(&self) -> usize {
         self.message_bytes + self.group_bytes
     }
@@ -192,9 +217,9 @@ impl Batch {
         std::mem::take(&mut self.full)
     }
 
-    /// Takes in what one command decided. Where the batch becomes too large by it, what was there
-    /// before is a batch of its own; where it is too large by itself nothing is taken in, and its
-    /// size is the error.
+    /// Adds the decisions of one command. If the batch would become too large, the earlier ones
+    /// become a batch of their own. If the decisions alone are too large, nothing is added and
+    /// their size is returned as the error.
     fn push_all(&mut self, decisions: &[Decision]) -> Result<(), usize> {
         let (before, count) = (self.bytes.len(), self.decisions);
         decisions.iter().for_each(|decision| self.push(decision));
@@ -215,7 +240,7 @@ impl Batch {
         Ok(())
     }
 
-    /// What goes into the journal.
+    /// The bytes to journal.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -252,18 +277,19 @@ pub fn read_batch(bytes: &[u8]) -> Result<(Time, Vec<Decision>), BadBytes> {
 }
 
 impl Machine {
-    /// An empty partition, one of `partitions`. `seed` spreads the tables, so that nobody outside
-    /// can aim at them.
+    /// An empty partition, one of `partitions`. `seed` randomises the hash tables, so that callers
+    /// cannot cause collisions.
     pub fn new(partition: u16, partitions: u16, epoch: u32, seed: u64) -> Self {
-        Self::with_bounds(partition, partitions, epoch, seed, Bounds::default())
+        Self::with_bounds(partition, partitions, epoch, seed, Recipe::First, Bounds::default())
     }
 
-    /// The same with bounds of one's own.
+    /// Like `new`, with a given recipe and bounds.
     pub fn with_bounds(
         partition: u16,
         partitions: u16,
         epoch: u32,
         seed: u64,
+        recipe: Recipe,
         bounds: Bounds,
     ) -> Self {
         assert!(partitions <= crate::limits::PARTITIONS_MAX && partition < partitions);
@@ -271,6 +297,7 @@ impl Machine {
         bounds.check();
         Self {
             bounds,
+            recipe,
             partition,
             partitions,
             epoch,
@@ -279,7 +306,7 @@ impl Machine {
             next_fence: partition.into(),
             queues: Queues::default(),
             messages: Messages::default(),
-            keys: Keys::new(seed),
+            keys: Keys::new(seed, bounds.index_places),
             groups: Groups::new(seed),
             relays: Relays::default(),
             receives: Receives::default(),
@@ -296,12 +323,12 @@ impl Machine {
             tick: Tick::default(),
             delays_from: 0,
             scratch: Verdict::default(),
-            unknown: None,
+            found: Found::default(),
         }
     }
 
-    /// Makes room for the records of about `bytes` between two checkpoints. Without it tables
-    /// grow as they must.
+    /// Makes room for the records of about `bytes` between two checkpoints. Without it tables grow
+    /// on demand.
     pub fn expect_records(&mut self, bytes: usize) {
         self.keys.expect(bytes);
     }
@@ -318,34 +345,34 @@ impl Machine {
         (deadline != Time::NEVER).then_some(deadline)
     }
 
-    /// Tells whether the store can take more than settles.
+    /// Sets whether the store only has room for settles.
     pub fn set_store_full(&mut self, full: bool) {
         self.store_full = full;
     }
 
     pub(crate) fn is_store_full(&self) -> bool {
-        self.store_full
+        self.store_full || self.keys.is_crowded(&self.messages)
     }
 
-    /// Brings the time forward: what is due becomes ready. Called once at the start of a batch.
+    /// Advances the time: what is due becomes ready. Called once at the start of a batch.
     pub fn advance(&mut self, at: Time, effects: &mut Vec<Effect>) {
         assert!(at >= self.now, "a partition's time never runs backwards");
         self.now = at;
         moves::expire::advance(self, at, effects);
     }
 
-    /// Decides a command, applies what was decided, and appends it to the batch. What the command
-    /// `needs` must have been warmed. A command that decides more than the journal takes at once
-    /// is refused, and changes nothing.
+    /// Decides a command, applies what was decided, and appends it to the batch. The rows that the
+    /// command `needs` must have been loaded. A command whose decisions exceed one journal batch is
+    /// refused, and changes nothing.
     pub fn execute(&mut self, stamp: Stamp, command: Command, batch: &mut Batch) -> Outcome {
         debug_assert_eq!(stamp.at, self.now, "advance comes first");
-        debug_assert!(self.unknown.is_none(), "what one command looked for is not another's");
+        debug_assert!(self.found.is_empty(), "what one command looked for is not another's");
         let mut verdict = std::mem::take(&mut self.scratch);
         debug_assert!(verdict.decisions.is_empty(), "every decision before was applied");
         debug_assert!(verdict.effects.is_empty(), "every effect before was handed on");
         let is_tick = matches!(command, Command::Expire);
         let mut outcome = self.decide(stamp, command, &mut verdict);
-        self.unknown = verdict.unknown.take();
+        std::mem::swap(&mut self.found, &mut verdict.found);
         if let Err(bytes) = batch.push_all(&verdict.decisions) {
             assert!(!is_tick, "a tick of time is smaller than a batch: {bytes} bytes");
             verdict.decisions.clear();
@@ -355,12 +382,12 @@ impl Machine {
         for decision in verdict.decisions.drain(..) {
             self.apply(stamp.at, decision);
         }
-        self.unknown = None;
+        self.found.clear();
         if is_tick {
             self.tick = verdict.tick.take().unwrap_or_default();
         }
         for effect in verdict.effects.drain(..) {
-            // Waking a queue twice in a row says nothing new.
+            // Waking a queue twice in a row is redundant.
             if !matches!(effect, Effect::Wake(_)) || batch.effects.last() != Some(&effect) {
                 batch.effects.push(effect);
             }
@@ -374,10 +401,10 @@ impl Machine {
             Command::Send(send) => moves::send::decide(self, stamp, send, out),
             Command::Receive(receive) => moves::receive::decide(self, stamp, receive, out),
             Command::Settle(settle) => moves::settle::decide(self, stamp, settle, out),
-            Command::Claim(claim) => moves::claim::decide(self, stamp, claim, out),
+            Command::Claim(claim) => moves::claim::decide(self, stamp, *claim, out),
             Command::Expire => moves::expire::decide(self, stamp, out),
-            Command::Configure(configure) => moves::configure::decide(self, configure, out),
-            Command::Follow(follow) => moves::configure::follow(self, follow, out),
+            Command::Configure(configure) => moves::configure::decide(self, *configure, out),
+            Command::Follow(follow) => moves::configure::follow(self, *follow, out),
             Command::Delete(queue) => moves::purge::delete(self, &queue, out),
             Command::Pause(queue) => moves::configure::pause(self, &queue, true, out),
             Command::Resume(queue) => moves::configure::pause(self, &queue, false, out),
@@ -396,7 +423,7 @@ impl Machine {
             Command::RedriveProgress { queue, id } => moves::redrive::progress(self, &queue, &id),
             Command::CancelRedrive { queue, id } => moves::redrive::cancel(self, &queue, &id, out),
             Command::Relayed { id, arrival } => moves::relay::decide(self, stamp, id, arrival, out),
-            Command::DeadLetter(letter) => moves::relay::dead_letter(self, stamp, letter, out),
+            Command::DeadLetter(letter) => moves::relay::dead_letter(self, stamp, *letter, out),
         }
     }
 
@@ -496,12 +523,12 @@ impl Machine {
         }
     }
 
-    /// The name of a queue that an effect speaks of.
+    /// The name of a queue that an effect refers to.
     pub fn queue_name(&self, id: QueueId) -> Option<&QueueName> {
         self.queues.get(id).map(|queue| &queue.name)
     }
 
-    /// The number of the next queue that is created: those of all before it are below.
+    /// The number of the next queue that is created; all earlier ones are below it.
     pub fn next_queue(&self) -> QueueId {
         self.queues.next_id()
     }
@@ -516,7 +543,11 @@ impl Machine {
         self.queues.named(queue).map_or(0, |queue| queue.stats.ready)
     }
 
-    /// Emits that wait for their queues, for a new owner to hand over again: each once.
+    pub fn has_queue(&self, queue: &QueueName) -> bool {
+        self.queues.named(queue).is_some()
+    }
+
+    /// Emits that wait for their queues, each once, for a new owner to send again.
     pub fn restart_relays(&mut self) -> Vec<crate::outcome::Relay> {
         self.relays.restart()
     }
@@ -531,14 +562,13 @@ impl Machine {
         self.next_fence >= self.bounds.fences
     }
 
-    /// Whether there are fences for any command. Where there are none the epoch must be raised
-    /// first.
+    /// Whether there are enough fences for any command. If not, the epoch must be raised first.
     pub fn has_fences(&self) -> bool {
         let most = u64::from(crate::limits::RECEIVE_MAX) * u64::from(self.partitions);
         self.next_fence + most < 1 << Fence::COUNTER_BITS
     }
 
-    /// Counts the fences from the start again, in an epoch that the store has made durable.
+    /// Restarts the fence counter, in an epoch that the store has made durable.
     pub fn raise_epoch(&mut self, epoch: u32) {
         assert!(epoch > self.epoch && epoch < Fence::EPOCHS, "epochs grow, up to their bound");
         self.epoch = epoch;
@@ -549,7 +579,7 @@ impl Machine {
         Fence::new(self.epoch, self.next_fence)
     }
 
-    /// Fences up to this one were handed out.
+    /// Marks fences up to this one as used.
     pub(crate) fn use_fence(&mut self, fence: Fence) {
         if fence.epoch() == self.epoch {
             let next = Fence::counter_above(fence.counter(), self.partition, self.partitions);
@@ -582,5 +612,13 @@ mod tests {
         assert!(machine.next_fence() > last);
         machine.use_fence(last);
         assert_eq!(machine.next_fence(), Fence::new(9, 2), "what an older epoch gave is not ours");
+    }
+
+    #[test]
+    fn nothing_new_is_accepted_while_the_index_can_refer_to_little_more() {
+        let mut machine = Machine::new(0, 1, 1, 1);
+        assert!(!machine.is_store_full());
+        machine.keys.crowd();
+        assert!(machine.is_store_full(), "a checkpoint makes room");
     }
 }

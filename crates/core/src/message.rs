@@ -1,4 +1,4 @@
-//! A message in memory, and the slots messages live in.
+//! A message in memory, and the slots that hold messages.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +21,20 @@ pub(crate) struct Message {
     pub(crate) digest: Digest,
     pub(crate) queue: QueueId,
     pub(crate) state: State,
-    /// Leases so far that count.
+    /// Leases so far that count as attempts.
     pub(crate) attempts: u32,
     pub(crate) generation: u32,
     pub(crate) accepted_at: Time,
-    /// When it was first handed out.
+    /// When it was last leased.
     pub(crate) leased_at: Time,
     pub(crate) ttl_at: Time,
     pub(crate) content: Arc<Content>,
     pub(crate) fingerprint: Fingerprint,
-    /// The digest of its group, where the queue keeps groups in order.
+    /// The digest of its group, if the queue keeps groups in order.
     pub(crate) group: Option<Digest>,
-    /// A key held by its caller: there is nothing to deliver.
+    /// A claim: the key is held by its caller, and nothing is delivered.
     pub(crate) claim: bool,
-    /// What most messages never need.
+    /// Fields that most messages never need.
     pub(crate) extra: Option<Box<Extra>>,
     /// Changed since the last checkpoint was frozen.
     pub(crate) dirty: bool,
@@ -46,14 +46,14 @@ pub(crate) struct Message {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum State {
     Ready,
-    /// `backoff`: unfinished work that waits for another attempt, and holds its group meanwhile.
+    /// `backoff`: waits for another attempt after a failure, and blocks its group meanwhile.
     Delayed {
         due: Time,
         backoff: bool,
     },
     Leased(Lease),
     Parked,
-    /// `holds`: the younger ones of its group wait until it is redriven or discarded.
+    /// `holds`: younger messages of its group wait until it is redriven or discarded.
     Dead {
         at: Time,
         holds: bool,
@@ -68,7 +68,7 @@ pub(crate) struct Lease {
     pub(crate) begun: bool,
 }
 
-/// What becomes of few messages: incidents, recovery points, errors.
+/// Fields that few messages need: incidents, recovery points, errors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Extra {
     pub(crate) history: Vec<Event>,
@@ -78,7 +78,7 @@ pub(crate) struct Extra {
     pub(crate) losses: u32,
     /// The last lease that was settled without ending the message, and the answer it got.
     pub(crate) settled: Option<Settlement>,
-    /// The last lease, where it ran out and nobody has had another one since: it may still settle.
+    /// The last lease, if it expired and none was granted since: it may still settle.
     pub(crate) lost: Option<Fence>,
     /// The worker of the last lease.
     pub(crate) worker: Option<Arc<str>>,
@@ -86,12 +86,12 @@ pub(crate) struct Extra {
     pub(crate) claim_id: Option<Digest>,
     /// See [`Accepted`](crate::Accepted).
     pub(crate) dated_ahead: Option<Time>,
-    /// What it takes of memory, as it was counted last.
+    /// Bytes of memory, as counted last.
     pub(crate) counted: usize,
 }
 
 impl Extra {
-    /// About how much memory it takes.
+    /// Estimated bytes of memory.
     fn footprint(&self) -> usize {
         let event = |event: &Event| size_of::<Event>() + 64 + event.detail.len();
         let point = |(name, data): (&String, &Bytes)| 128 + name.len() + data.len();
@@ -111,7 +111,7 @@ pub(crate) struct Settlement {
     pub(crate) deadline: Option<Time>,
 }
 
-/// What the holder said. The numbers are on disk.
+/// The verb of a settle. The numbers are on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     Released = 0,
@@ -156,8 +156,7 @@ impl Message {
         }
     }
 
-    /// Whether the lease is the newest one and may settle: it holds the message, or it ran out
-    /// and nobody superseded it.
+    /// Whether the lease may settle: it holds the message, or it expired and no newer lease exists.
     pub(crate) fn may_settle(&self, fence: Fence) -> bool {
         match &self.state {
             State::Leased(lease) => lease.fence == fence,
@@ -166,7 +165,7 @@ impl Message {
         }
     }
 
-    /// Who had the last lease.
+    /// The worker of the last lease; empty if unknown.
     pub(crate) fn worker(&self) -> Arc<str> {
         let last = || self.extra.as_ref().and_then(|extra| extra.worker.clone());
         let holder = self.lease().map(|lease| Arc::clone(&lease.worker));
@@ -199,25 +198,25 @@ impl Message {
         error.unwrap_or_else(|| "".into())
     }
 
-    /// Came without a key: nothing is remembered of it.
+    /// Whether it has no key: nothing is remembered of it.
     pub(crate) fn is_keyless(&self) -> bool {
         !self.content.has_key()
     }
 
-    /// About how much memory it takes, as it was counted last.
+    /// Estimated bytes of memory, as counted last.
     pub(crate) fn footprint(&self) -> usize {
         let extra = self.extra.as_ref().map_or(0, |extra| extra.counted);
         size_of::<Self>() + self.content.size() + 64 + extra
     }
 
-    /// Counts what became of it.
+    /// Counts its memory again.
     fn count(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.counted = extra.footprint();
         }
     }
 
-    /// Whether everything that it takes is counted.
+    /// Whether the counted memory is up to date.
     pub(crate) fn is_counted(&self) -> bool {
         self.extra.as_ref().is_none_or(|extra| extra.counted == extra.footprint())
     }
@@ -226,7 +225,7 @@ impl Message {
 /// Messages by slot. A freed slot is used again.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
-    /// In pieces of equal size: growing moves nothing.
+    /// In chunks of equal size: growing moves nothing.
     slots: Vec<Vec<Option<Message>>>,
     free: Vec<Slot>,
     used: u32,
@@ -298,10 +297,22 @@ impl Messages {
         }
     }
 
-    /// The message of a slot that may have been used again since.
+    /// The message of a slot, if the slot was not reused since.
     #[inline]
     pub(crate) fn same(&self, seq: Seq, slot: Slot) -> Option<&Message> {
         self.slot(slot)?.as_ref().filter(|message| message.seq == seq)
+    }
+
+    /// The number of the message in a slot, if there is one.
+    #[inline]
+    pub(crate) fn peek(&self, slot: Slot) -> Option<Seq> {
+        self.slot(slot)?.as_ref().map(|message| message.seq)
+    }
+
+    /// Whether the slot holds the message of that digest.
+    #[inline]
+    pub(crate) fn is_of(&self, slot: Slot, digest: &Digest) -> bool {
+        matches!(self.slot(slot), Some(Some(message)) if message.digest == *digest)
     }
 
     /// Whether the slot still holds that message, and it can be received.
@@ -310,7 +321,7 @@ impl Messages {
         self.same(seq, slot).is_some_and(|message| matches!(message.state, State::Ready))
     }
 
-    /// The message changed, and with it what it takes of memory.
+    /// Updates the memory count after the message changed.
     pub(crate) fn recount(&mut self, slot: Slot) {
         let message = self.at_mut(slot);
         if message.extra.is_none() {

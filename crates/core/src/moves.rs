@@ -1,8 +1,8 @@
 //! What can happen to a message. Verbs: one file per command, with its decision and how the
 //! decision is applied.
 //!
-//! `decide` reads and says; `apply` changes and asks nothing. Whatever chance or time a move needs
-//! is in the stamp, and what came of it is in the decision.
+//! `decide` reads the state and returns decisions; `apply` changes the state and decides nothing.
+//! Time and randomness come from the stamp, and their results are in the decision.
 
 pub(crate) mod claim;
 pub(crate) mod configure;

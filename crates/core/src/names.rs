@@ -1,4 +1,4 @@
-//! Which digest a key has in its queue, and which message a name means.
+//! The digest of a key in its queue, and the message that a name refers to.
 
 use crate::command::KeyName;
 use crate::config::DedupScope;
@@ -12,21 +12,25 @@ impl Machine {
     /// The digest under which the queue knows the key.
     pub(crate) fn scoped(&self, queue: &Queue, digest: Digest, content: &Content) -> Digest {
         match queue.config.dedup_scope {
-            DedupScope::Queue => digest,
-            DedupScope::Group => {
-                let (tenant, name) = (&queue.name.tenant, &queue.name.queue);
-                Digest::of_key(tenant, name, content.group(), content.key())
+            DedupScope::Queue => {
+                debug_assert!(
+                    !content.has_key()
+                        || digest == self.recipe.key(&queue.name, None, content.key_bytes()),
+                    "commands are made with the recipe of the data"
+                );
+                digest
             }
+            DedupScope::Group => self.recipe.key(&queue.name, content.group(), content.key_bytes()),
         }
     }
 
     pub(crate) fn digest_of(&self, queue: &Queue, key: &str, group: Option<&str>) -> Digest {
         let group = group.filter(|_| queue.config.dedup_scope == DedupScope::Group);
-        Digest::of_key(&queue.name.tenant, &queue.name.queue, group, key)
+        self.recipe.key(&queue.name, group, key)
     }
 
-    /// The living message of the queue that a name means. An id alone would find those of other
-    /// queues, and of other tenants.
+    /// The living message of the queue that a name refers to. An id alone would also find messages
+    /// of other queues and tenants.
     pub(crate) fn living_of(&self, queue: &Queue, key: &KeyName) -> Option<Slot> {
         let digests = self.digests_of(queue, key);
         let mut living =
@@ -34,7 +38,7 @@ impl Machine {
         living.find(|slot| self.messages.at(*slot).queue == queue.id)
     }
 
-    /// What a key given by name may mean: itself, or the id of a message that came without one.
+    /// What a given key may refer to: a key, or the id of a message without one.
     pub(crate) fn digests_of(&self, queue: &Queue, key: &KeyName) -> Vec<Digest> {
         self.digests_named(queue, &key.key, key.group.as_deref())
     }

@@ -1,4 +1,4 @@
-//! What the machine answers. A refusal is an answer like any other.
+//! The outcomes of the machine. A refusal is an outcome like any other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use crate::content::{Content, Invalid};
 use crate::decision::QueueId;
 use crate::ids::{Fence, MessageId, Seq, Time};
 use crate::key::{Differs, Digest, Fingerprint};
+use crate::recipe::Recipe;
 use crate::record::{Event, KeyRecord};
 
-/// The one answer of one command.
+/// The answer to one command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Configured {
@@ -31,13 +32,13 @@ pub enum Outcome {
         next: Option<Seq>,
     },
     Redrive(RedriveView),
-    /// Done, and there is nothing more to say.
+    /// Done; there is nothing to report.
     Ok,
     Refused(Refusal),
 }
 
 impl Outcome {
-    /// About how many bytes it holds that belong to messages, results and errors.
+    /// Estimated bytes of messages, results and errors that it holds.
     pub fn size(&self) -> usize {
         match self {
             Self::Sent(answer) | Self::Claimed(answer) => answer.size(),
@@ -54,7 +55,7 @@ impl Outcome {
         }
     }
 
-    /// The refusal of a command that would have got this outcome.
+    /// Turns this outcome into a refusal of the same kind.
     pub(crate) fn refused(self, invalid: Invalid) -> Self {
         match self {
             Self::Sent(_) => Self::Sent(Answer::Invalid(invalid)),
@@ -91,7 +92,7 @@ pub enum Refusal {
     NoSuchQueue,
     #[error("no such key: it was never sent, or was forgotten")]
     NoSuchKey,
-    /// With the version that the queue has; 0 where there is none.
+    /// The version that the queue has; 0 if it does not exist.
     #[error("{}", match .0 {
         0 => "there is no such queue, so it has no version to match",
         _ => "the queue was changed, or deleted and created again, in the meantime: read it again",
@@ -111,7 +112,7 @@ pub enum Refusal {
     StoreFull,
 }
 
-/// What a send or a claim gets: exactly one of these, tested in this order.
+/// The answer to a send or a claim: exactly one of these, tested in this order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Invalid(Invalid),
@@ -127,7 +128,7 @@ pub enum Answer {
         accepted_at: Time,
         attempts: u32,
         error: Arc<str>,
-        /// Given up by an operator or purged: there is no message left to redrive.
+        /// Discarded by an operator or purged: there is no message left to redrive.
         discarded: bool,
     },
     Parked {
@@ -155,7 +156,7 @@ pub enum Answer {
         id: MessageId,
         lease: LeaseName,
         deadline: Time,
-        /// How long the lease lasts from the answer on, for those whose clock says something else.
+        /// How long the lease lasts, counted from the answer, so that clocks need not agree.
         lease_ms: u64,
         /// What an earlier claim of the key saved before it was released or lost.
         recovery_points: BTreeMap<String, Bytes>,
@@ -198,7 +199,7 @@ pub struct InFlight {
     pub deadline: Option<Time>,
 }
 
-/// Which quota is used up, of the queue or of its tenant.
+/// The quota that is used up, of the queue or of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
     Messages,
@@ -245,7 +246,7 @@ impl Place {
     }
 }
 
-/// One message in a worker's hands.
+/// One message delivered under a lease.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delivery {
     pub lease: LeaseName,
@@ -255,7 +256,7 @@ pub struct Delivery {
     pub content: Arc<Content>,
     pub accepted_at: Time,
     pub deadline: Time,
-    /// How long the lease lasts from the answer on, for those whose clock says something else.
+    /// How long the lease lasts, counted from the answer, so that clocks need not agree.
     pub lease_ms: u64,
     pub recovery_points: BTreeMap<String, Bytes>,
 }
@@ -274,16 +275,16 @@ impl Delivery {
     }
 }
 
-/// What a settle gets.
+/// The answer to a settle.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Settled {
     Ok {
         /// Where the message is now.
         place: Place,
-        /// The new deadline of an extended lease, the due time of a failed one.
+        /// The new deadline of an extended lease, or the due time of a failed message.
         deadline: Option<Time>,
     },
-    /// Another lease is newer, or the message is not leased; with the winner's result.
+    /// Another lease is newer, or the message is not leased; with the result, if there is one.
     LeaseLost {
         place: Option<Place>,
         result: Option<Blob>,
@@ -308,7 +309,7 @@ pub struct KeyView {
     pub deadline: Option<Time>,
     pub content: Option<Arc<Content>>,
     pub recovery_points: BTreeMap<String, Bytes>,
-    /// The newest 64 events, in order, the uneventful ones told from the record.
+    /// The newest 64 events, in order; those without incident are derived from the record.
     pub history: Vec<Event>,
 }
 
@@ -338,7 +339,7 @@ pub struct QueueView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub ready: u64,
-    /// Of the ready: those that wait for another message of their group. See docs/guarantees.md.
+    /// Ready messages that wait for another message of their group. See docs/guarantees.md.
     pub held: u64,
     pub delayed: u64,
     pub leased: u64,
@@ -366,21 +367,20 @@ pub struct RedriveView {
     pub id: Arc<str>,
     pub matched: u64,
     pub moved: u64,
-    /// Dead messages, or keys, there were to look at when it began; unknown of those that 0.1
-    /// began.
+    /// Dead messages or keys to look at when it began; unknown if 0.1 began it.
     pub total: Option<u64>,
     pub by_keys: bool,
-    /// By keys: those that were not dead.
+    /// For a redrive by keys: keys without a dead message.
     pub missing: Vec<Arc<str>>,
     pub done: bool,
-    /// Stopped by an operator; `done` too.
+    /// Stopped by an operator; also `done`.
     pub cancelled: bool,
     pub dry_run: bool,
 }
 
 impl RedriveView {
-    /// Adds what another partition says of the same redrive. A key is missing where no partition
-    /// has it among its dead.
+    /// Adds what another partition reports of the same redrive. A key is missing if no partition
+    /// has a dead message under it.
     pub fn merge(&mut self, other: &Self) {
         debug_assert!(self.id == other.id && self.by_keys == other.by_keys);
         self.matched += other.matched;
@@ -395,16 +395,16 @@ impl RedriveView {
     }
 }
 
-/// What should happen outside. The machine returns it, the server does it.
+/// A side effect: the machine returns it, the server performs it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Messages of this queue can be received.
     Wake(QueueId),
-    /// The key is done, dead, parked or gone: answer those who wait for it.
+    /// The key is done, dead, parked or gone: answer the callers that wait for it.
     Ended { digest: Digest },
-    /// Hand this to its queue and say `Relayed`.
+    /// Send this to its queue, then execute `Relayed`.
     Relay(Box<Relay>),
-    /// The lease is over: tell its worker.
+    /// The lease expired: notify its worker.
     Lost { queue: QueueId, digest: Digest, fence: Fence },
 }
 
@@ -413,39 +413,38 @@ pub enum Effect {
 pub struct Relay {
     pub id: u64,
     pub emit: Emit,
-    /// Its parent was a message of the queue it goes to.
+    /// Whether its parent was a message of the same queue.
     pub within: bool,
-    /// When its parent was done: what dates its key, which does not tell by itself.
+    /// When its parent was done: the date of its key, which carries none.
     pub issued_at: Time,
     pub attempts: u32,
-    /// Why its queue refused it for good: it goes there as a dead letter.
+    /// Why its queue refused it for good, if it did: it is sent as a dead letter.
     pub refused: Option<Arc<str>>,
 }
 
 impl Relay {
-    /// What its queue is sent; as a dead letter where it was `refused`.
-    pub fn into_send(self) -> SendMessage {
-        let fingerprint = self.fingerprint();
+    /// The message to send to its queue, also for a dead letter.
+    pub fn into_send(self, recipe: &Recipe) -> SendMessage {
+        let fingerprint = self.fingerprint(recipe);
         let emit = self.emit;
         SendMessage {
-            fingerprint,
             delay_ms: emit.delay_ms,
             ttl_ms: emit.ttl_ms,
             issued_at: Some(self.issued_at),
             allowance: if self.within { Allowance::Emitted } else { Allowance::Queue },
-            ..SendMessage::new(emit.queue, emit.content)
+            ..SendMessage::with_fingerprint(recipe, emit.queue, emit.content, fingerprint)
         }
     }
 
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
+    pub(crate) fn fingerprint(&self, recipe: &Recipe) -> Fingerprint {
         let content = &self.emit.content;
-        let of_content = || Fingerprint::of(content.body(), content.group());
+        let of_content = || recipe.fingerprint(content.body(), content.group());
         self.emit.fingerprint.unwrap_or_else(of_content)
     }
 }
 
 impl Arrival {
-    /// What the answer of its queue means for an emit.
+    /// Interprets the answer of its queue to an emit.
     pub fn of(answer: &Answer) -> Self {
         let refused = |why: String| Self::Refused(why.into());
         match answer {

@@ -1,7 +1,6 @@
 //! The places a message can be in. Nouns: listing this folder shows the state diagram.
 //!
-//! A place knows how to find what is due next and what to keep out of memory. It never decides:
-//! the moves do.
+//! A place knows what is due next and what need not be in memory. It decides nothing; the moves do.
 
 pub(crate) mod delayed;
 pub(crate) mod groups;
@@ -11,16 +10,16 @@ pub(crate) mod ready;
 pub(crate) mod relay;
 pub(crate) mod resident;
 
-/// What becomes of an entry of a place that might leave memory.
+/// What happens to an entry of a place during eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Leaves,
-    /// Names nothing that is here any more.
+    /// Refers to a message that is no longer here.
     Stale,
-    /// Changed since the last snapshot.
+    /// Changed since the last snapshot: stays in memory.
     Stays,
-    /// Came since the last snapshot; so did what is younger.
+    /// Arrived since the last snapshot, as did all younger ones.
     New,
-    /// Enough has left.
+    /// Enough was evicted.
     Enough,
 }

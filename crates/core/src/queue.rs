@@ -1,4 +1,4 @@
-//! A queue's state: its rules, its places, its counters, and the work it has under way.
+//! The state of a queue: its configuration, its places, its counters, and its jobs in progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,18 +35,18 @@ pub(crate) struct Queue {
     pub(crate) paused: bool,
     /// Keys of older messages are forgotten, wherever their records are.
     pub(crate) keys_from: Seq,
-    /// Keys of operations born earlier may have been forgotten under a shorter retention.
+    /// Keys of operations issued earlier may have been forgotten under a shorter retention.
     pub(crate) dated_from: Time,
-    /// Retentions before they were raised, shortest first.
+    /// Earlier retentions that were raised, shortest first.
     pub(crate) shorter: Vec<Shorter>,
     pub(crate) purge: Option<Purge>,
     pub(crate) redrives: BTreeMap<Digest, Job>,
     pub(crate) stats: Stats,
-    /// How many keys are remembered, by the bucket they go with.
+    /// Remembered keys, by expiry bucket.
     pub(crate) remembered: BTreeMap<u64, u64>,
 
     pub(crate) ready: Ready,
-    /// Groups that may be delivered, by the age of their oldest ready member.
+    /// Deliverable groups, by the age of their oldest ready member.
     pub(crate) open: BTreeSet<(Seq, Digest)>,
     /// Groups of the queue that are in memory.
     pub(crate) groups: BTreeSet<Digest>,
@@ -56,37 +56,37 @@ pub(crate) struct Queue {
     pub(crate) leased: Leased,
     pub(crate) parked: Resident,
     pub(crate) dead: Resident,
-    /// When messages in memory outlive their time.
+    /// When messages in memory reach their time to live.
     pub(crate) expiring: BTreeMap<(Time, Seq), Slot>,
     pub(crate) rate: Rate,
     pub(crate) elsewhere: Elsewhere,
     pub(crate) dirty: bool,
 }
 
-/// Messages below a number on their way out.
+/// A purge in progress: removes messages below a number.
 #[derive(Clone, Debug)]
 pub(crate) struct Purge {
     pub(crate) below: Seq,
     pub(crate) delete: bool,
-    /// Where the rows have been read up to; `None` where all of them have. Not durable.
+    /// How far the rows have been read; `None` if all have. Not durable.
     pub(crate) cursor: Option<RowKey>,
 }
 
 impl Purge {
-    /// Whether the message is on its way out. What a worker holds stays, unless its queue goes.
+    /// Whether the purge removes the message. A leased one stays, unless the queue is deleted.
     pub(crate) fn takes(&self, message: &Message) -> bool {
         message.seq < self.below && (self.delete || message.place() != Place::Leased)
     }
 }
 
-/// A redrive under way, or remembered.
+/// A redrive, in progress or remembered.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) started: RedriveStarted,
     pub(crate) started_at: Time,
     pub(crate) matched: u64,
     pub(crate) moved: u64,
-    /// The number of the next message to look at; where it names keys, how many were looked at.
+    /// The number of the next message to look at; if it names keys, how many were looked at.
     pub(crate) cursor: Seq,
     pub(crate) done: bool,
     /// Stopped by an operator.
@@ -123,12 +123,12 @@ impl Job {
         }
     }
 
-    /// Where it names keys: those that are left to look at.
+    /// If it names keys: those left to look at.
     pub(crate) fn left(&self) -> &[Arc<str>] {
         self.started.missing.get(self.missing().len()..).unwrap_or_default()
     }
 
-    /// The keys that were found not to be of dead messages.
+    /// The keys found to have no dead message.
     fn missing(&self) -> &[Arc<str>] {
         let keys = &self.started.missing;
         let total = self.started.total.filter(|_| self.started.by_keys).unwrap_or_default();
@@ -136,7 +136,7 @@ impl Job {
         keys.get(..keys.len().saturating_sub(left)).unwrap_or_default()
     }
 
-    /// How many may be moved by `at`, by the rate that was asked for.
+    /// How many may be moved by `at` at the requested rate.
     pub(crate) fn allowance(&self, at: Time) -> u64 {
         let Some(per_s) = self.started.per_s else { return u64::MAX };
         let allowed = (at.since(self.started_at) + 1_000).saturating_mul(per_s.into()) / 1_000;
@@ -155,7 +155,7 @@ impl Job {
     }
 }
 
-/// A bucket of tokens, one per send. In memory alone: after a restart it is full again.
+/// A token bucket, one token per send. Only in memory: after a restart it is full again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
     used_milli: u64,
@@ -163,7 +163,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// How long to wait for a token; zero where there is one.
+    /// How long to wait for a token; zero if there is one.
     pub(crate) fn wait_ms(&self, per_s: u32, at: Time) -> u64 {
         debug_assert!(per_s > 0, "a rate of none is refused when it is configured");
         let used = self.used_at(per_s, at);
@@ -176,7 +176,8 @@ impl Rate {
         *self = Self { used_milli: self.used_at(per_s, at) + 1_000, at };
     }
 
-    /// Other partitions took tokens. Two seconds' worth at most are missing: reports can be old.
+    /// Subtracts tokens that other partitions took. The debt is at most two seconds' worth, because
+    /// reports can be old.
     pub(crate) fn take_elsewhere(&mut self, per_s: u32, at: Time, count: u64) {
         let used = self.used_at(per_s, at).saturating_add(count.saturating_mul(1_000));
         *self = Self { used_milli: used.min(u64::from(per_s) * 2_000), at: at.max(self.at) };
@@ -188,7 +189,7 @@ impl Rate {
     }
 }
 
-/// A retention that was raised. Keys that ended under it are forgotten by it.
+/// A retention that was raised. It still applies to keys that ended under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shorter {
     /// No operation that ended under it is dated later.
@@ -197,7 +198,7 @@ pub(crate) struct Shorter {
 }
 
 impl Queue {
-    /// Takes over a changed configuration.
+    /// Applies a changed configuration.
     pub(crate) fn configure(&mut self, at: Time, config: Config, version: u64) {
         if let Some(before) = self.config.retention_ms {
             let forgotten = Time(at.0.saturating_sub(before));
@@ -215,7 +216,7 @@ impl Queue {
     fn raise_retention(&mut self, at: Time, before: u64) {
         let until = at.plus(limits::DATED_AHEAD_MS);
         let is_over = |past: &Shorter| past.until.plus(past.retention_ms) <= at;
-        // All that such a one is about is too old already, and stays so.
+        // Everything it applies to is too old already, and stays so.
         let over = self.shorter.iter().filter(|past| is_over(past)).map(|past| past.until).max();
         self.dated_from = self.dated_from.max(over.unwrap_or_default());
         self.shorter.retain(|past| !is_over(past) && past.retention_ms < before);
@@ -223,12 +224,12 @@ impl Queue {
         if self.shorter.len() > limits::RETENTIONS_MAX {
             let first = self.shorter.remove(0);
             if let Some(next) = self.shorter.first_mut() {
-                next.retention_ms = first.retention_ms; // What is dated meanwhile is refused early.
+                next.retention_ms = first.retention_ms; // Those dated between are refused early.
             }
         }
     }
 
-    /// Whether an operation of that date, if it was done, may be forgotten by now.
+    /// Whether an operation of that date may have been done and forgotten by now.
     pub(crate) fn is_too_old(&self, dated: Time, at: Time) -> bool {
         let is_over = |retention: u64| dated.plus(retention) <= at;
         self.config.retention_ms.is_some_and(is_over)
@@ -270,7 +271,7 @@ impl Queue {
         self.purge.as_ref().is_some_and(|purge| purge.delete)
     }
 
-    /// A message left memory: a purge under way that has read past its row goes back to it.
+    /// A message was evicted: a purge that has read past its row goes back to it.
     pub(crate) fn purge_again(&mut self, message: &Message) {
         if let (Some(purge), Some(row)) = (&mut self.purge, message.row)
             && purge.takes(message)
@@ -279,7 +280,7 @@ impl Queue {
         }
     }
 
-    /// A key's record came (1) or went (-1).
+    /// Counts a key's record that was added or removed.
     pub(crate) fn count_key(&mut self, drop_at: u64, came: bool) {
         let count = self.remembered.entry(drop_at).or_default();
         if came {
@@ -292,7 +293,7 @@ impl Queue {
         }
     }
 
-    /// Buckets whose time is over count no more. Whether there were any.
+    /// Drops the counts of expired buckets. Returns whether there were any.
     pub(crate) fn expire_keys(&mut self, at: Time) -> bool {
         let before = self.remembered.len();
         while let Some((drop_at, count)) = self.remembered.first_key_value()
@@ -318,7 +319,7 @@ impl Queue {
         out.number(self.keys_from);
         out.number(self.dated_from.0);
         let purge = self.purge.as_ref();
-        // Whether keys go as well is told by `keys_from`, and here for those who look.
+        // `keys_from` decides whether keys are purged too; repeated here for the view.
         let keys = purge.is_some_and(|purge| purge.below <= self.keys_from);
         let purge_flags =
             purge.map_or(0, |purge| 1 | u8::from(keys) << 1 | u8::from(purge.delete) << 2);
@@ -403,7 +404,7 @@ impl Queue {
                 queue.shorter.push(Shorter { until, retention_ms: reader.number("shorter")? });
             }
         }
-        // Rows that were written before those that are held were counted end here.
+        // Rows written before held messages were counted end here.
         if !reader.is_empty() {
             queue.stats.held = reader.number("held")?;
         }

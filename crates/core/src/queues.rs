@@ -1,7 +1,7 @@
 //! Queues by number and by name.
 //!
-//! Numbers are given once: a deleted queue's number is not given again, since rows and keys of it
-//! may still be there. So numbers are kept in pages, and a page without a queue takes no room.
+//! Numbers are never reused, because rows and keys of a deleted queue may still exist. Numbers are
+//! kept in pages, and a page without a queue takes no memory.
 //!
 //! Invariant: a page in memory has a queue in it.
 
@@ -32,7 +32,7 @@ impl Queues {
         self.pages.get_mut(page)?.as_mut()?.get_mut(place)?.as_deref_mut()
     }
 
-    /// A queue that takes messages; one being deleted is gone already.
+    /// A queue by name; one that is being deleted is not found.
     pub(crate) fn named(&self, name: &QueueName) -> Option<&Queue> {
         let found = self.by_name.find(name.hash(), |(hash, id)| {
             *hash == name.hash()
@@ -85,7 +85,7 @@ impl Queues {
         self.next_id
     }
 
-    /// Numbers of queues that were deleted are not given again.
+    /// Sets the next number: numbers of deleted queues are not reused.
     pub(crate) fn set_next_id(&mut self, next_id: QueueId) {
         self.next_id = self.next_id.max(next_id);
     }
@@ -94,7 +94,7 @@ impl Queues {
         self.pages.iter().flatten().flat_map(|page| page.iter()).filter_map(Option::as_deref)
     }
 
-    /// All of them, from a number on and then those before it.
+    /// All queues, from a number on and then those before it.
     pub(crate) fn iter_from(&self, id: QueueId) -> impl Iterator<Item = &Queue> {
         let (page, _) = place(id);
         let from = self.pages.iter().skip(page).flatten().flat_map(|page| page.iter());

@@ -1,7 +1,7 @@
-//! Receives that may be repeated: which leases each of them got.
+//! Receives that may be repeated, with the leases of each.
 //!
-//! One is remembered as long as a lease of it holds, and five minutes at most. Those without a
-//! lease that holds are swept as others come, so that there are never many more than leases.
+//! A receive is remembered as long as one of its leases holds, and for at most five minutes. Others
+//! are removed as new ones come, so that there are never many more than leases.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::key::Digest;
 pub(crate) struct Receives {
     pub(crate) by_id: BTreeMap<Digest, Remembered>,
     pub(crate) by_end: BTreeMap<(Time, Digest), ()>,
-    /// Rows that go with the next checkpoint.
+    /// Rows that the next checkpoint deletes.
     pub(crate) gone: Vec<Digest>,
     /// Leases of all of them.
     leases: usize,
-    /// How many the last sweep left.
+    /// How many receives the last sweep left.
     swept: usize,
 }
 
@@ -31,10 +31,10 @@ pub(crate) struct Remembered {
 }
 
 impl Receives {
-    /// Remembers a receive, in place of an older one of that id.
+    /// Remembers a receive, replacing an older one of that id.
     pub(crate) fn insert(&mut self, id: Digest, mut receive: Remembered) {
         if let Some(before) = self.by_id.get(&id) {
-            receive.stored |= before.stored; // Its row is written over.
+            receive.stored |= before.stored; // Its row is overwritten.
             self.leases -= before.leases.len();
             self.by_end.remove(&(before.until, id));
         }
@@ -54,7 +54,7 @@ impl Receives {
         debug_assert_eq!(self.by_id.len(), self.by_end.len(), "found by id and by end");
     }
 
-    /// Forgets those without a lease that holds, where `many` have come since the last time.
+    /// Forgets receives without a lease that holds, if `many` were added since the last sweep.
     pub(crate) fn sweep(&mut self, many: usize, holds: impl Fn(&LeaseName) -> bool) {
         if self.by_id.len() <= self.swept.saturating_mul(2).max(many) {
             return;
@@ -70,7 +70,7 @@ impl Receives {
         self.by_id.len()
     }
 
-    /// About how much memory they take.
+    /// Estimated memory.
     pub(crate) fn bytes(&self) -> usize {
         let each = size_of::<(Digest, Remembered)>() + size_of::<(Time, Digest)>() + 32;
         self.by_id.len() * each + self.leases * size_of::<LeaseName>() + self.gone.len() * 16

@@ -1,7 +1,7 @@
-//! What is remembered of a key whose message is gone, and the history of incidents.
+//! The record of a finished key, and the history of incidents.
 //!
-//! A record is small and written once. A life without incident is told from its times; events
-//! are kept only for what was unusual.
+//! A record is small and written once. The history of a message without incident is built from its
+//! times; events are stored only for incidents.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::limits;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Done = 0,
-    /// Discarded or purged: answered as dead, though nothing is left to redrive.
+    /// Discarded or purged: answered as dead, but nothing is left to redrive.
     Discarded = 1,
     /// A claim that was released or lost. The key is free: to a send it is unknown.
     Freed = 2,
@@ -28,7 +28,7 @@ pub enum End {
     Forgotten = 3,
 }
 
-/// What is remembered of a key.
+/// What is remembered of a finished key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyRecord {
     pub end: End,
@@ -36,7 +36,7 @@ pub struct KeyRecord {
     pub accepted_at: Time,
     pub leased_at: Time,
     pub finished_at: Time,
-    /// From here on the key is unknown.
+    /// From this time on the key is unknown.
     pub expires_at: Time,
     pub attempts: u32,
     pub generation: u32,
@@ -48,11 +48,11 @@ pub struct KeyRecord {
     pub error: Option<Arc<str>>,
     pub result: Option<Blob>,
     pub history: Vec<Event>,
-    /// What a freed claim saved on the way, for the next one.
+    /// Recovery points of a freed claim, for the next one.
     pub points: BTreeMap<String, Bytes>,
-    /// The message itself, where the queue keeps bodies and it is done.
+    /// The message itself, if it is done and the queue keeps bodies.
     pub content: Option<Arc<Content>>,
-    /// The date that its sender gave the operation, where it is later than its end.
+    /// The sender's date of the operation, if it is later than the end.
     pub dated_ahead: Option<Time>,
 }
 
@@ -72,7 +72,7 @@ impl KeyRecord {
     }
 }
 
-/// See [`KeyRecord::drop_at`]. A function of the record alone: who deletes a row must find its
+/// See [`KeyRecord::drop_at`]. Depends only on the record, because deleting a row must find its
 /// bucket again.
 pub(crate) fn drop_at(finished_at: Time, expires_at: Time) -> u64 {
     if expires_at == Time::NEVER {
@@ -90,7 +90,7 @@ pub(crate) fn drop_at(finished_at: Time, expires_at: Time) -> u64 {
 pub struct Event {
     pub at: Time,
     pub what: What,
-    /// Who did it, where somebody did.
+    /// The worker, if one did it.
     pub worker: Arc<str>,
     /// The error of a failure, the name of a recovery point, the count of duplicates.
     pub detail: Arc<str>,
@@ -103,6 +103,8 @@ macro_rules! what {
         pub enum What { $($name = $number,)+ }
 
         impl What {
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
@@ -136,7 +138,7 @@ what! {
     Rerun = 18 "rerun",
 }
 
-/// Adds an event; the oldest goes where there are too many. Duplicates in a row are one event
+/// Adds an event, dropping the oldest if there are too many. Consecutive duplicates are one event
 /// with a count, so that a retry storm does not push everything else out.
 pub(crate) fn remember(history: &mut Vec<Event>, event: Event) {
     if event.what == What::Duplicate {
@@ -181,9 +183,9 @@ pub(crate) fn encode(record: &KeyRecord, out: &mut Vec<u8>) {
     encode_apart(record, false, out);
 }
 
-/// The same; where `apart`, the body of the result is kept elsewhere and an empty one written.
+/// Like `encode`; if `apart`, the body of the result is kept elsewhere and an empty one written.
 pub(crate) fn encode_apart(record: &KeyRecord, apart: bool, out: &mut Vec<u8>) {
-    // Written as differences, which would read back as others where these did not hold.
+    // Times are written as differences, which requires this order.
     debug_assert!(record.leased_at >= record.accepted_at);
     debug_assert!(record.finished_at >= record.accepted_at);
     debug_assert!(record.expires_at >= record.finished_at);
@@ -257,7 +259,7 @@ fn encode_more(record: &KeyRecord, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a record; `None` is never an answer: what cannot be read is refused.
+/// Decodes a record; malformed bytes are refused.
 pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
     let mut reader = Reader::new(bytes);
     let reader = &mut reader;
@@ -327,7 +329,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<KeyRecord, BadBytes> {
     Ok(record)
 }
 
-/// The bucket of an encoded record, without building the rest of it.
+/// The bucket of an encoded record, without decoding the rest.
 pub(crate) fn peek_drop_at(bytes: &[u8]) -> u64 {
     let mut reader = Reader::new(bytes);
     let mut peek = || {
@@ -435,10 +437,11 @@ pub(crate) fn decode_points(reader: &mut Reader<'_>) -> Result<BTreeMap<String, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::recipe::Recipe;
 
-    fn uneventful() -> KeyRecord {
+    pub(crate) fn uneventful() -> KeyRecord {
         KeyRecord {
             end: End::Done,
             seq: 100_000_000,
@@ -450,7 +453,7 @@ mod tests {
             generation: 0,
             fence: Fence::new(3, 100_000_000),
             worker: "billing-1".into(),
-            fingerprint: Fingerprint::of(b"body", None),
+            fingerprint: Recipe::First.fingerprint(b"body", None),
             duplicates: 0,
             losses: 0,
             error: None,
@@ -473,7 +476,7 @@ mod tests {
             end: End::Forgotten,
             expires_at: Time::NEVER,
             generation: 2,
-            fingerprint: Fingerprint::of(b"", Some("g")),
+            fingerprint: Recipe::First.fingerprint(b"", Some("g")),
             duplicates: 7,
             losses: 1,
             error: Some("timeout".into()),

@@ -1,5 +1,5 @@
-//! How a message moves between places. Every move goes through here, so that indexes, counters
-//! and groups are kept in one way.
+//! Moves messages between places. Every move goes through here, so that indexes, counters and
+//! groups stay consistent.
 
 use std::sync::Arc;
 
@@ -57,6 +57,13 @@ impl Machine {
         slot
     }
 
+    /// The slot of a living message: the one where it was `found`, if any.
+    #[inline]
+    pub(crate) fn living_or(&self, found: Option<Slot>, digest: &Digest) -> Option<Slot> {
+        let found = found.filter(|slot| self.messages.is_of(*slot, digest));
+        found.or_else(|| self.keys.living(&self.messages, digest))
+    }
+
     /// Gives a message its slot, its key and its group, and nothing else.
     pub(crate) fn insert_message(&mut self, message: Message) -> Slot {
         let (digest, queue) = (message.digest, message.queue);
@@ -75,11 +82,15 @@ impl Machine {
         slot
     }
 
-    /// Takes a message out of memory; its place and its counts are the caller's.
+    /// Removes a message from memory; the caller updates its place and counts.
     pub(crate) fn remove_message(&mut self, slot: Slot) -> Message {
         let digest = self.messages.at(slot).digest;
-        let found = self.keys.remove_living(&self.messages, &digest);
-        debug_assert_eq!(found, Some(slot));
+        self.keys.remove_living(&digest, slot);
+        self.take_message(slot)
+    }
+
+    /// Like `remove_message`, but the caller updates its key too.
+    fn take_message(&mut self, slot: Slot) -> Message {
         let message = self.messages.remove(slot);
         let has_group = |digest: Digest| self.groups.get(&digest).is_some();
         debug_assert!(message.group.is_none_or(has_group), "who is in memory has its group there");
@@ -95,7 +106,7 @@ impl Machine {
         self.count_place(slot, false);
         self.deindex(slot);
         let message = self.messages.at_mut(slot);
-        // The dead stay dead until somebody redrives them, and that is a new beginning.
+        // A dead message stays dead until it is redriven, which starts anew.
         if let (State::Dead { .. }, Some(extra)) = (&state, &mut message.extra) {
             extra.lost = None;
         }
@@ -106,39 +117,41 @@ impl Machine {
         debug_assert!(self.messages.at(slot).dirty, "a move is written by the next checkpoint");
     }
 
-    /// Takes a message out of its place and out of memory; what is remembered of it is written
-    /// as the key's record.
+    /// Removes a message from its place and from memory, and writes the key's record.
     pub(crate) fn end(&mut self, at: Time, slot: Slot, ending: Ending) {
         self.count_place(slot, false);
         self.deindex(slot);
-        let message = self.remove_message(slot);
+        let message = self.take_message(slot);
         self.report_later(message.queue);
-        let digest = message.digest;
-        if let Some(group) = &message.group {
-            self.regroup(group);
-        }
-        let Some(queue) = self.queues.get_mut(message.queue) else { return };
+        let (digest, group, row) = (message.digest, message.group, message.row);
+        let queue = self.queues.get_mut(message.queue);
+        assert!(queue.is_some(), "a message has its queue");
+        let Some(queue) = queue else { return };
         let size = message.content.size() as u64;
         debug_assert!(size <= queue.stats.bytes, "what goes was counted when it came");
         queue.stats.bytes -= size;
         queue.dirty = true;
-        if let Some(row) = message.row {
+        if message.is_keyless() {
+            self.keys.remove_living(&digest, slot);
+            if row.is_some() {
+                self.keys.trace(&digest);
+            }
+        } else {
+            let record = record_of(at, message, ending, queue);
+            self.keys.remember_living(&digest, slot, &record);
+            // A key that a purge removed is not remembered, even if its message outlived the purge.
+            if !record.is_free() && record.seq >= queue.keys_from {
+                queue.count_key(record.drop_at(), true);
+                self.due(Time(record.drop_at()));
+            }
+        }
+        debug_assert!(self.keys.living(&self.messages, &digest).is_none(), "living, or remembered");
+        if let Some(row) = row {
             self.keys.delete_row(row);
             self.keys.delete_point(&digest, u64::MAX);
         }
-        if message.is_keyless() {
-            if message.row.is_some() {
-                self.keys.trace(&digest);
-            }
-            return;
-        }
-        let record = record_of(at, message, ending, queue);
-        debug_assert!(self.keys.living(&self.messages, &digest).is_none(), "living, or remembered");
-        self.keys.remember(&digest, &record);
-        // A key that a purge took away is not remembered, though its message outlived the purge.
-        if !record.is_free() && record.seq >= queue.keys_from {
-            queue.count_key(record.drop_at(), true);
-            self.due(Time(record.drop_at()));
+        if let Some(group) = &group {
+            self.regroup(group);
         }
     }
 
@@ -152,7 +165,7 @@ impl Machine {
         }
     }
 
-    /// Changes the queue's count of the place the message is in, and its group's counts.
+    /// Updates the queue's count of the message's place, and its group's counts.
     fn count_place(&mut self, slot: Slot, came: bool) {
         let message = self.messages.at(slot);
         let (place, group, state) = (message.place(), message.group, &message.state);
@@ -191,7 +204,7 @@ impl Machine {
                 debug_assert!(came || group.ready > 0, "who leaves the ready was among them");
                 group.ready = if came { group.ready + 1 } else { group.ready.saturating_sub(1) };
             }
-            // Queues of 0.1 did not count those that were held.
+            // Queues of 0.1 did not count held messages.
             let held_now = (queue.stats.held + group.held()).saturating_sub(held_before);
             queue.stats.held = held_now.min(queue.stats.ready);
             self.groups.holds = self.groups.holds.saturating_add_signed(held);
@@ -199,7 +212,7 @@ impl Machine {
         self.regroup_later(&digest);
     }
 
-    /// Enters the message into the index of its place.
+    /// Adds the message to the index of its place.
     pub(crate) fn index(&mut self, slot: Slot) {
         let message = self.messages.at(slot);
         let (seq, queue_id, group, ttl_at) =
@@ -234,7 +247,7 @@ impl Machine {
         }
     }
 
-    /// Takes the message out of the index of its place.
+    /// Removes the message from the index of its place.
     pub(crate) fn deindex(&mut self, slot: Slot) {
         let message = self.messages.at(slot);
         let (seq, queue_id, group, ttl_at) =
@@ -284,8 +297,8 @@ impl Machine {
         }
     }
 
-    /// Lists the group in its queue under its lead where it may be delivered, and not otherwise.
-    /// Forgets it where nothing unfinished is left.
+    /// Lists the group in its queue under its lead if it is deliverable. Drops it if nothing
+    /// unfinished is left.
     pub(crate) fn regroup(&mut self, digest: &Digest) {
         let messages = &self.messages;
         let Some(group) = self.groups.get_mut(digest) else { return };
@@ -323,7 +336,7 @@ impl Machine {
     }
 }
 
-/// The oldest ready member in memory, or where the rows must be read to find it.
+/// The oldest ready member in memory, or the number from which the rows must be read.
 fn lead(group: &Group, is_here: impl Fn(Seq, Slot) -> bool) -> Option<Seq> {
     let resident = group.members.oldest(is_here).next().map(|(seq, _)| seq);
     let unloaded = group.members.gap().map(|gap| gap.from);
@@ -352,12 +365,13 @@ fn record_of(at: Time, message: Message, ending: Ending, queue: &Queue) -> KeyRe
         remember(&mut history, event);
     }
     let expires_at = match (ending.end, queue.config.retention_ms) {
-        // Longer where it saved something for the next claim.
+        // Longer if it saved something for the next claim.
         (End::Freed, _) if extra.points.is_empty() => at.plus(limits::FREED_MS),
         (_, None) => Time::NEVER,
-        // A retry is refused as too old by the date of its operation: until then it must be known.
+        // A retry is refused as too old by the date of its operation: until then the key must be
+        // known.
         (_, Some(retention)) => {
-            let dated = key::date(message.content.key(), at).max(extra.dated_ahead);
+            let dated = key::date(message.content.key_bytes(), at).max(extra.dated_ahead);
             dated.map_or(at, |dated| dated.max(at)).plus(retention)
         }
     };

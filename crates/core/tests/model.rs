@@ -50,7 +50,8 @@ fn what_random_cases_found_stays_fixed() {
     for (name, ops) in model::found::cases() {
         let few = Bounds { job_step: 2, refill: 2, ..Bounds::default() };
         for (bounds, dying) in [(few, Dying::Once), (Bounds::default(), Dying::Twice)] {
-            let case = Case { bounds, ops: ops.clone() };
+            let is_first = dying == Dying::Once;
+            let case = Case { bounds, is_first, ops: ops.clone() };
             if let Err((trace, reason)) = run(&case, dying) {
                 panic!("{name}, {dying:?}:\n{trace}{reason}\n");
             }
@@ -77,7 +78,8 @@ fn check(dying: Dying, stream: u8) {
         Err(TestError::Fail(_, mut case)) => {
             leave_out(&mut case, dying);
             let (trace, reason) = run(&case, dying).expect_err("it failed before");
-            panic!("seed {seed}, {:?}:\n{trace}{reason}\n", case.bounds);
+            let Case { bounds, is_first, .. } = case;
+            panic!("seed {seed}, {bounds:?}, data of 0.1: {is_first}:\n{trace}{reason}\n");
         }
         Err(TestError::Abort(reason)) => panic!("{reason}"),
     }
@@ -97,7 +99,7 @@ fn leave_out(case: &mut Case, dying: Dying) {
 
 /// The trace up to the first difference, and the difference.
 fn run(case: &Case, dying: Dying) -> Result<(), (String, String)> {
-    let mut runner = Runner::new(case.bounds, dying);
+    let mut runner = Runner::new(case.bounds, case.is_first, dying);
     for number in 0..=case.ops.len() {
         let step = catch_unwind(AssertUnwindSafe(|| match case.ops.get(number) {
             Some(op) => runner.step(number, op),

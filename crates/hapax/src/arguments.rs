@@ -113,6 +113,7 @@ Examples:
   hapax replay orders order-43 --file order.json --content-type application/json")]
     Replay(keys::Replay),
     /// Resolve a parked message, whose effect may have happened.
+    #[command(override_usage = "hapax resolve [OPTIONS] <QUEUE> <KEY> <--done [<RESULT>]|--retry>")]
     #[command(after_help = "Examples:
   hapax resolve charges charge-7 --done 'charged, says the bank'
   hapax resolve charges charge-8 --retry")]

@@ -1,6 +1,7 @@
 //! The body of a message, from the command line, the standard input or a file, and its other
 //! fields.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -92,24 +93,33 @@ impl Envelope {
         self.group.as_deref()
     }
 
-    pub(crate) fn message(&self, key: &str, body: Bytes) -> Message {
-        Message {
+    pub(crate) fn message(&self, key: &str, body: Bytes) -> Result<Message, Failure> {
+        let mut headers = BTreeMap::new();
+        for (name, value) in &self.headers {
+            if headers.insert(name.clone(), value.clone()).is_some() {
+                return Err(Failure::usage(format!("--header: {name:?} is given twice")));
+            }
+        }
+        Ok(Message {
             r#ref: 0,
             key: Some(key.to_owned()),
             body,
             content_type: self.content_type.clone().unwrap_or_default(),
-            group: self.group.clone().filter(|group| !group.is_empty()),
-            headers: self.headers.iter().cloned().collect(),
+            group: self.group.clone(),
+            headers,
             delay_ms: self.delay.map(milliseconds),
             ttl_ms: self.ttl.map(milliseconds),
             fingerprint: self.fingerprint.clone(),
             issued_at_ms: self.issued_at,
-        }
+        })
     }
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("give it as NAME=VALUE")?;
+    if name.is_empty() {
+        return Err("the name is empty: give it as NAME=VALUE".to_owned());
+    }
     Ok((name.to_owned(), value.to_owned()))
 }
 

@@ -1,4 +1,4 @@
-//! Finds out why a broker cannot be reached where the error alone is unclear: certificates, `http`
+//! Finds out why a broker cannot be reached if the error itself is unclear: certificates, `http`
 //! instead of `https`, and servers that are not a broker.
 
 use std::time::Duration;
@@ -106,7 +106,7 @@ async fn probe(address: &str) -> Option<Found> {
 async fn ask(stream: &mut TcpStream, address: &str, answer: &mut Vec<u8>) -> std::io::Result<()> {
     let request = format!("GET /livez HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
-    // What came before the other end broke off tells enough.
+    // What arrived before the connection closed is enough.
     let _ = stream.take(1_024).read_to_end(answer).await;
     Ok(())
 }
@@ -145,9 +145,9 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = format!("http://{}", listener.local_addr().unwrap());
         let failure = Failure::new(Exit::Unavailable, "no answer within 30000 ms");
-        let told = look(&server, &failure).await.unwrap();
-        assert_eq!(told.what, failure.what);
-        assert!(told.next.unwrap().contains("accepts connections but does not answer"));
+        let diagnosed = look(&server, &failure).await.unwrap();
+        assert_eq!(diagnosed.what, failure.what);
+        assert!(diagnosed.next.unwrap().contains("accepts connections but does not answer"));
         drop(listener);
         assert!(look(&server, &failure).await.is_none(), "nobody listens");
     }

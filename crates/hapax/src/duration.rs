@@ -16,7 +16,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     });
     let read = exact.and_then(|exact| {
         let ms = milliseconds(exact.saturating_add(Duration::from_micros(500)));
-        // What is too short to count is not the same as none.
+        // A duration below a millisecond must not become zero.
         (ms > 0 || exact.is_zero()).then(|| Duration::from_millis(ms))
     });
     let help = "is not a duration: give a number and a unit, such as 500ms, 30s, 5m, 2h or 7d";

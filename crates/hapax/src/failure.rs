@@ -91,10 +91,25 @@ impl Failure {
     }
 }
 
-/// The advice for an error code. The advice for `invalid` is left out: it points to the HTTP field
-/// `detail`, which is the printed error itself.
+/// The advice for an error code, in the words of the command line where that of the HTTP pages
+/// names headers. The advice for `invalid` is left out: it points to the HTTP field `detail`, which
+/// is the printed error itself.
 pub(crate) fn what_to_do(code: Code) -> Option<String> {
-    (code != Code::Invalid).then(|| code.what_to_do().to_owned())
+    let advice = match code {
+        Code::Invalid => return None,
+        Code::MalformedKey => {
+            "give a key of 1 to 255 bytes without control characters; of a longer one, its hash"
+        }
+        Code::Conflict => {
+            "use one key per operation, and one id per redrive. If the body of an operation \
+             changes between retries, give its fingerprint: --fingerprint, or \"fingerprint\" in a \
+             line of a batch"
+        }
+        Code::UndatedKey => "use UUIDv7 keys, or give --issued-at",
+        Code::InFlight => "try again later: another caller has claimed the key",
+        code => code.what_to_do(),
+    };
+    Some(advice.to_owned())
 }
 
 impl From<anyhow::Error> for Failure {

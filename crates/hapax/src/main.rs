@@ -34,7 +34,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let parsed = parse::parse();
     let Some(command) = parsed.arguments.command else {
-        // Whoever closed the output does not want the help.
+        // A closed output is not an error.
         let _ = Arguments::command().print_long_help();
         return Exit::Ok.into();
     };

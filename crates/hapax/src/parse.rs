@@ -62,6 +62,10 @@ fn explained(error: Error, words: &[String]) -> Error {
     if let Some(variable) = of_variable {
         error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
     }
+    if let Some(negative) = negative(&error, words) {
+        let what = format!("'{negative}' is negative: durations, sizes and counts are not");
+        return Arguments::command().error(ErrorKind::InvalidValue, what);
+    }
     if let Some(meant) = meant(&error, words) {
         error.insert(ContextKind::SuggestedArg, ContextValue::String(meant));
         // Its own tip is about values that begin with dashes.
@@ -91,6 +95,17 @@ fn variable(error: &Error, words: &[String]) -> Option<String> {
     let tree = Arguments::command();
     let argument = called(&tree, words).get_arguments().find(|arg| arg.get_long() == Some(long))?;
     Some(argument.get_env()?.to_string_lossy().into_owned())
+}
+
+/// The word that was taken for an option although it is a negative number, with its unit.
+fn negative<'a>(error: &Error, words: &'a [String]) -> Option<&'a String> {
+    let Some(ContextValue::String(wrong)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+    if error.kind() != ErrorKind::UnknownArgument || !wrong.strip_prefix('-').is_some_and(is_number)
+    {
+        return None;
+    }
+    words.iter().find(|word| word.starts_with(wrong.as_str()))
 }
 
 /// The option of this command that is closest to a misspelt one.
@@ -161,10 +176,16 @@ mod tests {
 
     #[test]
     fn a_misspelt_option_names_the_one_that_was_meant() {
-        let told = wrong(&["hapax", "send", "orders", "x", "--kye", "a"]);
-        assert!(told.contains("similar argument exists: '--key'"), "{told}");
-        let told = wrong(&["hapax", "dead", "redrive", "orders", "--rat", "5"]);
-        assert!(told.contains("'--rate'"), "{told}");
+        let error = wrong(&["hapax", "send", "orders", "x", "--kye", "a"]);
+        assert!(error.contains("similar argument exists: '--key'"), "{error}");
+        let error = wrong(&["hapax", "dead", "redrive", "orders", "--rat", "5"]);
+        assert!(error.contains("'--rate'"), "{error}");
+    }
+
+    #[test]
+    fn a_negative_number_is_not_an_unknown_option() {
+        let told = wrong(&["hapax", "queue", "create", "orders", "--lease", "-5s"]);
+        assert!(told.contains("'-5s' is negative") && !told.contains("tip:"), "{told}");
     }
 
     #[test]

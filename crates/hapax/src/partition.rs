@@ -24,8 +24,8 @@ impl Local {
         let store = DiskStore::open_threaded(directory, disk::Options::default(), wake)?;
         let partition = Partition::open(store, Options { seed: seed(), ..Options::default() })
             .with_context(|| format!("{} cannot be opened", directory.display()))?;
-        // As a broker does. Started at once, time would be further ahead of the wall clock after
-        // every crash.
+        // As a broker does. Otherwise time would get further ahead of the wall clock with every
+        // crash.
         thread::sleep(Duration::from_millis(Clock::wait_ms(partition.now(), now())));
         let clock = Clock::start(partition.now(), now(), 0);
         Ok(Self { partition, clock, start: Instant::now() })
@@ -87,7 +87,7 @@ mod tests {
             assert!(time <= now(), "{} ms ahead", time.since(now()));
             let queue = QueueName::new("demo", &format!("queue-{crash}")).unwrap();
             let configure = Configure { queue, config: Config::default(), if_version: None };
-            local.call(vec![Command::Configure(configure)]).unwrap();
+            local.call(vec![Command::Configure(Box::new(configure))]).unwrap();
             drop(local); // It is not closed, as when it is killed.
         }
     }

@@ -1,4 +1,4 @@
-//! The page of commands, docs/cli.md, made from the commands themselves.
+//! The page of commands, docs/cli.md, generated from the commands.
 
 use clap::{Arg, Command, CommandFactory};
 
@@ -43,7 +43,8 @@ those of the HTTP API, and new releases only add fields. Answers go to the stand
 everything else (a generated key, a hint, a progress bar) goes to the standard error. Colours and
 progress bars appear on a terminal only. `NO_COLOR` turns colours off, `CLICOLOR_FORCE=1` turns
 them on without a terminal. Control characters in keys, errors and bodies are escaped;
-`hapax get --result` and `-o json` print them unchanged.
+`hapax get --result` and `-o json` print them unchanged. `hapax send` prints a result unchanged too,
+but on a terminal it escapes them.
 
 A command that exits with another code than 0 prints the reason to the standard error. With
 `-o json` that is one line of JSON, the last one, with the exit code, whether the same command may
@@ -51,7 +52,7 @@ succeed later (`retryable`) and, if the broker refused, its error `code`. Shown 
 
 ```json
 {\"answer\":\"error\",\"code\":\"no_such_queue\",\"detail\":\"there is no queue ordres\",\"exit\":3,
- \"next\":\"did you mean orders?\",\"retryable\":false}
+ \"next\":\"did you mean orders? Or create it: hapax queue create ordres\",\"retryable\":false}
 ```
 
 A send, a settle or a `get --wait` that has an answer also prints it to the standard output. Errors
@@ -99,9 +100,9 @@ the queue allows, the message is parked if the command has begun and the queue h
 `on-lost = park`, and dead otherwise, since running it again would not help |
 | 75 | not now: the attempt failed, with the end of the standard error as its error, and is \
 retried after the queue's backoff. It counts like any other attempt: with the default \
-configuration (10 attempts) a message that keeps exiting with 75 is dead after four to nine \
-minutes. For longer outages give the queue more `--max-attempts` or a longer `--backoff-min`, or \
-redrive the message later |
+configuration (10 attempts) a message that keeps exiting with 75 is dead after four minutes \
+on average and nine at most. For longer outages give the queue more `--max-attempts` or a longer \
+`--backoff-min`, or redrive the message later |
 | 76 | in doubt: it is unknown whether the effect happened. The message is parked if the command \
 has begun (`hapax settle begin`) and the queue has `on-lost = park`; otherwise the attempt failed |
 | 129 to 192, or killed by a signal | in doubt, as with 76. A shell exits with 128 plus the number \
@@ -122,7 +123,9 @@ A line is printed when the broker has confirmed the outcome of a message: `done`
 reached again. Connection problems are printed to the standard error.
 
 The effect of a command that was killed, or whose machine crashed, may have happened: deliveries
-are at least once. Use `HAPAX_KEY` as the idempotency key of every call that the command makes.
+are at least once. If `hapax work` itself is killed (SIGKILL), its commands run on, also while
+another worker has their messages. Use `HAPAX_KEY` as the idempotency key of every call that the
+command makes.
 ";
 
 fn page() -> String {
@@ -191,7 +194,7 @@ fn options(text: &mut String, command: &Command) {
     }
 }
 
-/// As one types it.
+/// The argument as it is typed.
 fn name(arg: &Arg) -> String {
     let values = arg.get_value_names().unwrap_or_default();
     let value = values.iter().map(|value| value.to_string()).collect::<Vec<_>>().join(" ");
@@ -229,13 +232,13 @@ fn default(arg: &Arg) -> String {
     format!(" Default `{}`.", values.join(" "))
 }
 
-/// One paragraph, and nothing that ends a cell.
+/// Joins a text to one paragraph, and escapes what would end a table cell.
 fn flat(text: &str) -> String {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     if text.ends_with(['.', '…', '}']) || text.is_empty() { text } else { format!("{text}.") }
 }
 
-/// Compares a page of `docs/` with what is made of the code, or renews it where that is asked for.
+/// Compares a page of `docs/` with the generated one, or writes it with `HAPAX_BLESS=1`.
 pub(crate) fn check_page(name: &str, made: &str) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/").to_owned() + name;
     if std::env::var_os("HAPAX_BLESS").is_some() {

@@ -2,6 +2,7 @@
 //! Keys, errors and bodies come from other people: [`clean`] escapes control characters in them
 //! before they are printed.
 
+use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 
@@ -38,7 +39,7 @@ impl Output {
     }
 }
 
-/// The standard output. An error of it ends the command, since nobody reads it any more.
+/// The standard output. An error of it ends the command, because nobody reads the output any more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Screen {
     is_json: bool,
@@ -65,6 +66,14 @@ impl Screen {
         out.flush()
     }
 
+    /// Prints a result with an end of line: byte for byte, but on a terminal with its control
+    /// characters escaped.
+    pub(crate) fn result(self, bytes: &[u8]) -> io::Result<()> {
+        let printed = printed(bytes, io::stdout().is_terminal());
+        self.bytes(&printed)?;
+        if printed.ends_with(b"\n") { Ok(()) } else { self.line("") }
+    }
+
     /// Prints one document over several lines.
     pub(crate) fn json(self, value: &impl Serialize) -> io::Result<()> {
         self.line(serde_json::to_string_pretty(value)?)
@@ -86,7 +95,7 @@ impl Screen {
 
 /// Prints a line to the standard error, while the standard output is for programs.
 pub(crate) fn say(text: impl Display) {
-    // Where nobody listens there is nobody to tell.
+    // If the output is closed, there is nowhere to report it.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
@@ -171,6 +180,18 @@ pub(crate) fn clean(text: &str) -> String {
     out
 }
 
+/// Foreign bytes as they are printed, in their lines.
+fn printed(bytes: &[u8], is_terminal: bool) -> Cow<'_, [u8]> {
+    match std::str::from_utf8(bytes) {
+        _ if !is_terminal => bytes.into(),
+        Ok(text) => {
+            let lines: Vec<String> = text.split('\n').map(clean).collect();
+            lines.join("\n").into_bytes().into()
+        }
+        Err(_) => format!("<{} bytes>", bytes.len()).into_bytes().into(),
+    }
+}
+
 /// Quotes foreign text as one word of a shell command.
 pub(crate) fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_.,:/@%+=".contains(c);
@@ -180,7 +201,7 @@ pub(crate) fn word(text: &str) -> String {
     if clean(text) == text {
         return format!("'{}'", text.replace('\'', r"'\''"));
     }
-    // What a terminal must not see is spelled as bash, zsh and ksh read it.
+    // Control characters are escaped as bash, zsh and ksh read them.
     let mut out = String::from("$'");
     for c in text.chars() {
         match c {
@@ -231,7 +252,7 @@ pub(crate) fn progress(total: u64, template: &str) -> ProgressBar {
     let bar = ProgressBar::new(total);
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
-        // A bar that cannot be drawn is no reason to stop.
+        // A bar that cannot be drawn is not an error.
         let _ = write!(out, "{}/s", HumanCount(state.per_sec() as u64));
     }));
     bar
@@ -354,6 +375,15 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_result_is_harmless_on_a_terminal_and_unchanged_elsewhere() {
+        let text = b"a\x1b[31mred\x07\nb\tc\n";
+        assert_eq!(&*printed(text, false), text);
+        assert_eq!(&*printed(text, true), b"a\\u{1b}[31mred\\u{7}\nb\\tc\n");
+        assert_eq!(&*printed(b"\xff", true), b"<1 bytes>");
+        assert_eq!(&*printed(b"\xff", false), b"\xff");
+    }
 
     #[test]
     fn columns_are_as_wide_as_what_they_hold() {

@@ -72,13 +72,22 @@ impl Connection {
         Self { server, token, ca: None, client_cert: None, client_key: None }
     }
 
+    pub(crate) fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
     pub(crate) fn client(&self) -> Result<Client, Failure> {
         let mut builder = Client::builder(&self.server);
         if let Some(token) = &self.token {
             builder = builder.token(token);
         }
         if let Some(path) = &self.ca {
-            builder = builder.ca_certificate(read(path)?);
+            let pem = read(path)?;
+            if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
+                let what = format!("--ca: {} contains no certificate", path.display());
+                return Err(Failure::usage(what));
+            }
+            builder = builder.ca_certificate(pem);
         }
         if let (Some(certificate), Some(key)) = (&self.client_cert, &self.client_key) {
             builder = builder.identity(read(certificate)?, read(key)?);
@@ -133,7 +142,7 @@ impl Connection {
     }
 
     async fn explain(&self, failure: Failure) -> Failure {
-        // Not the words of a broker: a web server answered.
+        // Not a broker: a web server answered.
         let foreign = ["the server is not a Hapax broker", "the server does not speak gRPC"];
         let is_foreign = foreign.iter().any(|words| failure.what.contains(words));
         if failure.exit == Exit::Refused && self.token.is_none() {
@@ -149,7 +158,7 @@ impl Connection {
             return failure.next(hint);
         }
         let is_refused = failure.what.contains("refused") && !is_foreign;
-        // The broker itself has advised already.
+        // The broker's error has advice already.
         if failure.next.is_some() && !is_foreign {
             return failure;
         }

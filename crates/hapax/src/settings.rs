@@ -96,7 +96,8 @@ impl Settings {
         if wrong.is_empty() {
             return Ok(settings);
         }
-        // A setting that could not be read has its default, which says nothing about the others.
+        // A setting that could not be read has its default, which must not be compared with the
+        // others.
         let is_read = |name: &str| wrong.iter().all(|wrong| wrong.finding.field != name);
         if REACH.into_iter().all(is_read)
             && let Err(Mistakes(more)) = settings.check()
@@ -235,7 +236,7 @@ pub(crate) struct Mistakes(pub(crate) Vec<Located>);
 impl fmt::Display for Mistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines: Vec<String> = self.0.iter().map(ToString::to_string).collect();
-        // Whoever prints it says that it is an error.
+        // The caller prints that it is an error.
         f.write_str(&lines.join("\n").replacen(": error: ", ": ", 1))
     }
 }

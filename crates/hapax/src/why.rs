@@ -259,12 +259,16 @@ mod tests {
     #[test]
     fn what_is_ready_and_cannot_be_taken_tells_what_is_in_its_way() {
         let ready = Key { attempts: 0, ..key(State::Ready) };
-        let told = |held| {
+        let explained = |held| {
             let around = Around { held, keys_per_group: false };
             why("orders", &ready, &around, NOW)
         };
-        assert!(told(Held::Paused).starts_with("its queue is paused"), "{}", told(Held::Paused));
-        let behind = |state| told(Held::Behind { key: "order-41".to_owned(), state });
+        assert!(
+            explained(Held::Paused).starts_with("its queue is paused"),
+            "{}",
+            explained(Held::Paused)
+        );
+        let behind = |state| explained(Held::Behind { key: "order-41".to_owned(), state });
         let leased = behind(State::Leased);
         assert!(leased.starts_with("waits behind order-41 of its group, which is leased; "));
         let dead = behind(State::Dead);
@@ -322,28 +326,28 @@ mod tests {
     #[test]
     fn where_keys_count_per_group_a_command_names_the_group() {
         let around = Around { keys_per_group: true, ..Around::default() };
-        let told = |state, group: &str| {
+        let explained = |state, group: &str| {
             let key = Key { group: group.to_owned(), key: "a b".to_owned(), ..key(state) };
             why("orders", &key, &around, NOW)
         };
-        let parked = told(State::Parked, "eu west");
+        let parked = explained(State::Parked, "eu west");
         assert!(parked.contains("hapax resolve orders 'a b' --group 'eu west' --done"), "{parked}");
-        let dead = told(State::Dead, "eu west");
+        let dead = explained(State::Dead, "eu west");
         let advised = "hapax dead redrive orders --key 'a b' --group 'eu west' --yes";
         assert!(dead.ends_with(advised), "{dead}");
-        let alone = told(State::Dead, "");
+        let alone = explained(State::Dead, "");
         assert!(alone.ends_with("hapax dead redrive orders --key 'a b' --yes"), "{alone}");
     }
 
     #[test]
     fn a_key_that_begins_with_a_hyphen_is_a_key_in_every_command() {
-        let told = |state| {
+        let explained = |state| {
             let key = Key { key: "-42".to_owned(), ..key(state) };
             why("orders", &key, &Around::default(), NOW)
         };
-        let parked = told(State::Parked);
+        let parked = explained(State::Parked);
         assert!(parked.ends_with("hapax resolve --done RESULT -- orders -42, or --retry"));
-        let dead = told(State::Dead);
+        let dead = explained(State::Dead);
         assert!(dead.ends_with("hapax dead redrive orders --key=-42 --yes"), "{dead}");
     }
 }

@@ -32,7 +32,7 @@ struct Arguments {
     server: String,
 }
 
-/// Stands for the bank: it takes a key with every charge, and does none twice.
+/// Stands for the bank: it takes a key with every charge, and charges once per key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bank {
     charges: Arc<Mutex<Vec<(String, u64)>>>,
@@ -40,7 +40,7 @@ pub(crate) struct Bank {
 }
 
 impl Bank {
-    /// The number of the charge under this key: the first call makes it, every later one finds it.
+    /// The number of the charge under this key: the first call creates it, later ones return it.
     pub(crate) fn charge(&self, key: String, cents: u64) -> usize {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +62,7 @@ impl Bank {
 pub(crate) fn idempotency(broker: &Client) -> Result<Idempotency> {
     let layer = Idempotency::builder(broker.queue("charges"))
         .required("POST /charges")
-        // Authentication comes first in a real service, and knows the account for sure.
+        // A real service authenticates first and takes the account from that.
         .tenant(|request| {
             let account = request.headers.get("x-account")?;
             Some(account.to_str().ok()?.to_owned())

@@ -1,9 +1,9 @@
 //! A receiver of webhooks: the program of `docs/guides/webhooks.md`.
 //!
-//! A provider delivers every event at least once, in no order, and gives up on those who answer
-//! late. The key is (provider, event id), so that a repeated delivery gets the first answer. What
-//! an event says is only applied if its sequence is above that of what was applied before. And
-//! what was applied is a recovery point: a receiver that dies after it goes on from there.
+//! A provider delivers every event at least once, in no order, and gives up on receivers that
+//! answer late. The key is (provider, event id), so that a repeated delivery gets the first
+//! response. An event is applied only if its sequence is above the last one applied. The verdict
+//! is saved as a recovery point, from which the next attempt continues after a crash.
 //!
 //! ```sh
 //! hapax dev                                                  # in one terminal
@@ -37,11 +37,11 @@ struct Arguments {
     /// The broker.
     #[arg(long, env = "HAPAX_SERVER", default_value = "http://127.0.0.1:4747")]
     server: String,
-    /// Where the state of the objects is kept.
+    /// Directory for the state of the objects.
     #[arg(long, default_value = "webhooks-data")]
     data: PathBuf,
-    /// End at once after applying the next event, before anybody is told of it. Start again
-    /// without it, and let the provider deliver again.
+    /// Abort after applying the next event, before the notification. Start again without this flag,
+    /// and send the event again.
     #[arg(long)]
     crash: bool,
 }
@@ -56,33 +56,33 @@ pub(crate) struct Delivered {
     pub(crate) state: String,
 }
 
-/// What is known of an object: the newest of what was said about it.
+/// The state of an object after the newest event about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Known {
     pub(crate) sequence: u64,
     pub(crate) state: String,
-    /// Of the event that said so.
+    /// The id of the event that wrote it.
     pub(crate) event: String,
 }
 
-/// Whether an event told something new.
+/// Whether an event was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
     Applied,
-    /// Something newer was known already.
+    /// The stored state is newer.
     Older,
 }
 
-/// The receiver's own state, and whom it tells about changes.
+/// The receiver's own state, and the service that it notifies of changes.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     directory: PathBuf,
-    /// One change at a time; several processes would need a database here.
+    /// Serialises changes. Several processes would need a database instead.
     changing: Mutex<()>,
-    /// Stands for another service that takes keys: who was told what.
-    pub(crate) told: Mutex<BTreeMap<String, String>>,
-    /// Let through after an event was applied; closed, to see what a crash there does.
+    /// Stands for another service that takes keys: its notifications by key.
+    pub(crate) notified: Mutex<BTreeMap<String, String>>,
+    /// Acquired after an event was applied. A test closes it to simulate a crash there.
     pub(crate) after_applying: Semaphore,
     is_crashing: bool,
 }
@@ -93,7 +93,7 @@ impl Receiver {
         Ok(Self {
             directory: directory.to_owned(),
             changing: Mutex::default(),
-            told: Mutex::default(),
+            notified: Mutex::default(),
             after_applying: Semaphore::new(Semaphore::MAX_PERMITS),
             is_crashing: false,
         })
@@ -104,8 +104,8 @@ impl Receiver {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Applies an event, unless something newer is known. Asked again about the one that was
-    /// applied last, it says so: the process may have died before it could save that.
+    /// Applies an event unless the stored state is newer. For the event that was applied last it
+    /// returns `Applied` again: the process may have died before it saved the verdict.
     fn apply(&self, provider: &str, event: &Delivered) -> Result<Verdict> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         match self.known(provider, &event.object) {
@@ -115,7 +115,7 @@ impl Receiver {
         }
         let Delivered { id, sequence, state, .. } = event.clone();
         let known = serde_json::to_vec(&Known { sequence, state, event: id })?;
-        // Whoever reads it meanwhile sees the old or the new, never half of it.
+        // Replaced atomically, so that readers never see half of it.
         let file = self.file(provider, &event.object);
         let temporary = file.with_extension("tmp");
         std::fs::write(&temporary, known)?;
@@ -123,12 +123,12 @@ impl Receiver {
         Ok(Verdict::Applied)
     }
 
-    fn tell(&self, key: String, event: &Delivered) {
+    fn notify(&self, key: String, event: &Delivered) {
         let news = format!("{} is {}", event.object, event.state);
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(key, news);
+        self.notified.lock().unwrap_or_else(PoisonError::into_inner).insert(key, news);
     }
 
-    /// Every provider has objects of its own.
+    /// The file of an object; objects belong to a provider.
     fn file(&self, provider: &str, object: &str) -> PathBuf {
         let name: String = format!("{provider} {object}")
             .chars()
@@ -138,7 +138,7 @@ impl Receiver {
     }
 }
 
-/// The key is the event's id, and every provider has keys of its own.
+/// The key is the event's id, scoped by provider.
 pub(crate) fn idempotency(broker: &Client) -> Result<Idempotency> {
     let route: Route = "POST /webhooks/{provider}".parse()?;
     let route = route.key_from(|_, body| {
@@ -148,17 +148,17 @@ pub(crate) fn idempotency(broker: &Client) -> Result<Idempotency> {
     let layer = Idempotency::builder(broker.queue("webhooks"))
         .route(route)
         .tenant(|request| request.uri.path().rsplit('/').next().map(str::to_owned))
-        // Deliveries differ in their headers; what counts is the event.
+        // Headers differ between deliveries of the same event.
         .fingerprint_headers([])
-        // A provider comes again soon: a key should not stay taken for long by a process that died.
+        // Providers retry soon: a process that died should not hold its key for long.
         .lease(Duration::from_secs(5))
         .worker("webhooks example")
         .build()?;
     Ok(layer)
 }
 
-/// A real receiver checks the provider's signature first, in a layer outside of this one: what
-/// anybody can send must not take a key.
+/// A real receiver verifies the provider's signature first, in an outer layer: otherwise anybody
+/// could use up a key.
 pub(crate) fn app(receiver: Arc<Receiver>, idempotency: &Idempotency) -> Router {
     Router::new()
         .route("/webhooks/{provider}", post(receive))
@@ -173,8 +173,8 @@ async fn receive(
 ) -> Response {
     match handle(&receiver, &operation, &event).await {
         Ok(verdict) => Json(verdict).into_response(),
-        // Not remembered: the provider delivers again, and the next try goes on from what was
-        // saved.
+        // Not remembered: the provider retries, and the next attempt continues from the saved
+        // recovery point.
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
@@ -193,8 +193,8 @@ async fn handle(receiver: &Receiver, operation: &Operation, event: &Delivered) -
     }
     receiver.after_applying.acquire().await?.forget();
     if verdict == Verdict::Applied {
-        // The same key for every try, so that it is told once.
-        receiver.tell(operation.derive("tell"), event);
+        // The same key for every attempt, so that it is one notification.
+        receiver.notify(operation.derive("notify"), event);
     }
     Ok(verdict)
 }
@@ -206,7 +206,7 @@ async fn main() -> Result<()> {
     let admin = Admin::new(broker.clone());
     match admin.queue("webhooks").await {
         Err(error) if error.code() == Code::NoSuchQueue => {
-            // As long as the provider may deliver again, twice.
+            // More than twice the time for which the provider retries.
             let rules = r#"{"retention_ms":2592000000,"retry_horizon_ms":864000000}"#;
             admin.put_queue("webhooks", rules, None).await?;
         }
@@ -215,13 +215,13 @@ async fn main() -> Result<()> {
     let mut receiver = Receiver::new(&arguments.data)?;
     receiver.is_crashing = arguments.crash;
     let listener = tokio::net::TcpListener::bind(arguments.listen).await?;
-    tell(&format!("http://{}", listener.local_addr()?));
+    print_address(&format!("http://{}", listener.local_addr()?));
     axum::serve(listener, app(Arc::new(receiver), &idempotency(&broker)?)).await?;
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "a program says where it listens")]
-fn tell(url: &str) {
+#[expect(clippy::print_stdout, reason = "prints where it listens")]
+fn print_address(url: &str) {
     let event = r#"{"id":"evt_1","object":"invoice-7","sequence":1,"state":"paid"}"#;
     println!("listening at {url}; try twice, then with other ids and sequences:\n");
     println!("  curl -i {url}/webhooks/bank -H 'Content-Type: application/json' -d '{event}'");

@@ -1,4 +1,4 @@
-//! The body of an answer: bytes that are there already, and what still comes.
+//! The body of an answer: bytes that were read already, and a rest that is streamed.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,8 +7,8 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
-/// What the layer answers with: a remembered body, a problem, or the handler's own body, which is
-/// passed on as it comes where it is not remembered.
+/// The body of the layer's response: a stored body, a problem, or the handler's own body, which is
+/// streamed if it is not stored.
 #[derive(Debug)]
 pub struct ResponseBody<R> {
     first: Option<Bytes>,
@@ -16,12 +16,12 @@ pub struct ResponseBody<R> {
 }
 
 impl<R> ResponseBody<R> {
-    /// The handler's, untouched.
+    /// The handler's body, streamed.
     pub(crate) fn passed(body: R) -> Self {
         Self { first: None, rest: Some(body) }
     }
 
-    /// The handler's, the beginning of which was read.
+    /// The handler's body, of which the beginning was read.
     fn continued(first: Bytes, rest: R) -> Self {
         Self { first: Some(first), rest: Some(rest) }
     }
@@ -70,14 +70,13 @@ impl<R: Body<Data = Bytes> + Unpin> Body for ResponseBody<R> {
 #[derive(Debug)]
 pub(crate) enum Gathered<R> {
     Whole(Bytes),
-    /// It has more than may be kept.
+    /// It is larger than what may be stored.
     TooLarge(ResponseBody<R>),
-    /// It broke off: nobody will ever have the whole of it.
+    /// It was interrupted.
     Broken(String),
 }
 
-/// Reads a body, but no further than `max` and the frame in which that is exceeded. Trailers are
-/// not kept.
+/// Reads a body until its end or the frame in which it exceeds `max`. Trailers are dropped.
 pub(crate) async fn gather<R>(mut body: R, max: usize) -> Gathered<R>
 where
     R: Body<Data = Bytes> + Unpin,

@@ -16,25 +16,25 @@ use crate::policy::{Headers, Policy};
 use crate::route::{BadRoute, Route};
 use crate::upload::Uploads;
 
-/// Headers that tell callers apart. Where nothing else does, they are compared with those of the
-/// first request.
+/// Headers that identify callers. Without a tenant they are compared with those of the first
+/// request.
 pub const CREDENTIALS: [HeaderName; 3] =
     [header::AUTHORIZATION, header::COOKIE, HeaderName::from_static("x-api-key")];
 
 /// What a protected request gets while the broker cannot be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnUnavailable {
-    /// 503: nothing is done that could not be remembered.
+    /// 503: a request is not carried out if its response could not be stored.
     #[default]
     Close,
-    /// The handler, unprotected: a retry may be carried out again.
+    /// The handler is called without protection: a retry may be carried out again.
     Open,
 }
 
 type TenantOf = Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>;
 type Observer = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// Collects the settings of an [`Idempotency`].
+/// The settings of an [`Idempotency`].
 #[derive(Debug)]
 pub struct Builder {
     rules: Rules,
@@ -42,7 +42,7 @@ pub struct Builder {
     bad: Option<BadRoute>,
 }
 
-/// Why there is no layer.
+/// Why a layer cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -56,13 +56,13 @@ pub enum BuildError {
     Lease(Duration),
 }
 
-/// All that a layer goes by.
+/// The configuration of a layer.
 pub(crate) struct Rules {
     pub(crate) queue: Queue,
     pub(crate) namespace: String,
     pub(crate) routes: Vec<Route>,
     pub(crate) tenant: Option<TenantOf>,
-    /// The header that the tenant is in, where it is in one.
+    /// The header with the tenant, if it is in one.
     pub(crate) tenant_header: Option<HeaderName>,
     /// Sorted.
     pub(crate) fingerprint_headers: Vec<HeaderName>,
@@ -77,12 +77,12 @@ pub(crate) struct Rules {
     pub(crate) request_bytes_max: usize,
     pub(crate) response_bytes_max: usize,
     pub(crate) worker: String,
-    /// Room for bodies that have not come whole.
+    /// The memory for incomplete bodies.
     pub(crate) uploads: Uploads,
-    /// The most operations in progress.
+    /// Limits the operations in progress.
     pub(crate) room: Arc<Semaphore>,
     observer: Option<Observer>,
-    /// How many operations are under way.
+    /// The number of operations in progress.
     pub(crate) running: watch::Sender<usize>,
 }
 
@@ -150,18 +150,18 @@ impl Builder {
         }
     }
 
-    /// Protects a route. Of two that match a request the first counts.
+    /// Protects a route. If two match a request, the first counts.
     pub fn route(mut self, route: Route) -> Self {
         self.rules.routes.push(route);
         self
     }
 
-    /// Whose key it is: callers of different tenants may use the same key without meeting. `None`
+    /// Sets the tenant of a request: callers of different tenants have separate keys. `None`
     /// refuses the request with 401.
     ///
-    /// Put authentication outside the layer and read here what it found out, such as the account's
-    /// number among the request's extensions; not a token that changes between two tries. Where
-    /// nothing is said all callers share their keys, and [`CREDENTIALS`] are compared with those of
+    /// Put authentication outside the layer and read its result here, such as the account's number
+    /// in the request's extensions. Do not use a token that may change between two retries. Without
+    /// this setting all callers share their keys, and [`CREDENTIALS`] are compared with those of
     /// the first request, so that nobody gets another caller's response.
     pub fn tenant(
         mut self,
@@ -172,8 +172,8 @@ impl Builder {
         self
     }
 
-    /// Takes the tenant from a header, which must be there once: for services behind a proxy that
-    /// authenticates and sets it. See [`Builder::tenant`].
+    /// Takes the tenant from a header, which must occur once: for services behind a proxy that
+    /// authenticates callers and sets the header. See [`Builder::tenant`].
     pub fn tenant_header(self, name: HeaderName) -> Self {
         let read = name.clone();
         let mut builder = self.tenant(move |request| {
@@ -185,94 +185,95 @@ impl Builder {
         builder
     }
 
-    /// Sets the keys of this layer apart from those of others on the same queue, such as those of
-    /// another service with the same routes.
+    /// Separates the keys of this layer from those of others on the same queue, such as another
+    /// service with the same routes.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.rules.namespace = namespace.into();
         self
     }
 
     /// Headers that a retry must repeat, besides method, path, query and body. By default
-    /// `Content-Type`, and [`CREDENTIALS`] where there is no [`Builder::tenant`].
+    /// `Content-Type`, and [`CREDENTIALS`] if there is no [`Builder::tenant`].
     pub fn fingerprint_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.headers = Some(names.into_iter().collect());
         self
     }
 
-    /// Which responses are remembered.
+    /// Sets which responses are stored.
     pub fn policy(mut self, policy: Policy) -> Self {
         self.rules.policy = policy;
         self
     }
 
-    /// Which headers of a response are remembered.
+    /// Sets which headers of a response are stored.
     pub fn headers(mut self, headers: Headers) -> Self {
         self.rules.headers = headers;
         self
     }
 
-    /// What a protected request gets while the broker cannot be reached: 503 where nothing is
-    /// said.
+    /// What a protected request gets while the broker cannot be reached; by default 503.
     pub fn on_unavailable(mut self, on_unavailable: OnUnavailable) -> Self {
         self.rules.on_unavailable = on_unavailable;
         self
     }
 
-    /// How long a key stays taken when this process dies: 30 s. While the handler runs the lease
-    /// is extended, however long that takes.
+    /// How long a key stays claimed when this process dies; 30 s by default. The lease is extended
+    /// as long as the handler runs.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.rules.lease = lease;
         self
     }
 
-    /// The longest that `Prefer: wait` may ask for: 30 s, and at most 60.
+    /// The longest wait of `Prefer: wait`; 30 s by default, at most 60.
     pub fn wait_max(mut self, wait: Duration) -> Self {
         self.rules.wait_max = wait;
         self
     }
 
-    /// How long a client may take to send a request that is protected: 30 s.
+    /// How long a client may take to send a protected request; 30 s by default.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.rules.request_timeout = timeout;
         self
     }
 
-    /// How long an answer waits for the broker: 5 s. After that it counts as unreachable.
+    /// How long a request waits for the broker before the broker counts as unreachable; 5 s by
+    /// default.
     pub fn broker_timeout(mut self, timeout: Duration) -> Self {
         self.rules.broker_timeout = timeout;
         self
     }
 
-    /// What `Retry-After` says to those who come while it is in progress: 1 s.
+    /// The `Retry-After` while the first request is in progress; 1 s by default.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.rules.retry_after = after;
         self
     }
 
-    /// The largest body of a request under a key: 1 MiB. Larger ones get 413.
+    /// The largest body of a request with a key; 1 MiB by default. Larger ones get 413.
     pub fn request_max(mut self, bytes: usize) -> Self {
         self.rules.request_bytes_max = bytes;
         self
     }
 
-    /// The largest body of a response that is remembered: 1 MiB less 32 KiB. Of a larger one only
-    /// the status is: who comes again is told that it was done, with 410 `response_not_kept`. The
-    /// queue's `max_body_bytes` must be at least 32 KiB above it.
+    /// The largest body of a response that is stored; 1 MiB less 32 KiB by default. Of a larger one
+    /// only the status is stored: a retry gets 410 `response_not_kept`. The queue's
+    /// `max_body_bytes` must be at least 32 KiB above it.
     pub fn response_max(mut self, bytes: usize) -> Self {
         self.rules.response_bytes_max = bytes;
         self
     }
 
-    /// Memory for the bodies of requests that have not come whole: 256 MiB, and at least one body
-    /// of [`Builder::request_max`]. What finds no more room gets 503. The first 16 KiB of each are
-    /// not counted, so that slow uploads keep no small request out.
+    /// The memory for incomplete request bodies; 256 MiB by default, and at least one body of
+    /// [`Builder::request_max`]. Requests beyond it get 503. The first 16 KiB of each are not
+    /// counted, so that slow uploads cannot block small requests.
     pub fn uploads_max(mut self, bytes: usize) -> Self {
         self.rules.uploads = Uploads::new(bytes);
         self
     }
 
-    /// How many requests may be under way under keys, from when they have come whole: 1,024. One
-    /// more gets 503. Each may hold its request and its response in memory.
+    /// The most requests with keys in progress, counted from when they have been read completely;
+    /// 1,024 by default. Further ones get 503. Each may hold its request and its response in
+    /// memory.
     pub fn operations_max(mut self, operations: usize) -> Self {
         self.rules.room = Arc::new(Semaphore::new(operations.min(Semaphore::MAX_PERMITS)));
         self
@@ -284,7 +285,7 @@ impl Builder {
         self
     }
 
-    /// Is told what happens, for metrics. It must not block.
+    /// Sets an observer of events, for metrics. It must not block.
     pub fn observe(mut self, observer: impl Fn(Event) + Send + Sync + 'static) -> Self {
         self.rules.observer = Some(Arc::new(observer));
         self

@@ -1,4 +1,4 @@
-//! Whether the queue of a layer is fit for it.
+//! Checks that a queue is suitable for the layer.
 
 use hapax_client::{Admin, Error};
 use hapax_wire::{Guarantee, QueueConfig};
@@ -7,8 +7,9 @@ use crate::layer::Idempotency;
 use crate::limits::HEADERS_BYTES_MAX;
 
 impl Idempotency {
-    /// The queue's rules and what is wrong with them, in words; nothing where it is fit. Worth a
-    /// call at start: a queue that cannot remember is otherwise noticed with the first request.
+    /// Returns the queue's configuration and a list of what is wrong with it, which is empty if it
+    /// is suitable. Call it at start; otherwise an unsuitable queue is noticed with the first
+    /// request.
     pub async fn check_queue(&self) -> Result<(QueueConfig, Vec<String>), Error> {
         let rules = self.rules();
         let queue = Admin::new(rules.queue.client().clone()).queue(rules.queue.name()).await?;

@@ -1,9 +1,9 @@
-//! `Connection`: what a request must not name there.
+//! Checks of the `Connection` header.
 //!
-//! A header that `Connection` names ends at the next hop, so that a service behind a proxy does
-//! not see it. A client that names the header of its key, of its credentials or of anything that
-//! is compared would have the service see another request than the one that was remembered. Such
-//! a request is refused, whatever its route: no client has a reason to send it.
+//! A header that `Connection` names ends at the next hop, so that a service behind a proxy does not
+//! see it. A client that names the header of its key, of its credentials or of anything that is
+//! compared would make the service see another request than the one that was fingerprinted. Such a
+//! request is refused on every route: no client has a reason to send it.
 
 use http::{HeaderMap, HeaderName, header};
 
@@ -12,8 +12,8 @@ use crate::key::IDEMPOTENCY_KEY;
 use crate::problem::Problem;
 use crate::route::KeySource;
 
-/// Headers that belong to a message and never to a connection, whatever `Connection` says: the
-/// caller's credentials and address, the key, the host, and what the body is.
+/// End-to-end headers, which `Connection` must not name: the caller's credentials and address, the
+/// key, the host, and the headers that describe the body.
 static END_TO_END: [HeaderName; 10] = [
     IDEMPOTENCY_KEY,
     header::HOST,
@@ -27,7 +27,7 @@ static END_TO_END: [HeaderName; 10] = [
     HeaderName::from_static("x-real-ip"),
 ];
 
-/// Whether a header belongs to a message and never to a connection.
+/// Whether a header is end-to-end, whatever `Connection` says.
 pub fn is_end_to_end(name: &HeaderName) -> bool {
     CREDENTIALS.contains(name) || END_TO_END.contains(name)
 }
@@ -39,7 +39,7 @@ pub fn named(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
     names.filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
 }
 
-/// Refuses a request whose `Connection` names a header that tells who asks, or what.
+/// Refuses a request whose `Connection` names a header that identifies the caller or the request.
 pub(crate) fn check(rules: &Rules, headers: &HeaderMap) -> Result<(), Problem> {
     let is_key = |name: &HeaderName| {
         let mut sources = rules.routes.iter().map(|route| &route.key);

@@ -1,4 +1,4 @@
-//! What happens at the layer, told to whoever counts it.
+//! Events of the layer, for metrics.
 
 use hapax_client::Code;
 
@@ -21,41 +21,41 @@ macro_rules! named {
 }
 
 named!(
-    /// How a request was answered. It is among the extensions of every response, too.
+    /// How a request was answered. Also in the extensions of every response.
     Outcome {
         /// The handler was called under a claim of the key.
         Fresh = "fresh",
-        /// The remembered response was given.
+        /// The stored response was returned.
         Replayed = "replayed",
         /// Another request with the key is in progress.
         InProgress = "in_progress",
-        /// The key belongs to another request.
+        /// The key was used for another request.
         Conflict = "conflict",
         MissingKey = "missing_key",
         MalformedKey = "malformed_key",
-        /// Too large, too slow, too old, of nobody.
+        /// Too large, too slow, too old, or without a tenant.
         Refused = "refused",
         /// Not protected: not a listed route, or no key on a route where it is optional.
         Bypassed = "bypassed",
-        /// What became of the operation is not known; somebody has to resolve it.
+        /// The outcome is unknown; an operator has to resolve it.
         InDoubt = "in_doubt",
         /// The handler's response was discarded: another request has the key.
         LeaseLost = "lease_lost",
-        /// The broker could not be reached, and nothing was done or nothing can be promised.
+        /// The broker could not be reached: nothing was done, or the response is not stored yet.
         Unavailable = "unavailable",
-        /// The broker could not be reached, and the handler was called all the same.
+        /// The broker could not be reached, and the handler was called without protection.
         Unprotected = "unprotected",
         /// Too many operations are in progress.
         Overloaded = "overloaded",
-        /// The broker refuses claims: its queue, or the token, is not what is needed.
+        /// The broker refuses claims: the queue or the token is not suitable.
         Misconfigured = "misconfigured",
     }
 );
 
 named!(
-    /// What became of a key after the handler.
+    /// The outcome of a key after the handler.
     Settlement {
-        /// The response is remembered.
+        /// The response is stored.
         Kept = "kept",
         /// Only the status was stored: the response was too large.
         NotKept = "not_kept",
@@ -64,12 +64,12 @@ named!(
         InDoubt = "in_doubt",
         /// Another request has the key.
         Lost = "lost",
-        /// The broker could not be told in time.
+        /// The settle did not reach the broker in time.
         Failed = "failed",
     }
 );
 
-/// What an observer is told: see [`Builder::observe`](crate::Builder::observe).
+/// An event for an observer: see [`Builder::observe`](crate::Builder::observe).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {

@@ -1,4 +1,4 @@
-//! The client's key: from its header, and the date that it may tell.
+//! The client's key: read from its header, with the date in it.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use crate::problem::Problem;
 
 pub(crate) use hapax_wire::key::IDEMPOTENCY_KEY;
 
-/// How far ahead a key may be dated, as by the broker: what is dated further ahead would be
+/// How far in the future a key may be dated, as at the broker: a key dated further ahead would be
 /// forgotten too early.
 const DATED_AHEAD: Duration = Duration::from_millis(hapax_keys::DATED_AHEAD_MS);
 
@@ -19,12 +19,12 @@ impl From<Malformed> for Problem {
     }
 }
 
-/// The key in a header; `None` where there is no such header.
+/// The key in a header; `None` without that header.
 pub(crate) fn read(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, Problem> {
     Ok(key::read(headers, name)?.map(Into::into))
 }
 
-/// Whether a text can be a key at all.
+/// Checks that a text is a valid key.
 pub(crate) fn check(key: &str, now: SystemTime) -> Result<(), Problem> {
     key::check(key)?;
     match date(key, now) {
@@ -37,7 +37,7 @@ pub(crate) fn check(key: &str, now: SystemTime) -> Result<(), Problem> {
     }
 }
 
-/// Why a key may be missing although the client thinks it sent one.
+/// The error of a missing key, with a hint if the client sent a similar header.
 pub(crate) fn missing(headers: &HeaderMap, name: &HeaderName) -> Problem {
     Problem::missing_key(match key::look_alike(headers) {
         Some(other) => {
@@ -50,8 +50,8 @@ pub(crate) fn missing(headers: &HeaderMap, name: &HeaderName) -> Problem {
     })
 }
 
-/// When the key was made, where it tells: a UUIDv7 or a ULID of a believable time. The broker
-/// would see it too, were the key not hashed on its way there.
+/// The date in a UUIDv7 or a ULID of a plausible time. The broker cannot read it, because it gets a
+/// hash of the key.
 pub(crate) fn date(key: &str, now: SystemTime) -> Option<SystemTime> {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);

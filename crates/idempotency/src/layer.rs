@@ -1,7 +1,7 @@
-//! The layer as tower sees it: which requests are protected, and what they must bring along.
+//! The tower layer: which requests are protected, and what they must contain.
 //!
-//! What is not protected goes to the inner service at once, and streams. What is, is read whole,
-//! and then lives in a task of its own (`run.rs`): a client that hangs up ends the waiting, not
+//! Unprotected requests are streamed to the inner service. Protected requests are read completely
+//! and then run in a separate task (`run.rs`), so that a client that disconnects does not cancel
 //! the work.
 
 use std::future::Future;
@@ -28,7 +28,7 @@ use crate::limits::{NAMED_PATH_MAX, TENANT_BYTES_MAX};
 use crate::operation::Operation;
 use crate::prefer;
 use crate::problem::Problem;
-use crate::route::{KeySource, Path, Route};
+use crate::route::{KeySource, NoKey, Path, Route};
 use crate::run::{self, Asked};
 use crate::scope::{Scope, fingerprint};
 use crate::upload::{self, Unread};
@@ -40,7 +40,7 @@ type Answering<R, E> = Pin<Box<dyn Future<Output = Answer<R, E>> + Send>>;
 /// Protects routes of a service: a [`Layer`] for any tower service, such as axum's `Router`.
 /// Cheap to clone; clones are one layer.
 ///
-/// Apply it where paths are whole: outside of what is nested.
+/// Apply it outside of nested routers, where paths are complete.
 #[derive(Clone, Debug)]
 pub struct Idempotency(Arc<Rules>);
 
@@ -52,7 +52,8 @@ pub struct Guarded<S> {
 }
 
 impl Idempotency {
-    /// Keys are claimed in this queue, and responses stored there as results.
+    /// Starts the settings of a layer that claims keys in this queue and stores responses there as
+    /// results.
     pub fn builder(queue: Queue) -> Builder {
         Builder::new(queue)
     }
@@ -65,13 +66,13 @@ impl Idempotency {
         &self.0
     }
 
-    /// How many operations are under way, with those whose clients have hung up.
+    /// The number of operations in progress, including those whose clients have disconnected.
     pub fn running(&self) -> usize {
         *self.0.running.borrow()
     }
 
-    /// Waits until no operation is under way, for so long: before the process ends, after it has
-    /// stopped to accept requests. Tells whether there is none.
+    /// Waits until no operation is in progress, at most for `timeout`, and returns whether that is
+    /// so. Call it before the process ends, after it has stopped accepting requests.
     pub async fn drained(&self, timeout: Duration) -> bool {
         let mut running = self.0.running.subscribe();
         let drained = running.wait_for(|running| *running == 0);
@@ -106,7 +107,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that was found ready is the one to be called.
+        // `call` must use the instance that was polled ready.
         let other = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, other);
         let rules = Arc::clone(&self.rules);
@@ -136,8 +137,8 @@ where
     }
 }
 
-/// Why a request must not pass unprotected, though it is for none of the routes: some services
-/// would read it as one for a route.
+/// The refusal of a request that matches no route, but that some services would read as one for a
+/// protected route.
 fn lookalike<B>(rules: &Rules, request: &Request<B>) -> Option<Problem> {
     let (method, path) = (request.method(), Path::loosely(request.uri().path()));
     let route = rules.routes.iter().find(|route| route.may_match(method, &path))?;
@@ -147,12 +148,12 @@ fn lookalike<B>(rules: &Rules, request: &Request<B>) -> Option<Problem> {
     }
 }
 
-/// What the head of a request tells about its key.
+/// The key in the head of a request.
 enum Key {
     Given(String),
-    /// It can only be told with the body.
+    /// The key is in the body.
     InBody,
-    /// There is none, and there need not be one.
+    /// There is none, and none is required.
     Absent,
 }
 
@@ -186,7 +187,7 @@ fn overloaded<R>(rules: &Rules, why: &str) -> Response<ResponseBody<R>> {
     run::tell(rules, Outcome::Overloaded, problem.into_response())
 }
 
-/// Reads the request whole, and hands it over to a task of its own.
+/// Reads the request completely and runs it in a separate task.
 async fn protect<S, B, R>(
     rules: Arc<Rules>,
     route: Route,
@@ -222,7 +223,7 @@ where
         }
         Err(problem) => return Ok(refuse(&rules, problem)),
     };
-    // Not before: who sends slowly takes no place of those who have sent.
+    // Only now, so that slow uploads do not take the place of complete requests.
     let Ok(room) = Arc::clone(&rules.room).try_acquire_owned() else {
         return Ok(overloaded(&rules, "too many requests with keys are in progress"));
     };
@@ -238,7 +239,7 @@ where
         Err(ended) if ended.is_panic() => {
             Ok(refuse(&rules, Problem::internal("the handler of this request failed")))
         }
-        // The runtime is about to end, and whoever waits with it.
+        // The runtime is shutting down.
         Err(_) => {
             let detail = "the service is stopping; retry with the same key";
             Ok(refuse(&rules, Problem::unavailable(detail, rules.retry_after)))
@@ -249,13 +250,14 @@ where
 fn tenant_of(rules: &Rules, parts: &Parts) -> Result<String, Problem> {
     let Some(tenant) = &rules.tenant else { return Ok(String::new()) };
     let tenant = tenant(parts).ok_or_else(Problem::no_tenant)?;
-    match tenant.len() > TENANT_BYTES_MAX {
-        true => Err(Problem::no_tenant()),
-        false => Ok(tenant),
+    // An empty name identifies nobody: all such callers would share their responses.
+    match (1..=TENANT_BYTES_MAX).contains(&tenant.len()) {
+        true => Ok(tenant),
+        false => Err(Problem::no_tenant()),
     }
 }
 
-/// What is to be claimed; `None` where there is no key and need not be one.
+/// The claim to make; `None` if there is no key and none is required.
 fn ask(
     rules: &Rules,
     route: &Route,
@@ -267,12 +269,12 @@ fn ask(
     let key = match (key, &route.key) {
         (Some(key), _) => key,
         (None, KeySource::Function(key_from)) => match key_from(parts, body) {
-            Some(key) => key,
-            None if route.is_required => {
-                let detail = "this request contains no key";
+            Ok(key) => key,
+            Err(NoKey::Missing(detail)) if route.is_required => {
                 return Err(Problem::missing_key(detail));
             }
-            None => return Ok(None),
+            Err(NoKey::Missing(_)) => return Ok(None),
+            Err(NoKey::Malformed(detail)) => return Err(Problem::malformed_key(detail)),
         },
         (None, KeySource::Header(_)) => return Ok(None),
     };
@@ -294,7 +296,7 @@ fn ask(
     }))
 }
 
-/// A request as an operator reads it beside the claim key, which is a hash.
+/// Method and path, for operators: the claim key is only a hash.
 fn named(parts: &Parts) -> String {
     let path = parts.uri.path();
     match path.char_indices().nth(NAMED_PATH_MAX) {

@@ -1,22 +1,21 @@
 //! Idempotency keys for HTTP services: a tower layer on claims of Hapax.
 //!
-//! A client sends `Idempotency-Key` with a request that must not be carried out twice, and the
-//! same key with every retry of it. The first request reaches the handler; its response is stored
-//! by the broker, and every later one gets it, byte for byte, with `Idempotency-Replayed: true`.
-//! The layer knows HTTP and claims; it stores nothing itself, so that any number of processes
-//! share one memory, and one that dies takes nothing with it. What is promised, and where that
-//! ends, is in `docs/guides/http-idempotency.md`.
+//! A client sends `Idempotency-Key` with a request that must not be carried out twice, and the same
+//! key with every retry of it. The first request reaches the handler. The broker stores its
+//! response, and every retry gets that response, byte for byte, with `Idempotency-Replayed: true`.
+//! The layer keeps no state itself: any number of processes can share the keys, and a process that
+//! dies loses none. `docs/guides/http-idempotency.md` describes the guarantees and their limits.
 //!
 //! | a request | gets |
 //! |---|---|
-//! | to no listed route, or without a key where it is optional | the handler, as it streams |
-//! | without a key where it is required; with a malformed one | 400 |
-//! | whose `Connection` names a header that tells who asks, or what | 400, on every route |
-//! | the first of its key | the handler's response, once it is stored |
-//! | again, when that has ended | the same response, marked |
-//! | again, while it is in progress | 409 `in_flight`; with `Prefer: wait` the response |
-//! | another one under the same key | 422 `conflict` |
-//! | while the broker is away | 503 `unavailable`, or the handler where that was chosen |
+//! | to an unlisted route, or without a key where it is optional | the handler, streamed |
+//! | without a required key; with an invalid one | 400 |
+//! | whose `Connection` names an end-to-end header | 400, on every route |
+//! | the first with its key | the handler's response, once it is stored |
+//! | a retry after the first has ended | the same response, marked |
+//! | a retry while it is in progress | 409 `in_flight`; with `Prefer: wait` the response |
+//! | a different one with the same key | 422 `conflict` |
+//! | while the broker cannot be reached | 503 `unavailable`; or the handler, if configured |
 //!
 //! ```no_run
 //! use axum::{Router, routing::post};
@@ -63,4 +62,4 @@ pub use layer::{Guarded, Idempotency};
 pub use operation::Operation;
 pub use policy::{Headers, Policy, Remember};
 pub use problem::Problem;
-pub use route::{BadRoute, Route};
+pub use route::{BadRoute, NoKey, Route};

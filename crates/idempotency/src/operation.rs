@@ -1,4 +1,4 @@
-//! What a handler is told about the operation it works on, and what it can say about it.
+//! The handler's access to its operation.
 
 use std::future::Future;
 use std::sync::{Arc, Weak};
@@ -6,12 +6,11 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use hapax_client::{Error, Held};
 
-/// The operation that a request stands for: among the extensions of every request that is
-/// protected. Cheap to clone.
+/// The operation of a request, in the extensions of every protected request. Cheap to clone.
 ///
-/// A handler can save how far it is ([`Operation::save`]): where this process dies, whoever comes
-/// next under the key finds it ([`Operation::recovery_point`]) and goes on from there. And it can
-/// give other services keys that are the same for every attempt ([`Operation::derive`]).
+/// A handler can save recovery points ([`Operation::save`]). If this process dies, the next attempt
+/// under the key can read them ([`Operation::recovery_point`]) and continue from there. It can also
+/// derive keys for other services that are the same in every attempt ([`Operation::derive`]).
 ///
 /// ```no_run
 /// # use hapax_idempotency::Operation;
@@ -35,7 +34,7 @@ struct Inner {
     tenant: String,
     fence: u64,
     queue: String,
-    /// Not held up by handlers that keep this for longer than they run.
+    /// Weak, so that a handler that keeps this does not keep the claim.
     held: Weak<Held>,
 }
 
@@ -50,7 +49,7 @@ impl Operation {
         &self.0.key
     }
 
-    /// Under which the broker knows it: see the digests of the guide.
+    /// The key of the claim at the broker, a digest: see the guide.
     pub fn claim_key(&self) -> &str {
         &self.0.claim_key
     }
@@ -59,8 +58,8 @@ impl Operation {
         &self.0.tenant
     }
 
-    /// Grows with every attempt; of two attempts the larger is the newer. Written beside the
-    /// effect and compared, it keeps a late attempt from overwriting a newer one.
+    /// Grows with every attempt; of two attempts the larger is the newer. Store it with the effect
+    /// and compare it, so that a late attempt does not overwrite a newer one.
     pub fn fence(&self) -> u64 {
         self.0.fence
     }
@@ -70,7 +69,7 @@ impl Operation {
         hapax_client::derive(&self.0.queue, "", &self.0.claim_key, 0, name)
     }
 
-    /// Saves how far the work is, for the next attempt. At most 64 points, 64 KiB together.
+    /// Saves a recovery point for the next attempt. At most 64, and 64 KiB together.
     pub async fn save(&self, name: &str, data: impl Into<Bytes>) -> Result<(), Error> {
         match self.0.held.upgrade() {
             Some(held) => held.save(name, data).await,
@@ -78,17 +77,17 @@ impl Operation {
         }
     }
 
-    /// What an earlier attempt saved, before it failed or its process died.
+    /// The data that an earlier attempt saved before it failed or its process died.
     pub fn recovery_point(&self, name: &str) -> Option<Bytes> {
         self.0.held.upgrade()?.recovery_point(name).cloned()
     }
 
-    /// Whether the key is somebody else's by now: stop then.
+    /// Whether another attempt may have the key now. Stop then.
     pub fn is_lost(&self) -> bool {
         self.0.held.upgrade().is_none_or(|held| held.is_lost())
     }
 
-    /// Ends when the key is lost.
+    /// Resolves when the lease of the key is lost.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> + 'static {
         let lost = self.0.held.upgrade().map(|held| held.lost());
         async move {

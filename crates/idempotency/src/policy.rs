@@ -1,4 +1,4 @@
-//! What is remembered: which responses, and which of their headers.
+//! Which responses are stored, and which of their headers.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,9 +9,9 @@ use http::{HeaderMap, HeaderName, StatusCode, header};
 
 use crate::connection;
 
-/// What becomes of a key when its response is there.
+/// What to do with a key after its response.
 ///
-/// A handler that knows better than the policy puts one among the extensions of its response:
+/// A handler overrides the policy with one in the extensions of its response:
 ///
 /// ```
 /// use hapax_idempotency::Remember;
@@ -21,19 +21,19 @@ use crate::connection;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Remember {
-    /// The response is the operation's: whoever comes again under the key gets it.
+    /// Store the response: every retry gets it.
     Keep,
-    /// Nothing has happened: the next request under the key is a first one.
+    /// Nothing has happened: free the key.
     Release,
-    /// It may have happened. The key is parked until somebody resolves it where the queue's
-    /// `on_lost` is `park`, and free anywhere else, as if this process had died.
+    /// It may have happened. If the queue's `on_lost` is `park`, the key is parked until an
+    /// operator resolves it. Otherwise the key is freed.
     InDoubt,
 }
 
-/// Which responses are remembered.
+/// Which responses are stored.
 ///
-/// By default 2xx, 3xx and 4xx are: they say what became of the operation. Not remembered are
-/// 408, 425, 429 and 5xx, which say that it was not dealt with: their key is released.
+/// By default 2xx, 3xx and 4xx, because they are the outcome of the operation. Not 408, 425, 429
+/// and 5xx, which mean that it was not processed: their key is freed.
 #[derive(Clone)]
 pub struct Policy(Arc<Choose>);
 
@@ -46,7 +46,7 @@ impl Policy {
         Self(Arc::new(choose))
     }
 
-    /// The default, with more statuses whose key is released.
+    /// The default policy, with further statuses that free the key.
     pub fn releasing(statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         let released: BTreeSet<u16> = statuses.into_iter().map(|status| status.as_u16()).collect();
         Self::new(move |status, _| match released.contains(&status.as_u16()) {
@@ -55,7 +55,7 @@ impl Policy {
         })
     }
 
-    /// What the handler says, or else what the policy does.
+    /// The handler's choice, or else the policy's.
     pub(crate) fn choose(&self, response: &Parts) -> Remember {
         match response.extensions.get::<Remember>() {
             Some(remember) => *remember,
@@ -87,12 +87,13 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// Which headers of a response are remembered with it.
+/// Which headers of a response are stored.
 ///
-/// Never those of the connection and of the moment, nor those that are for one caller's eyes:
-/// `Set-Cookie`, `Date`, `Connection` and what it names, `Content-Length` (which follows from the
-/// body), `Transfer-Encoding`, `Trailer`, `Upgrade`, `Keep-Alive`, `Age`, `Server-Timing`,
-/// `Clear-Site-Data`, proxies' authentication, and the marks of a replay.
+/// Never stored are hop-by-hop headers, those that are valid for one response or one caller only,
+/// and those that mark a replay: `Set-Cookie`, `Date`, `Connection` and what it names,
+/// `Content-Length` (which follows from the body), `Transfer-Encoding`, `Trailer`, `Upgrade`,
+/// `Keep-Alive`, `Age`, `Server-Timing`, `Clear-Site-Data`, proxy authentication,
+/// `Idempotency-Replayed` and `Preference-Applied`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Headers {
     /// All others.
@@ -123,11 +124,11 @@ static NEVER: [HeaderName; 18] = [
     REPLAYED,
 ];
 
-/// Marks a response that was remembered.
+/// Marks a response that was stored before.
 pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
 impl Headers {
-    /// Only the headers of the list, in any case.
+    /// Only these headers, case-insensitive.
     pub fn only<N: AsRef<str>>(names: impl IntoIterator<Item = N>) -> Self {
         Self::Only(names.into_iter().map(|name| name.as_ref().to_ascii_lowercase()).collect())
     }

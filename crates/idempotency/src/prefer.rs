@@ -1,4 +1,4 @@
-//! `Prefer: wait=SECONDS` (RFC 7240): the client would rather wait than be told to come again.
+//! `Prefer: wait=SECONDS` (RFC 7240): the client wants to wait for the response.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::limits::WAIT_SECONDS_MAX;
 const PREFER: HeaderName = HeaderName::from_static("prefer");
 pub(crate) const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// How long the client wants to wait; nothing where it does not say, or not understandably: a
-/// preference is never an error. Of two the first counts.
+/// How long the client wants to wait. `None` if it is missing or malformed, because a preference is
+/// never an error. Of two the first counts.
 pub(crate) fn wait(headers: &HeaderMap) -> Option<Duration> {
     let values = headers.get_all(PREFER);
     let preferences =

@@ -1,5 +1,4 @@
-//! Why a request got no response of the handler's: problem documents, as the broker's doors write
-//! them (RFC 9457).
+//! The layer's error responses: problem documents (RFC 9457), as the broker writes them.
 
 use std::time::Duration;
 
@@ -9,11 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::route::Route;
 
-/// An answer of the layer's own, `application/problem+json`.
+/// An error response of the layer, `application/problem+json`.
 ///
-/// `code` is for programs; it is one of those of the broker, where they mean the same, or
-/// `in_doubt` or `response_not_kept`. A retryable problem carries
-/// `Retry-After`: the same request under the same key may get a better answer then.
+/// `code` is for programs. It is one of the broker's codes, or `in_doubt` or `response_not_kept`. A
+/// retryable problem has `Retry-After`: the same request with the same key may succeed then.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     code: &'static str,
@@ -35,13 +33,13 @@ impl Problem {
         Self { code, status, title, detail, retry_after: None, more }
     }
 
-    /// The same request may get another answer after so long.
+    /// Marks it as retryable after this time.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.retry_after = Some(after);
         self
     }
 
-    /// One more field of the document.
+    /// Adds a field to the document.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.more.insert(name.to_owned(), value.into());
         self
@@ -62,7 +60,7 @@ impl Problem {
     /// Converts to a response with any body type made of bytes.
     pub fn into_response<B: From<Bytes>>(self) -> Response<B> {
         let mut document = json!({
-            // Not a path: it would be one of the service behind, which has no such page.
+            // A URN: the service behind has no such page.
             "type": format!("urn:hapax:error:{}", self.code),
             "title": self.title,
             "status": self.status.as_u16(),

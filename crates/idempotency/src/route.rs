@@ -1,11 +1,11 @@
 //! Routes: which requests are protected, and where their key is found.
 //!
-//! A pattern is methods and a path: `POST /charges`, `PUT,PATCH /orders/{order}`,
-//! `POST /files/{*path}`. `{name}` is one segment, `{*name}` the rest, at least one. A path is
-//! compared as most services would read it: percent-encodings decoded, empty segments and dots
-//! resolved. So another spelling of a protected path is protected too. Where services differ (case,
-//! encoded slashes, `;`, encodings of encodings) a path that one of them would read as a protected
-//! one is told, so that nobody has to guess.
+//! A pattern is methods and a path: `POST /charges`, `PUT,PATCH /orders/{order}`, `POST
+//! /files/{*path}`. `{name}` is one segment, `{*name}` the rest, at least one. A path is compared
+//! as most services would read it: percent-encodings decoded, empty segments and dots resolved. So
+//! another spelling of a protected path is protected too. Services differ in how they read case,
+//! encoded slashes, `;` and double encodings: a path that only some of them would read as a
+//! protected one is detected, and the request refused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,7 +25,16 @@ pub(crate) enum KeySource {
     Function(KeyFunction),
 }
 
-type KeyFunction = Arc<dyn Fn(&Parts, &Bytes) -> Option<String> + Send + Sync>;
+type KeyFunction = Arc<dyn Fn(&Parts, &Bytes) -> Result<String, NoKey> + Send + Sync>;
+
+/// Why a request has no key, for its sender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoKey {
+    /// There is none: 400 `missing_key` if the route requires one.
+    Missing(String),
+    /// There is a value that is not a valid key: 400 `malformed_key` on every route.
+    Malformed(String),
+}
 
 impl fmt::Debug for KeySource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,7 +45,7 @@ impl fmt::Debug for KeySource {
     }
 }
 
-/// Requests that are protected.
+/// A pattern of protected requests.
 ///
 /// ```
 /// use hapax_idempotency::Route;
@@ -63,7 +72,7 @@ enum Segment {
     Rest,
 }
 
-/// Why a text is no route.
+/// Why a text is not a valid route.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{pattern:?} is not a route: {why}; write it as 'POST /charges' or 'PUT,PATCH /orders/{{id}}'"
@@ -74,23 +83,34 @@ pub struct BadRoute {
 }
 
 impl Route {
-    /// A request without a key is no error here: it goes to the handler unprotected.
+    /// Makes the key optional: a request without a key goes to the handler unprotected.
     pub fn optional(mut self) -> Self {
         self.is_required = false;
         self
     }
 
-    /// The key is in this header, instead of `Idempotency-Key`.
+    /// Reads the key from this header instead of `Idempotency-Key`.
     pub fn key_header(mut self, name: HeaderName) -> Self {
         self.key = KeySource::Header(name);
         self
     }
 
-    /// The key follows from the request and its body, such as the id of a webhook's event. `None`
-    /// where there is none.
+    /// Computes the key from the request and its body, such as the id of a webhook's event. The
+    /// function returns `None` if there is no key.
     pub fn key_from(
-        mut self,
+        self,
         key: impl Fn(&Parts, &Bytes) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.try_key_from(move |request, body| {
+            let missing = || NoKey::Missing("this request contains no key".to_owned());
+            key(request, body).ok_or_else(missing)
+        })
+    }
+
+    /// Like [`Route::key_from`], with the reason if there is no key.
+    pub fn try_key_from(
+        mut self,
+        key: impl Fn(&Parts, &Bytes) -> Result<String, NoKey> + Send + Sync + 'static,
     ) -> Self {
         self.key = KeySource::Function(Arc::new(key));
         self
@@ -105,7 +125,7 @@ impl Route {
         self.methods.contains(method) && self.fits(path, |literal, part| literal == part)
     }
 
-    /// Whether some service would read it as one for this route; the path is read loosely.
+    /// Whether some service would read the request as one for this route; the path is read loosely.
     pub(crate) fn may_match(&self, method: &Method, path: &Path) -> bool {
         let is_it = |own: &Method| own.as_str().eq_ignore_ascii_case(method.as_str());
         self.methods.iter().any(is_it) && self.fits(path, |literal, part| folded(literal) == part)
@@ -214,9 +234,9 @@ impl Path {
         Self::resolved(path.split('/').map(decoded))
     }
 
-    /// As one segment after another that any service could read it as: encodings of encodings are
-    /// decoded before it is split, backslashes are slashes, parameters (`;`) and what follows a
-    /// zero byte are cut off, and case does not count.
+    /// Reads a path as loosely as any service might: double encodings are decoded before it is
+    /// split, backslashes are slashes, parameters (`;`) and everything after a zero byte are cut
+    /// off, and case is ignored.
     pub(crate) fn loosely(path: &str) -> Self {
         let mut text = path.to_owned();
         for _ in 0..DECODED_MAX {
@@ -242,7 +262,7 @@ impl Path {
     }
 }
 
-/// How often an encoding is decoded at most.
+/// The most rounds of decoding.
 const DECODED_MAX: usize = 4;
 
 fn decoded(text: &str) -> String {

@@ -11,10 +11,10 @@
 //!     └ broker away ─────▶ 503, or the handler without a claim
 //! ```
 //!
-//! A claim that was not begun is freed when its lease is over, also in a queue that parks: nothing
-//! was done under it. So the key of a caller that went away, or of one who never heard the answer
-//! to its claim, is in nobody's doubt. What was begun is parked where it ends without a word of
-//! its own, as a panic is; a queue that does not park frees its key.
+//! A claim that was not begun is freed when its lease ends, also in a queue that parks, because
+//! nothing was done under it. So a caller that disappears, or never gets the answer to its claim,
+//! leaves nothing in doubt. A begun claim that ends without a response, for example by a panic, is
+//! parked; a queue that does not park frees its key.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,7 +42,7 @@ use crate::problem::Problem;
 use crate::settle::{Ended, Settling, settle_retry};
 use crate::stored::{CONTENT_TYPE, Stored};
 
-/// What a request asks for.
+/// A protected request.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) key: String,
@@ -51,14 +51,14 @@ pub(crate) struct Asked {
     pub(crate) tenant: String,
     /// For the log.
     pub(crate) route: String,
-    /// Method and path, for whoever has to resolve it.
+    /// Method and path, for the operator who has to resolve it.
     pub(crate) request: String,
     pub(crate) wait: Option<std::time::Duration>,
 }
 
 type HttpResponse<R> = Response<ResponseBody<R>>;
 
-/// Claims the key, calls the handler if it is fresh, and tells the broker what came of it.
+/// Claims the key, calls the handler if it is fresh, and settles the claim.
 pub(crate) async fn run<R, E, F>(
     rules: Arc<Rules>,
     asked: Asked,
@@ -87,7 +87,7 @@ where
     }
 }
 
-/// Says how a request was answered, to the observer and to whoever wraps the layer.
+/// Reports how a request was answered, to the observer and in the response's extensions.
 pub(crate) fn tell<R>(
     rules: &Rules,
     outcome: Outcome,
@@ -98,7 +98,7 @@ pub(crate) fn tell<R>(
     response
 }
 
-/// What a claim came to.
+/// The outcome of a claim.
 enum Taken {
     Fresh(Held),
     Ended(Outcome, Response<Bytes>),
@@ -111,14 +111,14 @@ impl Taken {
     }
 }
 
-/// Takes the key, or tells what to answer instead. Waits for the broker no longer than it may.
+/// Claims the key, or returns the response instead. Waits for the broker at most for the timeout.
 async fn take(rules: &Arc<Rules>, asked: &Asked) -> Taken {
     let mut taking = Box::pin(claim(rules, asked, asked.wait));
     let patience = rules.broker_timeout + asked.wait.unwrap_or_default();
     let Ok(claimed) = timeout(patience, &mut taking).await else {
         rules.tell(Event::BrokerFailed(Code::Unavailable));
-        // The broker may have given the key all the same: then it is given back, as soon as that
-        // can be told. Otherwise the next request would have to wait until its lease is over.
+        // The claim may have succeeded at the broker. Then it is released as soon as the answer
+        // arrives, so that the next request need not wait for the end of its lease.
         let running = Running::begin(rules);
         tokio::spawn(async move {
             if let Ok(Claim::Fresh(held)) = taking.await {
@@ -144,8 +144,8 @@ async fn take(rules: &Arc<Rules>, asked: &Asked) -> Taken {
     }
 }
 
-/// Says that the handler starts: from here on a lost lease leaves the operation in doubt, where the
-/// queue parks. Where that cannot be said in time nothing is done, and the key is given back.
+/// Reports `begin` to the broker: from here on a lost lease leaves the operation in doubt, if the
+/// queue parks. If the broker does not answer in time, nothing is done and the key is released.
 async fn begin(rules: &Arc<Rules>, held: Held) -> Taken {
     let begun = timeout(rules.broker_timeout, held.begin()).await;
     match begun {
@@ -159,10 +159,10 @@ async fn begin(rules: &Arc<Rules>, held: Held) -> Taken {
         }
         Err(_) => rules.tell(Event::BrokerFailed(Code::Unavailable)),
     }
-    // It may have been heard all the same. While this is tried the lease is extended.
+    // The broker may have recorded the begin. The lease is extended while the release is retried.
     let running = Running::begin(rules);
     tokio::spawn(async move {
-        // Whoever comes next is told that it is in progress, until the lease ends.
+        // If this fails, retries get `in_flight` until the lease ends.
         let _ = settle_retry().run(|| held.settle(Settle::Release)).await;
         drop(running);
     });
@@ -179,7 +179,7 @@ pub(crate) fn claim(
         .queue
         .claim(&asked.claim_key)
         .fingerprint(&asked.fingerprint)
-        // Where this process dies nobody else can say what is in doubt.
+        // If this process dies, this shows an operator what is in doubt.
         .header("request", &asked.request)
         .lease(rules.lease)
         .wait(wait.unwrap_or_default())
@@ -190,7 +190,7 @@ pub(crate) fn claim(
     request.take()
 }
 
-/// What a refusal of the broker means to the client.
+/// The response to the client for a refusal of the broker.
 fn refused(rules: &Rules, asked: &Asked, error: &Error) -> Taken {
     match error.code() {
         Code::Conflict => Taken::problem(Outcome::Conflict, Problem::conflict()),
@@ -223,7 +223,7 @@ fn unavailable(rules: &Rules) -> Taken {
     }
 }
 
-/// The response that was stored, or what to say of one that was not.
+/// The stored response, or a problem if it was not stored.
 pub(crate) fn replay(result: Option<Blob>) -> (Outcome, Response<Bytes>) {
     let result = result.unwrap_or_default();
     let is_ours = result.content_type == CONTENT_TYPE;
@@ -247,7 +247,7 @@ pub(crate) fn replay(result: Option<Blob>) -> (Outcome, Response<Bytes>) {
     (Outcome::Replayed, response)
 }
 
-/// What somebody said when they resolved the key by hand: a body, and what it is.
+/// The response of a key that an operator resolved: a body and its content type.
 fn resolved(result: Blob) -> Response<Bytes> {
     let mut response = Response::new(result.body);
     if !result.content_type.is_empty()
@@ -261,7 +261,7 @@ fn resolved(result: Blob) -> Response<Bytes> {
     response
 }
 
-/// Says that the wait was granted, where one was asked for.
+/// Adds `Preference-Applied` if a wait was requested.
 fn applied<R>(asked: &Asked, mut response: HttpResponse<R>) -> HttpResponse<R> {
     if let Some(wait) = asked.wait
         && let Ok(value) = HeaderValue::from_str(&format!("wait={}", wait.as_secs()))
@@ -289,7 +289,7 @@ where
     let max = rules.response_bytes_max;
     let handled = async {
         let (parts, body) = handler(Some(operation)).await?.into_parts();
-        // What is not kept need not be read here, and streams.
+        // A response that is not stored is streamed.
         Ok(match rules.policy.choose(&parts) {
             Remember::Keep => (parts, Remember::Keep, gather(body, max).await),
             other => (parts, other, Gathered::TooLarge(ResponseBody::passed(body))),
@@ -299,7 +299,7 @@ where
     let settling = Settling { rules, asked: &asked, held };
     let (parts, remember, body) = match handled {
         Ok(Ok(handled)) => handled,
-        // It may have been dropped in the middle, as by a timeout within.
+        // It may have been cancelled in the middle, for example by an inner timeout.
         Ok(Err(error)) => {
             settling.park("the service failed without a response").await;
             rules.tell(Event::Answered(Outcome::Fresh));
@@ -333,7 +333,7 @@ where
 
 struct Panicked;
 
-/// A handler that panics must not take its claim with it.
+/// Catches a panic of the handler, so that its claim can still be settled.
 async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
     let mut future = pin!(future);
     poll_fn(move |context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
@@ -343,7 +343,7 @@ async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
     .await
 }
 
-/// Stores the response, and answers with it when it is stored.
+/// Stores the response, and then returns it.
 async fn keep<R>(settling: Settling<'_>, parts: Parts, body: Gathered<R>) -> HttpResponse<R> {
     let rules = Arc::clone(settling.rules);
     let stored = Stored {
@@ -389,7 +389,7 @@ fn whole<R>(parts: Parts, body: Gathered<R>) -> HttpResponse<R> {
     Response::from_parts(parts, body)
 }
 
-/// Counts an operation as long as it is under way.
+/// Counts an operation as long as it is in progress.
 pub(crate) struct Running(Arc<Rules>);
 
 impl Running {

@@ -1,17 +1,17 @@
-//! Which operation a request is: the key of its claim, and the digest it is told apart by.
+//! The identity of a request: the key of its claim, and its fingerprint.
 //!
-//! Both are lowercase hex of BLAKE3 over a list of texts, each preceded by its length in bytes as
-//! 8 bytes, little endian, so that no two lists run into each other:
+//! Both are lowercase hex of BLAKE3 over a list of texts, each preceded by its length in bytes as 8
+//! bytes, little endian, so that different lists never have the same bytes:
 //!
 //! | digest | of |
 //! |---|---|
 //! | claim key | `hapax-http-claim-1`, namespace, tenant, method, route, key |
 //! | fingerprint | `hapax-http-request-1`, method, path, query, headers, body |
 //!
-//! The query is the text with its `?`, or nothing; of every chosen header, in alphabetical order,
-//! its name, how many values it has as decimal, and those; but `Cookie` and `X-Api-Key` only where
-//! they are there. A claim's key has 64 letters, so that a
-//! client's may have 255 bytes of anything, and nobody mistakes the digest for a dated key.
+//! The query is the text with its `?`, or nothing; for every compared header, in alphabetical
+//! order, its name, the number of its values in decimal, and the values; `Cookie` and `X-Api-Key`
+//! only if they are present. A claim's key has 64 characters, so that the client's key may have 255
+//! bytes of anything, and the digest cannot be mistaken for a dated key.
 
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
@@ -38,7 +38,7 @@ impl Scope<'_> {
     }
 }
 
-/// What a retry must have in common with the first request. `headers` are sorted.
+/// The fingerprint, which a retry must share with the first request. `headers` are sorted.
 pub(crate) fn fingerprint(request: &Parts, headers: &[HeaderName], body: &Bytes) -> String {
     let mut digest = Digest::default();
     digest.text("hapax-http-request-1").text(request.method.as_str()).text(request.uri.path());
@@ -46,7 +46,7 @@ pub(crate) fn fingerprint(request: &Parts, headers: &[HeaderName], body: &Bytes)
     for name in headers {
         let values = request.headers.get_all(name);
         if values.iter().next().is_none() && CREDENTIALS.contains(name) && *name != AUTHORIZATION {
-            continue; // As before these were compared: the keys of then stay good.
+            continue; // Keys from before these were compared stay valid.
         }
         digest.text(name.as_str()).text(&values.iter().count().to_string());
         for value in values {

@@ -1,8 +1,8 @@
-//! What the broker is told when the handler has ended, and what that leaves for the client.
+//! Settles the claim after the handler has ended, and determines the client's response.
 //!
-//! The effect has happened by then, so that a response is not given up lightly: it is tried to be
-//! stored for minutes, behind the client's back where it takes long, and a lease that was lost is
-//! no reason to forget it as long as nobody else has the key.
+//! The effect has happened by then, so storing the response is retried for minutes, in the
+//! background if it takes long. Even if the lease was lost, the response is stored as long as
+//! nobody else has the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +18,10 @@ use crate::limits::SETTLE_PATIENCE;
 use crate::run::{Asked, Running, claim};
 use crate::stored::{CONTENT_TYPE, Stored};
 
-/// Between two tries, each of which has tried for the client's timeout.
+/// The pause between two tries, each of which takes up to the client's timeout.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How long the broker is asked to take the end of an operation. Every try waits for the client's
-/// timeout by itself.
+/// The retries of a settle. Each try itself takes up to the client's timeout.
 pub(crate) fn settle_retry() -> Retry {
     Retry::within(SETTLE_PATIENCE).pauses(PAUSE, PAUSE)
 }
@@ -34,22 +33,22 @@ pub(crate) struct Settling<'a> {
     pub(crate) held: Arc<Held>,
 }
 
-/// What became of a response that was to be kept.
+/// The outcome of storing a response.
 #[derive(Debug)]
 pub(crate) enum Ended {
     Stored,
-    /// Another one was stored under the key: that is the answer.
+    /// Another response was stored under the key and is returned instead.
     Replaced(Blob),
-    /// Another request works under the key.
+    /// Another request holds the key.
     Superseded,
-    /// The broker does not answer. It is still being tried.
+    /// The broker does not answer. Retries continue in the background.
     Unknown,
-    /// The broker does not take it, and never will.
+    /// The broker refuses it for good.
     Refused,
 }
 
 impl Settling<'_> {
-    /// Frees the key: the next request under it is a first one.
+    /// Frees the key: the next request with it is a first one.
     pub(crate) async fn release(self) {
         self.end(Settle::Release, |settled| match settled {
             Settled::Ok { .. } => Settlement::Released,
@@ -58,7 +57,7 @@ impl Settling<'_> {
         .await;
     }
 
-    /// Says that nobody knows whether it happened: a queue that parks keeps the key until somebody
+    /// Reports that the outcome is unknown: a queue that parks keeps the key until an operator
     /// resolves it, any other frees it.
     pub(crate) async fn park(self, why: &str) {
         let Asked { claim_key, route, request, .. } = self.asked;
@@ -87,12 +86,13 @@ impl Settling<'_> {
             }));
             drop(running);
         });
-        // Whoever comes again at once should find it so; but nobody waits for a broker that is
-        // away to hear what became of a request.
+        // Waits, so that an immediate retry sees the new state, but not for longer than the timeout
+        // if the broker cannot be reached.
         let _ = timeout(self.rules.broker_timeout, task).await;
     }
 
-    /// Stores the response. Waits for the broker no longer than it may; trying goes on.
+    /// Stores the response. Waits for the broker at most for the timeout; retries continue in the
+    /// background.
     pub(crate) async fn complete(self, stored: Stored) -> Ended {
         let (rules, asked) = (Arc::clone(self.rules), self.asked.clone());
         let completion = Completion { rules, asked, held: self.held, stored };
@@ -108,7 +108,7 @@ impl Settling<'_> {
     }
 }
 
-/// A response on its way to the broker.
+/// A response that is being stored.
 struct Completion {
     rules: Arc<Rules>,
     asked: Asked,
@@ -141,9 +141,8 @@ impl Completion {
         }
     }
 
-    /// The lease is lost and nobody has finished. Where nobody has the key either, it is taken
-    /// again, for the response that is there already: refusing it would only make sure that the
-    /// operation is carried out again.
+    /// The lease is lost and nobody has finished. If nobody holds the key either, it is claimed
+    /// again to store the response, because discarding it would only cause a repetition.
     async fn again(self) -> Ended {
         let Asked { route, .. } = &self.asked;
         tracing::warn!(route, "a response was ready after its lease was lost");

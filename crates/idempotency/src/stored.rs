@@ -1,4 +1,4 @@
-//! A response as it is remembered: the bytes of a claim's result.
+//! The format of a stored response: the bytes of a claim's result.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | each | varint length, name in lowercase; varint length, value |
 //! | the rest | body |
 //!
-//! Varints are LEB128. Encode stands beside decode; what is not understood is refused, so that a
-//! newer release's responses are never taken for something else.
+//! Varints are LEB128. Unknown versions and flags are refused, so that responses of a newer release
+//! are never misread.
 
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
@@ -23,16 +23,16 @@ pub(crate) const CONTENT_TYPE: &str = "application/vnd.hapax.http-response";
 const VERSION: u8 = 1;
 const NOT_KEPT: u8 = 1;
 
-/// What is remembered of a response.
+/// The stored parts of a response.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Stored {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// `None` where it was too large.
+    /// `None` if it was too large.
     pub(crate) body: Option<Bytes>,
 }
 
-/// Why a result is no response.
+/// Why a result is not a stored response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error("it has version {0}, which this release does not know")]
@@ -46,7 +46,8 @@ pub(crate) enum Malformed {
 }
 
 impl Stored {
-    /// Whether it can be given again. Headers that do not fit are as much too large as a body.
+    /// Whether the response can be returned again. It cannot if its body or its headers are too
+    /// large.
     pub(crate) fn is_kept(&self) -> bool {
         self.body.is_some() && self.headers_bytes() <= HEADERS_BYTES_MAX
     }
@@ -98,7 +99,7 @@ impl Stored {
         Ok(Self { status, headers, body })
     }
 
-    /// The response again; `None` where it was not kept.
+    /// The response; `None` if it was not stored.
     pub(crate) fn into_response<B: From<Bytes>>(self) -> Option<Response<B>> {
         let mut response = Response::new(B::from(self.body?));
         *response.status_mut() = self.status;

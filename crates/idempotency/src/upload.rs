@@ -1,5 +1,5 @@
-//! Requests on their way in: each is read whole, within bounds of size, of time, and of what all
-//! of them take together.
+//! Reads request bodies completely, within limits of size, of time, and of the memory of all
+//! incomplete bodies.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The bytes of a permit.
 const UNIT: usize = 1_024;
 
-/// Room for the bodies that have not come whole.
+/// The memory for incomplete bodies.
 #[derive(Debug)]
 pub(crate) struct Uploads {
     room: Arc<Semaphore>,
@@ -31,21 +31,21 @@ impl Uploads {
         Self { room: Arc::new(Semaphore::new(max)), max }
     }
 
-    /// Makes it large enough for one body of so many bytes.
+    /// Makes it large enough for one body of this size.
     pub(crate) fn at_least(self, bytes: usize) -> Self {
         let needed = bytes.saturating_sub(UPLOAD_FREE_BYTES);
         if needed.div_ceil(UNIT) <= self.max { self } else { Self::new(needed) }
     }
 }
 
-/// What one body takes of the room.
+/// The memory of one body.
 struct Share<'a> {
     uploads: &'a Uploads,
     held: Option<OwnedSemaphorePermit>,
 }
 
 impl Share<'_> {
-    /// Takes as much as a body of so many bytes needs.
+    /// Takes as much memory as a body of this size needs.
     fn grow(&mut self, bytes: usize) -> Result<(), Unread> {
         let needed = bytes.saturating_sub(UPLOAD_FREE_BYTES).div_ceil(UNIT);
         let more = needed - self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -63,11 +63,11 @@ impl Share<'_> {
     }
 }
 
-/// Why there is no body.
+/// Why a body could not be read.
 #[derive(Debug)]
 pub(crate) enum Unread {
     Refused(Problem),
-    /// Others take all the room.
+    /// There is no memory left.
     NoRoom,
 }
 
@@ -77,7 +77,7 @@ impl From<Problem> for Unread {
     }
 }
 
-/// The whole body of a request.
+/// Reads the complete body of a request.
 pub(crate) async fn read<B>(rules: &Rules, headers: &HeaderMap, body: B) -> Result<Bytes, Unread>
 where
     B: Body<Data = Bytes>,

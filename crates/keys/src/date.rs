@@ -1,19 +1,24 @@
-//! The time at which a key was made, where the key tells.
+//! The date of a key, if it carries one.
 
-/// Dates read from keys are believed from here on.
+/// Earlier dates in keys are not believed.
 const DATED_FROM_MS: u64 = 1_451_606_400_000; // 2016-01-01
-/// Clocks differ, so an operation may be dated ahead by so much; its key is remembered from its
-/// date on. What is dated further ahead is refused.
+/// Clocks differ, so an operation may be dated this far in the future; its retention starts at its
+/// date. One dated further ahead is refused.
 pub const DATED_AHEAD_MS: u64 = 24 * 60 * 60 * 1_000;
-/// A word of 26 letters that would be a ULID of a time further ahead is none.
+/// A word of 26 letters that would be a ULID dated further ahead than this does not count as one.
 const ULID_AHEAD_MS: u64 = 366 * 24 * 60 * 60 * 1_000;
 
-/// Returns when the key was made, in milliseconds since 1970, where it tells: a UUIDv7 or a ULID of
-/// a believable time. A UUIDv7 tells whatever its time is; a word of 26 letters may look like a
-/// ULID by chance, mostly of a time that is thousands of years ahead. A clock that runs ahead by
-/// days is no chance: what it dates must not pass for undated now and be new again when its date
-/// has come.
-pub fn date_ms(key: &str, now_ms: u64) -> Option<u64> {
+/// The value of a byte that is not a digit.
+const NONE: u8 = u8::MAX;
+const HEX: [u8; 256] = values(b"0123456789ABCDEF");
+const CROCKFORD: [u8; 256] = values(b"0123456789ABCDEFGHJKMNPQRSTVWXYZ");
+
+/// Returns the date of a UUIDv7 or a ULID, in milliseconds since 1970, if it is plausible. A UUIDv7
+/// is dated however far ahead; a word of 26 letters may look like a ULID by chance, mostly
+/// thousands of years ahead. A clock that runs days ahead is not chance: its keys must not count as
+/// undated now and as new when their date has come.
+pub fn date_ms(key: impl AsRef<[u8]>, now_ms: u64) -> Option<u64> {
+    let key = key.as_ref();
     let latest = now_ms.saturating_add(ULID_AHEAD_MS);
     let uuid = uuid_ms(key).filter(|at| *at >= DATED_FROM_MS);
     let ulid = || ulid_ms(key).filter(|at| (DATED_FROM_MS..=latest).contains(at));
@@ -21,43 +26,61 @@ pub fn date_ms(key: &str, now_ms: u64) -> Option<u64> {
 }
 
 /// Reads a UUID in its usual form, with hyphens.
-pub fn parse_uuid(text: &str) -> Option<u128> {
-    let bytes = text.as_bytes();
-    if bytes.len() != 36 {
-        return None;
-    }
-    let mut value = 0u128;
-    for (place, byte) in bytes.iter().enumerate() {
-        if matches!(place, 8 | 13 | 18 | 23) {
-            if *byte != b'-' {
-                return None;
-            }
-            continue;
-        }
-        value = value << 4 | u128::from(char::from(*byte).to_digit(16)?);
-    }
-    Some(value)
+pub fn parse_uuid(text: impl AsRef<[u8]>) -> Option<u128> {
+    let mut groups = text.as_ref().split(|byte| *byte == b'-');
+    let mut group = |digits: usize| groups.next().filter(|it| it.len() == digits).and_then(hex);
+    let time = (group(8)?, group(4)?, group(4)?);
+    let rest = (group(4)?, group(12)?);
+    let (high, low) = (time.0 << 32 | time.1 << 16 | time.2, rest.0 << 48 | rest.1);
+    groups.next().is_none().then_some(u128::from(high) << 64 | u128::from(low))
 }
 
-fn uuid_ms(key: &str) -> Option<u64> {
-    let value = parse_uuid(key)?;
-    let (version, variant) = (value >> 76 & 0xf, value >> 62 & 0b11);
-    (version == 7 && variant == 0b10).then_some((value >> 80) as u64)
+/// Up to 16 digits. All are read before any is checked, which is faster than one by one.
+fn hex(digits: &[u8]) -> Option<u64> {
+    let (mut value, mut all) = (0, 0);
+    for letter in digits {
+        let digit = HEX.get(usize::from(*letter)).copied().unwrap_or(NONE);
+        value = value << 4 | u64::from(digit);
+        all |= digit;
+    }
+    (all < 16).then_some(value)
 }
 
-fn ulid_ms(key: &str) -> Option<u64> {
+/// Every key is parsed, and a table is faster than comparisons.
+#[expect(clippy::indexing_slicing, reason = "evaluated when this is compiled")]
+const fn values(digits: &[u8]) -> [u8; 256] {
+    let mut values = [NONE; 256];
+    let mut value = 0;
+    while value < digits.len() {
+        values[digits[value].to_ascii_uppercase() as usize] = value as u8;
+        values[digits[value].to_ascii_lowercase() as usize] = value as u8;
+        value += 1;
+    }
+    values
+}
+
+fn digit(values: &[u8; 256], letter: u8) -> Option<u8> {
+    values.get(usize::from(letter)).copied().filter(|value| *value != NONE)
+}
+
+fn uuid_ms(key: &[u8]) -> Option<u64> {
+    // The version is checked first: most keys that look like a UUID are of version 4.
+    let is_dated = key.len() == 36 && key.get(14) == Some(&b'7');
+    let value = if is_dated { parse_uuid(key)? } else { return None };
+    (value >> 62 & 0b11 == 0b10).then_some((value >> 80) as u64)
+}
+
+fn ulid_ms(key: &[u8]) -> Option<u64> {
     if key.len() != 26 {
         return None;
     }
     let mut value = 0u128;
-    for (place, letter) in key.bytes().enumerate() {
-        let digit = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-            .iter()
-            .position(|known| *known == letter.to_ascii_uppercase())?;
+    for (place, letter) in key.iter().copied().enumerate() {
+        let digit = digit(&CROCKFORD, letter)?;
         if place == 0 && digit > 7 {
             return None;
         }
-        value = value << 5 | digit as u128;
+        value = value << 5 | u128::from(digit);
     }
     Some((value >> 80) as u64)
 }
@@ -85,6 +108,10 @@ mod tests {
             "8e03978e-40d5-43dd-bc93-6894a57f9324",
             "017f22e279b07cc398c4dc0c0c07398f",
             "00000000-6800-7000-8000-000000000001",
+            "018bcfe5-6800-7000-c000-000000000001",
+            "018bcfe5-6800-7000-8000-00000000000g",
+            "018bcfe56-800-7000-8000-000000000001",
+            "018bcfe5-6800-7000-8000-0000000000-1",
             "ORDERORDERORDERORDERORDER1",
             "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
             "7ZZZZZZZZZZZZZZZZZZZZZZZZZ",

@@ -1,4 +1,4 @@
-//! Keys of what follows from a message.
+//! Derived keys.
 
 use sha2::{Digest as _, Sha256};
 
@@ -9,7 +9,7 @@ const VERSION: &str = "hapax-2";
 #[derive(Clone, Copy, Debug)]
 pub struct Parent<'a> {
     pub queue: &'a str,
-    /// The group, where the queue deduplicates per group.
+    /// The group, if the queue deduplicates per group.
     pub group: Option<&'a str>,
     pub key: &'a str,
     pub generation: u32,
@@ -24,8 +24,8 @@ pub fn derive(parent: &Parent<'_>, name: &str) -> String {
     digest(&[VERSION, parent.queue, group, parent.key, &generation, name])
 }
 
-/// Derives a key as release 0.1 did, over the key, the generation and the name alone: what its
-/// steps have saved stays valid.
+/// Derives a key as release 0.1 did, over key, generation and name only: what its steps have saved
+/// stays valid.
 pub fn derive_first(key: &str, generation: u32, name: &str) -> String {
     let mut hasher = blake3::Hasher::new();
     hasher.update(key.as_bytes()).update(&[0]);
@@ -34,8 +34,8 @@ pub fn derive_first(key: &str, generation: u32, name: &str) -> String {
     first_half(hasher.finalize().as_bytes())
 }
 
-/// Hashes texts so that no two lists of them run into each other: lowercase hex of the first 16
-/// bytes of SHA-256 over their netstrings (`LENGTH:BYTES,`).
+/// Hashes a list of texts unambiguously: lowercase hex of the first 16 bytes of SHA-256 over their
+/// netstrings (`LENGTH:BYTES,`).
 pub fn digest(parts: &[&str]) -> String {
     let mut hasher = Sha256::new();
     for part in parts {

@@ -1,5 +1,5 @@
-//! The arithmetic of idempotency keys that the broker and its clients must do alike: keys that are
-//! derived from others, and the dates that keys tell.
+//! Computations on idempotency keys that the broker and its clients share: derived keys, and the
+//! dates in keys.
 //!
 //! Pure functions of their arguments: no clock, no randomness, no input or output.
 

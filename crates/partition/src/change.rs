@@ -4,27 +4,27 @@
 //!   enter the route ─▶ the leader decides ─▶ all others follow ─▶ remove the route (delete)
 //! ```
 //!
-//! What the leader's journal holds is decided; the others are told until they have it. A crash
-//! after any step leaves a leader that is ahead of some others, and [`reconcile`] completes the
-//! change before anybody is served. The leader's version goes along as an edition, so that nobody
-//! takes over an older one.
+//! A change is decided when it is in the leader's journal; then it is sent to the others until they
+//! have it. A crash after any step leaves a leader that is ahead of some others, and [`reconcile`]
+//! completes the change before any request is served. The leader's version is passed on as an
+//! edition, so that no partition applies an older one.
 //!
-//! Invariants, which the caller keeps: one change of a queue at a time; a change that was begun is
-//! carried to its end, whatever its caller does; reconciliation is complete before the first
-//! change.
+//! Invariants, which the caller keeps: one change of a queue at a time; a change that has begun is
+//! completed, whatever its caller does; reconciliation is complete before the first change.
 //!
-//! A purge leaves no trace in the leader: one that a crash broke off is done in part, nobody was
-//! told that it is done, and doing it again is harmless.
+//! A purge leaves no trace in the leader: one that a crash interrupted is done in part, was not
+//! confirmed, and can be repeated without harm.
 
 use std::collections::{HashMap, HashSet};
 
 use hapax_core::{
-    Command, Configure, Follow, Machine, Outcome, Purge, QueueId, QueueName, QueueView, Refusal,
+    Command, Configure, Follow, Machine, Outcome, Purge, QueueId, QueueName, QueueView, Recipe,
+    Refusal,
 };
 
 use crate::route::{LEADER, Routes};
 
-/// What may be done to a queue as a whole.
+/// An operation on a queue as a whole.
 #[derive(Clone, Debug)]
 pub enum Change {
     Configure(Configure),
@@ -46,7 +46,7 @@ impl Change {
 
     fn command(&self) -> Command {
         match self {
-            Self::Configure(configure) => Command::Configure(configure.clone()),
+            Self::Configure(configure) => Command::Configure(Box::new(configure.clone())),
             Self::Delete(queue) => Command::Delete(queue.clone()),
             Self::Pause(queue) => Command::Pause(queue.clone()),
             Self::Resume(queue) => Command::Resume(queue.clone()),
@@ -55,7 +55,7 @@ impl Change {
     }
 }
 
-/// What a change came to.
+/// The result of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Changed {
     Configured { version: u64, created: bool },
@@ -69,7 +69,7 @@ pub struct Step {
     pub commands: Vec<Command>,
 }
 
-/// A change under way.
+/// A change in progress.
 ///
 /// ```text
 ///   let mut running = Running::begin(change, &mut routes);
@@ -83,7 +83,7 @@ pub struct Step {
 pub struct Running {
     change: Change,
     partitions: usize,
-    /// Whether this change entered the queue's route.
+    /// Whether this change added the queue's route.
     entered: bool,
     stage: Stage,
     result: Result<Changed, Refusal>,
@@ -100,8 +100,8 @@ enum Stage {
 }
 
 impl Running {
-    /// Begins a change. The queue's route is known from here on: before any partition takes a
-    /// message by it.
+    /// Begins a change. The queue's route is known from here on, before any partition accepts a
+    /// message for it.
     pub fn begin(change: Change, routes: &mut Routes) -> Self {
         let entered = match &change {
             Change::Configure(configure) => routes.enter(&configure.queue, &configure.config),
@@ -111,7 +111,7 @@ impl Running {
         Self { change, partitions, entered, stage: Stage::Begun, result: Ok(Changed::Done) }
     }
 
-    /// The next steps, which may be carried out at once; `None` when all is done.
+    /// The next steps, which may run concurrently; `None` when the change is complete.
     #[expect(clippy::should_implement_trait, reason = "the answers come in between")]
     pub fn next(&mut self) -> Option<Vec<Step>> {
         match self.stage {
@@ -126,11 +126,13 @@ impl Running {
             Stage::Led(edition) => {
                 self.stage = Stage::Following;
                 let command = match &self.change {
-                    Change::Configure(Configure { queue, config, .. }) => Command::Follow(Follow {
-                        queue: queue.clone(),
-                        config: config.clone(),
-                        version: edition,
-                    }),
+                    Change::Configure(Configure { queue, config, .. }) => {
+                        Command::Follow(Box::new(Follow {
+                            queue: queue.clone(),
+                            config: config.clone(),
+                            version: edition,
+                        }))
+                    }
                     other => other.command(),
                 };
                 let step = |partition| Step { partition, commands: vec![command.clone()] };
@@ -141,7 +143,7 @@ impl Running {
         }
     }
 
-    /// Takes the outcomes of all steps of `next`, in their order.
+    /// Takes the outcomes of all steps of `next`, in order.
     pub fn done(&mut self, mut outcomes: Vec<Vec<Outcome>>, routes: &mut Routes) {
         match self.stage {
             Stage::Leading => {
@@ -179,7 +181,7 @@ impl Running {
         }
     }
 
-    /// What the change came to.
+    /// The result of the change.
     pub fn end(self) -> Result<Changed, Refusal> {
         assert_eq!(self.stage, Stage::Ended, "a change is carried to its end");
         self.result
@@ -201,7 +203,7 @@ impl Running {
     fn followed(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Ok | Outcome::Configured { .. } => {}
-            // One that has no queue to pause has none to hand messages out of either.
+            // A partition without the queue delivers nothing from it either.
             Outcome::Refused(Refusal::NoSuchQueue) => {}
             Outcome::Refused(refusal) => self.result = Err(refusal),
             other => unreachable!("a change is not answered by {other:?}"),
@@ -209,9 +211,8 @@ impl Running {
     }
 }
 
-/// The version of a queue as the others know it: its number in the leader, and how often it was
-/// changed since it was created. It grows with every change, also where a queue is deleted and
-/// created again, at the same moment or later.
+/// The version of a queue as followers know it: its number in the leader, and the number of changes
+/// since it was created. It grows with every change, also if a queue is deleted and created again.
 fn edition(leads: &QueueView) -> u64 {
     (u64::from(leads.number) + 1) << VERSION_BITS | leads.version.min(VERSION_MAX)
 }
@@ -219,13 +220,13 @@ fn edition(leads: &QueueView) -> u64 {
 const VERSION_BITS: u32 = 32;
 const VERSION_MAX: u64 = (1 << VERSION_BITS) - 1;
 
-/// The number in the leader of a queue of this edition; `None` where release 0.1 wrote it, which
-/// counted in every partition by itself.
+/// The leader's number of a queue of this edition; `None` if release 0.1 wrote it, which counted in
+/// every partition separately.
 fn number(edition: u64) -> Option<u64> {
     (edition >> VERSION_BITS).checked_sub(1)
 }
 
-/// What one partition knows of the queues, before it is served.
+/// What one partition knows of the queues at a start.
 #[derive(Clone, Debug)]
 pub struct Known {
     /// The number of the next queue that it creates.
@@ -244,7 +245,7 @@ impl Known {
     }
 }
 
-/// The leader lacks what the others have: its directory was lost, emptied or set back.
+/// The leader lacks what the others have: its directory was lost, emptied or rolled back.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "partition {LEADER} does not know what partition {partition} was told about the queue \
@@ -255,12 +256,12 @@ pub struct LeaderBehind {
     pub queue: String,
 }
 
-/// The steps that bring all partitions to what the leader decided, from what each knows at a
-/// start. Asked again after they are carried out, until there are none: a queue that the leader
-/// has to learn first reaches the others in the second round.
+/// The steps that bring all partitions to what the leader decided, from what each knows at a start.
+/// Called again after they are carried out, until there are none: a queue that the leader has to
+/// adopt first reaches the others in the second round.
 ///
-/// A queue is deleted where the leader deleted it: its number was given by the leader, which has it
-/// no more. A leader that has not come to that number deletes nothing.
+/// A queue is deleted if the leader deleted it: the leader issued its number and no longer has it.
+/// A leader that has not reached that number deletes nothing.
 pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
     let Some((leader, followers)) = partitions.split_first() else { return Ok(Vec::new()) };
     let mut lead: Vec<Command> = Vec::new();
@@ -282,13 +283,17 @@ pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
                     commands.push(Command::Delete(queue.clone()));
                 }
                 Some(_) => return Err(behind(queue)),
-                // Nothing tells whether the leader deleted it. Messages and keys are kept; what is
-                // empty can be created again.
+                // It is unknown whether the leader deleted it. Messages and keys are kept; an empty
+                // queue can be created again.
                 None if holds_nothing(view) => commands.push(Command::Delete(queue.clone())),
                 None if !adopted.insert(queue) => {}
                 None => {
                     let (queue, config) = (queue.clone(), view.config.clone());
-                    lead.push(Command::Configure(Configure { queue, config, if_version: None }));
+                    lead.push(Command::Configure(Box::new(Configure {
+                        queue,
+                        config,
+                        if_version: None,
+                    })));
                 }
             }
         }
@@ -302,10 +307,10 @@ pub fn reconcile(partitions: &[Known]) -> Result<Vec<Step>, LeaderBehind> {
     Ok(steps)
 }
 
-/// The routes of a start, once there is nothing left to [`reconcile`]: those of the leader's
-/// queues. A queue that only others knew is gone by then, and how it was spread with it.
-pub fn routes(partitions: &[Known]) -> Routes {
-    let mut routes = Routes::new(partitions.len());
+/// The routes after [`reconcile`]: those of the leader's queues. A queue that only others knew is
+/// gone by then.
+pub fn routes(partitions: &[Known], recipe: Recipe) -> Routes {
+    let mut routes = Routes::new(partitions.len(), recipe);
     for (queue, view) in partitions.first().into_iter().flat_map(|leader| &leader.queues) {
         routes.enter(queue, &view.config);
     }
@@ -322,7 +327,7 @@ fn follow(
     let newest = edition(leads);
     let follow = || {
         let (queue, config) = (queue.clone(), leads.config.clone());
-        Command::Follow(Follow { queue, config, version: newest })
+        Command::Follow(Box::new(Follow { queue, config, version: newest }))
     };
     let mut is_paused = known.is_some_and(|known| known.paused);
     match known {
@@ -335,7 +340,7 @@ fn follow(
                 commands.extend([Command::Delete(queue.clone()), follow()]);
                 is_paused = false;
             }
-            // Of release 0.1, laid out in another way: its messages are kept as they are.
+            // From release 0.1, spread differently: its messages are kept as they are.
             None if known.config.check_change(&leads.config).is_err() => {}
             Some(_) | None => commands.push(follow()),
         },
@@ -347,8 +352,8 @@ fn follow(
     Ok(())
 }
 
-/// The order in which partitions are copied while changes go on: the leader last, so that its copy
-/// knows whatever the copies of the others were told.
+/// The order in which partitions are copied while changes continue: the leader last, so that its
+/// copy is not behind the others.
 pub fn copied(partitions: usize) -> impl Iterator<Item = usize> {
     others(partitions).chain([LEADER])
 }

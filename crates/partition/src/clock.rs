@@ -2,21 +2,21 @@
 //!
 //! It advances with the monotonic clock and follows corrections of the wall clock at no more than
 //! one part in a thousand, so that a clock set by two hours ends a lease of thirty seconds at most
-//! thirty milliseconds early. The price: after such a correction the partition's times differ from
-//! the wall clock's for long, which [`Clock::alarm`] tells.
+//! thirty milliseconds early. The cost: after such a correction the partition's time differs from
+//! the wall clock for a long time, which [`Clock::alarm`] reports.
 
 use hapax_core::Time;
 
-/// Answers may tell a time that is this much later than the journal's last one; who is told more
-/// finds it journaled. A new owner starts that much later where the last one crashed, so that time
-/// never runs backwards.
+/// Answers may contain a time at most this much later than the last journaled one; a later time is
+/// journaled first. After a crash a new owner starts that much later, so that time never runs
+/// backwards.
 pub(crate) const TOLD_AHEAD_MS: u64 = 1_000;
 /// How much faster or slower than the monotonic clock the time may run.
 const SLEW_PER: i64 = 1_000;
-/// A larger difference to the wall clock is told.
+/// A larger difference to the wall clock is reported.
 const ALARM_MS: i64 = 10_000;
 
-/// Reads no clock itself: the caller says what the clocks show.
+/// Computes a partition's time. Reads no clock itself: the caller passes the readings.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     /// Microseconds since 1970.
@@ -24,24 +24,24 @@ pub struct Clock {
     monotonic: i64,
     /// Wall clock minus time, when last asked.
     behind: i64,
-    /// What is left of the time that passed after the steps towards the wall clock were taken:
-    /// asked often, the clock would else never take one.
+    /// Time since the last correction step, carried over: otherwise a clock that is read often
+    /// would never take a step.
     passed: i64,
 }
 
 impl Clock {
-    /// Starts not before `journal`, the last time written down. Whether the wall clock moved on
-    /// or was set while no process ran, nobody can tell: a later wall clock is believed.
+    /// Starts no earlier than `journal`, the last journaled time. A later wall clock is believed:
+    /// whether it was set while no process ran is unknown.
     pub fn start(journal: Time, wall: Time, monotonic_us: u64) -> Self {
         let wall = micros(wall);
         let time = wall.max(micros(journal));
         Self { time, monotonic: monotonic_us as i64, behind: wall - time, passed: 0 }
     }
 
-    /// How long to wait before the clock is started at `journal`, which an owner that crashed may
-    /// have told to somebody: until the wall clock is there, or for as much as it may have been
-    /// told ahead. Started at once, time would be that much further ahead of the wall clock after
-    /// every crash, and leases and keys would end early.
+    /// How long to wait before the clock is started at `journal`, which a crashed owner may have
+    /// reported to a caller: until the wall clock reaches it, or for the most it may have been
+    /// ahead. Started at once, time would run further ahead of the wall clock with every crash, and
+    /// leases and keys would end early.
     pub fn wait_ms(journal: Time, wall: Time) -> u64 {
         journal.since(wall).min(TOLD_AHEAD_MS)
     }
@@ -60,7 +60,7 @@ impl Clock {
         Time((self.time / 1_000) as u64)
     }
 
-    /// How many milliseconds the wall clock is ahead, where that is alarming.
+    /// How many milliseconds the wall clock is ahead, if that is too much.
     pub fn alarm(&self) -> Option<i64> {
         let ahead = self.behind / 1_000;
         (ahead.abs() > ALARM_MS).then_some(ahead)

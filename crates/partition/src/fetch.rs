@@ -1,41 +1,41 @@
-//! Fetching what the machine needs from the store before it decides.
+//! Reads the rows that the machine needs from the store before it decides.
 
-use hapax_core::{Machine, Need, RangeOf, RowKey};
+use hapax_core::{Machine, Need, Range, RangeOf, RowKey};
 use hapax_store::{PointKey, Store};
 
 use crate::partition::Error;
 
-/// What one round of fetching works on; kept to be used again.
+/// The buffers of one round of fetching, kept for reuse.
 #[derive(Debug, Default)]
 pub(crate) struct Fetch {
     needs: Vec<Need>,
     more: Vec<Need>,
     keys: Vec<PointKey>,
-    /// Which need each key belongs to.
+    /// The need that each key belongs to.
     origin: Vec<usize>,
     rows: Vec<RowKey>,
-    /// Ranges that were read for the question at hand: reading them again would tell nothing new.
-    read: Vec<Need>,
-    /// A range is left off after so many bytes, and no job reads another one in the same tick.
+    /// Ranges already read for the current batch: reading them again would find nothing new.
+    read: Vec<Range>,
+    /// A range read stops after this many bytes, and no job starts another one in the same tick.
     range_bytes: usize,
-    /// A scan for single rows passes over so many others before it seeks.
+    /// A scan for single rows skips this many others before it seeks.
     rows_passed: usize,
     /// What the jobs of this tick have read.
     job_bytes: usize,
-    /// What was read since `start`, and how much may be.
+    /// Bytes read since `start`; below, the limit.
     bytes: usize,
     bytes_max: usize,
 }
 
-/// A range that has no rows is not free: with many jobs, no tick reads all of theirs.
+/// An empty range counts as this much, so that with many jobs no tick reads all of theirs.
 const RANGE_BYTES_MIN: usize = 4_096;
 
-/// So many bytes of a row that nobody wants count as another one.
+/// This many bytes of a skipped row count as another row.
 const PASSED_BYTES: usize = 4_096;
-/// Rows are near if so many names are between them for each row that a scan may pass over: most
-/// names may be of rows that were deleted.
+/// Rows are near if at most this many names are between them for each row that a scan may skip:
+/// most names may belong to deleted rows.
 const NAMES_PER_ROW: u64 = 4;
-/// Rows that one scan reads, so that it is not long to find where it ends.
+/// The most rows that one scan reads.
 const SCAN_ROWS_MAX: usize = 1_024;
 
 /// A need leads to at most a few more; a chain longer than this is a bug.
@@ -46,17 +46,17 @@ impl Fetch {
         Self { range_bytes, rows_passed, bytes_max: usize::MAX, ..Self::default() }
     }
 
-    /// Begins to count what is read.
+    /// Starts counting what is read.
     pub(crate) fn start(&mut self) {
         self.bytes = 0;
     }
 
-    /// How much was read since `start`.
+    /// Bytes read since `start`.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The same as `fetch`, but for what is beyond `most` bytes. Returns whether that was all.
+    /// Like `fetch`, but stops after `most` bytes. Returns whether everything was read.
     pub(crate) fn fetch_up_to(
         &mut self,
         most: usize,
@@ -70,7 +70,7 @@ impl Fetch {
         fetched.map(|()| self.bytes <= most)
     }
 
-    /// Asks until nothing more is needed.
+    /// Fetches until nothing more is needed.
     pub(crate) fn fetch(
         &mut self,
         machine: &mut Machine,
@@ -90,21 +90,19 @@ impl Fetch {
             let rows = self.fetch_rows(machine, store)?;
             let ranges = self.fetch_ranges(machine, store)?;
             if self.more.is_empty() && (found || rows || ranges) {
-                // New knowledge may call for the next range, or for the group of a body that a
-                // record kept; keys were all asked for before.
+                // What was loaded may lead to the next range, or to the group of a body that a
+                // record kept; all keys were fetched before.
                 ask(machine, &mut self.more);
                 let read = &self.read;
                 let is_over = self.job_bytes >= self.range_bytes;
                 self.more.retain(|need| match need {
-                    Need::Range { of, .. } if is_over && is_job(of) => false,
+                    Need::Range(range) if is_over && is_job(&range.of) => false,
                     // A job goes on with the next batch: all at once, it would bring a whole
                     // queue into memory.
-                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
-                        let is_same =
-                            |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
-                        !read.iter().any(is_same)
+                    Need::Range(range) if is_in_steps(&range.of) => {
+                        !read.iter().any(|read| read.of == range.of)
                     }
-                    Need::Range { .. } => !read.contains(need),
+                    Need::Range(range) => !read.contains(&**range),
                     Need::Group(..) => true,
                     Need::Point(_) | Need::Row(_) => false,
                 });
@@ -154,14 +152,14 @@ impl Fetch {
             return Ok(true);
         }
         for need in &self.needs {
-            machine.absent(need); // Where the store had it, it is there by now.
+            machine.absent(need); // If the store had it, it is loaded by now.
         }
         Ok(found_any)
     }
 
-    /// Reads rows by their names. Neighbours share a scan: to seek costs as much as to pass over
-    /// some rows that nobody wants. Those far apart do not: nobody knows how many rows were deleted
-    /// between them, and a scan reads over those as well.
+    /// Reads rows by name. Neighbours share a scan, because a seek costs as much as skipping some
+    /// rows. Rows far apart do not: it is unknown how many deleted rows are between them, which a
+    /// scan reads too.
     fn fetch_rows(&mut self, machine: &mut Machine, store: &mut impl Store) -> Result<bool, Error> {
         self.rows.clear();
         self.rows.extend(self.needs.iter().filter_map(|need| match need {
@@ -207,7 +205,8 @@ impl Fetch {
     ) -> Result<bool, Error> {
         let mut any = false;
         for need in &self.needs {
-            let Need::Range { from, to, limit, of } = need else { continue };
+            let Need::Range(range) = need else { continue };
+            let Range { from, to, limit, of } = &**range;
             let is_over = is_job(of) && self.job_bytes >= self.range_bytes;
             if is_over || self.bytes > self.bytes_max {
                 continue;
@@ -240,13 +239,13 @@ impl Fetch {
                 self.job_bytes += bytes.max(RANGE_BYTES_MIN);
             }
             machine.loaded(need, (rows > 0).then_some(&*last), left_off);
-            self.read.push(*need);
+            self.read.push(Range::clone(range));
         }
         Ok(any)
     }
 }
 
-/// Where a scan ends that begins with the row `from` and reads those of the `wanted` that are near.
+/// The end of a scan that begins with the row `from` and reads those of `wanted` that are near.
 fn neighbours_end<'a>(
     from: RowKey,
     wanted: impl Iterator<Item = &'a RowKey>,
@@ -261,6 +260,11 @@ fn neighbours_end<'a>(
         last = *row;
     }
     last.next()
+}
+
+/// Whether what the range is read for goes on with the next batch.
+fn is_in_steps(of: &RangeOf) -> bool {
+    matches!(of, RangeOf::Purge(_) | RangeOf::Delayed(_))
 }
 
 /// Whether the range is read for something that goes on with every tick.

@@ -7,29 +7,28 @@
 //! ```
 //!
 //! A [`Partition`] is owned by one thread and never blocks on a sync: `submit` decides a batch and
-//! starts to make it durable, `poll` hands out what may leave the house. Batches overlap: the next
-//! is decided while the last one is on its way to the disk.
+//! starts to make it durable, `poll` returns the outcomes of batches that are durable. Batches
+//! overlap: the next is decided while the last one is being written.
 //!
 //! Invariants:
-//! - nothing leaves before the batch it was decided in, and every batch it could have seen, is
-//!   durable: not an `accepted`, not a duplicate's answer, not a delivery;
-//! - after a failure of the store nothing leaves any more: a new owner recovers from what is on
-//!   disk;
-//! - memory is bounded: changes wait for a checkpoint up to a limit, and then so do callers.
+//! - no outcome is returned before its own batch and every earlier one are durable: not an
+//!   `accepted`, not a duplicate's answer, not a delivery;
+//! - after a store failure nothing more is returned: a new owner recovers from disk;
+//! - memory is bounded: changes wait for a checkpoint up to a limit; beyond it callers wait too.
 //!
-//! Several partitions make a broker: [`route`] tells which one a message belongs to, [`change`] is
-//! a change of a queue over all of them, [`relay`] hands emits from one to another, [`wait`] knows
-//! who waits for messages and for the ends of keys. All four are plain data, driven by the
+//! Several partitions make a broker: [`route`] maps messages to partitions, [`change`] changes a
+//! queue in all of them, [`relay`] sends emits from one to another, [`wait`] keeps the callers that
+//! wait for messages and for the ends of keys. All four are plain data structures, used by the
 //! broker's engine and by the simulator alike.
 //!
-//! It refuses to know threads, sockets and the clock; time comes from a [`Clock`] that is told
-//! what the clocks say.
+//! It uses no threads, sockets or system clock; a [`Clock`] computes the time from clock readings
+//! that the caller passes in.
 //!
 //! A program without a server. The order is sent twice and done once:
 //!
 //! ```
 //! use hapax_core::{Answer, Blob, Command, Config, Configure, Content, Outcome, QueueName};
-//! use hapax_core::{Receive, SendMessage, Settle, Stamp, Time, Verb};
+//! use hapax_core::{Receive, Recipe, SendMessage, Settle, Stamp, Time, Verb};
 //! use hapax_partition::{Error, Options, Partition};
 //! use hapax_store::disk::{self, DiskStore};
 //!
@@ -40,7 +39,7 @@
 //! let wake = std::sync::Arc::new(move || owner.unpark());
 //! let store = DiskStore::open_threaded(path, disk::Options::default(), wake)?;
 //! let mut partition = Partition::open(store, Options::default())?;
-//! // A real program takes the time from a `Clock`, and draws the random number anew.
+//! // A real program takes the time from a `Clock`, and a new random number each time.
 //! let stamp = Stamp { at: Time(1_700_000_000_000), random: 7 };
 //! let mut call = |command| -> Result<Outcome, Error> {
 //!     partition.submit(stamp, vec![command])?;
@@ -52,8 +51,10 @@
 //!     }
 //! };
 //! let (queue, config) = (QueueName::new("default", "orders")?, Config::default());
-//! call(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }))?;
-//! let order = SendMessage::new(queue.clone(), Content::builder("order-42").build(b"one book")?);
+//! let configure = Configure { queue: queue.clone(), config, if_version: None };
+//! call(Command::Configure(Box::new(configure)))?;
+//! let content = Content::builder("order-42").build(b"one book")?;
+//! let order = SendMessage::new(&Recipe::First, queue.clone(), content);
 //! let first = call(Command::Send(order.clone()))?;
 //! assert!(matches!(first, Outcome::Sent(Answer::Accepted { .. })));
 //! let (worker, receive_id) = ("billing-1".into(), None);
@@ -63,7 +64,7 @@
 //! let result = Some(Blob { content_type: None, body: "paid".into() });
 //! let verb = Verb::Done { result: result.clone(), emits: Vec::new() };
 //! call(Command::Settle(Settle { lease: messages[0].lease, verb }))?;
-//! // The retry of a caller who never saw the first answer: the result, and no second effect.
+//! // The retry of a caller that got no answer: the result, and no second effect.
 //! let again = call(Command::Send(order))?;
 //! assert!(matches!(again, Outcome::Sent(Answer::Done(done)) if done.result == result));
 //! partition.close()?;
@@ -80,4 +81,4 @@ pub mod route;
 pub mod wait;
 
 pub use clock::Clock;
-pub use partition::{Answered, Error, Options, Partition, Ticket};
+pub use partition::{Answered, Commands, Error, Options, Partition, SPENT_MAX, Ticket};

@@ -1,82 +1,28 @@
 //! The partition itself: submit, poll, checkpoint.
 
+mod answers;
+mod commands;
 mod epoch;
 mod holding;
 mod memory;
+mod options;
+mod shortage;
 
 use std::collections::VecDeque;
 
-use hapax_core::{
-    BadBytes, Batch, Bounds, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink,
-};
-use hapax_core::{Stamp, Time};
-use hapax_store::{Checkpoint, Epoch, Room, RowSet, Sequence, Store};
+use hapax_core::{BadBytes, Batch, Command, Digest, Effect, Machine, Outcome, RowKey, RowSink};
+use hapax_core::{LOOK_AHEAD, Records, Stamp, Time};
+use hapax_store::{Checkpoint, Epoch, Lender, Question, Room, RowSet, Sequence, Store};
+
+use answers::Waiting;
+pub use commands::{Commands, SPENT_MAX};
+pub use options::Options;
 
 use crate::clock::TOLD_AHEAD_MS;
 use crate::fetch::Fetch;
 use crate::recover::{Recovered, recover};
 
-/// What may be chosen about a partition.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Its number, part of every message id.
-    pub partition: u16,
-    /// How many partitions the broker has: no two of them give out the same fence.
-    pub partitions: u16,
-    /// For caches, heads of queues and what waits for a checkpoint. Filters of the store come on
-    /// top, at about 2.3 bytes per remembered key.
-    pub memory_bytes: usize,
-    /// A checkpoint comes after this much journal at the latest: it bounds recovery.
-    pub journal_bytes: usize,
-    /// Batches on their way to the disk at once.
-    pub batches_in_flight: usize,
-    /// Spreads tables; draw it at random.
-    pub seed: u64,
-    /// How much the machine does at once.
-    pub bounds: Bounds,
-    /// A batch that has grown beyond this is journaled before the next command is decided.
-    pub batch_bytes: usize,
-    /// No more than this is on its way to the disk at once, plus a batch: whoever comes next
-    /// waits for it to be written.
-    pub in_flight_bytes: usize,
-    /// A range of rows is left off after so many bytes, and gone on with when it is asked for
-    /// again: what is in it comes into memory, and a thousand rows may be a thousand times the
-    /// largest body.
-    pub range_bytes: usize,
-    /// Rows that nobody wants and a scan passes over on its way to the next one that somebody
-    /// wants, where they are small; behind more of them it seeks.
-    pub rows_passed: usize,
-    /// Bytes of the journal that are decoded at once by recovery.
-    pub gather_bytes: usize,
-    /// Messages that leave memory at once, so that nobody waits long for it.
-    pub evict_step: usize,
-    /// Outcomes that wait to be polled, and rows that were read for them, take no more than this,
-    /// plus one command: the commands behind it are decided when they have left.
-    pub answer_bytes: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            partition: 0,
-            partitions: 1,
-            memory_bytes: 256 * 1_024 * 1_024,
-            journal_bytes: 256 * 1_024 * 1_024,
-            batches_in_flight: 8,
-            seed: 0,
-            bounds: Bounds::default(),
-            batch_bytes: 4 * 1_024 * 1_024,
-            in_flight_bytes: 4 * 1_024 * 1_024,
-            range_bytes: 8 * 1_024 * 1_024,
-            rows_passed: 64,
-            gather_bytes: 8 * 1_024 * 1_024,
-            evict_step: 4_096,
-            answer_bytes: 16 * 1_024 * 1_024,
-        }
-    }
-}
-
-/// Why a partition cannot be opened or go on.
+/// Why a partition cannot be opened or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -109,13 +55,13 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Commands that are durable: their outcomes in order, and what should happen.
+/// Durable commands: their outcomes in order, and the effects to perform.
 #[derive(Debug)]
 pub struct Answered {
     pub ticket: Ticket,
     pub outcomes: Vec<Outcome>,
     pub effects: Vec<Effect>,
-    /// Outcomes of the same ticket follow: all of them at once would have been too much.
+    /// Outcomes of the same ticket follow: all at once would have taken too much memory.
     pub more: bool,
 }
 
@@ -131,30 +77,41 @@ pub struct Partition<S> {
     /// The last batch that was appended.
     appended: Sequence,
     next_ticket: u64,
-    /// What was submitted and is not decided yet, oldest first.
+    /// Submitted commands that are not decided yet, oldest first.
     left: VecDeque<Left>,
+    /// Empty lists of decided commands, for reuse; below, one for outcomes.
+    spent: Vec<Vec<Command>>,
+    empty_outcomes: Vec<Outcome>,
     waiting: VecDeque<Waiting>,
-    /// Of the journal, and of answers.
+    /// Bytes of the journal and of answers that wait.
     waiting_bytes: usize,
     waiting_answer_bytes: usize,
-    /// Appended since the last batch was told to wait.
+    /// Bytes appended since the last batch was queued.
     appended_bytes: usize,
+    /// Nothing was executed since the last append, which proves who owns the partition.
+    is_proven: bool,
+    /// The last question to the store that was answered.
+    confirmed: Question,
     batch: Batch,
     fetch: Fetch,
-    /// Journal written since the last checkpoint was cut.
+    /// Bytes of journal since the last checkpoint began.
     journal_bytes: usize,
-    /// Messages in memory could not leave; they are left alone until there are so many bytes.
+    /// Nothing could be evicted; not tried again until memory exceeds this many bytes.
     stuck_bytes: usize,
-    /// What the checkpoint under way goes through.
+    /// The last batch of the checkpoint in progress.
     cutting: Option<Sequence>,
-    /// When the last checkpoint was cut, and what heads took then.
+    /// When the last checkpoint began; below, the memory of heads then.
     cut_at: Time,
     cut_head_bytes: usize,
+    /// Whether something was decided since.
+    is_changed: bool,
+    /// The room that the store reported last.
+    room: Room,
     /// The time of the last batch in the journal.
     journaled_at: Time,
-    /// No time before this one is told: an earlier owner may have told a later one.
+    /// No earlier time is returned: an earlier owner may have returned a later one.
     not_before: Time,
-    /// Why nothing goes on any more: memory may be ahead of what is on disk.
+    /// Why the partition stopped: memory may be ahead of what is on disk.
     stopped: Option<String>,
 }
 
@@ -163,28 +120,19 @@ pub struct Partition<S> {
 struct Left {
     ticket: Ticket,
     stamp: Stamp,
-    commands: std::vec::IntoIter<Command>,
-    /// What its commands need is too much to be read ahead: each reads its own.
+    commands: Commands,
+    /// Its commands need too much to be read ahead: each reads its own rows.
     is_read_late: bool,
 }
 
-#[derive(Debug)]
-struct Waiting {
-    after: Sequence,
-    /// What of the journal it waits for, by itself.
-    bytes: usize,
-    answer_bytes: usize,
-    answered: Answered,
-}
-
-/// Emits that wait may take this much, however little memory there is.
+/// Waiting emits may take this much, however small the memory budget is.
 const RELAY_BYTES_MIN: usize = 1_024 * 1_024;
 /// Commands whose needs are read together.
 const TOGETHER_MAX: usize = 16 * 1_024;
 
 impl<S: Store> Partition<S> {
-    /// Takes ownership of the store and recovers. Emits that were waiting for their queues are
-    /// told again by the first batch that is polled.
+    /// Takes ownership of the store and recovers. The first batch that is polled returns the emits
+    /// that wait for their queues again.
     pub fn open(mut store: S, mut options: Options) -> Result<Self, Error> {
         let relay_bytes = (options.memory_bytes / 8).max(RELAY_BYTES_MIN);
         options.bounds.relay_bytes = options.bounds.relay_bytes.min(relay_bytes);
@@ -202,10 +150,14 @@ impl<S: Store> Partition<S> {
             appended: claim.last,
             next_ticket: 0,
             left: VecDeque::new(),
+            spent: Vec::new(),
+            empty_outcomes: Vec::new(),
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             waiting_answer_bytes: 0,
             appended_bytes: 0,
+            is_proven: false,
+            confirmed: 0,
             batch: Batch::with_max(claim.batch_bytes_max),
             fetch,
             journal_bytes,
@@ -213,6 +165,8 @@ impl<S: Store> Partition<S> {
             cutting: None,
             cut_at: Time(0),
             cut_head_bytes: 0,
+            is_changed: journal_bytes > 0,
+            room: Room::Free,
             journaled_at,
             not_before: match claim.closed {
                 true => journaled_at,
@@ -224,18 +178,18 @@ impl<S: Store> Partition<S> {
         let effects: Vec<Effect> = relays.map(|relay| Effect::Relay(Box::new(relay))).collect();
         if !effects.is_empty() {
             let ticket = partition.ticket();
-            partition.wait_for(ticket, Vec::new(), effects, 0, false);
+            partition.wait_for(ticket, Vec::new(), effects, 0, false)?;
         }
         Ok(partition)
     }
 
-    /// Decides the commands, in order, at the stamp's time, and starts to make them durable.
-    /// Their outcomes come from `poll`. What the time brings (lost leases, jobs) is done as well.
-    pub fn submit(&mut self, stamp: Stamp, commands: Vec<Command>) -> Result<Ticket, Error> {
+    /// Decides the commands, in order, at the stamp's time, and starts to make them durable. `poll`
+    /// returns their outcomes. What is due (expired leases, jobs) is done as well.
+    pub fn submit(&mut self, stamp: Stamp, commands: impl Into<Commands>) -> Result<Ticket, Error> {
+        let commands = commands.into();
         self.unless_stopped(|partition| {
             let ticket = partition.ticket();
             let is_next = partition.left.is_empty();
-            let commands = commands.into_iter();
             partition.left.push_back(Left { ticket, stamp, commands, is_read_late: false });
             if is_next {
                 partition.decide()?;
@@ -251,7 +205,7 @@ impl<S: Store> Partition<S> {
         ticket
     }
 
-    /// Decides what was submitted, as long as there is room for its answers.
+    /// Decides submitted commands, as long as there is room for their answers.
     fn go_on(&mut self) -> Result<(), Error> {
         while !self.left.is_empty() && !self.is_full() {
             self.decide()?;
@@ -259,7 +213,7 @@ impl<S: Store> Partition<S> {
         Ok(())
     }
 
-    /// Decides the next of the commands that were submitted, up to the bounds of one batch.
+    /// Decides the next submitted commands, up to the bounds of one batch.
     fn decide(&mut self) -> Result<(), Error> {
         if self.machine.wants_epoch() {
             self.raise_epoch()?;
@@ -267,20 +221,28 @@ impl<S: Store> Partition<S> {
         let Some(mut left) = self.left.pop_front() else { return Ok(()) };
         let at = left.stamp.at.max(self.now());
         let stamp = Stamp { at, ..left.stamp };
-        self.machine.set_store_full(self.store.room() == Room::Low);
+        self.room = self.store.room();
+        self.machine.set_store_full(self.room.is_low());
         let mut effects = Vec::new();
+        self.is_proven = false;
         self.batch.begin(at);
         self.machine.advance(at, &mut effects);
-        let together = together(left.commands.as_slice(), self.options.batch_bytes);
+        let together = together(left.commands.iter(), self.options.batch_bytes);
         self.fetch.start();
         if !left.is_read_late {
-            let ahead = left.commands.as_slice().get(..together).unwrap_or_default();
-            left.is_read_late = !self.read_ahead(ahead)?;
+            left.is_read_late = !self.read_ahead(&left.commands, together)?;
         }
-        let mut outcomes = Vec::with_capacity(together);
+        let mut outcomes = std::mem::take(&mut self.empty_outcomes);
+        outcomes.reserve_exact(together);
         let mut answer_bytes = 0;
         let mut is_late = left.is_read_late;
-        for command in left.commands.by_ref().take(together) {
+        while outcomes.len() < together
+            && let Some(command) = left.commands.pop(&mut self.spent)
+        {
+            if outcomes.len().is_multiple_of(LOOK_AHEAD) {
+                // Prefetched when their needs were collected, and evicted from the cache since.
+                self.machine.look_at(left.commands.iter());
+            }
             is_late |= command.changes_needs();
             let outcome = self.execute(stamp, command, is_late, &mut effects)?;
             answer_bytes += outcome.size();
@@ -291,26 +253,24 @@ impl<S: Store> Partition<S> {
                 break;
             }
         }
-        let more = left.commands.len() > 0;
+        let more = !left.commands.is_empty();
         // After the commands: a lease that is settled in time by this very batch is not lost.
         if !more && self.machine.next_deadline().is_some_and(|deadline| deadline <= at) {
             self.execute(stamp, Command::Expire, true, &mut effects)?;
         }
         self.append(&mut effects)?;
         self.machine.unload();
-        self.wait_for(left.ticket, outcomes, effects, answer_bytes, more);
+        self.wait_for(left.ticket, outcomes, effects, answer_bytes, more)?;
         if more {
             self.left.push_front(left);
         }
         self.maintain()
     }
 
-    /// Reads what the commands need, all at once. Returns whether that was not too much.
-    fn read_ahead(&mut self, commands: &[Command]) -> Result<bool, Error> {
+    /// Reads everything that the commands need at once. Returns false if that was too much.
+    fn read_ahead(&mut self, commands: &Commands, together: usize) -> Result<bool, Error> {
         let ask = |machine: &Machine, needs: &mut Vec<_>| {
-            let ahead = commands.iter().take_while(|command| !command.changes_needs());
-            let ahead = ahead.filter(|command| !command.is_asked_late());
-            ahead.for_each(|command| machine.needs(command, needs));
+            machine.needs_ahead(commands.iter().take(together), needs);
         };
         let most = self.options.answer_bytes;
         let is_all = self.fetch.fetch_up_to(most, &mut self.machine, &mut self.store, ask)?;
@@ -321,7 +281,7 @@ impl<S: Store> Partition<S> {
         Ok(is_all)
     }
 
-    /// The next outcomes that may leave, in order. Nothing leaves after a failure.
+    /// The next outcomes whose batch is durable, in order. Nothing is returned after a failure.
     pub fn poll(&mut self) -> Result<Option<Answered>, Error> {
         self.unless_stopped(|partition| {
             partition.maintain()?;
@@ -331,16 +291,7 @@ impl<S: Store> Partition<S> {
         })
     }
 
-    fn next_durable(&mut self) -> Result<Option<Answered>, Error> {
-        let durable = self.store.durable()?;
-        assert!(durable <= self.appended, "only what was appended becomes durable");
-        let front = self.waiting.pop_front_if(|front| front.after <= durable);
-        self.waiting_bytes -= front.as_ref().map_or(0, |front| front.bytes);
-        self.waiting_answer_bytes -= front.as_ref().map_or(0, |front| front.answer_bytes);
-        Ok(front.map(|front| front.answered))
-    }
-
-    /// After any error memory may know what the disk does not: nothing may leave any more.
+    /// After any error memory may be ahead of the disk: nothing is returned any more.
     fn unless_stopped<T>(
         &mut self,
         go_on: impl FnOnce(&mut Self) -> Result<T, Error>,
@@ -356,6 +307,17 @@ impl<S: Store> Partition<S> {
             (self.waiting_bytes, self.waiting_answer_bytes) = (0, 0);
         }
         result
+    }
+
+    /// The lists whose commands are decided, empty. At most [`SPENT_MAX`] are kept.
+    pub fn take_spent(&mut self) -> Vec<Vec<Command>> {
+        std::mem::take(&mut self.spent)
+    }
+
+    /// Takes a list back, for the outcomes of the next commands.
+    pub fn reuse(&mut self, outcomes: Vec<Outcome>) {
+        debug_assert!(outcomes.is_empty(), "they would be answers to something else");
+        self.empty_outcomes = outcomes;
     }
 
     /// Whether callers should wait for `poll` before they submit more: too much is on its way to
@@ -377,12 +339,12 @@ impl<S: Store> Partition<S> {
         !self.waiting.is_empty() || !self.left.is_empty()
     }
 
-    /// When to submit a batch although nobody asked for anything.
+    /// When to submit a batch even without commands.
     pub fn next_deadline(&self) -> Option<Time> {
-        self.machine.next_deadline()
+        self.machine.next_deadline().into_iter().chain(self.relief_at(&self.machine.usage())).min()
     }
 
-    /// The time that the next batch cannot be before.
+    /// The earliest possible time of the next batch.
     pub fn now(&self) -> Time {
         self.machine.now().max(self.not_before)
     }
@@ -403,7 +365,7 @@ impl<S: Store> Partition<S> {
         &mut self.store
     }
 
-    /// Cuts a checkpoint now, unless one is under way.
+    /// Begins a checkpoint now, unless one is in progress.
     pub fn checkpoint(&mut self) -> Result<(), Error> {
         self.unless_stopped(Self::cut)
     }
@@ -412,13 +374,14 @@ impl<S: Store> Partition<S> {
         if self.cutting.is_some() {
             return Ok(());
         }
+        self.is_changed = false;
         if self.store.checkpointed()? == self.appended {
             let usage = self.machine.usage();
             if usage.unwritten_bytes == 0 && !usage.keys_expired {
                 return Ok(()); // Nothing changed since the last one.
             }
-            // Counted duplicates and expired keys are no decisions, but they do take memory and
-            // disk: an empty batch gives their checkpoint a position.
+            // Counted duplicates and expired keys are not decisions, but take memory and disk: an
+            // empty batch gives their checkpoint a position.
             self.batch.begin(self.machine.now());
             self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
             self.appended += 1;
@@ -451,15 +414,15 @@ impl<S: Store> Partition<S> {
         self.cutting
     }
 
-    /// From now on no more than this is on its way to the disk at once, plus a batch.
+    /// Sets the most bytes in flight to the disk at once, plus one batch.
     pub fn set_in_flight_bytes(&mut self, bytes: usize) {
         self.options.in_flight_bytes = bytes;
     }
 
-    /// Ends ownership in good order. Outcomes that were not polled are gone, as after a crash;
-    /// their effects on the state are not.
+    /// Closes the store cleanly. Outcomes that were not polled are lost, as after a crash; the
+    /// changes are kept.
     pub fn close(mut self) -> Result<S, Error> {
-        // The next owner goes on from the very time that was told last.
+        // The next owner continues from the last time that was returned.
         if self.stopped.is_none() && self.machine.now() > self.journaled_at {
             self.batch.begin(self.machine.now());
             self.store.append(self.epoch, self.appended + 1, self.batch.bytes())?;
@@ -468,7 +431,7 @@ impl<S: Store> Partition<S> {
         Ok(self.store)
     }
 
-    /// The store as it is, without a word to it: what a crash leaves.
+    /// Returns the store without closing it, as a crash would.
     pub fn abandon(self) -> S {
         self.store
     }
@@ -488,6 +451,7 @@ impl<S: Store> Partition<S> {
         if !self.machine.has_fences() {
             return Err(Error::Fences(self.epoch));
         }
+        self.is_proven = false;
         let outcome = self.machine.execute(stamp, command, &mut self.batch);
         if is_late {
             self.machine.unload();
@@ -502,12 +466,14 @@ impl<S: Store> Partition<S> {
     fn append(&mut self, effects: &mut Vec<Effect>) -> Result<(), Error> {
         effects.append(&mut self.batch.effects);
         for bytes in self.batch.take_full() {
+            self.is_changed = true;
             self.journal(&bytes)?;
         }
         let is_told = self.machine.now().since(self.journaled_at) < TOLD_AHEAD_MS;
         if self.batch.is_empty() && is_told {
             return Ok(());
         }
+        self.is_changed |= !self.batch.is_empty();
         let batch = std::mem::take(&mut self.batch);
         let journaled = self.journal(batch.bytes());
         self.batch = batch;
@@ -517,30 +483,15 @@ impl<S: Store> Partition<S> {
     fn journal(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.store.append(self.epoch, self.appended + 1, bytes)?;
         self.appended += 1;
+        self.is_proven = true;
         self.journaled_at = self.machine.now();
         self.journal_bytes += bytes.len();
         self.appended_bytes += bytes.len();
         Ok(())
     }
 
-    fn wait_for(
-        &mut self,
-        ticket: Ticket,
-        outcomes: Vec<Outcome>,
-        effects: Vec<Effect>,
-        answer_bytes: usize,
-        more: bool,
-    ) {
-        let answered = Answered { ticket, outcomes, effects, more };
-        // Also a batch without decisions saw what the batches before it decided.
-        let bytes = std::mem::take(&mut self.appended_bytes);
-        self.waiting_bytes += bytes;
-        self.waiting_answer_bytes += answer_bytes;
-        self.waiting.push_back(Waiting { after: self.appended, bytes, answer_bytes, answered });
-    }
-
-    /// Finishes the checkpoint under way, starts the next one when it is time, and leaves
-    /// messages to the rows where there are too many.
+    /// Finishes the checkpoint in progress, starts the next one when due, and evicts messages if
+    /// there are too many.
     fn maintain(&mut self) -> Result<(), Error> {
         if let Some(through) = self.cutting
             && self.store.checkpointed()? >= through
@@ -549,13 +500,16 @@ impl<S: Store> Partition<S> {
             self.cutting = None;
             self.stuck_bytes = 0;
         }
+        self.room = self.store.room();
         if self.cutting.is_none() {
             let usage = self.machine.usage();
             if usage.head_bytes() > self.heads_max().max(self.stuck_bytes) {
                 self.evict(self.options.evict_step);
             }
-            // A checkpoint is the owner's: it ends before the owner changes its epoch.
-            if self.is_due(usage) && !self.machine.wants_epoch() {
+            // A checkpoint belongs to one epoch: it ends before the owner raises its epoch, which
+            // it does not do while the disk is full.
+            let is_next = self.room.is_low() || !self.machine.wants_epoch();
+            if self.is_due(usage) && is_next {
                 self.cut()?;
             }
         }
@@ -563,10 +517,10 @@ impl<S: Store> Partition<S> {
     }
 }
 
-/// How many of the commands are decided together: as many as a batch has room for, and one more.
-fn together(commands: &[Command], batch_bytes: usize) -> usize {
+/// The number of commands decided together: as many as fit into a batch, and one more.
+fn together<'a>(commands: impl Iterator<Item = &'a Command>, batch_bytes: usize) -> usize {
     let mut bytes = 0;
-    let fit = commands.iter().take(TOGETHER_MAX).take_while(|command| {
+    let fit = commands.take(TOGETHER_MAX).take_while(|command| {
         let is_next = bytes <= batch_bytes;
         if let Command::Send(send) = command {
             bytes += send.content.size();
@@ -576,10 +530,27 @@ fn together(commands: &[Command], batch_bytes: usize) -> usize {
     fit.count()
 }
 
-/// Hands the machine's rows to the store's row set.
+/// Passes the machine's rows to the store's row set.
 struct Sink<'a>(&'a mut RowSet);
 
+#[derive(Debug)]
+struct Lent(Records);
+
+impl Lender for Lent {
+    fn value(&self, place: u32) -> &[u8] {
+        self.0.value(place)
+    }
+}
+
 impl RowSink for Sink<'_> {
+    fn borrow_from(&mut self, records: Records) {
+        self.0.borrow_from(Box::new(Lent(records)));
+    }
+
+    fn put_record(&mut self, digest: &Digest, drop_at: u64, place: u32) {
+        self.0.put_lent(digest.0, drop_at, place);
+    }
+
     fn put_point(&mut self, digest: &Digest, drop_at: u64, value: &[u8]) {
         self.0.put_point(digest.0, drop_at, value);
     }

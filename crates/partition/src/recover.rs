@@ -1,4 +1,4 @@
-//! Opening: own the partition, load what must be in memory, apply the journal's tail.
+//! Opens a partition: takes ownership, loads what must be in memory, applies the journal's tail.
 
 use hapax_core::{Bounds, Decision, Fence, Machine, RowKey, Time, read_batch};
 use hapax_store::{Claim, Store};
@@ -6,15 +6,15 @@ use hapax_store::{Claim, Store};
 use crate::fetch::Fetch;
 use crate::partition::{Error, Options};
 
-/// A machine that is as its journal says, and how much of the journal that took.
+/// A recovered machine, and how much journal was read.
 pub(crate) struct Recovered {
     pub(crate) machine: Machine,
     pub(crate) claim: Claim,
     pub(crate) journal_bytes: usize,
 }
 
-/// Claims the partition and rebuilds its machine. The rules are not asked again: what the journal
-/// holds was decided and answered.
+/// Claims the partition and rebuilds its machine. Nothing is decided again: what the journal holds
+/// was decided and answered.
 pub(crate) fn recover(
     store: &mut impl Store,
     fetch: &mut Fetch,
@@ -26,14 +26,15 @@ pub(crate) fn recover(
         return Err(Error::Epochs(claim.epoch));
     }
     let bounds = fitting(options.bounds, claim.batch_bytes_max);
-    let Options { partition, partitions, seed, .. } = *options;
-    let mut machine = Machine::with_bounds(partition, partitions, claim.epoch, seed, bounds);
+    let Options { partition, partitions, seed, recipe, .. } = *options;
+    let mut machine =
+        Machine::with_bounds(partition, partitions, claim.epoch, seed, recipe, bounds);
     load(store, &mut machine, Machine::boot_ranges())?;
     let leases = machine.leases();
     load(store, &mut machine, leases)?;
     check_leases(&machine)?;
 
-    // A store cannot read rows while it reads its journal, so batches are gathered in between.
+    // A store cannot read rows while it reads its journal, so batches are collected in between.
     let mut from = claim.through + 1;
     let mut journal_bytes = 0;
     while from <= claim.last {
@@ -49,7 +50,7 @@ pub(crate) fn recover(
     Ok(Recovered { machine, claim, journal_bytes })
 }
 
-/// Bounds under which one tick of time fits into a batch of the journal.
+/// Bounds under which one tick fits into a batch of the journal.
 fn fitting(bounds: Bounds, batch_bytes_max: usize) -> Bounds {
     let most = (batch_bytes_max / MOVED_BYTES).max(1);
     Bounds {
@@ -60,10 +61,10 @@ fn fitting(bounds: Bounds, batch_bytes_max: usize) -> Bounds {
     }
 }
 
-/// What a tick writes for one message that it moves, and more.
+/// An upper bound of what a tick writes for one message that it moves.
 const MOVED_BYTES: usize = 128;
 
-/// A lease that is counted and whose end is not known would never end.
+/// Refuses a state with a lease that is counted but missing: it would never end.
 fn check_leases(machine: &Machine) -> Result<(), Error> {
     match machine.missing_leases() {
         Some((queue, counted, found)) => Err(Error::Leases {

@@ -1,7 +1,7 @@
-//! Emits on their way to the partitions of their queues.
+//! Sends emits to the partitions of their queues.
 //!
-//! The partition that emitted keeps each in a durable list until it is told that it arrived. It may
-//! be handed over more than once, by a crash or a lost answer; its key makes it arrive once.
+//! The partition that emitted keeps each emit in a durable list until its arrival is confirmed.
+//! After a crash or a lost answer it is sent again; because of its key it arrives once.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use hapax_core::{Arrival, Command, DeadLetter, Outcome, Relay};
 
 use crate::route::{Part, Routes, split};
 
-/// The sends of emits, by the partition they go to; each is known by its number in the list. What
-/// its queue refused for good goes there as a dead letter.
+/// The sends of emits, by target partition, each with its number in the list. An emit that its
+/// queue refused for good is sent as a dead letter.
 pub fn hand_over(relays: Vec<Relay>, routes: &Routes, turn: impl Fn() -> usize) -> Vec<Part<u64>> {
     let items = relays.into_iter().map(|relay| {
         let (id, refused) = (relay.id, relay.refused.clone());
-        let send = relay.into_send();
-        let partition = routes.of_new(&send.queue, &send.content, &turn);
+        let send = relay.into_send(routes.recipe());
+        let partition = routes.of_new(&send.queue, send.digest, &send.content, &turn);
         let command = match refused {
-            Some(error) => Command::DeadLetter(DeadLetter { send, error }),
+            Some(error) => Command::DeadLetter(Box::new(DeadLetter { send, error })),
             None => Command::Send(send),
         };
         (partition, id, command)
@@ -25,9 +25,9 @@ pub fn hand_over(relays: Vec<Relay>, routes: &Routes, turn: impl Fn() -> usize) 
     split(routes.partitions(), items)
 }
 
-/// What the list of the partition that emitted is told, given what the partition that it was
-/// handed to answered. A partition that gave no answer may have accepted the emits or not: the
-/// list is told nothing and hands them over again.
+/// Turns the answers of the target partition into commands for the list of the emitting one.
+/// Without an answer the emits may have been accepted or not: the list is not changed and sends
+/// them again.
 pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
     assert_eq!(ids.len(), outcomes.len(), "every emit has an answer");
     let mut confirmed = Confirmed::default();
@@ -42,12 +42,12 @@ pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
     confirmed
 }
 
-/// What is to be done about answered emits.
+/// What to do about answered emits.
 #[derive(Debug, Default)]
 pub struct Confirmed {
-    /// For the partition that emitted.
+    /// Commands for the emitting partition.
     pub commands: Vec<Command>,
-    /// Why emits were refused for good: incidents.
+    /// Why emits were refused for good, to be logged.
     pub refused: Vec<Arc<str>>,
 }
 
@@ -79,12 +79,12 @@ impl<T> Passage<T> {
         self.held.get_or_insert_default();
     }
 
-    /// Opens, and returns what was held back, each with its partition.
+    /// Opens the passage, and returns what was held back, each with its partition.
     pub fn let_go(&mut self) -> Vec<(usize, Vec<T>)> {
         self.held.take().unwrap_or_default()
     }
 
-    /// What is from or for a partition, where it may pass now.
+    /// Returns the list if it may pass now; otherwise holds it back.
     pub fn pass(&mut self, partition: usize, list: Vec<T>) -> Option<Vec<T>> {
         match &mut self.held {
             Some(held) => {
@@ -98,14 +98,14 @@ impl<T> Passage<T> {
 
 #[cfg(test)]
 mod tests {
-    use hapax_core::{Config, Content, Emit, QueueName, Time};
+    use hapax_core::{Config, Content, Emit, QueueName, Recipe, Time};
 
     use super::*;
 
     #[test]
     fn l3_what_its_queue_refused_for_good_is_handed_over_as_a_dead_letter() {
         let queue = QueueName::new("default", "emails").unwrap();
-        let mut routes = Routes::new(1);
+        let mut routes = Routes::new(1, Recipe::First);
         routes.enter(&queue, &Config::default());
         let relay = |id, refused: Option<&str>| Relay {
             id,

@@ -1,26 +1,27 @@
 //! Which partition a message, a key or a receive belongs to.
 //!
-//! A queue's messages are spread by key, by group, or live in one partition. [`Routes`] knows how,
-//! for every queue. The order of changes matters: a queue is entered before any partition takes a
-//! message for it, and is removed after the last one dropped it ([`crate::change`] does both). A
-//! caller that routes commands and hands them over MUST do both before the next change of the
-//! routes, or a message could reach a partition by rules that no longer hold.
+//! A queue's messages are spread by key or by group, or are all in one partition. [`Routes`] holds
+//! this for every queue. The order of changes matters: a queue is added before any partition
+//! accepts a message for it, and removed after the last one has dropped it ([`crate::change`] does
+//! both). A caller MUST route and submit commands before the next change of the routes, or a
+//! message could reach the wrong partition.
 
 use std::collections::HashMap;
 
 use hapax_core::{
     Command, Config, Content, DedupScope, Digest, KeyName, MessageId, Order, QueueName, Receive,
+    Recipe,
 };
 
 /// The partition that decides about queues; the others follow it.
 pub const LEADER: usize = 0;
 
-/// By what a queue's messages are spread over the partitions.
+/// How a queue's messages are spread over the partitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     Key,
     Group,
-    /// All in one: order over all keys, and one place that knows them.
+    /// All in one partition: order over all keys.
     Queue,
 }
 
@@ -38,28 +39,34 @@ impl Spread {
 #[derive(Clone, Debug)]
 pub struct Routes {
     partitions: usize,
+    recipe: Recipe,
     queues: HashMap<QueueName, Way>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Open(Spread),
-    /// The leader has dropped the queue and answers for all, until the others have as well.
+    /// The leader has dropped the queue and answers for all until the others have dropped it too.
     Closing,
 }
 
 impl Routes {
-    pub fn new(partitions: usize) -> Self {
+    /// `recipe` is the recipe of the data, so that keys are found where they were sent to.
+    pub fn new(partitions: usize, recipe: Recipe) -> Self {
         assert!(partitions > 0, "there is at least one partition");
-        Self { partitions, queues: HashMap::new() }
+        Self { partitions, recipe, queues: HashMap::new() }
+    }
+
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
     }
 
     pub fn partitions(&self) -> usize {
         self.partitions
     }
 
-    /// Enters a queue that is not known yet; tells whether it was new. What is known stays: how a
-    /// queue is spread cannot change.
+    /// Adds a queue; returns whether it was new. A known one is not changed: how a queue is spread
+    /// cannot change.
     pub fn enter(&mut self, queue: &QueueName, config: &Config) -> bool {
         if self.queues.contains_key(queue) {
             return false;
@@ -68,7 +75,7 @@ impl Routes {
         true
     }
 
-    /// From here on the leader answers everything about the queue.
+    /// Makes the leader answer everything about the queue.
     pub(crate) fn close(&mut self, queue: &QueueName) {
         self.queues.insert(queue.clone(), Way::Closing);
     }
@@ -77,33 +84,37 @@ impl Routes {
         self.queues.remove(queue);
     }
 
-    /// The partition of a new message. `turn` chooses for those that may go anywhere.
+    /// The partition of a new message whose key has this digest. `turn` chooses for messages that
+    /// may go anywhere.
     pub fn of_new(
         &self,
         queue: &QueueName,
+        digest: Digest,
         content: &Content,
         turn: impl FnOnce() -> usize,
     ) -> usize {
         if self.partitions == 1 {
             return LEADER;
         }
-        match self.place(queue, content.key(), content.group()) {
+        match self.place(queue, content.has_key().then_some(|| digest), content.group()) {
             Place::In(partition) => partition,
             Place::Anywhere => turn() % self.partitions,
-            // No group is a group of its own here.
+            // Messages without a group share one.
             Place::Unknown => LEADER,
         }
     }
 
-    /// The partitions that a key may live in: one, except where its group is needed and not given.
-    /// What looks like an id may be that of a keyless message, and names its partition itself.
+    /// The partitions that may have a key: one, unless its group is needed and not given. What
+    /// looks like an id may be that of a message without a key, which contains its partition.
     pub fn of_key(&self, key: &KeyName) -> impl Iterator<Item = usize> + use<> {
         let all = self.partitions;
         if all == 1 {
             return (0..1).chain(None);
         }
         let id = MessageId::parse(&key.key).map(|id| usize::from(id.partition()));
-        match self.place(&key.queue, &key.key, key.group.as_deref()) {
+        let digest = || self.recipe.key(&key.queue, None, &*key.key);
+        let digest = (!key.key.is_empty()).then_some(digest);
+        match self.place(&key.queue, digest, key.group.as_deref()) {
             Place::In(place) => {
                 (place..place + 1).chain(id.filter(|other| *other < all && *other != place))
             }
@@ -111,8 +122,8 @@ impl Routes {
         }
     }
 
-    /// The one partition that a receive is asked of, where there is one: the queue is in one, or
-    /// the receive may be repeated and must meet the same partition again.
+    /// The partition of a receive, if it is fixed: the queue is in one partition, or the receive
+    /// has an id and must reach the same partition when repeated.
     pub fn of_receive(&self, receive: &Receive) -> Option<usize> {
         if self.partitions == 1 {
             return Some(LEADER);
@@ -120,31 +131,32 @@ impl Routes {
         let queue = &receive.queue;
         match self.queues.get(queue) {
             Some(Way::Closing) => return Some(LEADER),
-            Some(Way::Open(Spread::Queue)) => return Some(self.of_queue(queue)),
+            Some(Way::Open(Spread::Queue)) => {
+                return Some(self.of_digest(self.recipe.queue(queue)));
+            }
             Some(Way::Open(Spread::Key | Spread::Group)) | None => {}
         }
         let id = receive.receive_id.as_deref()?;
-        Some(self.of_digest(Digest::of_key(&queue.tenant, &queue.queue, Some("receive"), id)))
+        Some(self.of_digest(Digest::of_id(queue, "receive", id)))
     }
 
-    fn place(&self, queue: &QueueName, key: &str, group: Option<&str>) -> Place {
-        // What nobody knows has no queue, wherever it is asked for.
+    fn place(
+        &self,
+        queue: &QueueName,
+        key: Option<impl FnOnce() -> Digest>,
+        group: Option<&str>,
+    ) -> Place {
+        // An unknown queue is refused by any partition.
         let way = self.queues.get(queue).copied().unwrap_or(Way::Open(Spread::Key));
-        let digest = match (way, group) {
-            (Way::Closing, _) => return Place::In(LEADER),
-            (Way::Open(Spread::Queue), _) => return Place::In(self.of_queue(queue)),
-            (Way::Open(Spread::Group), Some(group)) => {
-                Digest::of_key(&queue.tenant, &queue.queue, Some(group), "")
-            }
-            (Way::Open(Spread::Group), None) => return Place::Unknown,
-            (Way::Open(Spread::Key), _) if key.is_empty() => return Place::Anywhere,
-            (Way::Open(Spread::Key), _) => Digest::of_key(&queue.tenant, &queue.queue, None, key),
+        let digest = match (way, group, key) {
+            (Way::Closing, ..) => return Place::In(LEADER),
+            (Way::Open(Spread::Queue), ..) => self.recipe.queue(queue),
+            (Way::Open(Spread::Group), Some(group), _) => self.recipe.group(queue, group),
+            (Way::Open(Spread::Group), None, _) => return Place::Unknown,
+            (Way::Open(Spread::Key), _, None) => return Place::Anywhere,
+            (Way::Open(Spread::Key), _, Some(digest)) => digest(),
         };
         Place::In(self.of_digest(digest))
-    }
-
-    fn of_queue(&self, queue: &QueueName) -> usize {
-        self.of_digest(Digest::of_key(&queue.tenant, &queue.queue, None, ""))
     }
 
     fn of_digest(&self, digest: Digest) -> usize {
@@ -155,13 +167,13 @@ impl Routes {
 
 enum Place {
     In(usize),
-    /// It needs a group, and none is given.
+    /// A group is needed, and none is given.
     Unknown,
-    /// It has no key.
+    /// The message has no key.
     Anywhere,
 }
 
-/// The commands of a list that go to one partition, each with what its caller knows it by.
+/// The commands of a list for one partition, each with its caller's tag.
 #[derive(Debug)]
 pub struct Part<T> {
     pub partition: usize,
@@ -202,7 +214,12 @@ mod tests {
 
     fn partition(routes: &Routes, key: &str, group: &str, turn: usize) -> usize {
         let content = Content::builder(key).group(Some(group)).build(b"").unwrap();
-        routes.of_new(&queue(), &content, || turn)
+        let digest = routes.recipe().key(&queue(), None, key);
+        routes.of_new(&queue(), digest, &content, || turn)
+    }
+
+    fn four() -> Routes {
+        Routes::new(4, Recipe::second(&[1; 32]))
     }
 
     fn grouped() -> Config {
@@ -211,7 +228,7 @@ mod tests {
 
     #[test]
     fn k1_the_keys_of_a_group_meet_in_one_partition() {
-        let mut routes = Routes::new(4);
+        let mut routes = four();
         assert!(routes.enter(&queue(), &grouped()));
         let first = partition(&routes, "a", "g", 0);
         for key in ["b", "c", "d", "e", "f"] {
@@ -220,8 +237,26 @@ mod tests {
     }
 
     #[test]
+    fn k1_a_key_is_looked_for_where_it_was_sent() {
+        for recipe in [Recipe::First, Recipe::second(&[1; 32])] {
+            let ordered = Config { order: Order::Group, ..Config::default() };
+            for config in [Config::default(), grouped(), ordered] {
+                let mut routes = Routes::new(4, recipe);
+                routes.enter(&queue(), &config);
+                for n in 0..20 {
+                    let key = n.to_string();
+                    let sent = partition(&routes, &key, "g", 0);
+                    let (key, group) = (key.as_str().into(), Some("g".into()));
+                    let found = routes.of_key(&KeyName { queue: queue(), key, group });
+                    assert_eq!(found.collect::<Vec<_>>(), [sent], "{recipe:?} {config:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn how_a_queue_is_spread_stays_whatever_is_asked_later() {
-        let mut routes = Routes::new(4);
+        let mut routes = four();
         assert!(routes.enter(&queue(), &grouped()));
         assert!(!routes.enter(&queue(), &Config::default()));
         let first = partition(&routes, "a", "g", 0);
@@ -230,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_queue_on_its_way_out_is_answered_for_by_the_leader() {
-        let mut routes = Routes::new(4);
+        let mut routes = four();
         routes.enter(&queue(), &grouped());
         routes.close(&queue());
         for n in 0..20 {

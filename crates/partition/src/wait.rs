@@ -1,4 +1,4 @@
-//! Callers that wait: receivers for messages of a queue, lookers for the end of a key.
+//! Waiting callers: receivers wait for messages of a queue, others for the end of a key.
 //!
 //! ```text
 //!   admit ─▶ its command, in the next batch ─▶ serve ─▶ its answer
@@ -6,16 +6,15 @@
 //!              └──── called: wake, ended ◀──── waits
 //! ```
 //!
-//! First come, first called. Nobody polls: a waiter is called when there is news of its queue or
-//! key. Whoever waits at several partitions has one [`Turn`], so that one partition at a time
-//! decides a command for it.
+//! Waiters are called in the order of arrival. They do not poll: a waiter is called when its queue
+//! or key has changed. A caller that waits at several partitions has one [`Turn`], so that one
+//! partition at a time decides a command for it.
 //!
-//! Invariants, which the caller keeps: a waiter is in one place at a time, among those who wait,
-//! those who were called, or in a batch; the effects of a batch are told after its outcomes, so
-//! that nobody misses them.
+//! Invariants, which the caller keeps: a waiter is either waiting, called, or in a batch; the
+//! effects of a batch are applied after its outcomes, so that no waiter misses them.
 //!
-//! Cancelled waiters, and those that another partition served, are removed when they are met, or
-//! when as many came as there were.
+//! Cancelled waiters, and those that another partition served, are removed when they are popped, or
+//! when the list has doubled.
 
 mod turn;
 
@@ -25,15 +24,15 @@ use hapax_core::{Command, Digest, KeyName, Machine, Outcome, Place, QueueId, Que
 
 pub use turn::{Given, Taken, Turn};
 
-/// A caller that would rather wait than get nothing; `R` is where its answer goes. Holds its turn
-/// while it is called and while a batch is decided for it.
+/// A caller that waits; `R` receives its answer. Holds its turn while it is called and while a
+/// batch is decided for it.
 #[derive(Debug)]
 pub struct Waiter<R> {
     request: Request,
     turn: Turn,
     reply: R,
-    /// There was something for it here while another partition held its turn. Only then it is
-    /// called again: partitions that have nothing for it would otherwise call it in a circle.
+    /// There was something for it here while another partition held its turn. Only then is it
+    /// called again: otherwise partitions with nothing for it would call it in a circle.
     is_passed_over: bool,
 }
 
@@ -43,36 +42,36 @@ enum Request {
     Look(KeyName),
 }
 
-/// What came of the outcome of a waiter's command.
+/// What happens with the outcome of a waiter's command.
 #[derive(Debug)]
 pub enum Served<R> {
     /// Its answer.
     Answer(R, Outcome),
     Waits,
-    /// It waits for messages of this queue, and other partitions passed it over while it was
-    /// served: they call their receivers again ([`Waiters::call_again`]).
+    /// It waits for messages of this queue, and other partitions skipped it while it was served:
+    /// they must call their receivers again ([`Waiters::call_again`]).
     PassedOver(QueueName),
-    /// It went away meanwhile.
+    /// It was cancelled meanwhile.
     Gone,
 }
 
-/// Everybody who waits at one partition.
+/// The waiters of one partition.
 #[derive(Debug)]
 pub struct Waiters<R> {
     receivers: HashMap<QueueName, VecDeque<Waiter<R>>>,
     lookers: HashMap<Digest, Vec<Waiter<R>>>,
-    /// Those who may get something now, in the order in which they came.
+    /// Waiters that may get something now, in order of arrival.
     called: Vec<Waiter<R>>,
-    /// No more messages are handed out to those who wait.
+    /// No more messages are delivered to waiters.
     is_draining: bool,
-    /// How many came since those who left were last looked for.
+    /// Waiters added since cancelled ones were last removed.
     came: usize,
-    /// How many waited then.
+    /// Waiters at that time.
     stayed: usize,
 }
 
-/// Those who left are looked for when as many came as had stayed, from this on: so they are never
-/// many more than those who wait, over all queues and keys.
+/// Cancelled waiters are removed when as many were added as remained the last time, and at least
+/// this many: so they never greatly outnumber the others.
 const CAME_MIN: usize = 64;
 
 impl<R> Waiter<R> {
@@ -91,7 +90,7 @@ impl<R> Waiter<R> {
         }
     }
 
-    /// The queue whose messages it waits for, where it waits for some.
+    /// The queue whose messages it waits for, if any.
     pub fn receives_from(&self) -> Option<&QueueName> {
         match &self.request {
             Request::Receive(receive) => Some(&receive.queue),
@@ -99,12 +98,12 @@ impl<R> Waiter<R> {
         }
     }
 
-    /// Where its answer goes.
+    /// The receiver of its answer.
     pub fn reply(&self) -> &R {
         &self.reply
     }
 
-    /// Ends the wait. By whoever holds its turn.
+    /// Ends the wait. Called by the holder of its turn.
     pub fn end(self) -> R {
         self.turn.finish();
         self.reply
@@ -119,7 +118,7 @@ impl<R> Default for Waiters<R> {
 }
 
 impl<R> Waiters<R> {
-    /// Takes a waiter in. Returns it where its command is to be decided now.
+    /// Adds a waiter. Returns it if its command is to be decided now.
     pub fn admit(&mut self, mut waiter: Waiter<R>) -> Option<Waiter<R>> {
         match waiter.turn.take() {
             Taken::Yes => return Some(waiter),
@@ -132,17 +131,17 @@ impl<R> Waiters<R> {
         None
     }
 
-    /// Whether anybody was called.
+    /// Whether any waiter was called.
     pub fn has_called(&self) -> bool {
         !self.called.is_empty()
     }
 
-    /// Takes out those who were called: their commands come first in the next batch.
+    /// Takes the waiters that were called: their commands come first in the next batch.
     pub fn take_called(&mut self) -> Vec<Waiter<R>> {
         std::mem::take(&mut self.called)
     }
 
-    /// Answers a waiter whose turn is held, or lets it wait.
+    /// Answers a waiter whose turn is held, or lets it wait again.
     pub fn serve(&mut self, waiter: Waiter<R>, outcome: Outcome) -> Served<R> {
         match (&waiter.request, &outcome) {
             _ if self.is_draining => {}
@@ -180,9 +179,12 @@ impl<R> Waiters<R> {
         }
     }
 
-    /// Calls the receivers of a queue again that were passed over while another partition held
-    /// their turns.
+    /// Calls receivers of a queue again that were skipped while another partition held their turns.
+    /// All receivers of a deleted queue are called, to be refused.
     pub fn call_again(&mut self, queue: &QueueName, machine: &Machine) {
+        if !machine.has_queue(queue) {
+            return self.call_receivers(queue, u64::MAX, |_| true);
+        }
         self.call_receivers(queue, machine.ready_in(queue), |waiter| waiter.is_passed_over);
     }
 
@@ -197,15 +199,14 @@ impl<R> Waiters<R> {
         }
     }
 
-    /// No more messages are handed out: ends the wait of all receivers, which get nothing. From
-    /// now on nobody waits.
+    /// Ends the wait of all receivers, which get nothing. From now on receivers do not wait.
     pub fn drain(&mut self) -> Vec<R> {
         self.is_draining = true;
         let receivers = std::mem::take(&mut self.receivers).into_values().flatten();
         receivers.filter(|waiter| waiter.turn.take() == Taken::Yes).map(Waiter::end).collect()
     }
 
-    /// Ends the wait of everybody, also of those who were called.
+    /// Ends the wait of all waiters, including those that were called.
     pub fn close(&mut self) -> Vec<R> {
         let receivers = std::mem::take(&mut self.receivers).into_values().flatten();
         let lookers = std::mem::take(&mut self.lookers).into_values().flatten();
@@ -214,8 +215,7 @@ impl<R> Waiters<R> {
         self.called.drain(..).chain(waiting).map(Waiter::end).collect()
     }
 
-    /// Lets a receiver wait. One whose turn another partition holds is called again if there is
-    /// need.
+    /// Lets a receiver wait. One whose turn another partition holds is called again if needed.
     fn wait(&mut self, waiter: Waiter<R>) {
         let Request::Receive(receive) = &waiter.request else {
             unreachable!("a looker waits at one partition, which holds its turn");
@@ -225,8 +225,7 @@ impl<R> Waiters<R> {
         self.receivers.entry(queue).or_default().push_back(waiter);
     }
 
-    /// So many messages of the queue are ready: as many of those that `concerns` names as they are
-    /// enough for try again.
+    /// Calls as many of the receivers selected by `concerns` as there are ready messages for.
     fn call_receivers(
         &mut self,
         queue: &QueueName,
@@ -267,7 +266,7 @@ impl<R> Waiters<R> {
         }
     }
 
-    /// Somebody comes: those who left meanwhile go, when it is time to look.
+    /// Removes cancelled waiters, if enough were added since the last time.
     fn remove_gone(&mut self) {
         self.came += 1;
         if self.came <= self.stayed.max(CAME_MIN) {

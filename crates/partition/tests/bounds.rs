@@ -4,7 +4,7 @@
 
 use hapax_core::{
     Answer, Blob, Command, Config, Configure, Content, Delivery, Invalid, LeaseName, Outcome,
-    QueueName, Receive, SendMessage, Settle, Settled, Stamp, Time, Verb,
+    QueueName, Receive, Recipe, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Answered, Options, Partition};
 use hapax_store::memory::{Faults, MemoryStore};
@@ -16,11 +16,15 @@ fn queue(number: usize) -> QueueName {
 }
 
 fn configure(queue: QueueName, config: Config) -> Command {
-    Command::Configure(Configure { queue, config, if_version: None })
+    Command::Configure(Box::new(Configure { queue, config, if_version: None }))
 }
 
 fn send(queue: QueueName, key: &str, bytes: usize) -> Command {
-    Command::Send(SendMessage::new(queue, Content::builder(key).build(&vec![b'x'; bytes]).unwrap()))
+    Command::Send(SendMessage::new(
+        &Recipe::First,
+        queue,
+        Content::builder(key).build(&vec![b'x'; bytes]).unwrap(),
+    ))
 }
 
 fn receive(queue: QueueName, max: u32) -> Command {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use hapax_core::{
     Answer, Command, Config, Configure, Content, DedupScope, Follow, Order, Outcome, Purge,
-    QueueName, QueueView, Refusal, SendMessage, Stamp, Time,
+    QueueName, QueueView, Recipe, Refusal, SendMessage, Stamp, Time,
 };
 use hapax_partition::change::{
     Change, Changed, Known, LeaderBehind, Running, copied, reconcile, routes,
@@ -45,7 +45,7 @@ impl World {
         let mut world = Self {
             stores,
             partitions: Vec::new(),
-            routes: Routes::new(PARTITIONS),
+            routes: Routes::new(PARTITIONS, Recipe::First),
             ms: 1_700_000_000_000,
         };
         world.open();
@@ -77,7 +77,7 @@ impl World {
             let known: Vec<Known> = (0..PARTITIONS).map(|number| self.known(number)).collect();
             let steps = reconcile(&known)?;
             if steps.is_empty() {
-                self.routes = routes(&known);
+                self.routes = routes(&known, Recipe::First);
                 return Ok(round);
             }
             for step in steps {
@@ -126,8 +126,8 @@ impl World {
 
     fn send(&mut self, key: &str, group: Option<&str>) -> Answer {
         let content = Content::builder(key).group(group).build(b"b").unwrap();
-        let send = SendMessage::new(queue(), content);
-        let partition = self.routes.of_new(&send.queue, &send.content, || 0);
+        let send = SendMessage::new(&Recipe::First, queue(), content);
+        let partition = self.routes.of_new(&send.queue, send.digest, &send.content, || 0);
         match self.call(partition, vec![Command::Send(send)]).remove(0) {
             Outcome::Sent(answer) => answer,
             other => panic!("{other:?}"),
@@ -262,11 +262,11 @@ fn a_queue_made_anew_at_the_same_moment_is_another_queue() {
     let began = world.ms;
     world.all(configure(Config::default())).unwrap();
     let content = Content::builder("k").build(b"b").unwrap();
-    world.call(1, vec![Command::Send(SendMessage::new(queue(), content))]);
+    world.call(1, vec![Command::Send(SendMessage::new(&Recipe::First, queue(), content))]);
     world.ms = began; // Partition 0 has seen no later time than that of the creation.
     let anew = Config { order: Order::Group, ..Config::default() };
     let configure = Configure { queue: queue(), config: anew.clone(), if_version: None };
-    world.call(0, vec![Command::Delete(queue()), Command::Configure(configure)]);
+    world.call(0, vec![Command::Delete(queue()), Command::Configure(Box::new(configure))]);
     world.restart().unwrap();
     assert_eq!(world.agreed().unwrap().config, anew);
     assert_eq!(world.ready(), 0, "what the earlier one had is gone with it");
@@ -285,7 +285,7 @@ fn a_queue_that_was_created_again_is_paused_everywhere_or_nowhere() {
         (0..20).for_each(|n| drop(world.send(&format!("k{n}"), None)));
         world.call(0, vec![Command::Delete(queue())]);
         let anew = Configure { queue: queue(), config: changed_config(), if_version: None };
-        world.call(0, vec![Command::Configure(anew)]);
+        world.call(0, vec![Command::Configure(Box::new(anew))]);
         if is_paused {
             world.call(0, vec![Command::Pause(queue())]);
         }
@@ -347,10 +347,10 @@ fn a_queue_that_only_others_know_is_taken_over_with_its_messages() {
     let mut world = World::new();
     let alone = Configure { queue: queue(), config: changed_config(), if_version: None };
     for partition in [1, 3] {
-        world.call(partition, vec![Command::Configure(alone.clone())]);
+        world.call(partition, vec![Command::Configure(Box::new(alone.clone()))]);
     }
     let content = Content::builder("k").build(b"b").unwrap();
-    let send = SendMessage::new(queue(), content);
+    let send = SendMessage::new(&Recipe::First, queue(), content);
     world.call(3, vec![Command::Send(send)]);
     world.restart().unwrap();
     assert_eq!(world.agreed().unwrap().config, changed_config());
@@ -401,21 +401,23 @@ fn a_start_takes_its_routes_from_the_leader_alone() {
     world.call(1, vec![follow(one_place.clone(), 1)]);
     let of_all = |world: &World| (0..PARTITIONS).map(|number| world.known(number)).collect();
     let known: Vec<Known> = of_all(&world);
-    assert!(routes(&known).enter(&queue(), &Config::default()), "a queue that others alone know");
+    let is_new = routes(&known, Recipe::First).enter(&queue(), &Config::default());
+    assert!(is_new, "a queue that others alone know");
 
     let mut world = World::new();
     world.call(0, vec![follow(Config::default(), 1)]);
     world.call(1, vec![follow(one_place.clone(), 1)]);
     let known: Vec<Known> = of_all(&world);
-    let mut leads = routes(&known);
+    let mut leads = routes(&known, Recipe::First);
     assert!(!leads.enter(&queue(), &one_place), "what the leader knows is there");
     let homes: std::collections::BTreeSet<usize> = (0..40)
         .map(|n| Content::builder(&format!("k{n}")).build(b"b").unwrap())
-        .map(|content| leads.of_new(&queue(), &content, || 0))
+        .map(|content| SendMessage::new(&Recipe::First, queue(), content))
+        .map(|send| leads.of_new(&send.queue, send.digest, &send.content, || 0))
         .collect();
     assert!(homes.len() > 1, "spread by its keys, as the leader has it: {homes:?}");
 }
 
 fn follow(config: Config, version: u64) -> Command {
-    Command::Follow(Follow { queue: queue(), config, version })
+    Command::Follow(Box::new(Follow { queue: queue(), config, version }))
 }

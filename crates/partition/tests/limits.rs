@@ -7,8 +7,8 @@
 )]
 
 use hapax_core::{
-    Answer, Command, Config, Configure, Content, Outcome, QueueName, Quota, Report, SendMessage,
-    Stamp, Time,
+    Answer, Command, Config, Configure, Content, Outcome, QueueName, Quota, Recipe, Report,
+    SendMessage, Stamp, Time,
 };
 use hapax_partition::{Options, Partition};
 use hapax_store::memory::MemoryStore;
@@ -36,7 +36,10 @@ impl World {
     fn configure(&mut self, config: Config) {
         for partition in 0..2 {
             let (queue, config) = (queue(), config.clone());
-            self.run(partition, Command::Configure(Configure { queue, config, if_version: None }));
+            self.run(
+                partition,
+                Command::Configure(Box::new(Configure { queue, config, if_version: None })),
+            );
         }
     }
 
@@ -60,7 +63,8 @@ impl World {
 
     fn send(&mut self, partition: usize, key: &str) -> Result<(), Quota> {
         let content = Content::builder(key).build(b"body").unwrap();
-        match self.run(partition, Command::Send(SendMessage::new(queue(), content))) {
+        match self.run(partition, Command::Send(SendMessage::new(&Recipe::First, queue(), content)))
+        {
             Outcome::Sent(Answer::Accepted { .. }) => Ok(()),
             Outcome::Sent(Answer::OverQuota { quota, .. }) => Err(quota),
             other => panic!("{other:?}"),
@@ -132,7 +136,7 @@ fn a_report_about_a_queue_that_is_not_known_yet_is_to_be_told_again() {
     assert!(!world.partitions[1].hear(&report));
     let config = Config { max_messages: Some(1), ..Config::default() };
     let configure = Configure { queue: queue(), config, if_version: None };
-    world.run(1, Command::Configure(configure));
+    world.run(1, Command::Configure(Box::new(configure)));
     assert!(world.partitions[1].hear(&report));
     assert_eq!(world.send(1, "b"), Err(Quota::Messages));
 }

@@ -4,7 +4,7 @@
 
 use hapax_core::{
     Bounds, Command, Config, Configure, Content, Delivery, Order, Outcome, Purge, QueueName,
-    Receive, Redrive, RedriveView, Select, SendMessage, Settle, Stamp, Stats, Time, Verb,
+    Receive, Recipe, Redrive, RedriveView, Select, SendMessage, Settle, Stamp, Stats, Time, Verb,
 };
 use hapax_partition::{Options, Partition};
 use hapax_store::memory::MemoryStore;
@@ -60,12 +60,12 @@ impl World {
 
     fn configure(&mut self, name: &str, config: Config) {
         let configure = Configure { queue: queue(name), config, if_version: None };
-        self.call(vec![Command::Configure(configure)]);
+        self.call(vec![Command::Configure(Box::new(configure))]);
     }
 
     fn send(&mut self, name: &str, key: &str, group: Option<&str>) {
         let content = Content::builder(key).group(group).build(&[b'x'; 50]).unwrap();
-        self.call(vec![Command::Send(SendMessage::new(queue(name), content))]);
+        self.call(vec![Command::Send(SendMessage::new(&Recipe::First, queue(name), content))]);
     }
 
     fn receive(&mut self, name: &str) -> Vec<Delivery> {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use hapax_core::{
     Answer, Arrival, Bounds, Command, Config, Configure, Content, Delivery, Effect, Emit,
-    LeaseName, Order, Outcome, Place, QueueName, Receive, Refusal, Relay, SendMessage, Settle,
-    Settled, Stamp, Time, Verb,
+    LeaseName, Order, Outcome, Place, QueueName, Receive, Recipe, Refusal, Relay, SendMessage,
+    Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Error, Options, Partition};
 use hapax_store::disk::{self, DiskStore, Workers};
@@ -23,12 +23,12 @@ fn queue() -> QueueName {
 }
 
 fn configure(config: Config) -> Command {
-    Command::Configure(Configure { queue: queue(), config, if_version: None })
+    Command::Configure(Box::new(Configure { queue: queue(), config, if_version: None }))
 }
 
 fn send(key: &str, group: Option<&str>) -> Command {
     let content = Content::builder(key).group(group).build(&[b'x'; 100]).unwrap();
-    Command::Send(SendMessage::new(queue(), content))
+    Command::Send(SendMessage::new(&Recipe::First, queue(), content))
 }
 
 fn receive(max: u32) -> Command {
@@ -424,7 +424,11 @@ fn large_backlog(count: u64, bytes: usize) -> (Partition<MemoryStore>, Options) 
     let body = vec![b'x'; bytes];
     for number in 0..count {
         let content = Content::builder(&number.to_string()).build(&body).unwrap();
-        call(&mut partition, number, vec![Command::Send(SendMessage::new(queue(), content))]);
+        call(
+            &mut partition,
+            number,
+            vec![Command::Send(SendMessage::new(&Recipe::First, queue(), content))],
+        );
     }
     drop(partition);
     let partition = Partition::open(store.another(), options).unwrap();

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use hapax_core::{
-    Answer, Command, Config, Configure, Content, KeyName, Outcome, QueueName, Receive, SendMessage,
-    Settle, Settled, Stamp, Time, Verb,
+    Answer, Command, Config, Configure, Content, KeyName, Outcome, QueueName, Receive, Recipe,
+    SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Options, Partition};
 use hapax_store::OsVolume;
@@ -21,7 +21,7 @@ fn queue() -> QueueName {
 
 fn send(number: u64) -> Command {
     let content = Content::builder(&number.to_string()).build(&[b'x'; 100]).unwrap();
-    Command::Send(SendMessage::new(queue(), content))
+    Command::Send(SendMessage::new(&Recipe::First, queue(), content))
 }
 
 /// A partition whose journal is written and whose checkpoints are not.
@@ -73,7 +73,7 @@ fn memory_that_fills_up_during_a_checkpoint_leaves_a_reserve() {
     let directory = tempfile::tempdir().unwrap();
     let mut slow = Slow::open(&directory.path().join("partition"));
     let (config, if_version) = (Config::default(), None);
-    slow.call(vec![Command::Configure(Configure { queue: queue(), config, if_version })]);
+    slow.call(vec![Command::Configure(Box::new(Configure { queue: queue(), config, if_version }))]);
     assert_eq!(slow.partition.filling(), None, "no checkpoint, no hurry");
     let mut last = 0.0;
     while slow.filling() < 1.0 {

@@ -48,7 +48,7 @@ impl World {
             let command = match step % 3 {
                 0 => {
                     let config = Config { lease_ms: 1_000 + self.wall % 7, ..Config::default() };
-                    Command::Configure(Configure { queue, config, if_version: None })
+                    Command::Configure(Box::new(Configure { queue, config, if_version: None }))
                 }
                 _ => Command::Show(queue),
             };

@@ -37,7 +37,7 @@ pub use pattern::{InvalidPattern, Pattern, Patterns};
 pub use permission::{Permission, Permissions, UnknownPermission};
 pub use tokens::Tokens;
 
-/// What somebody wants to do to a queue, or to the server.
+/// An action on a queue, or on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Send messages, also by an emit.
@@ -54,7 +54,7 @@ pub enum Action {
     Create,
     /// Delete, pause, resume or purge a queue; forget, replay, redrive, discard or resolve keys.
     Admin,
-    /// What concerns the whole server: backups, the level of the log.
+    /// Actions on the whole server: backups, the log filter.
     Operate,
 }
 
@@ -83,7 +83,7 @@ impl Action {
         }
     }
 
-    /// What a token must be made with, for people.
+    /// The permissions that a token needs, for messages.
     fn needs(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -107,7 +107,7 @@ pub struct Principal {
 }
 
 impl Principal {
-    /// Everybody, where authentication is off.
+    /// Every caller, if authentication is off.
     pub fn everything(tenant: impl Into<Arc<str>>) -> Self {
         Self {
             tenant: tenant.into(),
@@ -126,7 +126,7 @@ impl Principal {
         self.permissions
     }
 
-    /// Names the token in logs; no secret. `None` where authentication is off.
+    /// Identifies the token in logs; not a secret. `None` if authentication is off.
     pub fn token_id(&self) -> Option<impl fmt::Display + use<>> {
         self.token
     }
@@ -140,7 +140,7 @@ impl Principal {
 /// Why an action is not allowed, and how it must look to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// The queue is none of the principal's business: as if it were absent.
+    /// The principal may not see the queue: answered as if it did not exist.
     #[error("the queue cannot be seen")]
     Invisible,
     #[error("the permission is missing")]
@@ -148,7 +148,7 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// The answer to the caller. An invisible queue gets the words of an absent one.
+    /// The answer to the caller. An invisible queue is answered like a missing one.
     pub fn problem(self, action: Action, queue: &str) -> Problem {
         match self {
             Self::Invisible => Problem::no_such_queue(queue),
@@ -164,12 +164,12 @@ impl Denied {
     }
 }
 
-/// Whether the principal may do this to the queue of its tenant. Asked under every door, before
+/// Whether the principal may do this to the queue of its tenant. Called for every request, before
 /// the queue is looked up. The queue's name is ignored by [`Action::Operate`].
 pub fn authorise(principal: &Principal, action: Action, queue: &str) -> Result<(), Denied> {
     if action != Action::Operate && !principal.queues.matches(queue) {
         return Err(match action {
-            // "No such queue" is no answer to its creation.
+            // "No such queue" would be no answer to its creation.
             Action::Create => Denied::Forbidden,
             _ => Denied::Invisible,
         });
@@ -177,10 +177,10 @@ pub fn authorise(principal: &Principal, action: Action, queue: &str) -> Result<(
     if action.is_permitted(principal.permissions) { Ok(()) } else { Err(Denied::Forbidden) }
 }
 
-/// How a broker learns who asks.
+/// How a broker authenticates callers.
 #[derive(Clone, Debug)]
 pub enum Auth {
-    /// Everybody is this principal, with or without a token.
+    /// Every caller is this principal, with or without a token.
     Off(Arc<Principal>),
     Tokens(Arc<Tokens>),
 }
@@ -226,8 +226,8 @@ impl Auth {
         tokens.authenticate(token, now).ok_or(Unauthorised::Unknown)
     }
 
-    /// Whether a principal found earlier would still be found: for streams, which outlive the
-    /// revocation or the expiry of their token. Cheap enough for every frame.
+    /// Whether a principal found earlier is still valid: for streams, which may outlive their
+    /// token. Cheap enough for every frame.
     pub fn is_current(&self, principal: &Principal, now: Timestamp) -> bool {
         match self {
             Self::Off(_) => true,
@@ -237,7 +237,7 @@ impl Auth {
 }
 
 impl Auth {
-    /// Ends when a principal found earlier would not be found any more.
+    /// Completes when a principal found earlier is no longer valid.
     pub fn revoked(
         &self,
         principal: Arc<Principal>,
@@ -252,7 +252,7 @@ impl Auth {
     }
 }
 
-/// The token in `Bearer TOKEN`. The scheme is written in any case, as HTTP has it.
+/// The token in `Bearer TOKEN`. The scheme is case-insensitive, as in HTTP.
 fn bearer(value: &[u8]) -> Option<&str> {
     let value = std::str::from_utf8(value).ok()?;
     let (scheme, token) = value.trim_ascii().split_once(' ')?;

@@ -31,7 +31,7 @@ const FILES_PER_PARTITION: usize = 96;
 /// The fewest connections, even if there are fewer files than the reserves need.
 const CONNECTIONS_MIN: usize = 8;
 
-/// A broker that is ready, with nobody served yet.
+/// A broker that is ready, but serves nobody yet.
 #[derive(Debug)]
 pub struct Broker {
     service: Service,
@@ -40,7 +40,7 @@ pub struct Broker {
     tokens: Option<Arc<Tokens>>,
 }
 
-/// Why a broker cannot start, or had to end.
+/// Why a broker cannot start, or had to stop.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -55,7 +55,7 @@ pub enum Error {
     Tls(#[from] TlsError),
     #[error(transparent)]
     Bind(#[from] BindError),
-    #[error("the queue {queue} of the settings cannot be created: {why}")]
+    #[error("the queue {queue} of the settings cannot be created or changed: {why}")]
     Queue { queue: String, why: String },
     #[error(
         "{0}; nothing was confirmed after that. Start the broker again: it recovers from its data"
@@ -74,7 +74,8 @@ impl Broker {
             return Err(Error::Options(refused));
         }
         let tls = tls(options)?;
-        // The port first: recovery is long, and a second broker by mistake is found at once.
+        // The port first: recovery may take long, and a second broker started by mistake is
+        // detected at once.
         let listener = Listener::bind(options.listen, tls).await?;
         let metrics = Metrics::default();
         let engine = open(options, &metrics).await?;
@@ -127,7 +128,7 @@ impl Broker {
         &self.service
     }
 
-    /// Serves until `shutdown` is ready or a partition cannot go on, and stops in order.
+    /// Serves until `shutdown` is ready or a partition fails, and stops in order.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let engine = self.service.engine().clone();
         let doors = doors::routes(&self.service);
@@ -162,8 +163,8 @@ impl Broker {
     }
 }
 
-/// As many connections as there are open files for, with a reserve: a partition that cannot open
-/// its files takes no more messages.
+/// As many connections as the limit of open files allows, with a reserve: a partition that cannot
+/// open files accepts no more messages.
 fn connections_max(wanted: usize, files: usize, partitions: usize) -> usize {
     let reserve = FILES_RESERVED + partitions.saturating_mul(FILES_PER_PARTITION);
     let most = files.saturating_sub(reserve).max(CONNECTIONS_MIN);
@@ -205,13 +206,19 @@ async fn open(options: &Options, metrics: &Metrics) -> Result<Engine, Error> {
     Ok(opened.await??)
 }
 
-/// Creates or changes the queues that the options name. What was changed by a request before is
-/// changed back, which is logged.
+/// Creates or changes the queues that the options name. Changes made by requests are reverted and
+/// logged.
 async fn declare(engine: &Engine, options: &Options) -> Result<(), Error> {
     for declared in &options.queues {
         let queue = declared.name.clone();
         let name = queue.queue.to_string();
-        if let Ok(before) = engine.show(&queue).await.map_err(Error::Failed)?
+        let before = engine.show(&queue).await.map_err(Error::Failed)?.ok();
+        let configure = Configure { queue, config: declared.config.clone(), if_version: None };
+        let told = engine.configure(configure).await.map_err(Error::Failed)?;
+        if let Err(refusal) = told {
+            return Err(Error::Queue { queue: name, why: refusal.to_string() });
+        }
+        if let Some(before) = before
             && let fields = doors::config::differing(&before.config, &declared.config)
             && !fields.is_empty()
         {
@@ -219,14 +226,16 @@ async fn declare(engine: &Engine, options: &Options) -> Result<(), Error> {
             tracing::warn!(
                 queue = name,
                 fields,
-                "the settings overwrite the queue's configuration"
+                "the settings overwrote the queue's configuration"
             );
         }
-        let configure = Configure { queue, config: declared.config.clone(), if_version: None };
-        let told = engine.configure(configure).await.map_err(Error::Failed)?;
-        told.map_err(|refusal| Error::Queue { queue: name, why: refusal.to_string() })?;
     }
     Ok(())
+}
+
+/// Reads the files of TLS that the options name, as a start does.
+pub fn check_files(options: &Options) -> Result<(), TlsError> {
+    tls(options).map(drop)
 }
 
 fn tls(options: &Options) -> Result<Option<Tls>, TlsError> {
@@ -260,7 +269,7 @@ fn ceilings(options: &Options) -> BTreeMap<Box<str>, Ceiling> {
     ceilings.collect()
 }
 
-/// What is looked at every second.
+/// The work done every second.
 async fn housekeep(service: Service) {
     let mut every = tokio::time::interval(Duration::from_secs(1));
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -270,7 +279,7 @@ async fn housekeep(service: Service) {
     }
 }
 
-/// Tells systemd, where it started us.
+/// Notifies systemd, if it started us.
 fn tell_manager(states: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::debug!(%error, "cannot notify the service manager");

@@ -10,8 +10,8 @@ mod unread;
 
 use crate::service::Service;
 
-/// Every door on one router: they are told apart by their paths.
+/// HTTP and gRPC on one router, distinguished by their paths.
 pub fn routes(service: &Service) -> axum::Router {
-    // What neither knows is answered by HTTP, which tells gRPC calls apart.
+    // Unknown paths are answered by HTTP, which recognises gRPC calls.
     http::router(service.clone()).merge(grpc::routes(service.clone()).reset_fallback())
 }

@@ -8,10 +8,13 @@ mod data;
 mod dispatch;
 mod holdings;
 mod inbox;
+mod open;
 mod pages;
 mod queues;
 mod relay;
 mod shares;
+mod spare;
+mod store;
 mod wait;
 mod writer;
 
@@ -22,31 +25,33 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hapax_core::{Command, Fence, KeyName, Outcome, QueueName};
-use hapax_partition::change::{Known, LeaderBehind};
+use hapax_partition::Partition;
+use hapax_partition::change::LeaderBehind;
 use hapax_partition::relay::{Confirmations, Emits};
 use hapax_partition::route::Routes;
-use hapax_partition::{Clock, Partition};
-use hapax_store::disk::{self, DiskStore};
+use hapax_store::disk;
 use tokio::sync::{broadcast, oneshot, watch};
 
 pub use data::Data;
-pub use dispatch::{Listed, Omitted, Room, To};
+pub use dispatch::{List, Listed, Omitted, Room, To};
 pub(crate) use dispatch::{Parts, gather};
-use holdings::Unheard;
+use holdings::UnreadReports;
 use inbox::{Ask, Inbox, Reply};
 pub use pages::{Cursor, Page};
 use queues::Listing;
 pub use queues::{Decided, Survey};
-use writer::Writer;
+use spare::Spare;
+pub use store::AnyStore;
+use writer::{Now, Writer};
 
 /// How long a stop may take, from the last answer on.
 const STOP_MAX: Duration = Duration::from_secs(20);
 /// Lost leases that a slow listener may be behind.
 const LOST_MAX: usize = 1_024;
-/// Changes of queues that may go on at once.
+/// Changes of queues that may run at once.
 const CHANGE_LOCKS: usize = 64;
 
-/// What may be chosen about the engine.
+/// Options of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The number of partitions of new data; existing data keeps its number.
@@ -100,31 +105,43 @@ pub enum Error {
     LeaderBehind { path: PathBuf, error: LeaderBehind },
     #[error("{}: {error}", path.display())]
     Store { path: PathBuf, error: hapax_store::Error },
+    #[error(
+        "{}: {error}. Nothing that was confirmed is lost: free some space on the disk, or allow \
+         more open files, and start the broker again", path.display()
+    )]
+    Full { path: PathBuf, error: hapax_store::Error },
 }
 
 impl Error {
     fn io(doing: &'static str, path: &Path, error: std::io::Error) -> Self {
         Self::Io { doing, path: path.to_owned(), error }
     }
+
+    fn store(path: PathBuf, error: hapax_store::Error) -> Self {
+        match error.is_full() {
+            true => Self::Full { path, error },
+            false => Self::Store { path, error },
+        }
+    }
 }
 
-/// The partition cannot answer: whether the command was carried out is not known.
+/// The partition cannot answer: it is unknown whether the command was carried out.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Stopped(Arc<str>);
 
-/// What a writer does, for whoever counts it.
+/// Events of a writer, for metrics.
 #[derive(Clone, Copy, Debug)]
 pub enum Beat {
-    /// A batch was decided and is on its way.
+    /// A batch was decided and submitted.
     Submitted { commands: usize },
-    /// It is durable; so long it took.
+    /// It is durable, after this time.
     Durable { waited: Duration },
     /// A checkpoint was written.
     Checkpointed { took: Duration },
 }
 
-/// Told about every beat, on the writer's thread: it must not block.
+/// Called for every beat, on the writer's thread: it must not block.
 pub type OnBeat = Box<dyn Fn(usize, Beat) + Send + Sync>;
 
 /// The partitions. Cheap to clone.
@@ -135,18 +152,22 @@ pub struct Engine {
 
 pub(crate) struct Shared {
     inboxes: Vec<Arc<Inbox>>,
-    /// Which partition a message goes to. Read-locked until what was routed is handed over, so
-    /// that no message arrives by routes that changed meanwhile.
+    /// Which partition a message goes to. Read-locked until what was routed is submitted, so that
+    /// routes do not change in between.
     routes: RwLock<Routes>,
     /// One change of a queue at a time; queues share these locks by their names.
     changes: [tokio::sync::Mutex<()>; CHANGE_LOCKS],
+    /// One redrive starts at a time: those of all queues of a tenant count for its limit.
+    redrives: tokio::sync::Mutex<()>,
     /// Turns, so that no partition is asked first every time.
     next: AtomicUsize,
     lost: broadcast::Sender<(QueueName, Fence)>,
     on_beat: OnBeat,
     clocks_ahead: Vec<AtomicI64>,
-    /// Why a partition stopped although nobody asked it to.
+    /// Why a partition stopped by itself.
     failed: watch::Sender<Option<Stopped>>,
+    /// The partitions that belong to another owner, and what is answered for them.
+    fenced: watch::Sender<Vec<(usize, Stopped)>>,
     draining: watch::Sender<bool>,
     data: Data,
     sources: Vec<disk::Source>,
@@ -156,63 +177,20 @@ pub(crate) struct Shared {
     backups: Mutex<()>,
     /// The last report of each partition about its queues.
     listings: Vec<Mutex<Listing>>,
-    unheard: Vec<Unheard>,
+    unread: Vec<UnreadReports>,
+    spare: SpareLists,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Engine {
-    /// Opens every partition, recovers, and starts the writers. Blocks until all are ready.
-    pub fn open(mut data: Data, options: Options, on_beat: OnBeat) -> Result<Self, Error> {
-        let count = usize::from(data.partitions());
-        let inboxes: Vec<_> = (0..count).map(|_| Arc::new(Inbox::new())).collect();
-        // All of them are readable before the first one gets a new owner, which it remembers.
-        let stores = (0..data.partitions()).zip(&inboxes);
-        let stores = stores.map(|(number, inbox)| open_store(&data, number, inbox));
-        let stores: Vec<_> = stores.collect::<Result<_, _>>()?;
-        let memory_bytes = options.memory_bytes / count.max(1);
-        let partitions = (0..data.partitions()).zip(stores);
-        let partitions = partitions.map(|(number, store)| own(&data, number, store, memory_bytes));
-        let mut partitions: Vec<_> = partitions.collect::<Result<_, _>>()?;
-        data.complete()?;
-        wait_for_the_wall_clock(&partitions);
-        // Before the writers, which may have something due at once: then the time goes on.
-        let known: Vec<_> =
-            partitions.iter().map(|partition| Known::of(partition.machine())).collect();
-        data.missing_steps(&known)?;
-        let (lost, _) = broadcast::channel(LOST_MAX);
-        let shared = Arc::new(Shared {
-            inboxes,
-            routes: RwLock::new(routes(&partitions)),
-            changes: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
-            next: AtomicUsize::new(0),
-            lost,
-            on_beat,
-            clocks_ahead: (0..count).map(|_| AtomicI64::new(0)).collect(),
-            failed: watch::Sender::new(None),
-            draining: watch::Sender::new(false),
-            sources: partitions.iter().map(|partition| partition.store().source()).collect(),
-            emits: Mutex::new(Emits::closed()),
-            confirmations: Mutex::new(Confirmations::open()),
-            backups: Mutex::new(()),
-            listings: (0..count).map(|_| Mutex::default()).collect(),
-            unheard: (0..count).map(|_| Unheard::default()).collect(),
-            data,
-            threads: Mutex::new(Vec::new()),
-        });
-        partitions.iter_mut().for_each(|partition| shared.report(&partition.take_reports()));
-        for (number, partition) in partitions.into_iter().enumerate() {
-            shared.start(number, partition)?;
-        }
-        let engine = Self { shared };
-        if let Err(error) = engine.reconcile(known) {
-            engine.stop();
-            return Err(error);
-        }
-        engine.shared.let_emits_go();
-        Ok(engine)
-    }
+/// The lists that request handlers and writers exchange.
+#[derive(Debug, Default)]
+struct SpareLists {
+    commands: Spare<Command>,
+    outcomes: Spare<Outcome>,
+}
 
-    /// Stops taking, lets everything in flight be answered, writes a checkpoint, and waits for the
+impl Engine {
+    /// Accepts no more, answers everything in flight, writes a checkpoint, and waits for the
     /// writers to end. Blocks.
     pub fn stop(&self) {
         self.drain();
@@ -225,7 +203,7 @@ impl Engine {
         }
     }
 
-    /// No more leases from here on; settles and sends go on.
+    /// Grants no more leases; settles and sends continue.
     pub fn drain(&self) {
         if !self.shared.draining.send_replace(true) {
             (0..self.partitions()).for_each(|partition| self.shared.push(partition, Ask::Drain));
@@ -236,7 +214,7 @@ impl Engine {
         *self.shared.draining.borrow()
     }
 
-    /// Ends when there are no more leases: for those who have nothing else to wake them.
+    /// Completes when no more leases are granted.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut draining = self.shared.draining.subscribe();
         async move { drop(draining.wait_for(|draining| *draining).await) }
@@ -244,15 +222,31 @@ impl Engine {
 
     /// Whether every partition can answer.
     pub fn is_ready(&self) -> bool {
-        !self.has_failed() && !self.is_draining()
+        !self.has_failed() && !self.is_draining() && self.fenced().is_empty()
     }
 
-    /// Whether a partition stopped because it had to.
+    /// The partitions that another owner took over, in the order in which that was noticed, and
+    /// what is answered for them. The others go on.
+    pub fn fenced(&self) -> Vec<(usize, Stopped)> {
+        self.shared.fenced.borrow().clone()
+    }
+
+    /// Ends when some partition cannot answer any more: the opposite of [`Self::is_ready`].
+    pub async fn unready(&self) {
+        let mut fenced = self.shared.fenced.subscribe();
+        tokio::select! {
+            () = self.draining() => {}
+            _ = self.failed() => {}
+            _ = fenced.wait_for(|fenced| !fenced.is_empty()) => {}
+        }
+    }
+
+    /// Whether a partition stopped by itself.
     pub fn has_failed(&self) -> bool {
         self.shared.failed.borrow().is_some()
     }
 
-    /// Ends when a partition stopped because it had to, and tells why.
+    /// Completes when a partition stopped by itself, with the reason.
     pub async fn failed(&self) -> Stopped {
         let mut failed = self.shared.failed.subscribe();
         let why = failed.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
@@ -267,7 +261,8 @@ impl Engine {
         &self.shared.data
     }
 
-    /// How many milliseconds the wall clock is ahead of each partition, where that is alarming.
+    /// How many milliseconds the wall clock is ahead of each partition, if that is too much; else
+    /// 0.
     pub fn clocks_ahead_ms(&self) -> Vec<i64> {
         self.shared.clocks_ahead.iter().map(|ahead| ahead.load(Ordering::Relaxed)).collect()
     }
@@ -277,8 +272,8 @@ impl Engine {
         self.shared.lost.subscribe()
     }
 
-    /// Hands commands to a partition. `reply` is called once, on the writer's thread, when they
-    /// are durable or cannot be: it must not block.
+    /// Submits commands to a partition. `reply` is called once, on the writer's thread, when they
+    /// are durable or the partition failed: it must not block.
     pub fn submit(
         &self,
         partition: usize,
@@ -301,7 +296,7 @@ impl Engine {
         key: &KeyName,
         command: impl Fn() -> Command,
     ) -> Result<Outcome, Stopped> {
-        // Without its group a key of a queue that is spread by groups may be anywhere.
+        // Without its group, a key of a queue that is spread by group may be in any partition.
         let partitions = self.shared.routes().of_key(key);
         for partition in partitions {
             let outcome = self.call(partition, command()).await?;
@@ -323,9 +318,8 @@ impl Engine {
         &self,
         commands: impl IntoIterator<Item = Command>,
     ) -> Result<Vec<Outcome>, Stopped> {
-        let commands = commands.into_iter().enumerate();
-        let commands = commands.map(|(partition, command)| (To::Partition(partition), command));
-        self.ask(commands.collect()).await
+        let partitions = (0..self.partitions()).map(|partition| partition as u16);
+        self.ask(commands.into_iter().collect(), To::Partitions(partitions.collect())).await
     }
 
     /// A list of commands to one partition.
@@ -341,7 +335,7 @@ impl Engine {
 }
 
 impl Stopped {
-    /// A reply was dropped instead of being called.
+    /// For a reply that was dropped instead of called.
     fn silent() -> Self {
         Self("the partition stopped without an answer".into())
     }
@@ -356,16 +350,12 @@ impl Shared {
         self.inboxes.len()
     }
 
-    fn start(
-        self: &Arc<Self>,
-        number: usize,
-        partition: Partition<DiskStore>,
-    ) -> Result<(), Error> {
+    fn start(self: &Arc<Self>, number: usize, partition: Partition<AnyStore>) -> Result<(), Error> {
         let Some(inbox) = self.inboxes.get(number).cloned() else { return Ok(()) };
         let shared = Arc::clone(self);
         let run = move || {
             inbox.belongs_to_this_thread();
-            Writer::new(partition, number, inbox, shared).run();
+            Writer::new(partition, number, inbox, shared, Now::read()).run();
         };
         let thread = std::thread::Builder::new()
             .name(format!("hapax-writer-{number}"))
@@ -379,24 +369,34 @@ impl Shared {
         self.push(partition, Ask::Commands(commands, reply));
     }
 
-    /// Routes commands and hands them over before the routes can change.
+    /// Routes commands and submits them before the routes can change.
     fn submit_routed(&self, route: impl FnOnce(&Routes) -> Vec<(usize, Vec<Command>, Reply)>) {
         let routes = self.routes();
         let parts = route(&routes).into_iter();
-        let refused: Vec<Ask> = parts
+        let refused: Vec<(usize, Ask)> = parts
             .filter_map(|(partition, commands, reply)| {
-                self.offer(partition, Ask::Commands(commands, reply)).err()
+                let ask = Ask::Commands(commands, reply);
+                self.offer(partition, ask).err().map(|ask| (partition, ask))
             })
             .collect();
         drop(routes);
-        // Replies run here: they may want the routes themselves.
-        refused.into_iter().for_each(refuse_stopped);
+        // Replies run here, without the lock: they may need the routes themselves.
+        refused.into_iter().for_each(|(partition, ask)| self.refuse(partition, ask));
     }
 
     fn push(&self, partition: usize, ask: Ask) {
         if let Err(ask) = self.offer(partition, ask) {
-            refuse_stopped(ask);
+            self.refuse(partition, ask);
         }
+    }
+
+    /// Answers for a partition that has ended.
+    fn refuse(&self, partition: usize, ask: Ask) {
+        let fenced = self.fenced.borrow();
+        let why = fenced.iter().find(|(number, _)| *number == partition).map(|(_, why)| why);
+        let why = why.cloned().unwrap_or_else(|| Stopped("the partition is stopped".into()));
+        drop(fenced);
+        writer::refuse(ask, &why);
     }
 
     fn offer(&self, partition: usize, ask: Ask) -> Result<(), Ask> {
@@ -428,9 +428,16 @@ impl Shared {
         }
     }
 
-    /// Other partitions may have something for those who wait for messages of the queue.
+    /// Calls waiters of the queue in the other partitions, which may have something for them.
     fn call_elsewhere(&self, here: usize, queue: &QueueName) {
         for partition in (0..self.partitions()).filter(|partition| *partition != here) {
+            self.push(partition, Ask::CallAgain(queue.clone()));
+        }
+    }
+
+    /// Calls all waiters of a queue that was deleted.
+    fn call_everywhere(&self, queue: &QueueName) {
+        for partition in 0..self.partitions() {
             self.push(partition, Ask::CallAgain(queue.clone()));
         }
     }
@@ -445,49 +452,4 @@ impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared").field("data", &self.data).finish_non_exhaustive()
     }
-}
-
-fn open_store(data: &Data, number: u16, inbox: &Arc<Inbox>) -> Result<DiskStore, Error> {
-    let path = data.partition(number);
-    let inbox = Arc::clone(inbox);
-    let wake = Arc::new(move || inbox.wake());
-    DiskStore::open_threaded(&path, data.store_options(), wake)
-        .map_err(|error| Error::Store { path, error })
-}
-
-fn own(
-    data: &Data,
-    number: u16,
-    store: DiskStore,
-    memory_bytes: usize,
-) -> Result<Partition<DiskStore>, Error> {
-    let options = hapax_partition::Options {
-        partition: number,
-        partitions: data.partitions(),
-        memory_bytes,
-        seed: fastrand::u64(..),
-        ..hapax_partition::Options::default()
-    };
-    let path = data.partition(number);
-    Partition::open(store, options).map_err(|error| Error::Partition { path, error })
-}
-
-/// Waits until the wall clock has reached what the partitions may have said before a crash, at most
-/// a second: a time that is ahead of the wall clock at every start would run away from it.
-fn wait_for_the_wall_clock(partitions: &[Partition<DiskStore>]) {
-    let starts = partitions.iter().map(Partition::now);
-    let wait = starts.map(|start| Clock::wait_ms(start, crate::time::now())).max().unwrap_or(0);
-    std::thread::sleep(Duration::from_millis(wait));
-}
-
-fn routes(partitions: &[Partition<DiskStore>]) -> Routes {
-    let mut routes = Routes::new(partitions.len());
-    for (name, view) in partitions.iter().flat_map(|partition| partition.machine().queues()) {
-        routes.enter(name, &view.config);
-    }
-    routes
-}
-
-fn refuse_stopped(ask: Ask) {
-    writer::refuse(ask, &Stopped("the partition is stopped".into()));
 }

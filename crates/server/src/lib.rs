@@ -1,4 +1,4 @@
-//! The broker: doors, router, writers.
+//! The broker: its APIs, authorisation, and a writer thread for each partition.
 //!
 //! ```text
 //!   doors      bytes → Command, Outcome → bytes; no rules          doors/
@@ -23,5 +23,5 @@ pub mod tenants;
 pub mod time;
 mod whole;
 
-pub use broker::{Broker, Error};
+pub use broker::{Broker, Error, check_files};
 pub use options::Options;

@@ -1,5 +1,5 @@
-//! Finds what would weaken a guarantee: plain functions over the options of a broker and the
-//! configuration of a queue. Settings that the broker would refuse are errors; those that it
+//! Finds settings that would weaken a guarantee: plain functions over the options of a broker and
+//! the configuration of a queue. Settings that the broker would refuse are errors; those that it
 //! accepts but that weaken a guarantee are warnings; a note only explains. A finding names its
 //! field as a settings file does (`queues.orders.lease_ms`); the caller knows the line.
 
@@ -15,10 +15,10 @@ pub use queue::queue;
 
 use crate::options::Options;
 
-/// Whether somebody wrote the field, as opposed to a default. Some rules are about nothing else.
+/// Whether the field was set explicitly, as opposed to a default. Some rules depend on it.
 pub type IsWritten<'a> = &'a dyn Fn(&str) -> bool;
 
-/// Everything that is found in the options, on a machine with these [`mounts`].
+/// All findings in the options, on a machine with these [`mounts`].
 pub fn lint(options: &Options, mounts: &str, is_written: IsWritten<'_>) -> Vec<Finding> {
     let mut findings = reach(options);
     findings.extend(data::lint(&options.data, mounts, is_written));

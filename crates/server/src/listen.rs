@@ -1,6 +1,6 @@
 //! The port: accepts connections, with or without TLS, and speaks HTTP/1.1 and HTTP/2 on them. HTTP
-//! and gRPC requests are not distinguished here: the service does that by the path. We have our own
-//! accept loop, since the usual ones cannot limit how long a peer may take. Every connection is
+//! and gRPC requests are not distinguished here: the service does that by the path. It has its own
+//! accept loop, because the usual ones cannot limit how long a peer may take. Every connection is
 //! bounded in time at each of its stages and in the memory it can hold ([`Limits`]), and their
 //! number is bounded, so that slow, hostile or vanished peers cost little and are closed in time.
 //! The limits for a request's body and answer are in `doors`.
@@ -43,7 +43,7 @@ pub struct Peer {
     pub is_encrypted: bool,
 }
 
-/// A port that is open, with nobody serving yet.
+/// An open port that is not served yet.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
@@ -86,7 +86,7 @@ impl Listener {
         Ok(Self { listener, address, tls: tls.map(Arc::new), stats: Arc::default() })
     }
 
-    /// Where it listens; tells the port that was chosen for port 0.
+    /// The address it listens on, with the chosen port if it was 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -100,8 +100,8 @@ impl Listener {
         Arc::clone(&self.stats)
     }
 
-    /// Serves until `shutdown` is ready. Then nothing new is accepted, every connection is told
-    /// to finish (an idle one closes, HTTP/2 says GOAWAY), and what still runs after
+    /// Serves until `shutdown` is ready. Then nothing new is accepted, every connection is asked to
+    /// finish (an idle one closes, HTTP/2 sends GOAWAY), and what still runs after
     /// [`Limits::drain`] is cut.
     pub async fn run<S>(
         self,
@@ -158,15 +158,15 @@ async fn follow(tls: Option<Arc<Tls>>, stats: Arc<Stats>) {
     }
 }
 
-/// Small answers leave at once: they are gathered above, where it is known what belongs together.
+/// Disables Nagle's algorithm: answers are batched above, where it is known what belongs together.
 fn prepare(stream: &TcpStream) {
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "cannot set TCP_NODELAY on a connection");
     }
 }
 
-/// A peer that gave up meanwhile is no reason to wait. Without descriptors or memory, though,
-/// accepting again at once would fail at once: connections must end first.
+/// Waits after a failed accept. A peer that gave up is no reason to wait; without descriptors or
+/// memory accepting again would fail at once, until connections end.
 async fn wait_after(error: &IoError) {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     if !matches!(

@@ -1,9 +1,9 @@
 //! Logging: lines on standard error, and spans to a collector.
 //!
-//! Lines are text or JSON; which ones are wanted can change at run time. Where spans are not
-//! exported a request has none, so that they cost one look at a flag. Nothing here keeps bodies,
-//! keys or tokens out of a line by looking at it: those who log do not name them, and libraries
-//! that would are not traced (see [`Filter`]).
+//! Lines are text or JSON; the filter can change at run time. If spans are not exported a request
+//! has none, and the cost is one check of a flag. Nothing here filters bodies, keys or tokens out
+//! of a line: code that logs does not include them, and libraries that would are not traced (see
+//! [`Filter`]).
 
 mod filter;
 mod span;
@@ -23,7 +23,7 @@ use tracing_subscriber::{Registry, fmt, reload};
 pub use filter::{BadFilter, Filter};
 pub use span::{is_traceparent, request_span};
 
-/// How long the last spans may take to leave.
+/// Timeout for sending the last spans.
 const FLUSH: Duration = Duration::from_secs(3);
 
 /// How lines are written.
@@ -76,7 +76,7 @@ impl Handle {
     /// Changes what is logged, from now on.
     pub fn set(&self, filter: &str) -> Result<(), BadFilter> {
         let filter: Filter = filter.parse()?;
-        // It only fails when nobody logs any more.
+        // It only fails when logging has ended.
         let _ = self.wanted.reload(filter.targets());
         *self.filter.lock().unwrap_or_else(PoisonError::into_inner) = filter;
         Ok(())
@@ -87,11 +87,11 @@ impl Handle {
         self.filter.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sends the last spans and no more. Lines go on.
+    /// Sends the last spans and no more. Lines continue.
     pub async fn stop(&self) {
         let Some(provider) = self.provider.clone() else { return };
         span::export(false);
-        // It waits for the exporter, which needs this runtime to go on meanwhile.
+        // It waits for the exporter, which needs this runtime meanwhile.
         let sent = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH));
         if let Ok(Err(error)) = sent.await {
             tracing::warn!(%error, "the last spans may not have been sent");

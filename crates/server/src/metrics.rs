@@ -20,7 +20,7 @@ use requests::Requests;
 pub use plain::{CONTENT_TYPE as PLAIN_CONTENT_TYPE, plain};
 pub use scrape::CONTENT_TYPE;
 
-/// All that is counted. Cheap to clone.
+/// All metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics(Arc<Inner>);
 
@@ -32,7 +32,7 @@ struct Inner {
     port: OnceLock<Arc<listen::Stats>>,
 }
 
-/// What is counted of one queue at the doors.
+/// The request metrics of one queue.
 #[derive(Debug)]
 struct QueueMeters {
     accepted: Counter,
@@ -55,9 +55,13 @@ struct PartitionMeters {
 
 impl Metrics {
     /// Counts the answers to sends or claims of a queue.
-    pub fn answered(&self, queue: &QueueName, answers: &[Answer]) {
+    pub fn answered<'a>(
+        &self,
+        queue: &QueueName,
+        answers: impl Iterator<Item = &'a Answer> + Clone,
+    ) {
         let exists = |answer: &Answer| !matches!(answer, Answer::NoSuchQueue);
-        if !answers.iter().any(exists) {
+        if !answers.clone().any(exists) {
             return;
         }
         let meters = self.meters(queue);
@@ -86,7 +90,7 @@ impl Metrics {
     }
 
     /// Counts the answers to settles.
-    pub fn settled(&self, queue: &QueueName, answers: &[Settled]) {
+    pub fn settled<'a>(&self, queue: &QueueName, answers: impl Iterator<Item = &'a Settled>) {
         let (mut ok, mut stale, mut misused) = (0, 0, 0);
         for answer in answers {
             match answer {
@@ -95,7 +99,7 @@ impl Metrics {
                 _ => misused += 1,
             }
         }
-        // A lease that was made up says nothing about whether the queue exists.
+        // A forged lease does not prove that the queue exists.
         let Some(meters) = (if ok > 0 { Some(self.meters(queue)) } else { self.known(queue) })
         else {
             return;
@@ -106,7 +110,7 @@ impl Metrics {
     }
 
     /// A new message came with the caller's own request id. The same request under another key
-    /// tells of a layer that makes keys of its own for every try, which nothing can deduplicate.
+    /// indicates a layer that makes a new key for every try, which cannot be deduplicated.
     pub fn requested(&self, queue: &QueueName, request_id: &str, key: &str) {
         let mut requests = self.0.requests.lock().unwrap_or_else(PoisonError::into_inner);
         if requests.is_other_key(queue, request_id, key) {
@@ -115,7 +119,7 @@ impl Metrics {
         }
     }
 
-    /// What a writer does.
+    /// Counts an event of a writer.
     pub fn beat(&self, beat: Beat) {
         let meters = &self.0.partitions;
         match beat {
@@ -125,7 +129,7 @@ impl Metrics {
         }
     }
 
-    /// Counts what happens at the port, too.
+    /// Adds the counters of the port.
     pub fn watch_port(&self, stats: Arc<listen::Stats>) {
         let _ = self.0.port.set(stats);
     }
@@ -178,8 +182,8 @@ impl Default for PartitionMeters {
     }
 }
 
-/// How long ago the key's message ended, or came where it has not ended: what a retention is
-/// compared with.
+/// How long ago the key's message ended, or was accepted if it has not ended; to be compared with
+/// the retention.
 fn age_seconds(answer: &Answer) -> f64 {
     let since = match answer {
         Answer::Done(finished) => finished.finished_at,

@@ -5,7 +5,7 @@ use hapax_wire::Code;
 
 use crate::engine::Stopped;
 
-/// A refusal on its way to the caller.
+/// A refusal of a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{}: {detail}", code.as_str())]
 pub struct Problem {
@@ -38,8 +38,8 @@ impl Problem {
         Self::new(Code::Invalid, detail)
     }
 
-    /// What was asked got no answer, which is a fault of the broker. Whether it was done is not
-    /// known; a retry under the same key is safe.
+    /// The request got no answer, which is a fault of the broker. It is unknown whether it was
+    /// done; a retry under the same key is safe.
     pub fn unanswered() -> Self {
         Self::new(Code::Internal, "the broker gave no answer")
     }
@@ -65,7 +65,7 @@ impl Problem {
         Self::invalid("name: an emit without a key needs a name, from which its key is derived")
     }
 
-    /// The refusal in an answer to a send or a claim; `None` where it is none.
+    /// The refusal in an answer to a send or a claim; `None` if it is not one.
     pub fn of_answer(answer: &Answer) -> Option<Self> {
         Some(match answer {
             Answer::Invalid(invalid) => (*invalid).into(),
@@ -113,7 +113,7 @@ impl Problem {
         })
     }
 
-    /// The refusal in the answer to a settle; `None` where it is none.
+    /// The refusal in the answer to a settle; `None` if it is not one.
     pub fn of_settled(settled: &Settled) -> Option<Self> {
         Some(match settled {
             Settled::Invalid(invalid) => (*invalid).into(),
@@ -143,7 +143,7 @@ impl From<Invalid> for Problem {
     }
 }
 
-/// Whether the command was carried out is not known, and a retry is safe.
+/// It is unknown whether the command was carried out; a retry is safe.
 impl From<Stopped> for Problem {
     fn from(stopped: Stopped) -> Self {
         Self::new(Code::Unavailable, stopped.to_string())

@@ -3,45 +3,51 @@
 //! here, once: every call takes a [`Permit`], and only [`Service::authorise`] makes one. Metrics
 //! and limits wrap the calls here too, so that neither `doors` nor the core mention them.
 
+mod claims;
 mod keys;
 mod memory;
 mod queues;
 mod received;
+mod turns;
 mod weight;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_core::{Allowance, Answer, Claim, Command, Delivery, Fence, Outcome, QueueName, Quota};
-use hapax_core::{Receive, Refusal, SendMessage, Settle, Settled, Verb};
+use hapax_core::{Allowance, Answer, Command, Delivery, Fence, Outcome, QueueName, Quota, Receive};
+use hapax_core::{Recipe, Refusal, SendMessage, Settle, Settled, Verb};
 use hapax_wire::Code;
 use jiff::Timestamp;
 use tokio::sync::broadcast;
 
 use crate::auth::{Action, Auth, Principal, authorise};
-use crate::engine::{Engine, Listed, Omitted, Parts, Room, To, gather};
+use crate::engine::{Engine, List, Listed, Omitted, Parts, Room, To, gather};
 use crate::lease::{LEASE_BYTES, Seal};
 use crate::log;
 use crate::metrics::Metrics;
 use crate::problem::Problem;
 use crate::tenants::Tenants;
 
+pub use claims::Claimed;
+pub(crate) use claims::{is_awaited, wait_until};
 pub(crate) use keys::{BROWSE_DEFAULT, key_bytes};
 pub use memory::Admitted;
 pub(crate) use memory::Memory;
+use queues::Creating;
 pub use queues::{Change, Queue, Queues, if_match};
 pub use received::Received;
+pub(crate) use turns::{Place, Turns};
 pub use weight::Ceiling;
 use weight::Weights;
 
-/// How long a caller may wait at most.
+/// The longest wait of a caller.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// How long a request waits for memory at most.
+/// The longest wait of a request for memory.
 pub(crate) const ADMISSION: Duration = Duration::from_secs(10);
 
-/// The broker as doors see it. Cheap to clone.
+/// The broker as HTTP and gRPC see it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Service(Arc<Inner>);
 
@@ -55,14 +61,18 @@ struct Inner {
     log: Option<log::Handle>,
     seal: Seal,
     memory: Memory,
+    /// Calls that wait for keys; those on streams have turns of their own.
+    turns: Turns,
+    /// One new queue of a tenant at a time, where their number is limited.
+    creating: Creating,
 }
 
-/// What a service is made of, besides its engine.
+/// The parts of a service besides its engine.
 #[derive(Debug)]
 pub struct Options {
     pub auth: Auth,
     pub tenants: Tenants,
-    /// What tenants may hold.
+    /// The limits on what tenants hold.
     pub ceilings: BTreeMap<Box<str>, Ceiling>,
     pub metrics: Metrics,
     /// The handle to change the log filter.
@@ -103,14 +113,6 @@ impl Permit {
     }
 }
 
-/// What a claim got.
-#[derive(Clone, Debug)]
-pub struct Claimed {
-    pub answer: Answer,
-    /// The lease of a granted claim.
-    pub lease: Option<[u8; LEASE_BYTES]>,
-}
-
 /// A settle whose lease was opened; one that does not open is lost.
 #[derive(Clone, Debug)]
 pub enum Opened {
@@ -118,9 +120,52 @@ pub enum Opened {
     Lost,
 }
 
+/// Settles to submit to the partitions of their leases.
+#[derive(Debug)]
+pub struct Settles<T> {
+    list: List<T>,
+    /// One for each of the list.
+    partitions: Vec<u16>,
+    lost: Vec<T>,
+}
+
+impl<T> Default for Settles<T> {
+    fn default() -> Self {
+        Self { list: List::default(), partitions: Vec::new(), lost: Vec::new() }
+    }
+}
+
+impl<T> Settles<T> {
+    pub fn new(service: &Service) -> Self {
+        Self { list: service.engine().empty_list(), ..Self::default() }
+    }
+
+    pub fn push(&mut self, tag: T, settle: Opened) {
+        match settle {
+            Opened::Settle(partition, settle) => {
+                self.list.push(tag, Command::Settle(settle));
+                self.partitions.push(partition);
+            }
+            Opened::Lost => self.lost.push(tag),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.list.len() + self.lost.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 impl Service {
     pub fn new(engine: Engine, options: Options) -> Self {
-        let seal = Seal::new(*engine.data().secret());
+        let secret = engine.data().secret();
+        let seal = match engine.data().recipe() {
+            Recipe::First => Seal::new(secret).opening_first(secret),
+            Recipe::Second(_) => Seal::new(secret),
+        };
         Self(Arc::new(Inner {
             engine,
             auth: options.auth,
@@ -130,6 +175,8 @@ impl Service {
             log: options.log,
             seal,
             memory: Memory::new(options.budget_bytes),
+            turns: Turns::default(),
+            creating: Creating::default(),
         }))
     }
 
@@ -137,11 +184,16 @@ impl Service {
         &self.0.engine
     }
 
+    /// How keys and bodies are hashed.
+    pub fn recipe(&self) -> &Recipe {
+        self.engine().data().recipe()
+    }
+
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
 
-    /// Whether callers have to show tokens.
+    /// Whether callers need tokens.
     pub fn wants_tokens(&self) -> bool {
         matches!(self.0.auth, Auth::Tokens(_))
     }
@@ -151,12 +203,12 @@ impl Service {
         Ok(self.0.auth.authenticate(authorization, Timestamp::now())?)
     }
 
-    /// Whether somebody who was known when a stream began still is. Cheap enough for every frame.
+    /// Whether the caller of a stream is still authenticated. Cheap enough for every frame.
     pub fn is_current(&self, principal: &Principal) -> bool {
         self.0.auth.is_current(principal, Timestamp::now())
     }
 
-    /// Ends when somebody who was known when a stream began is not known any more.
+    /// Completes when the caller of a stream is no longer authenticated.
     pub fn revoked(
         &self,
         principal: &Arc<Principal>,
@@ -164,7 +216,7 @@ impl Service {
         self.0.auth.revoked(Arc::clone(principal))
     }
 
-    /// Waits for something as long as the permit's owner is known.
+    /// Waits for a future while the permit's owner is authenticated.
     async fn while_current<T>(
         &self,
         permit: &Permit,
@@ -180,7 +232,7 @@ impl Service {
         }
     }
 
-    /// The one way to a permit.
+    /// The only way to get a permit.
     pub fn authorise(
         &self,
         principal: &Arc<Principal>,
@@ -197,7 +249,7 @@ impl Service {
         Ok(Permit { principal: Arc::clone(principal), queue: name, action })
     }
 
-    /// Whether somebody may do what concerns the whole broker.
+    /// Checks the permission to operate the whole broker.
     pub fn operate(&self, principal: &Principal) -> Result<(), Problem> {
         authorise(principal, Action::Operate, "")
             .map_err(|denied| denied.problem(Action::Operate, ""))
@@ -222,51 +274,56 @@ impl Service {
         self.0.memory.request(tenant)
     }
 
-    /// Waits for memory for so many bytes more of a request, for a bounded time.
+    /// Waits for memory for more bytes of a request, for a bounded time.
     pub async fn admit(&self, admitted: &mut Admitted, bytes: usize) -> Result<(), Problem> {
         let taken = tokio::time::timeout(ADMISSION, admitted.take(bytes)).await;
         taken.map_err(|_| no_memory())
     }
 
-    /// Sends messages. `reply` is called for each part of them, on a writer's thread, with what the
-    /// caller knows them by: it must not block.
+    /// Sends messages. `reply` is called for each part of them, on a writer's thread, with the
+    /// caller's tags: it must not block.
     pub fn start_send<T: Send + 'static>(
         &self,
         permit: &Permit,
-        sends: Vec<(T, SendMessage)>,
+        mut sends: List<T>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Answer>, Problem>) + Clone + Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed, Problem>) + Clone + Send + 'static,
     ) {
         let allowance = self.allowance(permit, sends.len());
+        if allowance != Allowance::default() {
+            for command in &mut sends.commands {
+                let Command::Send(send) = command else { unreachable!("{command:?} is no send") };
+                send.allowance = allowance;
+            }
+        }
         let (service, queue) = (self.clone(), permit.queue.clone());
-        let items = sends
-            .into_iter()
-            .map(|(tag, send)| (tag, To::Key, Command::Send(SendMessage { allowance, ..send })));
-        self.engine().dispatch(items, room, move |tags, outcomes| {
-            let listed = outcomes.map_err(Problem::from).map(|listed| {
-                let listed = listed.map(answer);
-                service.0.metrics.answered(&queue, &listed.answers);
-                service.give_back(&queue, allowance, &listed.answers);
-                listed
-            });
-            reply(tags, listed);
+        self.engine().dispatch(sends, &To::Key, room, move |tags, listed| {
+            if let Ok(listed) = &listed {
+                let answers = listed.outcomes.iter().map(answer);
+                service.0.metrics.answered(&queue, answers.clone());
+                service.give_back(&queue, allowance, answers);
+            }
+            reply(tags, listed.map_err(Problem::from));
         });
     }
 
-    /// Sends messages; the answers are in their order, refusals among them, with as many results as
-    /// have room together. Says of each whether its result was left out.
+    /// Sends messages; the answers are in order, refusals included, with as many results as fit
+    /// together. Reports for each whether its result was left out.
     pub async fn send(
         &self,
         permit: &Permit,
         sends: Vec<SendMessage>,
         bytes: usize,
     ) -> Result<Vec<(Answer, Omitted)>, Problem> {
-        let (count, sends) = (sends.len(), sends.into_iter().enumerate().collect());
-        let start = |parts: Parts<_, _>| {
+        let count = sends.len();
+        let commands = sends.into_iter().map(Command::Send).collect();
+        let sends = List { tags: (0..count).collect(), commands };
+        let start = |parts: Parts<_>| {
             let reply = move |places, listed| drop(parts.send((places, listed)));
             self.start_send(permit, sends, &Room::of_list(bytes), reply);
         };
-        gather(count, start).await
+        let outcomes = gather(count, start).await?;
+        Ok(outcomes.into_iter().map(|(outcome, omitted)| (into_answer(outcome), omitted)).collect())
     }
 
     /// Takes messages, waiting for the first one.
@@ -278,12 +335,12 @@ impl Service {
     ) -> Result<Vec<Delivery>, Problem> {
         debug_assert!(permit.action == Action::Work, "{permit:?}");
         let has_id = receive.receive_id.is_some();
-        // Whoever waits here and goes away leaves its messages to others.
+        // If the caller goes away, its messages are left to others.
         let received = self.engine().receive(receive, wait.min(WAIT_MAX));
         let received = self.while_current(permit, wait, received).await?;
         let messages = received?.map_err(|refusal| refused(permit, refusal))?;
         if !messages.is_empty() && !self.is_current(&permit.principal) {
-            // Under an id, whoever asked for them before may hold them: those stay leased.
+            // Under an id an earlier caller may hold them: those stay leased.
             if !has_id {
                 self.engine().give_back(messages);
             }
@@ -292,12 +349,12 @@ impl Service {
         Ok(messages)
     }
 
-    /// A lease as it goes out with a delivery.
+    /// Seals the lease of a delivery.
     pub fn seal(&self, permit: &Permit, delivery: &Delivery) -> [u8; LEASE_BYTES] {
         self.0.seal.seal(&permit.queue, delivery.id.partition(), &delivery.lease)
     }
 
-    /// A settle of a lease as it came in.
+    /// Opens the lease of a settle.
     pub fn open(&self, permit: &Permit, lease: &[u8], verb: Verb) -> Opened {
         match self.0.seal.open(&permit.queue, lease) {
             Some((partition, lease)) if usize::from(partition) < self.engine().partitions() => {
@@ -316,33 +373,22 @@ impl Service {
     pub fn start_settle<T: Send + 'static>(
         &self,
         permit: &Permit,
-        items: Vec<(T, Opened)>,
+        settles: Settles<T>,
         room: &Arc<Room>,
-        reply: impl Fn(Vec<T>, Result<Listed<Settled>, Problem>) + Clone + Send + 'static,
+        reply: impl Fn(Vec<T>, Result<Listed, Problem>) + Clone + Send + 'static,
     ) {
-        let (mut settles, mut lost) = (Vec::with_capacity(items.len()), Vec::new());
-        for (tag, item) in items {
-            match item {
-                Opened::Settle(partition, settle) => {
-                    let to = To::Partition(usize::from(partition));
-                    settles.push((tag, to, Command::Settle(settle)));
-                }
-                Opened::Lost => lost.push(tag),
-            }
-        }
+        let Settles { list, partitions, lost } = settles;
         if !lost.is_empty() {
-            let answers = vec![LOST; lost.len()];
-            self.0.metrics.settled(permit.queue(), &answers);
-            reply(lost, Ok(Listed { answers, omitted: Vec::new() }));
+            let outcomes = vec![Outcome::Settled(LOST); lost.len()];
+            self.0.metrics.settled(permit.queue(), outcomes.iter().map(settled));
+            reply(lost, Ok(Listed { outcomes, omitted: Vec::new() }));
         }
         let (service, queue) = (self.clone(), permit.queue.clone());
-        self.engine().dispatch(settles.into_iter(), room, move |tags, outcomes| {
-            let listed = outcomes.map_err(Problem::from).map(|listed| {
-                let listed = listed.map(settled);
-                service.0.metrics.settled(&queue, &listed.answers);
-                listed
-            });
-            reply(tags, listed);
+        self.engine().dispatch(list, &To::Partitions(partitions), room, move |tags, listed| {
+            if let Ok(listed) = &listed {
+                service.0.metrics.settled(&queue, listed.outcomes.iter().map(settled));
+            }
+            reply(tags, listed.map_err(Problem::from));
         });
     }
 
@@ -354,53 +400,29 @@ impl Service {
         bytes: usize,
     ) -> Result<Vec<(Settled, Omitted)>, Problem> {
         if items.iter().all(|item| matches!(item, Opened::Lost)) {
-            self.show(permit).await?; // An absent queue says so, as one that cannot be seen.
+            self.show(permit).await?; // A missing queue is reported, as is one that cannot be seen.
         }
-        let (count, items) = (items.len(), items.into_iter().enumerate().collect());
-        let start = |parts: Parts<_, _>| {
+        let count = items.len();
+        let mut settles = Settles::new(self);
+        items.into_iter().enumerate().for_each(|(place, item)| settles.push(place, item));
+        let start = |parts: Parts<_>| {
             let reply = move |places, listed| drop(parts.send((places, listed)));
-            self.start_settle(permit, items, &Room::of_list(bytes), reply);
+            self.start_settle(permit, settles, &Room::of_list(bytes), reply);
         };
-        gather(count, start).await
+        let outcomes = gather(count, start).await?;
+        Ok(outcomes
+            .into_iter()
+            .map(|(outcome, omitted)| (into_settled(outcome), omitted))
+            .collect())
     }
 
-    /// Leases of any queue that are lost from now on; who listens picks its own.
+    /// Leases of any queue that are lost from now on; a listener filters its own.
     pub fn lost(&self) -> broadcast::Receiver<(QueueName, Fence)> {
         self.engine().lost()
     }
 
-    /// Takes a key for the caller to work under, waiting for the one who has it.
-    pub async fn claim(
-        &self,
-        permit: &Permit,
-        claim: Claim,
-        wait: Duration,
-    ) -> Result<Claimed, Problem> {
-        let allowance = self.allowance(permit, 1);
-        let claim = Claim { allowance, ..claim };
-        let until = tokio::time::Instant::now() + wait.min(WAIT_MAX);
-        loop {
-            let answer = self.engine().claim(claim.clone()).await?;
-            let left = until.saturating_duration_since(tokio::time::Instant::now());
-            if !matches!(answer, Answer::InFlight(_)) || left.is_zero() {
-                self.0.metrics.answered(permit.queue(), std::slice::from_ref(&answer));
-                self.give_back(&permit.queue, allowance, std::slice::from_ref(&answer));
-                let lease = self.seal_claim(permit, &answer);
-                return Ok(Claimed { answer, lease });
-            }
-            let key = self.key_name(permit, claim.content.key(), claim.content.group());
-            let ended = self.engine().look(key, left);
-            let _ended = self.while_current(permit, left, ended).await??;
-        }
-    }
-
-    fn seal_claim(&self, permit: &Permit, answer: &Answer) -> Option<[u8; LEASE_BYTES]> {
-        let Answer::Fresh { id, lease, .. } = answer else { return None };
-        Some(self.0.seal.seal(&permit.queue, id.partition(), lease))
-    }
-
-    /// What the quotas of the tenant itself leave to new messages. Which of them are new only
-    /// their partitions can tell; [`Self::give_back`] makes up for those that are not.
+    /// What the tenant's quotas allow for new messages. Only their partitions know which are new;
+    /// [`Self::give_back`] returns what was taken for the others.
     fn allowance(&self, permit: &Permit, sends: usize) -> Allowance {
         debug_assert!(matches!(permit.action, Action::Send | Action::Claim), "{permit:?}");
         let tenant = &permit.queue.tenant;
@@ -414,28 +436,32 @@ impl Service {
     }
 
     /// Returns to the tenant's rate what was taken for messages that were not accepted.
-    fn give_back(&self, queue: &QueueName, allowance: Allowance, answers: &[Answer]) {
+    fn give_back<'a>(
+        &self,
+        queue: &QueueName,
+        allowance: Allowance,
+        answers: impl Iterator<Item = &'a Answer>,
+    ) {
         if allowance != Allowance::Queue || !self.0.tenants.is_rated() {
             return;
         }
-        let is_new =
-            |answer: &&Answer| matches!(answer, Answer::Accepted { .. } | Answer::Fresh { .. });
-        let known = answers.len() - answers.iter().filter(is_new).count();
+        let is_known =
+            |answer: &&Answer| !matches!(answer, Answer::Accepted { .. } | Answer::Fresh { .. });
+        let known = answers.filter(is_known).count();
         self.0.tenants.give_back(&queue.tenant, known as u64);
     }
 }
 
-/// Whether the queue of these messages is absent. Where it was made or deleted meanwhile, some
-/// partitions may know it and others not: then each message is answered for itself.
+/// Whether the queue of these messages is missing. If it is being created or deleted, some
+/// partitions may know it and others not: then each message is answered separately.
 pub fn is_no_such_queue(answers: &[(Answer, Omitted)]) -> bool {
     !answers.is_empty() && answers.iter().all(|(answer, _)| *answer == Answer::NoSuchQueue)
 }
 
-/// What a lease gets that was never given, or for another queue.
+/// The answer to a lease that was never granted, or belongs to another queue.
 const LOST: Settled = Settled::LeaseLost { place: None, result: None };
 
-/// A refusal on its way to the caller. A queue that is absent gets the words of one that the caller
-/// may not see.
+/// Converts a refusal. A missing queue is answered like one that the caller may not see.
 fn refused(permit: &Permit, refusal: Refusal) -> Problem {
     match refusal {
         Refusal::NoSuchQueue => Problem::no_such_queue(&permit.queue.queue),
@@ -443,7 +469,7 @@ fn refused(permit: &Permit, refusal: Refusal) -> Problem {
     }
 }
 
-/// The token is not known any more.
+/// The token is no longer valid.
 pub(crate) fn revoked() -> Problem {
     let detail = "the token was revoked or changed, or has expired";
     Problem::new(Code::Unauthorized, detail)
@@ -456,15 +482,29 @@ pub(crate) fn no_memory() -> Problem {
     Problem::new(Code::Unavailable, detail)
 }
 
-/// What was asked is answered, or a caller would wait for ever.
-fn answer(outcome: Outcome) -> Answer {
+/// Every command is answered; otherwise a caller would wait for ever.
+fn answer(outcome: &Outcome) -> &Answer {
     match outcome {
-        Outcome::Sent(answer) => answer,
-        other => unreachable!("a send is not answered by {other:?}"),
+        Outcome::Sent(answer) | Outcome::Claimed(answer) => answer,
+        other => unreachable!("a send or a claim is not answered by {other:?}"),
     }
 }
 
-fn settled(outcome: Outcome) -> Settled {
+pub(crate) fn into_answer(outcome: Outcome) -> Answer {
+    match outcome {
+        Outcome::Sent(answer) | Outcome::Claimed(answer) => answer,
+        other => unreachable!("a send or a claim is not answered by {other:?}"),
+    }
+}
+
+fn settled(outcome: &Outcome) -> &Settled {
+    match outcome {
+        Outcome::Settled(settled) => settled,
+        other => unreachable!("a settle is not answered by {other:?}"),
+    }
+}
+
+pub(crate) fn into_settled(outcome: Outcome) -> Settled {
     match outcome {
         Outcome::Settled(settled) => settled,
         other => unreachable!("a settle is not answered by {other:?}"),

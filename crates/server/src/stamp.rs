@@ -6,8 +6,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What a file looks like from outside. The time of the last change of its inode is part of it,
-/// as contents and modification time can be set back, and inode numbers are used again.
+/// The metadata of a file. Includes the inode's change time, because contents and modification time
+/// can be restored, and inode numbers are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -18,8 +18,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// `None` where there is no file, or none that may be looked at: becoming readable is a
-    /// change too.
+    /// `None` if there is no file, or it cannot be read: becoming readable is a change too.
     pub(crate) fn of(path: &Path) -> Option<Self> {
         let metadata = fs::metadata(path).ok()?;
         Some(Self {

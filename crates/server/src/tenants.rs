@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 const NANOS_PER_S: u128 = 1_000_000_000;
 
-/// The limits of one tenant. `None` is none.
+/// The limits of one tenant. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Messages per second over all queues, on average; those of one second may come at once.
+    /// Messages per second over all queues, on average, with bursts of one second's worth.
     pub sends_per_s: Option<u64>,
     pub max_queues: Option<u64>,
 }
 
-/// The limits of all tenants, and what they have used.
+/// The limits of all tenants, and their use.
 #[derive(Debug)]
 pub struct Tenants {
     default: Limits,
@@ -81,7 +81,7 @@ impl Tenants {
         }
     }
 
-    /// Whether a tenant with so many queues may have one more. The error is how many it may have.
+    /// Whether a tenant that has this many queues may create another. The error is its limit.
     pub fn may_create_queue(&self, tenant: &str, have: u64) -> Result<(), u64> {
         match self.limits(tenant).max_queues {
             Some(max) if have >= max => Err(max),
@@ -110,10 +110,10 @@ impl Bucket {
 
     fn take(&self, count: u64, at_ns: u64) -> Result<(), u64> {
         if self.per_s == 0 {
-            // Nothing is let through before the limit is changed; ask seldom.
+            // Nothing is accepted before the limit is changed; retry rarely.
             return Err(60_000);
         }
-        // What is missing now, and what may be missing at most before `count` is taken.
+        // What is missing now, and the most that may be missing before `count` is taken.
         let may_miss_ns = self.cost_ns(self.per_s - count.min(self.per_s));
         let mut full_at_ns = self.full_at_ns.load(Ordering::Relaxed);
         loop {
@@ -122,7 +122,7 @@ impl Bucket {
                 return Err((missing_ns - may_miss_ns).div_ceil(1_000_000));
             }
             let after = full_at_ns.max(at_ns).saturating_add(self.cost_ns(count));
-            // Relaxed: the number guards nothing but itself.
+            // Relaxed: the number guards no other data.
             match self.full_at_ns.compare_exchange_weak(
                 full_at_ns,
                 after,
@@ -142,7 +142,7 @@ impl Bucket {
             .update(Ordering::Relaxed, Ordering::Relaxed, |at| at.saturating_sub(cost_ns));
     }
 
-    /// How long it takes to earn so many sends.
+    /// How long it takes to earn `count` sends.
     fn cost_ns(&self, count: u64) -> u64 {
         let cost = (u128::from(count) * NANOS_PER_S).div_ceil(u128::from(self.per_s));
         u64::try_from(cost).unwrap_or(u64::MAX)

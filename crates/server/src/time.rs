@@ -14,13 +14,13 @@ pub fn rfc3339(time: Time) -> String {
     }
 }
 
-/// What the wall clock says.
+/// The wall clock.
 pub fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Reads RFC 3339; `None` where it is no time since 1970.
+/// Parses RFC 3339; `None` if it is not a time since 1970.
 pub fn parse(text: &str) -> Option<Time> {
     let ms = text.parse::<Timestamp>().ok()?.as_millisecond();
     u64::try_from(ms).ok().map(Time)

@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Durable when it returns. One writer at a time is the caller's business.
+/// Replaces a file, durably. The caller ensures that there is one writer at a time.
 pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let new = path.with_added_extension("new");
-    // What a writer left that was killed; made anew, so that its mode is ours.
+    // Left by a killed writer; created again, so that its mode is ours.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -24,7 +24,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     }
 }
 
-/// Against damage, not against people.
+/// Detects damage, not manipulation.
 pub(crate) fn checksum(bytes: &[u8]) -> String {
     let hash = blake3::hash(bytes);
     hash.to_hex().chars().take(16).collect()

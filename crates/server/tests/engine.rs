@@ -16,12 +16,11 @@ use std::time::Duration;
 
 use hapax_core::{
     Answer, Blob, Browse, Command, Config, Configure, Content, Delivery, Emit, KeyName, Order,
-    Outcome, Place, QueueName, Receive, Redrive, Refusal, Select, SendMessage, Settle, Settled,
-    Verb,
+    Outcome, Place, QueueName, Receive, Recipe, Redrive, Refusal, Select, SendMessage, Settle,
+    Settled, Verb,
 };
 use hapax_partition::Partition;
-use hapax_server::engine::{Data, Engine, Options, Stopped, To};
-use hapax_store::disk::DiskStore;
+use hapax_server::engine::{AnyStore, Data, Engine, Options, Stopped, To};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -35,8 +34,14 @@ fn queue(name: &str) -> QueueName {
     QueueName::new("default", name).unwrap()
 }
 
+/// As new data hashes, with a secret that is the test's own: every data has another.
+fn recipe() -> Recipe {
+    Recipe::second(&[7; 32])
+}
+
 fn message(queue_name: &str, key: &str, body: &str) -> SendMessage {
-    SendMessage::new(queue(queue_name), Content::builder(key).build(body.as_bytes()).unwrap())
+    let content = Content::builder(key).build(body.as_bytes()).unwrap();
+    SendMessage::new(&recipe(), queue(queue_name), content)
 }
 
 fn receive(queue_name: &str, max: u32) -> Receive {
@@ -69,18 +74,17 @@ trait Lists {
 
 impl Lists for Engine {
     async fn send(&self, sends: Vec<SendMessage>) -> Result<Vec<Answer>, Stopped> {
-        let sends = sends.into_iter().map(|send| (To::Key, Command::Send(send)));
-        let outcomes = self.ask(sends.collect()).await?.into_iter();
+        let sends = sends.into_iter().map(Command::Send);
+        let outcomes = self.ask(sends.collect(), To::Key).await?.into_iter();
         Ok(outcomes
             .map(|it| if let Outcome::Sent(answer) = it { answer } else { panic!() })
             .collect())
     }
 
     async fn settle(&self, settles: Vec<(u16, Settle)>) -> Result<Vec<Settled>, Stopped> {
-        let settles = settles.into_iter().map(|(partition, settle)| {
-            (To::Partition(usize::from(partition)), Command::Settle(settle))
-        });
-        let outcomes = self.ask(settles.collect()).await?.into_iter();
+        let (partitions, settles): (Vec<u16>, Vec<Command>) =
+            settles.into_iter().map(|(partition, it)| (partition, Command::Settle(it))).unzip();
+        let outcomes = self.ask(settles, To::Partitions(partitions)).await?.into_iter();
         Ok(outcomes.map(|it| if let Outcome::Settled(it) = it { it } else { panic!() }).collect())
     }
 }
@@ -210,7 +214,7 @@ fn l6_a_grouped_queue_keeps_its_order_over_all_partitions() {
         let send = |n: u32| {
             let key = format!("k{n}");
             let content = Content::builder(&key).group(Some("g")).build(b"").unwrap();
-            SendMessage::new(queue("orders"), content)
+            SendMessage::new(&recipe(), queue("orders"), content)
         };
         engine.send((0..10).map(send).collect()).await.unwrap();
         for n in 0..10 {
@@ -331,7 +335,7 @@ fn a_change_of_a_queue_that_was_broken_off_is_put_right_at_the_next_start() {
         // As a crash leaves it: the leader knows, and the others do not.
         let config = Config { lease_ms: 5_000, ..Config::default() };
         let configure = Configure { queue: queue("half"), config, if_version: None };
-        engine.call(0, Command::Configure(configure)).await.unwrap();
+        engine.call(0, Command::Configure(Box::new(configure))).await.unwrap();
         engine.call(0, Command::Delete(queue("gone"))).await.unwrap();
     });
     engine.stop();
@@ -401,7 +405,7 @@ fn l3_an_emit_that_its_queue_refuses_for_good_is_dead_there() {
             assert_eq!(found.place, Place::Dead, "found by its key, wherever it is");
         }
         for partition in 0..engine.partitions() {
-            let waiting = |it: &Partition<DiskStore>| it.machine().relays().count();
+            let waiting = |it: &Partition<AnyStore>| it.machine().relays().count();
             while engine.inspect(partition, waiting).await.unwrap() > 0 {}
         }
         let stats = engine.show(&queue("emails")).await.unwrap().unwrap().stats;

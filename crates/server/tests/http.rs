@@ -6,6 +6,7 @@ mod http {
     mod batches;
     mod broker;
     mod claims;
+    mod described;
     mod documents;
     mod errors;
     mod fairness;
@@ -13,6 +14,7 @@ mod http {
     mod keys;
     mod operators;
     mod queues;
+    mod recipes;
     mod sending;
     mod strict;
     mod takes;

@@ -7,9 +7,9 @@
 //!              changes ◀──────────── answers ──────────────────┴──▶ relays ──▶ inboxes
 //! ```
 //!
-//! The stores are in memory, where a crash loses what was not durable: faults of disks are met by
-//! [`run`](crate::run), one partition at a time. Here the whole process ends between any two
-//! steps: of a change, of a hand-over, of a reconciliation.
+//! The stores are in memory, where a crash loses what was not durable; [`run`](crate::run) tests
+//! disk faults, with one partition. Here the whole process ends between any two steps: of a change,
+//! of the relay of an emit, of a reconciliation.
 
 mod change;
 mod copy;
@@ -20,7 +20,7 @@ mod wait;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hapax_core::{Command, Outcome, QueueName, Time};
+use hapax_core::{Command, Outcome, QueueName, Recipe, Time};
 use hapax_partition::relay::{Confirmations, Emits};
 use hapax_partition::route::Routes;
 use hapax_partition::wait::{Waiter, Waiters};
@@ -37,11 +37,11 @@ use crate::scene::{Scene, draw_steps};
 use crate::workload::Workload;
 use crate::world::Clocks;
 
-/// What to run.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub steps: u64,
-    /// One crash in this many steps; none where it is zero.
+    /// One crash in this many steps; zero for none.
     pub crash_every: u64,
     /// One copy, and one restore, in this many steps.
     pub copy_every: u64,
@@ -97,16 +97,18 @@ struct Broker {
     /// The latest time that each partition has shown.
     seen: Vec<Time>,
     draining: bool,
-    /// Messages that each partition said it holds, by queue.
+    /// Messages that each partition reported to hold, by queue.
     held: BTreeMap<(usize, usize), u64>,
     /// A copy that is being taken, and the last one that was.
     copying: Option<copy::Copy>,
     copy: Option<copy::Copy>,
-    /// The largest batch that the journals take, where it is small.
+    /// The largest batch that the journals accept, if it is small.
     journal_takes: Option<usize>,
-    /// Clients that wait, and what was found beside them.
+    /// Whether stores answer who owns them late, as over a network, or at once, as on a disk.
+    is_asked: bool,
+    /// Waiting clients, and what was found while they waited.
     waits: wait::Waits,
-    /// A partition whose writer panicked: it does nothing any more, and the process ends soon.
+    /// A partition whose writer panicked: it does nothing any more, and the process will end.
     fallen: Option<usize>,
 }
 
@@ -119,16 +121,16 @@ struct Owner {
     waiters: Waiters<u64>,
 }
 
-/// What comes to a partition.
+/// A request to a partition.
 enum Ask {
     Call(Call),
-    /// A client that would rather wait than get nothing.
+    /// A client that waits.
     Wait(Op, Waiter<u64>),
-    /// To call those again who wait for messages of a queue.
+    /// Calls the receivers of a queue again.
     CallAgain(QueueName),
 }
 
-/// Commands that belong together, and who wants to know what came of them.
+/// Commands that belong together, and the receiver of their outcomes.
 struct Call {
     ops: Vec<Op>,
     commands: Vec<Command>,
@@ -138,28 +140,28 @@ struct Call {
 #[derive(Debug)]
 enum Whose {
     Client,
-    /// A client that may go on waiting.
+    /// A client that may continue to wait.
     Waiter(Waiter<u64>),
-    /// Looks for what somebody waits for.
+    /// Looks for what a client waits for.
     Probe,
-    /// A step of a change: its number, and the place of the step.
+    /// A step of a change: the number of the change, and the index of the step.
     Change(u64, usize),
-    /// Emits of a partition, by their numbers in its list.
+    /// Emits of a partition, by number in its list.
     Emits(usize, Vec<u64>),
-    /// The list of emits hears what became of them.
+    /// Confirmations for the list of emits.
     List,
 }
 
-/// A batch on its way to the disk.
+/// A batch in flight.
 struct Batch {
     at: Time,
     calls: VecDeque<(Vec<Op>, Whose)>,
-    /// Outcomes of the first call that came so far.
+    /// Outcomes of the first call so far.
     outcomes: Vec<Outcome>,
 }
 
 const TRACE_LINES_MAX: usize = 100_000;
-/// What a small journal takes at once: more than any single command of a run decides.
+/// The largest batch of a small journal: more than any single command of a run decides.
 const JOURNAL_TAKES: usize = 16 * 1_024;
 
 impl Broker {
@@ -173,6 +175,7 @@ impl Broker {
             memory_bytes: scene.partition.memory_bytes,
             journal_bytes: scene.partition.journal_bytes,
             batches_in_flight: scene.partition.batches_in_flight,
+            recipe: scene.partition.recipe,
             ..draw_steps(&mut random)
         };
         let journal_takes = random.one_in(3).then_some(JOURNAL_TAKES);
@@ -185,7 +188,7 @@ impl Broker {
             options,
             stores: (0..count).map(|_| MemoryStore::default()).collect(),
             owners: Vec::new(),
-            routes: Routes::new(count),
+            routes: Routes::new(count, options.recipe),
             emits: Emits::closed(),
             confirmations: Confirmations::open(),
             changes: change::Changes::default(),
@@ -202,6 +205,7 @@ impl Broker {
             fallen: None,
             waits: wait::Waits::new(seed),
             journal_takes,
+            is_asked: !seed.is_multiple_of(2),
             scene,
         }
     }
@@ -291,12 +295,14 @@ impl Broker {
         (0..self.stores.len()).map(|partition| self.now(partition)).collect()
     }
 
-    /// Starts a process: every partition recovers, is shown to the checker, and is brought to
-    /// what the leader decided before anybody is served.
+    /// Starts a process: every partition recovers, is shown to the checker, and is reconciled with
+    /// the leader before any request is served.
     fn start(&mut self) -> Going {
         self.lose_a_store();
+        self.change_recipe();
         let (bug, journal_takes) = (self.settings.bug, self.journal_takes);
-        let faults = memory::Faults { held: true, ..memory::Faults::default() };
+        let asked = self.is_asked;
+        let faults = memory::Faults { held: true, asked, ..memory::Faults::default() };
         for (number, store) in self.stores.iter().enumerate() {
             store.set_faults(memory::Faults { batch_bytes_max: journal_takes, ..faults });
             let options = Options {
@@ -320,8 +326,8 @@ impl Broker {
             let (inbox, pending, waiters) = (VecDeque::new(), BTreeMap::new(), Waiters::default());
             self.owners.push(Owner { partition, clock, inbox, pending, waiters });
         }
-        self.routes = Routes::new(self.stores.len());
-        // As the engine does: what any partition knows, the leader before the others.
+        self.routes = Routes::new(self.stores.len(), self.options.recipe);
+        // As in the engine: the routes of all partitions, the leader first.
         for owner in &self.owners {
             for (name, view) in owner.partition.machine().queues() {
                 self.routes.enter(name, &view.config);
@@ -340,7 +346,7 @@ impl Broker {
         self.reconcile()
     }
 
-    /// The planted bug: the directory of a partition is missing, and an empty one takes its place.
+    /// The planted bug: the directory of a partition is missing and replaced by an empty one.
     fn lose_a_store(&mut self) {
         if self.settings.bug == Some(Bug::StoreMadeAnew) && self.random.one_in(4) {
             let partition = self.random.index(self.stores.len());
@@ -350,14 +356,24 @@ impl Broker {
         }
     }
 
+    fn change_recipe(&mut self) {
+        if self.settings.bug == Some(Bug::RecipeChanged) {
+            let recipe = match self.options.recipe {
+                Recipe::First => Recipe::second(&[1; 32]),
+                Recipe::Second(_) => Recipe::First,
+            };
+            (self.options.recipe, self.scene.partition.recipe) = (recipe, recipe);
+        }
+    }
+
     fn look_at_queues(&mut self, partition: usize) {
         for queue in 0..self.scene.queues.len() {
             self.push(partition, vec![Op::Show { queue }], Whose::Client);
         }
     }
 
-    /// The writer of a partition panics. Nothing of it is answered any more; the others go on
-    /// until the process has ended.
+    /// The writer of a partition panics. It answers nothing any more; the others continue until the
+    /// process ends.
     fn fall(&mut self) {
         let partition = self.random.index(self.stores.len());
         self.note(|| format!("{partition} falls"));
@@ -365,8 +381,8 @@ impl Broker {
         self.fallen = Some(partition);
     }
 
-    /// The process ends, by a kill, a power cut, or since a writer panicked. What was not answered
-    /// may have been done or not.
+    /// The process ends: killed, by a power cut, or because a writer panicked. What was not
+    /// answered may have been done or not.
     fn crash(&mut self) {
         self.fallen = None;
         self.copying = None;
@@ -379,8 +395,7 @@ impl Broker {
             if let Some(seen) = self.seen.get_mut(number) {
                 *seen = owner.partition.now().max(*seen);
             }
-            // What the engine itself was at is not a client's to try again: a client that did
-            // would hide an emit that was lost.
+            // Clients do not retry the engine's own requests: that would hide a lost emit.
             let is_client = |whose: &Whose| matches!(whose, Whose::Client | Whose::Waiter(_));
             for batch in owner.pending.into_values() {
                 for (ops, whose) in &batch.calls {

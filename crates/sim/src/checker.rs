@@ -1,20 +1,20 @@
-//! The checker: what the clients saw, against what can be true.
+//! The checker: compares what the clients saw with what is possible.
 //!
-//! It is given every answer in the order in which they were decided, and every request whose
-//! answer was lost by a crash, and keeps for each key the set of places its message may be in
-//! (`life`). It knows nothing of journals, rows and machines.
+//! It gets every answer in the order of decision, and every request whose answer was lost by a
+//! crash. For each key it keeps the set of possible states of its message (`life`). It knows
+//! nothing of journals, rows and machines.
 //!
-//! What it holds a run to:
-//! - nothing acknowledged is lost: a key that was once said to be known stays known, within its
-//!   retention, unless somebody asked for it to be forgotten;
+//! What it checks:
+//! - nothing acknowledged is lost: a key that was once known stays known within its retention,
+//!   unless a client had it forgotten;
 //! - one message and one id per key; ids are never used twice;
 //! - a stored result is returned unchanged to every later send;
 //! - what is delivered is, byte for byte, what was sent;
 //! - fences grow; a stale lease settles nothing; a held one is not lost before its deadline;
 //! - groups are delivered in order, one unfinished at a time;
 //! - attempts are counted exactly and never exceed the queue's limit;
-//! - recovery points that were confirmed are there;
-//! - an emit of a confirmed `done` comes to be, as a message or as a dead letter.
+//! - recovery points that were confirmed exist;
+//! - an emit of a confirmed `done` arrives, as a message or as a dead letter.
 //!
 //! A request without an answer may have been done or not, and the checker allows both.
 
@@ -40,7 +40,7 @@ use queue::QueueState;
 use crate::op::Op;
 use crate::scene::{Item, ItemId, QueueSpec};
 
-/// What cannot be true.
+/// An impossible answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
@@ -64,12 +64,12 @@ const OTHER_GROUP: u8 = 1 << 3;
 pub struct Checker {
     /// Every queue in every partition.
     queues: Vec<Vec<QueueState>>,
-    /// The partition whose answer is judged.
+    /// The partition whose answer is being checked.
     here: usize,
     items: Vec<Item>,
     lives: Vec<Life>,
-    /// What an item is instead where the broker was set back to a copy in which its queue was made
-    /// anew, and its key has moved to another partition with it.
+    /// The alternative state of an item if the broker was restored from a copy in which its queue
+    /// was recreated and its key moved to another partition.
     moved: BTreeMap<ItemId, Life>,
     by_name: BTreeMap<(usize, String, String), ItemId>,
     by_number: BTreeMap<(u64, Arc<str>), ItemId>,
@@ -77,24 +77,24 @@ pub struct Checker {
     dates: BTreeMap<ItemId, BTreeSet<Time>>,
     /// Leases by partition and fence.
     leases: BTreeMap<(usize, Fence), Lease>,
-    /// Leases that ended in a result and were forgotten when the broker was set back: the copy may
-    /// have the result.
+    /// Leases that ended in a result and were forgotten when a copy was restored: the copy may have
+    /// the result.
     finished: BTreeSet<(ItemId, Fence)>,
     fence_max: Vec<Fence>,
-    /// Which partition gave each fence.
+    /// The partition that issued each fence.
     fences: BTreeMap<Fence, usize>,
-    /// Queues whose creation was confirmed, and whose deletion nobody asked for since.
+    /// Queues whose creation was confirmed and whose deletion was not requested since.
     kept: Vec<bool>,
     /// Receive ids that were used, and whether some answer under them was lost.
     receives: BTreeMap<u64, bool>,
-    /// The same of claim ids.
+    /// The same for claim ids.
     claims: BTreeMap<u64, bool>,
     emits: emit::Emits,
-    /// A receive takes no further message after so many bytes.
+    /// A receive takes no further message after this many bytes.
     pub receive_bytes: usize,
-    /// The disk is or was full, so that sends may be refused.
+    /// The disk is or was full: sends may be refused.
     pub may_be_full: bool,
-    /// Bytes were damaged in a way that nobody can notice: only payloads are checked.
+    /// Bytes were damaged undetectably: only payloads are checked.
     pub damaged: bool,
 }
 
@@ -125,8 +125,8 @@ impl Checker {
         }
     }
 
-    /// The broker was set back to a copy of what it was `then`. What clients have heard since may
-    /// be undone; fences go on from where they were, and what is sent is the same.
+    /// The broker was restored from a copy taken `then`. What clients were answered since may be
+    /// undone; fences continue, and payloads are the same.
     pub fn set_back(&mut self, then: &Self) {
         self.lives.clone_from(&then.lives);
         self.lives.resize_with(self.items.len(), Life::unknown);
@@ -161,8 +161,8 @@ impl Checker {
         id
     }
 
-    /// An emit is dated by its parent's end. A parent whose queue was made anew ends again, and
-    /// the clocks of partitions differ.
+    /// Dates an emit by its parent's end. A parent whose queue was recreated ends again, and the
+    /// clocks of partitions differ.
     pub fn date(&mut self, item: ItemId, at: Time) {
         self.dates.entry(item).or_default().insert(at);
         if let Some(item) = self.items.get_mut(item) {
@@ -170,7 +170,7 @@ impl Checker {
         }
     }
 
-    /// When the item was issued, as far as anybody said.
+    /// The issue times of the item, as far as known.
     fn dates(&self, item: ItemId) -> Vec<Time> {
         let own = self.item(item).issued_at.into_iter();
         own.chain(self.dates.get(&item).into_iter().flatten().copied()).collect()
@@ -180,7 +180,7 @@ impl Checker {
         &self.items
     }
 
-    /// An answer came.
+    /// Checks an answer.
     pub fn answered(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) -> Checked {
         self.here = partition;
         if self.damaged {
@@ -205,7 +205,7 @@ impl Checker {
             .map_err(|Violation(text)| Violation(format!("{text}\n  {op:?}\n  {}", brief(outcome))))
     }
 
-    /// Whether the answer can be that of a queue that exists, or does not.
+    /// Checks the answer against whether the queue can exist.
     fn check_queue(&mut self, op: &Op, outcome: &Outcome) -> Checked {
         let Some(queue) = op.queue(&self.items) else { return Ok(()) };
         match op {
@@ -216,7 +216,7 @@ impl Checker {
         }
     }
 
-    /// Whether anything is known to be unfinished: where, and how much of it.
+    /// What is known to be unfinished, if anything: where, and how much.
     pub fn unfinished(&mut self, now: &[Time]) -> Option<String> {
         for item in 0..self.items.len() {
             let home = self.lives.get(item).and_then(|life| life.home).unwrap_or(0);
@@ -230,7 +230,7 @@ impl Checker {
         None
     }
 
-    /// How an operator takes the item out of doubt.
+    /// The request by which an operator resolves the item.
     pub fn resolve(&self, item: ItemId, done: bool) -> Op {
         let id = self.lives.get(item).and_then(|life| life.id);
         let is_keyless = self.items.get(item).is_some_and(Item::is_keyless);
@@ -245,7 +245,7 @@ impl Checker {
         self.passed(at, item).0.places.may_be(Places::PARKED)
     }
 
-    /// The life of an item with what time may have done to it, and what it is judged by.
+    /// The life of an item after the passing of time, with the item and its configuration.
     fn passed(&mut self, at: Time, item: ItemId) -> (&mut Life, &Item, &Config) {
         let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
             unreachable!("items are added before they are named")
@@ -272,7 +272,7 @@ impl Checker {
         item.group.as_deref().filter(|_| grouped).unwrap_or_default().to_owned()
     }
 
-    /// Whose payload this is.
+    /// The item that a payload belongs to.
     pub(crate) fn whose(&self, content: &Content) -> Result<ItemId, Violation> {
         let number = content.headers().find(|(name, _)| *name == "number");
         let number = number.and_then(|(_, number)| number.parse().ok());
@@ -299,7 +299,7 @@ impl Checker {
         Ok(variants)
     }
 
-    /// After damage that nobody can notice, payloads still are what was sent.
+    /// Checks only payloads, after undetectable damage.
     fn check_payloads(&mut self, op: &Op, outcome: &Outcome) -> Checked {
         if let (Op::Receive { .. }, Outcome::Received(deliveries)) = (op, outcome) {
             for delivery in deliveries {
@@ -310,7 +310,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The message under the key has this id.
+    /// Checks the id of the message under the key.
     fn check_id(&mut self, item: ItemId, id: MessageId) -> Checked {
         let owner = self.ids.get(&id).copied();
         let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
@@ -337,7 +337,7 @@ impl Checker {
         Ok(())
     }
 
-    /// What is stored under the key is one of the results that were given, and stays the same.
+    /// Checks that a stored result is one of those given, and stays the same.
     fn check_result(&mut self, item: ItemId, result: &Option<Blob>) -> Checked {
         let (Some(life), Some(spec)) = (self.lives.get_mut(item), self.items.get(item)) else {
             unreachable!("items are added before they are named")
@@ -365,7 +365,7 @@ impl Checker {
         })
     }
 
-    /// Groups: in order, one unfinished at a time.
+    /// Checks a group: in order, one unfinished at a time.
     fn check_group(&mut self, at: Time, item: ItemId, together: &BTreeSet<ItemId>) -> Checked {
         use hapax_core::{OnGroupDead, Order};
         let spec = self.item(item);
@@ -397,7 +397,7 @@ impl Checker {
                 free.add(Places::READY);
             }
             if !holds || !is_older {
-                free.add(Places::DEAD); // A dead message holds the younger ones alone.
+                free.add(Places::DEAD); // A dead message only blocks younger ones.
             }
             if !life.places.may_be(free) {
                 return violation(format!(
@@ -410,7 +410,7 @@ impl Checker {
     }
 }
 
-/// Whether the queue of the request is said not to exist.
+/// Whether the answer is that the queue does not exist.
 fn is_no_such_queue(outcome: &Outcome) -> bool {
     matches!(
         outcome,

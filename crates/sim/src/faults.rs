@@ -1,11 +1,11 @@
-//! Which faults a run meets, and how often they struck.
+//! The kinds of faults of a run, and how often they happened.
 
 use std::fmt;
 
 use crate::Random;
 use crate::volume::Counters;
 
-/// What may go wrong in a run.
+/// Kinds of faults in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Power cuts and kills, at any operation of the disk or between two.
@@ -18,7 +18,7 @@ pub enum Kind {
     Rot,
     /// A wall clock that is set.
     Clock,
-    /// Another owner takes over while the first goes on.
+    /// Another owner takes over while the first continues.
     Takeover,
 }
 
@@ -38,10 +38,10 @@ impl Kind {
     }
 }
 
-/// The faults that are chosen for a run, or for all of them.
+/// The faults chosen for a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Each run draws its own.
+    /// Each run draws its own faults.
     Drawn,
     These(Vec<Kind>),
 }
@@ -90,7 +90,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What happened in a run, or in many.
+/// Counts of what happened in one or more runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     entries: Vec<(&'static str, u64)>,

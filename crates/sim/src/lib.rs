@@ -6,10 +6,10 @@
 //!       └────answers─────┴──▶ checker              faults ─────┘
 //! ```
 //!
-//! Nothing here has a thread, a clock or a source of chance other than [`Random`], so a seed that
-//! fails once fails every time. The disk is [`SimDisk`]; what a store sees of it is [`SimVolume`].
-//! One seed is one [`run`](run::run): one partition on its disk. The partitions of a whole broker,
-//! with what the engine does between them, are a [`broker`].
+//! There are no threads, no clock and no source of randomness other than [`Random`], so a seed that
+//! fails once fails every time. The disk is [`SimDisk`]; a store accesses it as a [`SimVolume`].
+//! One seed is one [`run`](run::run) of one partition on its disk, or one [`broker`] with several
+//! partitions and the engine's code between them.
 
 pub mod broker;
 pub mod checker;

@@ -1,4 +1,4 @@
-//! `hapax-sim`: runs seeds on all cores and tells what came of them.
+//! `hapax-sim`: runs seeds on all cores and reports the results.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program speaks by printing")]
 
 use std::process::ExitCode;
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     match arguments.seed {
         Some(seed) => run_one(seed, &settings, &arguments),
         None => {
-            // A panic of the code under test is told as a violation, with its seed.
+            // A panic of the code under test is reported as a violation, with its seed.
             std::panic::set_hook(Box::new(|_| {}));
             run_many(&settings, &arguments)
         }
@@ -143,7 +143,7 @@ fn run_many(settings: &Settings, arguments: &Arguments) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What went wrong, and the one command that shows how.
+/// The violation, and the command that replays it.
 fn told(report: &Report, arguments: &Arguments) -> Option<String> {
     let violation = report.violation.as_ref()?;
     let mut command = format!("cargo run --release -p hapax-sim -- --seed {} --trace", report.seed);

@@ -1,4 +1,4 @@
-//! What clients ask for, as the checker understands it, and the command it becomes.
+//! The requests of clients, as the checker sees them, and their commands.
 
 use std::sync::Arc;
 
@@ -83,13 +83,13 @@ pub enum Op {
     Discard {
         item: ItemId,
     },
-    /// By the id of the message, where that has no key.
+    /// By the id of the message, if it has no key.
     Resolve {
         item: ItemId,
         done: bool,
         id: Option<MessageId>,
     },
-    /// By keys where items are given, else all of the queue.
+    /// By keys if items are given, else all of the queue.
     Redrive {
         queue: usize,
         id: u64,
@@ -103,9 +103,9 @@ pub enum Op {
         queue: usize,
         paused: bool,
     },
-    /// An emit is handed to its queue, as a dead letter where that refused it.
+    /// Sends an emit to its queue, as a dead letter if the queue refused it.
     Emit(Emitted),
-    /// The list of emits hears what became of one of them.
+    /// Confirms an emit to its list.
     Relayed {
         id: u64,
         arrival: Arrival,
@@ -115,7 +115,7 @@ pub enum Op {
     },
 }
 
-/// An emit on its way.
+/// An emit in flight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emitted {
     /// The partition that emitted it, and its number there.
@@ -127,7 +127,7 @@ pub struct Emitted {
     pub refused: Option<Arc<str>>,
 }
 
-/// What the caller of a receive does where there is nothing.
+/// What the caller of a receive does if there is nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
     /// Goes away.
@@ -191,11 +191,11 @@ impl Op {
     pub fn command(&self, scene: &Scene, items: &[Item]) -> Command {
         let maker = Maker { scene, items };
         match self {
-            Self::Configure { queue, config } => Command::Configure(Configure {
+            Self::Configure { queue, config } => Command::Configure(Box::new(Configure {
                 queue: maker.queue(*queue),
                 config: (**config).clone(),
                 if_version: None,
-            }),
+            })),
             Self::Follow { .. } => unreachable!("followers are told by the change itself"),
             Self::Delete { queue } => Command::Delete(maker.queue(*queue)),
             Self::Send { item, variant } => maker.send(*item, *variant),
@@ -267,6 +267,10 @@ impl<'a> Maker<'a> {
         spec
     }
 
+    fn recipe(&self) -> &'a hapax_core::Recipe {
+        &self.scene.partition.recipe
+    }
+
     fn queue(&self, queue: usize) -> hapax_core::QueueName {
         self.spec(queue).name.clone()
     }
@@ -280,7 +284,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// What has no key is named by its id.
+    /// The name of an item: its key, or the id if it has none.
     fn named(&self, item: ItemId, id: MessageId) -> KeyName {
         KeyName { key: id.to_string().into(), ..self.key(item) }
     }
@@ -292,7 +296,8 @@ impl<'a> Maker<'a> {
 
     fn send(&self, id: ItemId, variant: Variant) -> Command {
         let item = self.item(id);
-        let send = SendMessage::new(self.queue(item.queue), self.content(id, variant));
+        let send =
+            SendMessage::new(self.recipe(), self.queue(item.queue), self.content(id, variant));
         Command::Send(SendMessage {
             delay_ms: item.delay_ms,
             ttl_ms: item.ttl_ms,
@@ -303,11 +308,14 @@ impl<'a> Maker<'a> {
 
     fn emitted(&self, emitted: &Emitted) -> Command {
         let item = self.item(emitted.item);
-        let send = SendMessage::new(self.queue(item.queue), self.content(emitted.item, 0));
+        let send =
+            SendMessage::new(self.recipe(), self.queue(item.queue), self.content(emitted.item, 0));
         let issued_at = Some(emitted.issued_at);
         let send = SendMessage { delay_ms: item.delay_ms, ttl_ms: item.ttl_ms, issued_at, ..send };
         match &emitted.refused {
-            Some(error) => Command::DeadLetter(DeadLetter { send, error: Arc::clone(error) }),
+            Some(error) => {
+                Command::DeadLetter(Box::new(DeadLetter { send, error: Arc::clone(error) }))
+            }
             None => Command::Send(send),
         }
     }
@@ -316,20 +324,28 @@ impl<'a> Maker<'a> {
         let item = self.item(id);
         let scope = self.spec(item.queue).config.dedup_scope;
         let claim = Claim::new(
+            self.recipe(),
             self.queue(item.queue),
             self.content(id, variant),
-            item.fingerprint(variant, scope),
+            item.fingerprint(self.recipe(), variant, scope),
         );
         let worker = "claimer".into();
         let lease_ms = Some(lease_ms);
         let claim_id = claim_id.map(|id| format!("claim-{id}").into());
-        Command::Claim(Claim { lease_ms, worker, issued_at: item.issued_at, claim_id, ..claim })
+        Command::Claim(Box::new(Claim {
+            lease_ms,
+            worker,
+            issued_at: item.issued_at,
+            claim_id,
+            ..claim
+        }))
     }
 
     fn replay(&self, id: ItemId, variant: Variant) -> Command {
         let item = self.item(id);
         let scope = self.spec(item.queue).config.dedup_scope;
-        let content = (self.content(id, variant), item.fingerprint(variant, scope));
+        let fingerprint = item.fingerprint(self.recipe(), variant, scope);
+        let content = (self.content(id, variant), fingerprint);
         Command::Replay(Replay { key: self.key(id), content: Some(content) })
     }
 

@@ -1,7 +1,7 @@
 //! The store under a simulated partition, and the bugs that can be planted in it and around it.
 //!
-//! A suite that cannot fail proves nothing. Each [`Bug`] is one of those that brokers really had;
-//! the tests plant it and expect the checker to notice.
+//! A suite that cannot fail proves nothing. Each [`Bug`] is one that real brokers had; the tests
+//! plant it and expect the checker to notice.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,71 +9,79 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hapax_core::{Batch, Decision, Digest, MessageId, Time, read_batch};
 use hapax_store::disk::{self, DiskStore};
 use hapax_store::memory::MemoryStore;
-use hapax_store::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
+use hapax_store::{
+    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+};
 
-/// What is planted.
+/// A planted bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// Batches count as durable as soon as they were appended.
+    /// Batches count as durable as soon as they are appended.
     AckBeforeSync,
     /// A key counts as known from the moment its message is appended: a second send is answered
     /// "in flight" at once, whether or not the first becomes durable.
     KeyBeforeAppend,
-    /// Nobody looks at the epoch: an owner that was replaced goes on appending.
+    /// The epoch is not checked: an owner that was replaced continues to append.
     NoEpochCheck,
+    /// What is answered without an append leaves although nobody confirmed the owner.
+    ReadsUnconfirmed,
     /// A range of rows silently ends after a few of them.
     ScanCut,
     /// A key that is in the rows is now and then not found there.
     KeyMissed,
-    /// A receive takes as many bytes as there are.
+    /// A receive has no byte limit.
     ReceiveUnbounded,
-    /// Where a batch is split, only its last part comes into the journal.
+    /// If a batch is split, only its last part is journaled.
     FirstPartLost,
-    /// Leases are read back by one step at a start, and no further.
+    /// At a start only the first step of leases is loaded.
     LeasesCut,
-    /// How a new queue is spread is known only after every partition has it.
+    /// The route of a new queue is known only after every partition has the queue.
     SpreadLate,
-    /// A change is over when the leader has decided; the others are not told.
+    /// A change ends when the leader has decided; the others do not get it.
     FollowerNotTold,
-    /// An emit counts as arrived when it is handed over, durable or not.
+    /// An emit counts as arrived when it is sent, durable or not.
     RelayConfirmedEarly,
-    /// An emit that its queue refuses for good is struck off the list.
+    /// An emit that its queue refuses for good is dropped.
     RefusedDropped,
-    /// While partitions are copied, lists of emits forget what arrives.
+    /// While partitions are copied, lists of emits drop what arrives.
     ConfirmedWhileCopied,
-    /// Emits leave before the partitions agree about their queues.
+    /// Emits are sent before the partitions agree about their queues.
     EmitsLeaveEarly,
-    /// The leader is copied before the others, which may then know more than it does.
+    /// The leader is copied before the others, which may then be ahead of it.
     LeaderCopiedFirst,
-    /// Partitions do not count their fences apart from each other.
+    /// Partitions issue the same fences.
     FencesShared,
-    /// Batches grow beyond what the journal takes.
+    /// Batches grow beyond what the journal accepts.
     JournalTakesLess,
-    /// A partition whose directory is missing is made anew.
+    /// A partition whose directory is missing is created again.
     StoreMadeAnew,
-    /// Receivers that wait do not hear that there are messages again.
+    /// Data is opened with another recipe than it was created with.
+    RecipeChanged,
+    /// Waiting receivers are not woken when there are messages again.
     WakeLost,
-    /// A receiver that was passed over while another partition served it is not called again.
+    /// A receiver that was skipped while another partition served it is not woken again.
     PassedOver,
-    /// Whoever waits for the end of a key does not hear of it.
+    /// A caller that waits for the end of a key is not notified.
     EndLost,
-    /// A copy holds on to the rows before it holds on to the journal.
+    /// A copy pins the rows before it pins the journal.
     RowsPinnedFirst,
-    /// Segments are used again while they are copied.
+    /// Segments are reused while they are copied.
     SegmentsNotPinned,
+    /// An idle partition takes no checkpoint to free disk space.
+    NoRelief,
 }
 
-/// The bytes of one partition: on the simulated disk, or in memory where owners race.
+/// The store of one partition: on the simulated disk, or in memory if owners race.
 #[derive(Debug)]
 pub struct SimStore {
     inner: Inner,
     partition: u16,
     bug: Option<Bug>,
     appended: Sequence,
-    /// Where the batches of this owner really went: `NoEpochCheck` alone.
+    /// The real positions of this owner's batches: for `NoEpochCheck` only.
     places: BTreeMap<Sequence, Sequence>,
     shared: Arc<Mutex<Shared>>,
-    /// A batch that may be the first part of one: `FirstPartLost` alone.
+    /// A batch that may be the first part of one: for `FirstPartLost` only.
     part: Option<(Epoch, Sequence, Vec<u8>)>,
 }
 
@@ -83,12 +91,12 @@ enum Inner {
     Memory(MemoryStore),
 }
 
-/// What the planted bugs know across owners.
+/// State of the planted bugs that owners share.
 #[derive(Debug, Default)]
 pub struct Shared {
     epoch: Epoch,
     last: Sequence,
-    /// Messages on their way to the journal, with the batch they are in.
+    /// Messages that are not durable yet, with their batch.
     staged: BTreeMap<Digest, (Sequence, MessageId, Time)>,
 }
 
@@ -111,7 +119,7 @@ impl SimStore {
         Self { inner, partition, bug, appended: 0, places, shared, part }
     }
 
-    /// The batch that was appended last is whole.
+    /// The last appended batch is complete.
     pub fn end_batch(&mut self) -> Result<(), Error> {
         match self.part.take() {
             Some((epoch, sequence, batch)) => self.store().append(epoch, sequence, &batch),
@@ -119,7 +127,7 @@ impl SimStore {
         }
     }
 
-    /// Writes the part before this one without what was decided in it.
+    /// Writes the previous part without its decisions.
     fn append_part(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
         if let Some((epoch, sequence, first)) = self.part.replace((epoch, sequence, batch.into()))
             && let Ok((at, _)) = read_batch(&first)
@@ -131,12 +139,12 @@ impl SimStore {
         Ok(())
     }
 
-    /// The message that a buggy door takes for known.
+    /// The message that the planted bug takes for known.
     pub fn staged(&self, digest: &Digest) -> Option<(MessageId, Time)> {
         lock(&self.shared).staged.get(digest).map(|(_, id, at)| (*id, *at))
     }
 
-    /// What a copy is taken from, where the store is on a disk.
+    /// The source for a copy, if the store is on a disk.
     pub fn source(&self) -> Option<disk::Source> {
         match &self.inner {
             Inner::Disk(store) => Some(store.source()),
@@ -217,6 +225,17 @@ impl Store for SimStore {
         Ok(if self.bug == Some(Bug::AckBeforeSync) { self.appended } else { durable })
     }
 
+    fn confirm(&mut self) -> Result<Question, Error> {
+        match self.bug {
+            Some(Bug::ReadsUnconfirmed | Bug::NoEpochCheck) => Ok(0),
+            _ => self.store().confirm(),
+        }
+    }
+
+    fn confirmed(&mut self) -> Result<Question, Error> {
+        self.store().confirmed()
+    }
+
     fn checkpoint(&mut self, mut checkpoint: Checkpoint) -> Result<(), Error> {
         self.end_batch()?;
         if self.is_unfenced() {
@@ -286,10 +305,10 @@ impl Store for SimStore {
     }
 }
 
-/// How many rows a planted scan brings.
+/// Rows that a planted scan returns.
 const SCAN_CUT: usize = 3;
 
-/// Whether a scan goes on with leased messages behind one: `10 queue 02 seq`, and one byte more.
+/// Whether a scan continues with leased messages after one: `10 queue 02 seq`, and one more byte.
 fn is_later_lease(from: &[u8]) -> bool {
     from.first() == Some(&0x10) && from.get(5) == Some(&2) && from.len() > 14
 }

@@ -1,9 +1,9 @@
-//! Chance from a seed: the only source of it in the simulator.
+//! Random numbers from a seed: the only source of randomness in the simulator.
 //!
 //! The generator is SplitMix64: one word of state, so that it is copied with a snapshot, and the
-//! same on every machine and in every release. It is not for secrets.
+//! same on every machine and in every release. It is not cryptographically secure.
 
-/// A stream of numbers that its seed determines wholly.
+/// A stream of numbers determined by its seed.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,
@@ -26,8 +26,8 @@ impl Random {
     /// A number from 0 to `bound - 1`.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "there is no number below zero");
-        // Multiplying spreads the bits over the range without a division; the bias is below
-        // bound / 2^64, which no test can see.
+        // Multiplying spreads the bits over the range without a division; the bias is below bound /
+        // 2^64.
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -40,7 +40,7 @@ impl Random {
         }
     }
 
-    /// A place in something of `len` items.
+    /// An index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
@@ -50,17 +50,17 @@ impl Random {
         self.below(count) == 0
     }
 
-    /// True `share` times of `whole`.
+    /// True in `share` of `whole` cases.
     pub fn share(&mut self, share: u64, whole: u64) -> bool {
         self.below(whole) < share
     }
 
-    /// One of the items; `None` where there are none.
+    /// One of the items; `None` if there are none.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> Option<&'a T> {
         if items.is_empty() { None } else { items.get(self.index(items.len())) }
     }
 
-    /// The place of one weight, chosen as often as its size says.
+    /// An index, chosen in proportion to its weight.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let mut left = self.below(weights.iter().map(|weight| u64::from(*weight)).sum());
         for (place, weight) in weights.iter().enumerate() {
@@ -80,7 +80,7 @@ impl Random {
         }
     }
 
-    /// A stream of its own, so that one user's draws do not move another's.
+    /// An independent stream, so that one user's draws do not affect another's.
     pub fn branch(&mut self) -> Self {
         Self::new(self.bits())
     }

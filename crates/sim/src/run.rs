@@ -1,10 +1,11 @@
 //! One run: everything from one seed, the same every time.
 //!
-//! A run has three parts: steps under faults, a drain without any in which everything must come
-//! to its end, and an audit in which a new process is asked for all of it again.
+//! A run has three parts: steps with faults, a drain without faults in which every message must
+//! end, and an audit that asks a new process for everything again.
 
 mod backup;
 mod drain;
+mod full;
 mod strike;
 mod wait;
 
@@ -24,7 +25,7 @@ use crate::volume::{Counters, Flip};
 use crate::workload::{Workload, any_key};
 use crate::world::{AnsweredBatch, Step, Submitted, World};
 
-/// What to run.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub steps: u64,
@@ -45,7 +46,7 @@ impl Default for Settings {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub seed: u64,
@@ -55,11 +56,11 @@ pub struct Report {
     pub trace: Vec<String>,
 }
 
-/// Why a run does not go on.
+/// Why a run ended early.
 #[derive(Debug)]
 enum Ended {
     Violation(Violation),
-    /// Damage was found and told: the end that was expected.
+    /// Damage was found and reported: the expected end.
     Refused,
 }
 
@@ -93,7 +94,7 @@ pub fn run(seed: u64, settings: &Settings) -> Report {
     Report { seed, kinds: run.kinds, tally: run.tally, violation, trace }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -103,7 +104,7 @@ pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 struct Run {
     settings: Settings,
     kinds: Vec<Kind>,
-    /// Draws the order of things; clients and faults have streams of their own.
+    /// Draws the order of events; clients and faults have their own streams.
     random: Random,
     clients: Random,
     faults: Random,
@@ -116,11 +117,11 @@ struct Run {
     step: u64,
     /// Requests that go with the next batch.
     urgent: Vec<Op>,
-    /// What the disk had counted when the process was started.
+    /// The disk's counters when the process was started.
     at_open: Counters,
     /// When the full disk is freed.
     freed_at: Option<u64>,
-    /// A flipped bit that the store has not met yet.
+    /// A flipped bit that the store has not read yet.
     rotten: Option<Flip>,
     struck: bool,
     /// Nothing fails any more, neither disks nor workers.
@@ -132,15 +133,15 @@ struct Run {
     waiters: wait::Waiters,
     /// A copy that may be restored.
     copy: Option<backup::Copy>,
-    /// What was asked since a copy was begun, while it is taken.
+    /// Requests since a copy was begun, while it is taken.
     asked: Option<Vec<(Time, Op)>>,
 }
 
-/// How many lines a trace keeps.
+/// The most lines of a trace.
 const TRACE_LINES_MAX: usize = 200_000;
-/// How many items are looked at after a restart.
+/// Items that are checked after a restart.
 const WITNESSES: u64 = 12;
-/// A process that cannot be started so many times in a row will never be.
+/// The most failed starts in a row.
 const OPENS_MAX: u32 = 12;
 
 impl Run {
@@ -152,6 +153,9 @@ impl Run {
         let receive_bytes = scene.partition.bounds.receive_bytes;
         if settings.bug == Some(Bug::ReceiveUnbounded) {
             scene.partition.bounds.receive_bytes = usize::MAX;
+        }
+        if settings.bug == Some(Bug::NoRelief) {
+            scene.partition.relief_ms = u64::MAX;
         }
         let memory = kinds.contains(&Kind::Takeover);
         let world = World::new(scene.clone(), &mut random, memory, settings.bug);
@@ -207,6 +211,7 @@ impl Run {
             return Ok(());
         }
         self.drain()?;
+        self.fill_by_sends()?;
         self.audit()
     }
 
@@ -283,7 +288,7 @@ impl Run {
         self.excuse(submitted).map(drop)
     }
 
-    /// Time never runs backwards, and within a process it follows the monotonic clock.
+    /// Checks that time never runs backwards, and within a process follows the monotonic clock.
     fn check_time(&mut self) -> Going<()> {
         let (monotonic, at) = (self.world.clocks().monotonic_us, self.world.stamped());
         if at < self.last_at {
@@ -346,7 +351,7 @@ impl Run {
                     for delivery in deliveries {
                         let item = self.checker.whose(&delivery.content)?;
                         if is_gone {
-                            // Who asked went away: the engine gives the messages back.
+                            // The caller went away: the engine releases the messages.
                             self.tally.count("messages given back");
                             self.urgent.push(give_back(item, delivery));
                             continue;
@@ -366,7 +371,7 @@ impl Run {
                 _ => {}
             }
         }
-        // What a zombie has to hand over its successor hands over as well.
+        // The successor of a zombie sends the same emits.
         for effect in told.effects.iter().filter(|_| !told.zombie) {
             self.workload.relay(effect, &self.scene, &mut self.checker);
         }
@@ -414,7 +419,7 @@ impl Run {
         self.tally.count(what);
     }
 
-    /// Starts a process, however often that takes.
+    /// Starts a process, retrying until it succeeds.
     fn reopen(&mut self) -> Going<()> {
         for attempt in 1..=OPENS_MAX {
             if attempt == OPENS_MAX / 2 {
@@ -436,7 +441,7 @@ impl Run {
         wrong("the partition does not open any more")
     }
 
-    /// The queues first: what is known of them decides how the rest is judged.
+    /// Looks at some items; the queues first, because the rest is checked against them.
     fn ask_witnesses(&mut self) -> Going<()> {
         let mut looks: Vec<Op> =
             (0..self.scene.queues.len()).map(|queue| Op::Show { queue }).collect();
@@ -449,8 +454,7 @@ impl Run {
         Ok(())
     }
 
-    /// Passes on what came of something, or starts the process again where a fault explains why
-    /// nothing did.
+    /// Returns the result, or restarts the process if a fault explains the error.
     fn excuse<T>(&mut self, result: Result<T, Error>) -> Going<Option<T>> {
         let error = match result {
             Ok(value) => return Ok(Some(value)),
@@ -479,15 +483,15 @@ impl Run {
             return Ok(());
         }
         if self.freed_at.is_some() && !self.world.is_open() && is_full(error) {
-            // With all spare segments in use there is no room for a new owner's epoch either.
-            // Somebody makes room; nothing may be lost meanwhile.
+            // With all spare segments in use there is no room for a new owner's epoch either. An
+            // operator makes room; nothing may be lost meanwhile.
             self.tally.count("opened after making room");
             self.free();
             return Ok(());
         }
         if self.freed_at.is_some() && self.checker.damaged && is_full(error) {
-            // The zeros that a spare segment was filled with landed elsewhere, so that it has no
-            // room of its own: two faults explain what one does not.
+            // The zeros of a spare segment were misdirected, so it has no allocated space: two
+            // faults explain what one does not.
             self.tally.count("segments without their room");
             return Ok(());
         }
@@ -524,7 +528,7 @@ impl Run {
     }
 }
 
-/// The release of a message that nobody took.
+/// The release of a message whose caller went away.
 fn give_back(item: usize, delivery: &hapax_core::Delivery) -> Op {
     let (name, id, generation) = (delivery.lease, delivery.id, delivery.generation);
     Op::Settle { held: Held { item, name, id, generation }, how: How::Release }

@@ -1,22 +1,22 @@
-//! The scene of a run, drawn from its seed: queues with their rules, sizes small enough that
-//! segments roll, checkpoints come and messages leave memory within a few hundred steps, and the
-//! items that are sent.
+//! The scene of a run, drawn from its seed: queues with their configurations, sizes small enough
+//! that segments roll, checkpoints happen and messages are evicted within a few hundred steps, and
+//! the items to send.
 //!
-//! An [`Item`] is one logical operation: a key and what goes under it. Its content is a function
-//! of its number and a *variant*, so that whoever meets a payload can tell what it should be.
+//! An [`Item`] is one logical operation: a key and its content. The content is a function of its
+//! number and a *variant*, so that every payload can be checked.
 
 use std::sync::Arc;
 
 use hapax_core::{
     Blob, Bounds, Config, Content, DedupScope, Differs, Fence, Fingerprint, Guarantee, OnDead,
-    OnGroupDead, OnLost, Order, QueueName, Time,
+    OnGroupDead, OnLost, Order, QueueName, Recipe, Time,
 };
 use hapax_partition::Options;
 use hapax_store::disk;
 
 use crate::Random;
 
-/// What a run takes place in.
+/// The environment of a run.
 #[derive(Clone, Debug)]
 pub struct Scene {
     pub queues: Vec<QueueSpec>,
@@ -26,20 +26,20 @@ pub struct Scene {
     pub store: disk::Options,
 }
 
-/// One queue, and the rules it is created with at first. Its scope of keys stays what it is.
+/// One queue, and its initial configuration. Its deduplication scope never changes.
 #[derive(Clone, Debug)]
 pub struct QueueSpec {
     pub name: QueueName,
     pub config: Config,
 }
 
-/// The place of an item in the run's list of them.
+/// The index of an item in the run's list.
 pub type ItemId = usize;
 
-/// How an item is sent: the variants other than the first are in conflict with it.
+/// How an item is sent: other variants conflict with the first.
 pub type Variant = u8;
 
-/// How many variants there are.
+/// Number of variants.
 pub const VARIANTS: Variant = 4;
 
 /// One logical operation.
@@ -50,13 +50,13 @@ pub struct Item {
     /// Empty for a message without a key.
     pub key: Arc<str>,
     pub group: Option<Arc<str>>,
-    /// Its key is claimed by the one who does the work; nothing is ever delivered.
+    /// Its key is claimed; nothing is ever delivered.
     pub claim: bool,
-    /// When the operation was born, where its sends tell.
+    /// When the operation was issued, if its sends contain it.
     pub issued_at: Option<Time>,
     pub delay_ms: Option<u64>,
     pub ttl_ms: Option<u64>,
-    /// The emit that goes under this key since another message has its own.
+    /// The emit that uses this key because another message has its own.
     pub aside_of: Option<ItemId>,
 }
 
@@ -65,19 +65,25 @@ impl Scene {
         let count = random.between(1, 3) as usize;
         let queues = draw_queues(random, count);
         let changes_queues = random.share(2, 3);
+        let seed = random.bits();
         let partition = Options {
             partition: 3,
             partitions: 5,
             memory_bytes: 1_024 << random.between(3, 8),
             journal_bytes: 1_024 << random.between(2, 6),
             batches_in_flight: random.between(2, 8) as usize,
-            seed: random.bits(),
+            seed,
+            recipe: recipe(seed),
             ..draw_steps(random)
         };
         let mut store = disk::Options { identity: random.bits(), ..disk::Options::default() };
         store.journal.segment_bytes = 16_384 << random.below(3);
         store.journal.pending_bytes_max = 32_768;
-        store.journal.free_bytes_min = 64 << 10;
+        // As large as four segments and as the memory, as in a broker.
+        let four = 4 * u64::from(store.journal.segment_bytes);
+        store.journal.free_bytes_min = four.max(partition.memory_bytes as u64);
+        store.archive.reserve_bytes = 8 << 10;
+        store.archive.shrink_bytes_min = 4 << 10;
         store.archive.merge_fan_in = random.between(2, 4) as usize;
         if random.one_in(4) {
             store.archive.filter_bytes_max = 0;
@@ -86,8 +92,15 @@ impl Scene {
     }
 }
 
-/// How much is done at once: little, so that what takes thousands of messages in the field takes
-/// a handful here.
+/// Chooses one of the recipes.
+fn recipe(seed: u64) -> Recipe {
+    let mut secret = [0; 32];
+    Random::new(seed).fill(&mut secret);
+    if seed.is_multiple_of(2) { Recipe::First } else { Recipe::second(&secret) }
+}
+
+/// How much is done at once: little, so that a handful of messages reaches what takes thousands in
+/// production.
 pub(crate) fn draw_steps(random: &mut Random) -> Options {
     let mut small = |most: usize| match random.one_in(3) {
         true => 1_000,
@@ -96,17 +109,18 @@ pub(crate) fn draw_steps(random: &mut Random) -> Options {
     let expire_step = small(6);
     let bounds = Bounds {
         expire_step,
-        // Now and then an epoch is raised while its owner goes on.
+        // Now and then an epoch is raised while its owner continues.
         fences: if expire_step == 2 { 24 } else { Bounds::default().fences },
         tick_step: small(12),
         job_step: small(6),
         refill: small(8),
         groups_at_once: small(4),
         browse: small(4),
-        // A tenant has half of them, and there is only one.
+        // A tenant may use half of them, and there is only one.
         relays: 2 * small(6),
         relay_bytes: small(6) * 16_384,
         receive_bytes: small(6) * 100,
+        index_places: if expire_step % 2 == 0 { 4 } else { Bounds::default().index_places },
     };
     let (batch, range, evict) = (small(8), small(8), small(8));
     Options {
@@ -129,7 +143,7 @@ pub(crate) fn draw_queues(random: &mut Random, count: usize) -> Vec<QueueSpec> {
     queues
 }
 
-/// Other rules for the same queue, such as it may change to without being created anew.
+/// Another configuration that the queue may change to without being recreated.
 pub(crate) fn draw_change(random: &mut Random, before: &Config) -> Config {
     let drawn = draw_config(random, before.dedup_scope);
     let config = Config {
@@ -138,7 +152,7 @@ pub(crate) fn draw_change(random: &mut Random, before: &Config) -> Config {
             Order::Group => drawn.on_group_dead,
             Order::None => OnGroupDead::Continue,
         },
-        // Messages without a key may be there, and nobody could name them once they are parked.
+        // There may be messages without a key, which could not be named once they are parked.
         on_lost: if before.on_lost == OnLost::Park { drawn.on_lost } else { OnLost::Redeliver },
         ..drawn
     };
@@ -146,7 +160,7 @@ pub(crate) fn draw_change(random: &mut Random, before: &Config) -> Config {
     config
 }
 
-/// No result is larger.
+/// The largest result.
 const RESULT_BYTES_MAX: u64 = 100;
 
 pub(crate) fn draw_config(random: &mut Random, dedup_scope: DedupScope) -> Config {
@@ -181,7 +195,7 @@ pub(crate) fn draw_config(random: &mut Random, dedup_scope: DedupScope) -> Confi
             _ => OnGroupDead::Continue,
         },
         on_lost: match guarantee {
-            // Nobody could name a parked message without a key.
+            // A parked message without a key could not be named.
             Guarantee::AtMostOnce | Guarantee::AtLeastOnce => OnLost::Redeliver,
             Guarantee::ExactlyOnce if random.one_in(4) => OnLost::Park,
             Guarantee::ExactlyOnce => OnLost::Redeliver,
@@ -198,7 +212,7 @@ pub(crate) fn draw_config(random: &mut Random, dedup_scope: DedupScope) -> Confi
 }
 
 impl QueueSpec {
-    /// A new item of this queue. A claim goes under a key of its own kind.
+    /// A new item of this queue. Claims have their own kind of key.
     pub fn item(
         config: &Config,
         random: &mut Random,
@@ -234,7 +248,7 @@ impl Item {
         self.key.is_empty()
     }
 
-    /// What is sent as this variant: another body, another content type, another group.
+    /// The content of this variant: another body, content type or group.
     pub fn content(&self, variant: Variant, scope: DedupScope) -> Arc<Content> {
         let other_group = format!("other-{}", self.number % 7);
         let group = match variant {
@@ -253,17 +267,18 @@ impl Item {
         content
     }
 
-    pub fn fingerprint(&self, variant: Variant, scope: DedupScope) -> Fingerprint {
+    pub fn fingerprint(&self, recipe: &Recipe, variant: Variant, scope: DedupScope) -> Fingerprint {
         if !self.claim {
             let content = self.content(variant, scope);
-            return Fingerprint::of(content.body(), content.group());
+            return recipe.fingerprint(content.body(), content.group());
         }
-        Fingerprint::of(format!("claim {}", variant.min(1)).as_bytes(), None)
+        recipe.fingerprint(format!("claim {}", variant.min(1)).as_bytes(), None)
     }
 
-    /// What a conflict between the two variants names; empty where they are the same.
+    /// What a conflict between the two variants reports; empty if they are the same.
     pub fn differs(&self, first: Variant, second: Variant, scope: DedupScope) -> Vec<Differs> {
-        self.fingerprint(first, scope).differs(&self.fingerprint(second, scope))
+        let of = |variant| self.fingerprint(&Recipe::First, variant, scope);
+        of(first).differs(&of(second))
     }
 
     fn body(&self, variant: Variant, scope: DedupScope) -> Vec<u8> {
@@ -278,7 +293,7 @@ impl Item {
     }
 }
 
-/// What the holder of a lease stores as the result: another one for every lease.
+/// The result that the holder of a lease stores, different for every lease.
 pub fn result_of(item: &Item, fence: Fence) -> Option<Blob> {
     if fence.0.is_multiple_of(7) {
         return None;
@@ -292,7 +307,7 @@ pub fn result_of(item: &Item, fence: Fence) -> Option<Blob> {
     Some(Blob { content_type: Some("text/result".into()), body: body.into() })
 }
 
-/// What is saved under a name.
+/// The recovery point saved under a name.
 pub fn point_of(item: &Item, name: &str) -> bytes::Bytes {
     format!("point {} {name}", item.number).into_bytes().into()
 }

@@ -1,12 +1,13 @@
 //! A disk that fails on demand, from a seed.
 //!
-//! [`SimDisk`] is the harness's side: it cuts the power, kills, fills, damages, counts, copies.
-//! [`SimVolume`] is the store's side, taken by [`SimDisk::mount`]: a [`Volume`] like any other.
-//! After a crash or a kill every volume, file and lock of before is dead: its calls fail and change
-//! nothing, so a store that is still being dropped cannot touch what the next one recovers.
+//! [`SimDisk`] is the interface for the tests: it cuts the power, kills processes, fills and
+//! damages the disk, counts and copies. [`SimVolume`] is the interface for the store, from
+//! [`SimDisk::mount`]: a [`Volume`] like any other. After a crash or a kill all earlier volumes,
+//! files and locks are dead: their calls fail and change nothing, so a store that is still being
+//! dropped cannot change what the next one recovers.
 //!
-//! What a crash may do to what was not synced is told in [`Survival`]. What was synced is safe
-//! from a crash, always; only [`Faults`] and the damages done by the harness reach it.
+//! [`Survival`] defines what a crash may do to unsynced data. Synced data always survives a crash;
+//! only [`Faults`] and damage by the tests affect it.
 
 mod fault;
 mod medium;
@@ -19,7 +20,8 @@ mod trace;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hapax_store::{File, Lock, Volume};
+use hapax_store::archive::Head;
+use hapax_store::{File, Lock, NotReplaced, Volume, replace_by_rename};
 
 use crate::Random;
 
@@ -31,8 +33,8 @@ pub use state::Stop;
 pub use trace::Trace;
 use trace::{Call, word};
 
-/// The disk as its owner sees it, who may do with it what no program can. Clones are the same
-/// disk; a copy of it is [`SimDisk::fork`].
+/// The disk as the tests see it, which may do what no program can. Clones share the disk;
+/// [`SimDisk::fork`] copies it.
 #[derive(Clone, Debug)]
 pub struct SimDisk {
     state: Arc<Mutex<State>>,
@@ -52,9 +54,8 @@ impl SimDisk {
         Self { state: Arc::new(Mutex::new(State::new(seed))) }
     }
 
-    /// A copy of the disk with all that is pending on it, for trying what would happen if it all
-    /// ended here. Nobody has a handle on the copy, and it
-    /// has no faults and counts from zero.
+    /// A copy of the disk with its pending changes, to try what would happen if everything ended
+    /// here. The copy has no handles and no faults, and counts from zero.
     pub fn fork(&self, seed: u64) -> Self {
         let mut state = self.state().clone();
         state.random = Random::new(seed);
@@ -85,7 +86,7 @@ impl SimDisk {
         self.state().kill();
     }
 
-    /// How the processes ended, where they did since the last mount: a fault may do it too.
+    /// How the processes ended, if they did since the last mount; a fault may be the cause.
     pub fn stopped(&self) -> Option<Stop> {
         self.state().stopped
     }
@@ -100,7 +101,7 @@ impl SimDisk {
         self.state().faults = Faults::default();
     }
 
-    /// Sets how much there is room for, in bytes, counted in units of 4 KiB.
+    /// Sets the capacity in bytes, counted in units of 4 KiB.
     pub fn set_capacity(&self, bytes: u64) {
         self.state().capacity = bytes;
     }
@@ -116,7 +117,7 @@ impl SimDisk {
         state.flip(id, offset, bit)
     }
 
-    /// Inverts a bit of a file whose name matches; `None` where none matches or all are empty.
+    /// Inverts a bit of a file whose name matches; `None` if none matches or all are empty.
     pub fn flip_any_bit(&self, pattern: &str) -> Option<Flip> {
         let mut state = self.state();
         let files = state.matching(pattern);
@@ -168,7 +169,7 @@ impl SimDisk {
         self.state().trace = Some(Trace::new(lines_max));
     }
 
-    /// The trace so far; empty where none was started.
+    /// The trace so far; empty if none was started.
     pub fn trace(&self) -> Trace {
         self.state().trace.clone().unwrap_or_default()
     }
@@ -218,14 +219,18 @@ impl Volume for SimVolume {
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let created = self.perform("create", name, |state| state.medium.create(name));
-        // The handle is made outside of the operation: an interrupted one leaves nobody to hold it,
-        // and dropping it inside would ask for the disk a second time.
+        // The handle is created outside of the operation: dropping it inside, after an
+        // interruption, would lock the disk a second time.
         let id = created?;
         Ok(self.file(&mut state_of(&self.state), id, name))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.perform("rename", to, |state| state.medium.rename(from, to))
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8], _head: Head) -> Result<(), NotReplaced> {
+        replace_by_rename(self, name, bytes)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -355,8 +360,8 @@ impl std::fmt::Debug for SimLock {
     }
 }
 
-/// A test that panicked while it held the disk has said what is wrong; those who only drop their
-/// handles afterwards should not panic a second time.
+/// Ignores poisoning: a test that panicked while it held the disk has failed already, and dropping
+/// handles afterwards should not panic again.
 fn state_of(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 
 use hapax_core::{
-    Answer, Arrival, Config, DedupScope, Delivery, Effect, Outcome, Parent, Settled, Time, derive,
+    Answer, Arrival, Config, DedupScope, Delivery, Effect, OnLost, Outcome, Parent, Settled, Time,
+    derive,
 };
 
 use crate::Random;
@@ -12,7 +13,7 @@ use crate::checker::Checker;
 use crate::op::{EMIT, Emitted, Held, How, Op, POINTS, Patience};
 use crate::scene::{Item, ItemId, QueueSpec, Scene, VARIANTS, Variant, draw_change, draw_config};
 
-/// What the clients remember.
+/// The state of the clients.
 #[derive(Debug, Default)]
 pub struct Workload {
     next_number: u64,
@@ -21,21 +22,23 @@ pub struct Workload {
     next_redrive: u64,
     /// Sends without an answer, to be tried again as they were.
     unanswered: VecDeque<Op>,
-    /// Leases in the hands of workers.
+    /// Leases held by workers.
     held: Vec<Held>,
-    /// Leases that somebody forgot to throw away.
+    /// Leases that are over and may still be used by mistake.
     stale: VecDeque<Held>,
     /// Receives that may be repeated.
     receives: VecDeque<Op>,
-    /// Emits on their way.
+    /// Emits in flight.
     relays: VecDeque<Emitted>,
 }
 
-/// How many stale leases and receives are remembered.
+/// The most stale leases and receives that are remembered.
 const REMEMBERED_MAX: usize = 24;
+/// Bodies that fill a disk.
+const LARGE_BYTES: usize = 600;
 
 impl Workload {
-    /// The next requests: most often one, and some that belong into one batch.
+    /// The next requests: mostly one, sometimes several for one batch.
     pub fn next(
         &mut self,
         random: &mut Random,
@@ -48,7 +51,7 @@ impl Workload {
         }
         let op = self.one(random, scene, checker, now);
         match op.queue(checker.items()) {
-            // Somebody misses the queue and creates it, or not.
+            // A client may create the missing queue.
             Some(queue) if !checker.exists(0, queue) && random.one_in(2) => {
                 let mut ops = vec![create(random, checker, queue)];
                 ops.extend(self.old_keys(random, checker, queue));
@@ -59,8 +62,8 @@ impl Workload {
         }
     }
 
-    /// Rules change, or a queue goes, or goes and comes back under other rules; what is sent to it
-    /// then, old keys above all, is in the same batch as often as not.
+    /// Changes, deletes or recreates a queue; what is sent to it then, mostly old keys, is often in
+    /// the same batch.
     fn change_queue(&self, random: &mut Random, scene: &Scene, checker: &Checker) -> Vec<Op> {
         let queue = random.index(scene.queues.len());
         let before = checker.rules(0, queue);
@@ -86,7 +89,7 @@ impl Workload {
         ops
     }
 
-    /// Retries of keys that the queue may have known in an earlier life.
+    /// Retries of keys that the queue may have known before it was recreated.
     fn old_keys(&self, random: &mut Random, checker: &Checker, queue: usize) -> Vec<Op> {
         let items = checker.items().iter().enumerate();
         let known: Vec<ItemId> = items
@@ -100,7 +103,7 @@ impl Workload {
 
     fn one(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker, now: Time) -> Op {
         if let Some(emitted) = self.relays.pop_front() {
-            // Handed over once: its list tells of it again where that is not enough.
+            // Sent once: its list returns it again if needed.
             if random.one_in(2) {
                 return Op::Emit(emitted);
             }
@@ -137,7 +140,7 @@ impl Workload {
                         self.held.push(held);
                     }
                     if random.one_in(4) && matches!(op, Op::Claim { id: Some(_), .. }) {
-                        self.unanswered.push_back(op.clone()); // It did not hear, and asks again.
+                        self.unanswered.push_back(op.clone()); // It got no answer, and retries.
                     }
                 }
             }
@@ -147,7 +150,7 @@ impl Workload {
                     self.drop_lease(held);
                 }
             }
-            // Its queue may be created, and the list of emits may be shorter, another time.
+            // Its queue may exist, and the list of emits may be shorter, another time.
             (Op::Settle { .. }, Outcome::Settled(Settled::NoSuchQueue { .. })) => {}
             (Op::Settle { .. }, Outcome::Settled(Settled::RelayFull | Settled::Invalid(_))) => {}
             (Op::Settle { held, .. }, Outcome::Settled(_)) => self.drop_lease(held),
@@ -158,12 +161,12 @@ impl Workload {
         }
     }
 
-    /// A worker got this. Some die as soon as they have it.
+    /// A worker got this. Some die at once.
     pub fn delivered(&mut self, random: &mut Random, item: ItemId, delivery: &Delivery) {
         self.delivered_to(random.one_in(8), item, delivery);
     }
 
-    /// A worker got this; where it dies it never speaks again, or far too late.
+    /// A worker got this; if it dies it never settles, or far too late.
     pub fn delivered_to(&mut self, dies: bool, item: ItemId, delivery: &Delivery) {
         let (name, id, generation) = (delivery.lease, delivery.id, delivery.generation);
         let held = Held { item, name, id, generation };
@@ -177,7 +180,7 @@ impl Workload {
         }
     }
 
-    /// The answer never came. Without a key nobody can try again.
+    /// The answer was lost. Without a key it cannot be retried.
     pub fn lost(&mut self, op: &Op, checker: &Checker) {
         let is_keyless = |item: &ItemId| checker.items().get(*item).is_none_or(Item::is_keyless);
         match op {
@@ -191,7 +194,7 @@ impl Workload {
         }
     }
 
-    /// An emit is to be handed to its queue.
+    /// An emit is to be sent to its queue.
     pub fn relay(&mut self, effect: &Effect, scene: &Scene, checker: &mut Checker) {
         let Effect::Relay(relay) = effect else { return };
         let queue = scene.queues.iter().position(|spec| spec.name == relay.emit.queue);
@@ -202,7 +205,7 @@ impl Workload {
         self.relays.push_back(emitted);
     }
 
-    /// What to say about an emit whose queue answered.
+    /// The confirmation of an emit whose queue answered.
     pub fn relayed(op: &Op, outcome: &Outcome) -> Option<Op> {
         match (op, outcome) {
             (Op::Emit(emitted), Outcome::Sent(answer)) => {
@@ -229,7 +232,7 @@ impl Workload {
         Op::Redrive { queue, id: self.next_redrive, items: Vec::new() }
     }
 
-    /// Leases that the broker does not know any more, since it was set back, are thrown away.
+    /// Drops leases that the broker does not know any more since a copy was restored.
     pub fn forget_unknown(&mut self, checker: &Checker) {
         let is_known = |held: &Held| checker.knows_fence(held.fence());
         self.held.retain(is_known);
@@ -237,7 +240,7 @@ impl Workload {
         self.relays.clear();
     }
 
-    /// The process is gone, and what it told its clients to relay with it.
+    /// The process is gone, and with it the emits to send.
     pub fn crashed(&mut self) {
         self.relays.clear();
     }
@@ -261,7 +264,7 @@ impl Workload {
         if random.one_in(2)
             && let Some(op) = self.unanswered.pop_front()
         {
-            // Kept until an answer comes: several retries may be under way at once.
+            // Kept until an answer arrives: several retries may be in flight at once.
             self.unanswered.push_back(op.clone());
             return op;
         }
@@ -276,6 +279,20 @@ impl Workload {
         }
         let item = self.item(random, scene, checker, now, false);
         Op::Send { item, variant: draw_variant(random) }
+    }
+
+    /// A large message that was not sent before, to be worked on at once.
+    pub fn plain_send(&mut self, random: &mut Random, scene: &Scene, checker: &mut Checker) -> Op {
+        let queue = random.index(scene.queues.len());
+        let config = checker.rules(0, queue);
+        loop {
+            self.next_number += 1;
+            let item = QueueSpec::item(&config, random, queue, self.next_number, Time(0));
+            let item = Item { issued_at: None, delay_ms: None, ttl_ms: None, ..item };
+            if !item.claim && item.content(0, config.dedup_scope).body().len() >= LARGE_BYTES {
+                return Op::Send { item: checker.add(item), variant: 0 };
+            }
+        }
     }
 
     /// A new item, which the checker knows from now on.
@@ -370,7 +387,7 @@ impl Workload {
         Op::Settle { held, how: How::Done(self.emits(scene, checker, &held)) }
     }
 
-    /// Now and then a message has a follow-up, under a key that is derived from its own.
+    /// Sometimes a message has a follow-up, under a key derived from its own.
     fn emits(&mut self, scene: &Scene, checker: &mut Checker, held: &Held) -> Vec<ItemId> {
         let Some(parent) = checker.items().get(held.item).cloned() else { return Vec::new() };
         // The same follow-up for every attempt, or retries would emit different messages.
@@ -391,7 +408,7 @@ impl Workload {
             generation: held.generation,
         };
         let queue = fixed.index(scene.queues.len());
-        // By its first rules, whatever they are now: every attempt must draw the same.
+        // By its initial configuration, whatever it is now: every attempt must draw the same.
         let Some(spec) = scene.queues.get(queue) else { return Vec::new() };
         self.next_number += 1;
         let drawn = QueueSpec::item(&spec.config, &mut fixed, queue, self.next_number, Time(0));
@@ -404,7 +421,7 @@ impl Workload {
             ..drawn
         });
         if is_contested && !self.is_unanswered(emit) {
-            // Somebody else sends another message under its key, before it or after.
+            // Another client sends another message under its key, before it or after.
             self.unanswered.push_back(Op::Send { item: emit, variant: 1 });
         }
         vec![emit]
@@ -420,7 +437,7 @@ impl Workload {
             3 => checker.resolve(item, random.one_in(2)),
             4 => {
                 let of_queue = checker.items().get(item).map_or(queue, |item| item.queue);
-                // Now and then under an id that was used: by a retry, or by another redrive.
+                // Sometimes under a used id: a retry, or another redrive.
                 self.next_redrive += u64::from(!random.one_in(8));
                 let items = if random.one_in(2) { vec![item] } else { Vec::new() };
                 Op::Redrive { queue: of_queue, id: self.next_redrive, items }
@@ -432,9 +449,9 @@ impl Workload {
     }
 }
 
-/// Lifts the bounds of a queue: one that is full of messages whose emits go to itself is drained by
-/// nothing else, once the list of emits is full as well; nor are messages whose emits are larger
-/// than what their queue takes.
+/// Lifts the limits of a queue. Without it a queue full of messages that emit to itself could not
+/// be drained once the list of emits is full, nor messages whose emits are larger than their queue
+/// allows.
 pub(crate) fn make_room(checker: &Checker, queue: usize) -> Op {
     let rules = checker.rules(0, queue);
     let max_body_bytes = Config::default().max_body_bytes;
@@ -442,10 +459,26 @@ pub(crate) fn make_room(checker: &Checker, queue: usize) -> Op {
     Op::Configure { queue, config: Box::new(config) }
 }
 
-/// How often quotas are lifted while everything comes to its end, in rounds.
+/// Lets messages end only when they are worked on.
+pub(crate) fn make_plain(checker: &Checker, queue: usize) -> Op {
+    let plain = Config {
+        max_messages: None,
+        max_bytes: None,
+        max_body_bytes: Config::default().max_body_bytes,
+        lease_ms: 3_600_000,
+        max_attempts: 1_000,
+        delay_ms: 0,
+        ttl_ms: None,
+        on_lost: OnLost::Redeliver,
+        ..checker.rules(0, queue)
+    };
+    Op::Configure { queue, config: Box::new(plain) }
+}
+
+/// Rounds between lifting quotas during a drain.
 pub(crate) const ROOM_EVERY: u64 = 40;
 
-/// Creates a queue that is not there, with rules of its own.
+/// Creates a missing queue, with a new configuration.
 pub(crate) fn create(random: &mut Random, checker: &Checker, queue: usize) -> Op {
     let dedup_scope = checker.rules(0, queue).dedup_scope;
     Op::Configure { queue, config: Box::new(draw_config(random, dedup_scope)) }
@@ -463,7 +496,7 @@ fn is_claim(checker: &Checker, item: ItemId) -> bool {
     checker.items().get(item).is_some_and(|item| item.claim)
 }
 
-/// Some item that has a key, a young one more often than not.
+/// An item with a key, preferably a recent one.
 pub(crate) fn any_key(random: &mut Random, checker: &Checker) -> Option<ItemId> {
     let items = checker.items();
     let from = if random.share(2, 3) { items.len().saturating_sub(30) } else { 0 };

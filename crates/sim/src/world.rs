@@ -1,7 +1,7 @@
 //! One partition with its store, its workers and its clocks, as a process on a machine that fails.
 //!
-//! A [`World`] does what it is told and keeps the requests that were not answered yet. It neither
-//! draws the requests nor judges the answers.
+//! A [`World`] executes requests and keeps those that were not answered yet. It neither draws the
+//! requests nor checks the answers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::planted::{Bug, Shared, SimStore};
 use crate::scene::{Item, Scene};
 use crate::{Random, SimDisk};
 
-/// What a run stands on.
+/// The process, its machine and its disk.
 #[derive(Debug)]
 pub struct World {
     pub disk: SimDisk,
@@ -27,13 +27,13 @@ pub struct World {
     owner: Option<Owner>,
     /// An owner that was replaced and does not know it yet.
     zombie: Option<Owner>,
-    /// Requests of which nobody will hear.
+    /// Requests that will not be answered.
     left: Vec<Submitted>,
-    /// The last process came as far as to claim its store.
+    /// The last process claimed its store.
     claimed: bool,
     clocks: Clocks,
     submitted: u64,
-    /// The disk is a copy that nobody has opened yet.
+    /// The disk is a copy that was not opened yet.
     is_copy: bool,
     /// The time that the last batch was submitted at.
     stamped: Time,
@@ -52,18 +52,18 @@ struct Owner {
     workers: Option<Workers>,
     clock: Clock,
     pending: BTreeMap<Ticket, Submitted>,
-    /// What a buggy door answered by itself.
+    /// Answers of a planted bug.
     early: VecDeque<(Time, Op, Outcome)>,
 }
 
-/// A batch on its way.
+/// A batch in flight.
 #[derive(Clone, Debug)]
 pub struct Submitted {
     pub at: Time,
     pub ops: Vec<Op>,
-    /// How many batches were submitted before it.
+    /// Number of batches submitted before it.
     serial: u64,
-    /// It was told to the checker as lost.
+    /// It was reported to the checker as lost.
     lost: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct Submitted {
 #[derive(Debug)]
 pub struct AnsweredBatch {
     pub at: Time,
-    /// How many batches were submitted before it.
+    /// Number of batches submitted before it.
     pub serial: u64,
     pub answers: Vec<(Op, Outcome)>,
     pub effects: Vec<Effect>,
@@ -119,8 +119,8 @@ impl World {
 
     /// Starts a process and lets it recover.
     ///
-    /// Batches without decisions leave no time in the journal. So the clock is not believed where
-    /// it was set back behind a time that was `seen` in such a batch alone: nobody could know.
+    /// Batches without decisions leave no time in the journal. So the clock is ignored if it was
+    /// set back behind a time that was only `seen` in such a batch: no process could know.
     pub fn open(&mut self, seen: Time) -> Result<(), Error> {
         self.claimed = false;
         let options = self.scene.partition;
@@ -133,7 +133,12 @@ impl World {
                 (SimStore::disk(store, self.scene.partition.partition, self.bug), Some(workers))
             }
             Ground::Memory { store, shared } => {
-                store.set_faults(memory::Faults { held: true, ..memory::Faults::default() });
+                store.set_faults(memory::Faults {
+                    held: true,
+                    asked: true,
+                    unaware: true,
+                    ..memory::Faults::default()
+                });
                 let (another, shared) = (store.another(), Arc::clone(shared));
                 (SimStore::memory(another, options.partition, self.bug, shared), None)
             }
@@ -152,11 +157,16 @@ impl World {
         Ok(())
     }
 
+    /// Whether the store is on the disk, and not in memory.
+    pub fn is_on_disk(&self) -> bool {
+        matches!(self.ground, Ground::Disk)
+    }
+
     pub fn is_open(&self) -> bool {
         self.owner.is_some()
     }
 
-    /// Whether the last process came as far as to claim its store, which writes.
+    /// Whether the last process claimed its store, which writes to it.
     pub fn has_claimed(&self) -> bool {
         self.claimed
     }
@@ -182,7 +192,7 @@ impl World {
         self.owner.as_ref()?.partition.next_deadline()
     }
 
-    /// The queue that an effect speaks of, by its place in the scene, and how much of it is ready.
+    /// The queue that an effect refers to, by its index in the scene, and its ready messages.
     pub fn woken(&self, id: hapax_core::QueueId) -> Option<(usize, u64)> {
         let machine = self.owner.as_ref()?.partition.machine();
         let name = machine.queue_name(id)?;
@@ -190,13 +200,13 @@ impl World {
         Some((queue, machine.ready(id)))
     }
 
-    /// Whether a lease was given by the process that runs now.
+    /// Whether the current process granted the lease.
     pub fn gave(&self, fence: hapax_core::Fence) -> bool {
         let owner = self.owner.as_ref();
         owner.is_some_and(|owner| owner.partition.gave(fence))
     }
 
-    /// Asserts what the parts of the state promise each other, and that memory is bounded.
+    /// Asserts the invariants of the state, and that memory is bounded.
     pub fn check_invariants(&mut self, evicts: bool) {
         if let Some(owner) = &mut self.owner {
             owner.partition.machine().check_invariants();
@@ -206,19 +216,19 @@ impl World {
         }
     }
 
-    /// What a copy is taken from; none where the store is not on the disk.
+    /// The source for a copy; none if the store is not on the disk.
     pub fn source(&self) -> Option<disk::Source> {
         self.owner.as_ref()?.partition.store().source()
     }
 
-    /// The disk is another one from here on. The process on the old one is gone.
+    /// Replaces the disk. The process on the old one is gone.
     pub fn replace_disk(&mut self, disk: SimDisk) {
         assert!(self.owner.is_none(), "the process ends first");
         self.disk = disk;
         self.is_copy = true;
     }
 
-    /// Requests under way.
+    /// Unanswered requests.
     pub fn pending(&self) -> Vec<Submitted> {
         self.owner.iter().flat_map(|owner| owner.pending.values().cloned()).collect()
     }
@@ -233,7 +243,7 @@ impl World {
         self.stamped
     }
 
-    /// How many batches were submitted.
+    /// Number of batches submitted.
     pub fn submitted(&self) -> u64 {
         self.submitted
     }
@@ -242,7 +252,7 @@ impl World {
         self.clocks
     }
 
-    /// How far the wall clock is from the partition's time, where that is alarming.
+    /// How far the wall clock is from the partition's time, if that is too much.
     pub fn alarm(&self) -> Option<i64> {
         self.owner.as_ref()?.clock.alarm()
     }
@@ -252,12 +262,12 @@ impl World {
         self.clocks.monotonic_us += ms * 1_000;
     }
 
-    /// Somebody sets the wall clock.
+    /// Sets the wall clock.
     pub fn jump(&mut self, ms: i64) {
         self.clocks.wall_ms = self.clocks.wall_ms.saturating_add_signed(ms);
     }
 
-    /// Hands a batch to the owner, or to the one it replaced.
+    /// Submits a batch to the owner, or to the one it replaced.
     pub fn submit(
         &mut self,
         random: &mut Random,
@@ -277,7 +287,7 @@ impl World {
             Some(Bug::KeyBeforeAppend) => owner.answer_early(at, ops, &self.scene, items),
             _ => ops,
         };
-        let commands = ops.iter().map(|op| op.command(&self.scene, items)).collect();
+        let commands: Vec<_> = ops.iter().map(|op| op.command(&self.scene, items)).collect();
         let sent = Submitted { at, ops, serial: self.submitted, lost: false };
         self.submitted += 1;
         let ticket = owner.partition.submit(stamp, commands);
@@ -294,7 +304,7 @@ impl World {
         }
     }
 
-    /// What was answered next.
+    /// The next answered batch.
     pub fn poll(&mut self, zombie: bool) -> Result<Option<AnsweredBatch>, Error> {
         let owner = if zombie { &mut self.zombie } else { &mut self.owner };
         let Some(owner) = owner else { return Ok(None) };
@@ -305,8 +315,9 @@ impl World {
         let answered = owner.partition.poll()?;
         owner.end_batch()?;
         let Some(answered) = answered else { return Ok(None) };
-        // The first batch of all tells of relays that were under way, and nobody asked for it.
+        // The first batch returns relays that were in flight, and was not requested.
         let mut submitted = owner.pending.remove(&answered.ticket);
+        let submitted_lost = submitted.as_ref().is_some_and(|sent| sent.lost);
         let (at, serial, ops) = match &mut submitted {
             Some(sent) => {
                 let count = answered.outcomes.len();
@@ -317,12 +328,15 @@ impl World {
         if let Some(rest) = submitted.filter(|_| answered.more) {
             owner.pending.insert(answered.ticket, rest);
         }
-        let ops: Vec<Op> = ops;
+        let mut ops: Vec<Op> = ops;
+        if submitted_lost {
+            ops.clear(); // Who asked gave up when the owner was replaced.
+        }
         let answers = ops.into_iter().zip(answered.outcomes).collect();
         Ok(Some(AnsweredBatch { at, serial, answers, effects: answered.effects, zombie }))
     }
 
-    /// One step of a worker; whether it did anything.
+    /// One step of a worker. Returns whether it did anything.
     pub fn step(&mut self, step: Step) -> Result<bool, Error> {
         let stepped = match (&self.ground, self.owner.as_mut()) {
             (_, None) => false,
@@ -354,13 +368,12 @@ impl World {
         }
     }
 
-    /// How far the rows are.
+    /// The last batch in the rows.
     pub fn checkpointed(&mut self) -> Option<u64> {
         self.owner.as_mut()?.partition.store_mut().checkpointed().ok()
     }
 
-    /// Ends the process in good order. Its unanswered requests were done and nobody heard of it;
-    /// where closing fails they may have been.
+    /// Closes the process cleanly. Its unanswered requests were done; if closing fails, perhaps.
     pub fn close(&mut self) -> Result<(), Error> {
         let Some(owner) = self.owner.take() else { return Ok(()) };
         let Owner { partition, pending, .. } = owner;
@@ -368,7 +381,7 @@ impl World {
         partition.close().map(drop)
     }
 
-    /// The process is gone, killed or with its machine; its unanswered requests come back.
+    /// Ends the process, killed or with its machine; returns its unanswered requests.
     pub fn end(&mut self, power: bool) -> Vec<Submitted> {
         let mut lost = self.bury();
         if let Some(owner) = self.owner.take() {
@@ -383,14 +396,14 @@ impl World {
         lost
     }
 
-    /// The zombie is gone; what it still had not answered comes back.
+    /// Ends the zombie; returns its unanswered requests.
     pub fn bury(&mut self) -> Vec<Submitted> {
         let Some(zombie) = self.zombie.take() else { return Vec::new() };
         zombie.pending.into_values().filter(|sent| !sent.lost).collect()
     }
 
-    /// Another process takes over while the first one goes on. What the first had not answered
-    /// comes back: whether it was done is decided now.
+    /// Another process takes over while the first one continues. Returns the unanswered requests of
+    /// the first: whether they were done is decided now.
     pub fn take_over(&mut self, seen: Time) -> Result<Vec<Submitted>, Error> {
         let mut lost = self.bury();
         if let Some(mut owner) = self.owner.take() {
@@ -412,7 +425,7 @@ impl Owner {
         Stamp { at, random: random.bits() }
     }
 
-    /// What was appended so far is all of its batch.
+    /// Marks the batch appended so far as complete.
     fn end_batch(&mut self) -> Result<(), Error> {
         self.partition.store_mut().end_batch().map_err(Error::Store)
     }

@@ -1,12 +1,12 @@
 //! The archive: a partition's rows, in immutable sorted run files.
 //!
-//! Finished keys are written once, looked up by point, almost always in vain, and forgotten by
-//! time. So points are kept in *buckets* by the time they are dropped at, each bucket in a few
-//! sorted sections behind filters that say "surely new" without reading the disk; a bucket whose
-//! time is over is dropped whole. Ordered rows take the same form without filters. Checkpoints add
-//! sections, merges join them, and both become visible by swapping the manifest.
+//! Finished keys are written once, looked up by point, mostly without a match, and forgotten by
+//! time. So points are kept in *buckets* by the time at which they are dropped. Each bucket has a
+//! few sorted sections with filters that answer "not here" without reading the disk. An expired
+//! bucket is dropped as a whole. Ordered rows have the same form without filters. Checkpoints add
+//! sections, merges join them, and both become visible by replacing the manifest.
 //!
-//! The archive knows neither threads nor clocks: checkpoints and merges are jobs that somebody
+//! The archive uses neither threads nor clocks: checkpoints and merges are jobs that the caller
 //! steps, a few milliseconds at a time. One checkpoint and one merge may be stepped by two threads
 //! at once, while any number of readers look rows up.
 //!
@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! - rows are visible together with their `through`, all or nothing, also after a crash;
-//! - a point is looked for in every bucket; in each the newest section that has an entry decides;
+//! - a point is looked up in every bucket; in each the newest section with an entry counts;
 //! - bytes that fail a checksum are never returned: they are [`Error::Corrupt`], with file and
 //!   offset;
 //! - a missing manifest beside run files is damage, never an empty archive.
@@ -38,6 +38,7 @@ mod ordered;
 mod points;
 mod policy;
 mod reader;
+mod reserve;
 mod run;
 mod section;
 mod sorted;
@@ -50,49 +51,72 @@ pub use reader::Reader;
 pub use verify::{Finding, Severity, Summary, verify};
 
 use manifest::Manifest;
+use policy::Choice;
 use run::RunFile;
 use section::Section;
 use state::{Shared, View};
 
 const MANIFEST_MISSING: &str = "run files are here and the manifest that names them is missing";
 
-/// How an archive behaves.
+/// Options of an archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Memory for filters. Sections beyond it have theirs on disk only and answer "maybe".
+    /// Memory for filters. Sections beyond it have their filter only on disk and answer "maybe".
     pub filter_bytes_max: u64,
-    /// How many sections of about one size are merged into one.
+    /// Number of sections of similar size that are merged into one.
     pub merge_fan_in: usize,
+    /// Disk space reserved for a manifest when the disk is full.
+    pub reserve_bytes: u64,
+    /// While the disk is short of space, a merge must free at least this much, and an eighth of
+    /// what it reads.
+    pub shrink_bytes_min: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { filter_bytes_max: 1 << 30, merge_fan_in: 8 }
+        Self {
+            filter_bytes_max: 1 << 30,
+            merge_fan_in: 8,
+            reserve_bytes: 1 << 20,
+            shrink_bytes_min: 16 << 10,
+        }
     }
 }
 
-/// Who owns the partition, and as of which batch the rows are.
+/// The owner's epoch, and the batch up to which the rows are complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub epoch: Epoch,
     pub through: Sequence,
-    /// How far the journal was synced; 0 where nothing says so.
+    /// How far the journal was synced; 0 if unknown.
     pub synced: u64,
 }
 
-/// What the manifest says; `None` where there is none. Changes nothing: opening an archive removes
-/// what a crash left over, which must not happen where the journal turns out to be damaged.
+/// Reads the manifest; `None` if there is none.
 pub(crate) fn head(volume: &dyn Volume) -> Result<Option<Head>, Error> {
     let manifest = Manifest::read(volume)?;
     Ok(manifest.map(|Manifest { epoch, through, synced, .. }| Head { epoch, through, synced }))
 }
 
-/// How far a step of a job came.
+/// The disk space available to a merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    pub free_bytes: u64,
+    /// Whether merges that free space come first.
+    pub is_short: bool,
+}
+
+impl Space {
+    /// Unlimited space.
+    pub const PLENTY: Self = Self { free_bytes: u64::MAX, is_short: false };
+}
+
+/// The result of a step of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// There is more to do.
     More,
-    /// Nothing to do before the journal is durable further on.
+    /// Waiting for the journal to become durable.
     Waiting,
     Done,
 }
@@ -102,12 +126,12 @@ pub enum Step {
 pub struct Stats {
     /// Run files.
     pub runs: u64,
-    /// Sections of points a look-up asks.
+    /// Sections of points that a look-up searches.
     pub point_sections: u64,
     pub ordered_sections: u64,
     /// Point buckets.
     pub buckets: u64,
-    /// Rows in all sections: the deleted and the hidden ones included.
+    /// Rows in all sections, including deleted and hidden ones.
     pub rows: u64,
     /// Bytes of the run files.
     pub bytes: u64,
@@ -115,7 +139,7 @@ pub struct Stats {
     pub filter_bytes: u64,
     /// Blocks read to look rows up.
     pub blocks_read: u64,
-    /// Look-ups in a section that a filter let through in vain.
+    /// Look-ups in a section that a filter let through without a match.
     pub false_positives: u64,
     pub buckets_dropped: u64,
     /// Bytes written by checkpoints and merges, manifests included.
@@ -127,8 +151,8 @@ pub struct Stats {
 pub struct Archive(Arc<Shared>);
 
 impl Archive {
-    /// Opens the archive on `volume`, or makes an empty one where no file of ours is. What a crash
-    /// left over is removed; nothing is changed before everything that counts was read.
+    /// Opens the archive on `volume`, or creates an empty one if there is none. An existing one is
+    /// not changed: its next owner removes the leftovers of a crash.
     pub fn open(volume: Arc<dyn Volume>, options: Options) -> Result<Self, Error> {
         assert!(options.merge_fan_in >= 2, "a merge joins at least two sections");
         let names =
@@ -145,8 +169,7 @@ impl Archive {
         };
         let mut repaired = Vec::new();
         let view = load(volume.as_ref(), &manifest, &options, &mut repaired)?;
-        remove_leftovers(volume.as_ref(), &names, &manifest)?;
-        // Numbers of leftovers are not used again: their old blocks would pass for new ones.
+        // Numbers of leftovers are not reused: their old blocks would look valid.
         let next_run = ids.iter().map(|id| id + 1).fold(manifest.next_run, u64::max);
         let synced = manifest.synced;
         Ok(Self(Arc::new(Shared::new(volume, options, view, next_run, synced, repaired))))
@@ -157,56 +180,85 @@ impl Archive {
         Head { epoch: view.epoch, through: view.through, synced: self.0.synced() }
     }
 
-    /// Notes how far the journal is synced, for the next manifest: a journal that ends earlier is
-    /// not the one that the rows were written beside.
+    /// Records how far the journal is synced, for the next manifest: a journal that ends earlier
+    /// does not belong to these rows.
     pub fn note_synced(&self, synced: u64) {
         self.0.note_synced(synced);
     }
 
-    /// Raises the epoch, durably when it returns. A lower one than the newest is
-    /// [`Error::Fenced`].
+    /// Raises the epoch durably. An epoch below the newest is [`Error::Fenced`]. Runs that are
+    /// begun after it have numbers of this epoch.
     pub fn commit_epoch(&self, epoch: Epoch) -> Result<(), Error> {
         let newest = self.head().epoch;
         if epoch < newest {
             return Err(Error::Fenced { held: epoch, newest });
         }
-        self.0.swap(|old| Some(View { epoch, ..old.clone() }))
+        self.0.swap(|old| Some(View { epoch, ..old.clone() }))?;
+        self.0.number_runs_from(epoch);
+        Ok(())
+    }
+
+    /// Removes the leftovers of the owners before `epoch`: runs of their epochs that the manifest
+    /// does not list. Only for an owner with that epoch that has not begun a run yet; the runs of a
+    /// later owner are left alone. Returns whether there were any.
+    pub fn remove_leftovers(&self, epoch: Epoch) -> Result<bool, Error> {
+        let volume = self.0.volume.as_ref();
+        let names =
+            volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
+        let first = run::first_of(epoch);
+        let is_leftover = |id: u64| id < first && !self.0.has_run(id);
+        let mut any = false;
+        for name in names.iter().filter(|name| run::id_of(name).is_some_and(is_leftover)) {
+            volume
+                .remove(name)
+                .map_err(|error| Error::io("remove", &volume.describe(name), error))?;
+            any = true;
+        }
+        Ok(any)
     }
 
     pub fn reader(&self) -> Reader {
         Reader::new(self.0.clone())
     }
 
-    /// Begins a checkpoint that brings the rows to batch `through` and drops the buckets that are
-    /// over at `at`. There is one checkpoint at a time.
+    /// An empty row set for the next checkpoint, reusing memory of the previous one.
+    pub fn empty_rows(&self) -> RowSet {
+        std::mem::take(&mut self.0.spare().rows)
+    }
+
+    /// Begins a checkpoint that brings the rows to batch `through` and drops the buckets expired at
+    /// `at`. One at a time.
     pub fn checkpoint(&self, rows: RowSet, through: Sequence, at: u64) -> CheckpointJob {
         CheckpointJob::new(self.0.clone(), rows, through, at)
     }
 
-    /// The next merge worth doing, or the removal of files that are no longer read. `None` while
-    /// another such job is alive.
-    pub fn merge(&self) -> Option<MergeJob> {
+    /// The next worthwhile merge that fits, or the removal of files that are no longer read. `None`
+    /// while another such job exists.
+    pub fn merge(&self, space: Space) -> Option<MergeJob> {
         if self.0.merging.swap(true, Ordering::Acquire) {
             return None;
         }
         if self.0.has_removable() {
             return Some(MergeJob::remove(self.0.clone()));
         }
-        let plan = policy::choose(&self.0.view(), self.0.options.merge_fan_in);
-        if plan.is_none() {
+        let choice = policy::choose(&self.0.view(), &self.0.options, space, self.0.may_guess());
+        let Choice::Merge(plan) = choice else {
+            let is_full = matches!(choice, Choice::NoRoom);
+            self.0.merge_full.store(is_full, Ordering::Relaxed);
             self.0.merging.store(false, Ordering::Release);
-        }
-        plan.map(|plan| MergeJob::merge(self.0.clone(), plan))
+            return None;
+        };
+        Some(MergeJob::merge(self.0.clone(), plan))
     }
 
-    /// Whether merges cannot follow, so that checkpoints should wait for them. Not where merges
-    /// wait for room on the disk: only checkpoints can make some then.
+    /// Whether merges are behind, so that checkpoints should wait for them. False if merges wait
+    /// for disk space: then only checkpoints can free some.
     pub fn behind(&self) -> bool {
         !self.0.merge_full.load(Ordering::Relaxed)
             && policy::is_behind(&self.0.view(), self.0.options.merge_fan_in)
     }
 
-    /// Holds on to the archive of this moment, for a backup.
+    /// Pins the current state of the archive, for a backup.
     pub fn pin(&self) -> Pinned {
         let view = self.0.view();
         let synced = self.0.synced();
@@ -245,7 +297,7 @@ impl Archive {
     }
 }
 
-/// The archive at one moment. Its files are not removed while this lives.
+/// The archive at one moment. Its files are not removed while this exists.
 #[derive(Debug)]
 pub struct Pinned {
     view: Arc<View>,
@@ -277,7 +329,7 @@ impl Pinned {
     }
 }
 
-/// Whether a bucket's time is over.
+/// Whether a bucket has expired.
 fn is_over(drop_at: u64, at: u64) -> bool {
     drop_at <= at && drop_at != NEVER
 }
@@ -306,8 +358,8 @@ fn load(
         }
         sections.extend(entry.sections.iter().map(|meta| (meta.clone(), file.clone())));
     }
-    // The newest first: they are asked most, and should filters exceed their memory, the oldest
-    // and largest go without.
+    // Newest first: they are searched most, and if filters exceed their memory, the oldest and
+    // largest do without.
     sections.sort_by_key(|(meta, _)| std::cmp::Reverse(meta.age));
     let mut left = options.filter_bytes_max;
     for (meta, file) in sections {
@@ -321,22 +373,4 @@ fn load(
         view.add(Arc::new(section));
     }
     Ok(view)
-}
-
-fn remove_leftovers(
-    volume: &dyn Volume,
-    names: &[String],
-    manifest: &Manifest,
-) -> Result<(), Error> {
-    let named: HashSet<u64> = manifest.runs.iter().map(|entry| entry.id).collect();
-    for name in names {
-        let is_leftover =
-            name == manifest::TEMPORARY || run::id_of(name).is_some_and(|id| !named.contains(&id));
-        if is_leftover {
-            volume
-                .remove(name)
-                .map_err(|error| Error::io("remove", &volume.describe(name), error))?;
-        }
-    }
-    Ok(())
 }

@@ -1,8 +1,8 @@
-//! The suite that every store passes: each MUST and MUST NOT of [`Store`] as a case.
+//! The test suite for stores: each MUST and MUST NOT of [`Store`] as a case.
 //!
-//! An implementation writes a [`Harness`] of a few lines and calls [`run`], which panics, naming
-//! the case, where the contract is broken. The suite never sleeps: it asks the harness to do the
-//! store's background work.
+//! An implementation writes a [`Harness`] of a few lines and calls [`run`], which panics with the
+//! name of the case if the contract is broken. The suite never sleeps: it asks the harness to do
+//! the store's background work.
 
 #![expect(clippy::expect_used, reason = "a suite of tests: an error is a failure of the store")]
 
@@ -11,25 +11,30 @@ mod rows;
 
 use crate::{Checkpoint, Epoch, Error, PointKey, RowSet, Sequence, Store};
 
-/// What the suite needs to know of an implementation.
+/// What the suite needs from an implementation.
 pub trait Harness {
     /// Opens the one partition of this harness.
     fn open(&mut self) -> Result<Box<dyn Store>, Error>;
-    /// Does all background work there is: everything appended becomes durable, checkpoints whose
+    /// Does all pending background work: everything appended becomes durable, and checkpoints whose
     /// batches are durable become visible.
     fn settle(&mut self);
-    /// Does all background work but making batches durable. A harness that cannot part the two
-    /// does nothing.
+    /// Does all background work except making batches durable. A harness that cannot separate the
+    /// two does nothing.
     fn settle_without_sync(&mut self) {}
-    /// The machine loses what was not durable. The store was dropped before.
+    /// Simulates a crash: loses what was not durable. The store was dropped before.
     fn crash(&mut self);
+    /// Takes away the last batch that was durable when its owner closed the store, as a disk or a
+    /// database that was set back does. False where the harness cannot.
+    fn lose_tail(&mut self) -> bool {
+        false
+    }
     /// Whether `open` works while another store of the partition is open.
     fn allows_two_owners(&self) -> bool;
 }
 
 type Case = (&'static str, fn(&mut dyn Harness));
 
-/// Runs every case on a harness of its own.
+/// Runs every case on a new harness.
 pub fn run(make: &mut dyn FnMut() -> Box<dyn Harness>) {
     for (name, case) in journal::CASES.iter().chain(rows::CASES) {
         let naming = Naming(name);
@@ -38,7 +43,7 @@ pub fn run(make: &mut dyn FnMut() -> Box<dyn Harness>) {
     }
 }
 
-/// Names the case that panics.
+/// Prints the name of a case that panics.
 struct Naming(&'static str);
 
 impl Drop for Naming {
@@ -50,7 +55,7 @@ impl Drop for Naming {
     }
 }
 
-/// An open, claimed store, and what the cases do with it.
+/// An open, claimed store, with helpers for the cases.
 struct Owner {
     store: Box<dyn Store>,
     epoch: Epoch,
@@ -71,7 +76,7 @@ impl Owner {
         self.last += 1;
     }
 
-    /// Appends `count` batches with contents of their own.
+    /// Appends `count` batches with distinct contents.
     fn append_many(&mut self, count: u64) {
         for _ in 0..count {
             let batch = batch(self.last + 1);
@@ -89,7 +94,7 @@ impl Owner {
         batches
     }
 
-    /// Hands in a checkpoint through the last batch.
+    /// Starts a checkpoint through the last batch.
     fn checkpoint(&mut self, at: u64, rows: impl FnOnce(&mut RowSet) + Send + 'static) {
         let started = self.try_checkpoint(self.epoch, self.last, at, rows);
         started.expect("starts a checkpoint");
@@ -144,7 +149,7 @@ impl Owner {
     }
 }
 
-/// Contents that tell batches apart, of many sizes, the empty one among them.
+/// Distinct contents for batches, of many sizes including empty.
 fn batch(sequence: Sequence) -> Vec<u8> {
     let len = (sequence * 37 % 211) as usize;
     if len < 8 { vec![sequence as u8; len] } else { sequence.to_le_bytes().repeat(len / 8) }
@@ -154,7 +159,7 @@ fn numbered(range: std::ops::RangeInclusive<Sequence>) -> Vec<(Sequence, Vec<u8>
     range.map(|sequence| (sequence, batch(sequence))).collect()
 }
 
-/// A key as a digest would be.
+/// A key that looks like a digest.
 fn key(number: u64) -> PointKey {
     let digest = blake3::hash(&number.to_le_bytes());
     *digest.as_bytes().first_chunk().expect("a digest has 32 bytes")

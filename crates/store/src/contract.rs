@@ -11,18 +11,21 @@
 //! ```
 //!
 //! The state of a partition is its rows plus the batches after `through`. A checkpoint moves
-//! `through` to the right and lets the batches before it go, in one atomic step.
+//! `through` to the right and releases the batches before it, in one atomic step.
 
 use crate::{Error, PointKey, RowSet};
 
-/// The place of a batch in its partition's journal. The first batch has sequence 1; a journal
+/// The position of a batch in its partition's journal. The first batch has sequence 1; a journal
 /// without batches ends at 0.
 pub type Sequence = u64;
 
 /// Counts the owners of a partition. Every claim raises it.
 pub type Epoch = u32;
 
-/// What a new owner learns.
+/// Counts what an owner asked by [`Store::confirm`]. Question 0 is always answered.
+pub type Question = u64;
+
+/// What a new owner learns from a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The owner's number, larger than every earlier one.
@@ -31,20 +34,36 @@ pub struct Claim {
     pub through: Sequence,
     /// The last batch of the journal; the next append is `last + 1`.
     pub last: Sequence,
-    /// Whether the owner before closed the store: it told nobody anything after the last batch.
+    /// Whether the previous owner closed the store: it answered nobody after the last batch.
     pub closed: bool,
     /// The most bytes a batch may have: an append of more is refused as [`Error::TooLarge`].
     pub batch_bytes_max: usize,
 }
 
-/// Whether there is room for more.
+/// Whether there is room for new data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     /// Anything may be appended.
     Free,
-    /// Only what shrinks the state (settles, checkpoints) may be appended: the reserve is in use
-    /// or free space is below the watermark. A store leaves this state by itself.
-    Low,
+    /// Only what shrinks the state (settles, checkpoints) may be appended: the reserve is in use or
+    /// free space is below the watermark. A store leaves this state by itself once its owner takes
+    /// a checkpoint that frees enough.
+    Low(Shortage),
+}
+
+impl Room {
+    pub fn is_low(self) -> bool {
+        self != Self::Free
+    }
+}
+
+/// How short of space a store is, for its owner to decide whether a checkpoint is worthwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shortage {
+    /// Bytes that may still be written.
+    pub free_bytes: u64,
+    /// What the journal frees after a checkpoint taken now.
+    pub releasable_bytes: u64,
 }
 
 /// One checkpoint to be written.
@@ -54,8 +73,8 @@ pub struct Checkpoint {
     pub through: Sequence,
     /// The partition's time. Points whose `drop_at` is not later may be dropped.
     pub at: u64,
-    /// Fills in the rows that changed since the checkpoint before. Runs on the store's own thread
-    /// where it has one, so that the owner does not wait for encoding and sorting.
+    /// Adds the rows that changed since the previous checkpoint. Runs on the store's own thread if
+    /// it has one, so that the owner does not wait for encoding and sorting.
     pub rows: Box<dyn FnOnce(&mut RowSet) + Send>,
 }
 
@@ -68,57 +87,78 @@ impl std::fmt::Debug for Checkpoint {
     }
 }
 
-/// Takes the batches that [`Store::read`] finds; `false` or an error ends the reading.
+/// Receives the batches that [`Store::read`] finds; `false` or an error ends the reading.
 pub type EachBatch<'a> = &'a mut dyn FnMut(Sequence, &[u8]) -> Result<bool, Error>;
 
-/// Keeps the bytes of one partition.
+/// Stores the data of one partition.
 ///
-/// `append` and `checkpoint` start work and return; `durable` and `checkpointed` tell how far it
-/// has come. Both may be called at any time and never block. An implementation calls the `wake`
-/// it was opened with whenever one of the two advances or a failure is there to be seen.
+/// `append`, `confirm` and `checkpoint` start work and return; `durable`, `confirmed` and
+/// `checkpointed` report how far it has come. They may be called at any time and never block. An
+/// implementation calls the `wake` it was opened with whenever one of them advances or a failure is
+/// there to be seen.
+///
+/// An owner that was replaced is refused by `append`, `confirmed` and `checkpoint`. `durable` may
+/// not know of it yet: it then reports only batches of this owner and of those before it. If
+/// batches of the owner were lost it MUST learn of it and return [`Error::Fenced`]: whoever waits
+/// for them asks nothing else.
 ///
 /// After an error other than [`Error::Fenced`] or [`Error::OutOfOrder`] a store is stopped: every
-/// later call fails, and only opening it anew, which recovers from what is on disk, helps.
+/// later call fails until it is opened again, which recovers from what is on disk.
 pub trait Store: Send {
     /// Takes ownership. MUST fence every older owner durably before it returns, and MUST recover
     /// first: a torn last batch is cut, anything worse is refused as [`Error::Corrupt`] with
-    /// nothing changed on disk.
+    /// nothing changed on disk. An owner that claims again raises its epoch; where it was replaced
+    /// meanwhile it MUST be refused as [`Error::Fenced`], since what it has in memory is over.
     fn claim(&mut self) -> Result<Claim, Error>;
 
-    /// Calls `each` for every durable batch from `from` on, in order, without a gap. MUST fail
-    /// where a batch from `from` to the last one is missing or damaged.
+    /// Calls `each` for every durable batch from `from` on, in order, without a gap. MUST fail if a
+    /// batch from `from` to the last one is missing or damaged.
     fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error>;
 
-    /// Starts making `batch` durable. MUST refuse as [`Error::Fenced`] where `epoch` is not the
-    /// newest and as [`Error::OutOfOrder`] where `sequence` does not follow the last append.
-    /// Several batches may be under way; they become durable in order.
+    /// Starts making `batch` durable. MUST refuse with [`Error::Fenced`] if `epoch` is not the
+    /// newest and with [`Error::OutOfOrder`] if `sequence` does not follow the last append. Several
+    /// batches may be in flight; they become durable in order.
     fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error>;
 
-    /// The last batch that will survive a power cut now. MUST NOT retry a failed sync: what was
-    /// written before it is lost for all anybody knows, so the store stops.
+    /// The last batch that survives a power cut now. MUST NOT retry a failed sync: what was written
+    /// before it may be lost, so the store stops.
     fn durable(&mut self) -> Result<Sequence, Error>;
 
-    /// Starts one checkpoint; the caller waits for it in `checkpointed` before the next one.
-    /// Its rows MUST NOT be seen by `claim`, `get_many` or `scan` before `through` is durable, and
-    /// MUST become visible together with the new `through`, all or nothing. Where the disk is
-    /// full the store keeps the rows, tries again by itself and says [`Room::Low`] meanwhile.
+    /// Starts asking whether this owner is still the newest one, and returns the number of the
+    /// question. An answer that was decided without an append leaves when its question is
+    /// answered: an owner that was replaced without noticing would answer from a state that is
+    /// over. Where nobody else can claim the partition the answer is known at once, and the
+    /// question may be 0.
+    fn confirm(&mut self) -> Result<Question, Error>;
+
+    /// The last question that was answered: this owner was the newest one at some moment after it
+    /// asked. MUST be [`Error::Fenced`] for an owner that was replaced before. An append that
+    /// became durable answers the questions before it. Never blocks; `wake` is called when it
+    /// advances.
+    fn confirmed(&mut self) -> Result<Question, Error>;
+
+    /// Starts one checkpoint; the caller waits for it in `checkpointed` before the next one. Its
+    /// rows MUST NOT be seen by `claim`, `get_many` or `scan` before `through` is durable, and MUST
+    /// become visible together with the new `through`, all or nothing. If the disk is full the
+    /// store keeps the rows, retries by itself and reports [`Room::Low`] meanwhile.
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error>;
 
     /// The `through` of the last checkpoint whose rows are visible.
     fn checkpointed(&mut self) -> Result<Sequence, Error>;
 
-    /// Looks up points. Calls `found(index, value)` for each key that has a row. A caller leaves a
-    /// key in one bucket only; where one did not, the row in the bucket that is dropped last MUST
-    /// be found, so that all stores agree. MUST NOT return
-    /// bytes that fail their checksum, nor rows of a later owner's checkpoint: an owner that was
-    /// replaced gets [`Error::Fenced`], here and in `scan`.
+    /// Looks up points. Calls `found(index, value)` for each key that has a row. A caller keeps a
+    /// key in one bucket only; if it does not, the row in the bucket that is dropped last MUST be
+    /// found, so that all stores agree. MUST NOT return bytes that fail their checksum, nor rows of
+    /// a later owner's checkpoint: an owner that was replaced gets [`Error::Fenced`], here and in
+    /// `scan`.
     fn get_many(
         &mut self,
         keys: &[PointKey],
         found: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error>;
 
-    /// Walks the ordered rows with `from <= key < to` in ascending order, until `each` says false.
+    /// Visits the ordered rows with `from <= key < to` in ascending order, until `each` returns
+    /// false.
     fn scan(
         &mut self,
         from: &[u8],
@@ -126,10 +166,11 @@ pub trait Store: Send {
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error>;
 
-    /// Whether there is room for more.
+    /// Whether there is room for new data.
     fn room(&mut self) -> Room;
 
-    /// Waits for everything under way, writes a seal so that the next open can tell a torn tail
-    /// from a damaged one, and releases the partition. Dropping a store without it is a crash.
+    /// Waits for everything in progress, writes a seal so that the next open can tell a torn tail
+    /// from a damaged one, and releases the partition. Dropping a store without it counts as a
+    /// crash.
     fn close(&mut self) -> Result<(), Error>;
 }

@@ -1,4 +1,4 @@
-//! What can go wrong in a store, and what to do about it.
+//! The errors of a store.
 
 use std::io;
 
@@ -49,8 +49,8 @@ impl Error {
         Self::Io { operation, file: file.to_owned(), source }
     }
 
-    /// Whether the device had no room, or the process or the system no more open files. Only
-    /// checkpoints, merges and new segments meet this; all are tried again.
+    /// Whether the device is full, or the process or system has no more open files. Only
+    /// checkpoints, merges and new segments return this; all are retried.
     pub fn is_full(&self) -> bool {
         let Self::Io { source, .. } = self else { return false };
         let is_out_of_files = [Errno::MFILE, Errno::NFILE]

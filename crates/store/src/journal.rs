@@ -7,25 +7,27 @@
 //!                                                              (wholly in the rows)
 //! ```
 //!
-//! It knows sequences, epochs and bytes, not rows: how far the rows have come is told to it with
-//! [`Journal::release`]. Nothing in here spawns a thread, reads a clock or draws a random number:
-//! [`Flusher`] and [`Keeper`] are stepped by whoever owns them, a thread or the simulator.
+//! It handles sequences, epochs and bytes, not rows: [`Journal::release`] reports the batch up to
+//! which the rows are complete. It spawns no thread, reads no clock and uses no randomness:
+//! [`Flusher`] and [`Keeper`] are stepped by their owner, a thread or the simulator.
 //!
 //! Invariants:
-//! - a batch is durable when its segment was synced after it was written, and all before it are;
-//! - after a failed write or sync nothing is written or synced again: [`Stop`] is for good;
-//! - segments are used in the order of their ids, without a gap; a spare bears its final name,
-//!   durably, before it is used, so that rolling costs no directory sync;
-//! - a segment is let go only when all its batches are in the rows and its successor's header was
+//! - a batch is durable when its segment was synced after it was written and all earlier batches
+//!   are durable;
+//! - after a failed write or sync nothing is written or synced again: [`Stop`] is permanent;
+//! - segments are used in the order of their ids, without a gap; a spare has its final name,
+//!   synced, before it is used, so that rolling costs no directory sync;
+//! - a segment is released only when all its batches are in the rows and its successor's header was
 //!   synced;
 //! - the lock order is writer, growing, pending, segments.
 //!
-//! A cut tail cannot come back: an owner's first act is a seal of its own, higher epoch, written
+//! A cut tail cannot reappear: an owner's first act is a seal with its own, higher epoch, written
 //! over the cut with zeros behind it and synced before anything is appended. A record of the cut
-//! window would have to continue a chain it was not written for, with an epoch that falls.
+//! window would have to continue a chain it was not written for, with a lower epoch.
 
 mod keeper;
 pub(crate) mod limits;
+mod log;
 pub(crate) mod mark;
 mod options;
 mod pending;
@@ -33,7 +35,6 @@ mod read;
 pub(crate) mod record;
 pub(crate) mod recover;
 mod segments;
-mod stop;
 pub(crate) mod walk;
 pub(crate) mod writer;
 
@@ -46,10 +47,9 @@ pub use options::Options;
 pub use read::Pin;
 pub use record::Position;
 pub use recover::Bounds;
-pub use stop::Stop;
 pub use writer::Flusher;
 
-use crate::{Epoch, Error, Room, Sequence, Volume};
+use crate::{Epoch, Error, Sequence, Shortage, Stop, Volume};
 use keeper::Growing;
 use mark::Mark;
 use pending::Inbox;
@@ -58,11 +58,11 @@ use recover::recover;
 use segments::Segments;
 use writer::Writer;
 
-/// Called whenever something advanced or failed. The store may hold locks of its own meanwhile: it
-/// should wake somebody and return, and must not call back.
+/// Called whenever something advanced or failed. The store may hold locks meanwhile: the function
+/// should wake a thread and return, and must not call the store.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// A journal that was recovered. Clones share it.
+/// A recovered journal. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Journal {
     core: Arc<Core>,
@@ -74,7 +74,7 @@ struct Core {
     options: Options,
     identity: u64,
     wake: Wake,
-    /// Called where there is work for the keeper.
+    /// Called when there is work for the keeper.
     nudge: Wake,
     stop: Stop,
     inbox: Inbox,
@@ -83,15 +83,17 @@ struct Core {
     segments: Mutex<Segments>,
     /// The last batch that was appended.
     appended: AtomicU64,
-    /// The last durable batch. The same as in the segments, for those who ask often.
+    /// The last durable batch. The same as in the segments, without their lock.
     durable: AtomicU64,
-    /// The rows hold everything up to here.
+    /// The rows are complete up to this batch.
     through: AtomicU64,
-    /// No spare could be made: the device is full.
+    /// No spare could be created: the device is full.
     no_spare: AtomicBool,
     /// Free space is below the watermark.
     below_watermark: AtomicBool,
-    /// The last owner closed the journal, and nobody began since.
+    /// Free space, as it was measured last.
+    free_bytes: AtomicU64,
+    /// The last owner closed the journal, and no owner began since.
     closed: AtomicBool,
 }
 
@@ -103,7 +105,7 @@ impl std::fmt::Debug for Core {
 }
 
 impl Journal {
-    /// Makes the first segment of a new store, replacing what an unfinished creation left.
+    /// Creates the first segment of a new store, replacing what an unfinished creation left.
     pub fn create(volume: &dyn Volume, options: &Options, identity: u64) -> Result<(), Error> {
         let options = options.bounded();
         let names =
@@ -143,7 +145,7 @@ impl Journal {
             [name] => name.as_str(),
             _ => return Ok(false),
         };
-        // An owner's first record comes right after the header.
+        // An owner's first record is right after the header.
         let mut bytes = [0; (SEGMENT_HEADER_LEN + RECORD_HEADER_LEN) as usize];
         let failed = |error| Error::io("read", &volume.describe(name), error);
         let file = volume.open(name).map_err(failed)?;
@@ -185,14 +187,15 @@ impl Journal {
             through: AtomicU64::new(bounds.through),
             no_spare: AtomicBool::new(false),
             below_watermark: AtomicBool::new(false),
+            free_bytes: AtomicU64::new(u64::MAX),
             closed: AtomicBool::new(tail.closed),
         };
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// Starts an owner's records: cuts what the last owner left torn, and seals what is valid.
-    /// Batches under way become durable first. Returns the last batch, and whether the last owner
-    /// closed the journal after it.
+    /// Starts an owner's records: cuts a torn tail, and seals what is valid. Batches in flight
+    /// become durable first. Returns the last batch, and whether the last owner closed the journal
+    /// after it.
     pub fn begin(&self, epoch: Epoch) -> Result<(Sequence, bool), Error> {
         let closed = self.core.closed.swap(false, Ordering::AcqRel);
         self.core.drain()?;
@@ -200,8 +203,8 @@ impl Journal {
         Ok((self.durable()?, closed))
     }
 
-    /// Takes a copy of the batch, for the flusher to write. The caller keeps epochs and sequences
-    /// in order. Where too much is pending the caller's own thread flushes.
+    /// Copies the batch, for the flusher to write. The caller keeps epochs and sequences in order.
+    /// If too much is pending, the caller's own thread flushes.
     pub fn append(&self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
         let max = self.batch_bytes_max();
         let Some(length) = u32::try_from(batch.len()).ok().filter(|length| *length <= max) else {
@@ -220,7 +223,21 @@ impl Journal {
         }
     }
 
-    /// The largest batch there is room for in a segment.
+    /// Does not wake the flusher until [`Self::flush`]: the owner's own thread flushes what it
+    /// appends.
+    pub fn hold(&self) {
+        self.core.inbox.hold(true);
+    }
+
+    /// Writes and syncs what is pending on this thread, as far as there is room. The flusher does
+    /// the rest.
+    pub fn flush(&self) -> Result<(), Error> {
+        let flushed = self.core.flush();
+        self.core.inbox.hold(false);
+        flushed.map(drop)
+    }
+
+    /// The largest batch that fits into a segment.
     pub fn batch_bytes_max(&self) -> u32 {
         self.core.options.batch_bytes_max
     }
@@ -230,12 +247,18 @@ impl Journal {
         Ok(self.core.durable.load(Ordering::Acquire))
     }
 
+    /// Part of every record's checksum.
+    pub(crate) fn identity(&self) -> u64 {
+        self.core.identity
+    }
+
     /// The end of what was synced.
     pub fn synced(&self) -> Position {
         lock(&self.core.segments).durable.1
     }
 
-    /// Says that the rows hold everything up to `through`: the keeper lets older segments go.
+    /// Reports that the rows hold everything up to `through`: the keeper may reuse or remove older
+    /// segments.
     pub fn release(&self, through: Sequence) {
         let durable = self.core.durable.load(Ordering::Acquire);
         assert!(through <= durable, "rows never hold what the journal may lose");
@@ -243,13 +266,20 @@ impl Journal {
         (self.core.nudge)();
     }
 
-    pub fn room(&self) -> Room {
-        let low = self.core.no_spare.load(Ordering::Relaxed)
-            || self.core.below_watermark.load(Ordering::Relaxed);
-        if low { Room::Low } else { Room::Free }
+    /// Whether a spare could not be made, or free space is below the watermark.
+    pub fn is_low(&self) -> bool {
+        self.core.no_spare.load(Ordering::Relaxed) || self.core.is_short()
     }
 
-    /// Why the journal stopped, and the means to stop it.
+    /// The free space, and what a checkpoint taken now would add to it.
+    pub fn shortage(&self) -> Shortage {
+        Shortage {
+            free_bytes: self.core.free_bytes.load(Ordering::Relaxed),
+            releasable_bytes: lock(&self.core.segments).releasable_bytes(),
+        }
+    }
+
+    /// The stop of the journal: its cause, or a way to trigger it.
     pub fn stop(&self) -> &Stop {
         &self.core.stop
     }
@@ -262,23 +292,24 @@ impl Journal {
         Keeper { core: Arc::clone(&self.core) }
     }
 
-    /// Removes a spare segment to make room. False where there is none.
-    pub fn give_up_spare(&self) -> Result<bool, Error> {
-        self.core.give_up_spare()
+    /// Removes the segment that is needed least, to make room for something smaller and more
+    /// important. False if none can be removed.
+    pub fn make_room(&self) -> Result<bool, Error> {
+        self.core.make_room()
     }
 
-    /// Makes everything durable that was appended.
+    /// Makes everything appended durable.
     pub fn drain(&self) -> Result<(), Error> {
         self.core.drain()
     }
 
-    /// Whether everything that was appended is durable.
+    /// Whether everything appended is durable.
     pub fn is_drained(&self) -> bool {
         let appended = self.core.appended.load(Ordering::Acquire);
         self.core.durable.load(Ordering::Acquire) >= appended
     }
 
-    /// Makes everything durable, seals it and stops the journal for good.
+    /// Makes everything durable, seals it and stops the journal permanently.
     pub fn close(&self, epoch: Epoch) -> Result<(), Error> {
         self.core.drain()?;
         self.core.seal(epoch)?;
@@ -286,7 +317,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Stops the journal for good, as it is, and waits for steps under way to end.
+    /// Stops the journal permanently as it is, and waits for steps in progress to end.
     pub fn halt(&self, cause: &str) {
         self.core.stop.fail(cause);
         self.interrupt();
@@ -294,19 +325,19 @@ impl Journal {
         drop(lock(&self.core.growing));
     }
 
-    /// Ends the waiting of the flusher's thread.
+    /// Wakes the flusher's thread.
     pub fn interrupt(&self) {
         self.core.inbox.interrupt();
     }
 
-    /// For the flusher's thread: sleeps until a batch is pending or somebody interrupts.
+    /// For the flusher's thread: sleeps until a batch is pending or it is interrupted.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         self.core.inbox.wait(timeout);
     }
 }
 
 impl Core {
-    /// Notes the failure for everybody and gives it back.
+    /// Stops the journal with the error and returns it.
     fn fail(&self, error: Error) -> Error {
         self.stop.fail(&error.to_string());
         (self.wake)();
@@ -319,8 +350,7 @@ impl Core {
     }
 }
 
-/// A poisoned lock means that a thread panicked. The panic stops the store through the thread's
-/// own guard; here the state is as good as it was left.
+/// Ignores poisoning: a thread that panicked stops the store through its own guard.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,10 @@
-//! What keeps a partition's bytes.
+//! The storage of a partition.
 //!
-//! A store knows batches, rows and positions, never messages. Its contract is [`Store`]; every
-//! implementation runs the one suite in [`conformance`]. [`disk::DiskStore`] is the default: a
-//! segmented [`journal`] and an [`archive`] of immutable sorted runs, both written through a
-//! [`Volume`], so that the simulator can put a faulty disk under the very code that ships.
+//! A store handles batches, rows and positions, and knows nothing of messages. Its contract is
+//! [`Store`]; every implementation runs the test suite in [`conformance`]. A [`joined::Joined`]
+//! store has its batches in a [`log::Log`] and its rows in an [`archive`] of immutable sorted runs,
+//! on a [`Volume`]. [`disk::DiskStore`] is the default: its log is a segmented [`journal`], on the
+//! same volume, so that the simulator can run the code that ships on a faulty disk.
 //!
 //! Important types: [`Store`], [`RowSet`], [`Volume`], [`Error`].
 
@@ -12,14 +13,20 @@ pub mod conformance;
 mod contract;
 pub mod disk;
 mod error;
+pub mod joined;
 pub mod journal;
+pub mod log;
 pub mod memory;
 mod os;
 mod row;
+mod stop;
 mod volume;
 
-pub use contract::{Checkpoint, Claim, EachBatch, Epoch, Room, Sequence, Store};
+pub use contract::{
+    Checkpoint, Claim, EachBatch, Epoch, Question, Room, Sequence, Shortage, Store,
+};
 pub use error::{Corruption, Error};
-pub use os::{OsVolume, create_private_directory};
-pub use row::{NEVER, PointKey, RowSet};
-pub use volume::{File, Lock, Volume};
+pub use os::{OsVolume, create_private_directory, disk_bytes};
+pub use row::{Lender, NEVER, PointKey, RowSet};
+pub use stop::Stop;
+pub use volume::{File, Lock, NotReplaced, Volume, replace_by_rename};

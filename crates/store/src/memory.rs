@@ -1,8 +1,8 @@
-//! The store in memory, for tests and the simulator: simple, so that it is plainly right.
+//! The store in memory, for tests and the simulator: simple enough to be obviously correct.
 //!
 //! A [`MemoryStore`] is a handle; clones share the state, so that two owners can race, one of them
-//! a zombie. What is durable survives [`MemoryStore::crash`]; everything else does not. Faults are
-//! asked for with [`Faults`] and happen at a place given by a number, never by chance.
+//! fenced. What is durable survives [`MemoryStore::crash`]; everything else does not. Faults are
+//! configured with [`Faults`] and happen at a given operation, never at random.
 //!
 //! Invariants:
 //! - `through <= durable <= last`;
@@ -14,25 +14,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::journal::Wake;
 use crate::journal::limits;
-use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, RowSet, Sequence, Store};
+use crate::{
+    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, RowSet, Sequence,
+    Shortage, Store,
+};
 
-/// What goes wrong, and when.
+/// The faults to inject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Batches and checkpoints become durable only in [`MemoryStore::settle`].
     pub held: bool,
-    /// The append with this number, counted from now on from 1, fails and stops the store.
+    /// So are questions answered, as over a network. Otherwise they are answered at once, as on a
+    /// disk.
+    pub asked: bool,
+    /// An owner that was replaced learns it from what it appends, checkpoints and asks alone, as
+    /// over a network. Otherwise everything it calls is refused.
+    pub unaware: bool,
+    /// The append with this number, counting from 1 from now on, fails and stops the store.
     pub failing_append: Option<u64>,
-    /// The sync with this number, counted from now on from 1, fails and stops the store.
+    /// The sync with this number, counting from 1 from now on, fails and stops the store.
     pub failing_sync: Option<u64>,
-    /// There is [`Room::Low`], and checkpoints wait.
+    /// The store reports [`Room::Low`], and checkpoints wait.
     pub full: bool,
-    /// The most bytes a batch may have, where it is not what a journal takes.
+    /// The largest batch, if it differs from the journal's limit.
     pub batch_bytes_max: Option<usize>,
 }
 
 impl Faults {
-    /// One failure, of a kind and at a place that the seed decides, among the first `within`.
+    /// One failure among the first `within` operations; the seed decides its kind and place.
     pub fn seeded(seed: u64, within: u64) -> Self {
         let number = mix(seed);
         let place = Some(1 + number / 2 % within.max(1));
@@ -43,7 +52,7 @@ impl Faults {
     }
 }
 
-/// How far apart the epochs of a copy are from those of its original.
+/// How far the epochs of a copy are above those of its original.
 const LINEAGE_EPOCHS: Epoch = 4_096;
 
 /// A handle to a partition in memory.
@@ -51,7 +60,7 @@ const LINEAGE_EPOCHS: Epoch = 4_096;
 pub struct MemoryStore {
     state: Arc<Mutex<State>>,
     wake: Wake,
-    /// The crash this handle is younger than.
+    /// The number of crashes before this handle was made.
     life: u64,
     /// The epoch this handle claimed.
     held: Option<Epoch>,
@@ -68,9 +77,15 @@ struct State {
     points: BTreeMap<(PointKey, u64), Vec<u8>>,
     ordered: BTreeMap<Vec<u8>, Vec<u8>>,
     checkpoint: Option<UnderWay>,
+    /// The owner whose checkpoint the rows are of.
+    rows_of: Epoch,
+    /// The last batch of each earlier owner.
+    ends: BTreeMap<Epoch, End>,
+    asked: Question,
+    answered: Question,
     faults: Faults,
     stopped: Option<String>,
-    /// How often everything crashed.
+    /// Number of crashes.
     life: u64,
     /// The last owner closed it.
     closed: bool,
@@ -98,11 +113,15 @@ impl MemoryStore {
         self.state().faults = faults;
     }
 
-    /// Makes durable what is under way: one sync.
+    /// Makes everything appended durable: one sync.
     pub fn settle(&self) -> Result<(), Error> {
         let mut state = self.state();
         state.check()?;
         let synced = state.sync();
+        if synced.is_ok() {
+            state.answered = state.asked;
+        }
+        state.ends.values_mut().for_each(|end| end.is_told = end.has_lost);
         state.finish_checkpoint();
         drop(state);
         (self.wake)();
@@ -114,7 +133,7 @@ impl MemoryStore {
         self.state().finish_checkpoint();
     }
 
-    /// Loses everything that is not durable and returns a new handle; the old ones are dead.
+    /// Loses everything that is not durable and returns a new handle; the old ones fail.
     pub fn crash(&self) -> Self {
         let mut state = self.state();
         state.lose();
@@ -130,8 +149,8 @@ impl MemoryStore {
         }
     }
 
-    /// A copy of what is durable, as a backup takes it. It is another lineage: its epochs begin
-    /// above those that the original will reach.
+    /// A copy of what is durable, like a backup. Its epochs begin above those that the original
+    /// will reach.
     pub fn copy(&self) -> Self {
         let state = self.state();
         let durable = ..=state.durable;
@@ -171,7 +190,7 @@ impl MemoryStore {
         Ok(state)
     }
 
-    /// The state, for the newest owner's handle. What a successor made durable says nothing about
+    /// The state, for the newest owner's handle. What a successor made durable proves nothing about
     /// the batches of this one.
     fn owned(&self) -> Result<MutexGuard<'_, State>, Error> {
         let state = self.live()?;
@@ -180,7 +199,33 @@ impl MemoryStore {
             _ => Ok(state),
         }
     }
+
+    /// The same for an owner that may have been replaced without noticing, where `is_over` does
+    /// not give it away.
+    fn owned_once(&self, is_over: impl FnOnce(&State, Epoch) -> bool) -> Owned<'_> {
+        let state = self.live()?;
+        match self.held {
+            Some(held) if state.faults.unaware && !is_over(&state, held) => Ok((state, held)),
+            held => {
+                drop(state);
+                Ok((self.owned()?, held.unwrap_or_default()))
+            }
+        }
+    }
 }
+
+/// What is known of an owner that was replaced.
+#[derive(Debug)]
+struct End {
+    last: Sequence,
+    /// It had batches on their way, which the next owner did not see.
+    has_lost: bool,
+    /// It was told so.
+    is_told: bool,
+}
+
+/// The state, and the epoch of the handle that looks at it.
+type Owned<'a> = Result<(MutexGuard<'a, State>, Epoch), Error>;
 
 impl State {
     fn batch_bytes_max(&self) -> usize {
@@ -197,7 +242,7 @@ impl State {
     }
 
     fn refuse_other_epochs(&self, held: Epoch) -> Result<(), Error> {
-        // Epoch 0 is nobody's.
+        // Epoch 0 has no owner.
         match held == self.epoch && held > 0 {
             true => Ok(()),
             false => Err(Error::Fenced { held, newest: self.epoch }),
@@ -232,7 +277,7 @@ impl State {
         else {
             return;
         };
-        // In any order the result is the same; sorting checks that no key appears twice.
+        // The order does not matter; sorting checks that no key appears twice.
         done.rows.sort();
         let rows = &done.rows;
         for point in &rows.points {
@@ -251,6 +296,7 @@ impl State {
         }
         self.points.retain(|(_, drop_at), _| *drop_at > done.at);
         assert!(self.through < done.through, "checkpoints go forward");
+        self.rows_of = self.epoch;
         self.journal = self.journal.split_off(&(done.through + 1));
         self.through = done.through;
         let first = self.journal.first_key_value().map(|(first, _)| *first);
@@ -260,8 +306,17 @@ impl State {
 
 impl Store for MemoryStore {
     fn claim(&mut self) -> Result<Claim, Error> {
-        let mut state = self.live()?;
+        let mut state = self.owned()?;
+        let appended = state.last;
         state.lose();
+        let (before, last) = (state.epoch, state.last);
+        if before > 0 {
+            let has_lost = appended > last;
+            let is_told = has_lost && !state.faults.held;
+            state.ends.insert(before, End { last, has_lost, is_told });
+        }
+        // An owner that claims again was not replaced in between; another one cannot ask.
+        state.answered = state.asked;
         state.epoch += 1;
         let (epoch, through, last) = (state.epoch, state.through, state.last);
         let closed = std::mem::take(&mut state.closed);
@@ -315,7 +370,26 @@ impl Store for MemoryStore {
     }
 
     fn durable(&mut self) -> Result<Sequence, Error> {
-        Ok(self.owned()?.durable)
+        let is_told = |state: &State, held| state.ends.get(&held).is_some_and(|end| end.is_told);
+        let (state, held) = self.owned_once(is_told)?;
+        Ok(match state.ends.get(&held) {
+            Some(end) => state.durable.min(end.last),
+            None => state.durable,
+        })
+    }
+
+    fn confirm(&mut self) -> Result<Question, Error> {
+        let (mut state, held) = self.owned_once(|_, _| false)?;
+        state.asked += 1;
+        let question = state.asked;
+        if !state.faults.asked && held == state.epoch {
+            state.answered = question;
+        }
+        Ok(question)
+    }
+
+    fn confirmed(&mut self) -> Result<Question, Error> {
+        Ok(self.owned()?.answered)
     }
 
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
@@ -337,7 +411,7 @@ impl Store for MemoryStore {
     }
 
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
-        Ok(self.owned()?.through)
+        Ok(self.owned_once(|state, held| state.rows_of > held)?.0.through)
     }
 
     fn get_many(
@@ -345,7 +419,7 @@ impl Store for MemoryStore {
         keys: &[PointKey],
         found: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
-        let state = self.owned()?;
+        let (state, _) = self.owned_once(|state, held| state.rows_of > held)?;
         for (index, key) in keys.iter().enumerate() {
             let mut buckets = state.points.range((*key, 0)..=(*key, u64::MAX));
             if let Some((_, value)) = buckets.next_back() {
@@ -361,7 +435,7 @@ impl Store for MemoryStore {
         to: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
-        let state = self.owned()?;
+        let (state, _) = self.owned_once(|state, held| state.rows_of > held)?;
         if from < to {
             let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Excluded(to));
             let rows = state.ordered.range::<[u8], _>(bounds);
@@ -371,7 +445,7 @@ impl Store for MemoryStore {
     }
 
     fn room(&mut self) -> Room {
-        if self.state().faults.full { Room::Low } else { Room::Free }
+        if self.state().faults.full { Room::Low(Shortage::default()) } else { Room::Free }
     }
 
     fn close(&mut self) -> Result<(), Error> {
@@ -392,7 +466,7 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-/// Counts down; true when the count ends.
+/// Counts down; true when it reaches zero.
 fn strikes(count: &mut Option<u64>) -> bool {
     match count {
         Some(1) => count.take().is_some(),

@@ -9,21 +9,22 @@ use std::sync::Arc;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 
-use crate::{File, Lock, Volume};
+use crate::archive::Head;
+use crate::{File, Lock, NotReplaced, Volume, replace_by_rename};
 
-/// Bodies, keys and results are for the broker's user alone.
+/// Only the broker's user may read bodies, keys and results.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// Creates a directory for data, with its parents, that its owner alone may read. One that is there
+/// Creates a directory for data, with its parents, readable only by its owner. An existing one
 /// keeps its permissions. Their names are durable when it returns.
 pub fn create_private_directory(path: &Path) -> io::Result<()> {
     let path = std::path::absolute(path)?;
     let missing = path.ancestors().take_while(|ancestor| !ancestor.exists()).count();
     fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(&path)?;
     if missing == 0 {
-        // Its name may not be durable either: somebody may have made it just before us. A parent
-        // that is closed to us was made by somebody else, who may be asked to.
+        // Its name may not be durable either: another process may have created it just before. A
+        // parent that we cannot open was created by another user, who is responsible for it.
         return match path.parent().map(fs::File::open) {
             Some(Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             Some(parent) => parent?.sync_all(),
@@ -34,6 +35,13 @@ pub fn create_private_directory(path: &Path) -> io::Result<()> {
         fs::File::open(parent)?.sync_all()?;
     }
     Ok(())
+}
+
+/// The size of the file system that holds `path`, without blocks reserved for root.
+pub fn disk_bytes(path: &Path) -> io::Result<u64> {
+    let stat = statvfs(path)?;
+    let blocks = stat.f_blocks.saturating_sub(stat.f_bfree.saturating_sub(stat.f_bavail));
+    Ok(blocks.saturating_mul(stat.f_frsize))
 }
 
 /// A directory. Plain blocking system calls only, so that tools that inject faults see them.
@@ -51,20 +59,20 @@ impl OsVolume {
         Ok(Self { path: path.to_owned(), directory, read_only: false })
     }
 
-    /// Opens `path`, which must exist, to be read. Nothing in it is changed: writes are refused,
-    /// and what would be removed as left over stays.
+    /// Opens `path`, which must exist, read-only. Writes are refused, and leftovers are not
+    /// removed.
     pub fn read_only(path: &Path) -> io::Result<Self> {
         Ok(Self { read_only: true, ..Self::open(path)? })
     }
 
-    /// Locks the directory itself, until the guard is dropped; `WouldBlock` where somebody has
-    /// it. A lock file can be removed and made anew while its owner runs, a directory cannot.
+    /// Locks the directory itself, until the guard is dropped; `WouldBlock` if it is locked. A lock
+    /// file can be removed and created again while its owner runs, a directory cannot.
     pub fn lock_directory(&self) -> io::Result<Box<dyn Lock>> {
-        // Opened anew: a lock belongs to an open file, and this one is to be closed by itself.
+        // Opened again: a lock belongs to an open file, and this one is closed separately.
         let directory = fs::File::open(&self.path)?;
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Err(io::ErrorKind::WouldBlock.into()),
-            // Some network file systems lock files alone.
+            // Some network file systems only lock files.
             Ok(()) | Err(_) => Ok(Box::new(OsLock { _file: directory })),
         }
     }
@@ -73,7 +81,7 @@ impl OsVolume {
         if self.read_only { Err(io::ErrorKind::ReadOnlyFilesystem.into()) } else { Ok(()) }
     }
 
-    /// Creates `path` with its parents where missing, and makes the creation durable.
+    /// Creates `path` and its parents if missing, durably.
     pub fn create(path: &Path) -> io::Result<Self> {
         create_private_directory(path)?;
         Self::open(path)
@@ -101,6 +109,10 @@ impl Volume for OsVolume {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.refuse_changes()?;
         fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8], _head: Head) -> Result<(), NotReplaced> {
+        replace_by_rename(self, name, bytes)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -140,7 +152,7 @@ impl Volume for OsVolume {
             }
             opened => opened?,
         };
-        // Also for those who know the file alone: release 0.1.
+        // Release 0.1 only knows the lock file.
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Box::new(OsLocks { _directory: directory, _file: file }))
     }

@@ -1,18 +1,18 @@
-//! Rows: what a checkpoint writes and look-ups find.
+//! Rows: written by checkpoints, found by look-ups.
 //!
 //! There are two kinds. A *point* has a 16-byte key that is already a digest, is looked up by that
-//! key alone, mostly in vain, and is dropped by time with all others of its bucket. An *ordered*
-//! row has a key of any bytes and is found by scanning a range.
+//! key only, mostly without a match, and is dropped with its whole bucket when that expires. An
+//! *ordered* row has a key of any bytes and is found by scanning a range.
 //!
 //! Invariants, which the caller keeps:
-//! - a point key has at most one row over all buckets: who moves a point to another bucket deletes
-//!   it in the old one in the same checkpoint;
+//! - a point key has at most one row over all buckets: to move a point to another bucket, delete it
+//!   in the old one in the same checkpoint;
 //! - within one row set a key of one bucket appears once.
 
 /// A point's key: the first 16 bytes of a cryptographic digest.
 pub type PointKey = [u8; 16];
 
-/// The bucket of points that no time drops.
+/// The bucket of points that never expire.
 pub const NEVER: u64 = u64::MAX;
 
 /// The rows of one checkpoint, in one arena, sorted in place when they are written.
@@ -21,6 +21,12 @@ pub struct RowSet {
     pub(crate) points: Vec<Point>,
     pub(crate) ordered: Vec<Ordered>,
     pub(crate) bytes: Vec<u8>,
+    lender: Option<Box<dyn Lender>>,
+}
+
+/// Holds values that a row set refers to instead of copying them. They MUST NOT change meanwhile.
+pub trait Lender: Send + Sync + std::fmt::Debug {
+    fn value(&self, place: u32) -> &[u8];
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,17 +42,18 @@ pub(crate) struct Ordered {
     pub(crate) value: Span,
 }
 
-/// A range of the arena. Deleted rows have [`Span::DELETED`].
+/// A range of the arena, or a value of the lender. Deleted rows have [`Span::DELETED`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// In units of [`UNIT`] bytes.
+    /// In units of [`UNIT`] bytes; the lender's place if it is [`LENT`].
     start: u32,
     len: u32,
 }
 
-/// What the arena is addressed in: 32 bits of it are 32 GiB, more than a partition lets change
-/// between two checkpoints.
+/// The unit of addresses: with 32 bits 32 GiB, more than can change between two checkpoints.
 const UNIT: usize = 8;
+/// Stands for the length of a lent value, which its lender knows.
+const LENT: u32 = u32::MAX - 1;
 
 impl Span {
     pub(crate) const DELETED: Self = Self { start: u32::MAX, len: u32::MAX };
@@ -64,6 +71,18 @@ impl RowSet {
         self.points.push(Point { drop_at, key, value });
     }
 
+    /// Sets the lender of the values put by [`RowSet::put_lent`].
+    pub fn borrow_from(&mut self, lender: Box<dyn Lender>) {
+        assert!(self.lender.is_none(), "a row set has one lender");
+        self.lender = Some(lender);
+    }
+
+    /// Like [`RowSet::put_point`], with a value of the lender.
+    pub fn put_lent(&mut self, key: PointKey, drop_at: u64, place: u32) {
+        debug_assert!(self.lender.is_some(), "what is lent has a lender");
+        self.points.push(Point { drop_at, key, value: Span { start: place, len: LENT } });
+    }
+
     pub fn delete_point(&mut self, key: PointKey, drop_at: u64) {
         self.points.push(Point { drop_at, key, value: Span::DELETED });
     }
@@ -77,6 +96,14 @@ impl RowSet {
     pub fn delete_ordered(&mut self, key: &[u8]) {
         let key = self.keep(key);
         self.ordered.push(Ordered { key, value: Span::DELETED });
+    }
+
+    /// Removes all rows. Their memory is kept for reuse, unless it is far too much.
+    pub(crate) fn clear(&mut self) {
+        clear(&mut self.points);
+        clear(&mut self.ordered);
+        clear(&mut self.bytes);
+        self.lender = None;
     }
 
     pub fn is_empty(&self) -> bool {
@@ -96,17 +123,29 @@ impl RowSet {
 
     /// The bytes of a span; `None` for a deleted row.
     pub(crate) fn get(&self, span: Span) -> Option<&[u8]> {
-        (span != Span::DELETED).then(|| slice(&self.bytes, span))
+        match span {
+            Span::DELETED => None,
+            Span { start, len: LENT } => Some(self.lender.as_ref()?.value(start)),
+            span => Some(slice(&self.bytes, span)),
+        }
     }
 
     fn keep(&mut self, bytes: &[u8]) -> Span {
         self.bytes.resize(self.bytes.len().next_multiple_of(UNIT), 0);
         let start = self.bytes.len() / UNIT;
         assert!(start < u32::MAX as usize, "a checkpoint holds less than 32 GiB");
-        assert!(bytes.len() < u32::MAX as usize, "a row holds less than 4 GiB");
+        assert!(bytes.len() < LENT as usize, "a row holds less than 4 GiB");
         self.bytes.extend_from_slice(bytes);
         Span { start: start as u32, len: bytes.len() as u32 }
     }
+}
+
+/// Empties a list for reuse.
+pub(crate) fn clear<T>(list: &mut Vec<T>) {
+    if list.len() < list.capacity() / 4 {
+        *list = Vec::new();
+    }
+    list.clear();
 }
 
 fn slice(bytes: &[u8], span: Span) -> &[u8] {

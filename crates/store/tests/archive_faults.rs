@@ -5,7 +5,7 @@
     reason = "helpers of tests fail like tests"
 )]
 
-use hapax_store::archive::{Archive, Severity, Step, verify};
+use hapax_store::archive::{Archive, Severity, Space, Step, verify};
 use hapax_store::{Error, NEVER, PointKey, RowSet};
 
 mod archive_support;
@@ -266,12 +266,47 @@ fn leftovers_are_removed_and_files_of_others_are_not() {
     for name in ["run-aa", "journal-1", "run-00000000000000AB", "manifest"] {
         volume.write(name, b"not ours");
     }
+    let left = volume.names();
     let archive = open(&volume).expect("an archive that was there");
     assert_eq!(contents(&archive, &keys()).expect("rows"), expected(&model));
+    assert_eq!(volume.names(), left, "nothing is removed before the claim");
+    archive.commit_epoch(archive.head().epoch + 1).expect("an owner");
+    archive.remove_leftovers(archive.head().epoch).expect("room");
     let mut after = volume.names();
     after.retain(|name| volume.read(name) != b"not ours");
     assert_eq!(after, before);
     assert_eq!(volume.names().len(), before.len() + 4);
+}
+
+/// Two owners that race may both see one directory of runs: each writes under names of its own,
+/// and removes what earlier ones left alone.
+#[test]
+fn an_owner_neither_writes_nor_removes_the_runs_of_a_later_one() {
+    let (volume, _) = filled();
+    let old = volume.names();
+    assert!(old.contains(&"run-0000000000000001".to_owned()), "release 0.1 counts from 1: {old:?}");
+    let archive = open(&volume).expect("an archive that was there");
+    archive.commit_epoch(7).expect("an owner");
+    for name in ["run-0000070000000009", "run-0000080000000001"] {
+        volume.write(name, b"of this owner, or of a later one");
+    }
+    volume.write("run-0000060000000001", b"of an earlier owner");
+    archive.remove_leftovers(archive.head().epoch).expect("room");
+    let has = |name: &str| volume.names().iter().any(|other| other == name);
+    assert!(has("run-0000070000000009") && has("run-0000080000000001"));
+    assert!(!has("run-0000060000000001"));
+    let mut rows = RowSet::default();
+    rows.put_point(key(5_000_000), NEVER, b"new");
+    checkpoint(&archive, rows, archive.head().through + 1, 0).expect("a checkpoint");
+    assert!(has("run-0000070000000000"), "{:?}", volume.names());
+    drop(archive);
+    // The next owner's numbers are above all that are there, named or not.
+    let archive = open(&volume).expect("an archive that was there");
+    archive.commit_epoch(8).expect("an owner");
+    let mut rows = RowSet::default();
+    rows.put_point(key(5_000_001), NEVER, b"newer");
+    checkpoint(&archive, rows, archive.head().through + 1, 0).expect("a checkpoint");
+    assert!(has("run-0000080000000002"), "{:?}", volume.names());
 }
 
 #[test]
@@ -322,8 +357,8 @@ fn a_merge_on_a_full_disk_holds_back_no_checkpoint() {
     }
     assert!(archive.behind());
     volume.limit(Some(volume.used()));
-    let mut job = archive.merge().expect("a merge");
-    assert!(archive.merge().is_none(), "one merge at a time");
+    let mut job = archive.merge(Space::PLENTY).expect("a merge");
+    assert!(archive.merge(Space::PLENTY).is_none(), "one merge at a time");
     let error = loop {
         match job.step() {
             Ok(step) => assert_ne!(step, Step::Done),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hapax_store::archive::{Archive, Options, Step, verify};
+use hapax_store::archive::{Archive, Options, Space, Step, verify};
 use hapax_store::{NEVER, RowSet};
 
 mod archive_support;
@@ -65,7 +65,7 @@ fn a_bucket_dropped_while_it_is_merged_stays_dropped() {
         let from = through * 100;
         checkpoint(&archive, points(from..from + 100, 50), through, 0).expect("a checkpoint");
     }
-    let mut job = archive.merge().expect("a merge");
+    let mut job = archive.merge(Space::PLENTY).expect("a merge");
     job.step().expect("a step");
     checkpoint(&archive, RowSet::default(), 9, 50).expect("a checkpoint");
     while job.step().expect("a step") != Step::Done {}

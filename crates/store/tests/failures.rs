@@ -1,8 +1,12 @@
 //! FAULTS A5 and A6: a failed sync stops the store for good; a full disk does not.
+#![expect(clippy::unwrap_used, reason = "a test stops at surprises")]
 
 mod support;
 
-use hapax_store::{Error, Room, Store};
+use std::sync::Arc;
+
+use hapax_store::disk::{DiskStore, Options};
+use hapax_store::{Error, Room, RowSet, Store, Volume};
 use support::{Disk, Random, Stepped, content, small};
 
 #[test]
@@ -100,7 +104,7 @@ fn a_full_disk_leaves_the_reserve_for_settles_and_recovers_by_itself() {
     while store.last < 20 {
         store.append_next().unwrap();
         store.settle().unwrap();
-        if store.store.room() == Room::Low && low_at.is_none() {
+        if store.store.room().is_low() && low_at.is_none() {
             low_at = Some(store.last);
         }
     }
@@ -112,7 +116,7 @@ fn a_full_disk_leaves_the_reserve_for_settles_and_recovers_by_itself() {
     store.checkpoint(|rows| rows.put_point([7; 16], 9, b"kept")).unwrap();
     store.settle().unwrap();
     assert_eq!(store.store.checkpointed().unwrap(), 0);
-    assert_eq!(store.store.room(), Room::Low);
+    assert!(store.store.room().is_low());
     disk.limit(None);
     store.settle().unwrap();
     assert_eq!(store.store.room(), Room::Free);
@@ -134,7 +138,7 @@ fn batches_beyond_the_reserve_wait_for_room_without_stopping() {
     }
     let durable = store.store.durable().unwrap();
     assert!(durable > 10 && durable < 60, "the reserve is used up: {durable}");
-    assert_eq!(store.store.room(), Room::Low);
+    assert!(store.store.room().is_low());
     disk.limit(None);
     store.settle().unwrap();
     assert_eq!(store.store.durable().unwrap(), 60);
@@ -152,7 +156,7 @@ fn too_little_free_space_says_so_before_it_is_too_late() {
     assert_eq!(store.store.room(), Room::Free);
     disk.limit(Some(disk.used() + 99_999));
     store.settle().unwrap();
-    assert_eq!(store.store.room(), Room::Low);
+    assert!(store.store.room().is_low());
     disk.limit(Some(disk.used() + 100_000));
     store.settle().unwrap();
     assert_eq!(store.store.room(), Room::Free);
@@ -230,6 +234,202 @@ fn a_full_disk_does_not_keep_a_new_owner_out() {
     store.append_next().unwrap();
     store.settle().unwrap();
     assert_eq!(store.store.durable().unwrap(), 2);
+    disk.limit(None);
+    store.settle().unwrap();
+    assert_eq!(store.store.room(), Room::Free);
+}
+
+/// What a crash left over is freed for a new owner before the reserve that settles need.
+#[test]
+fn a_new_owner_on_a_full_disk_frees_leftovers_before_its_reserve() {
+    let disk = Disk::default();
+    let mut options = small();
+    options.archive.reserve_bytes = 0;
+    let mut store = Stepped::open(&disk, &options).unwrap();
+    store.append_next().unwrap();
+    store.settle().unwrap();
+    drop(store);
+    let segments = disk.segments();
+    let leftover = "run-0000000000000009";
+    disk.create(leftover).unwrap().write_all_at(&[1; 4_096], 0).unwrap();
+    disk.limit(Some(disk.used()));
+    let has_leftover = || disk.names().iter().any(|name| name == leftover);
+    let (mut store, _workers) =
+        DiskStore::open(Arc::new(disk.clone()), options, Arc::new(|| {})).unwrap();
+    assert!(has_leftover(), "nobody has claimed it");
+    store.claim().unwrap();
+    assert!(!has_leftover());
+    assert_eq!(disk.segments(), segments, "the spare segments are still there");
+}
+
+/// A store whose journal went around often enough to have many spares.
+fn with_many_spares(disk: &Disk, options: &Options) -> Stepped {
+    let mut store = Stepped::open(disk, options).unwrap();
+    for _ in 0..100 {
+        store.append_next().unwrap();
+    }
+    store.flush().unwrap();
+    store.checkpoint(|_| {}).unwrap();
+    store.settle().unwrap();
+    assert!(disk.segments().len() > 5, "{:?}", disk.segments());
+    store
+}
+
+#[test]
+fn spares_beyond_the_reserve_are_given_back_below_the_watermark() {
+    let disk = Disk::default();
+    let mut options = small();
+    options.journal.free_bytes_min = 10_000;
+    let mut store = with_many_spares(&disk, &options);
+    disk.limit(Some(disk.used() + 9_000));
+    store.settle().unwrap();
+    assert_eq!(disk.segments().len(), 7 - 1, "one was enough");
+    assert_eq!(store.store.room(), Room::Free);
+    // Somebody else takes more than all of them.
+    disk.limit(Some(disk.used() - 20_000));
+    store.settle().unwrap();
+    assert_eq!(disk.segments().len(), 2, "the one that is written, and the reserve");
+    assert!(store.store.room().is_low());
+    // Segments that are no longer needed are not kept either.
+    disk.limit(Some(disk.used() + 9_000));
+    for _ in 0..20 {
+        store.append_next().unwrap();
+        store.settle().unwrap();
+    }
+    let Room::Low(shortage) = store.store.room() else { panic!("there is little room") };
+    assert!(shortage.releasable_bytes > 0 && shortage.free_bytes < 9_000, "{shortage:?}");
+    store.checkpoint(|_| {}).unwrap();
+    store.settle().unwrap();
+    assert_eq!(disk.segments().len(), 2);
+    disk.limit(None);
+    for _ in 0..100 {
+        store.append_next().unwrap();
+    }
+    store.flush().unwrap();
+    store.checkpoint(|_| {}).unwrap();
+    store.settle().unwrap();
+    assert!(disk.segments().len() > 5, "above the watermark they are kept");
+    store.check_contents(store.last).unwrap();
+}
+
+#[test]
+fn a_new_owner_gets_in_where_there_is_neither_a_spare_nor_a_byte() {
+    let disk = Disk::default();
+    let mut store = Stepped::open(&disk, &small()).unwrap();
+    store.settle().unwrap();
+    disk.limit(Some(disk.used()));
+    while store.store.durable().unwrap() == store.last {
+        store.append_next().unwrap();
+        store.settle().unwrap();
+    }
+    let durable = store.store.durable().unwrap();
+    drop(store);
+    // The owner before filled the disk, and so does somebody else, twice.
+    for _ in 0..2 {
+        disk.limit(Some(disk.used()));
+        let mut store = Stepped::open(&disk, &small()).unwrap();
+        assert_eq!(store.last, durable);
+        store.settle().unwrap();
+        assert!(store.store.room().is_low());
+    }
+    disk.limit(None);
+    let mut store = Stepped::open(&disk, &small()).unwrap();
+    store.append_next().unwrap();
+    store.settle().unwrap();
+    assert_eq!(store.store.durable().unwrap(), durable + 1);
+    assert_eq!(store.store.room(), Room::Free);
+}
+
+#[test]
+fn what_a_crash_left_of_a_segment_makes_room_for_a_new_owner() {
+    let disk = Disk::default();
+    let mut options = small();
+    options.archive.reserve_bytes = 0;
+    let mut store = Stepped::open(&disk, &options).unwrap();
+    store.append_next().unwrap();
+    store.settle().unwrap();
+    drop(store);
+    disk.create("journal-new.tmp").unwrap().write_all_at(&[0; 3000], 0).unwrap();
+    disk.limit(Some(disk.used()));
+    let store = Stepped::open(&disk, &options).unwrap();
+    assert_eq!(store.last, 1);
+    assert_eq!(disk.segments().len(), 2, "no spare was given up for it");
+}
+
+const ROWS: u32 = 200;
+const VALUE: [u8; 4000] = [7; 4000];
+
+/// A store with many rows, of which the newest checkpoint deletes those of `deleted`.
+fn with_rows(disk: &Disk, deleted: std::ops::Range<u32>) -> Stepped {
+    let mut options = small();
+    options.journal.free_bytes_min = 400_000;
+    let mut store = Stepped::open(disk, &options).unwrap();
+    store.append_next().unwrap();
+    let write = |rows: &mut RowSet| {
+        for row in 0..ROWS {
+            rows.put_ordered(&row.to_be_bytes(), &VALUE);
+        }
+        rows.put_point([7; 16], 9, b"kept");
+    };
+    store.flush().unwrap();
+    store.checkpoint(write).unwrap();
+    store.settle().unwrap();
+    store.append_next().unwrap();
+    store.flush().unwrap();
+    store
+        .checkpoint(|rows| deleted.for_each(|row| rows.delete_ordered(&row.to_be_bytes())))
+        .unwrap();
+    store.settle().unwrap();
+    assert!(disk.used() > 800_000, "so few are no reason to merge: {}", disk.used());
+    store
+}
+
+fn count_rows(store: &mut Stepped) -> u32 {
+    let mut rows = 0;
+    store
+        .store
+        .scan(&[], &[0xff; 8], &mut |_, value| {
+            assert_eq!(value, VALUE);
+            rows += 1;
+            true
+        })
+        .unwrap();
+    let mut found = None;
+    store.store.get_many(&[[7; 16]], &mut |_, value| found = Some(value.to_vec())).unwrap();
+    assert_eq!(found.as_deref(), Some(b"kept".as_slice()));
+    rows
+}
+
+#[test]
+fn dead_rows_are_dropped_while_the_disk_is_short_of_space() {
+    // What is free holds all that is merged, or not, but then what is left of it.
+    for free in [390_000, 100_000] {
+        let disk = Disk::default();
+        let mut store = with_rows(&disk, 0..ROWS - 5);
+        disk.limit(Some(disk.used() + free));
+        store.settle().unwrap();
+        assert!(disk.used() < 100_000, "{} with {free} free", disk.used());
+        assert_eq!(store.store.room(), Room::Free);
+        assert_eq!(count_rows(&mut store), 5);
+    }
+}
+
+#[test]
+fn a_merge_that_turns_out_too_large_is_left_off_and_not_tried_again() {
+    let disk = Disk::default();
+    // Rows that are not there: nothing gets smaller by it.
+    let mut store = with_rows(&disk, ROWS..2 * ROWS);
+    let used = disk.used();
+    disk.limit(Some(used + 100_000));
+    store.settle().unwrap();
+    assert!(store.store.room().is_low());
+    assert_eq!(count_rows(&mut store), ROWS);
+    let written = store.store.archive().stats().bytes_written;
+    for _ in 0..5 {
+        store.settle().unwrap();
+    }
+    assert_eq!(store.store.archive().stats().bytes_written, written, "no second attempt");
+    assert!(disk.used() < used + 20_000, "nothing is left of the attempt");
     disk.limit(None);
     store.settle().unwrap();
     assert_eq!(store.store.room(), Room::Free);

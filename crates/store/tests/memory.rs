@@ -5,15 +5,22 @@ use hapax_store::conformance::{self, Harness};
 use hapax_store::memory::{Faults, MemoryStore};
 use hapax_store::{Error, Store};
 
-/// With `held`, nothing is durable before the suite settles.
+/// With `held`, nothing is durable before the suite settles; `unaware`, an owner that was replaced
+/// does not notice by itself.
 struct InMemory {
     store: MemoryStore,
     held: bool,
+    unaware: bool,
 }
 
 impl Harness for InMemory {
     fn open(&mut self) -> Result<Box<dyn Store>, Error> {
-        self.store.set_faults(Faults { held: self.held, ..Faults::default() });
+        self.store.set_faults(Faults {
+            held: self.held,
+            asked: self.held,
+            unaware: self.unaware,
+            ..Faults::default()
+        });
         Ok(Box::new(self.store.another()))
     }
 
@@ -36,8 +43,10 @@ impl Harness for InMemory {
 
 #[test]
 fn the_store_in_memory_keeps_the_contract() {
-    for held in [false, true] {
-        conformance::run(&mut || Box::new(InMemory { store: MemoryStore::default(), held }));
+    for (held, unaware) in [(false, false), (true, false), (false, true), (true, true)] {
+        conformance::run(&mut || {
+            Box::new(InMemory { store: MemoryStore::default(), held, unaware })
+        });
     }
 }
 

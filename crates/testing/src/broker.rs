@@ -1,4 +1,4 @@
-//! A broker in this process, on a port of its own, that can be stopped and started again.
+//! A broker in this process, on its own port, that can be stopped and started again.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -58,7 +58,7 @@ impl TestBroker {
         format!("http://{}", self.address())
     }
 
-    /// The service of the last life.
+    /// The service of the last start.
     pub fn service(&self) -> &Service {
         &self.service
     }
@@ -73,7 +73,7 @@ impl TestBroker {
         Link::to(self.address()).await
     }
 
-    /// Tells the broker to stop; the future is ready when it has ended in good order.
+    /// Stops the broker; the future is ready when it has stopped cleanly.
     pub fn stop(&self) -> impl Future<Output = ()> + use<> {
         let Life { stop, running } = self.life.lock().unwrap().take().expect("it runs");
         let _ = stop.send(());

@@ -1,5 +1,5 @@
-//! HTTP/1.1 by hand, over one connection at a time: what is sent and what comes back is seen byte
-//! for byte, and a broken connection is told and not mended in secret.
+//! A minimal HTTP/1.1 client, over one connection at a time: tests see every byte, and a broken
+//! connection is reported, not silently replaced.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// For an answer; longer than the longest wait that is asked for.
+/// Timeout for an answer; longer than the longest requested wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// An answer larger than this is none of ours.
+/// The largest answer.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
-/// A request to be.
+/// A request to send.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     head: String,
@@ -32,7 +32,7 @@ impl Request {
         Self::new("POST", path).json(json)
     }
 
-    /// One message, as the door takes it.
+    /// The send of one message.
     pub fn send(queue: &str, key: &str, body: impl Into<Vec<u8>>) -> Self {
         Self::new("POST", &format!("/v1/queues/{queue}/messages"))
             .header("idempotency-key", &format!("\"{key}\""))
@@ -102,7 +102,7 @@ impl Response {
         problem
     }
 
-    /// The code of a problem; empty where it is none.
+    /// The code of a problem; empty if it is not one.
     pub fn code(&self) -> String {
         let problem: Value = serde_json::from_slice(&self.body).unwrap_or_default();
         problem["code"].as_str().unwrap_or_default().to_owned()
@@ -128,8 +128,8 @@ impl Connection {
         self
     }
 
-    /// One request and its answer. After an error nobody knows whether it was carried out, and
-    /// the next request goes over a new connection.
+    /// One request and its answer. After an error it is unknown whether it was carried out, and the
+    /// next request uses a new connection.
     pub fn try_ask(&mut self, request: &Request) -> io::Result<Response> {
         let asked = self.write(request).and_then(|()| self.read());
         if asked.is_err() {
@@ -138,7 +138,7 @@ impl Connection {
         asked
     }
 
-    /// The same, where nothing may go wrong on the way.
+    /// Like `try_ask`, and panics on an error.
     #[track_caller]
     pub fn ask(&mut self, request: &Request) -> Response {
         match self.try_ask(request) {

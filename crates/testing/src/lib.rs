@@ -1,7 +1,7 @@
 //! Support for the tests of several crates: brokers, in this process and as processes; PostgreSQL;
 //! connections that break; an HTTP client that hides nothing; waiting for conditions.
 //!
-//! A development dependency only. What the tests of one program need alone stays beside them.
+//! A development dependency only. Support for the tests of a single program stays beside them.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -60,6 +60,26 @@ macro_rules! on_each {
             async fn on_four_partitions() {
                 super::$test(4).await;
             }
+        }
+    };
+}
+
+/// Declares the program that the tests of its package start: `HAPAX`, its path; `hapax`, a command
+/// of it; and `broker_in`, a broker with its data, log and port file in a directory. Cargo gives
+/// the path only to that package.
+#[macro_export]
+macro_rules! the_program {
+    () => {
+        const HAPAX: &str = env!("CARGO_BIN_EXE_hapax");
+
+        fn hapax(arguments: &[&str]) -> std::process::Command {
+            let mut command = $crate::program(HAPAX);
+            command.args(arguments);
+            command
+        }
+
+        fn broker_in(directory: &std::path::Path) -> $crate::Setup {
+            $crate::Setup::new(HAPAX, directory)
         }
     };
 }

@@ -1,4 +1,4 @@
-//! A link to a broker that can be cut, or made to lose or hold back what passes through it.
+//! A link to a broker that can be cut, lose data, or hold it back.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ struct State {
     loses_answers: AtomicBool,
     /// Pieces of answers that were read so far, over all connections.
     answers: AtomicU64,
-    /// How many of them may be passed on.
+    /// Number of them that may be passed on.
     allowed: watch::Sender<u64>,
 }
 
@@ -104,7 +104,7 @@ impl Link {
     /// Breaks every connection; no new ones can be made.
     pub fn close(&self) {
         self.accepting.abort();
-        self.cut();
+        self.disconnect();
     }
 }
 
@@ -117,6 +117,8 @@ impl Drop for Link {
 async fn accept(listener: TcpListener, broker: SocketAddr, state: Arc<State>) {
     loop {
         let Ok((near, _)) = listener.accept().await else { return };
+        // Locked until it is in the list: a cut that comes meanwhile breaks this connection too.
+        let mut connections = state.connections.lock().unwrap();
         if state.refuses_connections.load(Ordering::SeqCst) {
             continue;
         }
@@ -130,7 +132,7 @@ async fn accept(listener: TcpListener, broker: SocketAddr, state: Arc<State>) {
                 () = pass_answers(far_read, near_write, &passing) => {}
             }
         });
-        state.connections.lock().unwrap().push(connection.abort_handle());
+        connections.push(connection.abort_handle());
     }
 }
 

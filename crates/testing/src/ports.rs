@@ -5,11 +5,11 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ports below those that the kernel gives to clients: a client that dials while the broker is
-/// away must not be given the broker's own port.
+/// Ports below those that the kernel assigns to clients: a client that connects while the broker is
+/// down must not get the broker's own port.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
-/// Returns an address that nobody uses, and that nobody is given by chance.
+/// Returns an unused address that the kernel does not assign to clients.
 pub(crate) fn free_address() -> SocketAddr {
     // Test programs that run at the same time begin at different places.
     static NEXT: LazyLock<AtomicU64> =

@@ -1,8 +1,7 @@
-//! A PostgreSQL of the tests' own, in a temporary directory, behind a socket: nothing of a
-//! PostgreSQL that runs on this machine is read, changed or stopped.
+//! A separate PostgreSQL for tests, in a temporary directory, behind a socket: a PostgreSQL that
+//! runs on this machine is not touched.
 //!
-//! Tests that run at the same time share it, each with a database of its own; it ends with the last
-//! of them.
+//! Concurrent tests share it, each with its own database; it ends with the last of them.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,7 @@ use crate::wait::until;
 
 /// The user of Debian's package, and the name of the owner of everything.
 const USER: &str = "postgres";
-/// Its data is thrown away: nothing has to outlive the machine.
+/// Its data is discarded: nothing has to be durable.
 const SETTINGS: [&str; 5] = [
     "listen_addresses=",
     "fsync=off",
@@ -37,7 +36,7 @@ struct Cluster {
     directory: TempDir,
 }
 
-/// An empty database, gone with its cluster.
+/// An empty database, removed with its cluster.
 #[derive(Clone, Debug)]
 pub struct Postgres {
     name: String,
@@ -45,7 +44,7 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// `None` where PostgreSQL cannot be had, with a line that says so.
+    /// `None` if PostgreSQL is not installed, which is printed.
     pub fn start() -> Option<Self> {
         let cluster = Cluster::shared()?;
         let name = format!("test_{}", DATABASES.fetch_add(1, Ordering::Relaxed));
@@ -53,7 +52,7 @@ impl Postgres {
         Some(Self { name, cluster })
     }
 
-    /// As programs are given it.
+    /// Its address for programs.
     pub fn url(&self) -> String {
         let place = self.cluster.directory.path().display().to_string().replace('/', "%2F");
         format!("postgres://{USER}@{place}/{}", self.name)
@@ -68,7 +67,7 @@ impl Postgres {
         &self.name
     }
 
-    /// Runs SQL and returns what it prints, a row a line, without ornaments.
+    /// Runs SQL and returns its output, one row per line, unformatted.
     pub fn sql(&self, sql: &str) -> String {
         self.cluster.run(&["-d", &self.name, "-c", sql])
     }
@@ -78,7 +77,7 @@ impl Postgres {
         told.trim().parse().unwrap_or_else(|_| panic!("{sql}: {told}"))
     }
 
-    /// How many statements stand before a lock in this database: other tests' have theirs.
+    /// Number of statements that wait for a lock in this database.
     pub fn blocked(&self) -> i64 {
         self.number(
             "SELECT count(*) FROM pg_stat_activity
@@ -166,7 +165,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Past the test's captured output, so that it is seen; an error where nothing may be skipped.
+/// Prints a skipped test past the captured output; panics if nothing may be skipped.
 pub fn skip(what: &str, packages: &str) {
     let is_fatal = std::env::var_os("HAPAX_FAULTS").is_some_and(|value| value == "all");
     assert!(!is_fatal, "{what} is not here");
@@ -174,8 +173,8 @@ pub fn skip(what: &str, packages: &str) {
     let _ = std::io::stdout().write_all(line.as_bytes());
 }
 
-/// Starts it from a thread that lives as long as it does: where the tests are killed it goes with
-/// them, by the signal of a parent's death, and a parent is a thread.
+/// Starts it from a thread that lives as long as it does: if the tests are killed it is killed too,
+/// by the parent-death signal, and the parent is a thread.
 pub fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
     let (told, pid) = mpsc::channel();
     let ended = std::thread::spawn(move || {

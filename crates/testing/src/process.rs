@@ -1,7 +1,7 @@
-//! The broker as a process: started on a port of its own, killed, stopped, watched, started again.
+//! The broker as a process: started on its own port, killed, stopped, watched, started again.
 //!
-//! A [`Setup`] says how it is started and stays the same from life to life, so that its clients
-//! find it again; a [`BrokerProcess`] is one life. Whatever ends a test ends its brokers.
+//! A [`Setup`] defines how it is started and stays the same over restarts, so that clients find it
+//! again; a [`BrokerProcess`] is one running process, which ends when the test returns or panics.
 
 use std::fs::File;
 use std::io::Write;
@@ -65,7 +65,7 @@ pub fn suspend(process: u32) {
 pub struct Setup {
     binary: String,
     directory: PathBuf,
-    /// Removes the directory with the last copy of the setup.
+    /// Removes the directory when the last copy of the setup is dropped.
     _temporary: Option<Arc<TempDir>>,
     pub data: PathBuf,
     pub address: SocketAddr,
@@ -140,7 +140,7 @@ impl Setup {
         Connection::new(self.address)
     }
 
-    /// Everything that was logged, in all lives.
+    /// Everything that was logged, in all runs.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
@@ -151,7 +151,7 @@ impl Setup {
         self.try_start().unwrap_or_else(|log| panic!("the broker ended:\n{}", tail(&log)))
     }
 
-    /// Starts it where it should refuse to; returns its exit code and what it logged in this life.
+    /// Starts a broker that should refuse to start; returns its exit code and its log.
     #[track_caller]
     pub fn refuses(&self) -> (i32, String) {
         let before = self.log().len();
@@ -208,7 +208,7 @@ fn tail(log: &str) -> String {
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// One life of a broker.
+/// One running broker process.
 #[derive(Debug)]
 pub struct BrokerProcess {
     child: Child,
@@ -228,7 +228,7 @@ impl BrokerProcess {
         self.setup.url()
     }
 
-    /// Kills it, with no time for last words.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -244,7 +244,7 @@ impl BrokerProcess {
         within(bound, "the broker's end", || self.child.try_wait().unwrap())
     }
 
-    /// Stops it in good order.
+    /// Stops it cleanly.
     #[track_caller]
     pub fn stop(mut self) -> Setup {
         self.signal(Signal::TERM);

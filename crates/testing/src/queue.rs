@@ -9,7 +9,7 @@ use hapax_wire::proto;
 use crate::broker::TestBroker;
 use crate::wait::PATIENCE;
 
-/// A queue and the broker that has nothing else.
+/// A queue, and its broker that has no other.
 #[derive(Debug)]
 pub struct TestQueue {
     broker: TestBroker,

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 /// Far longer than anything takes in the tests, on a machine that is busy with something else.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Pause between two looks.
+/// Pause between two checks.
 const STEP: Duration = Duration::from_millis(2);
 
-/// What a look at something tells: whether it is so, or what was found.
+/// The result of a check: a boolean, or the value found.
 pub trait Condition {
     type Found;
 
@@ -55,7 +55,9 @@ pub fn within<C: Condition>(bound: Duration, what: &str, mut look: impl FnMut() 
 pub async fn eventually<C: Condition>(what: &str, mut look: impl AsyncFnMut() -> C) -> C::Found {
     let start = Instant::now();
     loop {
-        if let Some(found) = look().await.found() {
+        // A check that hangs counts as a timeout too.
+        let looked = tokio::time::timeout(PATIENCE, look()).await;
+        if let Some(found) = looked.ok().and_then(Condition::found) {
             return found;
         }
         assert!(start.elapsed() < PATIENCE, "waited {:?} in vain for {what}", start.elapsed());
@@ -63,12 +65,12 @@ pub async fn eventually<C: Condition>(what: &str, mut look: impl AsyncFnMut() ->
     }
 }
 
-/// Waits for a future that must be ready some time.
+/// Waits for a future that must become ready.
 pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it takes far too long")
 }
 
-/// Lets time pass where no result depends on how much.
+/// Lets time pass; no result may depend on how much.
 pub fn pause(time: Duration) {
     std::thread::sleep(time);
 }

@@ -1,7 +1,7 @@
 //! What an inbox costs: a worker that writes rows in a transaction per message, without an inbox
-//! and with one. The two take turns, so that a machine that slows down slows both. An inbox adds
-//! two statements to every transaction, so its share shrinks as the handler's own work grows: one
-//! row is the least a handler can do, five are more like an order with its items.
+//! and with one. The two take turns, so that a slow phase of the machine affects both. An inbox
+//! adds two statements to every transaction, so its share shrinks as the handler's own work grows:
+//! one row is the least a handler can do, five are more like an order with its items.
 //!
 //! Start a broker with `hapax dev`, then, with SQLite, or with a PostgreSQL database to write into:
 //!
@@ -30,7 +30,7 @@ const ROWS: [usize; 2] = [1, 5];
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS example_effects (key TEXT, note TEXT)";
 const EFFECT: &str = "INSERT INTO example_effects (key, note) VALUES ($1, $2)";
 
-/// Tells when all messages of a round have been handled.
+/// Signals when all messages of a round have been handled.
 #[derive(Clone, Default)]
 struct Count(Arc<(AtomicU64, Notify)>);
 

@@ -1,5 +1,5 @@
-//! The program of docs/guides/inbox.md: a worker takes 17 euro from an account, dies before it can
-//! say so, and the money is taken once.
+//! The program of docs/guides/inbox.md: a worker takes 17 euro from an account and dies before it
+//! can settle, and the money is taken once.
 //!
 //! Start a broker with `hapax dev`, then: cargo run -p hapax-transactions --example inbox
 #![expect(clippy::print_stdout, reason = "it is a program that shows something")]
@@ -16,7 +16,7 @@ const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS accounts (name TEXT PRIMARY KEY, euro INTEGER NOT NULL);
 INSERT OR REPLACE INTO accounts VALUES ('ada', 100);";
 
-/// The effect: it is written in the transaction that it is given, and nowhere else.
+/// The effect, written only in the given transaction.
 fn charge(
     transaction: &rusqlite::Transaction<'_>,
     message: &Delivery,
@@ -26,7 +26,7 @@ fn charge(
     Ok("17 euro taken")
 }
 
-/// Runs the scene; returns what is left in the account, and the result that the broker has.
+/// Runs the example; returns the balance, and the result that the broker has.
 pub(crate) async fn run(server: &str, directory: &Path) -> Result<(i64, String), Box<dyn Error>> {
     let database = Database::open(directory.join("bank.db"))?;
     for sql in [Dialect::Sqlite.inbox(), TABLES] {
@@ -38,7 +38,7 @@ pub(crate) async fn run(server: &str, directory: &Path) -> Result<(i64, String),
     let key = hapax_client::new_key();
     charges.send(Message::new("ada").key(&key)).await?;
 
-    // A worker with a loop of its own takes the message, commits, and dies: it settles nothing.
+    // A worker with its own loop takes the message, commits, and dies without settling.
     let delivery = take(&charges).await?;
     let inbox = Inbox::new("bank", "charges")?;
     let committed = database.transaction::<(), Failure>(|transaction| {
@@ -51,7 +51,7 @@ pub(crate) async fn run(server: &str, directory: &Path) -> Result<(i64, String),
     committed.map_err(|failure| failure.error().to_owned())?;
     println!("the first worker has committed, and dies before it settles");
 
-    // The next one gets the message when the lease has run out, finds the row, and settles with the
+    // The next one gets the message when the lease has expired, finds the row, and settles with the
     // result that the first one stored.
     let worker = Worker::new(charges.clone());
     let ended = charges.send_and_wait(Message::new("ada").key(&key), Duration::from_secs(60));

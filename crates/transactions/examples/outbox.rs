@@ -1,5 +1,5 @@
 //! The program of docs/guides/outbox.md: orders are placed in SQLite, and the messages about them
-//! are sent if and only if the order is there.
+//! are sent if and only if the order is committed.
 //!
 //! Start a broker with `hapax dev`, then: cargo run -p hapax-transactions --example outbox
 #![expect(clippy::print_stdout, reason = "it is a program that shows something")]
@@ -27,7 +27,7 @@ fn place(database: &Database, id: &str, lemons: u32) -> Result<(), Box<dyn Error
     })
 }
 
-/// Runs the scene; returns how many orders there are, and how many messages the broker took.
+/// Runs the example; returns the number of orders, and of messages that the broker accepted.
 pub(crate) async fn run(server: &str, directory: &Path) -> Result<(i64, u64), Box<dyn Error>> {
     let database = Database::open(directory.join("shop.db"))?;
     for sql in [Dialect::Sqlite.outbox(), TABLES] {

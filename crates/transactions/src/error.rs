@@ -1,24 +1,24 @@
-//! What can go wrong between a message and a database.
+//! Errors of inbox, outbox and relay.
 
 use std::time::Duration;
 
-/// Why an inbox, an outbox or a relay could not do what it was asked.
+/// An error of an inbox, an outbox or a relay.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The database refused, or cannot be reached. Its own words are the source.
+    /// The database returned an error, which is the source, or cannot be reached.
     #[error("{what}: {}", chain(.source.as_ref()))]
     Database { what: &'static str, source: Box<dyn std::error::Error + Send + Sync> },
     #[error(transparent)]
     Broker(#[from] hapax_client::Error),
-    /// The inbox would forget a message before its queue does.
+    /// The inbox would delete rows before its queue forgets their keys.
     #[error(
         "the inbox {consumer} keeps its rows for {}, but the queue {queue} remembers its keys {}. \
          Keep the rows at least that long, or leave the retention out to use that of the queue",
         human(*.kept), for_long(*.needed)
     )]
     ForgetsTooEarly { consumer: String, queue: String, kept: Duration, needed: Option<Duration> },
-    /// The caller gave something that cannot be used.
+    /// An argument or a row is not valid.
     #[error("{0}")]
     Invalid(String),
 }
@@ -31,8 +31,7 @@ impl From<rusqlite::Error> for Error {
 }
 
 impl Error {
-    /// For `map_err`: what was being done when the database refused. Also for those who bring a
-    /// driver of their own.
+    /// For `map_err`: adds what was being done. Also for your own drivers.
     pub fn database<E>(what: &'static str) -> impl FnOnce(E) -> Self
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -45,7 +44,7 @@ impl Error {
     }
 }
 
-/// Drivers say the best part in the source: "db error" alone helps nobody.
+/// The text of the innermost cause: drivers themselves often say only "db error".
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

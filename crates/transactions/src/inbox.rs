@@ -1,12 +1,12 @@
 //! The inbox: effect and acknowledgement in one transaction.
 //!
-//! A delivery first inserts its row, then writes what it has to write, then stores its result in
-//! the row, and commits. So a row that can be seen belongs to an effect that is there; there is no
-//! row of half an effect, and no state "begun" that somebody would have to clean up. Two deliveries
-//! at once meet at the unique key: the second waits for the first and then finds its row, or, if
-//! the first rolled back, takes its place. Whoever finds the row is answered with its result,
-//! whatever the fences are: after a restore of the broker they may be below that of the row, and a
-//! worker that slept through the loss of its lease is told so by the broker when it settles.
+//! A delivery first inserts its row, then makes its own writes, then stores its result in the row,
+//! and commits. So a visible row belongs to a committed effect; there is no row of half an effect,
+//! and no state "begun" to clean up. Two deliveries at once meet at the unique key: the second
+//! waits for the first and then finds its row, or, if the first rolled back, inserts the row
+//! itself. A delivery that finds the row gets its result, whatever the fences are: after a restore
+//! of the broker they may be lower than that of the row, and a worker that has lost its lease gets
+//! `lease_lost` when it settles.
 
 mod rules;
 mod sweep;
@@ -24,13 +24,13 @@ use crate::transaction::{Statement, Transaction, Value};
 pub(crate) use rules::Rules;
 pub use sweep::{Names, Old, Page, Rows};
 
-/// How often a row may vanish between two statements before that is an error: only a sweep of what
-/// is being delivered does that.
+/// How often a row may disappear between two statements before that is an error. This only happens
+/// if rows of messages in delivery are deleted.
 const TRIES: usize = 3;
-/// What a name may be long, so that all of a key fits an index.
+/// The longest name, so that the whole primary key fits an index.
 const NAME_BYTES_MAX: usize = 80;
 
-/// A consumer: the part of a program whose effects are counted as one.
+/// The part of a program whose effects are counted as one.
 ///
 /// Two consumers of one message, such as two services that both keep a copy of something, have an
 /// effect each; two processes of the same service are one consumer. The name must stay the same as
@@ -42,7 +42,8 @@ pub struct Consumer {
     retention: Retention,
 }
 
-/// How long rows are kept at least. Those of messages that have not ended are kept in any case.
+/// The shortest time for which rows are kept. Rows of messages that have not ended are kept in any
+/// case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retention {
     /// The retention of the queue.
@@ -56,23 +57,22 @@ impl Consumer {
         Self { name: name.into(), tenant: None, retention: Retention::OfQueue }
     }
 
-    /// The tenant whose messages these are. Where nothing is said it is that of the deliveries, so
-    /// this is a check: deliveries of another tenant are refused. Nothing is compared across
-    /// tenants.
+    /// Sets the tenant, by default that of the deliveries. With it, deliveries of another tenant
+    /// are refused. Nothing is compared across tenants.
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.tenant = Some(tenant.into());
         self
     }
 
-    /// How long rows are kept at least: as long as the queue remembers its keys where nothing is
-    /// said. Shorter than that is refused when the worker starts. The row of a message that has not
-    /// ended stays however old it is.
+    /// Sets the shortest time for which rows are kept; by default the queue's retention. A shorter
+    /// time is refused when the worker starts. The row of a message that has not ended is kept
+    /// whatever its age.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = Retention::Of(retention);
         self
     }
 
-    /// Rows are never swept.
+    /// Never deletes rows.
     pub fn keep_for_ever(mut self) -> Self {
         self.retention = Retention::Forever;
         self
@@ -107,8 +107,8 @@ impl From<String> for Consumer {
     }
 }
 
-/// What one consumer has carried out of one queue. It is a name: the rows are in the user's
-/// database, and every call gets a transaction of the user's.
+/// The inbox of one consumer for one queue. It holds only names: the rows are in the user's
+/// database, and every call gets a transaction of the user.
 ///
 /// ```no_run
 /// # async fn example(
@@ -134,26 +134,26 @@ impl From<String> for Consumer {
 pub struct Inbox {
     consumer: Consumer,
     queue: String,
-    /// The tenant of the first delivery, where the consumer did not say. Shared by clones.
+    /// The tenant of the first delivery, if the consumer has none. Shared by clones.
     learnt: Arc<OnceLock<String>>,
 }
 
-/// What a delivery found.
+/// Whether a message was processed before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entered {
     /// The message is new: process it in this transaction.
     First,
-    /// It is done, with this result: do nothing, and settle done with it.
+    /// It was processed before, with this result: settle done with it.
     Done(Option<Blob>),
 }
 
-/// A delivery, as the inbox names it.
+/// The fields of a delivery that identify its row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming<'a> {
     /// The tenant of the message. Empty with a broker of release 0.1.
     pub tenant: &'a str,
     pub key: std::borrow::Cow<'a, str>,
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub group: &'a str,
     pub generation: u32,
     pub fence: u64,
@@ -161,8 +161,8 @@ pub struct Incoming<'a> {
 
 impl<'a> From<&'a Delivery> for Incoming<'a> {
     fn from(delivery: &'a Delivery) -> Self {
-        // A message without a key, as at-least-once queues allow, has its id for a name. Under the
-        // empty key all of them would be one.
+        // A message without a key, which at-least-once queues allow, is identified by its id. Under
+        // the empty key all of them would be one.
         let key = match delivery.key() {
             "" => delivery.id().to_string().into(),
             key => key.into(),
@@ -177,7 +177,8 @@ impl<'a> From<&'a Delivery> for Incoming<'a> {
     }
 }
 
-/// What a handler leaves behind in the row, and settles with: nothing, text, bytes, or a [`Blob`].
+/// The result of a handler, which is stored in the row and settled with: nothing, text, bytes, or a
+/// [`Blob`].
 ///
 /// Not a [`Done`](hapax_client::Done), whose follow-up messages would be lost if the worker dies
 /// between commit and settle. Follow-ups go into the [`outbox`](crate::outbox), in the same
@@ -224,7 +225,7 @@ impl Inbox {
         &self.consumer.name
     }
 
-    /// The tenant, where the consumer said it or a delivery has told it.
+    /// The tenant, if the consumer has one or a delivery has arrived.
     pub fn known_tenant(&self) -> Option<&str> {
         self.consumer.tenant.as_deref().or_else(|| self.learnt.get().map(String::as_str))
     }
@@ -237,10 +238,10 @@ impl Inbox {
         self.consumer.retention
     }
 
-    /// The first call of a transaction, before any write of its own.
+    /// Inserts the row. The first call of a transaction, before any other write.
     ///
-    /// What follows a [`Entered::First`] is committed together with the row. Otherwise the
-    /// transaction is to be rolled back.
+    /// After [`Entered::First`], what is written is committed together with the row. Otherwise roll
+    /// the transaction back.
     pub async fn enter<'a, T: Transaction + ?Sized>(
         &self,
         transaction: &mut T,
@@ -259,8 +260,8 @@ impl Inbox {
         Err(vanishing(&incoming))
     }
 
-    /// As [`Inbox::enter`], for rusqlite: in a transaction of it, or on a connection on which one
-    /// was begun by hand.
+    /// Like [`Inbox::enter`], for rusqlite: in one of its transactions, or on a connection on which
+    /// one was begun manually.
     #[cfg(feature = "sqlite")]
     pub fn enter_blocking<'a>(
         &self,
@@ -283,9 +284,9 @@ impl Inbox {
         Err(vanishing(&incoming))
     }
 
-    /// The last call before the commit: stores the result, or that there is none, for deliveries to
-    /// come. Not optional: a transaction in which a statement failed is rolled back by the `COMMIT`
-    /// of PostgreSQL, which reports no error. Where the transaction is lost, this call fails.
+    /// Stores the result, or that there is none, in the row. The last call before the commit. It is
+    /// required: PostgreSQL rolls back a transaction in which a statement failed on `COMMIT` and
+    /// reports no error. This call fails in that case.
     pub async fn finish<'a, T: Transaction + ?Sized>(
         &self,
         transaction: &mut T,
@@ -298,7 +299,7 @@ impl Inbox {
         if transaction.execute(&finish).await? == 1 { Ok(()) } else { Err(not_entered(&incoming)) }
     }
 
-    /// As [`Inbox::finish`], for rusqlite.
+    /// Like [`Inbox::finish`], for rusqlite.
     #[cfg(feature = "sqlite")]
     pub fn finish_blocking<'a>(
         &self,
@@ -319,7 +320,8 @@ impl Inbox {
         }
     }
 
-    /// The tenant of a delivery. One inbox has one: rows of two tenants must not meet.
+    /// Returns the tenant of a delivery. An inbox has one tenant; a delivery of another is an
+    /// error.
     fn tenant_of<'a>(&'a self, incoming: &'a Incoming<'_>) -> Result<&'a str, Error> {
         let told = Some(incoming.tenant).filter(|tenant| !tenant.is_empty());
         if let Some(told) = told
@@ -339,7 +341,7 @@ impl Inbox {
         }
     }
 
-    /// Whether deliveries like this one are of the inbox's tenant.
+    /// Checks that a delivery belongs to the inbox's tenant.
     pub(crate) fn check_tenant(&self, delivery: &Delivery) -> Result<(), Error> {
         self.tenant_of(&delivery.into()).map(drop)
     }
@@ -360,7 +362,7 @@ impl Inbox {
     }
 }
 
-/// The names of a row, as the statements take them.
+/// The columns of a row, as parameters of the statements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
     consumer: &'a str,
@@ -373,7 +375,7 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// The names as the first six values, and the fence.
+    /// The six columns of the primary key, and the fence.
     pub(crate) fn values(&self) -> Vec<Value<'a>> {
         let Self { consumer, tenant, queue, key, group, generation, fence } = *self;
         let names = [consumer, tenant, queue, key, group].map(Value::text);
@@ -381,7 +383,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A row that was there.
+/// A row that existed before.
 #[derive(Clone, Debug)]
 pub struct Found {
     pub result: Option<Blob>,
@@ -394,12 +396,12 @@ impl Found {
     }
 }
 
-/// The content type of a result, as its column has it.
+/// The content type of a result, for its column.
 pub(crate) fn content_type(result: Option<&Blob>) -> Option<&str> {
     result.map(|result| &*result.content_type).filter(|text| !text.is_empty())
 }
 
-/// The upper part of a fence counts the owners of a partition: eight million of them fit.
+/// Fences fit into an i64: their epochs are below 2^23.
 fn signed(fence: u64) -> i64 {
     i64::try_from(fence).unwrap_or(i64::MAX)
 }

@@ -1,19 +1,19 @@
 //! Inbox, outbox and relay: effects and sends in the transactions of your own database.
 //!
 //! A broker alone cannot make an effect happen once. A worker may die after its effect and before
-//! its acknowledgement; a producer's database may commit and its send be lost. Both holes are
-//! closed by one row in the user's own database, written in the user's own transaction:
+//! its acknowledgement. A producer's database may commit and its send may be lost. In both cases
+//! the solution is one row in the user's own database, written in the user's own transaction:
 //!
 //! | to | use |
 //! |---|---|
-//! | carry out messages once, in transactions | [`InTransaction`] |
-//! | the same in a loop of one's own | [`Inbox::enter`], [`Inbox::finish`] |
+//! | process messages once, in transactions | [`InTransaction`] |
+//! | the same in a loop of your own | [`Inbox::enter`], [`Inbox::finish`] |
 //! | send if and only if a transaction commits | [`outbox::send`] |
-//! | move what was sent so to the broker | [`Relay`], or `hapax relay` |
+//! | send the rows to the broker | [`Relay`], or `hapax relay` |
 //! | the same from other languages | [`Dialect`], or `hapax sql` |
 //!
-//! It knows SQL and the client, and nothing of the broker. What is promised, and what is not, is
-//! in `docs/guides/inbox.md` and `docs/guides/outbox.md`.
+//! The crate uses SQL and the client, and depends on nothing of the broker. `docs/guides/inbox.md`
+//! and `docs/guides/outbox.md` describe the guarantees and their limits.
 
 mod error;
 pub mod inbox;

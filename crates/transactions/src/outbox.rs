@@ -1,9 +1,9 @@
 //! The outbox: state and send in one transaction.
 //!
-//! A message becomes a row in the user's own transaction: it is there if and only if the
-//! transaction commits. The [relay](crate::relay), or `hapax relay`, moves it to the broker under
-//! its key. Who retries an operation repeats its key here as everywhere: the broker tells the
-//! second from the first.
+//! A message is a row that is written in the user's own transaction, so it exists if and only if
+//! the transaction commits. The [relay](crate::relay), or `hapax relay`, sends it to the broker
+//! under its key. A retry of an operation repeats its key, here as everywhere, and the broker
+//! recognises the duplicate.
 
 use hapax_client::{Message, new_key};
 use serde_json::{Map, Value};
@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::transaction::{Statement, Transaction};
 
-/// Puts a message for a queue into the outbox, in this transaction. Returns its key: the one it
-/// has, or a fresh one, which makes it a message of its own.
+/// Writes a message for a queue into the outbox, in this transaction. Returns its key, which is
+/// generated if the message has none.
 ///
 /// ```no_run
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
@@ -36,8 +36,8 @@ pub async fn send<T: Transaction + ?Sized>(
     Ok(message.key_str().unwrap_or_default().to_owned())
 }
 
-/// As [`send`], for rusqlite: in a transaction of it, or on a connection on which one was begun by
-/// hand.
+/// Like [`send`], for rusqlite: in one of its transactions, or on a connection on which one was
+/// begun manually.
 #[cfg(feature = "sqlite")]
 pub fn send_blocking(
     transaction: &rusqlite::Connection,
@@ -49,7 +49,7 @@ pub fn send_blocking(
     Ok(message.key_str().unwrap_or_default().to_owned())
 }
 
-/// A row of the outbox, as the statement takes it.
+/// A row of the outbox, as parameters of the statement.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) queue: &'a str,
@@ -57,7 +57,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) group: &'a str,
     pub(crate) body: &'a [u8],
     pub(crate) content_type: &'a str,
-    /// An object of texts, as JSON.
+    /// A JSON object of strings.
     pub(crate) headers: String,
     pub(crate) delay_ms: Option<i64>,
     pub(crate) ttl_ms: Option<i64>,
@@ -66,21 +66,25 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// What the broker would refuse for sure is refused here, while the transaction can still be
-    /// rolled back; the rest is the relay's to hear.
+    /// Refuses what every broker would refuse, while the transaction can still be rolled back. The
+    /// relay gets other refusals.
     fn of(queue: &'a str, message: &'a Message) -> Result<Self, Error> {
         let view = message.view(0);
         if queue.is_empty() {
             return Err(Error::invalid("the queue is empty"));
         }
-        hapax_wire::key::check(view.key).map_err(|error| Error::invalid(error.to_string()))?;
+        let key = view.key.unwrap_or_default();
+        hapax_wire::key::check(key).map_err(|error| Error::invalid(error.to_string()))?;
+        if view.group == Some("") {
+            return Err(Error::invalid("the group is empty"));
+        }
         let headers = view.headers.iter();
         let headers = headers.map(|(name, value)| ((*name).to_owned(), Value::from(*value)));
         let headers: Map<String, Value> = headers.collect();
         Ok(Self {
             queue,
-            key: view.key,
-            group: view.group,
+            key,
+            group: view.group.unwrap_or_default(),
             body: view.body,
             content_type: view.content_type,
             headers: Value::Object(headers).to_string(),
@@ -129,6 +133,8 @@ mod tests {
         assert!(Entry::of("", &Message::new("x").key("k")).is_err());
         assert!(Entry::of("orders", &Message::new("x").key("k".repeat(256))).is_err());
         assert!(Entry::of("orders", &Message::new("x").key("a\nb")).is_err());
+        assert!(Entry::of("orders", &keyed(Message::new("x").key(""))).is_err());
+        assert!(Entry::of("orders", &Message::new("x").key("k").group("")).is_err());
         assert!(Entry::of("orders", &Message::new("x").key("k".repeat(255))).is_ok());
     }
 

@@ -1,14 +1,14 @@
-//! PostgreSQL and SQLite by sqlx: the same calls for both, with the statements of each.
+//! PostgreSQL and SQLite with sqlx: the same code for both, with the statements of each dialect.
 //!
-//! Transactions of SQLite begin immediately: one that begins as a reader and turns into a writer
-//! fails where another has written in between, whatever the busy timeout.
+//! Transactions of SQLite use `BEGIN IMMEDIATE`: one that begins as a reader and becomes a writer
+//! fails if another has written in between, whatever the busy timeout.
 
 use sqlx::Row as _;
 
 use crate::error::Error;
 use crate::inbox::{Found, Old};
 use crate::sql::Dialect;
-use crate::transaction::{Statement, Transaction, Value};
+use crate::transaction::{self, Statement, Transaction, Value};
 use crate::worker::Pool;
 
 macro_rules! driver {
@@ -32,7 +32,7 @@ macro_rules! driver {
             async fn rollback(mut transaction: Self::Transaction) -> Result<(), Error> {
                 let before: Option<&'static str> = $before_rollback;
                 if let Some(before) = before {
-                    // Refused where all is well.
+                    // This fails if the transaction is intact, which is fine.
                     let _ = sqlx::query(before).execute(&mut *transaction).await;
                 }
                 transaction.rollback().await.map_err(Error::database("the transaction cannot end"))
@@ -61,23 +61,15 @@ macro_rules! driver {
 
             async fn find(&mut self, statement: &Statement<'_>) -> Result<Option<Found>, Error> {
                 let row = query(statement).fetch_optional(self).await;
-                let Some(row) = row.map_err(statement.failed())? else { return Ok(None) };
-                let body = row.try_get(1).map_err(statement.failed())?;
-                let content_type = row.try_get(2).map_err(statement.failed())?;
-                Ok(Some(Found::new(body, content_type)))
+                let found = row
+                    .map_err(statement.failed())?
+                    .map(|row| Ok::<_, sqlx::Error>(transaction::found!(row, try_get)));
+                found.transpose().map_err(statement.failed())
             }
 
             async fn old(&mut self, statement: &Statement<'_>) -> Result<Vec<Old>, Error> {
                 let rows = query(statement).fetch_all(self).await.map_err(statement.failed())?;
-                let old = rows.iter().map(|row| {
-                    Ok(Old::new(
-                        row.try_get(0)?,
-                        row.try_get(1)?,
-                        row.try_get(2)?,
-                        row.try_get(3)?,
-                        row.try_get(4)?,
-                    ))
-                });
+                let old = rows.iter().map(|row| Ok(transaction::old!(row, try_get)));
                 let old: Result<Vec<Old>, sqlx::Error> = old.collect();
                 old.map_err(statement.failed())
             }
@@ -111,9 +103,9 @@ mod postgres {
 mod sqlite {
     use super::*;
 
-    // A statement that rolled the transaction back (`OR ROLLBACK`) leaves sqlx believing in it: its
-    // own rollback fails then, and every later use of the connection. With a transaction begun for
-    // it the two agree again.
+    // After a statement that rolled the transaction back (`OR ROLLBACK`) sqlx still assumes an open
+    // one: its own rollback would fail, and every later use of the connection. Beginning a
+    // transaction makes the two agree again.
     driver! {
         database: sqlx::Sqlite, connection: sqlx::SqliteConnection, pool: sqlx::SqlitePool,
         arguments: sqlx::sqlite::SqliteArguments, dialect: Dialect::Sqlite,

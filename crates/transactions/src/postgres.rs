@@ -1,7 +1,7 @@
-//! PostgreSQL by tokio-postgres, with the pool deadpool-postgres.
+//! PostgreSQL with tokio-postgres and the pool deadpool-postgres.
 //!
-//! Statements go out unprepared, with their types: one exchange each, and nothing that a pooler
-//! between us and the server would have to remember.
+//! Statements are sent unprepared, with their types: one round trip each, and no state that a
+//! pooler in between would have to keep.
 
 use deadpool_postgres::Object;
 use tokio_postgres::GenericClient;
@@ -10,12 +10,12 @@ use tokio_postgres::types::{ToSql, Type};
 use crate::error::Error;
 use crate::inbox::{Found, Old};
 use crate::sql::Dialect;
-use crate::transaction::{Statement, Transaction as Statements, Value};
+use crate::transaction::{self, Statement, Transaction as Statements, Value};
 use crate::worker::Pool;
 
-/// A transaction on a connection of the pool, handed to the handlers of
-/// [`InTransaction`](crate::InTransaction). It is used as the
-/// connection it is: `tx.execute(…)`, `tx.query(…)`, `tx.prepare_cached(…)`. The worker ends it.
+/// A transaction on a connection of the pool, passed to the handlers of
+/// [`InTransaction`](crate::InTransaction). Use it like a connection: `tx.execute(…)`,
+/// `tx.query(…)`, `tx.prepare_cached(…)`. The worker ends it.
 #[derive(Debug)]
 pub struct Transaction(Option<Object>);
 
@@ -31,15 +31,16 @@ impl std::ops::Deref for Transaction {
 impl Transaction {
     async fn end(mut self, how: &'static str) -> Result<(), Error> {
         self.batch_execute(how).await.map_err(Error::database("the transaction cannot end"))?;
-        // The connection is clean, and goes back to the pool.
+        // The connection has no open transaction and returns to the pool.
         drop(self.0.take());
         Ok(())
     }
 }
 
 impl Drop for Transaction {
-    /// Dropped without an end, as when a worker is told to stop: the connection is closed, and the
-    /// server rolls back. In the pool it would carry the open transaction to somebody else.
+    /// If it is dropped before its end, for example because the worker stops, the connection is
+    /// closed and the server rolls back. In the pool it would pass the open transaction to another
+    /// user.
     fn drop(&mut self) {
         if let Some(connection) = self.0.take() {
             drop(Object::take(connection));
@@ -53,7 +54,7 @@ impl Pool for deadpool_postgres::Pool {
     async fn begin(&self) -> Result<Transaction, Error> {
         let what = "no connection to the database";
         let connection = self.get().await.map_err(Error::database(what))?;
-        // Wrapped first: if this is dropped half-way the connection is not given back.
+        // Wrapped first, so that the connection does not return to the pool if this is cancelled.
         let transaction = Transaction(Some(connection));
         transaction.batch_execute("BEGIN").await.map_err(Error::database(what))?;
         Ok(transaction)
@@ -99,20 +100,14 @@ async fn query(
 }
 
 fn found(row: &tokio_postgres::Row) -> Result<Found, tokio_postgres::Error> {
-    Ok(Found::new(row.try_get(1)?, row.try_get(2)?))
+    Ok(transaction::found!(row, try_get))
 }
 
 fn old(row: &tokio_postgres::Row) -> Result<Old, tokio_postgres::Error> {
-    Ok(Old::new(
-        row.try_get(0)?,
-        row.try_get(1)?,
-        row.try_get(2)?,
-        row.try_get(3)?,
-        row.try_get(4)?,
-    ))
+    Ok(transaction::old!(row, try_get))
 }
 
-/// The same statements for every type that is a connection, or leads to one.
+/// Implements the same statements for every type that is, or contains, a connection.
 macro_rules! statements {
     ($($transaction:ty, |$client:ident| $lead:expr;)+) => {$(
         impl Statements for $transaction {

@@ -1,14 +1,14 @@
-//! The relay: moves the rows of an outbox to the broker, under their keys.
+//! The relay: sends the rows of an outbox to the broker, under their keys.
 //!
-//! It reads rows, sends them, and deletes exactly those that the broker confirmed, by their ids.
-//! Killed anywhere, it has sent rows that it did not delete; they are sent again under the same
-//! keys and the same date, and the broker answers with what it knows. Within a group one row is
-//! under way at a time, so order holds; a row that is refused is tried again later and holds back
-//! its group alone, and after bounded tries it is parked in the table with its error, and the group
-//! goes on. A queue that takes nothing now is left for a moment, and costs no row a try.
+//! It reads rows, sends them, and deletes exactly those that the broker confirmed, by their ids. If
+//! it is killed, rows that it sent and did not delete are sent again under the same keys and with
+//! the same date, and the broker recognises them. Within a group one row is in flight at a time, so
+//! order holds. A row that is refused is tried again later and blocks only its group. After a
+//! number of tries it is parked in the table with its error, and the group continues. A full or
+//! rate-limited queue is retried after a pause, which does not count as a try.
 //!
-//! One relay works per outbox, by a lock that its process holds; others stand by. The lock saves
-//! work: two at once would send the same rows, under the same keys, in the same order.
+//! One relay per outbox is active, by a lock; others stand by. The lock is an optimisation: two
+//! relays would send the same rows, under the same keys, in the same order.
 
 mod batch;
 mod metrics;
@@ -36,23 +36,23 @@ use batch::Senders;
 pub use metrics::Metrics;
 use source::{Read, Refused, Source, Table};
 
-/// How often a refused row is tried before it is parked, where nothing else is said.
+/// By default, how often a refused row is tried before it is parked.
 const TRIES: u32 = 5;
-/// How often the table is looked at if nothing tells of a new row.
+/// By default, how often the table is polled.
 const POLL: Duration = Duration::from_secs(1);
 const POLL_MIN: Duration = Duration::from_millis(10);
-/// Times of refused rows that are kept in mind; the others are found by looking.
+/// The most retry times of refused rows in memory; others are found by polling.
 const RETRIES_MAX: usize = 1_000;
-/// What one read takes at most.
+/// The limits of one read.
 const BATCH_ROWS: i64 = 1_000;
 const BATCH_BYTES: i64 = 16 * 1_024 * 1_024;
-/// How often one that stands by asks for the lock.
+/// How often a standby tries to take the lock.
 const STAND_BY: Duration = Duration::from_secs(1);
-/// Bounds of the pauses between two tries to reach a database that went away.
+/// The shortest and longest pause between two reconnects to the database.
 const AGAIN_MIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 
-/// Moves the rows of one outbox to a broker.
+/// Sends the rows of one outbox to a broker.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -89,8 +89,8 @@ enum Database {
 }
 
 impl Relay {
-    /// From a database, by its address: `postgres://…` or `sqlite://PATH`. Needs the table of
-    /// `hapax sql outbox` there.
+    /// Creates a relay for a database: `postgres://…` or `sqlite://PATH`. The database needs the
+    /// table of `hapax sql outbox`.
     pub fn new(client: Client, database: &str) -> Result<Self, Error> {
         Ok(Self {
             client,
@@ -100,8 +100,8 @@ impl Relay {
         })
     }
 
-    /// Encrypts the connection to PostgreSQL, to a server whose certificate one of these signed, as
-    /// PEM, and has the name of the address.
+    /// Encrypts the connection to PostgreSQL. The server's certificate must be signed by one of
+    /// these CA certificates, in PEM, and have the name of the address.
     #[cfg(feature = "postgres")]
     pub fn database_ca(mut self, pem: &[u8]) -> Result<Self, Error> {
         match &mut self.database {
@@ -115,40 +115,40 @@ impl Relay {
         }
     }
 
-    /// How often a refused row is tried before it is parked: 5 times where nothing is said.
+    /// How often a refused row is tried before it is parked; 5 times by default.
     pub fn tries(mut self, tries: u32) -> Self {
         self.options.tries = tries.max(1);
         self
     }
 
-    /// How often the table is looked at if nothing tells of a new row: every second where nothing
-    /// is said. PostgreSQL tells, by the trigger of the migration; SQLite is asked for its version,
-    /// which costs next to nothing.
+    /// How often the table is polled, if there is no notification; every second by default. In
+    /// PostgreSQL the trigger of the migration notifies the relay. For SQLite the relay watches the
+    /// file's version, which costs almost nothing.
     pub fn poll(mut self, poll: Duration) -> Self {
         self.options.poll = poll.max(POLL_MIN);
         self
     }
 
-    /// Writes the final answer of every message to a table of the form of `hapax sql results`.
+    /// Writes the outcome of every message to a table with the columns of `hapax sql results`.
     pub fn results(mut self, table: &str) -> Result<Self, Error> {
         self.options.results = Some(Table::parse(table)?);
         Ok(self)
     }
 
-    /// What it counts, while it runs and after.
+    /// The metrics, while it runs and after.
     pub fn metrics(&self) -> Arc<Metrics> {
         Arc::clone(&self.metrics)
     }
 
-    /// Works for ever, or until there is an error that no retry helps against.
+    /// Runs for ever, or until a permanent error.
     pub async fn run(self) -> Result<(), Error> {
         self.run_until(std::future::pending()).await
     }
 
-    /// Works until `stop` is ready, and finishes what is under way.
+    /// Runs until `stop` resolves, and then waits for the answers to what it has sent.
     ///
-    /// A database that cannot be reached at the start, or lacks the table, is an error; one that
-    /// goes away later is waited for, as the broker is.
+    /// A database that cannot be reached at the start, or lacks the table, is an error. If the
+    /// database or the broker becomes unreachable later, the relay waits for it.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<(), Error> {
         let (told, stopping) = watch::channel(false);
         let run = async {
@@ -208,7 +208,7 @@ impl Relay {
         }
     }
 
-    /// Takes the lock, and moves rows until it is told to stop.
+    /// Takes the lock, and sends rows until it is stopped.
     async fn relay<S: Source>(&self, source: &mut S, stop: Stop) -> Result<(), Error> {
         if !source.lock().await? {
             tracing::info!("another relay has the lock of this outbox; standing by");
@@ -229,7 +229,7 @@ impl Relay {
             if !unreadable.is_empty() {
                 self.metrics.count_refused(&unreadable);
                 source.settle(&[], &unreadable).await?;
-                // What they held up may be read now.
+                // The rows behind them can be read now.
                 if rows.is_empty() {
                     continue;
                 }
@@ -253,12 +253,12 @@ impl Relay {
     }
 }
 
-/// The pauses between two tries to reach a database that went away.
+/// The backoff of reconnects to the database.
 fn reopening() -> Retry {
     Retry::forever().pauses(AGAIN_MIN, AGAIN_MAX)
 }
 
-/// Opens a database that went away, once it is back.
+/// Reconnects to the database, retrying for ever.
 async fn reopen<S: Source>(address: &S::Address, results: &Option<Table>, retry: &mut Retry) -> S {
     loop {
         retry.pause(None).await;
@@ -269,8 +269,8 @@ async fn reopen<S: Source>(address: &S::Address, results: &Option<Table>, retry:
     }
 }
 
-/// What is to be tried again, and when: queues that take nothing for the moment, and the times of
-/// refused rows, which are in the table too.
+/// What to retry, and when: queues that are full or rate-limited, and refused rows, whose times are
+/// in the table too.
 #[derive(Debug, Default)]
 struct Held {
     queues: HashMap<String, Instant>,
@@ -285,7 +285,7 @@ impl Held {
         self.rows.extend(times.take(RETRIES_MAX.saturating_sub(self.rows.len())));
     }
 
-    /// Queues that are still to be left alone.
+    /// Queues that must not be tried yet.
     fn queues(&mut self) -> Vec<String> {
         let now = Instant::now();
         self.queues.retain(|_, until| *until > now);
@@ -293,7 +293,7 @@ impl Held {
         self.queues.keys().cloned().collect()
     }
 
-    /// Not longer than until the first of them may be tried again.
+    /// The time to wait, at most until the first of them may be retried.
     fn poll(&self, poll: Duration) -> Duration {
         let first = self.queues.values().chain(self.rows.first()).min();
         let left = first.map(|until| until.saturating_duration_since(Instant::now()));
@@ -301,7 +301,7 @@ impl Held {
     }
 }
 
-/// Whether the relay was told to stop.
+/// Whether the relay must stop.
 #[derive(Clone, Debug)]
 struct Stop(watch::Receiver<bool>);
 
@@ -313,7 +313,7 @@ impl Stop {
     async fn heard(&self) {
         let mut told = self.0.clone();
         if told.wait_for(|is_told| *is_told).await.is_err() {
-            // Whoever would tell is gone without a word.
+            // The sender is gone, so there will be no stop.
             std::future::pending().await
         }
     }

@@ -1,5 +1,5 @@
-//! The tables and the statements as SQL, for three dialects: what `hapax sql` prints, and what
-//! the drivers here run. There is one text for both, so that other languages get what is tested.
+//! The tables and the statements as SQL, for three dialects: what `hapax sql` prints, and what the
+//! drivers here run. Both use the same texts, so that other languages get what is tested.
 
 use crate::transaction::Kind;
 
@@ -40,7 +40,7 @@ impl Dialect {
         }
     }
 
-    /// The migration of the table that results flow back to, as `hapax_results`.
+    /// The migration of the results table, `hapax_results`.
     pub fn results(self) -> &'static str {
         match self {
             Self::Postgres => postgres::RESULTS,
@@ -91,15 +91,15 @@ impl Dialect {
     }
 }
 
-const IN_ORDER: &str = "-- The parameters stand in the order of the columns they are for.";
+const IN_ORDER: &str = "-- The parameters are in the order of their columns.";
 
 const PARAMETERS: &str = "\
 -- The first seven parameters are consumer (a name of your choice), tenant, queue, key, group (''
 -- where there is none), generation and fence, as the delivery has them; the eighth and ninth of the
 -- finish are the result and its content type; the fourth and the following ones of \"old\" are its
--- own. A message without a key, as at-least-once queues allow, has its id for a key here.";
+-- own. A message without a key, which at-least-once queues allow, uses its id as the key here.";
 
-/// Statements are comments, so that the page can be run as it is.
+/// Statements are comments, so that the output can be run as a script.
 fn page(migration: &str, parameters: &str, statements: &[&str]) -> String {
     let mut page = migration.to_owned();
     page.push_str("\n-- The statements, for programs in any language.\n");

@@ -1,4 +1,5 @@
-//! SQLite by rusqlite, which blocks: calls are made on threads for that, never on those of tokio.
+//! SQLite with rusqlite, which blocks: calls are made on threads for blocking calls, never on
+//! tokio's own.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,15 +11,15 @@ use rusqlite::{Connection, OptionalExtension, ToSql, TransactionBehavior, params
 use crate::error::Error;
 use crate::inbox::{Found, Names, Old, Page, Rows};
 use crate::sql::Dialect;
-use crate::transaction::{Statement, Value};
+use crate::transaction::{self, Statement, Value};
 
 /// How long a writer waits for another. SQLite has one at a time.
 const BUSY: Duration = Duration::from_secs(30);
-/// Connections that are kept open for the next one.
+/// The most idle connections.
 const IDLE_MAX: usize = 8;
 const OURS: &str =
     "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;";
-/// What a handler is told whose transaction ended before it did.
+/// The error if the transaction was rolled back before the handler ended.
 pub(crate) const ROLLED_BACK: &str =
     "a statement has rolled the transaction back; nothing is committed";
 const SWEEP: &str = "the inbox cannot be swept";
@@ -26,31 +27,31 @@ const OF_OTHERS: &str = "PRAGMA synchronous = FULL;";
 
 /// A database file and connections to it. Cheap to clone; clones share their connections.
 ///
-/// Every connection writes ahead (WAL), syncs at every commit (`synchronous = FULL`), waits for
-/// other writers, and knows foreign keys.
+/// Every connection uses WAL, syncs at every commit (`synchronous = FULL`), waits for other
+/// writers, and enforces foreign keys.
 #[derive(Clone, Debug)]
 pub struct Database(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     path: PathBuf,
-    /// What every connection is told first.
+    /// Executed on every new connection.
     settings: &'static str,
     idle: Mutex<Vec<Connection>>,
-    /// Held while a transaction is open: writers of this process wait here in turn, and not by
-    /// asking SQLite again and again.
+    /// Held while a transaction is open, so that writers of this process queue here instead of
+    /// polling SQLite.
     writing: Mutex<()>,
 }
 
 impl Database {
-    /// Opens the file, and makes it if it is not there.
+    /// Opens the file, and creates it if it does not exist.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let database = Self::with_settings(path.as_ref(), OURS);
         database.give_back(database.connect()?);
         Ok(database)
     }
 
-    /// A file of somebody else's, whose journal stays as it is.
+    /// Opens a file of another application, without changing its journal mode.
     pub(crate) fn of_others(path: &Path) -> Self {
         Self::with_settings(path, OF_OTHERS)
     }
@@ -79,21 +80,21 @@ impl Database {
             None => self.connect()?,
         };
         let worked = work(&mut connection)?;
-        // One that failed is not used again.
+        // A connection that failed is not reused.
         self.give_back(connection);
         Ok(worked)
     }
 
-    /// Runs SQL that returns nothing, such as a migration. Blocks, as all of this does.
+    /// Runs SQL that returns nothing, such as a migration. Blocks.
     pub fn execute_batch(&self, sql: &str) -> Result<(), Error> {
         self.with(|connection| connection.execute_batch(sql).map_err(Error::from))
     }
 
     /// Runs something in a transaction, which is committed unless it fails.
     ///
-    /// All of it or nothing: where a statement rolls the transaction back by itself (`OR ROLLBACK`,
-    /// `RAISE(ROLLBACK)`, a full disk) and that is ignored, the statements after it would each be
-    /// committed on their own. They are refused, and the whole fails.
+    /// It is atomic: if a statement itself rolls the transaction back (`OR ROLLBACK`,
+    /// `RAISE(ROLLBACK)`, a full disk) and the error is ignored, the statements after it would each
+    /// be committed on their own. They are refused, and the whole call fails.
     pub fn transaction<T, E: From<Error>>(
         &self,
         work: impl FnOnce(&rusqlite::Transaction<'_>) -> Result<T, E>,
@@ -103,7 +104,7 @@ impl Database {
         let outcome = self.with(|connection| {
             let begun = connection.transaction_with_behavior(TransactionBehavior::Immediate);
             let transaction = begun.map_err(Error::database("no transaction in the database"))?;
-            // Every commit before the work is over is turned into a rollback.
+            // Every commit before the closure has returned is turned into a rollback.
             transaction.commit_hook(Some(|| true));
             let worked = work(&transaction);
             transaction.commit_hook(None::<fn() -> bool>);
@@ -176,18 +177,16 @@ pub(crate) fn find(
 ) -> Result<Option<Found>, Error> {
     let prepared = connection.prepare_cached(statement.sql(Dialect::Sqlite));
     let mut prepared = prepared.map_err(statement.failed())?;
-    let found = prepared.query_row(params_from_iter(statement.values()), |row| {
-        Ok(Found::new(row.get(1)?, row.get(2)?))
-    });
+    let found = prepared
+        .query_row(params_from_iter(statement.values()), |row| Ok(transaction::found!(row, get)));
     found.optional().map_err(statement.failed())
 }
 
 fn old(connection: &Connection, statement: &Statement<'_>) -> Result<Vec<Old>, Error> {
     let prepared = connection.prepare_cached(statement.sql(Dialect::Sqlite));
     let mut prepared = prepared.map_err(statement.failed())?;
-    let found = prepared.query_map(params_from_iter(statement.values()), |row| {
-        Ok(Old::new(row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
-    });
+    let found = prepared
+        .query_map(params_from_iter(statement.values()), |row| Ok(transaction::old!(row, get)));
     let found = found.map_err(statement.failed())?;
     found.map(|old| old.map_err(statement.failed())).collect()
 }

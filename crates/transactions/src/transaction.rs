@@ -1,7 +1,7 @@
-//! What an inbox and an outbox need of a transaction, whoever's driver it is.
+//! The interface of inbox and outbox to the transaction of any driver.
 //!
-//! Few statements, no rules: what follows from their answers is decided in [`inbox`](crate::inbox).
-//! The user begins and ends the transaction; nothing here does.
+//! It has few statements and no logic; that is in [`inbox`](crate::inbox). The user begins and ends
+//! the transaction; nothing here does.
 
 use std::future::Future;
 
@@ -13,7 +13,7 @@ use crate::outbox::Entry;
 use crate::sql::Dialect;
 
 /// An open transaction of an asynchronous driver: those of tokio-postgres, deadpool-postgres and
-/// sqlx, and a connection on which one was begun by hand.
+/// sqlx, and a connection on which one was begun manually.
 ///
 /// Its methods are for [`Inbox`](crate::Inbox) and [`outbox`](crate::outbox); call those.
 pub trait Transaction: Send {
@@ -24,15 +24,15 @@ pub trait Transaction: Send {
         statement: &Statement<'_>,
     ) -> impl Future<Output = Result<u64, Error>> + Send;
 
-    /// The row of the inbox that a statement selects, if it is there: its fence, result and
-    /// content type.
+    /// Returns the inbox row that a statement selects, if it exists. The columns are fence, result
+    /// and content type; only the last two are used.
     fn find(
         &mut self,
         statement: &Statement<'_>,
     ) -> impl Future<Output = Result<Option<Found>, Error>> + Send;
 
-    /// The rows of the inbox that a statement selects: key, group, generation, fence, and the time
-    /// they were entered.
+    /// Returns the inbox rows that a statement selects: key, group, generation, fence, and the time
+    /// of insertion.
     fn old(
         &mut self,
         statement: &Statement<'_>,
@@ -51,13 +51,13 @@ pub struct Statement<'a> {
 pub enum Value<'a> {
     Text(Option<&'a str>),
     Bytes(Option<&'a [u8]>),
-    /// Of 32 bits.
+    /// 32 bits.
     Int(i32),
-    /// Of 64 bits.
+    /// 64 bits.
     Long(Option<i64>),
 }
 
-/// The statements there are. Their texts are in `sql/`.
+/// The statements. Their texts are in `sql/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Enter,
@@ -69,7 +69,7 @@ pub(crate) enum Kind {
 }
 
 impl<'a> Statement<'a> {
-    /// Inserts the row, unless it is there.
+    /// Inserts the row, unless it exists.
     pub(crate) fn enter(row: &Row<'a>) -> Self {
         Self { kind: Kind::Enter, values: row.values() }
     }
@@ -127,7 +127,7 @@ impl<'a> Statement<'a> {
         Self { kind: Kind::Send, values }
     }
 
-    /// Its text, as the database reads it.
+    /// Its SQL.
     pub fn sql(&self, dialect: Dialect) -> &'static str {
         dialect.statement(self.kind)
     }
@@ -137,7 +137,7 @@ impl<'a> Statement<'a> {
         &self.values
     }
 
-    /// For `map_err`: what was being done when the database refused it.
+    /// For `map_err`: adds what was being done.
     pub fn failed<E>(&self) -> impl FnOnce(E) -> Error + use<E>
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -151,6 +151,30 @@ impl<'a> Statement<'a> {
         })
     }
 }
+
+/// Reads the row of the inbox that [`Transaction::find`] found, by the driver's own accessor. Fails
+/// with the driver's error.
+macro_rules! found {
+    ($row:expr, $get:ident) => {
+        $crate::inbox::Found::new($row.$get(1)?, $row.$get(2)?)
+    };
+}
+
+/// Reads a row of the inbox for [`Transaction::old`], likewise.
+macro_rules! old {
+    ($row:expr, $get:ident) => {{
+        let row = $row;
+        $crate::inbox::Old::new(
+            row.$get(0)?,
+            row.$get(1)?,
+            row.$get(2)?,
+            row.$get(3)?,
+            row.$get(4)?,
+        )
+    }};
+}
+
+pub(crate) use {found, old};
 
 impl<'a> Value<'a> {
     pub(crate) fn text(text: &'a str) -> Self {

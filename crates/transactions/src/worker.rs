@@ -1,10 +1,10 @@
 //! Workers whose handlers run in a transaction of the user's database.
 //!
-//! Around every handler stand the same steps: begin, enter, run, store the result, commit, settle.
-//! A handler that fails rolls everything back, its row included, and fails the attempt. A message
-//! that was carried out before is settled with the stored result, and its handler is not called.
-//! A result that the queue would not take is noticed before the commit: nothing is written then,
-//! and the message is dead until its handler is mended and it is redriven.
+//! For every message the worker takes the same steps: begin, enter, run the handler, store the
+//! result, commit, settle. A handler that fails rolls everything back, including the row, and fails
+//! the attempt. A message that was processed before is settled with the stored result, and its
+//! handler is not called. A result that is too large for the queue is noticed before the commit:
+//! then nothing is written, and the message is dead until its handler is fixed and it is redriven.
 
 #[cfg(feature = "sqlite")]
 mod blocking;
@@ -22,11 +22,11 @@ use crate::error::Error;
 use crate::inbox::{Consumer, Entered, Finished, Inbox, Names, Old, Page, Rows, Rules};
 use crate::transaction::{Statement, Transaction};
 
-/// How often old rows are swept.
+/// How often old rows are deleted.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
-/// The same, until the first delivery has told whose rows they are.
+/// The same, until the first delivery shows the tenant.
 const LEARN_EVERY: Duration = Duration::from_secs(10);
-/// What `Box::pin(async move { … })` makes.
+/// The type of `Box::pin(async move { … })`.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Connections to the user's database: `deadpool_postgres::Pool`, `sqlx::PgPool`,
@@ -37,7 +37,7 @@ pub trait Pool: Clone + Send + Sync + 'static {
 
     fn begin(&self) -> impl Future<Output = Result<Self::Transaction, Error>> + Send;
 
-    /// An error leaves open whether it is committed.
+    /// After an error it is unknown whether the transaction is committed.
     fn commit(transaction: Self::Transaction) -> impl Future<Output = Result<(), Error>> + Send;
 
     fn rollback(transaction: Self::Transaction) -> impl Future<Output = Result<(), Error>> + Send;
@@ -64,11 +64,11 @@ impl<P: Pool> Rows for P {
 
 /// A worker whose handlers run in transactions, with an inbox.
 ///
-/// The effect of a message is what its handler writes in the transaction, and it happens once:
-/// however often the message is delivered, whoever dies, and whenever. What a handler does besides,
-/// such as a call to another service, is done again with every attempt; use steps for that.
+/// What a handler writes in the transaction happens once, however often the message is delivered
+/// and whichever process dies. Anything else that it does, such as a call to another service, is
+/// repeated with every attempt; use steps for that.
 ///
-/// The pool is that of the driver: every [`Pool`], and `sqlite::Database` for rusqlite.
+/// The pool is the driver's: any [`Pool`], or `sqlite::Database` for rusqlite.
 ///
 /// ```no_run
 /// # async fn example(
@@ -104,7 +104,7 @@ impl<P> InTransaction<P> {
 }
 
 impl<P: Pool> InTransaction<P> {
-    /// Works for ever, or until there is an error that no retry helps against.
+    /// Runs for ever, or until a permanent error.
     pub async fn run<H, R, E>(self, handler: H) -> Result<(), Error>
     where
         H: for<'a> Fn(&'a mut P::Transaction, Delivery) -> BoxFuture<'a, Result<R, E>>
@@ -117,7 +117,7 @@ impl<P: Pool> InTransaction<P> {
         self.run_until(std::future::pending(), handler).await
     }
 
-    /// As [`run`](Self::run), until `stop` is ready; see [`Worker::run_until`].
+    /// Like [`run`](Self::run), until `stop` resolves; see [`Worker::run_until`].
     pub async fn run_until<H, R, E>(
         self,
         stop: impl Future<Output = ()> + Send,
@@ -141,7 +141,7 @@ impl<P: Pool> InTransaction<P> {
 }
 
 impl<P: Rows + Clone + 'static> InTransaction<P> {
-    /// Carries messages out, and sweeps beside that.
+    /// Processes messages, and deletes old rows meanwhile.
     async fn work<F>(
         self,
         stop: impl Future<Output = ()> + Send,
@@ -165,19 +165,19 @@ impl<P: Rows + Clone + 'static> InTransaction<P> {
     }
 }
 
-/// What stands around the handlers of one worker: its inbox, and the rules of its queue.
+/// What the handlers of one worker share: the inbox, and the queue's configuration.
 pub(crate) struct Guard {
     inbox: Inbox,
     queue: Queue,
-    /// The largest result that the queue takes, when it was last asked.
+    /// The largest result that the queue allows, when it was last read.
     result_bytes_max: AtomicU64,
-    /// Why the worker must not go on, once that is known.
+    /// Why the worker must stop, if it must.
     refusal: watch::Sender<Option<String>>,
 }
 
 impl Guard {
-    /// A table that is not there, and a retention that is too short, are told now, and not with
-    /// every message.
+    /// Fails now, and not with every message, if the table is missing or the retention is too
+    /// short.
     pub(crate) async fn open(
         rows: &impl Rows,
         consumer: Consumer,
@@ -195,15 +195,15 @@ impl Guard {
         })
     }
 
-    /// Checks that a delivery is of the inbox's tenant. A worker with the token of another one
-    /// stops at its first message: the rest would fail just the same, until it is dead.
+    /// Checks that a delivery belongs to the inbox's tenant. A worker with the token of another
+    /// tenant stops at its first message, because every message would fail until it is dead.
     fn admit(&self, delivery: &Delivery) -> Result<(), Failure> {
         let Err(error) = self.inbox.check_tenant(delivery) else { return Ok(()) };
         self.refusal.send_replace(Some(error.to_string()));
         Err(error.into())
     }
 
-    /// Ready when the worker is told to stop, or must.
+    /// Resolves when the worker is stopped, or must stop.
     async fn or_refused(&self, stop: impl Future<Output = ()>) {
         let mut refusal = self.refusal.subscribe();
         tokio::select! {
@@ -212,7 +212,7 @@ impl Guard {
         }
     }
 
-    /// How a worker ended.
+    /// The result of a worker that has ended.
     fn ended(&self, ended: Result<(), hapax_client::Error>) -> Result<(), Error> {
         ended?;
         match &*self.refusal.borrow() {
@@ -227,8 +227,8 @@ impl Guard {
         Ok(rules)
     }
 
-    /// Sweeps now and then, for ever, by the rules of the moment. What goes wrong is tried again
-    /// the next time.
+    /// Deletes old rows periodically, by the current configuration. Errors are retried the next
+    /// time.
     pub(crate) async fn sweep_on(&self, rows: &impl Rows) {
         loop {
             let swept = async {
@@ -238,32 +238,31 @@ impl Guard {
             if let Err(error) = swept.await {
                 tracing::warn!(%error, "cannot delete old inbox rows now; retrying later");
             }
-            // Who does not know whose rows they are has not had a message yet.
+            // Without a tenant there has been no message yet.
             let is_known = self.inbox.known_tenant().is_some();
             tokio::time::sleep(if is_known { SWEEP_EVERY } else { LEARN_EVERY }).await;
         }
     }
 
-    /// Refuses a result that the queue would not take, while the effect can still be rolled back.
+    /// Refuses a result that is too large for the queue, while the effect can still be rolled back.
     fn check(&self, finished: &Finished) -> Result<(), TooLarge> {
         let bytes = finished.0.as_ref().map_or(0, |result| result.body.len() as u64);
         let max = self.result_bytes_max.load(Ordering::Relaxed);
         if bytes <= max { Ok(()) } else { Err(TooLarge { bytes, max }) }
     }
 
-    /// As [`Guard::check`], where the rules that are known may be old: they are asked for again
-    /// before anything is refused.
+    /// Like [`Guard::check`], but reads the queue's configuration again before it refuses.
     async fn check_again(&self, finished: &Finished) -> Result<(), Failure> {
         if self.check(finished).is_ok() {
             return Ok(());
         }
         self.rules().await?;
-        // The same handler would return the same again.
+        // The handler would return the same result again.
         self.check(finished).map_err(|error| Failure::dead(format!("{error}; nothing was written")))
     }
 
-    /// What to settle with where the effect is there. A result that the queue does not take any
-    /// more is left out: refused, it would keep a message from being done that is done.
+    /// The settle of a message that was processed before. A result that is now too large for the
+    /// queue is left out, because a refusal would keep the message from being done.
     async fn done(&self, result: Option<Blob>) -> Done {
         let finished = Finished(result);
         if finished.0.is_some()
@@ -307,7 +306,7 @@ where
     match inbox.enter(&mut transaction, &delivery).await? {
         Entered::First => {}
         Entered::Done(result) => {
-            // It is done whether or not the empty transaction can be ended.
+            // The message is done whether or not the empty transaction can be rolled back.
             let _ = P::rollback(transaction).await;
             return Ok(guard.done(result).await);
         }
@@ -334,8 +333,8 @@ where
     look_up(pool, inbox, &delivery, error).await
 }
 
-/// The answer to the commit was lost: the database is asked, never guessed about. A commit that is
-/// still under way is waited for by the insert.
+/// Asks the database for the outcome of a commit whose answer was lost. The insert waits for a
+/// commit that is still in progress.
 async fn look_up<P: Pool>(
     pool: &P,
     inbox: &Inbox,

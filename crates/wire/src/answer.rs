@@ -1,4 +1,4 @@
-//! What a send or a claim is answered with.
+//! The answers to sends and claims.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 use crate::blob::{Blob, Points};
+use crate::code::Code;
 use crate::key::Key;
 use crate::problem::{Differs, NO_PROBLEM, Problem};
 use crate::state::State;
@@ -58,14 +59,14 @@ pub struct Answer {
     pub state: i32,
     #[prost(uint64, tag = "5")]
     pub accepted_at_ms: u64,
-    /// The parts that an accepted message does not have.
+    /// Absent for an accepted message.
     #[prost(message, optional, tag = "6")]
     pub outcome: Option<Outcome>,
     #[prost(message, optional, tag = "7")]
     pub problem: Option<Problem>,
 }
 
-/// What a known key is answered with.
+/// The state of a known key, as far as its answer includes it.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct Outcome {
     #[prost(uint32, tag = "1")]
@@ -76,7 +77,7 @@ pub struct Outcome {
     pub error: String,
     #[prost(uint64, tag = "4")]
     pub finished_at_ms: u64,
-    /// Absent where the key is remembered for ever.
+    /// Absent if the key is remembered for ever.
     #[prost(uint64, optional, tag = "5")]
     pub remembered_until_ms: Option<u64>,
     /// The time at which the lease or the delay ends.
@@ -85,14 +86,14 @@ pub struct Outcome {
 }
 
 impl Answer {
-    /// A refusal in its place among answers.
+    /// A refusal as the answer to one message.
     pub fn refused(reference: u64, problem: Problem) -> Self {
         let kind = AnswerKind::Error.into();
         Self { r#ref: reference, kind, problem: Some(problem), ..Self::default() }
     }
 
-    /// What the sender is told after it waited and looked at the key: the end of the message, or
-    /// the same kind of answer as before.
+    /// The answer after waiting, from the key as it is then: the end of the message, or the same
+    /// kind of answer as before.
     pub fn waited(self, key: Key) -> Self {
         let kind = match key.state() {
             State::Done => AnswerKind::Done,
@@ -120,7 +121,7 @@ impl Answer {
     }
 }
 
-/// The answer to one send, as JSON has it: with the queue and the key it is about.
+/// The answer to one send in JSON, with its queue and key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered<'a> {
     /// `None` for a refusal that does not name it.
@@ -138,7 +139,7 @@ enum Form<'a> {
     /// The key is new.
     Accepted {
         queue: &'a str,
-        /// Generated where the message came without one.
+        /// Generated if the message came without one.
         key: &'a str,
         id: Id,
         state: State,
@@ -153,6 +154,7 @@ enum Form<'a> {
         attempts: u32,
         accepted_at: Timestamp,
         /// The time at which the lease or the delay ends.
+        #[schema(required = true)]
         deadline: Option<Timestamp>,
     },
     Done {
@@ -162,14 +164,16 @@ enum Form<'a> {
         state: State,
         attempts: u32,
         accepted_at: Timestamp,
-        /// `null` where the worker stored none.
+        /// `null` if the worker stored none.
+        #[schema(required = true)]
         result: Option<&'a Blob>,
         /// The result was left out because the answer would be too large: get it with the key.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         #[schema(required = false)]
         result_omitted: bool,
         finished_at: Timestamp,
-        /// `null` where the key is remembered for ever.
+        /// `null` if the key is remembered for ever.
+        #[schema(required = true)]
         remembered_until: Option<Timestamp>,
     },
     Dead {
@@ -195,22 +199,27 @@ enum Form<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(ignore)]
         queue: Option<&'a str>,
-        /// `null` where the message has none.
+        /// `null` if the message has none.
+        #[schema(required = true)]
         key: Option<&'a str>,
         /// One of the codes of `/errors`.
+        #[schema(value_type = Code)]
         code: &'a str,
         detail: &'a str,
         retryable: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         retry_after_ms: Option<u64>,
         /// For a conflict: what differs.
         #[serde(skip_serializing_if = "Option::is_none")]
-        #[schema(value_type = Option<Vec<Differs>>)]
+        #[schema(value_type = Option<Vec<Differs>>, nullable = false)]
         differs: Option<&'a [String]>,
         /// For a conflict: the id of the first message, and when it was accepted.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         id: Option<Id>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         accepted_at: Option<Timestamp>,
     },
 }
@@ -274,8 +283,9 @@ impl Serialize for Answered<'_> {
 
 crate::text::schema_of!(Answered<'_> as "Answer", Form<'_>);
 
-/// The answers to a batch, in its order.
+/// The answers to a batch, in the order of its messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = BatchAnswers)]
 pub struct Answers<'a> {
     pub answers: Vec<Answered<'a>>,
 }
@@ -285,7 +295,7 @@ pub struct Answers<'a> {
 pub struct ClaimReply {
     #[prost(message, optional, tag = "1")]
     pub answer: Option<Answer>,
-    /// Of a fresh one, and so are those that follow.
+    /// This and the following fields are set only if the answer is `Fresh`.
     #[prost(bytes = "bytes", tag = "2")]
     pub lease: Bytes,
     #[prost(uint64, tag = "3")]
@@ -307,7 +317,7 @@ pub struct Claimed<'a> {
     queue: &'a str,
     key: &'a str,
     id: Id,
-    /// Settle under it.
+    /// The lease to settle with.
     #[schema(value_type = String)]
     lease: Lease<'a>,
     fence: Fence,
@@ -318,7 +328,7 @@ pub struct Claimed<'a> {
     /// The end of the lease, by the broker's clock.
     deadline: Timestamp,
     /// What an earlier claim of the key saved before it was released or lost.
-    #[schema(value_type = BTreeMap<String, Blob>, required = false)]
+    #[schema(value_type = BTreeMap<String, Blob>)]
     recovery_points: Points<'a>,
 }
 

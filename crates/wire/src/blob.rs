@@ -1,6 +1,6 @@
-//! Bytes with their type, and bodies as JSON has them.
+//! Bytes with their content type, and bodies in JSON.
 //!
-//! A body is `body` where it is UTF-8, else `body_base64`: two fields of JSON and one of a shape.
+//! In JSON a body is the field `body` if it is UTF-8, otherwise `body_base64`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,13 +16,13 @@ use utoipa::ToSchema;
 
 use crate::text::{null_is_empty, some};
 
-/// Padding is written, and not missed where it is left out.
+/// Padding is written, and optional when reading.
 pub(crate) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Bytes with their type: `body` where they are UTF-8, else `body_base64`.
+/// Bytes with their content type: `body` if they are UTF-8, otherwise `body_base64`.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message, Deserialize, ToSchema)]
 pub struct Blob {
     #[prost(bytes = "bytes", tag = "1")]
@@ -78,11 +78,23 @@ impl Serialize for Blob {
 }
 
 /// Writes a body as one of its two fields.
-pub(crate) fn put_body<M: SerializeMap>(fields: &mut M, body: &[u8]) -> Result<(), M::Error> {
+fn put_body<M: SerializeMap>(fields: &mut M, body: &[u8]) -> Result<(), M::Error> {
     match std::str::from_utf8(body) {
         Ok(text) => fields.serialize_entry("body", text),
         Err(_) => fields.serialize_entry("body_base64", &BASE64.encode(body)),
     }
+}
+
+/// Writes the body of a message, its content type and its headers.
+pub(crate) fn put_content<M: SerializeMap>(
+    fields: &mut M,
+    body: &[u8],
+    content_type: &str,
+    headers: &BTreeMap<String, String>,
+) -> Result<(), M::Error> {
+    put_body(fields, body)?;
+    fields.serialize_entry("content_type", &some(content_type))?;
+    fields.serialize_entry("headers", headers)
 }
 
 /// Recovery points as JSON: an object of bodies.
@@ -95,8 +107,8 @@ impl Serialize for Points<'_> {
     }
 }
 
-/// Reads a body, of which the name of its field says in which form it is. Only
-/// [`crate::json::read`] knows that name; other deserializers are refused rather than misread.
+/// Reads a body. The name of its field determines the form, and only [`crate::json::read`] knows
+/// that name; other deserializers get an error.
 pub(crate) fn body<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     struct Read;
     impl<'de> Visitor<'de> for Read {
@@ -153,7 +165,7 @@ mod tests {
         assert_eq!(read(r#"{"body_base64":"/wA"}"#).unwrap(), &b"\xff\x00"[..]);
         assert_eq!(read(r#"{"body":null,"content_type":null}"#).unwrap(), "");
         assert_eq!(read("{}").unwrap(), "");
-        assert!(said(r#"{"body_base64":"/w A"}"#).starts_with("body_base64: Invalid symbol"));
+        assert!(said(r#"{"body_base64":"/w A"}"#).starts_with("body_base64: not base64"));
         assert!(said(r#"{"body":7}"#).starts_with("body: invalid type: integer `7`"));
         for both in [r#"{"body":"a","body_base64":"YQ"}"#, r#"{"body_base64":"YQ","body":"a"}"#] {
             assert!(said(both).starts_with("give body or body_base64, not both"), "{both}");

@@ -1,6 +1,11 @@
 //! The closed list of error codes. A code is never reused for something else.
 
+use std::borrow::Cow;
+
 use http::StatusCode;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 macro_rules! codes {
     ($($name:ident = $text:literal $status:literal $grpc:ident $retryable:literal
@@ -9,7 +14,7 @@ macro_rules! codes {
         why $why:literal
         what_to_do $do:literal,
     )+) => {
-        /// Why a request was refused, for programs to tell apart.
+        /// Why a request was refused, for programs.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Code { $($name,)+ }
 
@@ -46,7 +51,7 @@ macro_rules! codes {
                 match self { $(Self::$name => $means,)+ }
             }
 
-            /// How a request comes to get it.
+            /// The cause.
             pub fn why(self) -> &'static str {
                 match self { $(Self::$name => $why,)+ }
             }
@@ -91,11 +96,13 @@ codes! {
         why "The `Authorization: Bearer` header is missing, or its token is unknown or revoked."
         what_to_do "Create a token with `hapax token create` and send it with every request.",
     Forbidden = "forbidden" 403 PermissionDenied false
-        "The token does not allow this"
-        means "The token is valid, but not for this action on this queue."
+        "This is not allowed"
+        means "The token is valid, but not for this action on this queue; or a web page of \
+               another site sent the request."
         why "A token is limited to a tenant, to queues that match its patterns, and to its \
              permissions (`send`, `work`, `admin`, `operate`). To browse messages it needs \
-             `work` or `admin`, to claim `send` and `work`."
+             `work` or `admin`, to claim `send` and `work`. A broker without tokens refuses what \
+             a browser sends for a page of another site (`Sec-Fetch-Site`, `Origin`)."
         what_to_do "Use a token with the permission, or create one: `hapax token create --can`.",
     NoSuchQueue = "no_such_queue" 404 NotFound false
         "There is no such queue"
@@ -161,12 +168,15 @@ codes! {
              and 8 MiB. `GET /v1/limits` lists all limits."
         what_to_do "Store large bodies elsewhere and send a reference, or split the batch.",
     OverQuota = "over_quota" 429 ResourceExhausted true
-        "The queue or the tenant is full"
-        means "The message was not accepted: the queue or the tenant has reached its limit of \
-               messages or bytes."
-        why "Workers are too slow or stopped."
-        what_to_do "Retry after `Retry-After` under the same key. Start more workers, or raise \
-                    `max_messages` or `max_bytes`.",
+        "A limit of the queue or the tenant is reached"
+        means "Nothing was accepted: the queue or the tenant has reached a limit, which `detail` \
+               names."
+        why "`max_messages` or `max_bytes`: workers are too slow or stopped. `max_queues`: the \
+             tenant has as many queues as it may. Redrives: as many are running as may run at \
+             once. Emits: as many wait for their queues as may."
+        what_to_do "Messages, redrives and settles: retry after `Retry-After` under the same key \
+                    or id; start more workers, or raise the limit. Queues: delete one, or raise \
+                    the tenant's `max_queues`; waiting does not help.",
     RateLimited = "rate_limited" 429 ResourceExhausted true
         "Too many requests"
         means "The message was not accepted: the rate limit of the queue or of the tenant is \
@@ -190,6 +200,20 @@ codes! {
         why "A bug in Hapax, or damaged data. The broker's log has the details, with the request \
              id."
         what_to_do "Retry under the same key, and report the bug with `Request-Id` and log.",
+}
+
+impl PartialSchema for Code {
+    fn schema() -> RefOr<Schema> {
+        let names = Self::ALL.iter().map(|code| code.as_str());
+        let schema = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(names));
+        schema.description(Some("Why a request was refused.")).build().into()
+    }
+}
+
+impl ToSchema for Code {
+    fn name() -> Cow<'static, str> {
+        "Code".into()
+    }
 }
 
 #[cfg(test)]

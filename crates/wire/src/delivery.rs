@@ -1,4 +1,4 @@
-//! Receiving.
+//! Receives and deliveries.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
-use crate::blob::{Blob, Points, put_body};
+use crate::blob::{Blob, Points, put_content};
 use crate::text::{Fence, Id, Lease, Timestamp, null_is_empty, some};
 
-/// What a worker asks for.
+/// A worker's request for messages.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message, Deserialize, ToSchema)]
 #[schema(as = Receive)]
 pub struct ReceiveRequest {
@@ -19,28 +19,27 @@ pub struct ReceiveRequest {
     pub queue: String,
     #[prost(uint32, tag = "2")]
     #[serde(default = "ten")]
-    #[schema(minimum = 1, maximum = 1000, default = 10)]
+    #[schema(default = 10)]
     pub max: u32,
-    /// How long to wait for the first message.
+    /// How long to wait for the first message. Values above 60000 count as 60000.
     #[prost(uint64, tag = "3")]
     #[serde(default)]
-    #[schema(maximum = 60_000, default = 0)]
+    #[schema(default = 0)]
     pub wait_ms: u64,
-    /// The queue's own where it is left out.
+    /// By default the queue's `lease_ms`.
     #[prost(uint64, optional, tag = "4")]
     #[serde(default)]
     pub lease_ms: Option<u64>,
-    /// Told in the history of its messages.
+    /// The worker's name, shown in the history of its messages.
     #[prost(string, tag = "5")]
     #[serde(default, deserialize_with = "null_is_empty")]
-    #[schema(value_type = Option<String>, max_length = 64)]
+    #[schema(value_type = Option<String>)]
     pub worker: String,
-    /// Retried within five minutes, it returns the same messages and leases.
+    /// A receive repeated under its id within five minutes gets the same messages and leases.
     #[prost(string, optional, tag = "6")]
     #[serde(default)]
-    #[schema(max_length = 128)]
     pub receive_id: Option<String>,
-    /// Take several messages of one group, in order.
+    /// Allow several messages of one group, in order.
     #[prost(bool, tag = "7")]
     #[serde(default)]
     #[schema(default = false)]
@@ -51,10 +50,10 @@ fn ten() -> u32 {
     10
 }
 
-/// One message in a worker's hands.
+/// One message delivered to a worker.
 #[derive(Clone, PartialEq, prost::Message, ToSchema)]
 pub struct Delivery {
-    /// Opaque; settle under it.
+    /// The lease to settle with; opaque.
     #[prost(bytes = "bytes", tag = "1")]
     #[schema(value_type = String)]
     pub lease: Bytes,
@@ -63,8 +62,8 @@ pub struct Delivery {
     #[schema(value_type = Fence)]
     pub fence: u64,
     /// The tenant of the message.
-    // On a Work stream it comes with the first delivery alone, as the other things do that are the
-    // same for all: queue, length of the lease, keys per group.
+    // On a Work stream only the first deliveries have it, like the other values that are the same
+    // for all: queue, length of the lease, keys per group.
     #[prost(string, tag = "14")]
     pub tenant: String,
     #[prost(string, tag = "15")]
@@ -79,21 +78,21 @@ pub struct Delivery {
     #[prost(uint32, tag = "6")]
     pub generation: u32,
     #[prost(string, tag = "7")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub group: String,
     #[prost(bytes = "bytes", tag = "8")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, nullable = false)]
     pub body: Bytes,
     #[prost(string, tag = "9")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub content_type: String,
     #[prost(btree_map = "string, string", tag = "10")]
-    #[schema(required = false)]
     pub headers: BTreeMap<String, String>,
     #[prost(uint64, tag = "11")]
     #[schema(rename = "accepted_at", value_type = Timestamp)]
     pub accepted_at_ms: u64,
-    /// How long the lease lasts from this answer on: a worker extends by it and its own clock.
+    /// The length of the lease, counted from this answer. With it a worker can schedule its extends
+    /// by its own clock.
     #[prost(uint64, tag = "16")]
     pub lease_ms: u64,
     /// The end of the lease, by the broker's clock.
@@ -101,10 +100,10 @@ pub struct Delivery {
     #[schema(rename = "deadline", value_type = Timestamp)]
     pub deadline_ms: u64,
     #[prost(btree_map = "string, bytes", tag = "13")]
-    #[schema(value_type = BTreeMap<String, Blob>, required = false)]
+    #[schema(value_type = BTreeMap<String, Blob>)]
     pub recovery_points: BTreeMap<String, Bytes>,
-    /// The queue deduplicates per group, so that the group is part of derived keys. Absent where
-    /// it does not.
+    /// Whether the queue deduplicates per group. Then the group is part of derived keys. Absent if
+    /// false.
     #[prost(bool, tag = "17")]
     #[schema(required = false)]
     pub keys_per_group: bool,
@@ -122,9 +121,7 @@ impl Serialize for Delivery {
         fields.serialize_entry("attempt", &self.attempt)?;
         fields.serialize_entry("generation", &self.generation)?;
         fields.serialize_entry("group", &some(&self.group))?;
-        put_body(&mut fields, &self.body)?;
-        fields.serialize_entry("content_type", &some(&self.content_type))?;
-        fields.serialize_entry("headers", &self.headers)?;
+        put_content(&mut fields, &self.body, &self.content_type, &self.headers)?;
         fields.serialize_entry("accepted_at", &Timestamp(self.accepted_at_ms))?;
         fields.serialize_entry("lease_ms", &self.lease_ms)?;
         fields.serialize_entry("deadline", &Timestamp(self.deadline_ms))?;

@@ -1,7 +1,7 @@
-//! Reading JSON from strangers.
+//! Reads untrusted JSON.
 //!
-//! Requests are read strictly, all of them by [`read`]: a field that is unknown or there twice, and
-//! an array in place of an object, are refused.
+//! All requests are read strictly, by [`read`]: unknown fields, duplicate fields and arrays in
+//! place of objects are refused.
 
 mod read;
 mod strict;

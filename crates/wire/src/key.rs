@@ -1,4 +1,4 @@
-//! One key: everything about it, what an operator may do with it, and the header that carries one.
+//! Keys: their records, what an operator may do with them, and the header with the key.
 
 mod header;
 
@@ -9,7 +9,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
-use crate::blob::{Blob, Points, put_body};
+use crate::blob::{Blob, Points, put_content};
 use crate::state::State;
 use crate::text::{Id, Timestamp, or_null, some, time};
 
@@ -18,7 +18,7 @@ pub use header::{IDEMPOTENCY_KEY, KEY_BYTES_MAX, Malformed, check, look_alike, r
 /// Everything about a key.
 #[derive(Clone, PartialEq, prost::Message, ToSchema)]
 pub struct Key {
-    /// The id where the message came without one.
+    /// The message's id if it came without a key.
     #[prost(string, tag = "1")]
     pub key: String,
     #[prost(bytes = "bytes", tag = "2")]
@@ -29,51 +29,51 @@ pub struct Key {
     pub state: i32,
     #[prost(uint32, tag = "4")]
     pub attempts: u32,
-    /// How often the key was replayed.
+    /// The number of replays.
     #[prost(uint32, tag = "5")]
     pub generation: u32,
     #[prost(string, tag = "6")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub group: String,
     #[prost(uint64, tag = "7")]
     #[schema(rename = "accepted_at", value_type = Timestamp)]
     pub accepted_at_ms: u64,
     #[prost(uint64, optional, tag = "8")]
-    #[schema(rename = "finished_at", value_type = Option<Timestamp>)]
+    #[schema(rename = "finished_at", value_type = Option<Timestamp>, required = true)]
     pub finished_at_ms: Option<u64>,
-    /// `null` while the message is alive, and where the key is remembered for ever.
+    /// `null` while the message has not ended, and if the key is remembered for ever.
     #[prost(uint64, optional, tag = "9")]
-    #[schema(rename = "remembered_until", value_type = Option<Timestamp>)]
+    #[schema(rename = "remembered_until", value_type = Option<Timestamp>, required = true)]
     pub remembered_until_ms: Option<u64>,
     /// The time at which the lease or the delay ends.
     #[prost(uint64, optional, tag = "10")]
-    #[schema(rename = "deadline", value_type = Option<Timestamp>)]
+    #[schema(rename = "deadline", value_type = Option<Timestamp>, required = true)]
     pub deadline_ms: Option<u64>,
     /// The last worker.
     #[prost(string, tag = "18")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub worker: String,
     #[prost(uint64, tag = "11")]
     pub duplicates: u64,
     #[prost(message, optional, tag = "12")]
+    #[schema(required = true)]
     pub result: Option<Blob>,
     /// The error of the last failure.
     #[prost(string, tag = "13")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub error: String,
     #[prost(btree_map = "string, bytes", tag = "14")]
-    #[schema(value_type = BTreeMap<String, Blob>, required = false)]
+    #[schema(value_type = BTreeMap<String, Blob>)]
     pub recovery_points: BTreeMap<String, Bytes>,
     /// The newest 64 events, in order.
     #[prost(message, repeated, tag = "15")]
-    #[schema(required = false)]
     pub history: Vec<Event>,
-    /// The body of an unfinished message; that of a finished one is not stored.
+    /// The body of an unfinished message; that of a finished one is not shown.
     #[prost(message, optional, tag = "16")]
-    #[schema(rename = "body", value_type = Option<String>)]
+    #[schema(rename = "body", value_type = Option<String>, nullable = false)]
     pub message: Option<Blob>,
     #[prost(btree_map = "string, string", tag = "17")]
-    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    #[schema(value_type = Option<BTreeMap<String, String>>, nullable = false)]
     pub headers: BTreeMap<String, String>,
 }
 
@@ -97,18 +97,15 @@ impl Serialize for Key {
         fields.serialize_entry("recovery_points", &Points(&self.recovery_points))?;
         fields.serialize_entry("history", &self.history)?;
         if let Some(message) = &self.message {
-            put_body(&mut fields, &message.body)?;
-            if let Some(content_type) = some(&message.content_type) {
-                fields.serialize_entry("content_type", content_type)?;
-            }
-            fields.serialize_entry("headers", &self.headers)?;
+            put_content(&mut fields, &message.body, &message.content_type, &self.headers)?;
         }
         fields.end()
     }
 }
 
-/// One thing that happened to a key.
+/// One event in the history of a key.
 #[derive(Clone, PartialEq, Eq, Hash, prost::Message, Serialize, ToSchema)]
+#[schema(as = HistoryEvent)]
 pub struct Event {
     #[prost(uint64, tag = "1")]
     #[serde(rename = "at", serialize_with = "time")]
@@ -121,12 +118,12 @@ pub struct Event {
     pub event: String,
     #[prost(string, tag = "3")]
     #[serde(serialize_with = "or_null")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub worker: String,
     /// The error of a failure, the name of a recovery point, the count of duplicates.
     #[prost(string, tag = "4")]
     #[serde(serialize_with = "or_null")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub detail: String,
 }
 
@@ -136,26 +133,28 @@ pub struct Event {
 pub struct BrowseReply {
     #[prost(message, repeated, tag = "1")]
     pub messages: Vec<Key>,
-    /// The `cursor` of the next page; `null` where this was the last one.
+    /// The `cursor` of the next page; `null` on the last page.
     #[prost(string, tag = "2")]
     #[serde(serialize_with = "or_null")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<String>, required = true)]
     pub next: String,
 }
 
-/// An operator changed something about a key.
+/// The answer to an operator's change of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(tag = "answer", rename = "ok")]
 pub struct Changed<'a> {
     pub key: &'a str,
     /// The state of the message now; absent if the key was forgotten.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub state: Option<State>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub generation: Option<u32>,
 }
 
-/// What becomes of a parked message.
+/// How an operator resolves a parked message.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 pub struct Resolve {
     /// `done` or `retry`.
@@ -191,6 +190,10 @@ mod tests {
         );
         let message = r#","body":"x","content_type":"text/plain","headers":{"a":"b"}}"#;
         assert_eq!(serde_json::to_string(&key).unwrap(), format!("{start}{message}"));
+        let untyped =
+            Key { message: Some(Blob::new("x")), headers: BTreeMap::new(), ..key.clone() };
+        let message = r#","body":"x","content_type":null,"headers":{}}"#;
+        assert_eq!(serde_json::to_string(&untyped).unwrap(), format!("{start}{message}"));
         let gone = Key { message: None, headers: BTreeMap::new(), ..key };
         assert_eq!(serde_json::to_string(&gone).unwrap(), format!("{start}}}"));
     }

@@ -1,15 +1,21 @@
-//! The messages of the two streams, read from and written to bytes as they are.
+//! The messages of the streams, read and written without allocation.
 //!
-//! The generated types allocate for every text and copy themselves around; on the streams that is
-//! most of the work. Here a message is read as slices of its frame and written from slices. The
-//! bytes are those of the `.proto`: tests hold every message against the generated one. What is
-//! rare on the streams is left to the generated types.
+//! The generated types allocate and copy every text, which on the streams is most of the work. Here
+//! a message is read as slices of its frame and written from slices. The bytes are those of the
+//! `.proto`: tests compare every message with the generated type. What is rare on the streams uses
+//! the generated types.
 
 mod codec;
+mod frames;
+mod incoming;
+mod members;
 mod read;
 mod write;
 
-pub use codec::Raw;
+pub use codec::{Bounded, BoundedDecoder, Raw};
+pub use frames::Frames;
+pub use incoming::Incoming;
+pub use members::{MEMBERS_MAX, Undecoded, check_members};
 pub use read::{
     Answer, Answers, Delivery, Fields, Frame, Malformed, Message, Settle, SettleAnswer, Value,
     WorkFrame, WorkReply,
@@ -22,7 +28,11 @@ pub use write::{
 pub const ANSWER: u8 = 1 << 3 | 2;
 /// Field 2 of a `SendFrame`: a message.
 pub const MESSAGE: u8 = 2 << 3 | 2;
-/// Field 3 of a `WorkFrame`: a settle.
+/// Field 3 of a `WorkFrame` and of a `ClaimsFrame`: a settle.
 pub const SETTLE: u8 = 3 << 3 | 2;
-/// Field 2 of a `WorkReply`: the answer to a settle.
+/// Field 2 of a `WorkReply` and of a `ClaimsReply`: the answer to a settle.
 pub const SETTLED: u8 = 2 << 3 | 2;
+/// Field 2 of a `ClaimsFrame`: a claim.
+pub const CLAIM: u8 = 2 << 3 | 2;
+/// Field 1 of a `ClaimsReply`: the answer to a claim.
+pub const CLAIMED: u8 = 1 << 3 | 2;

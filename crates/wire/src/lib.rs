@@ -1,14 +1,14 @@
-//! What Hapax says on the network: shapes, error codes, keys.
+//! The wire types of Hapax: requests, answers, error codes, keys.
 //!
-//! A shape is one struct, which is a message of `proto/hapax/v1/hapax.proto` and a document of JSON
-//! at once. Its fields are declared in the order of JSON and carry the tags of the `.proto`, which
-//! is the contract; `tests/generated.rs` holds the one against the other. Where the two forms
-//! differ, the shape says how it is written: protobuf leaves a text empty where JSON has `null`, a
-//! time is milliseconds there and RFC 3339 here, an id its bytes or a UUID. What has a form in JSON
-//! alone, as a tagged answer, is made from the shape in the same file.
+//! Each is one struct that is both a message of `proto/hapax/v1/hapax.proto` and a JSON document.
+//! Its fields are declared in the order of the JSON and have the tags of the `.proto`, which is the
+//! contract; `tests/generated.rs` compares the two. Where the two forms differ, the struct declares
+//! how a field is written: a missing text is empty in protobuf and `null` in JSON, a time is
+//! milliseconds or RFC 3339, an id is bytes or a UUID. A form that exists in JSON only, such as a
+//! tagged answer, is made from the struct in the same file.
 //!
-//! Shapes and their names only: no rule of a queue, no socket. Both ends build on it, so it knows
-//! neither the machine of the broker nor the worker of the client.
+//! This crate has types only: no rules of a queue, no sockets. Server and client both depend on it,
+//! so it depends on neither.
 
 mod answer;
 mod blob;
@@ -45,5 +45,5 @@ pub use settle::{SETTLE_MAX, Settle, SettleAnswer, SettleItem, SettleKind, Settl
 pub use state::State;
 pub use text::{Fence, Id, Lease, Text, Timestamp};
 
-/// The tenant of callers where the broker does not authenticate them.
+/// The tenant of callers if the broker does not authenticate them.
 pub const DEFAULT_TENANT: &str = "default";

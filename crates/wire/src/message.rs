@@ -1,4 +1,4 @@
-//! Messages on their way in.
+//! Messages to send.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,22 +12,21 @@ use crate::blob::body;
 use crate::json::List;
 use crate::text::{null_is_empty, time_if_given};
 
-/// Messages in one batch.
+/// The most messages in one batch.
 pub const BATCH_MAX: usize = 1_000;
-/// Messages emitted by one settle.
+/// The most messages emitted by one settle.
 pub const EMIT_MAX: usize = 64;
 
 /// A message to send.
 #[derive(Clone, PartialEq, prost::Message, Deserialize, ToSchema)]
 pub struct Message {
-    /// Chosen by the caller of a stream, given back with the answer.
+    /// Chosen by the caller of a stream and returned with the answer.
     #[prost(uint64, tag = "1")]
     #[serde(skip)]
     pub r#ref: u64,
     /// The caller's name for the operation. May be left out in at-least-once queues only.
     #[prost(string, optional, tag = "2")]
     #[serde(default)]
-    #[schema(max_length = 255)]
     pub key: Option<String>,
     #[prost(bytes = "bytes", tag = "3")]
     #[serde(default, alias = "body_base64", deserialize_with = "body")]
@@ -35,11 +34,10 @@ pub struct Message {
     pub body: Bytes,
     #[prost(string, tag = "4")]
     #[serde(default, deserialize_with = "null_is_empty")]
-    #[schema(value_type = Option<String>, max_length = 255)]
+    #[schema(value_type = Option<String>)]
     pub content_type: String,
     #[prost(string, optional, tag = "5")]
     #[serde(default)]
-    #[schema(max_length = 255)]
     pub group: Option<String>,
     #[prost(uint64, optional, tag = "7")]
     #[serde(default)]
@@ -50,41 +48,39 @@ pub struct Message {
     /// Your own fingerprint, instead of the digest of body and group.
     #[prost(string, optional, tag = "9")]
     #[serde(default)]
-    #[schema(max_length = 255)]
     pub fingerprint: Option<String>,
     /// When the operation was issued, for keys without a date.
     #[prost(uint64, optional, tag = "10")]
     #[serde(default, rename = "issued_at", deserialize_with = "time_if_given")]
     #[schema(value_type = Option<crate::text::Timestamp>)]
     pub issued_at_ms: Option<u64>,
-    /// Kept with the message and handed to the worker.
+    /// Stored with the message and delivered to the worker.
     #[prost(btree_map = "string, string", tag = "6")]
     #[serde(default, deserialize_with = "headers")]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub headers: BTreeMap<String, String>,
 }
 
-/// Messages to send together. Each is answered for itself.
+/// Messages to send together. Each has its own answer.
 #[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
 pub struct Batch {
-    #[schema(value_type = Vec<Message>, max_items = 1000)]
+    #[schema(value_type = Vec<Message>)]
     pub messages: List<Message, BATCH_MAX>,
 }
 
-/// A message that follows another one.
+/// A follow-up message.
 #[derive(Clone, PartialEq, prost::Message, Deserialize, ToSchema)]
 pub struct Emit {
     #[prost(string, tag = "1")]
     pub queue: String,
-    /// What the key is derived from, with the parent's queue, key and generation.
+    /// The name from which, with the parent's queue, key and generation, the key is derived.
     #[prost(string, tag = "2")]
     #[serde(default, deserialize_with = "null_is_empty")]
-    #[schema(value_type = Option<String>, max_length = 255)]
+    #[schema(value_type = Option<String>)]
     pub name: String,
-    /// Instead of the derived one.
+    /// Replaces the derived key.
     #[prost(string, optional, tag = "3")]
     #[serde(default)]
-    #[schema(max_length = 255)]
     pub key: Option<String>,
     #[prost(bytes = "bytes", tag = "4")]
     #[serde(default, alias = "body_base64", deserialize_with = "body")]
@@ -106,7 +102,6 @@ pub struct Emit {
     /// Your own fingerprint, instead of the digest of body and group.
     #[prost(string, optional, tag = "10")]
     #[serde(default)]
-    #[schema(max_length = 255)]
     pub fingerprint: Option<String>,
     #[prost(btree_map = "string, string", tag = "7")]
     #[serde(default, deserialize_with = "headers")]
@@ -114,10 +109,10 @@ pub struct Emit {
     pub headers: BTreeMap<String, String>,
 }
 
-/// No message has as many.
-const HEADERS_MAX: usize = 256;
+/// More than any message may have.
+pub(crate) const HEADERS_MAX: usize = 256;
 
-/// Reads headers, each once.
+/// Reads headers; refuses duplicates.
 fn headers<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<String, String>, D::Error> {
     struct Read;
     impl<'de> Visitor<'de> for Read {
@@ -133,7 +128,7 @@ fn headers<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<String, String>, 
                 if headers.contains_key(&name) {
                     return Err(A::Error::custom(format_args!("{name:?} is given twice")));
                 }
-                // Those beyond are too many in any case.
+                // Beyond this the message is refused anyway.
                 if headers.len() < HEADERS_MAX {
                     headers.insert(name, value);
                 }

@@ -12,13 +12,13 @@ pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     }
     let word = plain(word);
     let end = word.chars().last();
-    // A long name with one typo is meant; a short one with two could be anything.
+    // A long name may have a typo or two; a short one with two could be anything.
     let far = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
         .map(|candidate| (osa_distance(&word, &plain(candidate)), candidate))
         .filter(|(distance, candidate)| *distance <= far || is_stem(&word, candidate))
-        // Of two that are equally close, the one that also ends alike.
+        // Of two that are equally close, prefer the one with the same last letter.
         .min_by_key(|(distance, candidate)| (*distance, candidate.chars().last() != end))
         .map(|(_, candidate)| candidate)
 }

@@ -1,18 +1,21 @@
-//! What the broker says about itself: its limits and its errors.
+//! What the broker publishes about itself: its limits and its errors.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::code::Code;
+
 /// What an error code means.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ErrorPage {
+    #[schema(value_type = Code)]
     pub code: String,
     pub title: String,
     pub status: u16,
     pub retryable: bool,
     /// What the answer says about the request.
     pub means: String,
-    /// How a request comes to get it.
+    /// The cause.
     pub why: String,
     /// What the caller can do now.
     pub what_to_do: String,
@@ -23,7 +26,7 @@ pub struct ErrorPages {
     pub errors: Vec<ErrorPage>,
 }
 
-/// The body of a request that says nothing more than its path does.
+/// The empty body of a request that needs none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 pub struct Nothing {}
 
@@ -46,19 +49,19 @@ limits! {
     redrive_id_bytes_max,
     claim_id_bytes_max,
     error_bytes_max,
-    /// Headers kept with one message.
+    /// The most headers of one message.
     headers_max,
     headers_bytes_max,
-    /// Queues set their own `max_body_bytes`, up to this.
+    /// The largest `max_body_bytes` of a queue.
     body_bytes_max,
     batch_messages_max,
     batch_bytes_max,
     receive_messages_max,
-    /// Bodies handed out by one receive: what is beyond is given back and comes with the next.
+    /// The most bytes of bodies in one receive. Messages beyond it come with the next receive.
     receive_bytes_max,
     settle_items_max,
     settle_bytes_max,
-    /// A frame of a gRPC stream, and a unary request.
+    /// The largest frame of a gRPC stream and the largest unary request.
     grpc_frame_bytes_max,
     emits_max,
     emit_name_bytes_max,

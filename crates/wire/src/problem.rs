@@ -1,4 +1,4 @@
-//! Why something was refused; over HTTP in documents of RFC 9457.
+//! Errors; over HTTP as problem documents of RFC 9457.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub struct Problem {
     pub accepted_at_ms: u64,
 }
 
-/// What stands for a problem that was not given.
+/// Used in place of a problem that is missing.
 pub(crate) static NO_PROBLEM: Problem = Problem {
     code: String::new(),
     detail: String::new(),
@@ -62,7 +62,7 @@ impl Problem {
 pub enum Differs {
     Body,
     Group,
-    /// One of the two was given by the caller, and they are not the same.
+    /// At least one of the two fingerprints was given by the caller, and they differ.
     Fingerprint,
 }
 
@@ -89,28 +89,34 @@ pub struct Document<'a> {
     /// What is wrong with this request in particular.
     pub detail: &'a str,
     /// One of the codes of `/errors`, for programs.
-    #[schema(example = "conflict")]
+    #[schema(value_type = Code)]
     pub code: &'a str,
     /// Whether the same request may succeed later. Under one key a retry is always safe.
     pub retryable: bool,
     pub request_id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub retry_after_ms: Option<u64>,
     /// For a conflict: what differs between the two sends.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<Differs>>)]
+    #[schema(value_type = Option<Vec<Differs>>, nullable = false)]
     pub differs: Option<&'a [String]>,
     /// For a conflict or a key in flight: the id of the first message, and when it was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub id: Option<Id>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub accepted_at: Option<Timestamp>,
     /// For a key in flight: its state, attempts and deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub state: Option<State>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub attempts: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub deadline: Option<Timestamp>,
 }
 

@@ -1,8 +1,8 @@
-//! Everything that the `.proto` names: the shapes of this crate, and beside them the frames, the
-//! small requests and the gRPC stubs, which are generated.
+//! All types of the `.proto`: the hand-written ones of this crate, and the generated frames, small
+//! requests and gRPC stubs.
 //!
 //! The generated file is kept in the repository, so that building Hapax needs neither protoc nor
-//! the time to build a generator; a test makes it anew and compares. After a change of the
+//! the time to build a generator. A test generates it again and compares. After a change of the
 //! `.proto`, `HAPAX_BLESS=1 cargo test -p hapax-wire --test generated` writes it.
 
 #[expect(
@@ -24,3 +24,21 @@ pub use generated::*;
 
 /// The descriptors of everything, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("proto/hapax.v1.bin");
+
+/// The names of requests and replies: by them their members are counted.
+macro_rules! named {
+    ($($name:ident)+) => {$(
+        impl prost::Name for $name {
+            const NAME: &'static str = stringify!($name);
+            const PACKAGE: &'static str = "hapax.v1";
+        }
+    )+};
+}
+
+named! {
+    BackupProgress BackupRequest BrowseReply BrowseRequest ClaimReply ClaimRequest ClaimsFrame
+    ClaimsReply Empty GetKeyRequest GetRedriveRequest Key KeyRequest ListQueuesReply
+    ListQueuesRequest PurgeRequest PutQueueRequest Queue QueueRequest ReceiveReply ReceiveRequest
+    RedriveProgress RedriveRequest ReplayRequest ResolveRequest SendFrame SendReply SetLogRequest
+    SettleReply SettleRequest WorkFrame WorkReply
+}

@@ -1,9 +1,13 @@
-//! Queues: their rules, and what is in them.
+//! Queues: their configuration and statistics.
+
+use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::text::{Timestamp, time};
 
@@ -14,9 +18,9 @@ pub struct Field {
     doc: &'static str,
     /// Whether it is `true` or `false`.
     pub is_bool: bool,
-    /// Every value, of a field that is a choice of words.
+    /// The allowed values of an enumeration.
     pub words: &'static [&'static str],
-    /// Whether `null` is one of its values.
+    /// Whether `null` is allowed.
     pub nullable: bool,
 }
 
@@ -49,13 +53,26 @@ impl<T: Kind> Kind for Option<T> {
 macro_rules! choices {
     ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $choice:ident $word:literal,)+ })+) => {$(
         $(#[$meta])*
-        #[derive(
-            Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema,
-        )]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub enum $name { $($(#[$doc])* #[serde(rename = $word)] $choice,)+ }
 
         impl Kind for $name {
             const WORDS: &'static [&'static str] = &[$($word,)+];
+        }
+
+        // Derived, it would have the names of the variants: a literal of a macro is not seen.
+        impl PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                let words = Self::WORDS.iter().copied();
+                let schema = ObjectBuilder::new().schema_type(Type::String);
+                schema.enum_values(Some(words)).build().into()
+            }
+        }
+
+        impl ToSchema for $name {
+            fn name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
         }
     )+};
 }
@@ -208,7 +225,7 @@ fields! {
 pub struct Queue {
     #[prost(string, tag = "1")]
     pub queue: String,
-    // JSON in both forms of the shape.
+    // JSON in protobuf too.
     #[prost(string, tag = "2")]
     #[serde(rename = "config", serialize_with = "as_it_is")]
     #[schema(value_type = QueueConfig)]
@@ -255,7 +272,6 @@ pub struct QueueStats {
     pub ready: u64,
     /// The `ready` messages that wait for another message of their group.
     #[prost(uint64, tag = "13")]
-    #[schema(required = false)]
     pub held: u64,
     #[prost(uint64, tag = "2")]
     pub delayed: u64,
@@ -270,6 +286,7 @@ pub struct QueueStats {
     pub keys: u64,
     /// The age of the oldest message that can be received; `null` if there is none.
     #[prost(uint64, optional, tag = "7")]
+    #[schema(required = true)]
     pub oldest_ready_age_ms: Option<u64>,
     #[prost(uint64, tag = "8")]
     pub sent_total: u64,
@@ -284,7 +301,7 @@ pub struct QueueStats {
 }
 
 #[derive(Clone, PartialEq, prost::Message, Serialize, ToSchema)]
-#[schema(as = Queues)]
+#[schema(as = QueueList)]
 pub struct ListQueuesReply {
     #[prost(message, repeated, tag = "1")]
     pub queues: Vec<Queue>,
@@ -303,7 +320,7 @@ pub struct PurgeRequest {
     #[prost(string, tag = "1")]
     #[serde(skip)]
     pub queue: String,
-    /// Forget every key of the queue too.
+    /// Forget all keys of the queue too.
     #[prost(bool, tag = "2")]
     #[serde(default)]
     pub keys: bool,

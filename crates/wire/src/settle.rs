@@ -1,23 +1,36 @@
-//! What becomes of leases, and what a settle is answered with.
+//! Settles and their answers.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use crate::blob::{Blob, body_if_given};
+use crate::code::Code;
 use crate::json::List;
 use crate::message::{EMIT_MAX, Emit};
 use crate::problem::{NO_PROBLEM, Problem};
 use crate::state::State;
 use crate::text::{Lease, Timestamp};
 
-/// Settles in one request.
+/// The most settles in one request.
 pub const SETTLE_MAX: usize = 1_000;
 
-/// What becomes of one lease.
+/// The fields of a settle besides its lease, with the verbs that each belongs to.
+pub const FIELDS: [(&str, &[&str]); 8] = [
+    ("result", &["done"]),
+    ("emit", &["done"]),
+    ("error", &["fail", "park"]),
+    ("delay_ms", &["fail", "park"]),
+    ("dead", &["fail", "park"]),
+    ("lease_ms", &["extend"]),
+    ("name", &["save"]),
+    ("body", &["save"]),
+];
+
+/// The settle of one lease.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Settle {
-    /// Chosen by the caller, given back with the answer.
+    /// Chosen by the caller and returned with the answer.
     #[prost(uint64, tag = "1")]
     pub r#ref: u64,
     #[prost(bytes = "bytes", tag = "2")]
@@ -58,7 +71,7 @@ pub struct Fail {
     pub error: String,
     #[prost(uint64, optional, tag = "2")]
     pub delay_ms: Option<u64>,
-    /// No further attempt.
+    /// Make no further attempt: the message becomes dead.
     #[prost(bool, tag = "3")]
     pub dead: bool,
 }
@@ -94,15 +107,15 @@ pub struct Park {
     pub dead: bool,
 }
 
-/// What became of leases.
+/// A list of settles.
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[schema(as = Settle)]
 pub struct Settles {
-    #[schema(value_type = Vec<SettleItem>, max_items = 1000)]
+    #[schema(value_type = Vec<SettleItem>)]
     pub items: List<SettleItem, SETTLE_MAX>,
 }
 
-/// What became of one lease. Which fields count is told by `do`.
+/// One settle. `do` determines which other fields are allowed.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, ToSchema)]
 pub struct SettleItem {
     pub lease: String,
@@ -114,7 +127,7 @@ pub struct SettleItem {
     pub result: Option<Blob>,
     /// For `done`: follow-up messages, sent exactly once.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<Emit>>, max_items = 64)]
+    #[schema(value_type = Option<Vec<Emit>>)]
     pub emit: Option<List<Emit, EMIT_MAX>>,
     /// For `fail` and `park`: the error.
     #[serde(default)]
@@ -128,23 +141,22 @@ pub struct SettleItem {
     /// For `extend`: the length from now on; by default that of the queue.
     #[serde(default)]
     pub lease_ms: Option<u64>,
-    /// Of `save`.
+    /// For `save`.
     #[serde(default)]
-    #[schema(max_length = 128)]
     pub name: Option<String>,
-    /// Of `save`.
+    /// For `save`.
     #[serde(default, alias = "body_base64", deserialize_with = "body_if_given")]
     #[schema(value_type = Option<String>)]
     pub body: Option<Bytes>,
 }
 
-/// Why an item is not a settle.
+/// Why an item is not a valid settle.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadSettle {
     #[error("do: {0:?} is not one of done, fail, release, extend, begin, save and park")]
     Verb(String),
-    #[error("{field} belongs to do: {verbs:?}, not to {verb:?}")]
-    Field { field: &'static str, verbs: &'static str, verb: String },
+    #[error("{field} belongs to do: {verbs}, not to {verb:?}")]
+    Field { field: &'static str, verbs: String, verb: String },
     #[error("emit: {0} messages are given, at most {EMIT_MAX} are allowed")]
     Emits(usize),
 }
@@ -180,28 +192,33 @@ impl TryFrom<SettleItem> for Settle {
 }
 
 impl SettleItem {
-    /// A field of another verb would be ignored, though whoever set it counts on it.
+    /// Refuses a field that belongs to another verb, instead of ignoring it.
     fn check(&self) -> Result<(), BadSettle> {
         let given = [
-            ("result", self.result.is_some(), "done"),
-            ("emit", self.emit.is_some(), "done"),
-            ("error", self.error.is_some(), "fail or park"),
-            ("delay_ms", self.delay_ms.is_some(), "fail or park"),
-            ("dead", self.dead.is_some(), "fail or park"),
-            ("lease_ms", self.lease_ms.is_some(), "extend"),
-            ("name", self.name.is_some(), "save"),
-            ("body", self.body.is_some(), "save"),
+            self.result.is_some(),
+            self.emit.is_some(),
+            self.error.is_some(),
+            self.delay_ms.is_some(),
+            self.dead.is_some(),
+            self.lease_ms.is_some(),
+            self.name.is_some(),
+            self.body.is_some(),
         ];
+        let verb = self.verb.as_str();
         let all = ["done", "fail", "release", "extend", "begin", "save", "park"];
-        let is_other = |verbs: &str| !verbs.split(" or ").any(|verb| verb == self.verb);
-        let wrong = given.into_iter().find(|(_, is_given, verbs)| *is_given && is_other(verbs));
-        match wrong.filter(|_| all.contains(&self.verb.as_str())) {
-            Some((field, _, verbs)) => {
-                Err(BadSettle::Field { field, verbs, verb: self.verb.clone() })
+        let mut fields = FIELDS.into_iter().zip(given).filter(|(_, is_given)| *is_given);
+        match fields.find(|((_, verbs), _)| !verbs.contains(&verb) && all.contains(&verb)) {
+            Some(((field, verbs), _)) => {
+                Err(BadSettle::Field { field, verbs: or(verbs), verb: self.verb.clone() })
             }
             None => Ok(()),
         }
     }
+}
+
+/// `"fail" or "park"`
+fn or(verbs: &[&str]) -> String {
+    verbs.iter().map(|verb| format!("{verb:?}")).collect::<Vec<_>>().join(" or ")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -220,7 +237,7 @@ pub struct SettleAnswer {
     pub r#ref: u64,
     #[prost(enumeration = "SettleKind", tag = "2")]
     pub kind: i32,
-    /// The state of the message now.
+    /// The state of the message after the settle.
     #[prost(enumeration = "State", tag = "3")]
     pub state: i32,
     /// The new deadline of an extended lease, the due time of a failed one.
@@ -237,7 +254,7 @@ pub struct SettleAnswer {
 }
 
 impl SettleAnswer {
-    /// A refusal in its place among the answers to settles.
+    /// A refusal as the answer to one settle.
     pub fn refused(reference: u64, problem: Problem) -> Self {
         let kind = SettleKind::SettleError.into();
         Self { r#ref: reference, kind, problem: Some(problem), ..Self::default() }
@@ -249,31 +266,37 @@ impl SettleAnswer {
 #[serde(tag = "answer", rename_all = "snake_case")]
 enum Form<'a> {
     Ok {
-        /// For `fail`: the state of the message now.
+        /// For `fail`: the state of the message after the settle.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         state: Option<State>,
         /// The new deadline of an extended lease, the due time of a failed one.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         deadline: Option<Timestamp>,
     },
     /// Another lease is newer, or the message is finished. Nothing was changed.
     LeaseLost {
-        /// `null` where the message is not known any more.
+        /// `null` if the message is no longer known.
+        #[schema(required = true)]
         state: Option<State>,
-        /// The winner's, if there is one.
+        /// The winner's result, if there is one.
+        #[schema(required = true)]
         result: Option<&'a Blob>,
         /// The result was left out because the answer would be too large: get it with the key.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         #[schema(required = false)]
         result_omitted: bool,
     },
-    /// This settle was refused; the lease is as it was. Its neighbours were not.
+    /// This settle was refused and the lease is unchanged. The other settles are not affected.
     Error {
         /// One of the codes of `/errors`.
+        #[schema(value_type = Code)]
         code: &'a str,
         detail: &'a str,
         retryable: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         retry_after_ms: Option<u64>,
     },
 }
@@ -304,7 +327,7 @@ impl Serialize for SettleAnswer {
 
 crate::text::schema_of!(SettleAnswer as "Settled", Form<'_>);
 
-/// The answers to settles, in their order.
+/// The answers to settles, in the same order.
 #[derive(Clone, PartialEq, prost::Message, Serialize, ToSchema)]
 #[schema(as = Settles)]
 pub struct SettleReply {
@@ -336,7 +359,7 @@ mod tests {
     fn a_field_of_another_verb_is_refused_by_its_name() {
         let said = |json: &str| settle(json).unwrap_err().to_string();
         let other = said(r#"{"lease":"l","do":"done","error":"x"}"#);
-        assert_eq!(other, r#"error belongs to do: "fail or park", not to "done""#);
+        assert_eq!(other, r#"error belongs to do: "fail" or "park", not to "done""#);
         let verb = said(r#"{"lease":"l","do":"finish","error":"x"}"#);
         assert!(verb.starts_with(r#"do: "finish" is not one of done, fail"#), "{verb}");
         let emit = r#"{"queue":"q"},"#.repeat(99);

@@ -1,4 +1,4 @@
-//! Where a message is.
+//! The states of a message.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use utoipa::{PartialSchema, ToSchema};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum State {
-    /// Not given, or one that this release does not know.
+    /// Missing, or unknown to this release.
     Unspecified = 0,
     Ready = 1,
     Delayed = 2,
@@ -55,7 +55,7 @@ impl State {
         Self::try_from(number).unwrap_or_default()
     }
 
-    /// Whether there is nothing more to wait for: done, dead, discarded or parked.
+    /// Whether a caller that waits for the end is answered: done, dead, discarded or parked.
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Done | Self::Dead | Self::Discarded | Self::Parked)
     }

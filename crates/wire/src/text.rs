@@ -1,4 +1,4 @@
-//! Texts, ids, times, fences and leases as JSON has them.
+//! Texts, ids, times, fences and leases in JSON.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 pub struct Text<'a>(pub Cow<'a, str>);
 
 impl Text<'_> {
-    /// Whether anything was said.
+    /// Whether the text is not empty.
     pub fn is_given(&self) -> bool {
         !self.0.is_empty()
     }
@@ -80,7 +80,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 pub struct Id(pub [u8; 16]);
 
 impl Id {
-    /// The id in a field of protobuf; zeroes where it is none.
+    /// The id in a protobuf field; zeros if it is not valid.
     pub fn of(bytes: &[u8]) -> Self {
         Self(bytes.try_into().unwrap_or_default())
     }
@@ -113,7 +113,7 @@ impl Serialize for Id {
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// Reads RFC 3339; `None` where it is no time since 1970.
+    /// Reads RFC 3339; `None` if it is not a time since 1970.
     pub fn parse(text: &str) -> Option<Self> {
         let ms = text.parse::<jiff::Timestamp>().ok()?.as_millisecond();
         u64::try_from(ms).ok().map(Self)
@@ -145,7 +145,7 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// A fence, as a string of decimal digits: it outgrows the integers that programs read from JSON
+/// A fence, as a string of decimal digits: it may exceed the integers that JSON parsers read
 /// without loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, ToSchema)]
 #[schema(value_type = String, pattern = "^[0-9]{1,20}$", example = "1099511627776")]
@@ -157,12 +157,12 @@ impl Serialize for Fence {
     }
 }
 
-/// A lease as one word: base64 for URLs, without padding.
+/// A lease: URL-safe base64 without padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease<'a>(pub &'a [u8]);
 
 impl Lease<'_> {
-    /// The bytes of a lease; what cannot be one is none.
+    /// The bytes of a lease; empty if the text is not valid.
     pub fn read(text: &str) -> Bytes {
         URL_SAFE_NO_PAD.decode(text).unwrap_or_default().into()
     }
@@ -180,17 +180,17 @@ impl Serialize for Lease<'_> {
     }
 }
 
-/// A text that protobuf leaves empty where there is none.
+/// `None` for an empty text: protobuf has no `null`.
 pub(crate) fn some(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// Writes `null` for a text that is empty.
+/// Writes `null` for an empty text.
 pub(crate) fn or_null<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
     some(text).serialize(serializer)
 }
 
-/// Reads `null` as a text that is empty.
+/// Reads `null` as an empty text.
 pub(crate) fn null_is_empty<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
@@ -205,7 +205,7 @@ pub(crate) fn time_if_given<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u6
     Ok(Option::<Timestamp>::deserialize(d)?.map(|time| time.0))
 }
 
-/// Gives a shape the schema of the type that it is written as.
+/// Gives a type the schema of the type that it is written as.
 macro_rules! schema_of {
     ($shape:ty as $name:literal, $form:ty) => {
         impl utoipa::PartialSchema for $shape {

@@ -43,7 +43,8 @@ fn the_generated_code_is_what_the_proto_file_says() {
     let made = std::env::temp_dir().join(format!("hapax-generated-{}", std::process::id()));
     std::fs::create_dir_all(&made).unwrap();
     let descriptors = protox::compile(["hapax/v1/hapax.proto"], [proto_dir()]).unwrap();
-    let mut generator = tonic_prost_build::configure().out_dir(&made).bytes(".");
+    let mut generator =
+        tonic_prost_build::configure().out_dir(&made).bytes(".").codec_path("crate::lean::Bounded");
     for name in for_shapes!(names).into_iter().chain(ENUMS) {
         generator =
             generator.extern_path(format!(".hapax.v1.{name}"), format!("crate::proto::{name}"));

@@ -35,6 +35,11 @@ fn a_frame_of_messages_is_read_and_written_as_the_generated_types_do() {
     let messages: Vec<_> = NUMBERS
         .into_iter()
         .flat_map(|number| [message(number, false), message(number, true)])
+        .chain([proto::Message {
+            key: Some(String::new()),
+            group: Some(String::new()),
+            ..Default::default()
+        }])
         .collect();
     let frame = proto::SendFrame { queue: "orders".to_owned(), messages };
     let encoded = frame.encode_to_vec();
@@ -245,4 +250,12 @@ fn a_frame_cut_anywhere_or_changed_anywhere_is_no_panic() {
                 .map(|mut reply| while let Ok(Some(_)) = reply.next_delivery() {});
         }
     }
+}
+
+#[test]
+fn headers_beyond_what_any_message_has_are_not_kept() {
+    let headers = (0..10_000).map(|number| (number.to_string(), String::new())).collect();
+    let bytes = proto::Message { headers, ..Default::default() }.encode_to_vec();
+    let read = lean::Message::read(&bytes).unwrap();
+    assert!((65..300).contains(&read.headers.len()), "{}", read.headers.len());
 }

@@ -1,8 +1,8 @@
 //! The HTTP API: `POST /orders`, behind the idempotency layer.
 //!
-//! The layer answers a request that comes again under its key with the first one's response. What
-//! it cannot know is whether a process that died had committed: then the key is free again when its
-//! lease is over, the handler runs once more, and the row of the order tells it so.
+//! The layer answers a repeated request with the first one's response. It cannot know whether a
+//! process that died had committed: then the key is freed when its lease ends, the handler runs
+//! again, and finds the row of the order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use hapax_idempotency::Idempotency;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use crate::Surroundings;
+use crate::Settings;
 use crate::database::{Database, Placed};
-use crate::town::Absorbed;
+use crate::services::Absorbed;
 
-/// An operation whose process died is free again after this.
+/// The key of a process that died is freed after this.
 const LEASE: Duration = Duration::from_millis(1_500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,16 +31,16 @@ pub(crate) struct Order {
 }
 
 struct Service {
-    surroundings: Surroundings,
+    settings: Settings,
     database: Database,
 }
 
-pub(crate) async fn serve(listen: SocketAddr, surroundings: Surroundings) -> Result<()> {
-    let broker = Client::connect(&surroundings.server)?;
+pub(crate) async fn serve(listen: SocketAddr, settings: Settings) -> Result<()> {
+    let broker = Client::connect(&settings.server)?;
     let idempotency =
         Idempotency::builder(broker.queue("http")).required("POST /orders").lease(LEASE).build()?;
-    let database = Database::open(&surroundings.database).await?;
-    let service = Arc::new(Service { surroundings, database });
+    let database = Database::open(&settings.database).await?;
+    let service = Arc::new(Service { settings, database });
     let app = Router::new()
         .route("/orders", post(place))
         .route("/health", get(|| async { "well" }))
@@ -55,10 +55,10 @@ async fn place(
     Json(order): Json<Order>,
 ) -> Result<(StatusCode, Json<Order>), (StatusCode, String)> {
     // 503 is not remembered: the next request under the key is a first one.
-    let placed = service.database.place(&service.surroundings.run, order).await;
+    let placed = service.database.place(&service.settings.run, order).await;
     let placed = placed.map_err(|error| (StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
     if placed == Placed::Before {
-        Absorbed::ByARow.tell(service.surroundings.town).await;
+        Absorbed::ByARow.tell(service.settings.services).await;
     }
     Ok((StatusCode::CREATED, Json(order)))
 }

@@ -1,4 +1,4 @@
-//! Customers: they order, lose replies, lose patience, and never give up.
+//! Customers: they order, lose replies, retry, and never give up.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,24 +9,24 @@ use anyhow::{Result, ensure};
 use http::StatusCode;
 
 use crate::api::Order;
-use crate::fate::{Fate, Mischief};
+use crate::faults::{Fault, Faults};
 use crate::http::{Reply, send};
-use crate::town::Town;
+use crate::services::FakeServices;
 
-/// Between two tries of one customer.
+/// Pause between two tries of one customer.
 const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Customers {
     pub(crate) api: SocketAddr,
     pub(crate) run: String,
-    pub(crate) fate: Fate,
-    pub(crate) town: Town,
+    pub(crate) faults: Faults,
+    pub(crate) services: FakeServices,
     pub(crate) orders: u32,
 }
 
 impl Customers {
-    /// So many at once, until all orders are placed.
+    /// Runs this many customers at once, until all orders are placed.
     pub(crate) async fn order_everything(self, customers: u16) -> Result<()> {
         let next = Arc::new(AtomicU32::new(0));
         let mut tasks = tokio::task::JoinSet::new();
@@ -48,17 +48,17 @@ impl Customers {
         Ok(())
     }
 
-    /// Sends until there is an answer that counts; more often where the fate says so.
+    /// Sends an order until it is answered; more often if a fault is drawn for it.
     async fn order(&self, order: Order) -> Result<()> {
         let mut is_placed = false;
-        if self.fate.has(Mischief::SentTwice, order.number) {
+        if self.faults.has(Fault::SentTwice, order.number) {
             let (one, other) = tokio::join!(self.send(order), self.send(order));
             for reply in [one, other] {
                 is_placed |= self.heard(order, reply, 1)?;
             }
         }
-        if self.fate.has(Mischief::ReplyLost, order.number) {
-            // It is carried out, and nobody hears it.
+        if self.faults.has(Fault::ReplyLost, order.number) {
+            // It is carried out, and the reply is dropped.
             while !self.send(order).await.is_ok_and(|reply| reply.status == StatusCode::CREATED) {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -79,13 +79,13 @@ impl Customers {
         send(self.api, "/orders", &headers, serde_json::to_string(&order)?).await
     }
 
-    /// Whether an answer counts. One that was given before is a duplicate that was absorbed.
+    /// Whether an answer is final. A replayed one is a duplicate that was absorbed.
     fn heard(&self, order: Order, reply: Result<Reply>, place: usize) -> Result<bool> {
         let Ok(reply) = reply else { return Ok(false) };
         let text = String::from_utf8_lossy(&reply.body);
         match reply.status {
             StatusCode::CREATED => {}
-            // Somebody is at it, or the service is not well: come again.
+            // Another request is in progress, or the service is unavailable: retry.
             StatusCode::CONFLICT => return Ok(false),
             status if status.is_server_error() => return Ok(false),
             status => anyhow::bail!("order {}: {status} {text}", order.number),
@@ -93,7 +93,7 @@ impl Customers {
         let told: Order = serde_json::from_slice(&reply.body)?;
         ensure!(told == order, "asked for {order:?}, got {told:?}");
         if reply.headers.contains_key("idempotency-replayed") {
-            self.town.books().absorb(place, 1);
+            self.services.ledger().absorb(place, 1);
         }
         Ok(true)
     }

@@ -1,7 +1,7 @@
-//! What the service knows: orders, payments, and the inbox and the outbox beside them; in SQLite or
-//! in PostgreSQL, by the same statements.
+//! The service's tables: orders, payments, inbox and outbox, in SQLite or PostgreSQL, with the same
+//! statements.
 //!
-//! The table of payments has no unique key, on purpose: what is done twice should be seen twice.
+//! The table of payments has no unique key, on purpose: a second payment should be visible.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -49,23 +49,23 @@ macro_rules! on {
     };
 }
 
-/// What became of an order.
+/// The result of placing an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placed {
     Now,
-    /// By a process that died before it could say so.
+    /// Placed before, by a process that died before it answered.
     Before,
 }
 
-/// What became of a payment.
+/// The result of a payment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Paid {
     Now,
-    /// By an earlier delivery, with this result.
+    /// Paid before, by an earlier delivery, with this result.
     Before(Option<Blob>),
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) placed: u32,
@@ -101,7 +101,7 @@ impl Database {
         Ok(())
     }
 
-    /// Takes an order: its row, and the message that has it paid, in one transaction.
+    /// Places an order: its row, and the message that requests its payment, in one transaction.
     pub(crate) async fn place(&self, run: &str, order: Order) -> Result<Placed> {
         let insert = "INSERT INTO example_orders (run, number, cents) VALUES ($1, $2, $3)
                       ON CONFLICT DO NOTHING";
@@ -122,7 +122,7 @@ impl Database {
         })
     }
 
-    /// Writes down a payment, once per message however often that is delivered.
+    /// Records a payment, once per message however often it is delivered.
     pub(crate) async fn pay(
         &self,
         run: &str,
@@ -183,7 +183,7 @@ impl Database {
     }
 }
 
-/// The message that has an order paid: under one key, with one body.
+/// The message that requests the payment of an order: one key, one body.
 pub(crate) fn message(run: &str, order: Order) -> Result<Message> {
     Ok(Message::json(&order)?.key(format!("{run}/{}", order.number)))
 }

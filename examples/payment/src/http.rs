@@ -1,4 +1,4 @@
-//! One request over a connection of its own: whatever is wrong with it harms no other.
+//! One request over its own connection, so that its errors do not affect others.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(crate) struct Reply {
     pub(crate) body: Bytes,
 }
 
-/// Sends a request and reads its answer. After an error nobody knows whether it was carried out.
+/// Sends a request and reads its answer. After an error it is unknown whether it was carried out.
 pub(crate) async fn send(
     address: SocketAddr,
     path: &str,
@@ -36,7 +36,7 @@ pub(crate) async fn send(
     let exchange = async {
         let stream = TokioIo::new(TcpStream::connect(address).await?);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
-        // It ends with the sender, and its errors are the sender's too.
+        // It ends with the sender, which also gets its errors.
         tokio::spawn(connection);
         let (head, body) = sender.send_request(request).await?.into_parts();
         let body = body.collect().await?.to_bytes();
@@ -45,7 +45,7 @@ pub(crate) async fn send(
     tokio::time::timeout(TIMEOUT, exchange).await?
 }
 
-/// The same, where anything but a success is an error.
+/// Like `send`, but anything except a success is an error.
 pub(crate) async fn post(
     address: SocketAddr,
     path: &str,

@@ -6,9 +6,9 @@
 //!                 └──────── outbox               └─ orders ──┘  └─ database: inbox, payments
 //! ```
 //!
-//! Broker, api, relay and workers are processes of this same program; customers, gateway and all
-//! mischief are in the first one. The protections are few lines: the layer in `api.rs`, its row
-//! and its send in `database.rs`, the step and the inbox in `worker.rs`.
+//! Broker, api, relay and workers are processes of this same program; customers, gateway and the
+//! injected faults are in the first one. The protections are few lines: the layer in `api.rs`, its
+//! row and its send in `database.rs`, the step and the inbox in `worker.rs`.
 #![expect(clippy::print_stdout, reason = "a program speaks by printing")]
 
 mod api;
@@ -16,11 +16,11 @@ mod api;
 mod children;
 mod customers;
 mod database;
-mod fate;
+mod faults;
 mod http;
 mod run;
 mod screen;
-mod town;
+mod services;
 mod wire;
 mod worker;
 
@@ -34,26 +34,26 @@ use hapax_server::Broker;
 use hapax_server::options::{Auth, Options};
 use hapax_transactions::Relay;
 
-/// Takes orders, charges them, and counts: with --chaos while its processes are killed, replies are
-/// lost and requests come twice. At the end every order was charged exactly once.
+/// Takes orders, charges them, and counts; with --chaos while processes are killed, replies are
+/// lost and requests are repeated. At the end every order was charged exactly once.
 #[derive(Debug, Parser)]
 #[command(name = "hapax-example-payment", version)]
 struct Arguments {
     /// Kill processes, lose replies, delay, and send twice.
     #[arg(long)]
     chaos: bool,
-    /// So many orders.
+    /// Number of orders.
     #[arg(long, value_name = "COUNT", default_value_t = 200)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     orders: u32,
-    /// What mischief is drawn from.
+    /// The seed of the faults.
     #[arg(long, default_value_t = 7)]
     seed: u64,
     /// A PostgreSQL for orders, inbox and outbox, as postgres://user@host/database; without it a
-    /// SQLite file that is removed afterwards. Tables are made where they are missing.
+    /// SQLite file that is removed afterwards. Missing tables are created.
     #[arg(long, value_name = "URL")]
     database: Option<String>,
-    /// So many customers at once.
+    /// Number of concurrent customers.
     #[arg(long, value_name = "COUNT", default_value_t = 8)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1_000))]
     customers: u16,
@@ -61,7 +61,7 @@ struct Arguments {
     part: Option<Part>,
 }
 
-/// What a process of this program does.
+/// The role of a process of this program.
 #[derive(Debug, Subcommand)]
 enum Part {
     #[command(hide = true)]
@@ -70,30 +70,30 @@ enum Part {
     Api {
         listen: SocketAddr,
         #[command(flatten)]
-        surroundings: Surroundings,
+        settings: Settings,
     },
     #[command(hide = true)]
     Relay {
         #[command(flatten)]
-        surroundings: Surroundings,
+        settings: Settings,
     },
     #[command(hide = true)]
     Worker {
         #[command(flatten)]
-        surroundings: Surroundings,
+        settings: Settings,
     },
 }
 
-/// Where a process finds the others.
+/// The addresses of the other processes.
 #[derive(Clone, Debug, Args)]
-struct Surroundings {
+struct Settings {
     /// The name of the run: several may share a database.
     run: String,
     /// The broker.
     server: String,
     database: String,
-    /// The gateway, and whoever counts and kills.
-    town: SocketAddr,
+    /// The first process: the gateway, the counters, and the killer.
+    services: SocketAddr,
 }
 
 fn main() -> Result<()> {
@@ -114,13 +114,13 @@ async fn play(part: Part) -> Result<()> {
             let options = Options { listen, data, auth: Auth::Off, ..Options::default() };
             Ok(Broker::start(&options, None).await?.run(std::future::pending()).await?)
         }
-        Part::Api { listen, surroundings } => api::serve(listen, surroundings).await,
-        Part::Relay { surroundings: it } => relay(&it.server, &it.database).await,
-        Part::Worker { surroundings } => worker::work(surroundings).await,
+        Part::Api { listen, settings } => api::serve(listen, settings).await,
+        Part::Relay { settings: it } => relay(&it.server, &it.database).await,
+        Part::Worker { settings } => worker::work(settings).await,
     }
 }
 
-/// Moves what the API has put into the outbox to the broker.
+/// Sends the messages of the outbox to the broker.
 async fn relay(server: &str, database: &str) -> Result<()> {
     Ok(Relay::new(Client::connect(server)?, database)?.run().await?)
 }

@@ -1,5 +1,5 @@
-//! One run: everything is started, customers order, processes are killed, and at the end it is
-//! counted who was charged how often.
+//! One run: starts everything, lets customers order, kills processes, and at the end counts the
+//! charges of every order.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,19 +15,20 @@ use crate::api::Order;
 use crate::children::{Children, free_address};
 use crate::customers::Customers;
 use crate::database::{Database, Totals, message};
-use crate::fate::Fate;
+use crate::faults::Faults;
 use crate::screen::{Screen, State};
-use crate::town::Town;
+use crate::services::FakeServices;
 use crate::wire::Wire;
 
-/// Leases end soon, so that what a killed worker had comes back soon; attempts do not end.
+/// Short leases, so that the messages of a killed worker are redelivered soon; attempts are
+/// practically unlimited.
 const ORDERS: &str = r#"{"lease_ms":1500,"max_attempts":100000,
                          "backoff_min_ms":0,"backoff_max_ms":100}"#;
 const TICK: Duration = Duration::from_millis(100);
-/// How long a run may stand still.
+/// How long a run may make no progress.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Answers are lost for so long before the wire breaks.
-const DEAF: Duration = Duration::from_millis(120);
+/// How long answers are lost before the connection breaks.
+const LOSSY: Duration = Duration::from_millis(120);
 /// Messages that are sent again after a crash of the broker.
 const PROBES: u32 = 5;
 const VICTIMS: [&str; 6] = ["broker", "worker 1", "wire", "api", "relay", "worker 2"];
@@ -36,16 +37,16 @@ struct Run {
     name: String,
     orders: u32,
     database: Database,
-    town: Town,
+    services: FakeServices,
     victims: mpsc::UnboundedReceiver<u32>,
     wire: Wire,
     children: Children,
-    /// Past the wire.
+    /// A direct connection, without the lossy link.
     broker: Client,
-    /// Whom to hit when so many orders are paid.
+    /// Which process to kill when a number of orders is paid.
     plan: VecDeque<(u32, &'static str)>,
     probes: JoinSet<Result<Probed>>,
-    /// Duplicates that the broker has counted, and those of probes that are not told apart yet.
+    /// Duplicates that the broker has counted, including those of probes.
     duplicates: u64,
     probed: u64,
     forgotten: u64,
@@ -54,7 +55,7 @@ struct Run {
     _directory: tempfile::TempDir,
 }
 
-/// What the broker knew after a crash.
+/// What the broker remembered after a crash.
 #[derive(Debug, Default)]
 struct Probed {
     known: u64,
@@ -66,8 +67,8 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let customers = Customers {
         api,
         run: run.name.clone(),
-        fate: Fate::new(arguments.seed, arguments.chaos),
-        town: run.town.clone(),
+        faults: Faults::new(arguments.seed, arguments.chaos),
+        services: run.services.clone(),
         orders: arguments.orders,
     };
     let customers = tokio::spawn(customers.order_everything(arguments.customers));
@@ -79,7 +80,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 }
 
 impl Run {
-    /// Starts everything, and tells where the API is.
+    /// Starts everything, and returns the address of the API.
     async fn open(arguments: &Arguments) -> Result<(Self, SocketAddr)> {
         let directory = tempfile::tempdir()?;
         let path = |name: &str| -> Result<String> {
@@ -92,8 +93,8 @@ impl Run {
         };
         let database = Database::open(&url).await?;
         database.migrate().await?;
-        let fate = Fate::new(arguments.seed, arguments.chaos);
-        let (town, town_address, victims) = Town::open(fate).await?;
+        let faults = Faults::new(arguments.seed, arguments.chaos);
+        let (services, services_address, victims) = FakeServices::open(faults).await?;
         let mut ports = fastrand::Rng::new();
         let (broker_address, api) = (free_address(&mut ports)?, free_address(&mut ports)?);
         let wire = Wire::to(broker_address).await?;
@@ -103,8 +104,8 @@ impl Run {
         let broker = Client::connect(&format!("http://{broker_address}"))?;
         make_queues(&broker).await?;
         let server = format!("http://{}", wire.address);
-        let town_address = town_address.to_string();
-        let around = [name.as_str(), &server, &url, &town_address];
+        let services_address = services_address.to_string();
+        let around = [name.as_str(), &server, &url, &services_address];
         let api_address = api.to_string();
         children.start("api", &[&["api", &api_address], &around[..]].concat())?;
         for (name, part) in [("relay", "relay"), ("worker 1", "worker"), ("worker 2", "worker")] {
@@ -115,12 +116,12 @@ impl Run {
             name,
             orders: arguments.orders,
             database,
-            town,
+            services,
             victims,
             wire,
             children,
             broker,
-            plan: plan(fate, arguments),
+            plan: plan(faults, arguments),
             probes: JoinSet::new(),
             duplicates: 0,
             probed: 0,
@@ -131,7 +132,7 @@ impl Run {
         Ok((run, api))
     }
 
-    /// Until every order is paid, or nothing moves any more.
+    /// Runs until every order is paid, or there is no more progress.
     async fn until_paid(
         &mut self,
         customers: JoinHandle<Result<()>>,
@@ -147,7 +148,7 @@ impl Run {
                 }
                 _ = ticks.tick() => {
                     self.look().await?;
-                    self.strike().await?;
+                    self.kill_due().await?;
                     self.children.are_alive()?;
                     screen.show(&self.state);
                 }
@@ -166,27 +167,27 @@ impl Run {
         }
     }
 
-    /// Looks at everything that can be counted.
+    /// Updates all counts.
     async fn look(&mut self) -> Result<()> {
         self.state.totals = self.database.totals(&self.name).await?;
         while let Some(probed) = self.probes.try_join_next() {
             self.take_probe(probed??);
         }
         let looking = Admin::new(self.broker.clone());
-        // A broker that is away is looked at later.
+        // A broker that is down is asked later.
         if let Ok(Ok(queue)) = tokio::time::timeout(TICK * 5, looking.queue("orders")).await {
             let counted = queue.stats.unwrap_or_default().duplicate_total;
-            // The count may go back over a crash: no rule depends on it.
+            // The count may decrease over a crash: no rule depends on it.
             let more = counted.checked_sub(self.duplicates).unwrap_or(counted);
             self.duplicates = counted;
             let of_probes = more.min(self.probed);
             self.probed -= of_probes;
-            self.town.books().absorb(2, more - of_probes);
+            self.services.ledger().absorb(2, more - of_probes);
         }
-        let books = self.town.books();
-        (self.state.charges, self.state.calls) = (books.charges(), books.calls);
-        self.state.absorbed = books.absorbed;
-        drop(books);
+        let ledger = self.services.ledger();
+        (self.state.charges, self.state.calls) = (ledger.charges(), ledger.calls);
+        self.state.absorbed = ledger.absorbed;
+        drop(ledger);
         self.state.kills.clear();
         for (name, kills) in self.children.kills() {
             let kind = name.split(' ').next().unwrap_or(name);
@@ -196,13 +197,13 @@ impl Run {
     }
 
     fn take_probe(&mut self, probed: Probed) {
-        self.town.books().absorb(3, probed.known);
+        self.services.ledger().absorb(3, probed.known);
         self.probed += probed.known;
         self.forgotten += probed.forgotten;
     }
 
-    /// Hits whoever is due.
-    async fn strike(&mut self) -> Result<()> {
+    /// Kills the processes that are due.
+    async fn kill_due(&mut self) -> Result<()> {
         let paid = self.state.totals.paid;
         let Some((_, victim)) = self.plan.pop_front_if(|(due, _)| *due <= paid) else {
             return Ok(());
@@ -210,7 +211,7 @@ impl Run {
         if victim == "wire" {
             self.state.cuts += 1;
             let wire = self.wire.clone();
-            tokio::spawn(async move { wire.fail(DEAF).await });
+            tokio::spawn(async move { wire.fail(LOSSY).await });
             return Ok(());
         }
         self.children.kill(|name, _| name == victim)?;
@@ -221,7 +222,7 @@ impl Run {
         Ok(())
     }
 
-    /// Waits for those who are still under way, and looks a last time.
+    /// Waits for what is in progress, and updates the counts a last time.
     async fn finish(&mut self) -> Result<()> {
         while let Some(probed) = self.probes.join_next().await {
             self.take_probe(probed??);
@@ -230,7 +231,7 @@ impl Run {
     }
 
     fn report(&self, arguments: &Arguments) -> Result<()> {
-        let by_order = self.town.books().charges_by_order();
+        let by_order = self.services.ledger().charges_by_order();
         let once = by_order.values().filter(|&&charges| charges == 1).count();
         let twice = by_order.len() - once;
         let never = self.orders as usize - by_order.len();
@@ -257,9 +258,9 @@ async fn make_queues(broker: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Whom to hit, and when: one after the other, in an order drawn from the seed.
-fn plan(fate: Fate, arguments: &Arguments) -> VecDeque<(u32, &'static str)> {
-    if fate.is_kind() {
+/// Which processes to kill, and when, in an order drawn from the seed.
+fn plan(faults: Faults, arguments: &Arguments) -> VecDeque<(u32, &'static str)> {
+    if faults.are_off() {
         return VecDeque::new();
     }
     let mut random = fastrand::Rng::with_seed(arguments.seed);
@@ -277,8 +278,8 @@ fn plan(fate: Fate, arguments: &Arguments) -> VecDeque<(u32, &'static str)> {
         .collect()
 }
 
-/// Sends messages again that the broker accepted before its crash, as their sender would that did
-/// not hear the answer.
+/// Sends messages again that the broker accepted before its crash, like a sender that got no
+/// answer.
 async fn probe(broker: Client, run: String, orders: Vec<Order>) -> Result<Probed> {
     let mut probed = Probed::default();
     for order in orders {

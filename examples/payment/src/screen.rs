@@ -1,17 +1,17 @@
-//! What is seen of a run: a table that is drawn again and again, or a line now and then where
-//! nobody watches; and the report.
+//! The output of a run: a table that is redrawn, or occasional lines if there is no terminal; and
+//! the report.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::database::Totals;
-use crate::town::PLACES;
+use crate::services::PLACES;
 
-/// Between two lines where nobody watches.
+/// Pause between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// The five places where duplicates are born, and what absorbs them here.
+/// The five sources of duplicates, and what absorbs them here.
 const WORDS: [(&str, &str); PLACES] = [
     ("a customer sends again", "the key of the request, by the idempotency layer"),
     ("a reply is lost", "the same key; and the key of the message, by the broker"),
@@ -20,7 +20,7 @@ const WORDS: [(&str, &str); PLACES] = [
     ("a commit is not heard of", "the row of the inbox, or of the order, beside the effect"),
 ];
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) orders: u32,
@@ -75,7 +75,7 @@ impl Screen {
         Self { is_watched: std::io::stdout().is_terminal(), drawn: 0, last: None }
     }
 
-    /// Shows how far it is, in the place of what was shown before.
+    /// Shows the progress, replacing the previous output.
     pub(crate) fn show(&mut self, state: &State) {
         if !self.is_watched {
             if self.last.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
@@ -97,7 +97,7 @@ impl Screen {
         let _ = std::io::stdout().flush();
     }
 
-    /// The table for good.
+    /// Prints the final table.
     pub(crate) fn close(mut self, state: &State) {
         if self.is_watched {
             self.show(state);

@@ -1,4 +1,4 @@
-//! The wire between the service and its broker, which loses what comes back, and breaks.
+//! The connection between the service and its broker, which loses answers and breaks.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Loses all answers for so long, and then every connection.
+    /// Loses all answers for this time, and then breaks every connection.
     pub(crate) async fn fail(&self, time: Duration) {
         self.is_deaf.store(true, Ordering::SeqCst);
         tokio::time::sleep(time).await;
@@ -67,7 +67,7 @@ async fn copy(
     let mut buffer = vec![0; 16 * 1_024];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         let Some(bytes) = buffer.get(..count) else { return };
-        // Half an answer is none: what was lost once stays so until the connection breaks.
+        // Half an answer is useless: once bytes were lost, all are until the connection breaks.
         if is_deaf.load(Ordering::SeqCst) {
             while let Ok(1..) = from.read(&mut buffer).await {}
             return;

@@ -1,9 +1,8 @@
-//! The worker: charges an order at the gateway in a step, and writes the payment down with an
-//! inbox.
+//! The worker: charges an order at the gateway in a step, and records the payment with an inbox.
 //!
-//! Killed after the charge, the next attempt asks under the same derived key and gets the same
-//! receipt. Killed after the commit, the next attempt finds the row of the inbox and writes
-//! nothing.
+//! If it is killed after the charge, the next attempt uses the same derived key and gets the same
+//! receipt. If it is killed after the commit, the next attempt finds the row of the inbox and
+//! writes nothing.
 
 use anyhow::{Context as _, Result};
 use hapax_client::{Client, Context, Delivery, Done, Failure, Worker};
@@ -11,23 +10,23 @@ use hapax_transactions::Inbox;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::Surroundings;
+use crate::Settings;
 use crate::api::Order;
 use crate::database::{Database, Paid};
 use crate::http::post;
-use crate::town::{Absorbed, CHARGES, committed};
+use crate::services::{Absorbed, CHARGES, committed};
 
 #[derive(Clone)]
 struct Desk {
-    surroundings: Surroundings,
+    settings: Settings,
     database: Database,
     inbox: Inbox,
 }
 
-pub(crate) async fn work(surroundings: Surroundings) -> Result<()> {
-    let database = Database::open(&surroundings.database).await?;
-    let orders = Client::connect(&surroundings.server)?.queue("orders");
-    let desk = Desk { surroundings, database, inbox: Inbox::new("payments", "orders")? };
+pub(crate) async fn work(settings: Settings) -> Result<()> {
+    let database = Database::open(&settings.database).await?;
+    let orders = Client::connect(&settings.server)?.queue("orders");
+    let desk = Desk { settings, database, inbox: Inbox::new("payments", "orders")? };
     let handler = move |message, context| pay(desk.clone(), message, context);
     Ok(Worker::new(orders).concurrency(4).run(handler).await?)
 }
@@ -35,12 +34,12 @@ pub(crate) async fn work(surroundings: Surroundings) -> Result<()> {
 async fn pay(desk: Desk, message: Delivery, context: Context) -> Result<Done, Failure> {
     let order: Order = message.parse_json()?;
     let receipt = context.step("charge", |key| charge(&desk, key, order)).await?;
-    let run = &desk.surroundings.run;
+    let run = &desk.settings.run;
     let paid = desk.database.pay(run, order, &receipt, &desk.inbox, &message).await?;
     match paid {
-        Paid::Now => committed(desk.surroundings.town, order.number).await,
+        Paid::Now => committed(desk.settings.services, order.number).await,
         Paid::Before(result) => {
-            Absorbed::ByARow.tell(desk.surroundings.town).await;
+            Absorbed::ByARow.tell(desk.settings.services).await;
             return Ok(result.into());
         }
     }
@@ -56,7 +55,7 @@ async fn charge(desk: &Desk, key: String, order: Order) -> Result<String, Failur
     let body = json!({ "order": order.number, "cents": order.cents }).to_string();
     let process = std::process::id().to_string();
     let headers = [("idempotency-key", key.as_str()), ("process", &process)];
-    let reply = post(desk.surroundings.town, CHARGES, &headers, body).await?;
+    let reply = post(desk.settings.services, CHARGES, &headers, body).await?;
     let charged: Charged = serde_json::from_slice(&reply.body).context("the gateway's answer")?;
     Ok(charged.receipt)
 }

@@ -1,4 +1,4 @@
-//! Processes of this same program, each with a part to play: started, killed, started again.
+//! Processes of this same program, each with its role: started, killed, started again.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-/// Ports below those that the kernel gives to clients: a client that dials while a server is away
-/// must not be given the server's own port.
+/// Ports below those that the kernel assigns to clients: a client that connects while a server is
+/// down must not get the server's own port.
 const PORTS: std::ops::Range<u16> = 12_000..32_000;
 
 /// A process, and how it is started.
@@ -19,7 +19,7 @@ struct Running {
     kills: usize,
 }
 
-/// All of them. What is left at the end is killed.
+/// All processes. Those left at the end are killed.
 #[derive(Debug, Default)]
 pub(crate) struct Children(Vec<Running>);
 
@@ -32,8 +32,8 @@ impl Children {
         Ok(())
     }
 
-    /// Kills the first that is meant, by its name and its number, with `kill -9`, and starts it
-    /// again. Tells its name.
+    /// Kills the first process that `is_meant` selects, with `kill -9`, and starts it again.
+    /// Returns its name.
     pub(crate) fn kill(&mut self, is_meant: impl Fn(&str, u32) -> bool) -> Result<Option<&str>> {
         let mut all = self.0.iter_mut();
         let Some(running) = all.find(|running| is_meant(&running.name, running.child.id())) else {
@@ -51,7 +51,7 @@ impl Children {
         self.0.iter().map(|running| (running.name.as_str(), running.kills))
     }
 
-    /// Fails where one has ended by itself: none should.
+    /// Fails if one has ended by itself.
     pub(crate) fn are_alive(&mut self) -> Result<()> {
         for running in &mut self.0 {
             if let Some(status) = running.child.try_wait()? {
@@ -77,12 +77,12 @@ fn spawn(arguments: &[String]) -> Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// For a child: it ends with its parent, however that one ends.
+/// For a child: makes it end with its parent, however that ends.
 pub(crate) fn end_with_parent() -> Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
-/// An address that nobody uses, and that stays the same from life to life.
+/// An unused address, which stays the same over restarts.
 pub(crate) fn free_address(random: &mut fastrand::Rng) -> Result<SocketAddr> {
     for _ in 0..1_000 {
         let address = SocketAddr::from(([127, 0, 0, 1], random.u16(PORTS)));

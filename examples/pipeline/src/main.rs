@@ -1,8 +1,8 @@
 //! Consume, transform, produce: `orders` → `invoices` → `letters`, with the broker and the workers
 //! as processes that are killed again and again. At the end there is one letter for every order.
 //!
-//! The whole trick is in `invoice` and `letter`: what follows from a message is emitted by the
-//! `done` that finishes it, so that both happen or neither does. docs/guides/pipelines.md explains.
+//! See `invoice` and `letter`: a follow-up is emitted by the `done` of its message, so that both
+//! happen or neither does. docs/guides/pipelines.md explains.
 #![expect(clippy::print_stdout, reason = "a program speaks by printing")]
 
 mod children;
@@ -22,7 +22,8 @@ use serde::{Deserialize, Serialize};
 use children::{Children, end_with_parent, free_address};
 
 const QUEUES: [&str; 3] = ["orders", "invoices", "letters"];
-/// Leases end soon, so that what a killed worker had comes back soon; attempts do not end.
+/// Short leases, so that the messages of a killed worker are redelivered soon; attempts are
+/// practically unlimited.
 const RULES: &str = r#"{"lease_ms":1000,"max_attempts":100000,
                         "backoff_min_ms":0,"backoff_max_ms":50}"#;
 /// Longer than anything takes here.
@@ -33,21 +34,21 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, Parser)]
 #[command(name = "hapax-example-pipeline", version)]
 struct Arguments {
-    /// So many orders.
+    /// Number of orders.
     #[arg(long, default_value_t = 500)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     inputs: u32,
-    /// So many kills on the way.
+    /// Number of kills.
     #[arg(long, default_value_t = 20)]
     kills: u32,
-    /// What chance is drawn from; the same seed kills the same processes.
+    /// The seed: the same seed kills the same processes.
     #[arg(long, default_value_t = 7)]
     seed: u64,
     #[command(subcommand)]
     part: Option<Part>,
 }
 
-/// What a process of this program does besides the whole show.
+/// The role of a child process.
 #[derive(Debug, Subcommand)]
 enum Part {
     #[command(hide = true)]
@@ -127,7 +128,7 @@ async fn show(arguments: &Arguments) -> Result<()> {
     }
     let producer = tokio::spawn(produce(client.clone(), arguments.inputs));
     for kill in 0..arguments.kills {
-        // So much came through before: the kills are spread over the run.
+        // The kills are spread over the run: wait for this many messages.
         let wanted = u64::from(arguments.inputs) * u64::from(kill) / u64::from(arguments.kills + 1);
         until(|| async { Ok(came_in(&client, "letters").await? >= wanted) }).await?;
         tokio::time::sleep(Duration::from_millis(random.u64(..30))).await;
@@ -155,7 +156,7 @@ async fn make_queues(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Sends every order under its number, and one in five once more, as impatient people do.
+/// Sends every order under its number, and one in five twice.
 async fn produce(client: Client, inputs: u32) -> Result<()> {
     let orders = client.queue("orders");
     for number in 0..inputs {
@@ -168,7 +169,7 @@ async fn produce(client: Client, inputs: u32) -> Result<()> {
     Ok(())
 }
 
-/// Messages that a queue has accepted, ever.
+/// Messages that a queue has accepted in total.
 async fn came_in(client: &Client, queue: &str) -> Result<u64> {
     let found = Admin::new(client.clone()).queue(queue).await?;
     Ok(found.stats.unwrap_or_default().sent_total)
@@ -179,7 +180,7 @@ async fn is_empty(client: &Client, queue: &str) -> Result<bool> {
     Ok(stats.ready + stats.delayed + stats.leased == 0)
 }
 
-/// Waits until it is so. A broker that is away is no answer.
+/// Waits for a condition. While the broker is down it does not count.
 async fn until<F: Future<Output = Result<bool>>>(mut is_so: impl FnMut() -> F) -> Result<()> {
     let start = Instant::now();
     while !is_so().await.unwrap_or(false) {
@@ -189,10 +190,10 @@ async fn until<F: Future<Output = Result<bool>>>(mut is_so: impl FnMut() -> F) -
     Ok(())
 }
 
-/// Everything in the last queue, by the order it came from.
+/// All letters, by the order they came from.
 async fn read_letters(client: &Client, inputs: u32) -> Result<BTreeMap<u32, Vec<String>>> {
     let mut letters: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-    // Long enough to be read once: a letter that comes again would look like a second one.
+    // A long lease: a redelivered letter would look like a second one.
     let mut work = client.queue("letters").work().lease(5 * PATIENCE).open();
     let mut batch = hapax_client::Batch::default();
     let mut left = came_in(client, "letters").await?;

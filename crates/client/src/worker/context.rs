@@ -17,7 +17,7 @@ use crate::retry::Retry;
 use crate::settle::{Failure, Settle, Settled};
 use crate::step::{self, Found, Ledger};
 
-/// A handler's way to its lease. Cheap to clone.
+/// A handler's access to its lease. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Context {
     pub(super) message: Arc<InHand>,
@@ -26,7 +26,7 @@ pub struct Context {
     pub(super) stopping: watch::Receiver<bool>,
 }
 
-/// Something a handler wants settled on the way.
+/// A settle that a handler asks for while it runs.
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) number: Number,
@@ -34,7 +34,7 @@ pub(super) struct Ask {
     pub(super) reply: oneshot::Sender<Result<Settled, Error>>,
 }
 
-/// The message that a handler works on, and what it has saved.
+/// The message of a handler, and what the handler has saved.
 #[derive(Debug)]
 pub(super) struct InHand {
     number: Number,
@@ -48,20 +48,20 @@ impl InHand {
         Self { number, delivery, ledger }
     }
 
-    /// Sound after a panic: every change of it is one call.
+    /// Consistent after a panic, because every change is one call.
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Context {
-    /// Does something elsewhere once per message, under a key of its own: charges a card, sends an
-    /// email, calls whatever takes an idempotency key.
+    /// Calls another service once per message, with its own key: charges a card, sends an email, or
+    /// anything else that takes an idempotency key.
     ///
-    /// `call` is given that key, [`derive`](crate::derive)d from the message's and `name`: the same
-    /// in every attempt. Before the call it is saved that the step was begun,
-    /// and after it the outcome, both as the recovery point `step:NAME`. A later attempt gets the
-    /// saved outcome without a call, and so goes on after the last step that was finished.
+    /// `call` gets a key that is [`derive`](crate::derive)d from the message's key and `name`: the
+    /// same in every attempt. The intent is saved before the call and the outcome after it, both as
+    /// the recovery point `step:NAME`. A later attempt gets the saved outcome without a call, and
+    /// continues after the last finished step.
     ///
     /// ```no_run
     /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_client::Error> {
@@ -81,17 +81,16 @@ impl Context {
     /// # async fn mail(_key: String, _receipt: String) -> Result<(), Failure> { Ok(()) }
     /// ```
     ///
-    /// - An attempt that dies between the call and its outcome leaves the call in doubt: the next
-    ///   one calls again, under the same key. The service must know the key by then, and answer as
-    ///   it did. For one that takes no key there is [`Context::begin`].
-    /// - An error of the call fails the step and saves nothing. What is to be remembered, such as
-    ///   a card that was declined, is an outcome: return it as one.
-    /// - Outcomes are kept as JSON, within the 64 KiB that all recovery points of a message have
-    ///   together. A step begins only where a KiB is left; one whose outcome turns out not to fit
-    ///   gives the message up, and says so, since every attempt would call again. Return an id
-    ///   instead of a document.
+    /// - If an attempt dies between the call and its outcome, the call is in doubt: the next
+    ///   attempt calls again with the same key, and the service must return its first answer. For a
+    ///   service that takes no key there is [`Context::begin`].
+    /// - An error of the call fails the step and saves nothing. Return a final answer, such as a
+    ///   declined card, as an outcome.
+    /// - Outcomes are stored as JSON. All recovery points of a message together have at most 64
+    ///   KiB. A step begins only if 1 KiB is left. If its outcome does not fit, the message becomes
+    ///   dead, because every attempt would call again. Return an id instead of a document.
     /// - Names are unique per message: the same name twice in one attempt is an error.
-    /// - Where the lease is lost the step ends there: the call is dropped, nothing is saved.
+    /// - If the lease is lost the step ends: the call is dropped and nothing is saved.
     pub async fn step<T, E, F>(
         &self,
         name: &str,
@@ -132,7 +131,7 @@ impl Context {
     {
         let point = step::point_name(name);
         self.message.ledger().reserve(name)?;
-        // Also proves that the lease was still ours a moment before the call.
+        // Also proves that this worker still holds the lease.
         self.save_surely(&point, step::intent(&key)).await?;
         let outcome = call(key.clone()).await.map_err(Into::into)?;
         let data = step::outcome(name, &key, &outcome)?;
@@ -141,7 +140,7 @@ impl Context {
         if fits {
             match self.save_surely(&point, data).await {
                 Ok(()) => self.message.ledger().saved(&point, bytes),
-                // Somebody else's points, or a broker with other bounds.
+                // Recovery points saved elsewhere, or a broker with other bounds.
                 Err(error) if matches!(error.code(), Code::Invalid | Code::TooLarge) => {
                     fits = false
                 }
@@ -155,16 +154,15 @@ impl Context {
         Ok(outcome)
     }
 
-    /// Saves, and tries again as long as that may help: a call was made, or is about to be.
+    /// Saves, and retries as long as that may help: a call was made, or is about to be.
     async fn save_surely(&self, name: &str, data: Bytes) -> Result<(), Error> {
         let save = || self.keep(Settle::Save { name: name.to_owned(), data: data.clone() });
         Retry::forever().run(save).await
     }
 
-    /// Marks durably that a non-repeatable effect starts now. In a queue that parks, the message
-    /// is not delivered again if the lease is lost from here on, until somebody resolves it; so
-    /// too where the handler panics, is dropped, or returns a [`Failure::in_doubt`], and where its
-    /// result is refused.
+    /// Marks durably that a non-repeatable effect starts now. A queue with `on_lost = park` parks
+    /// the message, until an operator resolves it, if after this the lease is lost, the handler
+    /// panics, is dropped or returns a [`Failure::in_doubt`], or its result is refused.
     pub async fn begin(&self) -> Result<(), Error> {
         self.keep(Settle::Begin).await
     }
@@ -178,9 +176,9 @@ impl Context {
         Ok(())
     }
 
-    /// Keeps the message for at least so long from now on, or for its lease. It is done by itself
-    /// as long as the handler runs; this is for one that is about to block, or to be stopped, for
-    /// longer than the lease.
+    /// Extends the lease to at least this long from now, by default to its own length. Leases are
+    /// extended automatically while the handler runs; this is for a handler that is about to block,
+    /// or to be suspended, for longer than its lease.
     pub async fn extend(&self, lease: Option<Duration>) -> Result<(), Error> {
         self.keep(Settle::Extend(lease)).await
     }
@@ -190,18 +188,19 @@ impl Context {
         &self.message.delivery
     }
 
-    /// Whether somebody else may have the message now.
+    /// Whether another worker may have the message now.
     pub fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
 
-    /// Ends when the lease is lost. The handler should stop then. An error that it returns is not
-    /// told to anybody; a result is, and counts if nobody else took the message meanwhile.
+    /// Resolves when the lease is lost. The handler should stop then. An error that it returns is
+    /// not reported to the broker. A result is, and counts if no other worker has taken the message
+    /// meanwhile.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
         when(self.lost.clone())
     }
 
-    /// Ends when the worker is told to stop: for handlers that can finish early.
+    /// Resolves when the worker is stopped: for handlers that can finish early.
     pub fn stopping(&self) -> impl Future<Output = ()> + Send + 'static {
         when(self.stopping.clone())
     }
@@ -209,7 +208,7 @@ impl Context {
     async fn keep(&self, settle: Settle) -> Result<(), Error> {
         let (reply, receiver) = oneshot::channel();
         let ask = Ask { number: self.message.number, settle, reply };
-        // Where the worker is gone, so is the lease.
+        // If the worker has ended, so has the lease.
         let _ = self.asks.send(ask);
         match receiver.await {
             Ok(Ok(Settled::Ok { .. })) => Ok(()),
@@ -227,7 +226,7 @@ fn lost_during(step: &str) -> Failure {
 
 async fn when(mut signal: watch::Receiver<bool>) {
     if signal.wait_for(|is_set| *is_set).await.is_err() {
-        // Who would set it is gone: it never will be.
+        // The sender has ended, so it will never be set.
         std::future::pending().await
     }
 }

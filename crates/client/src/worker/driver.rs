@@ -15,19 +15,19 @@ use super::event::{Event, Observer};
 use super::leases::{Due, Leases, Number};
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::retry::Retry;
+use crate::retry::{Retry, moment};
 use crate::settle::{Done, Failure, Settle, Settled};
 use crate::work::{Answered, Batch, Work};
 
-/// How long the answers to the last settles are waited for.
+/// How long to wait for the answers to the last settles.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-/// A settle that the broker could not take now is sent again after this long, or after as long as
-/// the broker asks for.
+/// A settle with a retryable refusal is sent again after this long, or after the time that the
+/// broker asks for.
 const AGAIN: Duration = Duration::from_millis(500);
 
 type Ended = Result<Done, Failure>;
 
-/// What a worker was told about how much it may do.
+/// The limits of a worker.
 pub(super) struct Limits {
     pub(super) concurrency: usize,
     pub(super) prefetch: usize,
@@ -40,15 +40,15 @@ pub(super) struct Driver<R> {
     limits: Limits,
     observer: Observer,
     leases: Leases,
-    /// Deliveries that no handler has begun with.
+    /// Deliveries that no handler has started.
     waiting: VecDeque<(Number, Delivery)>,
     tasks: JoinSet<Ended>,
     numbers: HashMap<Id, Number>,
     asks: (mpsc::UnboundedSender<Ask>, mpsc::UnboundedReceiver<Ask>),
-    /// What the settles without an answer were, by their tags.
+    /// The settles without an answer, by their tags.
     settles: HashMap<u64, Settling>,
     next_tag: u64,
-    /// Settles to be said again, in the order of their time.
+    /// Settles to send again, in the order of their time.
     again: VecDeque<(Instant, Number, Settle)>,
     retry: Retry,
     stopping: watch::Sender<bool>,
@@ -58,9 +58,9 @@ pub(super) struct Driver<R> {
 
 /// A settle that waits for its answer.
 enum Settling {
-    /// The lease is ours until then if the answer is yes.
+    /// The lease is held until then if the answer is ok.
     Extend(Number, Instant),
-    /// The end of a lease, and what was said: it may have to be said again.
+    /// The final settle of a lease; it may have to be sent again.
     End(Number, Settle),
     Ask(Number, Asked, oneshot::Sender<Result<Settled, Error>>),
 }
@@ -70,16 +70,16 @@ enum Settling {
 enum Asked {
     /// A request to keep the lease until then.
     Extend(Instant),
-    /// What changes nothing here.
+    /// A request that does not affect the lease.
     Other,
 }
 
-/// How far a stop has come.
+/// The phase of a stop.
 enum Phase {
     Working,
-    /// Until then handlers may go on.
+    /// Handlers may continue until then.
     Draining(Instant),
-    /// Until then the last answers may come.
+    /// The last answers are waited for until then.
     Ending(Instant),
 }
 
@@ -135,11 +135,11 @@ where
                 Some(ask) = self.asks.1.recv() => self.ask(ask),
                 () = tokio::time::sleep_until(wake) => self.tick(&mut phase),
                 () = &mut stop, if working => {
-                    phase = Phase::Draining(Instant::now() + self.limits.drain);
+                    phase = Phase::Draining(moment(Instant::now(), self.limits.drain));
                     self.stop();
                 }
             }
-            // What else is finished goes into the same frame.
+            // Other finished handlers go into the same frame.
             while let Some(ended) = self.tasks.try_join_next_with_id() {
                 self.ended(ended);
             }
@@ -160,7 +160,7 @@ where
         }
     }
 
-    /// Handlers for those who wait, while there are any free.
+    /// Starts handlers for waiting deliveries, as long as there are free ones.
     fn start(&mut self) {
         while self.tasks.len() < self.limits.concurrency
             && let Some((number, delivery)) = self.waiting.pop_front()
@@ -177,7 +177,7 @@ where
         }
     }
 
-    /// Asks for as many messages as there is room for, not one by one.
+    /// Asks for as many messages as there is room for, in batches.
     fn give_credit(&mut self) {
         let most = self.limits.concurrency + self.limits.prefetch;
         let credits = self.work.credits() as usize;
@@ -217,7 +217,7 @@ where
         let before = self.waiting.len();
         self.waiting.retain(|(waiting, _)| *waiting != number);
         if self.waiting.len() < before {
-            // Nobody has begun with it, and nobody will.
+            // No handler has started it, and none will.
             self.leases.drop(number);
         }
     }
@@ -252,7 +252,8 @@ where
     fn end_answered(&mut self, number: Number, settle: Settle, answer: Result<Settled, Error>) {
         match (&answer, &settle) {
             (Err(error), _) if error.is_retryable() => {
-                let at = Instant::now() + self.retry.next_pause(error.retry_after());
+                let pause = self.retry.next_pause(error.retry_after());
+                let at = moment(Instant::now(), pause);
                 let place = self.again.partition_point(|(earlier, ..)| *earlier <= at);
                 self.again.insert(place, (at, number, settle));
                 return;
@@ -261,8 +262,8 @@ where
                 // The result or the follow-ups cannot be stored, now or later.
                 tracing::warn!(%error, "a result was refused");
                 let refused = format!("the result was refused: {error}");
-                // Running it again would not help. Whether an effect has begun the broker knows
-                // best: another process than this one may have said so.
+                // Another attempt would not help. Only the broker knows for sure whether an effect
+                // has begun: another process may have reported it.
                 self.end(number, Settle::Fail(Failure::in_doubt(Failure::dead(refused))));
                 return;
             }
@@ -280,23 +281,23 @@ where
         self.leases.drop(number);
     }
 
-    /// A handler is finished.
+    /// A handler has ended.
     fn ended(&mut self, ended: Result<(Id, Ended), JoinError>) {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let Some(number) = self.numbers.remove(&id) else { return };
         let settle = match ended {
             Ok((_, Ok(done))) => Settle::Done(done),
             Ok((_, Err(failure))) => Settle::Fail(failure),
-            // A panic says nothing about an effect that had begun.
+            // After a panic it is unknown whether a begun effect happened.
             Err(error) => Settle::park(panic_text(error)),
         };
         self.end(number, settle);
     }
 
-    /// Settles a lease for good. It is held until the answer is there.
+    /// Sends the final settle of a lease. The lease is extended until the answer arrives.
     fn end(&mut self, number: Number, settle: Settle) {
-        // Late news of success is worth telling. Of a failure it is not: somebody else has the
-        // message, or it is in doubt and must stay so.
+        // A late success is still reported. A late failure is not: another worker has the message,
+        // or it is in doubt and must stay so.
         let is_done = matches!(settle, Settle::Done(_));
         if !is_done && self.leases.is_lost(number, Instant::now()) {
             if let Some(lease) = self.leases.lease(number) {
@@ -314,7 +315,7 @@ where
                 let wanted = length.unwrap_or(self.leases.length());
                 let wanted = self.leases.want(ask.number, wanted, now);
                 *length = Some(wanted);
-                Asked::Extend(now + wanted)
+                Asked::Extend(moment(now, wanted))
             }
             _ => Asked::Other,
         };
@@ -329,7 +330,7 @@ where
         self.work.settle(lease, settle, tag);
     }
 
-    /// No more messages; those that nobody has begun with are given back.
+    /// Takes no more messages, and gives back those that no handler has started.
     fn stop(&mut self) {
         self.stopping.send_replace(true);
         self.work.drain();
@@ -374,7 +375,8 @@ where
         }
     }
 
-    /// The handlers had their time. Their messages have failed, except where an effect has begun.
+    /// The drain timeout has passed. The messages of running handlers fail, except if an effect has
+    /// begun.
     fn give_up(&mut self) {
         let left: Vec<Number> = self.numbers.drain().map(|(_, number)| number).collect();
         tracing::warn!(handlers = left.len(), "handlers were stopped before they had finished");
@@ -385,7 +387,7 @@ where
         }
     }
 
-    /// Whether a stop has come to its end.
+    /// Whether a stop is complete.
     fn is_over(&self, phase: &mut Phase) -> bool {
         let idle = self.tasks.is_empty() && self.again.is_empty();
         let is_settled = self.work.unanswered() == 0;
@@ -397,7 +399,7 @@ where
                 false
             }
             Phase::Draining(_) => false,
-            Phase::Ending(until) => is_settled || *until <= Instant::now(),
+            Phase::Ending(until) => (idle && is_settled) || *until <= Instant::now(),
         }
     }
 }

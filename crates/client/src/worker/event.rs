@@ -7,17 +7,16 @@ use crate::delivery::Lease;
 use crate::error::Error;
 use crate::settle::{Settle, Settled};
 
-/// Something that a worker learned: see [`Worker::observe`](crate::Worker::observe).
+/// An event of a worker: see [`Worker::observe`](crate::Worker::observe).
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The broker has answered what was said of a message last. What became of the message is in
-    /// the answer; before it is there nothing is sure.
+    /// The broker has answered the final settle of a message. Only the answer shows the outcome.
     Settled { lease: &'a Lease, settle: &'a Settle, answer: &'a Result<Settled, Error> },
-    /// The lease was lost before there was anything to say but a failure, so nothing was said.
+    /// The lease was lost and the handler failed, so nothing was reported to the broker.
     Lost { lease: &'a Lease },
-    /// There is no connection to the broker. The worker goes on with what it has, and tries to
-    /// connect.
+    /// There is no connection to the broker. The worker continues with the messages it has, and
+    /// reconnects.
     Away(&'a Error),
     /// The broker can be reached again.
     Back,

@@ -1,9 +1,9 @@
 //! The leases that a worker holds, and when each must be extended.
 //!
-//! A lease is found by the number that the worker gave to its delivery. Fences order the leases of
-//! one message and name nothing else: the partitions of an older broker give out the same ones.
-//! Times are those of the local monotonic clock, and lengths those that the broker reported: the
-//! two wall clocks are never compared.
+//! A lease is identified by the number that the worker gave to its delivery, not by its fence: the
+//! partitions of an older broker may give out the same fences. Times are those of the local
+//! monotonic clock, and lengths those that the broker reported: the two wall clocks are never
+//! compared.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -12,10 +12,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::delivery::Lease;
+use crate::retry::moment;
 
-/// Until the broker has told, which it does before the first delivery.
+/// The length until the broker has reported it, which it does with the first delivery.
 const LENGTH: Duration = Duration::from_secs(30);
-/// A lease is extended when this part of it is over: a second try then comes in time.
+/// A lease is extended after this part of it, which leaves time for a second try.
 const EXTEND_AT: f64 = 0.4;
 
 /// The number of a delivery in this worker: deliveries are counted from zero.
@@ -35,24 +36,24 @@ pub(super) struct Leases {
 struct Hold {
     lease: Lease,
     fence: u64,
-    /// Ours until then if the last extension was not heard.
+    /// Held until then, if the last extension was lost.
     until: Instant,
-    /// What a handler asked for: no extension of ours may end before.
+    /// Requested by a handler: no automatic extension may end before.
     wanted: Instant,
     due: Instant,
-    /// Asked to be extended, and not answered.
+    /// An extension was sent and not answered.
     is_asked: bool,
     lost: watch::Sender<bool>,
 }
 
-/// What is to be done about a lease now.
+/// What to do about a lease now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Due {
     Extend {
         number: Number,
         length: Duration,
     },
-    /// Its time is over, and the broker did not answer.
+    /// Its time has passed without an answer of the broker.
     Lost(Number),
 }
 
@@ -73,7 +74,7 @@ impl Leases {
         self.held.len()
     }
 
-    /// A lease came in; returns the number it has from now on.
+    /// Adds a lease and returns its number.
     pub(super) fn take(&mut self, fence: u64, lease: Lease, now: Instant) -> Number {
         let number = Number(self.next);
         self.next += 1;
@@ -85,7 +86,7 @@ impl Leases {
         number
     }
 
-    /// It is settled, or no longer ours.
+    /// Removes a lease that is settled or lost.
     pub(super) fn drop(&mut self, number: Number) {
         if let Some(hold) = self.held.remove(&number) {
             self.due.remove(&(hold.due, number));
@@ -100,21 +101,21 @@ impl Leases {
         self.held.get(&number).map(|hold| hold.lost.subscribe())
     }
 
-    /// It is lost: whoever works under it is told, and it is not extended any more. Returns
-    /// whether that was news.
+    /// Marks a lease as lost: its handler is notified, and it is no longer extended. Returns
+    /// whether it was not lost before.
     pub(super) fn lose(&mut self, number: Number) -> bool {
         let Some(hold) = self.held.get_mut(&number) else { return false };
         self.due.remove(&(hold.due, number));
         !hold.lost.send_replace(true)
     }
 
-    /// Whether somebody else may have the message by now.
+    /// Whether another worker may have the message by now.
     pub(super) fn is_lost(&self, number: Number, now: Instant) -> bool {
         self.held.get(&number).is_none_or(|hold| hold.until <= now || *hold.lost.borrow())
     }
 
-    /// Those that may be lost, by what the broker said of the queue's fences. Only the answer to
-    /// an extension tells for sure: so they are to be extended now.
+    /// Schedules an extension of the leases that may be lost, by the fences that the broker
+    /// reported. Only the answer to an extension is certain.
     pub(super) fn doubt(&mut self, fences: &[u64], now: Instant) {
         let fences: HashSet<u64> = fences.iter().copied().collect();
         for (number, hold) in &mut self.held {
@@ -127,7 +128,8 @@ impl Leases {
         }
     }
 
-    /// The broker extended it. Counted from before the call: the broker counts from later.
+    /// The broker extended it. Counted from before the call, so that the local deadline is not
+    /// later than the broker's.
     pub(super) fn extended(&mut self, number: Number, until: Instant) {
         if let Some(hold) = self.held.get_mut(&number) {
             hold.is_asked = false;
@@ -135,22 +137,22 @@ impl Leases {
         }
     }
 
-    /// The broker could not extend it now; there may be time for another try.
+    /// The broker could not extend it now; it is tried again if there is time.
     pub(super) fn not_extended(&mut self, number: Number) {
         if let Some(hold) = self.held.get_mut(&number) {
             hold.is_asked = false;
         }
     }
 
-    /// A handler asks to keep it for so long from now on: nobody asks for less until then.
-    /// Returns what to ask for, which is not less than there is.
+    /// A handler asks for a longer lease: no automatic extension may shorten it. Returns the length
+    /// to ask for, which is not below the present one.
     pub(super) fn want(&mut self, number: Number, length: Duration, now: Instant) -> Duration {
         let Some(hold) = self.held.get_mut(&number) else { return length };
-        hold.wanted = hold.wanted.max(hold.until).max(now + length);
+        hold.wanted = hold.wanted.max(hold.until).max(moment(now, length));
         hold.wanted.saturating_duration_since(now)
     }
 
-    /// What a handler asked for was answered: it is ours until then, or what it was.
+    /// A handler's extension was answered: the lease is held until then, or unchanged.
     pub(super) fn granted(&mut self, number: Number, until: Option<Instant>) {
         if let Some(hold) = self.held.get_mut(&number) {
             match until {
@@ -164,7 +166,7 @@ impl Leases {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// What is to be done by now.
+    /// The leases to extend or to give up now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Due> {
         let mut list = Vec::new();
         while let Some((due, number)) = self.due.first().copied()
@@ -181,7 +183,7 @@ impl Leases {
                 let length = self.length.max(hold.wanted.saturating_duration_since(now));
                 list.push(Due::Extend { number, length });
             }
-            // Looked at again in time, and when it would be over.
+            // Checked again for the next extension, and when it would end.
             hold.due = (now + self.length.mul_f64(EXTEND_AT)).min(hold.until.max(now));
             if hold.due <= now {
                 hold.due = hold.until;

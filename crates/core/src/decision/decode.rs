@@ -1,4 +1,4 @@
-//! Decisions from bytes. Mirrors `encode` line by line; refuses what it does not know.
+//! Decodes decisions. Mirrors `encode` line by line; refuses unknown tags and values.
 
 use std::sync::Arc;
 
@@ -207,7 +207,7 @@ fn decode_leased(tag: u8, reader: &mut Reader<'_>) -> Result<Decision, BadBytes>
     let digests = decode_digests(reader)?;
     let finish = flags & 2 != 0;
     let leased = Leased { queue, fence, deadline, worker, receive, finish, digests, step };
-    // Every fence of the receive must be one.
+    // Every fence of the receive must be valid.
     let last = leased.fence.counter().saturating_add(leased.digests.len() as u64 * u64::from(step));
     if last >= 1 << Fence::COUNTER_BITS {
         return Err(BadBytes::Bounds("fence"));
@@ -333,7 +333,7 @@ pub(crate) fn decode_fingerprint(reader: &mut Reader<'_>) -> Result<Fingerprint,
     Ok(Fingerprint { body, group, own: flags & 1 != 0 })
 }
 
-/// The group's part. The content type's, which 0.1 compared, is read over.
+/// The group's part. The content type's part, which 0.1 compared, is skipped.
 pub(crate) fn decode_parts(reader: &mut Reader<'_>) -> Result<u64, BadBytes> {
     reader.fixed::<8>("content type")?;
     Ok(u64::from_le_bytes(reader.fixed("group")?))

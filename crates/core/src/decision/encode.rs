@@ -1,4 +1,4 @@
-//! Decisions as bytes. `decode` stands beside this file and mirrors it line by line.
+//! Encodes decisions. `decode` mirrors this file line by line.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(super) mod tag {
     pub(crate) const RESOLVED: u8 = 21;
     pub(crate) const RELAYED: u8 = 22;
     pub(crate) const RELAY_RETRIED: u8 = 23;
-    // Since 0.2. The first four are kinds from above with what those have no room for.
+    // Since 0.2. The first four extend kinds from above with fields those have no room for.
     pub(crate) const ACCEPTED_MORE: u8 = 24;
     pub(crate) const LEASED_STEPPED: u8 = 25;
     pub(crate) const DONE_MORE: u8 = 26;
@@ -48,7 +48,7 @@ pub(super) mod tag {
 }
 
 impl Decision {
-    /// Appends the decision. Counting is not journaled and writes nothing. One match, so that the
+    /// Appends the decision. `Counted` is not journaled and writes nothing. One match, so that the
     /// compiler notices a decision without bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
@@ -309,7 +309,7 @@ pub(crate) fn encode_emit(emit: &Emit, out: &mut Vec<u8>) {
     encode_content(&emit.content, out);
 }
 
-/// Whether an emit has what 0.1 did not know.
+/// Whether an emit has fields that 0.1 did not know.
 fn has_more(emit: &Emit) -> bool {
     emit.ttl_ms.is_some() || emit.fingerprint.is_some()
 }
@@ -345,7 +345,7 @@ pub(crate) fn encode_parts(fingerprint: &Fingerprint, out: &mut Vec<u8>) {
     out.fixed(&fingerprint.group.to_le_bytes());
 }
 
-/// A time that may be never.
+/// A time that may be `NEVER`.
 pub(crate) fn encode_end(at: Time, out: &mut Vec<u8>) {
     out.optional((at != Time::NEVER).then_some(at.0));
 }

@@ -1,4 +1,4 @@
-//! A caller takes a key to do the work itself.
+//! A caller claims a key to do the work itself.
 
 use crate::command::Claim;
 use crate::config::Guarantee;
@@ -23,7 +23,7 @@ fn answer(
     out: &mut Verdict,
 ) -> Result<Answer, Answer> {
     let invalid = |invalid| Err(Answer::Invalid(invalid));
-    if claim.content.key().is_empty() {
+    if !claim.content.has_key() {
         return invalid(Invalid::MissingKey);
     }
     if claim.worker.len() > limits::WORKER_BYTES_MAX {
@@ -31,7 +31,7 @@ fn answer(
     }
     let queue = machine.queues.named(&claim.queue).ok_or(Answer::NoSuchQueue)?;
     if queue.config.guarantee == Guarantee::AtMostOnce {
-        // There is no lease to hold in a queue whose messages are done as they are handed out.
+        // An at-most-once queue has no leases to hold.
         return invalid(Invalid::State("in an at-most-once queue"));
     }
     send::check_for(queue, &claim.content)?;
@@ -44,7 +44,7 @@ fn answer(
         return invalid(Invalid::Id);
     }
     let id = id.map(|id| Digest::of_claim(queue.id, id));
-    let key = claim.content.key();
+    let key = claim.content.key_bytes();
     let digest = machine.scoped(queue, claim.digest, &claim.content);
     if let Some(answer) = id.and_then(|id| again(machine, queue, &digest, &claim, id)) {
         return Ok(answer);
@@ -74,13 +74,13 @@ fn answer(
     })));
     let id = MessageId::new(stamp.at, machine.partition, seq);
     let lease = crate::command::LeaseName { digest, seq, fence };
-    let before = machine.keys.record(&digest);
+    let before = machine.keys.record(&machine.messages, &digest);
     let before = before.filter(|record| send::hands_on(record, queue, stamp.at));
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
     Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
 }
 
-/// The lease that the claim of this id holds, to be answered again.
+/// The lease that the claim of this id already holds.
 fn again(
     machine: &Machine,
     queue: &Queue,
@@ -94,7 +94,7 @@ fn again(
     let lease = message.lease().filter(|_| message.queue == queue.id)?;
     debug_assert!(message.claim, "only a claim has a claim's id");
     if !message.fingerprint.differs(&claim.fingerprint).is_empty() {
-        return None; // A conflict, which beats every other answer.
+        return None; // A conflict, which takes precedence over every other answer.
     }
     Some(Answer::Fresh {
         id: message.id(machine.partition),

@@ -22,7 +22,7 @@ pub(crate) fn decide(machine: &Machine, configure: Configure, out: &mut Verdict)
     }
 }
 
-/// The configuration, and whether the queue has another one so far, or does not exist.
+/// The configuration, and whether it changes anything: the queue is new or has another one.
 fn configured(machine: &Machine, configure: Configure) -> Result<(Configured, bool), Refusal> {
     let Configure { queue: name, config, if_version } = configure;
     config.check().map_err(Refusal::InvalidConfig)?;
@@ -45,8 +45,8 @@ fn configured(machine: &Machine, configure: Configure) -> Result<(Configured, bo
     Ok((Configured { queue, name, config, version }, is_changed))
 }
 
-/// Takes over a queue from the leading partition. The number of queues is not checked: it was
-/// checked where the queue was decided, and a queue that some partitions refuse would be half one.
+/// Adopts a queue from the leading partition. The number of queues is not checked again: the
+/// leading partition checked it, and all partitions must agree.
 pub(crate) fn follow(machine: &Machine, follow: Follow, out: &mut Verdict) -> Outcome {
     let Follow { queue: name, config, version } = follow;
     let (queue, created) = match machine.queues.named(&name) {
@@ -90,7 +90,7 @@ pub(crate) fn pause(
 pub(crate) fn apply(machine: &mut Machine, at: Time, configured: Configured) {
     let Configured { queue: id, name, config, version } = configured;
     if machine.queues.get(id).is_none() {
-        // Keys of an earlier queue of this name are not those of the new one.
+        // The new queue does not inherit the keys of an earlier queue of this name.
         machine.queues.insert(Queue::new(id, name, config.clone(), at, machine.next_seq));
     }
     if let Some(queue) = machine.queues.get_mut(id) {

@@ -1,4 +1,5 @@
-//! Time goes on: what is due becomes ready, leases are lost, lives end, jobs go on.
+//! The passing of time: delayed messages become ready, leases expire, messages reach their time to
+//! live, jobs continue.
 
 use std::sync::Arc;
 
@@ -21,8 +22,8 @@ use crate::state::{Ending, event};
 pub(crate) const OVER: &str = "its time to live was over";
 const LOST: &str = "its lease was lost";
 
-/// What follows from the time alone and is therefore not journaled: delays end, receives and
-/// key counts expire.
+/// Applies what follows from the time alone and is therefore not journaled: delays end, receives
+/// and key counts expire.
 pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>) {
     for relay in machine.relays.take_due(at, machine.bounds.expire_step) {
         effects.push(Effect::Relay(Box::new(relay)));
@@ -38,7 +39,7 @@ pub(crate) fn advance(machine: &mut Machine, at: Time, effects: &mut Vec<Effect>
     let mut due = Vec::new();
     for queue in machine.queues.iter_from(machine.delays_from) {
         if due.len() >= tick_step {
-            machine.delays_from = queue.id; // Those that had no turn are the first next time.
+            machine.delays_from = queue.id; // Queues that had no turn come first next time.
             break;
         }
         let before = due.len();
@@ -79,9 +80,9 @@ fn forget_receives(machine: &mut Machine, at: Time) {
     }
 }
 
-/// One tick: what is due, as far as the bound of a tick allows. All queues, and in each of them
-/// leases, lives, the purge and every redrive, have their turn, whatever else is due: the next tick
-/// begins with the first that had none, or else with another than this one.
+/// One tick: handles what is due, up to the bound of a tick. Every queue, and in it leases, time to
+/// live, the purge and every redrive, gets its turn whatever else is due: the next tick begins with
+/// the first that had none, or else with another than this one.
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outcome {
     let mut left = machine.bounds.tick_step;
     let mut named = false;
@@ -98,7 +99,7 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outc
             Turn::Lives => end_lives(machine, queue, stamp.at, &mut left, out),
             Turn::Purge => purge::step(machine, queue, &mut left, out),
             Turn::Redrive(job) if redrive::is_by_keys(queue, &job) => {
-                // What the keys of the others name has not been read for this tick.
+                // The keys of the other redrives were not loaded for this tick.
                 if !std::mem::replace(&mut named, true) {
                     redrive::step_keys(machine, queue, &job, stamp.at, &mut left, out);
                 }
@@ -109,7 +110,7 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, out: &mut Verdict) -> Outc
     Outcome::Ok
 }
 
-/// All that have something to do, in the order of the next tick.
+/// Everything that has work to do, in the order of the next tick.
 pub(crate) fn round(machine: &Machine, at: Time) -> impl Iterator<Item = (&Queue, Turn)> {
     let Tick { queue: first, turn: from } = machine.tick;
     let is_late = move |queue: &Queue, turn: Turn| queue.id == first && turn < from;
@@ -121,7 +122,7 @@ pub(crate) fn round(machine: &Machine, at: Time) -> impl Iterator<Item = (&Queue
         .chain(last.filter(move |(queue, turn)| is_late(queue, *turn)))
 }
 
-/// What there is to do in the queue.
+/// The work to do in the queue.
 fn turns(machine: &Machine, queue: &Queue, at: Time) -> impl Iterator<Item = Turn> {
     let is_alive = !queue.is_deleted(); // Everything in a deleted one goes with it.
     let delays = is_alive && queue.delayed.unloaded_due(at).is_some();
@@ -186,7 +187,7 @@ fn end_lives(machine: &Machine, queue: &Queue, at: Time, left: &mut usize, out: 
     }
 }
 
-/// Where a message goes whose attempt did not succeed.
+/// The next state of a message whose attempt failed.
 pub(crate) fn after_failure(
     message: &Message,
     queue: &Queue,
@@ -208,7 +209,7 @@ pub(crate) fn after_failure(
 fn backoff(min: u64, max: u64, message: &Message, random: u64) -> u64 {
     let doublings = message.attempts.saturating_sub(1).min(32);
     let ceiling = min.max(1).saturating_mul(1 << doublings).clamp(min, max.max(min));
-    // SplitMix64: neighbours in one batch must not share their jitter.
+    // SplitMix64: messages of one batch must not share their jitter.
     let mut mixed = random.wrapping_add(message.seq.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -255,11 +256,11 @@ pub(crate) fn apply_died(machine: &mut Machine, at: Time, digest: &Digest, error
     let queue = message.queue;
     let holds = machine.holds_group(slot);
     machine.relocate(slot, State::Dead { at, holds });
-    // Left in front, it would pass for one that can be handed out.
+    // Left in front, it would look like a message that can be delivered.
     crate::moves::receive::trim(machine, queue);
 }
 
-/// A claim is over without an answer: its key is free again.
+/// A claim ended without being done: its key is free again.
 pub(crate) fn free(machine: &mut Machine, at: Time, slot: Slot, fence: Fence) {
     let message = machine.messages.at(slot);
     debug_assert!(message.claim, "only a claim frees its key");
@@ -269,7 +270,7 @@ pub(crate) fn free(machine: &mut Machine, at: Time, slot: Slot, fence: Fence) {
 }
 
 impl Machine {
-    /// Whether the message, once dead, holds the younger ones of its group.
+    /// Whether the message, once dead, blocks the younger ones of its group.
     pub(crate) fn holds_group(&self, slot: Slot) -> bool {
         let message = self.messages.at(slot);
         let queue = self.queues.get(message.queue);

@@ -1,4 +1,4 @@
-//! An operator makes a key unknown again. Its history stays, for the next life of the key.
+//! An operator makes a key unknown again. Its history stays, for the next message under the key.
 
 use crate::command::KeyName;
 use crate::content::Invalid;
@@ -28,7 +28,8 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, key: &KeyName, out: &mut V
             out.decisions.push(Decision::Forgotten { digest, queue: queue.id });
             Outcome::Ok
         }
-        // The key of a freed claim is unknown already, but what it saved waits for the next one.
+        // The key of a freed claim is unknown already, but its recovery points are kept for the
+        // next claim.
         Some(Known::Record(record))
             if hands_on(&record, queue, stamp.at) && !record.points.is_empty() =>
         {
@@ -39,8 +40,8 @@ pub(crate) fn decide(machine: &Machine, stamp: Stamp, key: &KeyName, out: &mut V
     }
 }
 
-/// Forgets a remembered key, what a freed claim saved, or a dead message whose key is released by
-/// another send.
+/// Forgets a remembered key, the recovery points of a freed claim, or a dead message whose key is
+/// released by another send.
 pub(crate) fn apply(machine: &mut Machine, at: Time, digest: &Digest, queue: QueueId) {
     let forgotten = event(at, What::Forgotten, &nobody(), "");
     match machine.keys.find(&machine.messages, digest) {

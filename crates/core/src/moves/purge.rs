@@ -1,8 +1,8 @@
-//! A queue is emptied, or dropped.
+//! A queue is purged or deleted.
 //!
-//! What waits (ready, delayed, parked, dead) goes, a bounded step at a time, so that other queues
-//! do not wait for it; until it is gone it is not handed out any more. What a worker holds is
-//! left to the worker, unless the queue itself goes.
+//! Messages that wait (ready, delayed, parked, dead) are removed in bounded steps, so that other
+//! queues are not delayed. From the start of the purge they are not delivered any more. Leased
+//! messages are left to their workers, unless the queue is deleted.
 
 use crate::command::{self, QueueName};
 use crate::decision::{Decision, QueueId};
@@ -40,7 +40,7 @@ fn start(
     Outcome::Ok
 }
 
-/// One step of a purge under way.
+/// One step of a purge.
 pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut Verdict) {
     let Some(purge) = &queue.purge else { return };
     if *left == 0 {
@@ -57,11 +57,11 @@ pub(crate) fn step(machine: &Machine, queue: &Queue, left: &mut usize, out: &mut
     out.effects.extend(digests.iter().map(|digest| Effect::Ended { digest: *digest }));
     out.decisions.push(Decision::Purged { queue: queue.id, digests, finished });
     if !purge.delete {
-        out.effects.push(wake(queue)); // Younger ones may have waited behind those that went.
+        out.effects.push(wake(queue)); // Younger ones may have waited behind those removed.
     }
 }
 
-/// What the next step takes away of what is in memory.
+/// The messages in memory that the next step removes.
 pub(crate) fn victims(machine: &Machine, queue: &Queue) -> Vec<Slot> {
     let Some(Purge { below, delete, .. }) = queue.purge else { return Vec::new() };
     let messages = &machine.messages;
@@ -81,7 +81,7 @@ pub(crate) fn victims(machine: &Machine, queue: &Queue) -> Vec<Slot> {
         .collect()
 }
 
-/// Whether the message is on its way out: whatever its owner is told, it does not stay.
+/// Whether the message is being purged: whatever is answered about it, it will be removed.
 pub(crate) fn takes(machine: &Machine, message: &Message) -> bool {
     let queue = machine.queues.get(message.queue);
     let purge = queue.and_then(|queue| queue.purge.as_ref());
@@ -117,7 +117,7 @@ pub(crate) fn apply(
     digests: &[Digest],
     finished: bool,
 ) {
-    // Keys below this were taken away, by this purge or by one before it.
+    // Keys of messages below this were removed, by this purge or an earlier one.
     let keys_from = machine.queues.get(queue).map_or(0, |queue| queue.keys_from);
     for digest in digests {
         let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };

@@ -47,7 +47,7 @@ fn deliveries(
         let again = again(machine, remembered);
         if !again.is_empty() {
             if queue.stats.ready > 0 && !queue.paused {
-                out.effects.push(wake(queue)); // What it was woken for is left to others.
+                out.effects.push(wake(queue)); // What it was woken for is left to other waiters.
             }
             return Ok(again);
         }
@@ -74,7 +74,7 @@ fn deliveries(
     let finish = queue.config.guarantee == Guarantee::AtMostOnce;
     let mut deliveries = Vec::with_capacity(taken.len());
     let mut digests = Vec::with_capacity(taken.len());
-    for (place, slot) in taken.into_iter().enumerate() {
+    for (place, slot) in taken.iter().copied().enumerate() {
         let message = machine.messages.at(slot);
         digests.push(message.digest);
         let fence = first.plus(place as u64 * u64::from(machine.partitions));
@@ -93,7 +93,8 @@ fn deliveries(
         digests,
         step: machine.partitions,
     })));
-    // Whoever was not woken, since this one was, is needed.
+    out.found.taken = taken;
+    // A waiter that was not woken because this one was is needed now.
     out.effects.extend(leaves_some.then(|| wake(queue)));
     Ok(deliveries)
 }
@@ -112,8 +113,8 @@ fn check(receive: &Receive) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The same messages under the same leases, as far as they still hold. Where none does, whoever
-/// asks has nothing of it any more, and the receive is a new one.
+/// The same messages under the same leases, as far as they still hold. If none does, the receive is
+/// treated as a new one.
 fn again(machine: &Machine, remembered: &Remembered) -> Vec<Delivery> {
     let held = remembered.leases.iter().filter_map(|name| {
         let slot = machine.keys.living(&machine.messages, &name.digest)?;
@@ -126,11 +127,11 @@ fn again(machine: &Machine, remembered: &Remembered) -> Vec<Delivery> {
 
 struct Taken {
     slots: Vec<Slot>,
-    /// There may be more that can be received, in memory or in the rows.
+    /// Whether there may be more to receive, in memory or in the rows.
     leaves_some: bool,
 }
 
-/// The oldest that may be handed out. Those whose time to live is over die instead.
+/// The oldest deliverable messages. Those past their time to live become dead instead.
 fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut Verdict) -> Taken {
     let max = receive.max as usize;
     let mut taken = Vec::with_capacity(max.min(64));
@@ -179,7 +180,7 @@ fn take(machine: &Machine, queue: &Queue, at: Time, receive: &Receive, out: &mut
         }
     }
     let leaves_ready = queue.stats.ready > taken.len() as u64;
-    // Where those that are handed out are done, their groups go on at once.
+    // If delivered messages are done at once, their groups continue at once.
     let finishes = queue.config.guarantee == Guarantee::AtMostOnce;
     let is_listed = finishes || single.peek().is_some() || groups.peek().is_some();
     let may_be_cold = queue.ready.gap().is_some() || queue.leads.is_some();
@@ -212,7 +213,8 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, leased: Leased) {
     for (place, digest) in leased.digests.iter().enumerate() {
         let fence = leased.fence.plus(place as u64 * u64::from(leased.step));
         machine.use_fence(fence);
-        let Some(slot) = machine.keys.living(&machine.messages, digest) else { continue };
+        let taken = machine.found.taken.get(place).copied();
+        let Some(slot) = machine.living_or(taken, digest) else { continue };
         let message = machine.messages.at_mut(slot);
         // A replayed message may not be due yet: delays end with the time of a batch, and not
         // every batch leaves a record.
@@ -241,7 +243,7 @@ pub(crate) fn apply(machine: &mut Machine, at: Time, leased: Leased) {
     }
 }
 
-/// At most once: done as it is handed out.
+/// At most once: done when it is delivered.
 fn finish(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, leased: &Leased) {
     if let Some(queue) = machine.queues.get_mut(leased.queue) {
         queue.stats.done_total += 1;

@@ -1,9 +1,9 @@
-//! Dead messages get another life under their own key.
+//! Dead messages become ready again under their own keys.
 //!
-//! A redrive has an id: repeated, it moves nothing twice. It is a job that goes on in bounded
-//! steps, at the rate that was asked for: over the keys that it names, or over the messages that
-//! were dead when it began. A few keys are one step, which is taken at once. What was asked for is
-//! kept as a digest: another redrive under the same id is refused.
+//! A redrive has an id: repeated, it moves nothing twice. It is a job that runs in bounded steps,
+//! at the requested rate: over the given keys, or over the messages that were dead when it began. A
+//! few keys are one step, which is taken at once. A digest of the request is stored, so that
+//! another redrive under the same id is refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ fn start(
     Ok(view)
 }
 
-/// Each keeps its place in memory and takes its turn in every tick.
+/// Checks the limits on redrives in progress: each takes memory and a turn in every tick.
 fn check_count(machine: &Machine, queue: &Queue) -> Result<(), Refusal> {
     let under_way = |queue: &Queue| queue.redrives.values().filter(|job| !job.done).count();
     let of_tenant = machine.queues.iter().filter(|it| it.name.tenant == queue.name.tenant);
@@ -113,7 +113,7 @@ fn check_count(machine: &Machine, queue: &Queue) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A redrive as it begins.
+/// The first record of a redrive.
 fn asked_for(stamp: Stamp, queue: &Queue, redrive: &Redrive) -> RedriveStarted {
     let mut started = RedriveStarted {
         queue: queue.id,
@@ -156,7 +156,7 @@ pub(crate) fn named(select: &Select) -> (Vec<Arc<str>>, Option<&str>) {
     (keys.into_iter().collect(), group.as_deref())
 }
 
-/// The digest of what a redrive asks for: one that asks for something else under its id is another.
+/// The digest of a redrive's request, by which another request under the same id is recognised.
 fn digest_of(redrive: &Redrive) -> Digest {
     let mut asked = Vec::new();
     asked.u8(redrive.dry_run.into());
@@ -184,7 +184,7 @@ pub(crate) fn is_by_keys(queue: &Queue, job: &Digest) -> bool {
     queue.redrives.get(job).is_some_and(|job| job.started.by_keys)
 }
 
-/// Adds what the next step of a redrive over the dead needs.
+/// Adds what the next step of a redrive over dead messages needs.
 pub(crate) fn need_rows(machine: &Machine, queue: &Queue, job: &Digest, needs: &mut Vec<Need>) {
     if let Some(known) = queue.redrives.get(job)
         && known.horizon <= known.cursor
@@ -222,7 +222,7 @@ pub(crate) fn need_keys(
 
 /// What one step over keys found.
 struct Looked {
-    /// Of the dead among them.
+    /// Digests of the dead messages among them.
     digests: Vec<Digest>,
     missing: Vec<Arc<str>>,
     cursor: Seq,
@@ -230,7 +230,7 @@ struct Looked {
 }
 
 impl Looked {
-    /// Looks at the next keys of the job. Those of `taken` have their redrive already.
+    /// Looks at the next keys of the job. Those in `taken` are moved by another redrive.
     fn at(machine: &Machine, queue: &Queue, job: &Job, at: Time, taken: &[Digest]) -> Self {
         let most = machine.bounds.keys_at_once(queue.config.max_body_bytes);
         let (allowed, left) = (job.allowance(at), job.left());
@@ -284,7 +284,7 @@ pub(crate) fn step_keys(
     }
 }
 
-/// What redrives that had their turn before in this tick move: each message is moved by one.
+/// Messages moved by earlier redrives in this tick: each message is moved once.
 fn taken(out: &Verdict) -> Vec<Digest> {
     let moved = out.decisions.iter().filter_map(|decision| match decision {
         Decision::Redriven { digests, .. } => Some(digests),
@@ -318,7 +318,7 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
         {
             Err(Invalid::Redrive)
         }
-        // A filter that asks for nothing would mean all of them, which has a word of its own.
+        // An empty filter would mean all messages, for which there is `Select::All`.
         Select::Filter {
             error_contains: None,
             group: None,
@@ -330,7 +330,7 @@ fn check(redrive: &Redrive) -> Result<(), Invalid> {
 }
 
 fn job_digest(queue: &Queue, id: &str) -> Digest {
-    Digest::of_key(&queue.name.tenant, &queue.name.queue, Some("redrive"), id)
+    Digest::of_id(&queue.name, "redrive", id)
 }
 
 /// One step of a redrive.
@@ -393,7 +393,7 @@ pub(crate) fn step(
     });
 }
 
-/// Looking at so many dead messages counts as much as moving one.
+/// Looking at this many dead messages costs as much as moving one.
 const SEEN_PER_MOVE: usize = 8;
 
 fn matches(job: &RedriveStarted, message: &Message) -> bool {
@@ -454,7 +454,7 @@ pub(crate) fn apply(
             continue;
         }
         message.attempts = 0;
-        message.ttl_at = Time::NEVER; // Its time was over; somebody gave it more.
+        message.ttl_at = Time::NEVER; // The redrive lifts its time to live.
         message.remember(event(at, What::Redriven, &nobody(), ""));
         // A claim has nothing to deliver: its key is free again.
         let next = if message.claim { Next::Freed } else { Next::Ready };
@@ -473,8 +473,8 @@ pub(crate) fn apply(
     (job.cursor, job.done) = (cursor, done);
 }
 
-/// Of a redrive that names keys: those that are missing, and those left to look at, once it has
-/// come to the cursor. Redrives of 0.1 were over at once, and began with what was missing.
+/// For a redrive that names keys: the missing ones, and those left to look at from the cursor on.
+/// Redrives of 0.1 finished at once, and began with the missing keys.
 fn missing(machine: &Machine, job: &Job, digests: &[Digest], cursor: Seq) -> Option<Vec<Arc<str>>> {
     let queue = machine.queues.get(job.started.queue).filter(|_| job.started.by_keys)?;
     let seen = cursor.checked_sub(job.cursor).filter(|_| cursor != Seq::MAX)? as usize;

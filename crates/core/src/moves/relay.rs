@@ -1,9 +1,9 @@
 //! An emit reached its queue, has to be tried again, or is refused for good.
 //!
-//! What its queue refuses for good is not dropped: it goes there as a dead letter, a message that
-//! is dead from the start. From the first refusal on it is not sent as a message again, so that it
-//! is there once: as a message or as a dead letter. Where its key belongs to another message, the
-//! dead letter gets a key of its own, which is the same however often it is tried.
+//! An emit that its queue refuses for good is not dropped: it is stored there as a dead letter, a
+//! message that is dead from the start. After the first refusal it is not sent as a normal message
+//! again, so that it exists once: as a message or as a dead letter. If its key belongs to another
+//! message, the dead letter gets a new key, which is the same in every try.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn decide(
     out: &mut Verdict,
 ) -> Outcome {
     let Some(relay) = machine.relays.get(id) else {
-        return Outcome::Ok; // Said before.
+        return Outcome::Ok; // Confirmed before.
     };
     match arrival {
         Arrival::Arrived => out.decisions.push(Decision::Relayed { id }),
@@ -40,9 +40,12 @@ pub(crate) fn decide(
         }
         Arrival::Refused(error) => {
             let error: Arc<str> = bounded(&error).into();
-            // A dead letter is refused for its key alone.
+            // A dead letter is only ever refused because its key is taken.
             let taken = relay.refused.is_some();
-            let aside = || key::aside(relay.emit.content.key(), &relay.fingerprint()).into();
+            let aside = || {
+                let fingerprint = relay.fingerprint(&machine.recipe);
+                key::aside(relay.emit.content.key(), &fingerprint).into()
+            };
             let key: Option<Arc<str>> = taken.then(aside);
             let again = refused(relay, &error, key.as_deref());
             out.decisions.push(Decision::RelayRefused { id, error, key });
@@ -52,7 +55,7 @@ pub(crate) fn decide(
     Outcome::Ok
 }
 
-/// The relay as it goes on from a refusal: the first reason stays.
+/// The relay after a refusal: the first reason is kept.
 fn refused(relay: &Relay, error: &Arc<str>, key: Option<&str>) -> Relay {
     let mut relay = relay.clone();
     relay.refused.get_or_insert_with(|| Arc::clone(error));
@@ -70,7 +73,7 @@ pub(crate) fn apply_refused(machine: &mut Machine, id: u64, error: Arc<str>, key
     machine.relays.refuse(id, refused);
 }
 
-/// Files an emit that its queue refused as a dead message there.
+/// Stores an emit that its queue refused as a dead message there.
 pub(crate) fn dead_letter(
     machine: &Machine,
     stamp: Stamp,
@@ -108,7 +111,7 @@ fn filed(
             return Err(send::remembered(machine, *record));
         }
         Some(Known::Record(_)) => {}
-        None => out.unknown = Some(digest),
+        None => out.found.unknown = Some(digest),
     }
     let bytes = send.content.size() as u64;
     send::check_room(machine, queue, stamp.at, bytes, send.allowance)?;

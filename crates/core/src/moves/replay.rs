@@ -70,7 +70,7 @@ fn replayed(
     Ok(())
 }
 
-/// The key lives again: same id, next generation, attempts from zero, history kept.
+/// Makes the key live again: same id, next generation, attempts from zero, history kept.
 pub(crate) fn apply(
     machine: &mut Machine,
     at: Time,

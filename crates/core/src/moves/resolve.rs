@@ -1,4 +1,4 @@
-//! Somebody looked into a parked message: it is done, or it goes on.
+//! An operator resolves a parked message: it is done, or it is retried.
 
 use crate::command::{Blob, Resolution, Resolve};
 use crate::content::Invalid;
@@ -56,7 +56,7 @@ pub(crate) fn apply(
     }
     let detail = if done { "done" } else { "retry" };
     message.remember(event(at, What::Resolved, &nobody(), detail));
-    message.extra().lost = None; // Somebody decided: its worker no longer does.
+    message.extra().lost = None; // The operator decided: its worker can no longer settle.
     let queue = message.queue;
     if !done {
         go(machine, at, slot, Fence(0), next);

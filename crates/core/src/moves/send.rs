@@ -1,4 +1,4 @@
-//! A message comes in, or the same one again.
+//! A message is sent, for the first time or again.
 
 use crate::command::{Allowance, SendMessage};
 use crate::config::{DedupScope, Guarantee, OnDead, Order, UndatedKeys};
@@ -42,7 +42,7 @@ fn answer(
     if !keyless {
         let asked = Asked { queue, digest, fingerprint: &send.fingerprint, claim: false };
         released = known(machine, stamp.at, &asked, out)?;
-        dated_ahead = check_date(queue, stamp.at, content.key(), send.issued_at)?;
+        dated_ahead = check_date(queue, stamp.at, content.key_bytes(), send.issued_at)?;
     }
     check_room(machine, queue, stamp.at, content.size() as u64, send.allowance)?;
 
@@ -56,10 +56,14 @@ fn answer(
         out.effects.push(wake(queue));
     }
     out.decisions.extend(released);
+    let digest = if keyless { Digest::of_keyless(id) } else { digest };
+    if keyless {
+        out.found.unknown = Some(digest); // Each number is used once.
+    }
     out.decisions.push(Decision::Accepted(Box::new(Accepted {
         seq,
         queue: queue.id,
-        digest: if keyless { Digest::of_keyless(id) } else { digest },
+        digest,
         fingerprint: send.fingerprint,
         content: send.content,
         due,
@@ -75,7 +79,7 @@ pub(crate) fn wake(queue: &Queue) -> Effect {
     Effect::Wake(queue.id)
 }
 
-/// What is wrong with a send whatever the queue.
+/// Checks a send independently of its queue.
 fn check(send: &SendMessage) -> Result<(), Answer> {
     if let Some(delay) = send.delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
         return Err(Answer::Invalid(Invalid::Delay(delay)));
@@ -86,7 +90,7 @@ fn check(send: &SendMessage) -> Result<(), Answer> {
     Ok(())
 }
 
-/// What is wrong with a message in this queue.
+/// Checks a message against the limits of its queue.
 pub(crate) fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> {
     let config = &queue.config;
     if !content.has_key() && config.guarantee != Guarantee::AtLeastOnce {
@@ -103,12 +107,12 @@ pub(crate) fn check_for(queue: &Queue, content: &Content) -> Result<(), Answer> 
     Ok(())
 }
 
-/// A dated key that is older than the retention was executed once, or never will be. Returns when
-/// the operation was issued, where that is ahead: what its key does not tell has to be kept.
+/// Refuses a dated key older than the retention: it was executed once, or never will be. Returns
+/// the issue time if it is in the future, to be stored with the message.
 pub(crate) fn check_date(
     queue: &Queue,
     at: Time,
-    key: &str,
+    key: &[u8],
     issued_at: Option<Time>,
 ) -> Result<Option<Time>, Answer> {
     match issued_at.or_else(|| key::date(key, at)) {
@@ -159,7 +163,7 @@ pub(crate) fn check_room(
     if machine.is_store_full() { Err(Answer::StoreFull) } else { Ok(()) }
 }
 
-/// Who asks for a key.
+/// A request for a key: a send or a claim.
 pub(crate) struct Asked<'a> {
     pub(crate) queue: &'a Queue,
     pub(crate) digest: Digest,
@@ -188,7 +192,7 @@ pub(crate) fn known(
             let over =
                 message.ttl_at <= at && matches!(message.place(), Place::Ready | Place::Delayed);
             if over {
-                // Left to the rows it was not swept in time; it is dead all the same.
+                // It was only in the rows and not swept in time; it is dead all the same.
                 let error = crate::moves::expire::OVER.into();
                 out.decisions.push(Decision::Died { digest: message.digest, error });
                 out.effects.push(Effect::Ended { digest: message.digest });
@@ -213,14 +217,14 @@ pub(crate) fn known(
         Some(Known::Record(_)) => Ok(None),
         None => {
             debug_assert!(machine.keys.is_known_absent(&asked.digest), "the rows were asked");
-            out.unknown = Some(asked.digest);
+            out.found.unknown = Some(asked.digest);
             Ok(None)
         }
     }
 }
 
-/// A message that waits to be purged together with its key, in this queue or in an older one of
-/// the same name: whoever sends now sends something new.
+/// A message that waits to be purged together with its key, in this queue or an older one of the
+/// same name: a send under its key is a new message.
 pub(crate) fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) -> Option<Decision> {
     let queue = machine.queues.get(message.queue)?;
     if !purge::takes(machine, message) || message.seq >= queue.keys_from {
@@ -231,7 +235,7 @@ pub(crate) fn purged(machine: &Machine, message: &Message, asked: &Asked<'_>) ->
     Some(Decision::Purged { queue: queue.id, digests, finished: false })
 }
 
-/// Whether the record still speaks for its key.
+/// Whether the record still counts for its key.
 pub(crate) fn is_remembered(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
     !record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
 }
@@ -246,19 +250,20 @@ pub(crate) fn conflict(
     if differs.is_empty() { Ok(()) } else { Err(Answer::Conflict { differs, id, accepted_at }) }
 }
 
-/// What `on_dead` makes of a send under the key of a dead message: how the key is released, where
-/// the send goes on as a new one.
+/// Applies `on_dead` to a send under the key of a dead message. Returns how the key is released, if
+/// the send continues as a new message.
 fn dead_again(
     machine: &Machine,
     message: &Message,
     asked: &Asked<'_>,
     out: &mut Verdict,
 ) -> Result<Option<Decision>, Answer> {
-    // A claim has nothing to run again, and a claimer wants to do the work itself.
+    // A claim has no message to run again, and a claimer does the work itself.
     let cannot_rerun = message.claim || asked.claim;
     match asked.queue.config.on_dead {
         OnDead::Pin => Ok(None),
-        // What is being purged would go with its old number: its key starts anew instead.
+        // A message being purged would be removed under its old number: its key starts anew
+        // instead.
         OnDead::Rerun if !cannot_rerun && !purge::takes(machine, message) => {
             out.decisions.push(Decision::Rerun { digest: message.digest });
             out.effects.push(wake(asked.queue));
@@ -317,12 +322,12 @@ pub(crate) fn remembered(machine: &Machine, record: KeyRecord) -> Answer {
 /// A new message, or a claim, enters.
 pub(crate) fn apply(machine: &mut Machine, at: Time, accepted: Accepted) {
     let mut before = None;
-    if machine.unknown != Some(accepted.digest) {
-        before = machine.keys.record(&accepted.digest);
-        if machine.keys.living(&machine.messages, &accepted.digest).is_some()
-            || before.as_ref().is_some_and(|record| record.seq >= accepted.seq)
-        {
-            return; // Applied before.
+    if machine.found.unknown != Some(accepted.digest) {
+        match machine.keys.find(&machine.messages, &accepted.digest) {
+            Some(Known::Living(_)) => return, // Applied before.
+            Some(Known::Record(record)) if record.seq >= accepted.seq => return,
+            Some(Known::Record(record)) => before = Some(record),
+            None => {}
         }
     }
     machine.next_seq = machine.next_seq.max(accepted.seq + 1);
@@ -389,7 +394,7 @@ pub(crate) fn group_of(queue: &Queue, content: &Content) -> Option<Digest> {
     Some(Digest::of_group(queue.id, group))
 }
 
-/// A free record hands its history on to the next life of its key, and a freed claim its recovery
+/// What a new message inherits from a free record: its history, and a freed claim's recovery
 /// points.
 fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> {
     let hands_on = hands_on(record, queue, at) && !record.history.is_empty();
@@ -397,13 +402,13 @@ fn inherited(record: &KeyRecord, queue: &Queue, at: Time) -> Option<Box<Extra>> 
     hands_on.then(|| Box::new(Extra { history, points, ..Extra::default() }))
 }
 
-/// Whether the next life of the key goes on where this one ended. Not with what belonged to an
-/// older queue of that name, or was purged together with its key.
+/// Whether the next message under the key inherits from this record. Not if it belonged to an older
+/// queue of that name, or was purged together with its key.
 pub(crate) fn hands_on(record: &KeyRecord, queue: &Queue, at: Time) -> bool {
     record.is_free() && record.expires_at > at && record.seq >= queue.keys_from
 }
 
-/// A dead message gets another chance because somebody sent it again.
+/// Makes a dead message ready again because it was sent again.
 pub(crate) fn apply_rerun(machine: &mut Machine, at: Time, digest: &Digest) {
     let Some(slot) = machine.keys.living(&machine.messages, digest) else { return };
     let message = machine.messages.at_mut(slot);
@@ -411,12 +416,12 @@ pub(crate) fn apply_rerun(machine: &mut Machine, at: Time, digest: &Digest) {
         return;
     }
     message.attempts = 0;
-    message.ttl_at = Time::NEVER; // As with a redrive: somebody gave it more time.
+    message.ttl_at = Time::NEVER; // As with a redrive.
     message.remember(event(at, What::Rerun, &nobody(), ""));
     machine.relocate(slot, State::Ready);
 }
 
-/// A duplicate was absorbed.
+/// Counts a duplicate.
 pub(crate) fn apply_counted(machine: &mut Machine, at: Time, digest: &Digest, queue: QueueId) {
     if let Some(queue) = machine.queues.get_mut(queue) {
         queue.stats.duplicate_total += 1;

@@ -1,7 +1,7 @@
-//! A worker says what became of its lease.
+//! A worker settles its lease.
 //!
 //! Only the newest lease of a message can settle. A lease that was settled gets the same answer
-//! when it is settled the same way again; every other one has lost.
+//! when it is settled the same way again; any other gets `lease_lost`.
 
 use std::sync::Arc;
 
@@ -41,8 +41,11 @@ fn answer(
 ) -> Result<Settled, Settled> {
     let name = settle.lease;
     let message = match machine.keys.find(&machine.messages, &name.digest) {
-        Some(Known::Living(slot)) => machine.messages.at(slot),
-        // A key past its time is unknown, whether or not it has been swept.
+        Some(Known::Living(slot)) => {
+            out.found.settled = Some(slot);
+            machine.messages.at(slot)
+        }
+        // An expired key is unknown, whether or not it has been swept.
         Some(Known::Record(record)) if record.expires_at > stamp.at => {
             let is_same = record.fence == name.fence && record.seq == name.seq;
             return Err(match (record.end, settle.verb) {
@@ -59,11 +62,11 @@ fn answer(
     };
     let queue = machine.queues.get(message.queue);
     let Some(queue) = queue.filter(|queue| !queue.is_deleted()) else {
-        return Err(lost(None, None)); // It goes with its queue.
+        return Err(lost(None, None)); // It is deleted with its queue.
     };
     let is_held = message.lease().is_some_and(|lease| lease.fence == name.fence);
-    // A lease that ran out can end, but not go on. What is parked is in doubt, and no failure ends
-    // a doubt: its holder may have done it before it failed.
+    // An expired lease can end, but not continue. A parked message is in doubt, and a failure does
+    // not resolve the doubt: its holder may have done the work before it failed.
     let ends = match settle.verb {
         Verb::Done { .. } => true,
         Verb::Fail { .. } | Verb::Release | Verb::Park { .. } => message.place() != Place::Parked,
@@ -174,14 +177,14 @@ impl Holder<'_> {
                 let key = self.derived(&emit.name);
                 emit.content = with_key(&emit.content, &key).map_err(Settled::Invalid)?;
             }
-            // Whatever its queue will never take must not be tried for ever.
+            // An emit that its queue can never accept must not be retried for ever.
             if let Err(Answer::Invalid(invalid)) = check_for(target, &emit.content) {
                 return Err(Settled::Invalid(invalid));
             }
         }
         debug_assert!(emits.iter().all(|emit| emit.content.has_key()), "repeating is harmless");
         match same(&emits) {
-            // The second one would be taken for a repetition of the first, and be lost.
+            // The second one would be taken for a duplicate of the first, and be lost.
             Some((first, second)) => Err(Settled::Invalid(Invalid::SameEmits(first, second))),
             None => Ok(emits),
         }
@@ -214,7 +217,7 @@ impl Holder<'_> {
         Ok(self.gone(next, out))
     }
 
-    /// Where a failure brings the message.
+    /// The next state after a failure.
     fn failed(&self, delay_ms: Option<u64>, dead: bool) -> Result<Next, Settled> {
         if let Some(delay) = delay_ms.filter(|delay| *delay > limits::DELAY_MS_MAX) {
             return Err(Settled::Invalid(Invalid::Delay(delay)));
@@ -226,7 +229,7 @@ impl Holder<'_> {
         })
     }
 
-    /// Gives the message back, uncounted, at its old place.
+    /// Returns the message to its old place, without counting an attempt.
     fn release(&self, out: &mut Verdict) -> Settled {
         let next = if self.message.claim { Next::Freed } else { Next::Ready };
         let digest = self.message.digest;
@@ -240,8 +243,8 @@ impl Holder<'_> {
         answer_of(next)
     }
 
-    /// In doubt whether the effect happened: parks what was begun, where the queue parks. What was
-    /// not begun did not happen, and fails.
+    /// The holder does not know whether the effect happened: parks a begun message if the queue
+    /// parks. A message that was not begun had no effect, and fails.
     fn park(
         &self,
         error: &str,
@@ -259,8 +262,7 @@ impl Holder<'_> {
         Ok(self.gone(next, out))
     }
 
-    /// Tells those who wait for the end of a message that does not come back by itself, and its
-    /// group.
+    /// Notifies waiters of a message that does not become ready by itself, and wakes its group.
     fn gone(&self, next: Next, out: &mut Verdict) -> Settled {
         if matches!(next, Next::Dead | Next::Freed | Next::Parked) {
             out.effects.push(Effect::Ended { digest: self.message.digest });
@@ -280,8 +282,8 @@ impl Holder<'_> {
         Ok(ok(Place::Leased, Some(deadline)))
     }
 
-    /// A lease past its deadline that nobody took may settle, go on by `extend`, and save. It does
-    /// not begin: without more time the next tick loses it, and what began would be in doubt.
+    /// A lease past its deadline that was not superseded may settle, `extend`, and save. It may not
+    /// begin: the next tick expires it, and the begun message would be in doubt.
     fn begin(&self, out: &mut Verdict) -> Result<Settled, Settled> {
         let (place, lease) = (self.message.place(), self.message.lease());
         let Some(lease) = lease else { return Err(lost(Some(place), None)) };
@@ -329,14 +331,14 @@ fn answer_of(next: Next) -> Settled {
     }
 }
 
-/// At most so much of an error is kept.
+/// Truncates an error to what is kept of it.
 pub(crate) fn bounded(error: &str) -> &str {
     let end = error.floor_char_boundary(limits::ERROR_BYTES_MAX);
     debug_assert!(error.is_char_boundary(end) && end <= limits::ERROR_BYTES_MAX);
     error.get(..end).unwrap_or(error)
 }
 
-/// What is wrong with a result in this queue.
+/// Checks a result against the limits of the queue.
 pub(crate) fn check_result(queue: &Queue, result: Option<&Blob>) -> Result<(), Invalid> {
     let Some(result) = result else { return Ok(()) };
     let (bytes, max) = (result.body.len() as u64, queue.config.max_body_bytes);
@@ -366,13 +368,13 @@ pub(crate) fn with_key(content: &Content, key: &str) -> Result<Arc<Content>, Inv
 
 /// The message that `fence` holds, or held last.
 fn settles(machine: &Machine, digest: &Digest, fence: Fence) -> Option<Slot> {
-    let slot = machine.keys.living(&machine.messages, digest)?;
+    let slot = machine.living_or(machine.found.settled, digest)?;
     machine.messages.at(slot).may_settle(fence).then_some(slot)
 }
 
 /// The message that `fence` holds.
 pub(crate) fn held(machine: &Machine, digest: &Digest, fence: Fence) -> Option<Slot> {
-    let slot = machine.keys.living(&machine.messages, digest)?;
+    let slot = machine.living_or(machine.found.settled, digest)?;
     let lease = machine.messages.at(slot).lease()?;
     (lease.fence == fence).then_some(slot)
 }
@@ -400,7 +402,7 @@ pub(crate) fn apply_done(
     machine.end(at, slot, Ending { fence, worker, result, ..Ending::new(End::Done) });
     debug_assert!(machine.keys.living(&machine.messages, digest).is_none(), "done is done");
     if place == Place::Ready {
-        crate::moves::receive::trim(machine, queue_id); // It was lost, and done after all.
+        crate::moves::receive::trim(machine, queue_id); // Done after its lease was lost.
     }
 }
 
@@ -452,7 +454,7 @@ pub(crate) fn apply_parked(
     }
     leave_lease(machine, at, slot, fence, How::Parked, next);
     if parks {
-        machine.messages.at_mut(slot).extra().lost = Some(fence); // It may still say `done`.
+        machine.messages.at_mut(slot).extra().lost = Some(fence); // It may still settle `done`.
     }
 }
 
@@ -488,7 +490,7 @@ fn leave_lease(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, how: H
     crate::moves::receive::trim(machine, queue);
 }
 
-/// Moves a message on from a lease.
+/// Moves a message from a lease to its next state.
 pub(crate) fn go(machine: &mut Machine, at: Time, slot: Slot, fence: Fence, next: Next) {
     let holds = machine.holds_group(slot);
     let is_claim = machine.messages.at(slot).claim;

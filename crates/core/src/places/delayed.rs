@@ -1,8 +1,7 @@
-//! Messages that wait for their time, by due time.
+//! Delayed messages, by due time.
 //!
-//! Those due soon are in memory; from `unloaded_from` on some are in the rows alone. What becomes
-//! due is no decision: it follows from the time written in the journal, so nothing is journaled
-//! for it.
+//! Messages due soon are in memory; from `unloaded_from` on some are only in the rows. Becoming due
+//! is not a decision: it follows from the time in the journal, so nothing is journaled for it.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +16,7 @@ pub(crate) struct Delayed {
 }
 
 impl Delayed {
-    /// Everything is in the rows so far.
+    /// Everything is in the rows.
     pub(crate) fn unloaded() -> Self {
         Self { unloaded_from: Some((Time(0), 0)), ..Self::default() }
     }
@@ -32,8 +31,8 @@ impl Delayed {
         debug_assert!(found.is_some(), "who waits is found under its time");
     }
 
-    /// Those whose time has come by `at`, the earliest first. Where rows must be read before them
-    /// they wait: nobody overtakes an earlier one because that one is not in memory.
+    /// Messages due by `at`, earliest first. Those behind rows that must be read first are left
+    /// out: a message never overtakes an earlier one because that one is not in memory.
     pub(crate) fn due_by(&self, at: Time) -> impl Iterator<Item = Slot> {
         let end = (at.plus(1), 0);
         let end = self.unloaded_from.map_or(end, |from| from.min(end));
@@ -45,14 +44,14 @@ impl Delayed {
         [first, self.unloaded_from.map(|(due, _)| due)].into_iter().flatten().min()
     }
 
-    /// From when on rows must be read, where that time has come. Not before those in memory are
-    /// ready: they cannot leave it.
+    /// Where reading rows must start, if they are due by `at`. Not before those in memory are
+    /// ready, because they cannot be evicted.
     pub(crate) fn unloaded_due(&self, at: Time) -> Option<(Time, Seq)> {
         let from = self.unloaded_from.filter(|(due, _)| *due <= at)?;
         self.due_by(at).next().is_none().then_some(from)
     }
 
-    /// Whether some may be in the rows alone.
+    /// Whether some may be only in the rows.
     pub(crate) fn is_unloaded(&self) -> bool {
         self.unloaded_from.is_some()
     }
@@ -69,8 +68,8 @@ impl Delayed {
         self.due.range(from..).map(|(_, slot)| *slot)
     }
 
-    /// Leaves messages to the rows, the latest first. Keeps the first `keep`, and those whose time
-    /// has come: they are about to be ready, and would be read again at once.
+    /// Evicts messages, the latest first. Keeps the first `keep` and those that are due, which
+    /// would be read again at once.
     pub(crate) fn evict(
         &mut self,
         now: Time,

@@ -20,22 +20,22 @@ use crate::row::point;
 pub(crate) struct Group {
     pub(crate) digest: Digest,
     pub(crate) queue: QueueId,
-    /// Members out with workers or waiting for another attempt: nobody else gets a turn.
+    /// Members that are leased or wait for another attempt: the others wait.
     pub(crate) out: u32,
-    /// Dead members that hold the younger ones. A follower that dies of age holds too, so there
-    /// may be several; as many as died unnoticed, and no more.
+    /// Dead members that block the younger ones. A waiting member that exceeds its time to live
+    /// blocks too, so there may be several.
     pub(crate) holds: BTreeSet<Seq>,
     /// Messages in memory that belong to it, in whatever place. Not durable.
     pub(crate) resident: u32,
     /// Members that are ready, in memory or not.
     pub(crate) ready: u64,
     pub(crate) members: Ready,
-    /// Under which number the queue lists it as deliverable.
+    /// The number under which the queue lists it as deliverable.
     pub(crate) lead: Option<Seq>,
     pub(crate) dirty: bool,
-    /// It has a point in the rows.
+    /// Whether it has a point in the rows.
     pub(crate) stored: bool,
-    /// The number of its lead row, where it has one.
+    /// The number of its lead row, if it has one.
     pub(crate) lead_row: Option<Seq>,
 }
 
@@ -60,13 +60,13 @@ impl Group {
         self.out == 0 && self.ready > 0
     }
 
-    /// Members from here on wait for a dead one. Those in front of it do not.
+    /// Members from this number on wait for a dead one.
     pub(crate) fn held_from(&self) -> Seq {
         self.holds.first().copied().unwrap_or(Seq::MAX)
     }
 
-    /// How many of its ready members wait for another one: all of them where one is out or dead and
-    /// holds the others, else all but the first.
+    /// Ready members that wait for another one: all of them if a member is out or a dead one blocks
+    /// them, else all but the first.
     pub(crate) fn held(&self) -> u64 {
         let is_open = self.is_deliverable() && self.holds.is_empty();
         self.ready - u64::from(is_open)
@@ -76,12 +76,12 @@ impl Group {
         self.out == 0 && self.holds.is_empty() && self.ready == 0
     }
 
-    /// Whether nothing of it is in memory that its rows do not have.
+    /// Whether its rows have everything that memory has.
     pub(crate) fn is_evictable(&self) -> bool {
         self.resident == 0 && self.stored && !self.dirty
     }
 
-    /// What its row says, without the members.
+    /// A copy for its row, without the members.
     pub(crate) fn clone_row(&self) -> Self {
         let mut row = Self::new(self.digest, self.queue);
         (row.out, row.holds, row.ready) = (self.out, self.holds.clone(), self.ready);
@@ -130,7 +130,7 @@ impl Group {
 }
 
 /// Lead rows `from <= (number, group)` with `number < to` may name groups that are not in memory.
-/// Many groups may have one number: those that were blocked when they were written have 0.
+/// Many groups may share a number: those that were blocked when written have 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leads {
     pub(crate) from: (Seq, Digest),
@@ -143,14 +143,14 @@ impl Leads {
         Self { from: (0, Digest([0; 16])), to }
     }
 
-    /// Widens them so that they cover a group that leaves memory.
+    /// Widens the range to cover a group that is evicted.
     pub(crate) fn cover(leads: &mut Option<Self>, lead: (Seq, Digest)) {
         let leads = leads.get_or_insert(Self { from: lead, to: lead.0 + 1 });
         leads.from = leads.from.min(lead);
         leads.to = leads.to.max(lead.0 + 1);
     }
 
-    /// They were read up to `last`; `None` where they were read to the end.
+    /// The rows were read up to `last`; `None` if to the end.
     pub(crate) fn advance(leads: &mut Option<Self>, last: Option<(Seq, Digest)>) {
         *leads = leads.zip(last).and_then(|(leads, (seq, group))| {
             debug_assert!(leads.from <= (seq, group), "rows are read in their order");
@@ -168,11 +168,11 @@ impl Leads {
 pub(crate) struct Groups {
     table: HashTable<Group>,
     seed: u64,
-    /// Dead members that hold others, in all groups.
+    /// Dead members that block others, in all groups.
     pub(crate) holds: usize,
 }
 
-/// About how much memory a group takes, with its entries in its queue.
+/// Estimated memory of a group, with its entries in its queue.
 pub(crate) fn footprint(group: &Group) -> usize {
     GROUP_BYTES + group.holds.len() * HOLD_BYTES
 }
@@ -209,7 +209,7 @@ impl Groups {
         Some(group)
     }
 
-    /// About how much memory they take, without their messages.
+    /// Estimated memory of the groups, without their messages.
     pub(crate) fn bytes(&self) -> usize {
         self.table.len() * GROUP_BYTES + self.holds * HOLD_BYTES
     }

@@ -1,265 +1,85 @@
-//! Keys: those of living messages, and those remembered.
+//! Keys: of unfinished messages, and remembered ones.
 //!
-//! A look-up asks, in this order: the living, the records written since the last checkpoint, the
-//! records of the checkpoint under way, and what was warmed from the rows for this batch. A
-//! record that changes is written again into the newest generation, which hides the older ones.
-//! Duplicates are counted beside a record, and a large result is kept beside it as well: neither
-//! a duplicate nor its answer copies the result.
+//! One index has an entry for each digest that memory knows: the slot of its unfinished ("living")
+//! message, or the place of its record, among those written since the last checkpoint or those of
+//! the checkpoint in progress. A digest without an entry may have a record among the rows loaded
+//! for this batch. A record that changes is written again into the newest generation. Duplicates
+//! are counted beside a record, and a large result is kept beside it as well: neither a duplicate
+//! nor its answer copies the result.
+//!
+//! What ended without a record leaves a trace, an empty record, because a look-up could still find
+//! its row. A message that uses a remembered key again needs no trace of the earlier record: while
+//! it is in memory its entry hides all rows and records of the key, and it stays in memory until a
+//! checkpoint has written it and deleted them. A new message is dirty, and dirty messages are not
+//! evicted.
+//!
+//! Growing, and the work after a checkpoint, is done in bounded steps.
 //!
 //! Invariants:
-//! - a digest is living, or has a record, or neither: never both in the newest view;
-//! - tables are found in, never iterated, since their order depends on a seed; but for the rows
-//!   of a checkpoint, which are sorted afterwards.
+//! - a digest has at most one entry, apart from entries of finished generations: for its message,
+//!   for its record, or for its trace;
+//! - tables are never iterated, because their order depends on a seed.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod arena;
+mod generation;
+mod index;
+mod list;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use hashbrown::HashTable;
 
+pub(crate) use generation::Generation;
+pub use generation::Records;
+
+use self::generation::{Beside, large_result};
+use self::index::{Entry, Index, KINDS, Kind, Kinds, PLACES, Position};
 use crate::ids::Time;
 use crate::key::Digest;
 use crate::message::{Messages, Slot};
-use crate::record::{self, KeyRecord};
-use crate::row::{RowKey, RowSink, point};
+use crate::record::KeyRecord;
+use crate::row::RowKey;
 
 #[derive(Debug)]
 pub(crate) struct Keys {
     seed: u64,
-    /// How much of records a generation is expected to hold.
+    /// Bytes of records that a generation is expected to hold.
     room: usize,
-    living: HashTable<(u64, Slot)>,
+    index: Index,
     current: Generation,
     frozen: Option<Arc<Generation>>,
-    /// An emptied generation: memory that was touched before is cheaper than new memory.
+    /// An emptied generation, for reuse.
     spare: Option<Generation>,
-    /// Records read from the rows for the batch at hand.
+    /// Finished generations that still have entries in the index.
+    stale: Kinds,
+    sweep: Option<Sweep>,
+    /// Results and counts of finished generations, to be dropped in steps.
+    dropped: Vec<Beside>,
+    /// Records read from the rows for the current batch.
     cached: HashTable<(Digest, KeyRecord)>,
-    /// Keys that were looked for in the rows for the batch at hand, in vain. For an assert alone.
+    /// Keys that were not found in the rows for the current batch. Only for an assert.
     absent: BTreeSet<Digest>,
 }
 
-/// The records written between two checkpoints: encoded, in one arena, found by digest.
-#[derive(Debug, Default)]
-pub(crate) struct Generation {
-    arena: Vec<u8>,
-    index: HashTable<Entry>,
-    /// Large results, by the place of their record. Answers share them.
-    results: BTreeMap<u32, Bytes>,
-    result_bytes: usize,
-    /// Duplicates that came since the record was written, by the place of the record.
-    duplicates: BTreeMap<u32, Duplicates>,
-    /// Points and rows that must go with this checkpoint.
-    point_deletes: Vec<(Digest, u64)>,
-    row_deletes: Vec<RowKey>,
-}
-
+/// Progress of removing entries of finished generations from the index.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    /// Bits of the digest, so that a miss does not touch the arena.
-    check: u32,
-    /// Where it is in the arena, in units of [`UNIT`] bytes.
-    at: u32,
-    /// Zero for a message that ended and left no record.
-    len: u32,
+struct Sweep {
+    kinds: Kinds,
+    next: usize,
 }
 
-/// How many duplicates of a key came, and when the last one did.
-#[derive(Clone, Copy, Debug)]
-struct Duplicates {
-    count: u64,
-    last: Time,
-}
-
-const DIGEST: usize = 16;
-/// What the arena is addressed in: 32 bits of it are 16 GiB, far beyond what a partition lets
-/// wait for a checkpoint.
-const UNIT: usize = 4;
-/// A result from this size on is kept beside the arena, to be shared by its answers.
-const SHARED_BYTES_MIN: usize = 4_096;
-
-impl Generation {
-    fn find(&self, seed: u64, digest: &Digest) -> Option<&[u8]> {
-        self.bytes(self.entry(seed, digest)?)
-    }
-
-    fn entry(&self, seed: u64, digest: &Digest) -> Option<Entry> {
-        let check = digest.halves()[1] as u32;
-        let found = self.index.find(digest.spread(seed), |entry| {
-            entry.check == check && digest_at(&self.arena, entry.at) == Some(*digest)
-        });
-        found.copied()
-    }
-
-    fn bytes(&self, entry: Entry) -> Option<&[u8]> {
-        let start = entry.at as usize * UNIT + DIGEST;
-        self.arena.get(start..start + entry.len as usize)
-    }
-
-    /// The record of an entry with everything that is kept beside it; `None` for a trace.
-    fn record(&self, entry: Entry) -> Option<KeyRecord> {
-        let bytes = self.bytes(entry).filter(|bytes| !bytes.is_empty())?;
-        let record = record::decode(bytes);
-        debug_assert!(record.is_ok(), "records in memory are whole");
-        let mut record = record.ok()?;
-        if let Some(result) = &mut record.result
-            && let Some(shared) = self.results.get(&entry.at)
-        {
-            debug_assert!(result.body.is_empty(), "a body is beside the record or in it");
-            result.body = shared.clone();
-        }
-        if let Some(duplicates) = self.duplicates.get(&entry.at) {
-            record.duplicates += duplicates.count;
-            record::remember_duplicates(&mut record.history, duplicates.last, duplicates.count);
-        }
-        Some(record)
-    }
-
-    /// Writes a record, or that there is none, over what was there before. `shared` is its result
-    /// where that is kept beside it.
-    fn put(
-        &mut self,
-        seed: u64,
-        digest: &Digest,
-        record: Option<&KeyRecord>,
-        shared: Option<Bytes>,
-    ) -> Entry {
-        self.arena.resize(self.arena.len().next_multiple_of(UNIT), 0);
-        let start = self.arena.len();
-        assert!(start / UNIT < u32::MAX as usize, "checkpoints come before the arena is full");
-        self.arena.extend_from_slice(&digest.0);
-        if let Some(record) = record {
-            record::encode_apart(record, shared.is_some(), &mut self.arena);
-        }
-        let len = self.arena.len() - start - DIGEST;
-        debug_assert_eq!(record.is_some(), len > 0, "an empty record would pass for a trace");
-        let at = (start / UNIT) as u32;
-        let entry = Entry { check: digest.halves()[1] as u32, at, len: len as u32 };
-        let (arena, hash) = (&self.arena, digest.spread(seed));
-        let known = self.index.entry(
-            hash,
-            |known| known.check == entry.check && digest_at(arena, known.at) == Some(*digest),
-            |known| digest_at(arena, known.at).map_or(0, |digest| digest.spread(seed)),
-        );
-        let mut before = None;
-        known.and_modify(|known| before = Some(std::mem::replace(known, entry))).or_insert(entry);
-        if let Some(before) = before {
-            self.forget_beside(before);
-        }
-        if let Some(shared) = shared {
-            self.result_bytes += shared.len();
-            self.results.insert(at, shared);
-        }
-        debug_assert_eq!(
-            self.find(seed, digest).map(<[u8]>::len),
-            Some(len),
-            "the newest is found"
-        );
-        entry
-    }
-
-    /// What was kept beside a record that is written anew.
-    fn forget_beside(&mut self, before: Entry) {
-        if !self.results.is_empty()
-            && let Some(result) = self.results.remove(&before.at)
-        {
-            self.result_bytes -= result.len();
-        }
-        if !self.duplicates.is_empty() {
-            self.duplicates.remove(&before.at);
-        }
-    }
-
-    /// Makes room for as many records without incident as fit into `bytes`, and leaves what is
-    /// there: a table that grows under load makes its callers wait, and first touches of memory
-    /// are dear.
-    fn reserve(&mut self, seed: u64, bytes: usize) {
-        let records = bytes / (DIGEST + 60 + 2 * size_of::<Entry>());
-        let arena = &self.arena;
-        self.index.reserve(records.saturating_sub(self.index.len()), |known| {
-            digest_at(arena, known.at).map_or(0, |digest| digest.spread(seed))
-        });
-        self.arena.reserve(bytes.saturating_sub(self.arena.len()));
-        // Lists that double move what they hold, while everybody waits.
-        self.row_deletes.reserve(records.saturating_sub(self.row_deletes.len()));
-        self.point_deletes.reserve(records.saturating_sub(self.point_deletes.len()));
-    }
-
-    /// About how much memory it takes.
-    fn footprint(&self) -> usize {
-        self.arena.len()
-            + self.result_bytes
-            + self.results.len() * 64
-            + self.duplicates.len() * 2 * size_of::<(u32, Duplicates)>()
-            + self.index.len() * 2 * size_of::<Entry>()
-            + self.row_deletes.len() * size_of::<RowKey>()
-            + self.point_deletes.len() * 24
-    }
-
-    fn clear(&mut self) {
-        self.arena.clear();
-        self.index.clear();
-        self.results.clear();
-        self.result_bytes = 0;
-        self.duplicates.clear();
-        self.point_deletes.clear();
-        self.row_deletes.clear();
-    }
-
-    /// How many records there are, and about how many bytes they take.
-    pub(crate) fn size(&self) -> (usize, usize) {
-        (self.index.len(), self.arena.len() + self.result_bytes)
-    }
-
-    /// The records, for a checkpoint. The store sorts.
-    pub(crate) fn write(&self, sink: &mut dyn RowSink) {
-        let mut value = Vec::new();
-        for entry in &self.index {
-            let (Some(digest), Some(bytes)) =
-                (digest_at(&self.arena, entry.at), self.bytes(*entry))
-            else {
-                continue;
-            };
-            if bytes.is_empty() {
-                continue;
-            }
-            debug_assert!(record::decode(bytes).is_ok(), "a record is whole before it is written");
-            value.clear();
-            value.push(point::RECORD);
-            if self.has_beside(*entry) {
-                let record = self.record(*entry);
-                assert!(record.is_some(), "a record in memory can be read");
-                record.iter().for_each(|record| record::encode(record, &mut value));
-            } else {
-                value.extend_from_slice(bytes);
-            }
-            sink.put_point(&digest, record::peek_drop_at(bytes), &value);
-        }
-    }
-
-    /// Whether something of a record is kept beside it.
-    fn has_beside(&self, entry: Entry) -> bool {
-        self.results.contains_key(&entry.at) || self.duplicates.contains_key(&entry.at)
-    }
-
-    /// Whether a record of this digest is written into the bucket of `drop_at`.
-    pub(crate) fn writes_point(&self, seed: u64, digest: &Digest, drop_at: u64) -> bool {
-        let found = self.find(seed, digest).filter(|bytes| !bytes.is_empty());
-        found.is_some_and(|bytes| record::peek_drop_at(bytes) == drop_at)
-    }
-
-    pub(crate) fn point_deletes(&self) -> &[(Digest, u64)] {
-        &self.point_deletes
-    }
-
-    pub(crate) fn row_deletes(&self) -> &[RowKey] {
-        &self.row_deletes
-    }
-}
-
-fn digest_at(arena: &[u8], at: u32) -> Option<Digest> {
-    arena.get(at as usize * UNIT..)?.first_chunk().copied().map(Digest)
-}
+/// The kind of an entry that refers to a slot. The other kinds are used for generations in turn.
+const LIVING: Kind = 1;
+/// Segments of the index that one step sweeps; below, the most steps a sweep takes.
+const SWEEP_STEP: usize = 4;
+const SWEEP_STEPS_MAX: usize = 256;
+/// Results and counts that one step drops.
+const DROP_STEP: usize = 1_024;
+/// Messages in memory above which no more are accepted: messages loaded from the rows need slots
+/// too.
+const CROWDED: usize = PLACES as usize / 2;
 
 /// What is known of a digest.
 #[derive(Debug)]
@@ -269,110 +89,209 @@ pub(crate) enum Known {
 }
 
 impl Keys {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, index_places: usize) -> Self {
         Self {
             seed,
             room: 0,
-            living: HashTable::new(),
-            current: Generation::default(),
+            index: Index::new(index_places),
+            current: Generation::new(LIVING + 1),
             frozen: None,
             spare: None,
+            stale: Kinds::default(),
+            sweep: None,
+            dropped: Vec::new(),
             cached: HashTable::new(),
             absent: BTreeSet::new(),
         }
     }
 
     #[inline]
+    fn hash(&self, digest: &Digest) -> u32 {
+        (digest.spread(self.seed) >> 32) as u32
+    }
+
+    #[inline]
+    fn is_record(&self, entry: Entry, digest: &Digest) -> bool {
+        let (kind, place) = (entry.kind(), entry.place());
+        if kind == self.current.kind {
+            return self.current.arena.is_of(place, digest);
+        }
+        let frozen = self.frozen.as_ref().filter(|frozen| frozen.kind == kind);
+        frozen.is_some_and(|frozen| frozen.arena.is_of(place, digest))
+    }
+
+    /// The entry of a digest.
+    #[inline]
+    fn locate(&self, messages: &Messages, digest: &Digest) -> Option<(Position, Entry)> {
+        self.index.find(self.hash(digest), |entry| match entry.kind() {
+            LIVING => messages.is_of(Slot(entry.place()), digest),
+            _ => self.is_record(entry, digest),
+        })
+    }
+
+    /// The entry of a digest that is not living.
+    #[inline]
+    fn locate_record(&self, digest: &Digest) -> Option<(Position, Entry)> {
+        self.index.find(self.hash(digest), |entry| {
+            entry.kind() != LIVING && self.is_record(entry, digest)
+        })
+    }
+
+    #[inline]
     pub(crate) fn living(&self, messages: &Messages, digest: &Digest) -> Option<Slot> {
-        let hash = digest.spread(self.seed);
-        let found = self
-            .living
-            .find(hash, |(known, slot)| *known == hash && messages.at(*slot).digest == *digest);
-        found.map(|(_, slot)| *slot)
-    }
-
-    /// Living or remembered. The key of a record may be free or expired: the caller judges.
-    pub(crate) fn find(&self, messages: &Messages, digest: &Digest) -> Option<Known> {
-        if let Some(slot) = self.living(messages, digest) {
-            return Some(Known::Living(slot));
-        }
-        self.record(digest).map(|record| Known::Record(Box::new(record)))
-    }
-
-    pub(crate) fn record(&self, digest: &Digest) -> Option<KeyRecord> {
-        if let Some(entry) = self.current.entry(self.seed, digest) {
-            return self.current.record(entry);
-        }
-        if let Some(frozen) = &self.frozen
-            && let Some(entry) = frozen.entry(self.seed, digest)
-        {
-            return frozen.record(entry);
-        }
-        let found = self.cached.find(digest.spread(self.seed), |(known, _)| known == digest);
-        found.map(|(_, record)| record.clone())
-    }
-
-    /// A record, or the trace of a message without one, not yet in the rows.
-    pub(crate) fn written(&self, digest: &Digest) -> Option<&[u8]> {
-        let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.find(self.seed, digest));
-        self.current.find(self.seed, digest).or_else(frozen)
-    }
-
-    pub(crate) fn insert_living(&mut self, digest: &Digest, slot: Slot) {
-        let hash = digest.spread(self.seed);
-        self.living.insert_unique(hash, (hash, slot), |(hash, _)| *hash);
-    }
-
-    pub(crate) fn remove_living(&mut self, messages: &Messages, digest: &Digest) -> Option<Slot> {
-        let hash = digest.spread(self.seed);
-        let found = self.living.find_entry(hash, |(known, slot)| {
-            *known == hash && messages.at(*slot).digest == *digest
+        let found = self.index.find(self.hash(digest), |entry| {
+            entry.kind() == LIVING && messages.is_of(Slot(entry.place()), digest)
         });
-        Some(found.ok()?.remove().0.1)
+        found.map(|(_, entry)| Slot(entry.place()))
+    }
+
+    /// Living or remembered. The key of a record may be free or expired: the caller checks.
+    pub(crate) fn find(&self, messages: &Messages, digest: &Digest) -> Option<Known> {
+        let record = match self.locate(messages, digest) {
+            Some((_, entry)) if entry.kind() == LIVING => {
+                return Some(Known::Living(Slot(entry.place())));
+            }
+            Some((_, entry)) => self.record_at(entry),
+            None => self.cached(digest).cloned(),
+        };
+        record.map(|record| Known::Record(Box::new(record)))
+    }
+
+    /// The record of a key that is not living.
+    pub(crate) fn record(&self, messages: &Messages, digest: &Digest) -> Option<KeyRecord> {
+        match self.find(messages, digest)? {
+            Known::Living(_) => None,
+            Known::Record(record) => Some(*record),
+        }
+    }
+
+    fn record_at(&self, entry: Entry) -> Option<KeyRecord> {
+        if entry.kind() == self.current.kind {
+            return self.current.record(entry.place());
+        }
+        let frozen = self.frozen.as_ref().filter(|frozen| frozen.kind == entry.kind());
+        assert!(frozen.is_some(), "only entries of generations that are there are found");
+        frozen?.record(entry.place())
+    }
+
+    /// Whether memory knows a digest better than the rows: it is living, or has a record or a
+    /// trace.
+    #[inline]
+    pub(crate) fn is_known(&self, messages: &Messages, digest: &Digest) -> bool {
+        self.locate(messages, digest).is_some()
+    }
+
+    /// The slot that probably holds the digest's message; a hint, `None` proves nothing.
+    #[inline]
+    pub(crate) fn peek(&self, digest: &Digest) -> Option<Slot> {
+        let entry = self.index.peek(self.hash(digest))?;
+        (entry.kind() == LIVING).then_some(Slot(entry.place()))
+    }
+
+    /// Whether there is a record, or the trace of something without one, not yet in the rows.
+    pub(crate) fn is_written(&self, digest: &Digest) -> bool {
+        self.locate_record(digest).is_some()
+    }
+
+    /// Adds a living key that has no entry.
+    pub(crate) fn insert_living(&mut self, digest: &Digest, slot: Slot) {
+        debug_assert!(!self.is_written(digest), "living, or remembered");
+        let entry = Entry::new(self.hash(digest), LIVING, slot.0);
+        self.index.insert(entry, self.stale);
+    }
+
+    pub(crate) fn remove_living(&mut self, digest: &Digest, slot: Slot) {
+        let position = self.living_at(digest, slot);
+        self.index.remove(position);
+    }
+
+    /// The position of a message's entry. The message may have left its slot.
+    fn living_at(&self, digest: &Digest, slot: Slot) -> Position {
+        let found = self
+            .index
+            .find(self.hash(digest), |entry| entry.kind() == LIVING && entry.place() == slot.0);
+        match found {
+            Some((position, _)) => position,
+            None => not_living(slot),
+        }
+    }
+
+    /// Replaces the entry of a message that ended by its record.
+    pub(crate) fn remember_living(&mut self, digest: &Digest, slot: Slot, record: &KeyRecord) {
+        let position = self.living_at(digest, slot);
+        let place = self.current.append(digest, Some(record), shared(record));
+        let entry = Entry::new(self.hash(digest), self.current.kind, place);
+        self.index.replace(position, entry);
     }
 
     /// Writes or overwrites the record of a key that is not living.
     pub(crate) fn remember(&mut self, digest: &Digest, record: &KeyRecord) {
-        // A copy of its own: the bytes may be a part of a much larger buffer.
-        let shared = large_result(record).map(|body| Bytes::copy_from_slice(body));
-        self.current.put(self.seed, digest, Some(record), shared);
+        self.write(digest, Some(record), shared(record));
     }
 
-    /// Counts a duplicate of a key that is remembered. Its record is written once for all that
-    /// come between two checkpoints.
+    /// Writes a record, or a trace, over the previous one. Returns its place.
+    fn write(&mut self, digest: &Digest, record: Option<&KeyRecord>, shared: Option<Bytes>) -> u32 {
+        let place = self.current.append(digest, record, shared);
+        let new = Entry::new(self.hash(digest), self.current.kind, place);
+        let before = self.index.find(self.hash(digest), |entry| {
+            entry.kind() != LIVING && self.is_record(entry, digest)
+        });
+        match before {
+            Some((position, before)) => {
+                self.index.replace(position, new);
+                self.forget_current(before);
+            }
+            None => self.index.insert(new, self.stale),
+        }
+        debug_assert_eq!(self.locate_record(digest).map(|(_, entry)| entry), Some(new));
+        place
+    }
+
+    fn forget_current(&mut self, before: Entry) {
+        if before.kind() == self.current.kind {
+            self.current.forget(before.place());
+        }
+    }
+
+    /// Counts a duplicate of a remembered key. The record is written once for all duplicates
+    /// between two checkpoints.
     pub(crate) fn count(&mut self, digest: &Digest, at: Time) {
-        let entry = match self.current.entry(self.seed, digest) {
-            Some(entry) => entry,
-            None => {
-                let Some(record) = self.record(digest) else { return };
+        let found = self.locate_record(digest).map(|(_, entry)| entry);
+        let place = match found {
+            Some(entry) if entry.kind() == self.current.kind => entry.place(),
+            _ => {
+                let cached = || self.cached(digest).cloned();
+                let Some(record) = found.map_or_else(cached, |entry| self.record_at(entry)) else {
+                    return;
+                };
                 let shared = large_result(&record).cloned();
-                self.current.put(self.seed, digest, Some(&record), shared)
+                self.write(digest, Some(&record), shared)
             }
         };
-        debug_assert!(entry.len > 0, "what left no record has no duplicates");
-        let duplicates = Duplicates { count: 0, last: at };
-        let duplicates = self.current.duplicates.entry(entry.at).or_insert(duplicates);
-        duplicates.count += 1;
-        duplicates.last = at;
+        self.current.count_duplicate(place, at);
     }
 
-    /// The key of a record lives again: the record must not be found, now or in the rows.
+    /// Hides the record of a key that is about to live again, in memory and in the rows.
     pub(crate) fn supersede(&mut self, digest: &Digest, record: &KeyRecord) {
-        self.trace(digest);
+        if let Some((position, entry)) = self.locate_record(digest) {
+            self.index.remove(position);
+            self.forget_current(entry);
+        }
         self.delete_point(digest, record.drop_at());
     }
 
-    /// Something ended and left no record, but has a row that a look-up might still meet.
+    /// Leaves a trace of something that ended without a record, but has a row that a look-up might
+    /// still find.
     pub(crate) fn trace(&mut self, digest: &Digest) {
-        self.current.put(self.seed, digest, None, None);
+        self.write(digest, None, None);
     }
 
     pub(crate) fn delete_row(&mut self, key: RowKey) {
-        self.current.row_deletes.push(key);
+        self.current.delete_row(key);
     }
 
     pub(crate) fn delete_point(&mut self, digest: &Digest, drop_at: u64) {
-        self.current.point_deletes.push((*digest, drop_at));
+        self.current.delete_point(digest, drop_at);
     }
 
     pub(crate) fn cache(&mut self, digest: Digest, record: KeyRecord) {
@@ -383,27 +302,61 @@ impl Keys {
         }
     }
 
-    pub(crate) fn is_cached(&self, digest: &Digest) -> bool {
-        self.cached.find(digest.spread(self.seed), |(known, _)| known == digest).is_some()
+    #[inline]
+    fn cached(&self, digest: &Digest) -> Option<&KeyRecord> {
+        if self.cached.is_empty() {
+            return None;
+        }
+        let found = self.cached.find(digest.spread(self.seed), |(known, _)| known == digest);
+        found.map(|(_, record)| record)
     }
 
-    /// A key is not in the rows. Remembered for a debug assert: no decision takes a key for
-    /// unknown that nobody looked for.
+    pub(crate) fn is_cached(&self, digest: &Digest) -> bool {
+        self.cached(digest).is_some()
+    }
+
+    /// Notes that a key is not in the rows, for a debug assert: no decision treats a key as unknown
+    /// that was not looked up.
     pub(crate) fn note_absent(&mut self, digest: &Digest) {
         if cfg!(debug_assertions) {
             self.absent.insert(*digest);
         }
     }
 
-    /// Whether the key was looked for in vain, or memory knows that its row is outdated.
+    /// Whether the key was looked up and not found, or its row is known to be outdated.
     pub(crate) fn is_known_absent(&self, digest: &Digest) -> bool {
-        self.absent.contains(digest) || self.written(digest).is_some()
+        self.absent.contains(digest) || self.is_written(digest)
     }
 
-    /// Forgets what was read for the batch before.
-    pub(crate) fn clear_cache(&mut self) {
+    /// Drops what was read for the previous batch, and continues the work that the last checkpoint
+    /// left.
+    pub(crate) fn finish_batch(&mut self) {
         self.cached.clear();
         self.absent.clear();
+        self.step();
+    }
+
+    fn step(&mut self) {
+        if let Some(beside) = self.dropped.last_mut() {
+            beside.drop_some(DROP_STEP);
+            if beside.is_empty() {
+                self.dropped.pop();
+            }
+        }
+        if self.stale.is_empty() {
+            return;
+        }
+        let Sweep { kinds, next } = self.sweep.unwrap_or(Sweep { kinds: self.stale, next: 0 });
+        // Segments created by splits meanwhile come after the others.
+        let segments = self.index.segments();
+        let end = next + SWEEP_STEP.max(segments.div_ceil(SWEEP_STEPS_MAX));
+        for segment in next..end.min(segments) {
+            self.index.sweep(segment, kinds);
+        }
+        self.sweep = (end < segments).then_some(Sweep { kinds, next: end });
+        if self.sweep.is_none() {
+            self.stale = self.stale.without(kinds);
+        }
     }
 
     pub(crate) fn footprint(&self) -> usize {
@@ -414,37 +367,55 @@ impl Keys {
         self.frozen.as_ref().map_or(0, |frozen| frozen.footprint())
     }
 
-    /// Starts a new generation; the old one is what the checkpoint writes.
+    /// Whether the index is close to the most it can address, so that no new message should be
+    /// accepted: a checkpoint or an eviction makes room. A partition's memory limit is reached long
+    /// before.
+    #[inline]
+    pub(crate) fn is_crowded(&self, messages: &Messages) -> bool {
+        messages.len() >= CROWDED || self.current.arena.is_crowded()
+    }
+
+    /// Starts a new generation; the checkpoint writes the old one.
     pub(crate) fn begin_checkpoint(&mut self) -> Arc<Generation> {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
-        let next = self.spare.take().unwrap_or_else(|| self.generation());
-        assert!(next.index.is_empty() && next.arena.is_empty(), "a generation begins empty");
-        assert!(next.point_deletes.is_empty() && next.row_deletes.is_empty());
-        assert!(next.results.is_empty() && next.result_bytes == 0 && next.duplicates.is_empty());
+        let kind = self.next_kind();
+        let mut next = self.spare.take().unwrap_or_else(|| Generation::new(kind));
+        assert!(next.is_empty(), "a generation begins empty");
+        next.kind = kind;
         let frozen = Arc::new(std::mem::replace(&mut self.current, next));
         self.frozen = Some(Arc::clone(&frozen));
         frozen
     }
 
+    /// A kind that no entry has. There are enough for several checkpoints to pass before the
+    /// entries of the first are swept; with more than that, the next checkpoint waits for the
+    /// sweep.
+    fn next_kind(&mut self) -> Kind {
+        loop {
+            let taken = self.stale.with(LIVING).with(self.current.kind);
+            if let Some(kind) = (1..KINDS).find(|kind| !taken.has(*kind)) {
+                return kind;
+            }
+            self.step();
+        }
+    }
+
     /// The checkpoint is in the rows.
     pub(crate) fn finish_checkpoint(&mut self) {
-        if let Some(mut generation) = self.frozen.take().and_then(Arc::into_inner) {
-            generation.clear();
+        let Some(frozen) = self.frozen.take() else { return };
+        self.stale = self.stale.with(frozen.kind);
+        if let Some(mut generation) = Arc::into_inner(frozen) {
+            let beside = generation.clear(self.room);
+            if !beside.is_empty() {
+                self.dropped.push(beside);
+            }
             self.spare = Some(generation);
         }
     }
 
-    /// Makes room for what comes between two checkpoints, and while one of them is written.
+    /// Sets the expected bytes between two checkpoints: that much memory is kept for the next ones.
     pub(crate) fn expect(&mut self, bytes: usize) {
         self.room = bytes;
-        self.current.reserve(self.seed, bytes);
-        self.spare = Some(self.generation());
-    }
-
-    fn generation(&self) -> Generation {
-        let mut generation = Generation::default();
-        generation.reserve(self.seed, self.room);
-        generation
     }
 
     pub(crate) fn seed(&self) -> u64 {
@@ -454,10 +425,158 @@ impl Keys {
     pub(crate) fn is_in_checkpoint(&self) -> bool {
         self.frozen.is_some()
     }
+
+    /// Pretends that the current generation is full.
+    #[cfg(test)]
+    pub(crate) fn crowd(&mut self) {
+        self.current.arena.crowd();
+    }
+
+    /// Panics if the index disagrees with what it refers to.
+    pub(crate) fn check(&self, messages: &Messages) {
+        self.index.check();
+        let count = |kind| self.index.iter().filter(|entry| entry.kind() == kind).count();
+        assert_eq!(count(LIVING), messages.len(), "every message has its key");
+        assert!(!self.stale.has(self.current.kind) && !self.stale.has(LIVING));
+        let records = self.current.arena.iter().map(|(place, digest, _)| {
+            let found = self.locate_record(&digest).map(|(_, entry)| entry);
+            let entry = Entry::new(self.hash(&digest), self.current.kind, place);
+            assert_eq!(found, Some(entry), "the newest record of a key is found");
+            assert!(self.living(messages, &digest).is_none(), "living, or remembered");
+        });
+        let records = records.count();
+        assert_eq!(records, self.current.size().0, "records are counted");
+        assert_eq!(records, count(self.current.kind), "what was written again is not found");
+        let kinds = Kinds::default().with(LIVING).with(self.current.kind);
+        let kinds = self.frozen.iter().fold(kinds, |kinds, frozen| kinds.with(frozen.kind));
+        let is_there = |entry: Entry| kinds.has(entry.kind()) || self.stale.has(entry.kind());
+        assert!(self.index.iter().all(is_there), "what is neither there nor stale has no entry");
+    }
 }
 
-/// The result of a record, where it is kept beside it.
-fn large_result(record: &KeyRecord) -> Option<&Bytes> {
-    let body = record.result.as_ref().map(|result| &result.body)?;
-    (body.len() >= SHARED_BYTES_MIN).then_some(body)
+/// The result of a record, if it is kept beside it. Copied, because the bytes may be part of a much
+/// larger buffer.
+fn shared(record: &KeyRecord) -> Option<Bytes> {
+    large_result(record).map(|body| Bytes::copy_from_slice(body))
+}
+
+#[cold]
+#[expect(clippy::panic, reason = "a message without an entry is a bug, not an input")]
+fn not_living(slot: Slot) -> ! {
+    panic!("the message in slot {} has no entry", slot.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Messages;
+
+    const PLACES: usize = 16;
+
+    fn keys() -> Keys {
+        Keys::new(7, PLACES)
+    }
+
+    /// Traces of digests `from..to`.
+    fn trace(keys: &mut Keys, from: u64, to: u64) {
+        (from..to).for_each(|number| keys.trace(&digest(number)));
+    }
+
+    fn digest(number: u64) -> Digest {
+        let spread = u128::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        Digest(spread.to_le_bytes())
+    }
+
+    fn checkpoint(keys: &mut Keys) {
+        drop(keys.begin_checkpoint());
+        keys.finish_checkpoint();
+    }
+
+    #[test]
+    fn what_a_checkpoint_wrote_is_not_found_from_its_end_on() {
+        let (mut keys, messages) = (keys(), Messages::default());
+        trace(&mut keys, 0, 1_000);
+        let frozen = keys.begin_checkpoint();
+        trace(&mut keys, 900, 1_100);
+        assert!((0..1_100).all(|number| keys.is_written(&digest(number))));
+        drop(frozen);
+        keys.finish_checkpoint();
+        keys.check(&messages);
+        for number in 0..1_100 {
+            assert_eq!(keys.is_written(&digest(number)), number >= 900, "{number}");
+        }
+    }
+
+    #[test]
+    fn entries_of_a_finished_generation_leave_the_index_in_bounded_steps() {
+        let mut keys = keys();
+        trace(&mut keys, 0, 20_000);
+        checkpoint(&mut keys);
+        let segments = keys.index.segments();
+        assert!(segments > SWEEP_STEP * SWEEP_STEPS_MAX);
+        let most = PLACES * segments.div_ceil(SWEEP_STEPS_MAX);
+        let (mut entries, mut steps) = (keys.index.iter().count(), 0);
+        assert_eq!(entries, 20_000, "the end of a checkpoint moves none of them");
+        while entries > 0 {
+            keys.finish_batch();
+            steps += 1;
+            let left = keys.index.iter().count();
+            assert!(entries - left <= most, "{} left at once", entries - left);
+            entries = left;
+        }
+        assert!(steps <= SWEEP_STEPS_MAX);
+        keys.finish_batch();
+        assert!(keys.stale.is_empty() && keys.sweep.is_none());
+    }
+
+    #[test]
+    fn what_is_written_during_a_sweep_stays() {
+        let (mut keys, messages) = (keys(), Messages::default());
+        trace(&mut keys, 0, 2_000);
+        for round in 1..40 {
+            checkpoint(&mut keys);
+            for step in 0..20 {
+                let from = round * 1_000 + step * 10;
+                trace(&mut keys, from, from + 10);
+                keys.finish_batch();
+            }
+            keys.check(&messages);
+            let here = |number| keys.is_written(&digest(number));
+            assert!((round * 1_000..round * 1_000 + 200).all(here));
+            assert!(!(0..round * 1_000).any(here));
+        }
+    }
+
+    #[test]
+    fn checkpoints_that_follow_each_other_at_once_do_not_mix_their_records() {
+        let (mut keys, messages) = (keys(), Messages::default());
+        for round in 0..50 {
+            trace(&mut keys, round * 300, round * 300 + 300);
+            let frozen = keys.begin_checkpoint();
+            trace(&mut keys, round * 300 + 250, round * 300 + 310);
+            drop(frozen);
+            keys.finish_checkpoint();
+            keys.check(&messages);
+            for number in 0..round * 300 + 320 {
+                let is_last = (round * 300 + 250..round * 300 + 310).contains(&number);
+                assert_eq!(keys.is_written(&digest(number)), is_last, "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_beside_records_is_dropped_in_steps() {
+        let mut keys = keys();
+        let record = crate::record::tests::uneventful();
+        for number in 0..3 * DROP_STEP as u64 {
+            keys.remember(&digest(number), &record);
+            keys.count(&digest(number), Time(1));
+        }
+        checkpoint(&mut keys);
+        for _ in 0..3 {
+            assert!(!keys.dropped.is_empty());
+            keys.finish_batch();
+        }
+        assert!(keys.dropped.is_empty());
+    }
 }

@@ -1,9 +1,9 @@
-//! Messages in workers' hands, by deadline. Their deadlines are always in memory.
+//! Leased messages, by deadline. The deadlines are always in memory.
 //!
 //! Leases of one queue mostly last equally long, so their deadlines ascend: a list through the
-//! messages themselves appends and unlinks in constant time. The few that do not fit go into a
-//! tree. A heap with lazy deletion would keep millions of settled leases until their deadline.
-//! Where memory is short a message is left to its row, and of its lease only the end is known here.
+//! messages themselves appends and unlinks in constant time. The few that do not ascend go into a
+//! tree. A heap with lazy deletion would keep millions of settled leases until their deadline. When
+//! memory is short a message is only in its row, and only the deadline of its lease stays here.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ pub(crate) struct Leased {
     first: Slot,
     last: Slot,
     odd: BTreeMap<(Time, Seq), Slot>,
-    /// Those whose messages are in the rows alone.
+    /// Leases whose messages are only in the rows.
     away: BTreeMap<(Time, Seq), Away>,
 }
 
-/// A lease whose message is in the rows alone.
+/// A lease whose message is only in the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Away {
     pub(crate) digest: Digest,
-    /// How much memory its message takes.
+    /// Memory that its message would take.
     pub(crate) bytes: usize,
 }
 
-/// About how much memory an [`Away`] takes, with its place in the tree and its fence.
+/// Estimated memory of an [`Away`], with its entry in the tree and its fence.
 pub(crate) const AWAY_BYTES: usize = 88;
 
 impl Default for Leased {
@@ -39,7 +39,7 @@ impl Default for Leased {
 }
 
 impl Leased {
-    /// Files the message, which is leased, under its deadline.
+    /// Adds a leased message under its deadline.
     pub(crate) fn push(&mut self, messages: &mut Messages, slot: Slot) {
         let (deadline, seq) = deadline(messages, slot);
         if self.last != Slot::NONE && self::deadline(messages, self.last).0 > deadline {
@@ -57,7 +57,7 @@ impl Leased {
         self.last = slot;
     }
 
-    /// Takes the message out. Its state must still be the one it was pushed with.
+    /// Removes the message. Its state must still be the one it was pushed with.
     pub(crate) fn leave(&mut self, messages: &mut Messages, slot: Slot) {
         let Links { before, after } = messages.at(slot).links;
         if before == slot {
@@ -83,20 +83,20 @@ impl Leased {
         debug_assert_eq!(is_empty, self.last == Slot::NONE, "a list has two ends, or none");
     }
 
-    /// The message is left to its row, and no longer in the list.
+    /// Keeps the deadline of a message that was evicted.
     pub(crate) fn leave_away(&mut self, message: &Message) {
         let lease = Away { digest: message.digest, bytes: message.footprint() };
         let before = self.away.insert(place(message), lease);
         debug_assert_eq!(before, None, "a lease is left to the rows once");
     }
 
-    /// The message came back from its row.
+    /// Removes the deadline of a message that was loaded again.
     pub(crate) fn come_back(&mut self, message: &Message) {
         let lease = self.away.remove(&place(message));
         debug_assert!(lease.is_some_and(|lease| lease.digest == message.digest));
     }
 
-    /// Leases whose messages are in the rows alone, by their end.
+    /// Leases whose messages are only in the rows, by deadline.
     pub(crate) fn away(&self) -> impl ExactSizeIterator<Item = (Time, Away)> {
         self.away.iter().map(|((deadline, _), lease)| (*deadline, *lease))
     }
@@ -108,7 +108,7 @@ impl Leased {
         [first, odd, away].into_iter().flatten().min()
     }
 
-    /// Those in memory whose deadline has passed.
+    /// Messages in memory whose deadline has passed.
     pub(crate) fn expired<'a>(
         &'a self,
         messages: &'a Messages,
@@ -118,7 +118,7 @@ impl Leased {
         list.chain(self.odd.range(..=(at, Seq::MAX)).map(|(_, slot)| *slot))
     }
 
-    /// Those in memory.
+    /// Messages in memory.
     pub(crate) fn iter<'a>(&'a self, messages: &'a Messages) -> impl Iterator<Item = Slot> + 'a {
         self.list(messages).chain(self.odd.values().copied())
     }

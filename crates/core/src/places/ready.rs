@@ -5,14 +5,14 @@
 //!   returned ■ ■ │  only in rows    │ sent since
 //! ```
 //!
-//! The head is in memory; where there are too many, the middle is left to the rows and found
-//! again by scanning from `gap.from` on. What comes back out of order (released, failed, redriven)
-//! waits in `returned` under its old number.
+//! The head is in memory. If there are too many, the middle is only in the rows and is read again
+//! by scanning from `gap.from`. Messages that come back out of order (released, failed, redriven)
+//! wait in `returned` under their old number.
 //!
 //! Invariants:
 //! - head and tail ascend; gap.to <= tail;
-//! - what is in memory but not in front of the gap, since somebody asked for it by its key, waits
-//!   until the gap is read up to it;
+//! - a message behind the start of the gap that was loaded by its key waits until the gap is read
+//!   up to it;
 //! - an entry may be stale: it counts only if its slot still holds that message in this place.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -52,7 +52,7 @@ impl Gap {
 }
 
 impl Ready {
-    /// Everything is in the rows so far.
+    /// Everything is in the rows.
     pub(crate) fn unloaded(from: Seq, to: Seq) -> Self {
         debug_assert!(from < to);
         Self { gap: Some(Gap { from, to }), ..Self::default() }
@@ -87,7 +87,7 @@ impl Ready {
         }
     }
 
-    /// The oldest in memory, in order. Those behind the gap wait until it is read.
+    /// The oldest messages in memory, in order. Those behind the gap wait until it is read.
     pub(crate) fn oldest<'a>(
         &'a self,
         is_here: impl Fn(Seq, Slot) -> bool + 'a,
@@ -96,7 +96,7 @@ impl Ready {
         self.merged(is_here).take_while(move |(seq, _)| *seq < unloaded_from)
     }
 
-    /// From here on there may be older ones in the rows.
+    /// The number from which there may be others in the rows.
     fn unloaded_from(&self) -> Seq {
         self.gap.map_or(Seq::MAX, |gap| gap.from)
     }
@@ -124,7 +124,7 @@ impl Ready {
         &'a self,
         is_here: impl Fn(Seq, Slot) -> bool + Copy + 'a,
     ) -> impl Iterator<Item = (Seq, Slot)> + 'a {
-        // What left the tail and came back is in both, and its old entry is here again.
+        // A message that left the tail and returned is in both, with a valid old entry.
         let tail = self.tail.iter().filter(|entry| !self.returned.contains_key(&entry.seq));
         let tail = tail.map(|entry| (entry.seq, entry.slot));
         self.merged(is_here).chain(tail.filter(move |(seq, slot)| is_here(*seq, *slot)))
@@ -134,8 +134,8 @@ impl Ready {
         self.gap
     }
 
-    /// Whether there is enough in front of the gap for a receive of `count`. Stale entries do not
-    /// count: a reader that took them for messages would find nothing and not look further.
+    /// Whether there are `count` messages in front of the gap. Stale entries do not count: a
+    /// receive that counted them would find nothing and not read further.
     pub(crate) fn has_in_front(
         &self,
         count: usize,
@@ -168,7 +168,7 @@ impl Ready {
     /// A message read from the gap, in order.
     pub(crate) fn admit(&mut self, seq: Seq, slot: Slot) {
         if self.head.back().is_none_or(|last| last.seq < seq) {
-            self.returned.remove(&seq); // Or an older slot of it would hide this one.
+            self.returned.remove(&seq); // An older slot of it would hide this one.
             self.head.push_back(Entry { seq, slot });
         } else {
             self.returned.insert(seq, slot);
@@ -176,8 +176,8 @@ impl Ready {
         debug_assert!(self.is_in_order());
     }
 
-    /// Leaves messages to the rows: the oldest behind the gap, and then the youngest in front of
-    /// it, but for the first `keep`.
+    /// Evicts messages: the oldest behind the gap, then the youngest in front of it except the
+    /// first `keep`.
     pub(crate) fn evict(&mut self, keep: usize, mut evict: impl FnMut(Seq, Slot) -> Fate) {
         self.evict_tail(&mut evict);
         self.evict_front(keep, &mut evict);
@@ -222,7 +222,7 @@ impl Ready {
                     Gap::cover(&mut self.gap, entry.seq);
                 }
                 Fate::Stale => self.take_out(entry, is_head),
-                // Behind the gap that what is older may leave: nothing is between them.
+                // Moves behind the gap that older ones may open: nothing is between them.
                 Fate::New if is_head && self.gap.is_none() => {
                     self.head.pop_back();
                     self.tail.push_front(entry);
@@ -247,7 +247,7 @@ impl Ready {
         }
     }
 
-    /// What was evicted may have another entry, from when it came back.
+    /// An evicted message may have another entry, from when it was returned.
     fn forget(&mut self, entry: Entry) {
         if self.returned.get(&entry.seq) == Some(&entry.slot) {
             self.returned.remove(&entry.seq);

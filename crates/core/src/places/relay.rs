@@ -1,5 +1,5 @@
-//! Emits on their way to other queues. The list is durable: an emit stays until its queue has
-//! confirmed it, and its key makes every repetition harmless.
+//! Emits that wait to be sent to their queues. The list is durable: an emit stays until its queue
+//! has confirmed it, and its key makes sending it again harmless.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,17 +14,17 @@ use crate::row::RowKey;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Relays {
     waiting: BTreeMap<u64, Waiting>,
-    /// When those that failed are tried again.
+    /// When failed emits are tried again.
     retries: BTreeSet<(Time, u64)>,
     next_id: u64,
     /// Rows of emits that were confirmed since the last checkpoint.
     gone: Vec<u64>,
-    /// What each tenant has waiting, and all of them together.
+    /// What each tenant has waiting; below, all tenants together.
     tenants: BTreeMap<Box<str>, Share>,
     all: Share,
 }
 
-/// How many emits wait, and how much memory they take.
+/// A number of emits, and their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Share {
     count: usize,
@@ -68,14 +68,14 @@ impl Relays {
         self.waiting.len()
     }
 
-    /// About how much memory they take.
+    /// Estimated memory of the waiting emits.
     pub(crate) fn bytes(&self) -> usize {
         self.all.bytes + self.gone.len() * 8
     }
 
-    /// Whether there is room for the emits. A tenant may have as much waiting as is still free for
-    /// everybody, so that whoever fills its share leaves as much to the others; and one settle of a
-    /// tenant that has nothing waiting is never too much by itself.
+    /// Whether there is room for the emits. A tenant may use half of what the other tenants leave,
+    /// so that one that fills its share leaves as much free. A tenant with nothing waiting is
+    /// refused only if the whole list is full.
     pub(crate) fn has_room(&self, emits: &[Emit], count_max: usize, bytes_max: usize) -> bool {
         let Some(tenant) = emits.first().map(|emit| &*emit.queue.tenant) else { return true };
         let all = emits.iter().map(Share::of).fold(self.all, Share::plus);
@@ -127,7 +127,7 @@ impl Relays {
         }
     }
 
-    /// Its queue never takes it: from now on it goes there as a dead letter.
+    /// Its queue refused it for good: from now on it is sent as a dead letter.
     pub(crate) fn refuse(&mut self, id: u64, relay: Relay) {
         let Some(waiting) = self.waiting.get_mut(&id) else { return };
         debug_assert!(relay.id == id && relay.refused.is_some());
@@ -149,7 +149,7 @@ impl Relays {
         debug_assert!(self.retries.len() <= self.waiting.len(), "who is retried waits");
     }
 
-    /// Those whose time has come again; each is told once per retry.
+    /// Emits whose retry is due; each is returned once per retry.
     pub(crate) fn take_due(&mut self, at: Time, most: usize) -> Vec<Relay> {
         let mut due = Vec::new();
         while due.len() < most
@@ -165,9 +165,8 @@ impl Relays {
         due
     }
 
-    /// Everything that waits, for a new owner to start again. What was to be tried again at some
-    /// time is tried now, and not once more at that time: two answers to one emit would be taken
-    /// for a refusal and the refusal of its dead letter.
+    /// All waiting emits, for a new owner to send again. Pending retries are cancelled: two answers
+    /// to one emit would be taken for a refusal and the refusal of its dead letter.
     pub(crate) fn restart(&mut self) -> Vec<Relay> {
         self.retries.clear();
         let waiting = self.waiting.values_mut();
@@ -228,7 +227,7 @@ impl Relays {
     }
 }
 
-/// What a relay of 0.1 could not have: written only where there is some.
+/// Fields that relays of 0.1 did not have; written only if there are any.
 fn encode_more(relay: &Relay, out: &mut Vec<u8>) {
     let emit = &relay.emit;
     let is_more = emit.ttl_ms.is_some() || emit.fingerprint.is_some() || relay.refused.is_some();

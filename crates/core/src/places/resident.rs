@@ -1,4 +1,4 @@
-//! Messages that nothing moves but a person: the dead and the parked, by age.
+//! Dead and parked messages, by age: only an operator moves them.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::ids::Seq;
 use crate::message::Slot;
 use crate::places::Fate;
 
-/// What is in memory of a list. The rest is in the rows and read when somebody asks for it.
+/// The part of a list that is in memory. The rest is in the rows and loaded when needed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Resident {
     resident: BTreeMap<Seq, Slot>,
@@ -27,7 +27,7 @@ impl Resident {
         self.resident.range(seq..).map(|(seq, slot)| (*seq, *slot))
     }
 
-    /// Leaves messages to the rows, the youngest first.
+    /// Evicts messages, the youngest first.
     pub(crate) fn evict(&mut self, mut evict: impl FnMut(Seq, Slot) -> Fate) {
         let mut gone = Vec::new();
         for (seq, slot) in self.resident.iter().rev() {

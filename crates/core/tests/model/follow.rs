@@ -78,7 +78,8 @@ impl Model {
         cursor: Seq,
         done: bool,
     ) {
-        let id_of = |id: &str| Digest::of_key(TENANT, queue, Some("redrive"), id);
+        let name = QueueName::new(TENANT, queue).expect("a name");
+        let id_of = |id: &str| Digest::of_id(&name, "redrive", id);
         let found = self.queue_mut(queue).jobs.iter().find(|(id, _)| id_of(id) == *job);
         let (id, mut job) = found.map(|(id, job)| (id.clone(), job.clone())).expect("a job");
         if job.view.by_keys {
@@ -113,7 +114,7 @@ impl Model {
         for scope in job.keys.drain(..seen).collect::<Vec<_>>() {
             let index = self.living(&scope);
             let dead = index.filter(|index| self.messages[*index].place() == Place::Dead);
-            if !digests.contains(&digest(&scope)) {
+            if !digests.contains(&self.digest(&scope)) {
                 // What died in this very moment may be too late for it.
                 let state = |index: usize| self.messages[index].state.clone();
                 let is_old = |index| matches!(state(index), State::Dead { at, .. } if at < self.at);

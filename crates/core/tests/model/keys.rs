@@ -295,7 +295,7 @@ impl Model {
         let ordered = content.group().filter(|_| queue.config.order == Order::Group);
         self.messages.push(Message {
             queue: queue.name.queue.to_string(),
-            digest: scope.as_ref().map_or(Digest(id.0), digest),
+            digest: scope.as_ref().map_or(Digest(id.0), |scope| self.digest(scope)),
             scope,
             seq,
             ordered: ordered.map(Into::into),

@@ -111,7 +111,7 @@ impl Model {
         };
         Outcome::Key(Box::new(KeyView {
             key: Some(name.key.clone()),
-            digest: digest(&scope),
+            digest: self.digest(&scope),
             place: if record.end == End::Done { Place::Done } else { Place::Discarded },
             id: record.id(0),
             deadline: None,
@@ -208,7 +208,7 @@ impl Model {
         self.records.remove(&scope);
         self.messages.push(Message {
             queue: scope.0.clone(),
-            digest: digest(&scope),
+            digest: self.digest(&scope),
             scope: Some(scope),
             seq: record.seq,
             content,

@@ -222,20 +222,22 @@ pub(crate) const GROUPS: u8 = 2;
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) bounds: Bounds,
+    /// The data is that of 0.1.
+    pub(crate) is_first: bool,
     pub(crate) ops: Vec<Op>,
 }
 
 pub(crate) fn case() -> impl Strategy<Value = Case> {
     let queues = [config(), config(), config()];
     let ops = prop::collection::vec(op(), 1..120);
-    (bounds(), queues, ops).prop_map(|(bounds, queues, mut ops)| {
+    (bounds(), any::<bool>(), queues, ops).prop_map(|(bounds, is_first, queues, mut ops)| {
         let first = queues.into_iter().zip(0..).map(|(config, queue)| Op::Configure {
             queue,
             config: Laws(Box::new(config)),
             if_version: None,
         });
         ops.splice(0..0, first);
-        Case { bounds, ops }
+        Case { bounds, is_first, ops }
     })
 }
 
@@ -243,9 +245,16 @@ pub(crate) fn case() -> impl Strategy<Value = Case> {
 pub(crate) fn bounds() -> impl Strategy<Value = Bounds> {
     let few = || prop_oneof![3 => 1usize..4, 1 => Just(1_000)];
     let bytes = prop_oneof![1 => 1usize..40, 3 => Just(100_000)];
-    (few(), few(), few(), few(), few(), few(), bytes).prop_map(
-        |(expire_step, job_step, tick_step, refill, groups_at_once, browse, receive_bytes)| {
+    let steps = (few(), few(), few(), few(), few(), few());
+    let index_places = prop_oneof![2 => Just(4usize), 1 => Just(8), 1 => Just(4_096)];
+    (steps, bytes, index_places).prop_map(
+        |(
+            (expire_step, job_step, tick_step, refill, groups_at_once, browse),
+            receive_bytes,
+            index_places,
+        )| {
             Bounds {
+                index_places,
                 expire_step,
                 job_step,
                 tick_step,

@@ -35,9 +35,9 @@ const LONG_MS: u64 = 400 * 24 * 3_600 * 1_000;
 pub(crate) type Differs = String;
 
 impl Runner {
-    pub(crate) fn new(bounds: Bounds, dying: Dying) -> Self {
-        let world = World::with_bounds(bounds);
-        let (model, trace) = (Model::new(Time(START), bounds), String::new());
+    pub(crate) fn new(bounds: Bounds, is_first: bool, dying: Dying) -> Self {
+        let model = Model { is_first, ..Model::new(Time(START), bounds) };
+        let (world, trace) = (World::with(model.recipe(), bounds), String::new());
         Self { world, model, dying, is_unloaded: false, trace }
     }
 
@@ -349,11 +349,13 @@ impl Runner {
     /// What the op means among the names there are.
     fn command(&mut self, op: &Op) -> Option<Command> {
         Some(match op {
-            Op::Configure { queue, config, if_version } => Command::Configure(Configure {
-                queue: queue_name(*queue),
-                config: (*config.0).clone(),
-                if_version: *if_version,
-            }),
+            Op::Configure { queue, config, if_version } => {
+                Command::Configure(Box::new(Configure {
+                    queue: queue_name(*queue),
+                    config: (*config.0).clone(),
+                    if_version: *if_version,
+                }))
+            }
             Op::Delete { queue } => Command::Delete(queue_name(*queue)),
             Op::Pause { queue } => Command::Pause(queue_name(*queue)),
             Op::Resume { queue } => Command::Resume(queue_name(*queue)),
@@ -364,7 +366,7 @@ impl Runner {
             Op::Claim { sent, lease_ms, worker, id } => {
                 let mut claim = self.claim(sent, *lease_ms, *worker);
                 claim.claim_id = id.map(|id| text("c", id));
-                Command::Claim(claim)
+                Command::Claim(Box::new(claim))
             }
             Op::Receive(take) => Command::Receive(Receive {
                 queue: queue_name(take.queue),
@@ -375,7 +377,8 @@ impl Runner {
                 several_per_group: take.several,
             }),
             Op::Settle { lease, verb } => {
-                Command::Settle(Settle { lease: self.lease(*lease)?, verb: verb_of(verb) })
+                let verb = verb_of(&self.model.recipe(), verb);
+                Command::Settle(Settle { lease: self.lease(*lease)?, verb })
             }
             Op::Look(named) => Command::Look(self.named(named)?),
             Op::Browse { queue, place, cursor, limit } => Command::Browse(Browse {
@@ -423,7 +426,10 @@ impl Runner {
                 let mut refused = self.model.relays.values().filter(|it| it.refused.is_some());
                 let relay = refused.nth((*which).into())?.clone();
                 let error = relay.refused.clone()?;
-                Command::DeadLetter(DeadLetter { send: relay.into_send(), error })
+                Command::DeadLetter(Box::new(DeadLetter {
+                    send: relay.into_send(&self.model.recipe()),
+                    error,
+                }))
             }
             _ => return None,
         })
@@ -431,9 +437,9 @@ impl Runner {
 
     fn send(&self, sent: &Sent) -> SendMessage {
         let content = content(sent, &bytes(sent.body));
-        let mut send = SendMessage::new(queue_name(sent.queue), content);
+        let mut send = SendMessage::new(&self.model.recipe(), queue_name(sent.queue), content);
         if let Some(own) = sent.own {
-            send.fingerprint = Fingerprint::own(&text("own", own));
+            send.fingerprint = self.model.recipe().own(&text("own", own));
         }
         send.delay_ms = sent.delay_ms;
         send.ttl_ms = sent.ttl_ms;
@@ -448,8 +454,8 @@ impl Runner {
 
     fn claim(&self, sent: &Sent, lease_ms: Option<u64>, worker: u8) -> Claim {
         let content = content(sent, b"");
-        let of = Fingerprint::of(&bytes(sent.body), content.group());
-        let mut claim = Claim::new(queue_name(sent.queue), content, of);
+        let of = self.model.recipe().fingerprint(&bytes(sent.body), content.group());
+        let mut claim = Claim::new(&self.model.recipe(), queue_name(sent.queue), content, of);
         claim.lease_ms = lease_ms;
         claim.worker = text("w", worker);
         claim.issued_at = sent.issued_ago_ms.map(|ago| self.ago(ago));
@@ -462,8 +468,8 @@ impl Runner {
         let body = body.map(|(body, own)| {
             let content = Content::builder(&key.key).group(key.group.as_deref());
             let content = content.build(&bytes(body)).expect("within bounds");
-            let fingerprint = Fingerprint::of(content.body(), content.group());
-            let own = own.then(|| Fingerprint::own("own0"));
+            let fingerprint = self.model.recipe().fingerprint(content.body(), content.group());
+            let own = own.then(|| self.model.recipe().own("own0"));
             (content, own.unwrap_or(fingerprint))
         });
         Some(Command::Replay(Replay { key, content: body }))
@@ -596,7 +602,7 @@ fn blob(number: u8) -> Blob {
     Blob { content_type, body: Bytes::from(vec![b'r'; usize::from(number) * 4]) }
 }
 
-fn verb_of(verb: &Do) -> Verb {
+fn verb_of(recipe: &Recipe, verb: &Do) -> Verb {
     match verb {
         Do::Done { result, emits } => {
             let emits = emits.iter().map(|emit| {
@@ -606,7 +612,7 @@ fn verb_of(verb: &Do) -> Verb {
                 let name = text("emit", emit.name);
                 Emit {
                     ttl_ms: emit.ttl_ms.filter(|ttl| *ttl > 0),
-                    fingerprint: emit.own.map(|own| Fingerprint::own(&text("own", own))),
+                    fingerprint: emit.own.map(|own| recipe.own(&text("own", own))),
                     ..Emit::new(queue_name(emit.queue), &name, content)
                 }
             });

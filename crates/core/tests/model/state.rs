@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::*;
 
-use crate::support::PARTITIONS;
+use crate::support::{PARTITIONS, recipe};
 
 pub(crate) const TENANT: &str = "default";
 
@@ -18,6 +18,8 @@ pub(crate) type Scope = (String, Option<String>, String);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     pub(crate) bounds: Bounds,
+    /// The data is that of 0.1.
+    pub(crate) is_first: bool,
     pub(crate) at: Time,
     pub(crate) random: u64,
     /// From now on soft counts may be lower than the model's.
@@ -292,11 +294,16 @@ pub(crate) fn told(record: &KeyRecord, claim: bool, ended: bool) -> Vec<Event> {
     events
 }
 
-pub(crate) fn digest(scope: &Scope) -> Digest {
-    Digest::of_key(TENANT, &scope.0, scope.1.as_deref(), &scope.2)
-}
-
 impl Model {
+    pub(crate) fn recipe(&self) -> Recipe {
+        if self.is_first { Recipe::First } else { recipe() }
+    }
+
+    pub(crate) fn digest(&self, (queue, group, key): &Scope) -> Digest {
+        let queue = QueueName::new(TENANT, queue).expect("a name");
+        self.recipe().key(&queue, group.as_deref(), key)
+    }
+
     pub(crate) fn new(at: Time, bounds: Bounds) -> Self {
         Self { at, bounds, epoch: 1, next_seq: 1, ..Self::default() }
     }

@@ -118,7 +118,7 @@ impl Model {
         let living = self.messages.iter().position(|message| message.digest == name.digest);
         let Some(index) = living else {
             let mut records = self.records.iter();
-            let found = records.find(|(scope, _)| digest(scope) == name.digest);
+            let found = records.find(|(scope, _)| self.digest(scope) == name.digest);
             let found = found.map(|(_, record)| record);
             // A key past its time is unknown, also to its own worker.
             let Some(record) = found.filter(|record| record.expires_at > self.at) else {

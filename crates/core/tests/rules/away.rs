@@ -3,7 +3,7 @@
 
 use hapax_core::*;
 
-use crate::support::World;
+use crate::support::{World, recipe};
 
 const COUNT: usize = 8;
 const BODY: usize = 1_000;
@@ -36,14 +36,14 @@ fn held(place: Where, config: &Config, bounds: Bounds) -> (World, Vec<Delivery>)
     let mut world = World::with_bounds(bounds);
     let config = Config { lease_ms: 30_000, ..config.clone() };
     let configure = Configure { queue: name(), config, if_version: None };
-    world.run(Command::Configure(configure));
+    world.run(Command::Configure(Box::new(configure)));
     for key in 0..COUNT {
         let group = format!("g{key}");
         for part in ["", "-behind"].iter().take(if key % 2 == 0 { 2 } else { 1 }) {
             let key = format!("k{key}{part}");
             let content = Content::builder(&key).group(Some(&group));
             let content = content.build(&[b'x'; BODY]).unwrap();
-            world.run(Command::Send(SendMessage::new(name(), content)));
+            world.run(Command::Send(SendMessage::new(&recipe(), name(), content)));
         }
     }
     let mut deliveries = Vec::new();
@@ -136,11 +136,11 @@ fn a_lease_is_seen_repeated_and_ends_the_same_wherever_its_message_is() {
     the_same_everywhere("a repeated receive", |world, _| format!("{:?}", world.run(receive(0))));
     the_same_everywhere("a duplicate", |world, _| {
         let content = Content::builder("k0").group(Some("g0")).build(&[b'x'; BODY]).unwrap();
-        format!("{:?}", world.run(Command::Send(SendMessage::new(name(), content))))
+        format!("{:?}", world.run(Command::Send(SendMessage::new(&recipe(), name(), content))))
     });
     the_same_everywhere("a conflict", |world, _| {
         let content = Content::builder("k0").group(Some("g0")).build(b"other").unwrap();
-        format!("{:?}", world.run(Command::Send(SendMessage::new(name(), content))))
+        format!("{:?}", world.run(Command::Send(SendMessage::new(&recipe(), name(), content))))
     });
     the_same_everywhere("a discard", |world, _| {
         format!("{:?}", world.run(Command::Discard(key())))
@@ -220,11 +220,11 @@ fn l10_a_repeated_receive_gets_its_leases_however_many_came_since() {
         let config = Config { order: Order::None, ..Config::default() };
         let mut world = World::with_bounds(bounds);
         let configure = Configure { queue: name(), config, if_version: None };
-        world.run(Command::Configure(configure));
+        world.run(Command::Configure(Box::new(configure)));
         let mut first = None;
         for number in 0..20 {
             let content = Content::builder(&format!("k{number}")).build(b"x").unwrap();
-            world.run(Command::Send(SendMessage::new(name(), content)));
+            world.run(Command::Send(SendMessage::new(&recipe(), name(), content)));
             let outcome = world.run(receive(number));
             first.get_or_insert(outcome);
             match place {
@@ -256,9 +256,9 @@ fn receives_are_forgotten_whose_leases_were_lost_wherever_the_messages_are() {
         ..Config::default()
     };
     let mut world = World::with_bounds(bounds);
-    world.run(Command::Configure(Configure { queue: name(), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure { queue: name(), config, if_version: None })));
     let content = Content::builder("k").build(b"x").unwrap();
-    world.run(Command::Send(SendMessage::new(name(), content)));
+    world.run(Command::Send(SendMessage::new(&recipe(), name(), content)));
     for number in 0..50 {
         let outcome = world.run(receive(number));
         assert!(matches!(&outcome, Outcome::Received(got) if got.len() == 1), "{outcome:?}");
@@ -282,10 +282,10 @@ fn leases_of_many_queues_that_end_together_come_back_no_faster_than_they_are_los
         for queue in (0..queues).map(queue) {
             let config = Config { lease_ms: 30_000, ..Config::default() };
             let configure = Configure { queue: queue.clone(), config, if_version: None };
-            world.run(Command::Configure(configure));
+            world.run(Command::Configure(Box::new(configure)));
             for key in 0..each {
                 let content = Content::builder(&format!("k{key}")).build(b"x").unwrap();
-                world.run(Command::Send(SendMessage::new(queue.clone(), content)));
+                world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content)));
             }
             let outcome = world.run(Command::Receive(Receive {
                 queue,

@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::{Mode, check, check_in, name};
-use crate::support::World;
+use crate::support::{World, recipe};
 
 #[test]
 fn what_is_wrong_with_a_message_is_said_before_it_is_sent() {
@@ -39,12 +39,17 @@ fn the_longest_of_everything_is_taken() {
     let mut world = World::new();
     let queue = QueueName::new(&"t".repeat(80), &"q".repeat(80)).unwrap();
     let config = Config { dedup_scope: DedupScope::Group, ..Config::default() };
-    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
-    let sent = world.run(Command::Send(SendMessage::new(queue.clone(), content.clone())));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
+    let sent =
+        world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content.clone())));
     assert!(matches!(sent, Outcome::Sent(Answer::Accepted { .. })), "{sent:?}");
     world.checkpoint();
     world.crash();
-    let sent = world.run(Command::Send(SendMessage::new(queue, content)));
+    let sent = world.run(Command::Send(SendMessage::new(&recipe(), queue, content)));
     assert!(matches!(sent, Outcome::Sent(Answer::InFlight(_))), "{sent:?}");
 }
 
@@ -181,7 +186,11 @@ fn an_operators_mistake_is_refused() {
 fn a_filter_is_as_long_as_what_it_looks_for_and_no_longer() {
     let mut world = World::new();
     let (queue, config) = (name("orders"), Config::default());
-    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
     let redrive = |error: Option<usize>, group: Option<usize>| {
         let text = |length: Option<usize>| length.map(|length| "x".repeat(length));
         let select = Select::Filter {
@@ -207,16 +216,20 @@ fn a_filter_is_as_long_as_what_it_looks_for_and_no_longer() {
 fn an_error_too_long_is_cut_at_a_character() {
     let mut world = World::new();
     let (queue, config) = (name("orders"), Config::default());
-    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(SendMessage::new(queue.clone(), content.clone())));
+    world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content.clone())));
     let Outcome::Received(deliveries) = world.run(receive(&queue)) else {
         panic!("a receive is answered by deliveries");
     };
     let verb = Verb::Fail { error: "€".repeat(2_000), delay_ms: None, dead: true };
     world.run(Command::Settle(Settle { lease: deliveries[0].lease, verb }));
     world.crash();
-    let sent = world.run(Command::Send(SendMessage::new(queue, content)));
+    let sent = world.run(Command::Send(SendMessage::new(&recipe(), queue, content)));
     let Outcome::Sent(Answer::Dead { error, .. }) = sent else { panic!("{sent:?}") };
     assert_eq!(error.chars().count(), 4_096 / 3);
 }
@@ -225,10 +238,14 @@ fn an_error_too_long_is_cut_at_a_character() {
 fn a_foreign_lease_is_lost() {
     let mut world = World::new();
     let (queue, config) = (name("orders"), Config::default());
-    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
     for key in ["k1", "k2"] {
         let content = Content::builder(key).build(b"a").unwrap();
-        world.run(Command::Send(SendMessage::new(queue.clone(), content)));
+        world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content)));
     }
     let mut two = receive(&queue);
     if let Command::Receive(receive) = &mut two {
@@ -268,9 +285,13 @@ fn a_foreign_lease_is_lost() {
 fn a_replay_under_another_key_is_refused() {
     let mut world = World::new();
     let (queue, config) = (name("orders"), Config::default());
-    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(SendMessage::new(queue.clone(), content)));
+    world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content)));
     let Outcome::Received(deliveries) = world.run(receive(&queue)) else {
         panic!("a receive is answered by deliveries");
     };
@@ -278,7 +299,7 @@ fn a_replay_under_another_key_is_refused() {
     world.run(Command::Settle(Settle { lease: deliveries[0].lease, verb }));
     for wrong in ["", "k2"] {
         let content = Content::builder(wrong).build(b"a").unwrap();
-        let fingerprint = Fingerprint::of(b"a", None);
+        let fingerprint = recipe().fingerprint(b"a", None);
         let key = KeyName { queue: queue.clone(), key: "k1".into(), group: None };
         let replay = Replay { key, content: Some((content, fingerprint)) };
         let refused = world.run(Command::Replay(replay));

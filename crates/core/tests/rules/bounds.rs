@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::{check, name, say_to};
-use crate::support::World;
+use crate::support::{World, recipe};
 
 /// A world that does two things at once at most, with one queue.
 fn few(config: Config) -> World {
@@ -22,13 +22,13 @@ fn few(config: Config) -> World {
 
 fn configure(world: &mut World, config: Config) {
     let configure = Configure { queue: name("orders"), config, if_version: None };
-    let outcome = world.run(Command::Configure(configure));
+    let outcome = world.run(Command::Configure(Box::new(configure)));
     assert!(matches!(outcome, Outcome::Configured { .. }), "{outcome:?}");
 }
 
 fn send_of(key: &str, group: Option<&str>, bytes: usize) -> Command {
     let content = Content::builder(key).group(group).build(&vec![b'x'; bytes]).unwrap();
-    Command::Send(SendMessage::new(name("orders"), content))
+    Command::Send(SendMessage::new(&recipe(), name("orders"), content))
 }
 
 fn send(world: &mut World, key: &str, group: Option<&str>) {
@@ -306,7 +306,8 @@ fn k2_a_key_sent_in_the_batch_that_makes_its_queue_is_looked_up_like_any_other()
         world.wait(0);
         let config = Config { retention_ms, ..old.clone() };
         let configure = Configure { queue: name("orders"), config, if_version: None };
-        let outcomes = world.run_all(vec![Command::Configure(configure), send_of("k1", None, 10)]);
+        let outcomes =
+            world.run_all(vec![Command::Configure(Box::new(configure)), send_of("k1", None, 10)]);
         assert!(matches!(outcomes[1], Outcome::Sent(Answer::Accepted { .. })), "{outcomes:?}");
         world.checkpoint();
         world.crash();
@@ -516,8 +517,8 @@ fn l6_a_claim_that_is_given_up_wakes_those_who_wait_behind_it_in_its_group() {
         let mut world = super::script::after("queue orders order=group");
         let content = Content::builder("k1").group(Some("g")).build(b"").unwrap();
         let queue = QueueName::new("default", "orders").unwrap();
-        let claim = Claim::new(queue, content, Fingerprint::of(b"f", None));
-        let claimed = world.run(Command::Claim(claim));
+        let claim = Claim::new(&recipe(), queue, content, recipe().fingerprint(b"f", None));
+        let claimed = world.run(Command::Claim(Box::new(claim)));
         let Outcome::Claimed(Answer::Fresh { lease, .. }) = claimed else { panic!("{claimed:?}") };
         assert_eq!(say_to(&mut world, "send k2 a group=g"), "accepted ready");
         assert_eq!(say_to(&mut world, "receive w 1"), "none", "the claim is before it");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::*;
 
-use super::script::{after, blob, name, say_to};
+use super::script::{after_in, blob, name, say_to};
 use crate::support::{Rows, START, World, entries, to_lines};
 
 const FIRST: &str = include_str!("../golden/decisions-v1.hex");
@@ -87,8 +87,8 @@ fn the_first_version_stays_readable() {
         entries(FIRST).into_iter().find(|(title, _)| title == "batch").expect("a batch");
     assert_eq!(read_batch(&bytes), Ok((AT, first_decisions())));
 
-    let mut now = World::reopened(every_row().rows().clone());
-    let mut then = World::reopened(Rows::from_text(FIRST));
+    let mut now = World::reopened(Recipe::First, every_row().rows().clone());
+    let mut then = World::reopened(Recipe::First, Rows::from_text(FIRST));
     for line in LOOKS.lines().filter(|line| !line.trim().is_empty()) {
         assert_eq!(say_to(&mut then, line), say_to(&mut now, line), "{line}");
     }
@@ -111,8 +111,8 @@ fn the_second_version_stays_readable() {
         entries(GOLDEN).into_iter().find(|(title, _)| title == "batch").expect("a batch");
     assert_eq!(read_batch(&bytes), Ok((AT, every_decision())));
 
-    let mut now = World::reopened(every_row().rows().clone());
-    let mut then = World::reopened(Rows::from_text(GOLDEN));
+    let mut now = World::reopened(Recipe::First, every_row().rows().clone());
+    let mut then = World::reopened(Recipe::First, Rows::from_text(GOLDEN));
     for line in format!("{LOOKS}{NEW_LOOKS}").lines().filter(|line| !line.trim().is_empty()) {
         assert_eq!(say_to(&mut then, line), say_to(&mut now, line), "{line}");
     }
@@ -251,7 +251,7 @@ const LOOKS: &str = "
 ";
 
 fn every_row() -> World {
-    let mut world = after(&format!("{EVERY_ROW}{NEW_ROWS}"));
+    let mut world = after_in(Recipe::First, &format!("{EVERY_ROW}{NEW_ROWS}"));
     let Some(id) = world.machine.relays().last().map(|relay| relay.id) else {
         panic!("an emit waits");
     };
@@ -279,7 +279,7 @@ fn later_decisions() -> Vec<Decision> {
     let emit = Emit {
         delay_ms: Some(7),
         ttl_ms: Some(9),
-        fingerprint: Some(Fingerprint::own("mine")),
+        fingerprint: Some(Recipe::First.own("mine")),
         ..Emit::new(name("emails"), "receipt", content("k9", None))
     };
     let plain = Emit::new(name("emails"), "", content("k8", Some("g")));
@@ -378,7 +378,7 @@ fn first_decisions() -> Vec<Decision> {
             digest,
             queue: 3,
             content: content("k1", Some("g")),
-            fingerprint: Fingerprint::of(b"a", Some("g")),
+            fingerprint: Recipe::First.fingerprint(b"a", Some("g")),
         },
         Decision::Resolved { digest, done: true, result: Some(blob("x")), next: Next::Ready },
         Decision::Resolved { digest, done: false, result: None, next: Next::Freed },
@@ -467,7 +467,7 @@ fn accepted(digest: Digest, fence: Fence) -> Vec<Decision> {
         seq: 1_000_000,
         queue: 3,
         digest,
-        fingerprint: Fingerprint::of(b"a", None),
+        fingerprint: Recipe::First.fingerprint(b"a", None),
         content: Content::builder("k1").build(b"a").unwrap(),
         due: None,
         ttl_at: Time::NEVER,
@@ -475,7 +475,7 @@ fn accepted(digest: Digest, fence: Fence) -> Vec<Decision> {
         dated_ahead: None,
     };
     let rich = Accepted {
-        fingerprint: Fingerprint::of(b"a", Some("g")),
+        fingerprint: Recipe::First.fingerprint(b"a", Some("g")),
         content: content("k1", Some("g")),
         due: Some(AT.plus(1)),
         ttl_at: AT.plus(2),
@@ -484,7 +484,7 @@ fn accepted(digest: Digest, fence: Fence) -> Vec<Decision> {
     let claim = |begun| {
         let (worker, id) = ("w1".into(), None);
         let lease = ClaimLease { fence, deadline: AT.plus(9), worker, begun, id };
-        Accepted { fingerprint: Fingerprint::own("f"), claim: Some(lease), ..plain.clone() }
+        Accepted { fingerprint: Recipe::First.own("f"), claim: Some(lease), ..plain.clone() }
     };
     let all = [plain.clone(), rich, claim(false), claim(true)];
     all.map(|accepted| Decision::Accepted(Box::new(accepted))).to_vec()

@@ -1,6 +1,12 @@
 //! Claims: a key taken by a caller who does the work itself.
 
-use super::script::check;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hapax_core::*;
+
+use super::script::{check, name};
+use crate::support::{World, recipe};
 
 #[test]
 fn claim_fresh_then_in_flight_then_done_with_the_result() {
@@ -292,4 +298,33 @@ fn claim_needs_a_key_and_a_lease_within_bounds() {
         claim  k1 f lease=12h        => fresh
         ",
     );
+}
+
+#[test]
+fn what_a_freed_claim_saved_is_not_told_once_another_message_had_its_key() {
+    let mut world = World::new();
+    let (queue, of) = (name("orders"), recipe().fingerprint(b"", None));
+    let config = Config { on_dead: OnDead::Release, ..Config::default() };
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
+    let content: Arc<Content> = Content::builder("k1").build(b"").unwrap();
+    let claim =
+        || Command::Claim(Box::new(Claim::new(&recipe(), queue.clone(), Arc::clone(&content), of)));
+    let Outcome::Claimed(Answer::Fresh { lease, .. }) = world.run(claim()) else { panic!() };
+    let verb = Verb::Save { name: "step".into(), data: Bytes::from_static(b"one") };
+    world.run(Command::Settle(Settle { lease, verb }));
+    world.run(Command::Settle(Settle { lease, verb: Verb::Release }));
+    // The record of the freed key is in the rows alone, and read once for the whole batch.
+    world.checkpoint();
+    let send = SendMessage::new(&recipe(), queue.clone(), Arc::clone(&content));
+    let letter = Command::DeadLetter(Box::new(DeadLetter { send, error: "refused".into() }));
+    let answers = world.run_all(vec![letter, claim()]);
+    assert!(matches!(answers[0], Outcome::Sent(Answer::Dead { .. })), "{answers:?}");
+    let Outcome::Claimed(Answer::Fresh { recovery_points, .. }) = &answers[1] else {
+        panic!("{answers:?}")
+    };
+    assert!(recovery_points.is_empty(), "{recovery_points:?}");
 }

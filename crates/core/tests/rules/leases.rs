@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::{check, name};
-use crate::support::{PARTITIONS, START};
+use crate::support::{PARTITIONS, START, recipe};
 
 #[test]
 fn l1_a_stale_lease_is_lost_and_harmless() {
@@ -267,7 +267,8 @@ fn l8_park_is_a_failure_of_what_was_not_begun_or_where_the_queue_does_not_park()
 fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
     let mut seen = std::collections::BTreeSet::new();
     for partition in 0..PARTITIONS {
-        let mut machine = Machine::new(partition, PARTITIONS, 4, 7);
+        let mut machine =
+            Machine::with_bounds(partition, PARTITIONS, 4, 7, recipe(), Bounds::default());
         let mut batch = Batch::default();
         let stamp = Stamp { at: Time(START), random: 1 };
         machine.advance(stamp.at, &mut Vec::new());
@@ -275,10 +276,10 @@ fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
         let queue = name("orders");
         let configure =
             Configure { queue: queue.clone(), config: Config::default(), if_version: None };
-        machine.execute(stamp, Command::Configure(configure), &mut batch);
+        machine.execute(stamp, Command::Configure(Box::new(configure)), &mut batch);
         for number in 0..30 {
             let content = Content::builder(&format!("k{number}")).build(b"").unwrap();
-            let send = SendMessage::new(queue.clone(), content);
+            let send = SendMessage::new(&recipe(), queue.clone(), content);
             machine.absent(&Need::Point(send.digest));
             machine.execute(stamp, Command::Send(send), &mut batch);
         }
@@ -303,9 +304,9 @@ fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
             assert_eq!(deliveries.len(), max as usize);
             deliveries.iter().for_each(|delivery| note(delivery.lease.fence));
             let content = Content::builder(&format!("c{max}")).build(b"").unwrap();
-            let claim = Claim::new(queue.clone(), content, Fingerprint::own("f"));
+            let claim = Claim::new(&recipe(), queue.clone(), content, recipe().own("f"));
             machine.absent(&Need::Point(claim.digest));
-            let outcome = machine.execute(stamp, Command::Claim(claim), &mut batch);
+            let outcome = machine.execute(stamp, Command::Claim(Box::new(claim)), &mut batch);
             let Outcome::Claimed(Answer::Fresh { lease, .. }) = outcome else {
                 panic!("{outcome:?}")
             };

@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::name;
-use crate::support::World;
+use crate::support::{World, recipe};
 
 /// How little is done at once, with a memory that keeps nothing that can leave it.
 fn tiny(tick_step: usize) -> Bounds {
@@ -13,13 +13,13 @@ fn tiny(tick_step: usize) -> Bounds {
 
 fn configure(world: &mut World, queue: &str, config: Config) {
     let configure = Configure { queue: name(queue), config, if_version: None };
-    let outcome = world.run(Command::Configure(configure));
+    let outcome = world.run(Command::Configure(Box::new(configure)));
     assert!(matches!(outcome, Outcome::Configured { .. }), "{outcome:?}");
 }
 
 fn send_of(queue: &str, key: &str, group: Option<&str>) -> SendMessage {
     let content = Content::builder(key).group(group).build(b"x").unwrap();
-    SendMessage::new(name(queue), content)
+    SendMessage::new(&recipe(), name(queue), content)
 }
 
 fn send(world: &mut World, send: SendMessage) {
@@ -187,7 +187,7 @@ fn hand_over(world: &mut World) {
     let relays: Vec<Relay> = world.machine.relays().cloned().collect();
     for relay in relays {
         let id = relay.id;
-        let outcome = world.run(Command::Send(relay.into_send()));
+        let outcome = world.run(Command::Send(relay.into_send(&recipe())));
         let Outcome::Sent(answer) = outcome else { panic!("{outcome:?}") };
         world.run(Command::Relayed { id, arrival: Arrival::of(&answer) });
     }

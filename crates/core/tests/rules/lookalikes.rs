@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::{check, name};
-use crate::support::World;
+use crate::support::{World, recipe};
 
 #[test]
 fn a_key_is_not_remembered_before_its_message_is_stored() {
@@ -24,11 +24,15 @@ fn a_key_is_not_remembered_before_its_message_is_stored() {
 fn a_send_whose_record_was_lost_with_the_process_is_new_when_it_is_retried() {
     let mut world = World::new();
     let config = Config::default();
-    world.run(Command::Configure(Configure { queue: name("orders"), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: name("orders"),
+        config,
+        if_version: None,
+    })));
     world.checkpoint();
     let send = || {
         let content = Content::builder("k1").build(b"a").unwrap();
-        Command::Send(SendMessage::new(name("orders"), content))
+        Command::Send(SendMessage::new(&recipe(), name("orders"), content))
     };
     world.run(send());
     world.crash_and_lose_the_last_batch();
@@ -77,8 +81,12 @@ fn a_header_that_looks_like_a_key_is_a_header() {
     assert_eq!((content.key(), content.group()), ("", None));
     let mut world = World::new();
     let config = Config::default();
-    world.run(Command::Configure(Configure { queue: name("orders"), config, if_version: None }));
-    let sent = world.run(Command::Send(SendMessage::new(name("orders"), content)));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: name("orders"),
+        config,
+        if_version: None,
+    })));
+    let sent = world.run(Command::Send(SendMessage::new(&recipe(), name("orders"), content)));
     assert_eq!(sent, Outcome::Sent(Answer::Invalid(Invalid::MissingKey)));
 }
 

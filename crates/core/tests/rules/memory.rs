@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use hapax_core::*;
 
-use crate::support::World;
+use crate::support::{World, recipe};
 
 fn name() -> QueueName {
     QueueName::new("default", "orders").unwrap()
@@ -23,13 +23,13 @@ fn world(bounds: Bounds, queues: usize, config: &Config) -> World {
 
 fn configure(world: &mut World, queue: QueueName, config: &Config) {
     let configure = Configure { queue, config: config.clone(), if_version: None };
-    let outcome = world.run(Command::Configure(configure));
+    let outcome = world.run(Command::Configure(Box::new(configure)));
     assert!(matches!(outcome, Outcome::Configured { .. }), "{outcome:?}");
 }
 
 fn send(world: &mut World, queue: &QueueName, key: &str, body: &[u8]) -> Answer {
     let content = Content::builder(key).build(body).unwrap();
-    match world.run(Command::Send(SendMessage::new(queue.clone(), content))) {
+    match world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content))) {
         Outcome::Sent(answer) => answer,
         other => panic!("{other:?}"),
     }
@@ -177,7 +177,7 @@ fn a_command_that_decides_more_than_the_journal_takes_is_refused_and_changes_not
     };
     let sent = |key: &str, bytes: usize| {
         let content = Content::builder(key).build(&vec![b'b'; bytes]).unwrap();
-        Command::Send(SendMessage::new(name(), content))
+        Command::Send(SendMessage::new(&recipe(), name(), content))
     };
     let done = |bytes| {
         let verb = done(Some(blob(bytes)), Vec::new());
@@ -301,7 +301,7 @@ fn delays_that_end_at_once_are_bounded_over_all_queues() {
 
 fn send_to(world: &mut World, key: &str, group: Option<&str>) {
     let content = Content::builder(key).group(group).build(&[b'x'; 100]).unwrap();
-    let sent = world.run(Command::Send(SendMessage::new(name(), content)));
+    let sent = world.run(Command::Send(SendMessage::new(&recipe(), name(), content)));
     assert!(matches!(sent, Outcome::Sent(Answer::Accepted { .. })), "{sent:?}");
 }
 
@@ -325,7 +325,7 @@ fn what_returned_to_ready_leaves_memory() {
         send_to(&mut world, &key.to_string(), None);
     }
     let content = Content::builder("first").build(b"a").unwrap();
-    let send = SendMessage { delay_ms: Some(0), ..SendMessage::new(name(), content) };
+    let send = SendMessage { delay_ms: Some(0), ..SendMessage::new(&recipe(), name(), content) };
     world.run(Command::Send(send)); // Younger than all of them, and ready before.
     world.wait(2_000);
     assert_eq!(count(&world, |stats| stats.ready), 3_001);
@@ -370,7 +370,7 @@ fn what_changed_stays_in_memory_and_the_rest_leaves_around_it() {
     // The last one was sent again, and others came since.
     for key in [99, 50, 0] {
         let content = Content::builder(&key.to_string()).build(&[b'x'; 100]).unwrap();
-        world.run(Command::Send(SendMessage::new(name(), content)));
+        world.run(Command::Send(SendMessage::new(&recipe(), name(), content)));
     }
     for key in 100..110 {
         send_to(&mut world, &key.to_string(), None);

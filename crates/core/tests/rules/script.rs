@@ -24,7 +24,7 @@ use hapax_core::*;
 
 use super::speak;
 use super::words::{Words, config, duration, expand};
-use crate::support::{START, World};
+use crate::support::{START, World, recipe};
 
 /// What happens after every line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,13 @@ pub(crate) fn check_in(modes: &[Mode], script: &str) {
 
 /// The world after a script that is not about its answers.
 pub(crate) fn after(script: &str) -> World {
+    after_in(recipe(), script)
+}
+
+/// The same in data of this recipe.
+pub(crate) fn after_in(recipe: Recipe, script: &str) -> World {
     let mut run = Run::new(Mode::Plain);
+    run.world = World::with(recipe, Bounds::default());
     run.script(script);
     run.world
 }
@@ -111,6 +117,7 @@ impl Run {
             job_step: 2,
             refill: 2,
             groups_at_once: 1,
+            index_places: 4,
             ..Bounds::default()
         };
         let bounds = if mode == Mode::Few { few } else { Bounds::default() };
@@ -221,7 +228,7 @@ impl Run {
             "claim" => {
                 let claim = self.claim(&mut words);
                 let (queue, content) = (claim.queue.clone(), Arc::clone(&claim.content));
-                let outcome = self.world.run(Command::Claim(claim));
+                let outcome = self.world.run(Command::Claim(Box::new(claim)));
                 return self.told_of_key(&queue, &content, &outcome, now, in_detail);
             }
             "receive" => return self.receive(&mut words),
@@ -273,7 +280,7 @@ impl Run {
                 if config.dedup_scope == DedupScope::Group {
                     self.scoped.insert(self.queue.clone());
                 }
-                Command::Configure(Configure { queue, config, if_version })
+                Command::Configure(Box::new(Configure { queue, config, if_version }))
             }
             "delete" => Command::Delete(self.name()),
             "pause" => Command::Pause(self.name()),
@@ -298,8 +305,8 @@ impl Run {
                     let content = Content::builder(&key).group(group.as_deref());
                     let content = content.build(body.as_bytes()).unwrap();
                     let fingerprint = own.as_deref().map_or_else(
-                        || Fingerprint::of(content.body(), content.group()),
-                        Fingerprint::own,
+                        || self.world.recipe.fingerprint(content.body(), content.group()),
+                        |own| self.world.recipe.own(own),
                     );
                     (content, fingerprint)
                 });
@@ -371,9 +378,9 @@ impl Run {
             .group(group.as_deref())
             .content_type(content_type.as_deref());
         let content = content.build(body.as_bytes()).unwrap();
-        let mut send = SendMessage::new(self.name(), content);
+        let mut send = SendMessage::new(&self.world.recipe, self.name(), content);
         if let Some(own) = words.option("fp") {
-            send.fingerprint = Fingerprint::own(&own);
+            send.fingerprint = self.world.recipe.own(&own);
         }
         send.delay_ms = words.option("delay").map(|delay| duration(&delay));
         send.ttl_ms = words.option("ttl").map(|ttl| duration(&ttl));
@@ -402,8 +409,9 @@ impl Run {
         let group = words.option("group");
         let key = words.next();
         let content = Content::builder(if key == "-" { "" } else { &key }).group(group.as_deref());
-        let fingerprint = Fingerprint::own(&words.next());
-        let mut claim = Claim::new(self.name(), content.build(b"").unwrap(), fingerprint);
+        let fingerprint = self.world.recipe.own(&words.next());
+        let mut claim =
+            Claim::new(&self.world.recipe, self.name(), content.build(b"").unwrap(), fingerprint);
         claim.worker = words.option("by").unwrap_or_default().as_str().into();
         claim.lease_ms = words.option("lease").map(|lease| duration(&lease));
         claim.issued_at = words.option("issued").map(|issued| self.time(&issued));
@@ -526,7 +534,7 @@ impl Run {
         Emit {
             delay_ms: given(4).map(|delay| duration(delay)),
             ttl_ms: given(5).map(|ttl| duration(ttl)),
-            fingerprint: given(6).map(|own| Fingerprint::own(own)),
+            fingerprint: given(6).map(|own| self.world.recipe.own(own)),
             ..Emit::new(name(parts[0]), parts[1], content)
         }
     }
@@ -552,9 +560,9 @@ impl Run {
         let mut answer = "ok".to_owned();
         let mut arrival = Arrival::Later;
         if how != "failed" {
-            let send = relay.clone().into_send();
+            let send = relay.clone().into_send(&self.world.recipe);
             let outcome = self.world.run(match relay.refused {
-                Some(error) => Command::DeadLetter(DeadLetter { send, error }),
+                Some(error) => Command::DeadLetter(Box::new(DeadLetter { send, error })),
                 None => Command::Send(send),
             });
             let Outcome::Sent(sent) = outcome else { panic!("a send gets an answer") };

@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::{check, name};
-use crate::support::World;
+use crate::support::{World, recipe};
 
 #[test]
 fn l2_done_again_is_done_with_the_first_result() {
@@ -421,9 +421,13 @@ fn l3_a_dead_letter_under_a_key_whose_message_alone_is_purged_leaves_the_key() {
 fn leased(world: &mut World) -> LeaseName {
     let queue = name("orders");
     let config = Config::default();
-    world.run(Command::Configure(Configure { queue: queue.clone(), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: queue.clone(),
+        config,
+        if_version: None,
+    })));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(SendMessage::new(queue.clone(), content)));
+    world.run(Command::Send(SendMessage::new(&recipe(), queue.clone(), content)));
     let received = world.run(Command::Receive(Receive {
         queue,
         max: 1,
@@ -455,9 +459,9 @@ fn l3_emits_are_tried_again_with_growing_pauses() {
     let mut world = World::new();
     let config = Config::default();
     let configure = Configure { queue: name("orders"), config, if_version: None };
-    world.run(Command::Configure(configure));
+    world.run(Command::Configure(Box::new(configure)));
     let content = Content::builder("k1").build(b"a").unwrap();
-    world.run(Command::Send(SendMessage::new(name("orders"), content)));
+    world.run(Command::Send(SendMessage::new(&recipe(), name("orders"), content)));
     let Outcome::Received(deliveries) = world.run(Command::Receive(Receive {
         queue: name("orders"),
         max: 1,

@@ -3,7 +3,7 @@
 use hapax_core::*;
 
 use super::script::{check, name};
-use crate::support::{START, World};
+use crate::support::{START, World, recipe};
 
 #[test]
 fn a_ready_message_whose_time_is_over_is_dead() {
@@ -222,12 +222,20 @@ fn l4_neighbours_in_a_batch_do_not_share_their_jitter() {
 
 fn world_of(config: Config) -> World {
     let mut world = World::new();
-    world.run(Command::Configure(Configure { queue: name("orders"), config, if_version: None }));
+    world.run(Command::Configure(Box::new(Configure {
+        queue: name("orders"),
+        config,
+        if_version: None,
+    })));
     world
 }
 
 fn send(key: &str) -> Command {
-    Command::Send(SendMessage::new(name("orders"), Content::builder(key).build(b"a").unwrap()))
+    Command::Send(SendMessage::new(
+        &recipe(),
+        name("orders"),
+        Content::builder(key).build(b"a").unwrap(),
+    ))
 }
 
 fn receive(max: u32) -> Receive {

@@ -11,10 +11,11 @@
 #![expect(dead_code, reason = "every test binary uses a part of it")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 use hapax_core::{
-    Batch, Bounds, Command, Decision, Digest, Effect, Machine, Need, Outcome, RangeOf, RowKey,
-    RowSink, Stamp, Time, read_batch,
+    Batch, Bounds, Command, Decision, Digest, Effect, Machine, Need, Outcome, RangeOf, Recipe,
+    Records, RowKey, RowSink, Stamp, Time, read_batch,
 };
 
 /// 2023-11-14: a time that dated keys are believed at.
@@ -22,6 +23,12 @@ use hapax_core::{
 pub(crate) const PARTITIONS: u16 = 3;
 
 pub(crate) const START: u64 = 1_700_000_000_000;
+
+/// What new data is hashed with.
+pub(crate) fn recipe() -> Recipe {
+    static NEW: LazyLock<Recipe> = LazyLock::new(|| Recipe::second(&[7; 32]));
+    *NEW
+}
 
 /// With more messages in memory, looking at all of them after each command takes too long.
 const CHECKED_MAX: usize = 200;
@@ -36,6 +43,7 @@ pub(crate) struct World {
     /// What was frozen and is not in the rows yet.
     under_way: Option<(Rows, usize, Time)>,
     pub(crate) effects: Vec<Effect>,
+    pub(crate) recipe: Recipe,
     bounds: Bounds,
 }
 
@@ -44,9 +52,20 @@ pub(crate) struct World {
 pub(crate) struct Rows {
     points: BTreeMap<(Digest, u64), Option<Vec<u8>>>,
     ordered: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    records: Option<Records>,
 }
 
 impl RowSink for Rows {
+    fn borrow_from(&mut self, records: Records) {
+        assert!(self.records.is_none(), "a checkpoint lends once");
+        self.records = Some(records);
+    }
+
+    fn put_record(&mut self, digest: &Digest, drop_at: u64, place: u32) {
+        let records = self.records.clone().expect("a record is lent before it is put");
+        self.put_point(digest, drop_at, records.value(place));
+    }
+
     fn put_point(&mut self, digest: &Digest, drop_at: u64, value: &[u8]) {
         let before = self.points.insert((*digest, drop_at), Some(value.to_vec()));
         assert!(before.is_none(), "a point appears once in a checkpoint");
@@ -75,8 +94,13 @@ impl World {
 
     /// A world that does so much at once, and no more.
     pub(crate) fn with_bounds(bounds: Bounds) -> Self {
+        Self::with(recipe(), bounds)
+    }
+
+    /// A world of data that is hashed so.
+    pub(crate) fn with(recipe: Recipe, bounds: Bounds) -> Self {
         Self {
-            machine: Machine::with_bounds(0, PARTITIONS, 1, 7, bounds),
+            machine: Machine::with_bounds(0, PARTITIONS, 1, 7, recipe, bounds),
             at: Time(START),
             random: 1,
             epoch: 1,
@@ -84,6 +108,7 @@ impl World {
             rows: Rows::default(),
             under_way: None,
             effects: Vec::new(),
+            recipe,
             bounds,
         }
     }
@@ -97,11 +122,7 @@ impl World {
     /// first is decided, where that can be known by then.
     pub(crate) fn run_all(&mut self, commands: Vec<Command>) -> Vec<Outcome> {
         self.machine.advance(self.at, &mut self.effects);
-        self.fetch(|machine, needs| {
-            let ahead = commands.iter().take_while(|command| !command.changes_needs());
-            let ahead = ahead.filter(|command| !command.is_asked_late());
-            ahead.for_each(|command| machine.needs(command, needs));
-        });
+        self.fetch(|machine, needs| machine.needs_ahead(commands.iter(), needs));
         let mut batch = Batch::default();
         batch.begin(self.at);
         let stamp = Stamp { at: self.at, random: self.random };
@@ -155,8 +176,8 @@ impl World {
     }
 
     /// A partition that finds these rows.
-    pub(crate) fn reopened(rows: Rows) -> Self {
-        let mut world = Self::new();
+    pub(crate) fn reopened(recipe: Recipe, rows: Rows) -> Self {
+        let mut world = Self::with(recipe, Bounds::default());
         world.rows = rows;
         world.crash();
         world
@@ -218,7 +239,8 @@ impl World {
         self.under_way = None;
         self.epoch += 1;
         let seed = u64::from(self.epoch) * 77;
-        self.machine = Machine::with_bounds(0, PARTITIONS, self.epoch, seed, self.bounds);
+        let (recipe, bounds) = (self.recipe, self.bounds);
+        self.machine = Machine::with_bounds(0, PARTITIONS, self.epoch, seed, recipe, bounds);
         self.boot(Machine::boot_ranges());
         self.boot(self.machine.leases());
         assert_eq!(self.machine.missing_leases(), None, "the end of every lease is known");
@@ -278,14 +300,14 @@ impl World {
                             warmed.expect("rows read back");
                         }
                     }
-                    Need::Range { from, to, limit, .. } => {
-                        let rows = self.rows.range(from, to, *limit);
+                    Need::Range(range) => {
+                        let rows = self.rows.range(&range.from, &range.to, range.limit);
                         for (key, value) in &rows {
                             let warmed = self.machine.load_row(key, value, &mut more);
                             warmed.expect("rows read back");
                         }
                         let last = rows.last().map(|(key, _)| key.as_slice());
-                        self.machine.loaded(need, last, rows.len() >= *limit);
+                        self.machine.loaded(need, last, rows.len() >= range.limit);
                     }
                 }
             }
@@ -294,12 +316,16 @@ impl World {
                 ask(&self.machine, &mut more);
                 more.retain(|need| match need {
                     // A job goes on with the next batch.
-                    Need::Range { of: job @ (RangeOf::Purge(_) | RangeOf::Delayed(_)), .. } => {
-                        let is_same =
-                            |read: &Need| matches!(read, Need::Range { of, .. } if of == job);
-                        !read.iter().any(is_same)
+                    Need::Range(range)
+                        if matches!(range.of, RangeOf::Purge(_) | RangeOf::Delayed(_)) =>
+                    {
+                        let of = |read: &Need| match read {
+                            Need::Range(read) => read.of == range.of,
+                            _ => false,
+                        };
+                        !read.iter().any(of)
                     }
-                    Need::Range { .. } => !read.contains(need),
+                    Need::Range(_) => !read.contains(need),
                     Need::Group(..) => true,
                     Need::Point(_) | Need::Row(_) => false,
                 });

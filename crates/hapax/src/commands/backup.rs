@@ -10,8 +10,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use clap::Args;
 use hapax_server::engine::{self, Data};
-use hapax_store::OsVolume;
 use hapax_store::disk::{self, DiskStore};
+use hapax_store::{OsVolume, Volume};
 use serde_json::{Value, json};
 
 use super::check::partitions;
@@ -79,15 +79,15 @@ async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit
     // The broker has a working directory of its own.
     let target = std::path::absolute(target)?;
     let path = target.to_str().ok_or_else(|| Failure::usage("the target's name is not UTF-8"))?;
-    let mut backup = session.client.backup(path).await?;
+    let mut backup = session.client.backup(path).await.map_err(unfinished)?;
     let bar = progress(0, BAR);
     let mut bytes = 0;
     let mut is_done = false;
-    while let Some(told) = backup.progress().await? {
-        bar.set_length(told.total_bytes);
-        bar.set_position(told.bytes);
-        bytes = told.bytes;
-        is_done |= told.done;
+    while let Some(report) = backup.progress().await.map_err(unfinished)? {
+        bar.set_length(report.total_bytes);
+        bar.set_position(report.bytes);
+        bytes = report.bytes;
+        is_done |= report.done;
     }
     bar.finish_and_clear();
     if !is_done {
@@ -101,12 +101,31 @@ async fn online(session: &Session, screen: Screen, target: &Path) -> Result<Exit
     Ok(Exit::Ok)
 }
 
+/// The failure of a copy that the broker writes. A retry helps only after space was freed.
+fn unfinished(error: hapax_client::Error) -> Failure {
+    let is_full = error.code() == hapax_wire::Code::StoreFull;
+    let failure = Failure::from(error);
+    match is_full {
+        true => failure.next(
+            "make room on the disk of the target, remove what was copied, and \
+                              repeat the backup",
+        ),
+        false => failure,
+    }
+}
+
 /// Restores by making another copy, in the same way as a backup. The source is only read.
 fn copy(screen: Screen, from: &Path, to: &Path) -> Result<()> {
     let parts = partitions(from).map_err(|failure| anyhow::anyhow!(failure.what))?;
     Data::refuse_target_inside(from, to)?;
     if !is_empty(to)? {
         return Err(Full(to.to_owned()).into());
+    }
+    // Before anything is created.
+    for part in &parts {
+        if is_locked(part)? {
+            return Err(InUse(from.to_owned()).into());
+        }
     }
     let mut copied = Vec::new();
     if parts == [from] {
@@ -145,12 +164,39 @@ impl fmt::Display for Full {
     }
 }
 
+/// A running process has the data of a copy open.
+#[derive(Debug)]
+struct InUse(PathBuf);
+
+impl std::error::Error for InUse {}
+
+impl fmt::Display for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is in use by a running process", self.0.display())
+    }
+}
+
+fn is_locked(partition: &Path) -> Result<bool> {
+    let volume = OsVolume::read_only(partition)
+        .with_context(|| format!("{} cannot be read", partition.display()))?;
+    match volume.lock("LOCK") {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The failure of a copy. A target that cannot be used is an error of the command, as it is for an
 /// online backup.
 fn failed(error: anyhow::Error) -> Failure {
     let is_inside = matches!(error.downcast_ref(), Some(engine::Error::Inside { .. }));
     let is_full = error.downcast_ref::<Full>().is_some();
+    let is_in_use = error.downcast_ref::<InUse>().is_some();
     let failure = Failure::from(error);
+    if is_in_use {
+        let next = "let the running broker write the copy: hapax backup --online TARGET";
+        return failure.next(next);
+    }
     match is_inside || is_full {
         true => Failure { exit: Exit::Usage, ..failure }
             .next("name a target outside of the data that is empty or does not exist"),
@@ -184,14 +230,14 @@ fn copy_partition(screen: Screen, from: &Path, to: &Path) -> Result<Value> {
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    let told = json!({
+    let report = json!({
         "directory": to.display().to_string(),
         "last_batch": summary.last,
         "rows": summary.archive.rows,
         "batches": summary.batches,
     });
     if screen.is_json() {
-        return Ok(told);
+        return Ok(report);
     }
     if summary.last == 0 {
         screen.line(format_args!("{} is empty: nothing was ever written to it", to.display()))?;
@@ -204,5 +250,5 @@ fn copy_partition(screen: Screen, from: &Path, to: &Path) -> Result<Value> {
             summary.batches
         ))?;
     }
-    Ok(told)
+    Ok(report)
 }

@@ -33,7 +33,8 @@ const SYNCS: u64 = 300;
 const SYNC_BYTES: u64 = 4_096;
 const PAUSE_MAX: Duration = Duration::from_millis(10);
 
-pub(crate) const HELP: &str = "Without --server, a broker is started on this machine with its \
+pub(crate) const HELP: &str = "A life is a confirmed send, a delivery and a confirmed settle of \
+one message. Without --server, a broker is started on this machine with its \
 data in --dir, and removed afterwards. The sync latency of that disk is measured before and \
 after, with --latency at the same rate.
 
@@ -48,26 +49,26 @@ Examples:
 pub(crate) struct Bench {
     /// Number of producers, each with its own connection.
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
-    #[arg(value_parser = counts::any::<usize>())]
+    #[arg(value_parser = counts::any::<usize>)]
     producers: usize,
     /// Number of workers, each with its own connection.
     #[arg(long, value_name = "COUNT", default_value_t = 2)]
-    #[arg(value_parser = counts::any::<usize>())]
+    #[arg(value_parser = counts::any::<usize>)]
     workers: usize,
     /// Size of a body, at least 8.
     #[arg(long, value_name = "BYTES", default_value_t = 100)]
     size: usize,
     /// Total number of messages.
     #[arg(long, value_name = "COUNT", default_value_t = 1_000_000)]
-    #[arg(value_parser = counts::any::<u64>())]
+    #[arg(value_parser = counts::any::<u64>)]
     count: u64,
     /// How many unanswered messages a producer may have, and how many unsettled ones a worker.
     #[arg(long, value_name = "COUNT", default_value_t = 4_096)]
-    #[arg(value_parser = counts::any::<usize>())]
+    #[arg(value_parser = counts::any::<usize>)]
     window: usize,
     /// How many messages may be sent and not yet done. Above that, producers wait for workers.
     #[arg(long, value_name = "COUNT", default_value_t = 32_768)]
-    #[arg(value_parser = counts::any::<u64>())]
+    #[arg(value_parser = counts::any::<u64>)]
     backlog: u64,
     /// `off` sends messages without keys to an at-least-once queue.
     #[arg(long, value_name = "ON|OFF", value_parser = ["on", "off"], default_value = "on")]
@@ -77,7 +78,7 @@ pub(crate) struct Bench {
     latency: bool,
     /// Messages per second, with --latency.
     #[arg(long, value_name = "COUNT", default_value_t = 100, requires = "latency")]
-    #[arg(value_parser = counts::any::<u64>())]
+    #[arg(value_parser = counts::any::<u64>)]
     rate: u64,
     /// The same as -o json.
     #[arg(long, hide = true)]
@@ -165,7 +166,7 @@ async fn measure(bench: &Bench) -> Result<Exit, Failure> {
     let queue = format!("bench-{}", uuid::Uuid::now_v7().simple());
     admin.put_queue(&queue, bench.rules(), None).await?;
     let measured = unless_interrupted(live(bench, &connection, &queue, own.as_ref())).await;
-    // The run is over either way; what is left of it is not to stay in somebody's broker.
+    // The run is over either way; its queue must not stay in a foreign broker.
     if own.is_none() {
         admin.delete_queue(&queue).await?;
     }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::screen::{Output, Screen};
+use crate::screen::{Output, Screen, count};
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
@@ -35,18 +35,19 @@ pub(crate) fn run(check: &Check) -> Result<Exit, Failure> {
     for directory in partitions(&check.directory)? {
         let found = one(screen, &directory)?;
         if !screen.is_json() {
-            tell(screen, &found, directory != check.directory)?;
+            print_found(screen, &found, directory != check.directory)?;
         }
         all.push(found);
     }
     let damages: u64 = all.iter().map(|found| found.summary.damages).sum();
     if screen.is_json() {
         let partitions: Vec<Value> = all.iter().map(shape).collect();
-        let told = json!({ "sound": damages == 0, "damages": damages, "partitions": partitions });
-        screen.json(&told)?;
+        let summary =
+            json!({ "sound": damages == 0, "damages": damages, "partitions": partitions });
+        screen.json(&summary)?;
     }
     if damages > 0 {
-        let what = format!("{damages} damaged places; nothing was changed");
+        let what = format!("{}; nothing was changed", count(damages, "damaged place"));
         let next = "restore a backup: hapax restore BACKUP DIR";
         return Err(Failure::new(Exit::Failure, what).next(next));
     }
@@ -78,7 +79,7 @@ fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {
         .with_context(|| format!("{} cannot be read", directory.display()))?;
     let _lock = lock(directory, &volume)?;
     let mut findings = Vec::new();
-    let mut told = Ok(());
+    let mut printed = Ok(());
     let summary = disk::check(&volume, &mut |finding| {
         let (kind, name) = match finding.severity {
             Severity::Damage => ("DAMAGE ", "damage"),
@@ -88,12 +89,12 @@ fn one(screen: Screen, directory: &Path) -> Result<Found, Failure> {
         let (file, offset, what) = (finding.file, finding.offset, finding.what);
         if !screen.is_json() {
             let line = screen.line(format_args!("{kind} {file} at byte {offset}: {what}"));
-            told = std::mem::replace(&mut told, Ok(())).and(line);
+            printed = std::mem::replace(&mut printed, Ok(())).and(line);
         }
-        let told = json!({ "severity": name, "file": file, "offset": offset, "what": what });
-        findings.push(told);
+        let finding = json!({ "severity": name, "file": file, "offset": offset, "what": what });
+        findings.push(finding);
     });
-    told?;
+    printed?;
     let summary = summary.map_err(anyhow::Error::from)?;
     Ok(Found { directory: directory.to_owned(), summary, findings })
 }
@@ -111,7 +112,7 @@ fn lock(directory: &Path, volume: &OsVolume) -> Result<Box<dyn Lock>, Failure> {
     })
 }
 
-fn tell(screen: Screen, found: &Found, has_name: bool) -> Result<(), Failure> {
+fn print_found(screen: Screen, found: &Found, has_name: bool) -> Result<(), Failure> {
     let summary = &found.summary;
     if has_name {
         screen.line(format_args!("{}", found.directory.display()))?;
@@ -128,7 +129,7 @@ fn tell(screen: Screen, found: &Found, has_name: bool) -> Result<(), Failure> {
         "rows     {} in {} files, {} bytes, as of batch {}",
         summary.archive.rows, summary.archive.files, summary.archive.bytes, summary.through
     ))?;
-    screen.line(format_args!("owners   {} so far", summary.epoch))?;
+    screen.line(format_args!("epoch    {}: grows with every start", summary.epoch))?;
     Ok(())
 }
 

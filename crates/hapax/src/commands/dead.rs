@@ -47,7 +47,7 @@ pub(crate) struct List {
     /// The queue.
     queue: String,
     /// At most this many messages.
-    #[arg(long, default_value_t = 20, value_name = "COUNT", value_parser = counts::any::<usize>())]
+    #[arg(long, default_value_t = 20, value_name = "COUNT", value_parser = counts::any::<usize>)]
     limit: usize,
     #[command(flatten)]
     filter: Filter,
@@ -64,8 +64,7 @@ struct Filter {
     #[arg(help_heading = "Filter")]
     #[arg(long, value_name = "TEXT")]
     error_contains: Option<String>,
-    /// Only messages of this group. With --key, in queues that deduplicate per group: the group of
-    /// the keys.
+    /// Only messages of this group. Keys are looked up in it, in queues that deduplicate per group.
     #[arg(help_heading = "Filter")]
     #[arg(long)]
     group: Option<String>,

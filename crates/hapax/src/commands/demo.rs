@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use hapax_core::{Answer, Command, Content, Outcome, QueueName, SendMessage};
+use hapax_core::{Answer, Command, Content, Outcome, QueueName, Recipe, SendMessage};
 use serde_json::json;
 
 use crate::partition::Local;
@@ -56,17 +56,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         arguments.kills
     ))?;
     let first = orders_so_far(data)?;
-    let mut told = Printed::default();
+    let mut printed = Printed::default();
     for round in 1..=arguments.kills + 1 {
         let is_last = round > arguments.kills;
-        let before = (told.accepted.len(), told.done.len(), told.duplicates);
-        let next = first + told.accepted.len() as u64;
-        let lived = live_and_die(arguments, next, is_last, &mut told)?;
+        let before = (printed.accepted.len(), printed.done.len(), printed.duplicates);
+        let next = first + printed.accepted.len() as u64;
+        let lived = live_and_die(arguments, next, is_last, &mut printed)?;
         say(format!(
             "  process {round:>2}   accepted {:>6}   duplicates absorbed {:>6}   done {:>6}   {}",
-            told.accepted.len() - before.0,
-            told.duplicates - before.2,
-            told.done.len() - before.1,
+            printed.accepted.len() - before.0,
+            printed.duplicates - before.2,
+            printed.done.len() - before.1,
             if is_last {
                 "finished the rest".to_owned()
             } else {
@@ -74,13 +74,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             },
         ))?;
     }
-    verify(data, first, &told)?;
+    verify(data, first, &printed)?;
     if screen.is_json() {
         screen.json(&json!({
             "data": data.display().to_string(),
             "kills": arguments.kills,
-            "accepted": told.accepted.len(),
-            "duplicates": told.duplicates,
+            "accepted": printed.accepted.len(),
+            "duplicates": printed.duplicates,
             "lost": 0,
             "doubled": 0,
         }))?;
@@ -91,8 +91,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         "\n{} orders accepted, {} duplicates absorbed. Each was sent once more: all are done,\n0 \
          lost, 0 processed twice, every receipt is the first one.\n\nThe data is in {data}. \
          Verify it with:\n  hapax check {data}",
-        told.accepted.len(),
-        told.duplicates
+        printed.accepted.len(),
+        printed.duplicates
     ))?;
     Ok(())
 }
@@ -102,7 +102,7 @@ fn live_and_die(
     arguments: &Arguments,
     next: u64,
     is_last: bool,
-    told: &mut Printed,
+    printed: &mut Printed,
 ) -> Result<Duration> {
     let mut child = Process::new(std::env::current_exe()?)
         .arg("victim")
@@ -113,17 +113,17 @@ fn live_and_die(
         .stdout(Stdio::piped())
         .spawn()?;
     let lines = listen(child.stdout.take().context("the child has an output")?);
-    // Its life begins with its first answer: reading a long journal is not what is shown here.
+    // Its life begins with its first answer: recovery does not count.
     let patience = Duration::from_secs(60);
     if let Ok(line) = lines.recv_timeout(patience) {
-        note(told, &line)?;
+        note(printed, &line)?;
     }
     let start = Instant::now();
     let end = start + Duration::from_millis(arguments.life_ms);
     loop {
         let left = end.saturating_duration_since(Instant::now());
         match lines.recv_timeout(if is_last { patience } else { left }) {
-            Ok(line) => note(told, &line)?,
+            Ok(line) => note(printed, &line)?,
             Err(_) => break,
         }
         if !is_last && left.is_zero() {
@@ -137,9 +137,9 @@ fn live_and_die(
         child.kill()?;
         child.wait()?;
     }
-    // What it said before it died is in the pipe.
+    // What it printed before it died is in the pipe.
     for line in lines.iter() {
-        note(told, &line)?;
+        note(printed, &line)?;
     }
     Ok(lived)
 }
@@ -158,17 +158,17 @@ fn listen(output: std::process::ChildStdout) -> Receiver<String> {
 
 /// Reads one answer: `accepted N id`, `duplicate N id` or `done N`. A line that was cut by the kill
 /// is ignored.
-fn note(told: &mut Printed, line: &str) -> Result<()> {
+fn note(printed: &mut Printed, line: &str) -> Result<()> {
     let words: Vec<&str> = line.split(' ').collect();
     match words.as_slice() {
         ["accepted" | "duplicate", number, id, "."] => {
             let number: u64 = number.parse()?;
-            let first = told.accepted.entry(number).or_insert_with(|| (*id).to_owned());
+            let first = printed.accepted.entry(number).or_insert_with(|| (*id).to_owned());
             ensure!(first == id, "order {number} got a second id: {first}, {id}");
-            told.duplicates += u64::from(words.first() == Some(&"duplicate"));
+            printed.duplicates += u64::from(words.first() == Some(&"duplicate"));
         }
         ["done", number, "."] => {
-            told.done.insert(number.parse()?, ());
+            printed.done.insert(number.parse()?, ());
         }
         _ => {}
     }
@@ -184,7 +184,7 @@ pub(crate) fn order(number: u64) -> Result<Command> {
     let body = format!("{{\"order\":{number},\"amount\":\"19.90\"}}");
     let content =
         Content::builder(&key).content_type(Some("application/json")).build(body.as_bytes())?;
-    Ok(Command::Send(SendMessage::new(orders()?, content)))
+    Ok(Command::Send(SendMessage::new(&Recipe::First, orders()?, content)))
 }
 
 pub(crate) fn receipt(number: u64) -> String {
@@ -202,16 +202,16 @@ fn orders_so_far(data: &Path) -> Result<u64> {
 }
 
 /// Checks every order by sending it once more.
-fn verify(data: &Path, first: u64, told: &Printed) -> Result<()> {
+fn verify(data: &Path, first: u64, printed: &Printed) -> Result<()> {
     let mut local = Local::open(data)?;
-    let numbers: Vec<u64> = told.accepted.keys().copied().collect();
+    let numbers: Vec<u64> = printed.accepted.keys().copied().collect();
     for numbers in numbers.chunks(1_000) {
         let commands = numbers.iter().map(|number| order(*number)).collect::<Result<_>>()?;
         for (number, outcome) in numbers.iter().zip(local.call(commands)?) {
             let Outcome::Sent(Answer::Done(done)) = outcome else {
                 bail!("order {number} was accepted and is not done: {outcome:?}");
             };
-            let id = told.accepted.get(number);
+            let id = printed.accepted.get(number);
             ensure!(id == Some(&done.id.to_string()), "order {number} has another id");
             let result = done.result.map(|result| result.body);
             let expected = receipt(*number);
@@ -224,7 +224,7 @@ fn verify(data: &Path, first: u64, told: &Printed) -> Result<()> {
         bail!("the queue is gone: {outcomes:?}");
     };
     let sent = view.stats.sent_total - first;
-    ensure!(sent == told.accepted.len() as u64, "{sent} messages for so many orders: doubled");
+    ensure!(sent == printed.accepted.len() as u64, "{sent} messages for so many orders: doubled");
     ensure!(view.stats.messages() == 0, "something is unfinished: {:?}", view.stats);
     Ok(())
 }

@@ -102,7 +102,7 @@ async fn held(session: &Session, queue: &str, key: &proto::Key, rules: &QueueCon
             continue;
         }
         let Ok(page) = session.client.browse(queue, place, PAGE, "").await else { continue };
-        // A delay that was asked for does not hold a group; a backoff does.
+        // A requested delay does not block a group; a backoff does.
         let holds = |it: &&proto::Key| {
             it.group == key.group && (place != State::Delayed || it.attempts > 0)
         };
@@ -177,7 +177,7 @@ fn history(screen: Screen, events: &[proto::Event], now: u64) -> Result<(), Fail
     screen.line("")?;
     let mut table = Table::new(&["AT", "AGE", "WHAT", "WHO", "~DETAIL"]);
     for event in events {
-        // A storm of duplicates is one event with a count.
+        // Consecutive duplicates are one event with a count.
         let detail = match event.event.as_str() {
             "duplicate" if event.detail != "1" && !event.detail.is_empty() => {
                 format!("× {}", clean(&event.detail))

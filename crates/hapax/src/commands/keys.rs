@@ -65,8 +65,8 @@ pub(crate) async fn forget(forget: &Forget) -> Result<Exit, Failure> {
         .connection
         .on_existing(forget.name.queue(), async |session| {
             session.client.forget_key(forget.name.request()).await?;
-            let told = "is forgotten: a message sent under it now is a new one";
-            tell(session, forget.output, forget.name.request(), told).await
+            let what = "is forgotten: a message sent under it now is a new one";
+            print_change(session, forget.output, forget.name.request(), what).await
         })
         .await
 }
@@ -79,7 +79,7 @@ pub(crate) async fn replay(replay: &Replay) -> Result<Exit, Failure> {
 /// here is compared with the fingerprint of the first.
 async fn act(session: &Session, replay: &Replay) -> Result<Exit, Failure> {
     let message = match replay.body.is_given() {
-        true => Some(replay.envelope.message(&replay.key, replay.body.read()?)),
+        true => Some(replay.envelope.message(&replay.key, replay.body.read()?)?),
         false => None,
     };
     let name = proto::KeyRequest {
@@ -95,20 +95,20 @@ async fn act(session: &Session, replay: &Replay) -> Result<Exit, Failure> {
         ),
         _ => error.into(),
     })?;
-    tell(session, replay.output, name, "is ready again, as its next generation").await
+    print_change(session, replay.output, name, "is ready again, as its next generation").await
 }
 
 /// The state of a key after the change, with the JSON fields of the HTTP API. A key that is gone
 /// has no state.
-async fn tell(
+async fn print_change(
     session: &Session,
     output: Output,
     name: proto::KeyRequest,
-    told: &str,
+    what: &str,
 ) -> Result<Exit, Failure> {
     let screen = output.screen();
     if !screen.is_json() {
-        screen.line(format_args!("{} {told}", clean(&name.key)))?;
+        screen.line(format_args!("{} {what}", clean(&name.key)))?;
         return Ok(Exit::Ok);
     }
     let mut answer = json!({ "answer": "ok", "queue": name.queue, "key": name.key });
@@ -127,7 +127,7 @@ async fn tell(
 }
 
 pub(crate) async fn resolve(resolve: &Resolve) -> Result<Exit, Failure> {
-    let (resolution, told) = match &resolve.done {
+    let (resolution, what) = match &resolve.done {
         Some(result) => {
             let content_type = resolve.content_type.clone().unwrap_or_default();
             let body = bytes::Bytes::copy_from_slice(result.as_bytes());
@@ -140,7 +140,7 @@ pub(crate) async fn resolve(resolve: &Resolve) -> Result<Exit, Failure> {
         .connection
         .on_existing(resolve.name.queue(), async |session| {
             session.client.resolve_key(resolve.name.request(), resolution).await?;
-            tell(session, resolve.output, resolve.name.request(), told).await
+            print_change(session, resolve.output, resolve.name.request(), what).await
         })
         .await
 }

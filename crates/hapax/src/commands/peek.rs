@@ -26,7 +26,7 @@ pub(crate) struct Peek {
     #[arg(long, value_parser = parse_state)]
     state: Option<State>,
     /// At most this many messages of each state.
-    #[arg(long, default_value_t = 20, value_name = "COUNT", value_parser = counts::any::<usize>())]
+    #[arg(long, default_value_t = 20, value_name = "COUNT", value_parser = counts::any::<usize>)]
     limit: usize,
     #[command(flatten)]
     connection: Connection,

@@ -26,7 +26,7 @@ use hyper::body::Incoming;
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-use super::serve::{Signals, told_to_stop};
+use super::serve::{Signals, stop_signal};
 use crate::advice::Advice;
 use crate::counts;
 use crate::duration;
@@ -133,7 +133,7 @@ pub(crate) struct Proxy {
     /// The most protected requests at a time. Further ones get 503. Each may hold its request and
     /// response in memory.
     #[arg(long, value_name = "COUNT", default_value_t = 1_024)]
-    #[arg(value_parser = counts::any::<usize>())]
+    #[arg(value_parser = counts::any::<usize>)]
     operations_max: usize,
     /// Timeout of the upstream: for the whole response on routes, for the response head elsewhere.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "60s")]
@@ -199,7 +199,7 @@ async fn act(session: &Session, proxy: &Proxy) -> Result<Exit, Failure> {
     });
     let limits = Limits { drain: proxy.drain, ..Limits::default() };
     // Connections have their time first, then operations whose clients hung up.
-    let drained = listener.run(service, limits, told_to_stop(signals, 2 * proxy.drain)).await;
+    let drained = listener.run(service, limits, stop_signal(signals, 2 * proxy.drain)).await;
     // Clients that hung up have left operations behind, which end in their own time.
     let is_drained = idempotency.drained(proxy.drain).await;
     stop.send_replace(true);

@@ -61,9 +61,9 @@ Examples:
     #[command(after_help = "Examples:
   hapax queue resume orders")]
     Resume(One),
-    /// Discard the messages that wait in a queue; their keys stay remembered. Only counts them,
-    /// unless --yes is given. Discarded messages are not delivered any more; the counts of a large
-    /// queue follow within seconds.
+    /// Discard the messages of a queue that no worker holds: ready, delayed, parked and dead ones.
+    /// Their keys stay remembered. Only counts them, unless --yes is given. Discarded messages are
+    /// not delivered any more; the counts of a large queue follow within seconds.
     #[command(after_help = "Examples:
   hapax queue purge orders
   hapax queue purge orders --yes
@@ -190,11 +190,11 @@ async fn create(session: &Session, change: &Change) -> Result<Exit, Failure> {
                 others.join(", ")
             ),
         };
-        return told(screen, existing, what);
+        return print_queue(screen, existing, what);
     }
     let created = session.client.put_queue(&change.queue, &text(fields), None).await;
     let queue = created.map_err(rules::refused)?;
-    told(screen, &queue, format!("created {}", change.queue))
+    print_queue(screen, &queue, format!("created {}", change.queue))
 }
 
 async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
@@ -214,10 +214,10 @@ async fn set(session: &Session, change: &Change) -> Result<Exit, Failure> {
         true => format!("{} already has this configuration", change.queue),
         false => format!("changed {}: {}", change.queue, changed.join(", ")),
     };
-    told(change.output.screen(), &queue, what)
+    print_queue(change.output.screen(), &queue, what)
 }
 
-fn told(screen: Screen, queue: &proto::Queue, what: String) -> Result<Exit, Failure> {
+fn print_queue(screen: Screen, queue: &proto::Queue, what: String) -> Result<Exit, Failure> {
     match screen.is_json() {
         true => screen.json(queue)?,
         false => screen.line(what)?,
@@ -286,7 +286,13 @@ async fn ls(session: &Session, list: &List) -> Result<Exit, Failure> {
         return Ok(Exit::Ok);
     }
     if queues.is_empty() {
-        say("there are no queues yet; create one with: hapax queue create orders");
+        say(match list.connection.has_token() {
+            true => {
+                "there are no queues that this token may see; a token sees those that it can \
+                 send to, work on or administer"
+            }
+            false => "there are no queues yet; create one with: hapax queue create orders",
+        });
         return Ok(Exit::Ok);
     }
     let mut table = Table::new(&[
@@ -348,19 +354,24 @@ async fn show(session: &Session, one: &One) -> Result<Exit, Failure> {
         held => format!(" ({held} behind others of their group)"),
     };
     screen.line(format_args!(
-        "  holds   {} ready{held}, {} delayed, {} leased, {} parked, {} dead; remembers {} keys",
-        stats.ready, stats.delayed, stats.leased, stats.parked, stats.dead, stats.keys
+        "  holds   {} ready{held}, {} delayed, {} leased, {} parked, {} dead; remembers {}",
+        stats.ready,
+        stats.delayed,
+        stats.leased,
+        stats.parked,
+        stats.dead,
+        count(stats.keys, "key")
     ))?;
     if let Some(age) = stats.oldest_ready_age_ms {
         screen.line(format_args!("  oldest  ready message is {} old", short(age)))?;
     }
     screen.line(format_args!(
-        "  so far  {} sent, {} duplicates absorbed, {} done, {} failed, {} leases lost",
+        "  so far  {} sent, {} absorbed, {} done, {} failed, {} lost",
         stats.sent_total,
-        stats.duplicate_total,
+        count(stats.duplicate_total, "duplicate"),
         stats.done_total,
         stats.failed_total,
-        stats.lease_lost_total
+        count(stats.lease_lost_total, "lease")
     ))?;
     screen.line("  rules")?;
     let fields = config(&queue);
@@ -379,10 +390,10 @@ async fn rm(session: &Session, remove: &Remove) -> Result<Exit, Failure> {
     }
     if screen.is_json() {
         let (deleted, dry_run) = (remove.yes, !remove.yes);
-        let told = json!({
+        let answer = json!({
             "queue": remove.queue, "deleted": deleted, "dry_run": dry_run, "stats": queue.stats
         });
-        screen.json(&told)?;
+        screen.json(&answer)?;
     } else if remove.yes {
         screen.line(format_args!("deleted {} with {}", remove.queue, holds(&queue)))?;
     } else {
@@ -395,13 +406,13 @@ async fn rm(session: &Session, remove: &Remove) -> Result<Exit, Failure> {
 async fn pause(session: &Session, one: &One) -> Result<Exit, Failure> {
     session.client.pause_queue(&one.queue).await?;
     let what = format!("{} delivers nothing until it is resumed", one.queue);
-    told(one.output.screen(), &session.client.queue(&one.queue).await?, what)
+    print_queue(one.output.screen(), &session.client.queue(&one.queue).await?, what)
 }
 
 async fn resume(session: &Session, one: &One) -> Result<Exit, Failure> {
     session.client.resume_queue(&one.queue).await?;
     let what = format!("{} delivers messages again", one.queue);
-    told(one.output.screen(), &session.client.queue(&one.queue).await?, what)
+    print_queue(one.output.screen(), &session.client.queue(&one.queue).await?, what)
 }
 
 async fn purge(session: &Session, args: &Purge) -> Result<Exit, Failure> {
@@ -413,18 +424,29 @@ async fn purge(session: &Session, args: &Purge) -> Result<Exit, Failure> {
         session.client.purge_queue(&args.queue, args.keys).await?;
     }
     if screen.is_json() {
-        let told = json!({
+        let answer = json!({
             "queue": args.queue,
             "messages": waiting,
+            "ready": stats.ready,
+            "delayed": stats.delayed,
+            "parked": stats.parked,
+            "dead": stats.dead,
             "leased": stats.leased,
             "keys": args.keys,
             "purged": args.yes,
             "dry_run": !args.yes,
         });
-        screen.json(&told)?;
+        screen.json(&answer)?;
         return Ok(Exit::Ok);
     }
-    let messages = count(waiting, "message");
+    let messages = format!(
+        "{} ({} ready, {} delayed, {} parked, {} dead)",
+        count(waiting, "message"),
+        stats.ready,
+        stats.delayed,
+        stats.parked,
+        stats.dead
+    );
     screen.line(match (args.yes, args.keys) {
         (true, true) => {
             format!("discarded {messages} and forgot every key: sent again, they are new")

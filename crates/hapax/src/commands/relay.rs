@@ -14,7 +14,7 @@ use hapax_transactions::relay::Metrics;
 use hapax_transactions::{Error, Relay as Mover};
 use tokio::net::TcpListener;
 
-use crate::commands::serve::{Signals, told_to_stop};
+use crate::commands::serve::{Signals, stop_signal};
 use crate::counts;
 use crate::duration;
 use crate::exit::Exit;
@@ -46,7 +46,7 @@ pub(crate) struct Relay {
     #[arg(long, env = "HAPAX_DATABASE_CA", value_name = "FILE")]
     database_ca: Option<PathBuf>,
     /// Park a row after this many refusals.
-    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = counts::any::<u32>())]
+    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = counts::any::<u32>)]
     tries: u32,
     /// How often to poll for new rows if the database sends no notification.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse, default_value = "1s")]
@@ -90,7 +90,7 @@ pub(crate) async fn run(relay: &Relay) -> Result<Exit, Failure> {
         serve(address, mover.metrics()).await?;
     }
     let signals = Signals::listen()?;
-    mover.run_until(told_to_stop(signals, STOP)).await.map_err(explained)?;
+    mover.run_until(stop_signal(signals, STOP)).await.map_err(explained)?;
     Ok(Exit::Ok)
 }
 

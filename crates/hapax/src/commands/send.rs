@@ -40,7 +40,8 @@ pub(crate) struct Send {
     /// Read messages from the standard input, one JSON document per line, and send them in batches.
     /// Stops at the first invalid line. Every line needs a key, unless the queue is at-least-once
     /// or --make-keys is given. Fields:
-    /// {"key":…,"body":…,"group":…,"content_type":…,"headers":{…},"delay_ms":…}
+    /// {"key":…,"body":… or "body_base64":…,"group":…,"content_type":…,"headers":{…},"delay_ms":…,
+    /// "ttl_ms":…,"fingerprint":…,"issued_at":…}
     #[arg(long, conflicts_with_all = ["body", "file", "key", "wait"])]
     batch: bool,
     /// With --batch: generate a key for every line that has none, and print it with the number of
@@ -60,6 +61,11 @@ pub(crate) async fn run(send: &Send) -> Result<Exit, Failure> {
 
 async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
     let screen = send.output.screen();
+    // Not found by `requires`, since --batch conflicts with a body.
+    if send.make_keys && !send.batch {
+        let next = "without --batch a key is generated and printed if --key is not given";
+        return Err(Failure::usage("--make-keys is for --batch").next(next));
+    }
     if send.batch {
         return batch::run(session, send, screen).await;
     }
@@ -72,7 +78,7 @@ async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
             key
         }
     };
-    let message = send.envelope.message(&key, body);
+    let message = send.envelope.message(&key, body)?;
     let mut answers = session.send(&send.queue, vec![message], send.retry).await?;
     let unanswered = || Failure::new(Exit::Failure, "the broker did not answer the send");
     let answer = answers.pop().ok_or_else(unanswered)?;
@@ -81,7 +87,7 @@ async fn act(session: &Session, send: &Send) -> Result<Exit, Failure> {
         None => answer,
     };
     let name = Name { queue: &send.queue, key: &key, group: send.envelope.group() };
-    tell(screen, name, &answer, send.wait)
+    print_answer(screen, name, &answer, send.wait)
 }
 
 /// The arguments that name the message in the suggested command.
@@ -99,7 +105,7 @@ fn answered<'a>(queue: &'a str, key: &'a str, answer: &Answer) -> Answered<'a> {
 }
 
 /// Prints an answer. Without the outcome that the caller asked for, that is a failure.
-fn tell(
+fn print_answer(
     screen: Screen,
     name: Name<'_>,
     answer: &Answer,
@@ -115,7 +121,7 @@ fn tell(
     let outcome = answer.outcome.clone().unwrap_or_default();
     let since = moment::relative(moment::now_ms(), answer.accepted_at_ms);
     let mut kind = answer.kind().as_str();
-    let (colour, told) = match answer.kind() {
+    let (colour, what) = match answer.kind() {
         AnswerKind::Done => (
             Colour::Green,
             format!("accepted {since}, done after {}", count(outcome.attempts, "attempt")),
@@ -136,12 +142,9 @@ fn tell(
     };
     if !screen.is_json() {
         let (kind, id) = (screen.paint(colour, kind), Id::of(&answer.id));
-        screen.line(format_args!("{kind}  {}  {told}  (id {id})", clean(key)))?;
+        screen.line(format_args!("{kind}  {}  {what}  (id {id})", clean(key)))?;
         if let Some(result) = &outcome.result {
-            screen.bytes(&result.body)?;
-            if !result.body.ends_with(b"\n") {
-                screen.line("")?;
-            }
+            screen.result(&result.body)?;
         }
     }
     without_outcome(name, answer, wait).map_or(Ok(Exit::Ok), Err)
@@ -220,7 +223,7 @@ impl Tally {
         match (answer.kind(), &answer.problem) {
             (_, Some(problem)) => {
                 let failure = Failure::of_problem(problem);
-                // As JSON it has been told already.
+                // As JSON it is already printed.
                 if !screen.is_json() {
                     complain(&format!("line {line}, key {}: {}", clean(key), failure.what), None);
                 }

@@ -64,7 +64,7 @@ pub(crate) fn run(serve: &Serve, profile: Profile) -> Result<Exit, Failure> {
                     broker.map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
                 live(broker, serve, values, profile, signals).await
             }
-            // Nothing was served yet, and recovery begins anew with every start.
+            // Nothing was served yet, and recovery starts over with every start.
             () = signals.heard() => std::process::exit(Exit::Ok as i32),
         };
         log.stop().await;
@@ -90,7 +90,7 @@ async fn live(
         welcome(&url, values)?;
     }
     let stop_timeout = values.stop_timeout.0;
-    broker.run(told_to_stop(signals, stop_timeout)).await.map_err(anyhow::Error::from)?;
+    broker.run(stop_signal(signals, stop_timeout)).await.map_err(anyhow::Error::from)?;
     Ok(Exit::Ok)
 }
 
@@ -109,7 +109,8 @@ fn warn(settings: &Settings) {
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // What is not allowed stays as it is: the broker refuses connections that it has no file for.
+    // If that is not permitted the limit stays: the broker refuses connections that it has no file
+    // for.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -149,7 +150,7 @@ impl Signals {
 
 /// Stops the broker at the first signal. A second signal, or a stop that hangs, ends the process.
 /// Nothing that was confirmed is lost by either.
-pub(crate) async fn told_to_stop(mut signals: Signals, stop_timeout: Duration) {
+pub(crate) async fn stop_signal(mut signals: Signals, stop_timeout: Duration) {
     signals.heard().await;
     tokio::spawn(async move {
         tokio::select! {

@@ -67,6 +67,8 @@ pub(crate) fn config(command: &Command) -> Result<Exit, Failure> {
     }
     // A broker would not start with them.
     settings.check().map_err(|mistakes| mistaken(&mistakes))?;
+    hapax_server::check_files(&settings.options())
+        .map_err(|error| Failure::usage(error.to_string()))?;
     Ok(Exit::Ok)
 }
 

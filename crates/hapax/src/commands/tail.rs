@@ -66,8 +66,8 @@ async fn follow(session: &Session, tail: &Tail) -> Result<Exit, Failure> {
     let mut memory = Memory::default();
     let mut pause = ROUND_MIN;
     loop {
-        let told = round(session, tail, screen, &mut memory).await?;
-        pause = if told > 0 { ROUND_MIN } else { (pause * 2).min(ROUND_MAX) };
+        let printed = round(session, tail, screen, &mut memory).await?;
+        pause = if printed > 0 { ROUND_MIN } else { (pause * 2).min(ROUND_MAX) };
         let next = Instant::now() + pause;
         if end.is_some_and(|end| next >= end) {
             return Ok(Exit::Ok);
@@ -90,7 +90,7 @@ async fn round(
     memory: &mut Memory,
 ) -> Result<usize, Failure> {
     let stats = session.client.queue(&tail.queue).await?.stats.unwrap_or_default();
-    // An age grows by itself; that is nothing to tell.
+    // An age grows by itself; that is not an event.
     let stats = QueueStats { oldest_ready_age_ms: None, ..stats };
     let is_first = memory.stats.is_none();
     if memory.stats == Some(stats) {
@@ -98,7 +98,7 @@ async fn round(
     }
     let mut now = HashMap::new();
     let mut is_whole = true;
-    let mut told = 0;
+    let mut printed = 0;
     for place in PLACES {
         let page = session.client.browse(&tail.queue, place, PAGE, "").await?;
         is_whole &= page.next.is_empty();
@@ -111,13 +111,14 @@ async fn round(
             };
             let is_new = memory.messages.get(&message.id) != Some(&seen);
             if is_new && !is_first {
-                tell(screen, message)?;
-                told += 1;
+                print_message(screen, message)?;
+                printed += 1;
             }
             now.insert(message.id.clone(), seen);
         }
     }
-    // Of a queue that is seen in part, nobody knows who left and who is only out of sight.
+    // If only part of a queue is listed, it is unknown whether a message left or is only not
+    // listed.
     if is_whole {
         let left: Vec<&Seen> = memory
             .messages
@@ -127,12 +128,12 @@ async fn round(
             .take(ASKED_MAX)
             .collect();
         for seen in left {
-            told += usize::from(ask(session, tail, screen, seen).await?);
+            printed += usize::from(ask(session, tail, screen, seen).await?);
         }
     }
-    told += numbers(screen, memory.stats, stats)?;
+    printed += numbers(screen, memory.stats, stats)?;
     *memory = Memory { stats: Some(stats), messages: now };
-    Ok(told)
+    Ok(printed)
 }
 
 /// Prints the outcome of a message that is no longer listed in any state.
@@ -140,20 +141,20 @@ async fn ask(session: &Session, tail: &Tail, screen: Screen, seen: &Seen) -> Res
     let name =
         KeyRequest { queue: tail.queue.clone(), key: seen.key.clone(), group: seen.group.clone() };
     match session.client.key(name, Duration::ZERO).await {
-        Ok(key) => tell(screen, &key).map(|()| true),
+        Ok(key) => print_message(screen, &key).map(|()| true),
         // Forgotten already, or a message without a key.
         Err(error) if error.code() == hapax_wire::Code::NoSuchKey => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-fn tell(screen: Screen, message: &Key) -> Result<(), Failure> {
+fn print_message(screen: Screen, message: &Key) -> Result<(), Failure> {
     let now = moment::now_ms();
     if screen.is_json() {
         let at = moment::rfc3339(now);
         let event = message.state().as_str();
-        let told = json!({ "at": at, "event": event, "message": message });
-        screen.json_line(&told)?;
+        let line = json!({ "at": at, "event": event, "message": message });
+        screen.json_line(&line)?;
         return Ok(());
     }
     let state =

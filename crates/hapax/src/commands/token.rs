@@ -1,6 +1,6 @@
 //! `hapax token`: the API tokens in a broker's data directory. A running broker reloads them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -60,7 +60,11 @@ impl Data {
     }
 
     fn tokens(&self) -> Result<TokenFile, Failure> {
-        Ok(TokenFile::in_directory(&self.directory()?.0))
+        let (directory, _) = self.directory()?;
+        if !directory.exists() {
+            return Err(missing(&directory));
+        }
+        Ok(TokenFile::in_directory(&directory))
     }
 
     /// The directory for a new token. A missing directory is created only if it was given
@@ -69,9 +73,7 @@ impl Data {
         let (directory, is_named) = self.directory()?;
         if !directory.exists() {
             if !is_named {
-                let what = format!("there is no data directory {}", directory.display());
-                let next = "name the broker's: --data DIR, HAPAX_DATA, or data in hapax.toml";
-                return Err(Failure::new(Exit::Missing, what).next(next));
+                return Err(missing(&directory));
             }
             say(format_args!("{} did not exist and was created", directory.display()));
         }
@@ -145,12 +147,12 @@ fn make(create: &Create) -> Result<Exit, Failure> {
     let made = file.create(new, now).map_err(failed)?;
     let screen = create.output.screen();
     if screen.is_json() {
-        let mut told = json!(made.listed);
-        if let Some(fields) = told.as_object_mut() {
+        let mut answer = json!(made.listed);
+        if let Some(fields) = answer.as_object_mut() {
             fields.insert("token".to_owned(), made.token.into());
             fields.insert("file".to_owned(), file.path().display().to_string().into());
         }
-        screen.json(&told)?;
+        screen.json(&answer)?;
         return Ok(Exit::Ok);
     }
     screen.line(&made.token)?;
@@ -227,6 +229,12 @@ fn rm(remove: &Remove) -> Result<Exit, Failure> {
         false => screen.line(format_args!("revoked {}", clean(name)))?,
     }
     Ok(Exit::Ok)
+}
+
+fn missing(directory: &Path) -> Failure {
+    let what = format!("there is no data directory {}", directory.display());
+    let next = "name the broker's: --data DIR, HAPAX_DATA, or data in hapax.toml";
+    Failure::new(Exit::Missing, what).next(next)
 }
 
 fn failed(error: Error) -> Failure {

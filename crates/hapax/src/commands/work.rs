@@ -32,12 +32,12 @@ environment. HAPAX_HEADERS and HAPAX_POINTS hold all headers and recovery points
 code 0 means done, with the standard output as the result. Exit code 75 means not now: the \
 attempt failed and is retried after the queue's backoff. It counts like any other attempt: with \
 the default configuration (10 attempts) a message that keeps exiting with 75 is dead after four \
-to nine minutes, unless the queue has more --max-attempts or a longer --backoff-min. Exit code 76 \
-means in doubt, and so does a command that was ended by a signal, by --timeout or by a second \
-Ctrl-C: if it has begun (`hapax settle begin`) and the queue has on-lost = park, the message is \
-parked, otherwise the attempt failed. Any other exit code is a failed attempt, with the end of \
-the standard error as its error. When the lease is lost, the whole process group is stopped. \
-Ctrl-C lets running commands finish and gives the other messages back.
+minutes on average and nine at most, unless the queue has more --max-attempts or a longer \
+--backoff-min. Exit code 76 means in doubt, and so does a command that was ended by a signal, by \
+--timeout or by a second Ctrl-C: if it has begun (`hapax settle begin`) and the queue has on-lost \
+= park, the message is parked, otherwise the attempt failed. Any other exit code is a failed \
+attempt, with the end of the standard error as its error. When the lease is lost, the whole \
+process group is stopped. Ctrl-C lets running commands finish and gives the other messages back.
 
 Examples:
   hapax work orders --exec 'tr a-z A-Z'
@@ -50,11 +50,11 @@ pub(crate) struct Work {
     /// The queue.
     queue: String,
     /// The command to run for every message, with `sh -c`.
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
     exec: String,
     /// How many commands run at once.
     #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
-    #[arg(value_parser = counts::any::<usize>())]
+    #[arg(value_parser = counts::any::<usize>)]
     concurrency: usize,
     /// Stop a command that takes longer. The attempt failed, or is in doubt if the command has
     /// begun.
@@ -89,14 +89,24 @@ pub(crate) struct Work {
     output: Output,
 }
 
+/// A command for the shell. An empty one would end well for every message.
+fn command(text: &str) -> Result<String, String> {
+    match text.trim().is_empty() {
+        true => {
+            Err("the command is empty: every message would be done without any work".to_owned())
+        }
+        false => Ok(text.to_owned()),
+    }
+}
+
 pub(crate) async fn run(work: &Work) -> Result<Exit, Failure> {
     work.connection.on(&work.queue, async |session| act(session, work).await).await
 }
 
 async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
-    // A broker that is not there, or a queue, is told at once; later the worker waits for them.
+    // A missing broker or queue is an error at the start; later the worker waits for them.
     session.client.queue(&work.queue).await?;
-    // What the worker warns of is reported here, in other words.
+    // The worker's own warnings are reported here, in other words.
     let filter = "warn,hapax_client=error".parse().map_err(anyhow::Error::from)?;
     let _log = log::start(log::Format::Text, &filter, None);
     let job = Arc::new(Job::new(work));
@@ -104,7 +114,7 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
     let queue = session.client.client().queue(&work.queue);
     let mut worker = Worker::new(queue)
         .concurrency(work.concurrency)
-        // What waits behind a slow command could be done elsewhere.
+        // Messages that would wait behind a slow command can be processed elsewhere.
         .prefetch(0)
         .name(&work.worker)
         .observe({
@@ -123,7 +133,8 @@ async fn act(session: &Session, work: &Work) -> Result<Exit, Failure> {
     job.report.end();
     ended?;
     if !work.output.screen().is_json() {
-        say(format_args!("worked on {}", count(job.count.load(Ordering::Relaxed), "message")));
+        let runs = count(job.count.load(Ordering::Relaxed), "time");
+        say(format_args!("ran the command {runs}"));
     }
     Ok(Exit::Ok)
 }
@@ -220,10 +231,10 @@ async fn handle(job: Arc<Job>, delivery: Delivery, context: Context) -> Result<D
             }))
         }
         Ended::RetryLater(error) | Ended::Failed(error) => Err(Failed::new(error)),
-        // The command may have said `begin` by itself: the broker knows.
+        // The command may have called `begin` itself: the broker knows.
         Ended::InDoubt(error) => Err(Failed::in_doubt(error)),
         Ended::TooMuch(error) => Err(Failed::in_doubt(Failed::dead(error))),
-        // Nobody is told: the lease is somebody else's.
+        // Not reported: another worker has the lease.
         Ended::Lost => Err(Failed::new("the lease was lost")),
     }
 }

@@ -1,6 +1,6 @@
 //! Reads a settings file: TOML, in which unknown names are refused and every value has a line.
 //!
-//! Everything that is wrong is collected, so that one reading tells all of it.
+//! All errors are collected, so that one run reports all of them.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) fn read(text: &str, name: &str, settings: &mut Settings) -> Vec<Locat
         let fix = "Use TOML syntax: name = value, strings in quotes, tables as [name]";
         reader.find(Rule::Syntax, at, "", error.message(), fix);
     }
-    // What was recovered around an error of syntax would only be found wrong for no reason.
+    // What was parsed around a syntax error would only cause misleading errors.
     if reader.found.is_empty() {
         reader.top(table.get_ref());
     }
@@ -223,15 +223,14 @@ fn write(path: &str, name: &str) -> String {
     format!("Write [{path}{name}]")
 }
 
-/// Converts a size with a unit to bytes, as every other size of the file has units. What is not a
-/// size stays as it is, and is refused as no number.
+/// Converts a size with a unit to bytes, as every other size of the file has units. Anything else
+/// is unchanged, and refused because it is not a number.
 fn sized(field: &str, value: Value) -> Value {
     let bytes = value.as_str().filter(|_| field.ends_with("_bytes"));
     bytes.and_then(|text| size::parse(text).ok()).map_or(value, Value::from)
 }
 
-/// The value as a request would have it. What JSON cannot say stays a text, which no field takes
-/// that takes a number.
+/// The value as JSON. What JSON cannot express stays a text, which numeric fields refuse.
 fn json(value: &Written<'_>) -> Value {
     let read = Value::deserialize(ValueDeserializer::from(value.clone()));
     match (value.get_ref(), read) {

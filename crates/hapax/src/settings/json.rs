@@ -1,4 +1,4 @@
-//! Queue configurations in JSON, as a request has them.
+//! Queue configurations in JSON, as in a request.
 
 use hapax_server::doors::config::{self, Dialect};
 use hapax_server::lint::{self, Finding, Rule};
@@ -42,7 +42,7 @@ pub(super) fn lint(text: &str, file_name: &str) -> Vec<Located> {
     found
 }
 
-/// The broker refuses a request that has a field twice.
+/// Reports duplicate fields, which the broker refuses.
 fn repeated(keys: &[(String, usize)], place: &Place) -> Vec<Located> {
     let again = keys
         .iter()

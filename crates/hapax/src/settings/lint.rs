@@ -1,8 +1,8 @@
-//! `hapax lint`: a file looked at without a broker.
+//! `hapax lint`: checks a file without a broker.
 //!
-//! A file is TOML as `serve` reads it or JSON as `PUT /v1/queues/{queue}` takes it. A line of TOML
-//! with the comment `# lint: allow RULE` keeps its warnings and notes of that rule to itself;
-//! errors cannot be allowed. The rules are the broker's ([`hapax_server::lint`]).
+//! A file is TOML as `serve` reads it or JSON as `PUT /v1/queues/{queue}` takes it. In TOML the
+//! comment `# lint: allow RULE` suppresses warnings and notes of that rule on its line; errors
+//! cannot be suppressed. The rules are the broker's ([`hapax_server::lint`]).
 
 use hapax_server::lint::{Finding, Rule, Severity, mounts};
 use hapax_wire::nearest::closest;
@@ -13,7 +13,7 @@ use super::{Flags, Located, Settings, file, json};
 /// Begins a comment that allows a rule on its line.
 const ALLOW: &str = "# lint: allow ";
 
-/// Everything that is wrong with the text of a file, by line.
+/// All findings in the text of a file, by line.
 pub(crate) fn lint(text: &str, file_name: &str) -> Vec<Located> {
     lint_on(text, file_name, &mounts())
 }
@@ -26,7 +26,7 @@ pub(super) fn lint_on(text: &str, file_name: &str, mounts: &str) -> Vec<Located>
     }
     let mut settings = Settings::new(&Flags::defaults());
     let mut found = file::read(text, file_name, &mut settings);
-    // Where there is no such data, the broker will run on another machine, with other disks.
+    // If the data does not exist here, the broker will run on another machine, with other disks.
     let mounts = if settings.values.data.exists() { mounts } else { "" };
     found.extend(settings.findings_on(mounts));
     let lines: Vec<&str> = text.lines().collect();

@@ -1,5 +1,5 @@
-//! The reference of all settings, docs/settings.md: made from the flags, the fields of a queue and
-//! the rules, so that it stays true.
+//! The reference of all settings, docs/settings.md, generated from the flags, the fields of a queue
+//! and the rules.
 
 use clap::Arg;
 use hapax_server::doors::config::{self, Dialect};

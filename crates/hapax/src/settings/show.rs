@@ -22,7 +22,7 @@ pub(crate) struct Shown {
 }
 
 impl Settings {
-    /// Every setting, then what the file says of tenants and queues.
+    /// Every setting, then the tenants and queues of the file.
     pub(crate) fn show(&self) -> Vec<Shown> {
         let json = serde_json::json!(self.values);
         let mut lines: Vec<Shown> = values::names()

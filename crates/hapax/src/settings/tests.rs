@@ -128,10 +128,10 @@ fn dev_needs_no_tokens_unless_told_otherwise() {
     let settings = dev.load().unwrap();
     assert_eq!(settings.values.auth, Auth::Off);
     assert_eq!(settings.origin("auth").to_string(), "default of dev");
-    let told = Setup { file: "auth = \"tokens\"", ..dev };
-    assert_eq!(told.load().unwrap().values.auth, Auth::Tokens);
-    let told = Setup { flags: &["--auth", "tokens"], profile: Profile::Dev, ..NOTHING };
-    assert_eq!(told.load().unwrap().values.auth, Auth::Tokens);
+    let setup = Setup { file: "auth = \"tokens\"", ..dev };
+    assert_eq!(setup.load().unwrap().values.auth, Auth::Tokens);
+    let setup = Setup { flags: &["--auth", "tokens"], profile: Profile::Dev, ..NOTHING };
+    assert_eq!(setup.load().unwrap().values.auth, Auth::Tokens);
     assert_eq!(NOTHING.load().unwrap().values.auth, Auth::Tokens);
 }
 

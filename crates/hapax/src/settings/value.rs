@@ -1,6 +1,6 @@
-//! The types of settings that are written otherwise than Rust and serde would.
+//! The types of settings whose text form differs from that of Rust and serde.
 //!
-//! A value is read from a text alike, whether it comes from a flag, a variable or the file.
+//! A text is parsed the same way, whether it comes from a flag, a variable or the file.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -135,7 +135,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// A value, or `off` for none: so that a flag can take back what a file says.
+/// A value, or `off` for none, so that a flag can override a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct OrOff<T>(pub(crate) Option<T>);
 

@@ -57,8 +57,8 @@ pub(crate) struct Values {
     pub(crate) memory_bytes: Size,
     /// How callers are authenticated. With `tokens`, every request needs a token created by `hapax
     /// token create`. With `off`, every caller is the tenant `default` and has all permissions. The
-    /// default of `hapax dev` is `off`.
-    #[arg(long, value_name = "off|tokens", default_value = "tokens")]
+    /// default of `hapax serve` is `tokens`, that of `hapax dev` is `off`.
+    #[arg(long, value_name = "off|tokens", default_value = "tokens", hide_default_value = true)]
     #[arg(value_parser = |given: &str| word::<Auth>(given, AUTH))]
     pub(crate) auth: Auth,
     /// Allow listening beyond loopback with `auth` = `off`. Everybody who can reach the port can
@@ -155,7 +155,7 @@ impl Values {
         refused.chain(empty).collect()
     }
 
-    /// The options of the broker. Tenants and queues are declared in a file alone.
+    /// The options of the broker. Tenants and queues can only be declared in a file.
     pub(super) fn options(&self) -> Options {
         Options {
             listen: self.listen.0,
@@ -332,7 +332,7 @@ impl FromArgMatches for Flags {
 
 impl Args for Flags {
     fn augment_args(command: Command) -> Command {
-        // Its heading is for the settings alone.
+        // Its heading is only for the settings.
         let command = Values::augment_args(command).next_help_heading(None::<&str>);
         names().iter().fold(command, |command, name| {
             command.mut_arg(name, |argument| argument.env(variable(name)).hide_env_values(true))

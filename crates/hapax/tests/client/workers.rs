@@ -4,7 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
 use hapax_client::{Client, Code, Done, Emit, Failure, Message, Outcome, State, Worker};
+use hapax_wire::proto;
+use http_body_util::BodyExt;
+use prost::Message as _;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
@@ -342,4 +347,93 @@ async fn a_discarded_message_is_dead_for_whoever_waits_and_whoever_sends_again(p
         assert!(matches!(answer.outcome, Outcome::Dead { attempts: 0, .. }), "{answer:?}");
         assert_eq!(answer.result(), None);
     }
+}
+
+/// The frames of a gRPC request.
+fn frames(body: axum::body::Body) -> impl futures_util::Stream<Item = Bytes> {
+    futures_util::stream::unfold((body, BytesMut::new()), async |(mut body, mut bytes)| {
+        loop {
+            if let Some((head, rest)) = bytes.split_first_chunk::<5>()
+                && let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize
+                && rest.len() >= length
+            {
+                let frame = bytes.split_to(5 + length).split_off(5);
+                return Some((frame.freeze(), (body, bytes)));
+            }
+            bytes.extend(body.frame().await?.ok()?.into_data().ok()?);
+        }
+    })
+}
+
+fn framed(reply: &proto::WorkReply) -> Bytes {
+    let reply = reply.encode_to_vec();
+    [&[0][..], &u32::try_from(reply.len()).unwrap().to_be_bytes(), &reply].concat().into()
+}
+
+/// A broker with as many messages as waits are given: it refuses that many settles for now, each
+/// with its wait. Counts the settles.
+async fn reluctant_broker(waits_ms: &'static [u64]) -> (String, Arc<AtomicUsize>) {
+    let count = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&count);
+    let work = async move |request: axum::extract::Request| {
+        let delivery = proto::Delivery { lease: "lease".into(), fence: 1, ..Default::default() };
+        let first = proto::WorkReply {
+            deliveries: vec![delivery; waits_ms.len()],
+            lease_ms: Some(60_000),
+            ..Default::default()
+        };
+        let answers = frames(request.into_body()).map(move |frame| {
+            let settles = proto::WorkFrame::decode(frame).unwrap().settles;
+            let settled = settles.iter().map(|settle| {
+                let Some(wait_ms) = waits_ms.get(counting.fetch_add(1, Ordering::SeqCst)) else {
+                    let kind = proto::SettleKind::Ok.into();
+                    return proto::SettleAnswer { r#ref: settle.r#ref, kind, ..Default::default() };
+                };
+                let (code, retryable) = ("unavailable".to_owned(), true);
+                let retry_after_ms = Some(*wait_ms);
+                let problem =
+                    proto::Problem { code, retryable, retry_after_ms, ..Default::default() };
+                proto::SettleAnswer::refused(settle.r#ref, problem)
+            });
+            proto::WorkReply { settled: settled.collect(), ..Default::default() }
+        });
+        let replies = futures_util::stream::iter([first]).chain(answers);
+        let replies = replies.map(|reply| Ok::<_, std::convert::Infallible>(framed(&reply)));
+        let response = http::Response::builder().header("content-type", "application/grpc");
+        response.body(axum::body::Body::from_stream(replies)).unwrap()
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = axum::Router::new().route("/hapax.v1.Hapax/Work", axum::routing::post(work));
+    tokio::spawn(async { axum::serve(listener, app).await.unwrap() });
+    (url, count)
+}
+
+/// The settles of a worker that stops as soon as it has something to do.
+async fn settles_of_a_worker_that_stops(waits_ms: &'static [u64]) -> usize {
+    let (url, settles) = reluctant_broker(waits_ms).await;
+    let queue = Client::connect(&url).unwrap().queue("orders");
+    let begun = Arc::new(Semaphore::new(0));
+    let beginning = Arc::clone(&begun);
+    let handler = move |_, context: hapax_client::Context| {
+        beginning.add_permits(1);
+        async move {
+            context.stopping().await;
+            Ok::<_, Failure>(Done::new())
+        }
+    };
+    let all = u32::try_from(waits_ms.len()).unwrap();
+    let stop = async move { begun.acquire_many(all).await.unwrap().forget() };
+    in_time(Worker::new(queue).concurrency(4).run_until(stop, handler)).await.unwrap();
+    settles.load(Ordering::SeqCst)
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_says_again_what_the_broker_could_not_take_for_the_moment() {
+    assert_eq!(settles_of_a_worker_that_stops(&[0]).await, 2);
+}
+
+#[tokio::test]
+async fn a_settle_that_has_to_wait_for_long_holds_up_no_other() {
+    assert_eq!(settles_of_a_worker_that_stops(&[3_600_000, 0]).await, 3);
 }

@@ -112,6 +112,55 @@ fn k3_the_same_operation_never_conflicts_with_itself_whatever_door_it_comes_thro
     }
 }
 
+/// Claims over HTTP, with the body in parts of so many bytes.
+fn claim_by_http(broker: &Broker, key: &str, body: &[u8], step: usize) -> u16 {
+    let address = broker.url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "POST /v1/queues/orders/claims HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+         transfer-encoding: chunked\r\nhapax-lease-ms: 600000\r\nidempotency-key: {key}\r\n\r\n"
+    )
+    .unwrap();
+    for part in body.chunks(step) {
+        write!(stream, "{:x}\r\n", part.len()).unwrap();
+        stream.write_all(part).unwrap();
+        stream.write_all(b"\r\n").unwrap();
+    }
+    stream.write_all(b"0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn k3_a_claim_has_one_fingerprint_whole_and_in_parts_over_http_and_grpc() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let by_grpc = |key: &str, body: &[u8]| {
+        runtime.block_on(async {
+            let client = Client::connect(&broker.url).unwrap();
+            let claim = client.queue("orders").claim(key).body(body.to_vec());
+            format!("{:?}", claim.take().await)
+        })
+    };
+    let whole: Vec<u8> = (0..5_000_u32).map(|n| (n * 31 % 251) as u8).collect();
+    for length in [0, 5, 240, 241, 1_024, 5_000] {
+        let (key, body) = (format!("claim-{length}"), &whole[..length]);
+        assert_eq!(claim_by_http(&broker, &key, body, 7), 201);
+        for step in [1, 256, 5_000] {
+            assert_eq!(claim_by_http(&broker, &key, body, step), 409, "in flight, {length} {step}");
+        }
+        let told = by_grpc(&key, body);
+        assert!(told.contains("InFlight"), "{length}: {told}");
+        let other = [body, b"x"].concat();
+        assert_eq!(claim_by_http(&broker, &key, &other, 7), 422, "a conflict, {length}");
+        let told = by_grpc(&key, &other);
+        assert!(told.to_lowercase().contains("conflict"), "{length}: {told}");
+    }
+}
+
 #[test]
 fn a_discarded_message_is_told_by_one_word_through_every_door() {
     let broker = Broker::start();

@@ -149,6 +149,9 @@ fn settings_that_a_broker_refuses_are_shown_and_are_no_success() {
     assert!(told.err.contains("no-tls"), "{told:?}");
     let told = run(&["config", "show", "--listen", "0.0.0.0:4747", "--allow-no-tls"]);
     assert_eq!(told.code, Some(0), "{told:?}");
+    let told = run(&["config", "show", "--tls-cert", "nowhere.pem", "--tls-key", "nowhere.key"]);
+    assert_eq!(told.code, Some(2), "{told:?}");
+    assert!(told.out.contains("nowhere.key") && told.err.contains("nowhere.pem"), "{told:?}");
 }
 
 #[test]

@@ -30,6 +30,34 @@ fn same_key_twice_is_one_message_and_another_body_is_a_conflict() {
 }
 
 #[test]
+fn an_empty_key_or_group_is_refused_and_is_not_the_same_as_none() {
+    let broker = Broker::start();
+    for (queue, guarantee) in [("orders", "exactly-once"), ("events", "at-least-once")] {
+        broker.ok(&["queue", "create", queue, "--guarantee", guarantee]);
+        let error = broker.fails(2, &["send", queue, "x", "--key", ""]);
+        assert!(error.contains("malformed_key: key: a key has 1 to 255 bytes"), "{error}");
+        let lines = b"{\"key\":\"\",\"body\":\"x\"}\n{\"key\":\"b\",\"body\":\"x\"}\n";
+        let told = broker.run_with(&["send", queue, "--batch"], lines);
+        assert!(told.out.contains("1 accepted, 0 sent before, 1 refused"), "{told:?}");
+        assert!(told.err.contains("malformed_key"), "{told:?}");
+        broker.fails(2, &["send", queue, "x", "--key", "c", "--group", ""]);
+        assert_eq!(broker.json(&["queue", "show", queue])["stats"]["ready"], 1);
+    }
+}
+
+#[test]
+fn a_header_is_given_once_and_has_a_name() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    let send = |more: &[&'static str]| [&["send", "orders", "x", "--key", "a"], more].concat();
+    let error = broker.fails(2, &send(&["--header", "a=1", "--header", "a=2"]));
+    assert!(error.contains("\"a\" is given twice"), "{error}");
+    assert!(broker.fails(2, &send(&["--header", "=v"])).contains("the name is empty"));
+    broker.fails(2, &send(&["--make-keys"]));
+    assert_eq!(broker.json(&["queue", "show", "orders"])["stats"]["ready"], 0);
+}
+
+#[test]
 fn without_a_key_one_is_made_and_told() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders"]);
@@ -217,15 +245,15 @@ fn a_count_of_zero_is_refused_before_the_broker_is_asked() {
     let broker = Broker::start();
     broker.ok(&["queue", "create", "orders"]);
     broker.ok(&["send", "orders", "x", "--key", "a"]);
-    for arguments in [
-        &["receive", "orders", "--max", "0"][..],
-        &["receive", "orders", "--max", "1001"],
-        &["peek", "nowhere", "--limit", "0"],
-        &["dead", "ls", "nowhere", "--limit", "0"],
-        &["work", "orders", "--exec", "true", "-c", "0"],
+    for (arguments, told) in [
+        (&["receive", "orders", "--max", "0"][..], "0 is not in 1..=1000"),
+        (&["receive", "orders", "--max", "1001"], "1001 is not in 1..=1000"),
+        (&["peek", "nowhere", "--limit", "0"], "it must be at least 1"),
+        (&["dead", "ls", "nowhere", "--limit", "0"], "it must be at least 1"),
+        (&["work", "orders", "--exec", "true", "-c", "0"], "it must be at least 1"),
     ] {
         let error = broker.fails(2, arguments);
-        assert!(error.contains("is not in 1.."), "{arguments:?}: {error}");
+        assert!(error.contains(told), "{arguments:?}: {error}");
     }
     assert_eq!(broker.json(&["get", "orders", "a"])["attempts"], 0, "nothing was leased");
 }

@@ -1,5 +1,7 @@
 //! Starting a broker: what it refuses, and the way to it over TLS.
 
+use hapax_testing::{Setup, printed};
+
 use crate::broker::{Broker, Printed, hapax};
 
 #[test]
@@ -44,6 +46,30 @@ fn a_settings_file_that_is_found_is_told_in_the_log() {
     let log = format!("{}{}", told.out, told.err);
     let file = log.lines().find(|line| line.contains("the settings file was read"));
     assert!(file.is_some_and(|line| line.contains("hapax.toml")), "{told:?}");
+}
+
+#[test]
+fn a_queue_that_the_settings_change_back_is_named_in_the_log_with_the_fields() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = "auth = \"off\"\n[queues.orders]\nmax_attempts = 3\n";
+    std::fs::write(directory.path().join("hapax.toml"), settings).unwrap();
+    let setup = Setup::temporary(env!("CARGO_BIN_EXE_hapax"), directory);
+    let setup = setup.arguments(&[]);
+    const LINE: &str = "the settings overwrote the queue's configuration";
+    let broker = setup.start();
+    let told = broker.command(&["queue", "set", "orders", "--max-attempts", "5"]).output().unwrap();
+    assert!(told.status.success(), "{}", printed(&told));
+    let setup = broker.stop();
+    assert!(!setup.log().contains(LINE), "{}", setup.log());
+    setup.start().stop();
+    let log = setup.log();
+    let line = log.lines().find(|line| line.contains(LINE)).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("orders") && line.contains("max_attempts"), "{line}");
+    assert!(!line.contains("lease_ms"), "{line}");
+    // As they are now, nothing is overwritten.
+    let before = log.matches(LINE).count();
+    setup.start().stop();
+    assert_eq!(setup.log().matches(LINE).count(), before);
 }
 
 /// What `hapax queue ls` says about this server.

@@ -86,7 +86,7 @@ fn a_token_is_made_where_the_broker_looks_and_the_place_is_told() {
     assert!(told.err.contains("mine/tokens.json") && !told.err.contains("did not exist"));
     let mut list = hapax(directory.path());
     let told = Printed::of(&list.args(["token", "ls", "--data", "none"]).output().unwrap());
-    assert!(told.code == Some(0) && told.err.contains("none/tokens.json"), "{told:?}");
+    assert!(told.code == Some(3) && told.err.contains("no data directory none"), "{told:?}");
     assert!(!directory.path().join("none").exists(), "looking makes nothing");
 }
 

@@ -335,3 +335,27 @@ fn what_is_printed_was_confirmed_and_the_last_attempt_is_called_dead(partitions:
     let ended: Vec<&str> = lines.iter().filter_map(|line| line["ended"].as_str()).collect();
     assert_eq!(ended, ["failed", "failed", "dead"], "{told:?}");
 }
+
+#[test]
+fn an_empty_command_is_refused_and_no_message_is_done() {
+    let broker = Broker::start();
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    for exec in ["", "  "] {
+        let error = broker.fails(2, &["work", "orders", "--exec", exec, "--idle", "1ms"]);
+        assert!(error.contains("the command is empty"), "{error}");
+    }
+    state(&broker, "a", "ready");
+}
+
+on_one_and_on_four!(a_worker_ends_when_its_queue_is_deleted);
+fn a_worker_ends_when_its_queue_is_deleted(partitions: u16) {
+    let broker = Broker::start_of(partitions);
+    broker.ok(&["queue", "create", "orders"]);
+    broker.ok(&["send", "orders", "x", "--key", "a"]);
+    let mut worker = Worker::start(&broker, "cat", &[]);
+    state(&broker, "a", "done");
+    broker.ok(&["queue", "rm", "orders", "--yes"]);
+    let ended = until("the worker to end", || worker.0.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(3));
+}

@@ -79,6 +79,80 @@ fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself(partiti
     say(&format!("A6: {done} messages finished on a full disk; sends again after {took:.1?}"));
 }
 
+/// What the disk holds beside the segments of every journal and the free space of the broker.
+const MEBIBYTES: u32 = 96;
+const BODY_BYTES: usize = 64 * 1_024;
+
+on_one_and_on_four!(a6_a_disk_that_the_broker_filled_recovers_without_a_restart);
+
+fn a6_a_disk_that_the_broker_filled_recovers_without_a_restart(partitions: u16) {
+    let directory = tempfile::tempdir().unwrap();
+    let mebibytes = 256 + MEBIBYTES + SEGMENTS_MEBIBYTES * u32::from(partitions);
+    let disk = match Mount::memory(&directory.path().join("disk"), mebibytes) {
+        Ok(disk) => disk,
+        Err(why) => return skip(ROW, &why),
+    };
+    let setup = broker_in(directory.path()).partitions(partitions).data(&disk.path().join("data"));
+    let mut broker = setup.start();
+    let mut door = broker.connection();
+    door.ask(&Request::new("PUT", "/v1/queues/orders").json(&json!({}))).is(201);
+    let mut ids: Vec<(String, String)> = Vec::new();
+    let mut slowest = Duration::ZERO;
+    for round in 0..3 {
+        let sent = send_until_refused(&mut door, round);
+        assert!(sent.len() * BODY_BYTES > 16 << 20, "round {round}: {} messages", sent.len());
+        if round == 2 {
+            // A broker that filled its disk can be started on it.
+            broker.kill();
+            broker = setup.start();
+            door = broker.connection();
+        }
+        let done = work_off(&mut door);
+        assert!(done >= sent.len(), "{done} of {} were finished", sent.len());
+        ids.extend(sent);
+        let finished = Instant::now();
+        for number in 0..4 * usize::from(partitions) {
+            within(Duration::from_secs(60), "sends to be taken again", || {
+                let key = format!("again-{round}-{number}");
+                let status = door.ask(&Request::send("orders", &key, "x")).status;
+                assert!([201, 200, 507].contains(&status), "{status}");
+                (status != 507).then_some(())
+            });
+        }
+        slowest = slowest.max(finished.elapsed());
+        assert_eq!(work_off(&mut door), 4 * usize::from(partitions));
+    }
+    for (key, id) in ids.iter().step_by(37) {
+        let known = door.ask(&Request::send("orders", key, body())).is(200);
+        assert_eq!((&known["answer"], &known["id"]), (&json!("done"), &json!(id)));
+    }
+    broker.has_not_panicked();
+    say(&format!("A6: {} messages in three rounds; sends again after {slowest:.1?}", ids.len()));
+}
+
+fn body() -> Vec<u8> {
+    vec![b'x'; BODY_BYTES]
+}
+
+/// Sends until every partition refuses; the keys and ids of what was accepted.
+fn send_until_refused(door: &mut Connection, round: usize) -> Vec<(String, String)> {
+    let (mut sent, mut refused) = (Vec::new(), 0);
+    for number in 0.. {
+        let key = format!("{round}-{number}");
+        let response = door.ask(&Request::send("orders", &key, body()));
+        match response.status {
+            201 => {
+                refused = 0;
+                sent.push((key, response.json()["id"].as_str().unwrap().to_owned()));
+            }
+            507 if refused == 64 => break,
+            507 => refused += 1,
+            status => panic!("{status}: {}", response.text()),
+        }
+    }
+    sent
+}
+
 fn accepted(door: &mut Connection, key: &str) -> String {
     let told = door.ask(&Request::send("orders", key, "x")).is(201);
     told["id"].as_str().unwrap().to_owned()

@@ -79,7 +79,7 @@ fn by_grpc(url: &str) {
         assert_eq!(known.result().and_then(|result| result.text()), Some("shipped"));
         let admin = Admin::new(client.clone());
         for (key, code) in [
-            ("".to_owned(), "missing_key"),
+            (String::new(), "malformed_key"),
             ("x".repeat(256), "malformed_key"),
             ("a\nb".to_owned(), "malformed_key"),
         ] {

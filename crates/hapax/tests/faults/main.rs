@@ -27,20 +27,4 @@ mod power;
 mod syncs;
 mod workers;
 
-use std::path::Path;
-use std::process::Command;
-
-use hapax_testing::{Setup, program};
-
-const HAPAX: &str = env!("CARGO_BIN_EXE_hapax");
-
-/// A broker with its data, log and port file in this directory.
-fn broker_in(directory: &Path) -> Setup {
-    Setup::new(HAPAX, directory)
-}
-
-fn hapax(arguments: &[&str]) -> Command {
-    let mut command = program(HAPAX);
-    command.args(arguments);
-    command
-}
+the_program!();

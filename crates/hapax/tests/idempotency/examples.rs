@@ -73,7 +73,7 @@ async fn an_event_is_applied_once_and_only_if_it_is_newer(partitions: u16) {
     let receiver = Arc::new(webhooks::Receiver::new(directory.path()).unwrap());
     let layer = webhooks::idempotency(&broker.client).unwrap();
     let app = webhooks::app(Arc::clone(&receiver), &layer);
-    let told = || receiver.told.lock().unwrap().len();
+    let notified = || receiver.notified.lock().unwrap().len();
 
     let (status, is_replayed, body) = ask(&app, event("bank", "evt_2", 2, "paid")).await;
     assert_eq!((status, is_replayed, verdict(&body)), (200, false, json!("applied")));
@@ -82,14 +82,14 @@ async fn an_event_is_applied_once_and_only_if_it_is_newer(partitions: u16) {
     let (_, is_replayed, body) = ask(&app, event("bank", "evt_1", 1, "sent")).await;
     assert_eq!((is_replayed, verdict(&body)), (false, json!("older")));
     assert_eq!(receiver.known("bank", "invoice-7").unwrap().state, "paid");
-    assert_eq!(told(), 1);
+    assert_eq!(notified(), 1);
 
     // The same id of another provider is another event, about something else.
     let (_, is_replayed, body) = ask(&app, event("post", "evt_2", 1, "lost")).await;
     assert_eq!((is_replayed, verdict(&body)), (false, json!("applied")));
     assert_eq!(receiver.known("post", "invoice-7").unwrap().state, "lost");
     assert_eq!(receiver.known("bank", "invoice-7").unwrap().state, "paid");
-    assert_eq!(told(), 2);
+    assert_eq!(notified(), 2);
 
     let other = ask(&app, event("bank", "evt_2", 2, "cancelled")).await;
     assert_eq!(other.0, 422, "an event does not change: {}", other.2);
@@ -121,7 +121,10 @@ async fn a_receiver_that_dies_after_applying_an_event_goes_on_from_there(partiti
             })
             .await;
             drop(asking);
-            assert!(receiver.told.lock().unwrap().is_empty(), "it died before it told anybody");
+            assert!(
+                receiver.notified.lock().unwrap().is_empty(),
+                "it died before the notification"
+            );
         });
         runtime.shutdown_timeout(Duration::ZERO);
     });
@@ -134,6 +137,6 @@ async fn a_receiver_that_dies_after_applying_an_event_goes_on_from_there(partiti
     again.headers_mut().insert("prefer", "wait=30".parse().unwrap());
     let (status, is_replayed, body) = ask(&app, again).await;
     assert_eq!((status, is_replayed, verdict(&body)), (200, false, json!("applied")));
-    assert_eq!(receiver.told.lock().unwrap().len(), 1);
+    assert_eq!(receiver.notified.lock().unwrap().len(), 1);
     assert_eq!(receiver.known("bank", "invoice-7").unwrap().sequence, 1);
 }

@@ -28,6 +28,8 @@ async fn keys_of_different_tenants_do_not_meet(partitions: u16) {
 
     let nobody = shop.ask(request("/charges", "k")).await;
     assert_eq!((nobody.status, nobody.code().as_str(), shop.calls()), (401, "unauthorized", 2));
+    let nameless = shop.ask(of("", "k")).await;
+    assert_eq!((nameless.status, nameless.code().as_str(), shop.calls()), (401, "unauthorized", 2));
 
     // Whoever the account is, the token may change between two tries.
     let mut fresh_token = of("ada", "k");

@@ -165,6 +165,8 @@ async fn callers_are_told_apart_by_the_header_that_was_chosen(partitions: u16) {
     assert!(proxy.ask(of("ada", "two")).await.is_replayed());
     let nobody = proxy.ask(request("/charges", "k")).await;
     assert_eq!(nobody.problem(), (401, "unauthorized".to_owned()));
+    let nameless = proxy.ask(of("", "one")).await;
+    assert_eq!(nameless.problem(), (401, "unauthorized".to_owned()), "an empty name is none");
 
     // Without the header they share their keys, and get nothing of each other.
     for more in

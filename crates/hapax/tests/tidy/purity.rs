@@ -10,7 +10,8 @@ use crate::source::{Source, line_of, paths, words};
 use crate::tree::{Document, Finding, demand_none, documents, sources};
 
 /// Crates without input, output, clock or randomness.
-const DEPENDENCIES: &[&str] = &["blake3", "bytes", "hapax-keys", "hashbrown", "sha2", "thiserror"];
+const DEPENDENCIES: &[&str] =
+    &["blake3", "bytes", "hapax-keys", "hashbrown", "sha2", "thiserror", "xxhash-rust"];
 
 /// The pure crates, by their folders.
 const PURE: &[&str] = &["crates/core/", "crates/keys/"];

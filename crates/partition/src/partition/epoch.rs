@@ -1,19 +1,19 @@
-//! Epochs of an owner. Fences of one epoch come to an end, so a partition that gave out half of
-//! them raises its epoch while it goes on.
+//! The epochs of an owner. The fences of one epoch are limited, so a partition that has used half
+//! of them raises its epoch while it runs.
 
 use hapax_core::Fence;
-use hapax_store::{Room, Store};
+use hapax_store::Store;
 
 use super::{Error, Partition};
 
 impl<S: Store> Partition<S> {
-    /// Owns the store anew, under a higher epoch. Not while something is on its way to the disk,
-    /// which a new owner would be told of as if it were another's, nor while the disk is full.
+    /// Claims the store again, under a higher epoch. Not while batches are in flight, which would
+    /// count as another owner's, nor while the disk is full.
     pub(super) fn raise_epoch(&mut self) -> Result<(), Error> {
         let is_quiet = self.cutting.is_none() && self.store.durable()? == self.appended;
-        if is_quiet && self.store.room() != Room::Low {
+        if is_quiet && !self.store.room().is_low() {
             let claim = match self.store.claim() {
-                Err(error) if error.is_full() => return Ok(()), // Fences are left until later.
+                Err(error) if error.is_full() => return Ok(()), // Fences are left for now.
                 claim => claim?,
             };
             assert_eq!(claim.last, self.appended, "the owner before was this one");
@@ -26,7 +26,7 @@ impl<S: Store> Partition<S> {
         Ok(())
     }
 
-    /// Whether a fence is of this owner, under whichever of its epochs.
+    /// Whether this owner issued the fence, in any of its epochs.
     pub fn gave(&self, fence: Fence) -> bool {
         fence.epoch() >= self.opened
     }

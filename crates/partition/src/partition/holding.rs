@@ -1,4 +1,4 @@
-//! Limits of queues over several partitions: what each holds is told to the others.
+//! Limits of queues over several partitions: each reports its counts to the others.
 
 use hapax_core::Report;
 use hapax_store::Store;
@@ -6,14 +6,15 @@ use hapax_store::Store;
 use super::Partition;
 
 impl<S: Store> Partition<S> {
-    /// What changed in queues with limits since the last call, for the other partitions. Asked
-    /// after every submit and poll. It may leave before it is durable: nothing is promised by it.
+    /// Reports of queues with limits that changed since the last call, for the other partitions.
+    /// Called after every submit and poll. They may be sent before they are durable: nothing is
+    /// guaranteed by them.
     pub fn take_reports(&mut self) -> Vec<Report> {
         self.machine.take_reports()
     }
 
-    /// Takes in what another partition holds. Told before every submit. Returns whether the queue
-    /// is known here; where it is not, the newest report is told again later.
+    /// Stores the report of another partition. Called before every submit. Returns whether the
+    /// queue is known here; if not, the newest report is repeated later.
     pub fn hear(&mut self, report: &Report) -> bool {
         self.machine.hear(report)
     }

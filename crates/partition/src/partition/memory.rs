@@ -1,23 +1,23 @@
-//! What a partition may keep in memory: when a checkpoint is due, what leaves it, and when callers
+//! The memory budget of a partition: when a checkpoint is due, what is evicted, and when callers
 //! wait.
 //!
-//! A quarter for records that wait for a checkpoint, as much for those being written, a quarter for
-//! the heads of queues, and as much for messages that came since.
+//! A quarter is for records that wait for a checkpoint, a quarter for those being written, a
+//! quarter for the heads of queues, and a quarter for messages that arrived since.
 
 use hapax_core::Usage;
 use hapax_store::Store;
 
 use super::{Options, Partition};
 
-/// No share of the memory is larger than this, so that no arena of a checkpoint grows beyond its
-/// addresses.
+/// The largest share of the memory, so that no arena of a checkpoint exceeds its address range.
 const SHARE_BYTES_MAX: usize = 512 * 1_024 * 1_024;
-/// Expired keys leave the disk with a checkpoint; an idle partition cuts one for them this often.
+/// Expired keys are dropped from disk by a checkpoint; an idle partition takes one for them this
+/// often.
 const EXPIRED_MS: u64 = 60_000;
 
 impl<S: Store> Partition<S> {
-    /// Leaves what is beyond the budget to the rows, up to `most` messages. Where nothing more can
-    /// leave, it is not tried again before a checkpoint, or before much has come.
+    /// Evicts what is beyond the budget, up to `most` messages. If nothing more can be evicted, it
+    /// is not tried again before a checkpoint, or before memory has grown much.
     pub(super) fn evict(&mut self, most: usize) {
         let left = self.machine.evict(self.heads_max(), most);
         let bytes = self.machine.usage().head_bytes();
@@ -25,8 +25,8 @@ impl<S: Store> Partition<S> {
         self.stuck_bytes = if is_stuck { bytes + self.heads_max() / 8 } else { 0 };
     }
 
-    /// Leaves everything beyond the budget to the rows, at once, and panics where something stays
-    /// that could have left. For tests and the simulator.
+    /// Evicts everything beyond the budget at once, and panics if something stays that could have
+    /// been evicted. For tests and the simulator.
     #[doc(hidden)]
     pub fn check_memory(&mut self) {
         if self.stopped.is_some() || self.machine.is_in_checkpoint() {
@@ -42,25 +42,25 @@ impl<S: Store> Partition<S> {
 
     pub(super) fn is_due(&self, usage: Usage) -> bool {
         let is_crowded = usage.head_bytes() > self.heads_max() * 2 && usage.changed > 0;
-        // Delays that end change messages and leave no trace in the journal.
-        let changed_bytes = usage.head_bytes() / (usage.messages + usage.groups).max(1);
-        let changed_bytes = changed_bytes.saturating_mul(usage.changed);
+        // Delays that end change messages without a journal record.
+        let changed_bytes = changed_bytes(&usage);
         usage.unwritten_bytes > self.records_max()
             || self.journal_bytes > self.options.journal_bytes
             || usage.keys_expired && self.machine.now().since(self.cut_at) > EXPIRED_MS
+            || self.relief_at(&usage).is_some_and(|at| at <= self.machine.now())
             || is_crowded && self.journal_bytes.max(changed_bytes / 4) > self.heads_max() / 8
     }
 
-    /// Whether there is no room for more while a checkpoint is under way. What it writes counts:
-    /// after a crash all of it is read from the journal again.
+    /// Whether memory is full while a checkpoint is in progress. What it writes counts: after a
+    /// crash all of it is read from the journal again.
     pub(super) fn is_memory_full(&self, usage: &Usage) -> bool {
         let records = usage.unwritten_bytes + usage.frozen_bytes.max(self.records_max());
         records > self.records_max() * 5 / 2 || usage.head_bytes() > self.heads_max() * 3
     }
 
-    /// How far memory has filled up since the checkpoint under way was cut: from 0 to 1, where
-    /// whoever takes much should wait for the checkpoint. What is beyond 1 is the reserve of
-    /// [`Partition::reserve_bytes`], at whose end everybody waits. `None` without a checkpoint.
+    /// How far memory has filled up since the checkpoint in progress began: from 0 to 1, at which
+    /// callers that take much memory should wait for it. Beyond 1 is the reserve of
+    /// [`Partition::reserve_bytes`], at whose end all callers wait. `None` without a checkpoint.
     pub fn filling(&self) -> Option<f64> {
         self.cutting?;
         let usage = self.machine.usage();
@@ -73,7 +73,7 @@ impl<S: Store> Partition<S> {
         Some(part(usage.unwritten_bytes, records_max).max(part(heads, heads_max)))
     }
 
-    /// Memory that is kept for those who take little, while a checkpoint is behind.
+    /// Memory reserved for callers that take little, while a checkpoint is behind.
     pub fn reserve_bytes(&self) -> usize {
         share(&self.options) / 4
     }
@@ -85,6 +85,12 @@ impl<S: Store> Partition<S> {
     pub(super) fn heads_max(&self) -> usize {
         share(&self.options)
     }
+}
+
+/// Estimated bytes of messages and groups that a checkpoint writes.
+pub(super) fn changed_bytes(usage: &Usage) -> usize {
+    let mean = usage.head_bytes() / (usage.messages + usage.groups).max(1);
+    mean.saturating_mul(usage.changed)
 }
 
 pub(super) fn share(options: &Options) -> usize {

@@ -1,6 +1,6 @@
 //! Who waits, who is called, and who is not.
 
-use hapax_core::{Config, Configure, Content, KeyView, SendMessage, Stamp, Time};
+use hapax_core::{Config, Configure, Content, KeyView, Recipe, SendMessage, Stamp, Time};
 use hapax_store::memory::MemoryStore;
 
 use super::*;
@@ -23,10 +23,10 @@ fn with_ready(count: usize) -> Partition<MemoryStore> {
     let mut partition = Partition::open(MemoryStore::default(), Options::default()).unwrap();
     let (queue, config) = (queue(), Config::default());
     let configure = Configure { queue: queue.clone(), config, if_version: None };
-    let mut commands = vec![Command::Configure(configure)];
+    let mut commands = vec![Command::Configure(Box::new(configure))];
     commands.extend((0..count).map(|key| {
         let content = Content::builder(&key.to_string()).build(b"b").unwrap();
-        Command::Send(SendMessage::new(queue.clone(), content))
+        Command::Send(SendMessage::new(&Recipe::First, queue.clone(), content))
     }));
     decide(&mut partition, commands);
     partition
@@ -82,6 +82,20 @@ fn nobody_is_called_for_nothing() {
     come(&mut waiters, 1, 1, &Turn::default());
     wake(&mut waiters, &partition);
     assert!(!waiters.has_called());
+}
+
+#[test]
+fn all_who_wait_for_messages_of_a_queue_are_called_when_it_is_deleted() {
+    let mut partition = with_ready(0);
+    let mut waiters = Waiters::default();
+    for number in 1..=3 {
+        come(&mut waiters, number, 1, &Turn::default());
+    }
+    waiters.call_again(&queue(), partition.machine());
+    assert!(!waiters.has_called(), "the queue is there, and has nothing for them");
+    decide(&mut partition, vec![Command::Delete(queue())]);
+    waiters.call_again(&queue(), partition.machine());
+    assert_eq!(called(&mut waiters), [1, 2, 3]);
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! Whose turn it is to decide for a caller that waits at several partitions.
+//! Decides which partition serves a caller that waits at several partitions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Whose turn it is to answer somebody who waits at several partitions and may give up: one at a
-/// time holds it, and who finds it held is called again where the holder had nothing.
+/// The right to answer a caller that waits at several partitions and may give up. One partition at
+/// a time holds it; one that finds it held is called again if the holder had nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Turn(Arc<AtomicU8>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     Yes,
-    /// Another partition holds it, and hears of this when it gives it back.
+    /// Another partition holds it, and learns of this when it gives it back.
     Held,
     /// Answered, or given up.
     Over,
@@ -20,17 +20,17 @@ pub enum Taken {
 const FREE: u8 = 0;
 const HELD: u8 = 1;
 const MISSED: u8 = 2;
-/// Held, and whoever waited has left meanwhile.
+/// Held, and the caller has left meanwhile.
 const LEFT: u8 = 3;
 const OVER: u8 = 4;
 
-/// What came of a turn that was given back.
+/// The result of giving a turn back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     Back,
-    /// Somebody else would have taken it meanwhile.
+    /// Another partition wanted it meanwhile.
     Missed,
-    /// Nobody waits any more.
+    /// The caller no longer waits.
     Over,
 }
 
@@ -48,7 +48,7 @@ impl Turn {
         }
     }
 
-    /// By its holder, who had nothing.
+    /// Called by its holder that had nothing.
     pub fn give_back(&self) -> Given {
         let next = |state| Some(if state == LEFT { OVER } else { FREE });
         match self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) {
@@ -59,17 +59,17 @@ impl Turn {
         }
     }
 
-    /// By its holder, who answers.
+    /// Called by its holder that answers.
     pub fn finish(&self) {
         self.0.store(OVER, Ordering::Release);
     }
 
-    /// By whoever waits: `false` where an answer may be on its way.
+    /// Called by the waiting caller: `false` if an answer may be on its way.
     pub fn give_up(&self) -> bool {
         self.0.compare_exchange(FREE, OVER, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// By whoever waits and goes away, whatever is on its way.
+    /// Called by a caller that goes away, whatever is on its way.
     pub fn leave(&self) {
         let next = |state| match state {
             FREE => Some(OVER),
@@ -79,7 +79,7 @@ impl Turn {
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 
-    /// Whether nobody waits any more.
+    /// Whether the wait is over.
     pub fn is_over(&self) -> bool {
         matches!(self.0.load(Ordering::Acquire), LEFT | OVER)
     }

@@ -30,7 +30,7 @@ pub struct TokenFile {
     directory: PathBuf,
 }
 
-/// What a token shall be.
+/// The properties of a new token.
 #[derive(Clone, Debug)]
 pub struct NewToken {
     /// A unique name for people. `None`: the token is named by its id.
@@ -41,7 +41,7 @@ pub struct NewToken {
     pub expires_at: Option<Timestamp>,
 }
 
-/// A token that was just made. Nobody can show its text again.
+/// A token that was just created. Its text cannot be shown again.
 #[derive(Clone)]
 pub struct Created {
     pub token: String,
@@ -107,7 +107,7 @@ pub enum Error {
 #[serde(deny_unknown_fields)]
 struct Contents {
     format: u32,
-    /// A flipped bit must not let a token in anywhere.
+    /// A flipped bit must not grant a token anything.
     checksum: String,
     tokens: Vec<Entry>,
 }
@@ -134,7 +134,7 @@ pub(super) struct Entry {
 }
 
 impl TokenFile {
-    /// The tokens of a broker with its data there. Nothing is read or made yet.
+    /// The tokens of a broker with its data there. Nothing is read or created yet.
     pub fn in_directory(data: &Path) -> Self {
         Self { directory: data.to_owned() }
     }
@@ -143,8 +143,8 @@ impl TokenFile {
         self.directory.join("tokens.json")
     }
 
-    /// Makes a token. The data directory is made where it is missing, so that a broker can be
-    /// given its tokens before it is started.
+    /// Creates a token. The data directory is created if it is missing, so that tokens can be
+    /// created before the broker is started.
     pub fn create(&self, new: NewToken, now: Timestamp) -> Result<Created, Error> {
         new.check(now)?;
         hapax_store::create_private_directory(&self.directory)
@@ -200,7 +200,7 @@ impl TokenFile {
         Ok(removed.listed())
     }
 
-    /// What is written; nothing where there is no file.
+    /// The stored tokens; none if there is no file.
     pub(super) fn read(&self) -> Result<Vec<Entry>, Error> {
         let path = self.path();
         let bytes = match read_bounded(&path) {
@@ -210,7 +210,7 @@ impl TokenFile {
         };
         let damaged = |why: String| Error::Damaged { path: path.clone(), why };
         let read_json = |error: serde_json::Error| damaged(error.to_string());
-        // The format first: a newer one may look different in everything else.
+        // The format first: a newer one may differ in everything else.
         let Format { format } = serde_json::from_slice(&bytes).map_err(read_json)?;
         if format > FORMAT {
             return Err(Error::Newer { path, format });
@@ -230,8 +230,8 @@ impl TokenFile {
         Ok(contents.tokens)
     }
 
-    /// Held by one writer at a time; another one waits. The kernel gives it back also when the
-    /// holder is killed.
+    /// Held by one writer at a time; others wait. The kernel releases it even if the holder is
+    /// killed.
     fn lock(&self) -> Result<File, Error> {
         let path = self.directory.join("tokens.lock");
         let lock = || {
@@ -320,7 +320,7 @@ impl Entry {
     }
 }
 
-/// The text of a token is for standard output alone, never for a log.
+/// The text of a token is only for standard output, never for a log.
 impl std::fmt::Debug for Created {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Created").field("listed", &self.listed).finish_non_exhaustive()

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use hapax_core::limits::QUEUE_NAME_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 
-/// More patterns than this are hardly written by hand.
+/// The most patterns of a token.
 const PATTERNS_MAX: usize = 64;
 
 /// A queue's name, or many: `orders`, `orders.*`, `*.eu`, `*`.
@@ -16,7 +16,7 @@ const PATTERNS_MAX: usize = 64;
 #[serde(try_from = "String", into = "String")]
 pub struct Pattern(Box<str>);
 
-/// Why a text is no pattern.
+/// Why a text is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPattern {
     #[error("a queue pattern has 1 to {QUEUE_NAME_BYTES_MAX} characters, not {0}")]
@@ -35,8 +35,8 @@ impl Pattern {
         let Some(name) = name.strip_prefix(prefix) else { return false };
         let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
         let Some(mut name) = name.strip_suffix(suffix) else { return false };
-        // The leftmost place of each piece leaves the most for the next ones, so that there is
-        // never a reason to look back.
+        // The leftmost match of each piece leaves the most for the next ones, so backtracking is
+        // never needed.
         for piece in middle.split('*') {
             let Some((_, after)) = name.split_once(piece) else { return false };
             name = after;

@@ -10,7 +10,7 @@ pub enum Permission {
     Send,
     Work,
     Admin,
-    /// Concerns the whole server, beyond the token's tenant.
+    /// Covers the whole server, beyond the token's tenant.
     Operate,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Permission {
     }
 }
 
-/// The text names no permission.
+/// The text is not a permission.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a permission: use send, work, admin or operate, separated by commas")]
 pub struct UnknownPermission(pub String);

@@ -3,7 +3,9 @@
 //! ```text
 //!   hapax_1f0c22a9d3b4_5d3c…64 hexadecimal digits…
 //!         └─ id, public └─ secret, 256 random bits
-//! ``` The broker stores the id and a BLAKE3 hash of the secret. A slow hash, as for passwords,
+//! ```
+//!
+//! The broker stores the id and a BLAKE3 hash of the secret. A slow hash, as for passwords,
 //! would not protect more: nobody can try 2^256 secrets, however fast the hash. It would only make
 //! it easy to overload the broker.
 
@@ -32,7 +34,7 @@ pub(crate) struct Hash([u8; SECRET_BYTES]);
 #[error("not the right number of lowercase hexadecimal digits")]
 pub(crate) struct NotHex;
 
-/// Makes a token: its text, to be shown once, and what to keep of it.
+/// Creates a token: its text, to be shown once, and what to store of it.
 pub(super) fn make() -> Result<(String, Id, Hash), getrandom::Error> {
     let mut id = [0; ID_BYTES];
     let mut secret = [0; SECRET_BYTES];
@@ -44,8 +46,8 @@ pub(super) fn make() -> Result<(String, Id, Hash), getrandom::Error> {
     Ok((format!("{PREFIX}{id}_{secret}"), id, hash))
 }
 
-/// The two halves of a token's text; `None` where it is none. The form is public, so how long
-/// this takes tells nothing.
+/// The two halves of a token's text; `None` if it is not one. The form is public, so the time this
+/// takes reveals nothing.
 pub(super) fn parse(text: &str) -> Option<(Id, Hash)> {
     let (id, secret) = text.strip_prefix(PREFIX)?.split_once('_')?;
     let id = id.parse().ok()?;

@@ -20,17 +20,17 @@ use super::token::{self, Hash, Id};
 use super::{Principal, file};
 use crate::stamp::Stamp;
 
-/// How long a new or revoked token waits at most until the broker knows, about.
+/// About how long a created or revoked token takes to become known to the broker.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 
-/// Known tokens. Shared by all doors.
+/// Known tokens, shared by HTTP and gRPC.
 #[derive(Debug)]
 pub struct Tokens {
     file: TokenFile,
     /// The stamp of the file that was read last, valid or not: each is read, and reported, once.
     tried: Mutex<Option<Stamp>>,
     known: ArcSwap<HashMap<Id, Known>>,
-    /// Says that there is a new set.
+    /// Notifies of a new set.
     changed: watch::Sender<()>,
 }
 
@@ -42,7 +42,7 @@ struct Known {
 }
 
 impl Tokens {
-    /// Reads the tokens of a data directory. No file means no tokens: nobody can do anything yet.
+    /// Reads the tokens of a data directory. No file means no tokens: nothing is permitted yet.
     pub fn open(data: &Path) -> Result<Self, Error> {
         let file = TokenFile::in_directory(data);
         let tried = Stamp::of(&file.path());
@@ -55,8 +55,8 @@ impl Tokens {
         })
     }
 
-    /// Whose token it is; `None` where it is malformed, unknown, wrong or expired. The answer
-    /// takes the same work in all these cases but the first.
+    /// The principal of a token; `None` if it is malformed, unknown, wrong or expired. All cases
+    /// except the first take the same work.
     pub fn authenticate(&self, token: &str, now: Timestamp) -> Option<Arc<Principal>> {
         let (id, hash) = token::parse(token)?;
         let all = self.known.load();
@@ -66,18 +66,18 @@ impl Tokens {
         Some(Arc::clone(&known.principal))
     }
 
-    /// Whether the principal's token is still known and says the same.
+    /// Whether the principal's token is still known and unchanged.
     pub fn is_current(&self, principal: &Principal, now: Timestamp) -> bool {
         let all = self.known.load();
         let known = principal.token.and_then(|id| all.get(&id));
         known.is_some_and(|known| known.is_valid(now) && *known.principal == *principal)
     }
 
-    /// Ends when the principal's token is not known any more, or says something else.
+    /// Completes when the principal's token is no longer known, or was changed.
     pub async fn revoked(&self, principal: &Principal) {
         let mut changed = self.changed.subscribe();
         while self.is_current(principal, Timestamp::now()) {
-            // Besides the file, time ends tokens.
+            // Tokens also expire without a change of the file.
             let _ = tokio::time::timeout(FOLLOW_EVERY, changed.changed()).await;
         }
     }
@@ -97,7 +97,7 @@ impl Tokens {
         loop {
             ticks.tick().await;
             let tokens = Arc::clone(&self);
-            // Files belong off the threads that serve requests.
+            // Not on the threads that serve requests.
             let checked = tokio::task::spawn_blocking(move || tokens.refresh()).await;
             if let Err(panic) = checked {
                 error!(%panic, "the tokens could not be checked");
@@ -105,7 +105,7 @@ impl Tokens {
         }
     }
 
-    /// Reads the file again if it changed. Whether there is a new set.
+    /// Reads the file again if it changed. Returns whether there is a new set.
     pub fn refresh(&self) -> bool {
         let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
         // Before reading: what is written meanwhile gets another stamp, and is read next time.

@@ -12,9 +12,9 @@ use serde_json::Value;
 use crate::lint::{Finding, Rule};
 use crate::problem::Problem;
 
-/// Far more than there are fields.
+/// Far more than the number of fields.
 const FIELDS_MAX: usize = 100;
-/// Stands in a settings file, which has no `null`, for a `retention_ms` without an end.
+/// In a settings file, which has no `null`: a `retention_ms` without an end.
 pub const FOREVER: &str = "forever";
 
 /// The form in which fields are written: `"forever"` is for TOML, which has no `null`.
@@ -24,8 +24,8 @@ pub enum Dialect {
     Toml,
 }
 
-/// Reads a configuration. What is left out has its default; what is unknown is refused, since a
-/// typo must not weaken a guarantee. Nothing at all is a configuration of defaults.
+/// Reads a configuration. Missing fields have their defaults; unknown fields are refused, because a
+/// typo must not weaken a guarantee. An empty body means all defaults.
 pub fn read(json: &[u8]) -> Result<Config, Problem> {
     if json.trim_ascii().is_empty() {
         return Ok(Config::default());
@@ -57,8 +57,7 @@ pub fn differing(one: &Config, other: &Config) -> Vec<&'static str> {
     names.filter(|name| one.get(name) != other.get(name)).collect()
 }
 
-/// The configuration with these fields, and everything that is wrong with them. A field that is
-/// wrong counts as left out.
+/// The configuration with these fields, and all errors in them. An invalid field counts as missing.
 pub fn from_fields(
     dialect: Dialect,
     fields: impl IntoIterator<Item = (String, Value)>,
@@ -66,7 +65,7 @@ pub fn from_fields(
     let mut wrong = Vec::new();
     let mut right = serde_json::Map::new();
     for (name, value) in fields {
-        // Each on its own, since serde stops at the first error.
+        // Each on its own, because serde stops at the first error.
         match check(dialect, &name, &value) {
             Ok(value) => drop(right.insert(name, value)),
             Err(finding) => wrong.push(finding),
@@ -74,9 +73,9 @@ pub fn from_fields(
     }
     let config = take(&right);
     let mut rest = config.clone();
-    // The core refuses one thing at a time: without that field, is there another?
+    // The core reports one error at a time: check the rest without that field.
     while let Err(refused) = rest.check() {
-        // A field without its value may still contradict the other one, which is no news.
+        // Without its value a field may contradict another one; that is already reported.
         let is_known = wrong.iter().any(|known| known.field == refused.field);
         let is_written = right.remove(refused.field).is_some();
         if !is_known {
@@ -119,8 +118,7 @@ fn check(dialect: Dialect, name: &str, value: &Value) -> Result<Value, Finding> 
     Err(finding(Rule::Value, why, format!("{meant}Allowed: {}", allowed(field, dialect))))
 }
 
-/// What serde says of a value, without what it expected by the names of types: what is allowed is
-/// said besides.
+/// The error of serde without the expected Rust types: the allowed values are listed separately.
 pub fn cause(error: &str) -> &str {
     error.rsplit_once(", expected ").map_or(error, |(cause, _)| cause)
 }
@@ -134,7 +132,7 @@ fn out_of_bounds(config: &Config, name: &str) -> Option<String> {
     Some(format!("{value} is not between {min} and {max}"))
 }
 
-/// A whole number that is none for serde, which reads it as a fraction since no integer holds it.
+/// Whether it is a whole number too large for an integer, which serde reads as a fraction.
 fn is_huge(value: &Value) -> bool {
     let is_integer = value.is_i64() || value.is_u64();
     !is_integer && value.as_f64().is_some_and(|number| number.abs() >= u64::MAX as f64)
@@ -154,7 +152,7 @@ fn refusal(InvalidConfig { field, reason }: InvalidConfig, dialect: Dialect) -> 
     Finding { rule, field: field.to_owned(), why, fix }
 }
 
-/// What may be written, to follow "Allowed:".
+/// The allowed values, to follow "Allowed:".
 pub fn allowed(field: &Field, dialect: Dialect) -> String {
     let bounds = Config::default().bounds();
     let bounds = bounds.iter().find(|(name, ..)| *name == field.name);

@@ -1,9 +1,9 @@
-//! The gRPC API: two streams for speed, unary calls for the rest. Converts bytes to commands and
+//! The gRPC API: streams for speed, unary calls for the rest. Converts bytes to commands and
 //! outcomes to bytes; it has no rules. The refusal of a whole call is a status with the code in its
 //! metadata; the refusal of one message or settle is an answer in its place.
 
 mod backup;
-
+mod claims;
 mod intake;
 mod meter;
 mod outbox;
@@ -14,6 +14,7 @@ mod status;
 mod unary;
 mod work;
 
+use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ use axum::extract::Request as HttpRequest;
 use axum::routing::post;
 use bytes::Bytes;
 use futures_util::Stream;
-use hapax_wire::lean::Raw;
+use futures_util::stream::Empty;
+use hapax_wire::lean::{Frames, Raw};
 use hapax_wire::proto::hapax_server::HapaxServer;
 use hapax_wire::{Code, proto};
 use tonic::server::{Grpc, StreamingService};
@@ -33,6 +35,7 @@ use crate::auth::Principal;
 use crate::doors::unread::{Unread, is_refused_call};
 use crate::problem::Problem;
 use crate::service::Service;
+use claims::ClaimsStream;
 use intake::Intake;
 use meter::Meter;
 use send::SendStream;
@@ -43,13 +46,20 @@ use work::WorkStream;
 pub(super) const FRAME_BYTES_MAX: usize = 32 * 1_024 * 1_024 + 64 * 1_024;
 const SEND: &str = "/hapax.v1.Hapax/Send";
 const WORK: &str = "/hapax.v1.Hapax/Work";
+const CLAIMS: &str = "/hapax.v1.Hapax/Claims";
+
+/// Whether a path is that of a stream, which is read frame by frame.
+fn is_stream(path: &str) -> bool {
+    matches!(path, SEND | WORK | CLAIMS)
+}
 
 /// Every gRPC service of the broker: its own, health and reflection.
 pub fn routes(service: Service) -> axum::Router {
     let (health, healthy) = tonic_health::server::health_reporter();
     tokio::spawn(report(health, service.clone()));
-    let sends = Opener { service: service.clone(), open: SendStream::new };
-    let works = Opener { service: service.clone(), open: WorkStream::new };
+    let sends = Opener::new(&service, "hapax.v1.SendFrame", SendStream::new);
+    let works = Opener::new(&service, "hapax.v1.WorkFrame", WorkStream::new);
+    let claims = Opener::new(&service, "hapax.v1.ClaimsFrame", ClaimsStream::new);
     let metered = service.clone();
     let door = HapaxServer::new(Door { service })
         .max_decoding_message_size(FRAME_BYTES_MAX)
@@ -67,7 +77,8 @@ pub fn routes(service: Service) -> axum::Router {
     // More exact than the route of the service, so that they come first.
     let streams = axum::Router::new()
         .route(SEND, post(move |request: HttpRequest| serve(sends.clone(), request)))
-        .route(WORK, post(move |request: HttpRequest| serve(works.clone(), request)));
+        .route(WORK, post(move |request: HttpRequest| serve(works.clone(), request)))
+        .route(CLAIMS, post(move |request: HttpRequest| serve(claims.clone(), request)));
     let metered = axum::middleware::from_fn_with_state(metered, meter::admit);
     let traced = axum::middleware::from_fn(trace);
     let read = axum::middleware::from_fn(read_refused);
@@ -76,12 +87,12 @@ pub fn routes(service: Service) -> axum::Router {
 }
 
 /// Reads what is left of a small call that was refused, so that its caller gets the refusal. The
-/// two streams are left alone: they are read frame by frame for as long as they live.
+/// streams are left alone.
 async fn read_refused(
     mut request: HttpRequest,
     next: axum::middleware::Next,
 ) -> axum::response::Response {
-    if matches!(request.uri().path(), SEND | WORK) {
+    if is_stream(request.uri().path()) {
         return next.run(request).await;
     }
     let unread = Unread::of(&mut request);
@@ -94,59 +105,76 @@ async fn read_refused(
     response
 }
 
-/// Every call in a span of its own, where spans are exported. Of a stream it is the opening.
+/// Runs every call in a span, if spans are exported. For a stream the span covers the opening.
 async fn trace(request: HttpRequest, next: axum::middleware::Next) -> axum::response::Response {
     let traceparent = request.headers().get("traceparent").and_then(|value| value.to_str().ok());
     let name = request.uri().path().trim_start_matches('/');
     let span = crate::log::request_span(name, traceparent);
     let response = next.run(request).instrument(span.clone()).await;
-    // The status of a call that was refused at once; others tell it behind their answers.
+    // The status of a call that was refused at once; others have it in their trailers.
     if let Some(code) = response.headers().get("hapax-code").and_then(|code| code.to_str().ok()) {
         span.record("answer", code);
     }
     response
 }
 
-async fn serve<O: StreamingService<Bytes, Response = Vec<u8>> + Send>(
-    opener: O,
-    request: HttpRequest,
-) -> http::Response<tonic::body::Body>
+/// Opens a stream. Its frames are the body of the response, unchanged.
+async fn serve<O, S>(opener: Opener<O>, request: HttpRequest) -> http::Response<tonic::body::Body>
 where
-    O::ResponseStream: Send + 'static,
+    O: Fn(Service, Arc<Principal>, Intake) -> S + Send,
+    S: Stream<Item = Result<Vec<u8>, Status>> + Send + Unpin + 'static,
 {
-    let mut grpc = Grpc::new(Raw::default())
-        .max_decoding_message_size(FRAME_BYTES_MAX)
-        .max_encoding_message_size(usize::MAX);
-    grpc.streaming(opener, request).await
+    let mut opened = None;
+    let mut grpc = Grpc::new(Raw).max_decoding_message_size(FRAME_BYTES_MAX);
+    let response = grpc.streaming(Opening { opener, opened: &mut opened }, request).await;
+    match opened {
+        Some(stream) => response.map(|_| tonic::body::Body::new(Frames::of_response(stream))),
+        None => response,
+    }
 }
 
-/// Opens streams for callers who are known.
+/// Opens streams for authenticated callers.
 #[derive(Clone)]
 struct Opener<O> {
     service: Service,
+    /// What the frames are in the `.proto`.
+    frame: &'static str,
     open: O,
 }
 
-impl<O, S> StreamingService<Bytes> for Opener<O>
+impl<O> Opener<O> {
+    fn new(service: &Service, frame: &'static str, open: O) -> Self {
+        Self { service: service.clone(), frame, open }
+    }
+}
+
+/// The opening of one stream.
+struct Opening<'a, O, S> {
+    opener: Opener<O>,
+    opened: &'a mut Option<S>,
+}
+
+impl<O, S> StreamingService<Bytes> for Opening<'_, O, S>
 where
     O: Fn(Service, Arc<Principal>, Intake) -> S,
-    S: Stream<Item = Result<Vec<u8>, Status>>,
 {
-    type Response = Vec<u8>;
-    type ResponseStream = S;
-    type Future = Ready<Result<Response<S>, Status>>;
+    type Response = Infallible;
+    type ResponseStream = Empty<Result<Infallible, Status>>;
+    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<Bytes>>) -> Self::Future {
         let opened = principal(&request).and_then(|principal| {
             let meter = request.extensions().get::<Meter>().cloned().ok_or_else(unmetered)?;
-            let intake = Intake::new(request.into_inner(), meter);
-            Ok(Response::new((self.open)(self.service.clone(), principal, intake)))
+            let Opener { service, frame, open } = &self.opener;
+            let intake = Intake::new(request.into_inner(), frame, meter);
+            *self.opened = Some(open(service.clone(), principal, intake));
+            Ok(Response::new(futures_util::stream::empty()))
         });
         ready(opened.map_err(|problem| status(&problem)))
     }
 }
 
-/// Says what health checks get to hear, as long as the broker runs.
+/// Sets the status for health checks while the broker runs.
 async fn report(health: tonic_health::server::HealthReporter, service: Service) {
     use tonic_health::ServingStatus::{NotServing, Serving};
     let engine = service.engine().clone();
@@ -154,10 +182,7 @@ async fn report(health: tonic_health::server::HealthReporter, service: Service) 
     for status in [Serving, NotServing] {
         health.set_service_status("", status).await;
         health.set_service_status("hapax.v1.Hapax", status).await;
-        tokio::select! {
-            () = engine.draining() => {}
-            _ = engine.failed() => {}
-        }
+        engine.unready().await;
     }
 }
 

@@ -30,6 +30,7 @@ use utoipa::OpenApi;
 
 use crate::service::Service;
 use access::Access;
+pub(crate) use dispatch::generated;
 use openapi::Every;
 use takes::Takes;
 
@@ -42,7 +43,7 @@ pub fn router(service: Service) -> Router {
         .with_state(service)
 }
 
-/// A route: who may ask it, and what it takes.
+/// A route: who may call it, and what it accepts.
 #[derive(Clone, Copy, Debug)]
 struct Route {
     method: &'static str,
@@ -52,7 +53,7 @@ struct Route {
 }
 
 impl Route {
-    /// The route of a request; `None` where there is no such route.
+    /// The route of a request; `None` if there is none.
     fn of(method: &Method, path: &str) -> Option<&'static Self> {
         // A HEAD is answered by the handler of GET.
         let method = if method == Method::HEAD { "get" } else { method.as_str() };

@@ -11,11 +11,11 @@ use crate::problem::Problem;
 const PART: Duration = Duration::from_secs(10);
 /// Timeout for a whole body.
 const WHOLE: Duration = Duration::from_secs(120);
-/// A body that is not whole after this has come at [`BYTES_PER_S_MIN`] on average.
+/// After this time a body must have arrived at [`BYTES_PER_S_MIN`] on average.
 const GRACE: Duration = Duration::from_secs(10);
 const BYTES_PER_S_MIN: u64 = 8 * 1_024;
 
-/// A body on its way in.
+/// The progress of a body.
 #[derive(Debug)]
 pub(super) struct Pace {
     /// The start time, moved by the time for which the broker made it wait.

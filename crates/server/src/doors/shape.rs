@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hapax_core::{
     Answer, Blob, Content, Delivery, Emit, Event, Fingerprint, Invalid, KeyView, MessageId, Place,
-    QueueName, Receive, RedriveView, Select, SendMessage, Settled, Time, Verb, limits,
+    QueueName, Receive, Recipe, RedriveView, Select, SendMessage, Settled, Time, Verb, limits,
 };
 use hapax_wire as wire;
 use hapax_wire::lean;
@@ -18,21 +18,26 @@ use crate::service::{Claimed, Permit, Queue};
 
 // ---- What comes in
 
-/// A message on its way in. Hashed here, in the caller's task.
-pub(super) fn send(queue: &QueueName, message: &lean::Message<'_>) -> Result<SendMessage, Problem> {
-    let mut builder = Content::builder(message.key)
+/// Converts a message. Hashed here, in the caller's task.
+pub(super) fn send(
+    recipe: &Recipe,
+    queue: &QueueName,
+    message: &lean::Message<'_>,
+) -> Result<SendMessage, Problem> {
+    let mut builder = Content::builder(given_key(message.key)?)
         .content_type(some(message.content_type))
-        .group(some(message.group));
+        .group(message.group);
     for (name, value) in &message.headers {
         builder = builder.header(name, value);
     }
-    let mut send = SendMessage::new(queue.clone(), builder.build(message.body)?);
+    let (queue, content) = (queue.clone(), builder.build(message.body)?);
+    let mut send = match own_fingerprint(recipe, "fingerprint", message.fingerprint)? {
+        Some(own) => SendMessage::with_fingerprint(recipe, queue, content, own),
+        None => SendMessage::new(recipe, queue, content),
+    };
     send.delay_ms = message.delay_ms;
     send.ttl_ms = message.ttl_ms;
     send.issued_at = message.issued_at_ms.map(Time);
-    if let Some(own) = own_fingerprint("fingerprint", message.fingerprint)? {
-        send.fingerprint = own;
-    }
     Ok(send)
 }
 
@@ -42,19 +47,18 @@ pub(super) fn check_key(field: &str, key: Option<&str>) -> Result<(), Problem> {
     checked.map_err(|problem| Problem { detail: format!("{field}: {}", problem.detail), ..problem })
 }
 
-/// Whether key and group of a message or an emit can be what JSON says they are. Protobuf has no
-/// other word for none than an empty text; JSON has, and there an empty one is not taken for none:
-/// who writes it meant one, and every message without a key is a new operation.
-pub(super) fn check_names(key: Option<&str>, group: Option<&str>) -> Result<(), Problem> {
-    check_key("key", key)?;
-    match group {
-        Some("") => Err(Invalid::GroupLength(0).into()),
-        _ => Ok(()),
+/// The key of a message or an emit; empty if it has none. A given but empty key is refused: its
+/// caller meant one, and every message without a key is a new operation.
+fn given_key(key: Option<&str>) -> Result<&str, Problem> {
+    match key {
+        Some("") => check_key("key", key).map(|()| ""),
+        key => Ok(key.unwrap_or_default()),
     }
 }
 
 /// The fingerprint that a caller gave in a field or header.
 pub(super) fn own_fingerprint(
+    recipe: &Recipe,
     field: &str,
     fingerprint: Option<&str>,
 ) -> Result<Option<Fingerprint>, Problem> {
@@ -65,11 +69,11 @@ pub(super) fn own_fingerprint(
             limits::FINGERPRINT_BYTES_MAX,
             text.len()
         ))),
-        text => Ok(text.map(Fingerprint::own)),
+        text => Ok(text.map(|text| recipe.own(text))),
     }
 }
 
-/// What a worker asks for.
+/// Converts a receive.
 pub(super) fn receive(queue: &QueueName, asked: wire::ReceiveRequest) -> Receive {
     Receive {
         queue: queue.clone(),
@@ -81,8 +85,9 @@ pub(super) fn receive(queue: &QueueName, asked: wire::ReceiveRequest) -> Receive
     }
 }
 
-/// What a settle says.
+/// Converts the verb of a settle.
 pub(super) fn verb(
+    recipe: &Recipe,
     verb: Option<wire::settle::Verb>,
     queue: impl Fn(&str) -> Result<QueueName, Problem>,
 ) -> Result<Verb, Problem> {
@@ -96,7 +101,7 @@ pub(super) fn verb(
     Ok(match verb {
         Said::Done(done) => {
             let emits = done.emits.iter().enumerate();
-            let emits = emits.map(|(place, it)| emit(it, &queue).map_err(of_emit(place)));
+            let emits = emits.map(|(place, it)| emit(recipe, it, &queue).map_err(of_emit(place)));
             let emits = emits.collect::<Result<_, Problem>>()?;
             Verb::Done { result: done.result.as_ref().map(blob_in).transpose()?, emits }
         }
@@ -119,24 +124,24 @@ pub(super) fn of_emit(place: usize) -> impl FnOnce(Problem) -> Problem {
 }
 
 fn emit(
+    recipe: &Recipe,
     emit: &wire::Emit,
     queue: impl Fn(&str) -> Result<QueueName, Problem>,
 ) -> Result<Emit, Problem> {
     let queue = queue(&emit.queue)?;
-    let key = emit.key.as_deref().unwrap_or_default();
+    let key = given_key(emit.key.as_deref())?;
     if key.is_empty() && emit.name.is_empty() {
         return Err(Problem::unnamed_emit());
     }
-    let mut builder = Content::builder(key)
-        .content_type(some(&emit.content_type))
-        .group(emit.group.as_deref().and_then(some));
+    let mut builder =
+        Content::builder(key).content_type(some(&emit.content_type)).group(emit.group.as_deref());
     for (name, value) in &emit.headers {
         builder = builder.header(name, value);
     }
     Ok(Emit {
         delay_ms: emit.delay_ms,
         ttl_ms: emit.ttl_ms,
-        fingerprint: own_fingerprint("fingerprint", emit.fingerprint.as_deref())?,
+        fingerprint: own_fingerprint(recipe, "fingerprint", emit.fingerprint.as_deref())?,
         ..Emit::new(queue, &emit.name, builder.build(&emit.body)?)
     })
 }
@@ -145,7 +150,7 @@ pub(super) fn blob_in(blob: &wire::Blob) -> Result<Blob, Problem> {
     self::blob(&blob.body, &blob.content_type)
 }
 
-/// Bytes that came in, on their own: a part of a request would keep the whole of it in memory.
+/// Copies bytes of a request: a slice would keep the whole request in memory.
 pub(super) fn blob(body: &[u8], content_type: &str) -> Result<Blob, Problem> {
     if content_type.len() > limits::CONTENT_TYPE_BYTES_MAX {
         return Err(Invalid::ContentTypeLength(content_type.len()).into());
@@ -177,7 +182,7 @@ pub(super) fn filter(filter: wire::RedriveFilter) -> Select {
     }
 }
 
-/// A text that protobuf leaves empty where there is none.
+/// A text that is empty in protobuf if there is none.
 pub(super) fn some(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
@@ -289,7 +294,7 @@ pub(super) fn answer(reference: u64, answer: Answer) -> wire::Answer {
 }
 
 /// What a claim gets.
-pub(super) fn claimed(permit: &Permit, claimed: Claimed) -> wire::ClaimReply {
+pub(super) fn claimed(reference: u64, permit: &Permit, claimed: Claimed) -> wire::ClaimReply {
     let mut reply = wire::ClaimReply::default();
     if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, .. }, Some(sealed)) =
         (&claimed.answer, claimed.lease)
@@ -301,7 +306,7 @@ pub(super) fn claimed(permit: &Permit, claimed: Claimed) -> wire::ClaimReply {
         reply.lease_ms = *lease_ms;
         reply.recovery_points = recovery_points.clone();
     }
-    reply.answer = Some(answer(0, claimed.answer));
+    reply.answer = Some(answer(reference, claimed.answer));
     reply
 }
 
@@ -471,7 +476,7 @@ fn headers(content: &Content) -> std::collections::BTreeMap<String, String> {
     content.headers().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// What lasts for ever has no end to tell.
+/// A time; `None` for never.
 fn bounded(time: Time) -> Option<u64> {
     (time != Time::NEVER).then_some(time.0)
 }

@@ -1,8 +1,8 @@
 //! Reads the rest of a refused request's body. A caller that sends its whole body before it reads
 //! the answer would lose the answer if the connection were closed at once. So a part of the rest is
-//! read and thrown away; if more is left, the answer has `Connection: close`. Over HTTP/2 the
-//! request is reset behind its answer, and some clients (curl 7.88) then drop the answer: there a
-//! small rest is read too.
+//! read and discarded; if more is left, the answer has `Connection: close`. Over HTTP/2 the request
+//! is reset after its answer, and some clients (curl 7.88) then drop the answer: there a small rest
+//! is read too.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,12 @@ use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 
-/// How much of a body is read and thrown away, and for how long.
+/// How much of a body is read and discarded, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rest {
     bytes_max: usize,
     wait: Duration,
-    /// Whether the connection is closed where more is left.
+    /// Whether the connection is closed if more is left.
     is_closing: bool,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// Keeps a hand on the body of a request, if it has one.
+    /// Keeps access to the body of a request, if it has one.
     pub(super) fn of(request: &mut Request) -> Option<Self> {
         if request.body().is_end_stream() {
             return None;
@@ -57,7 +57,7 @@ impl Unread {
         Some(unread)
     }
 
-    /// Throws away what is left, and marks the answer where the connection cannot go on.
+    /// Discards the rest, and marks the answer if the connection must be closed.
     pub(super) async fn finish(self, response: &mut Response) {
         let Some(mut body) = self.lock().take() else { return };
         let Rest { bytes_max, wait, is_closing } = self.rest;
@@ -166,6 +166,33 @@ mod tests {
         >()));
         *request.version_mut() = Version::HTTP_2;
         assert!(!is_closed(Unread::of(&mut request).unwrap()).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn over_http2_nothing_of_a_rest_that_is_known_to_be_large_is_waited_for() {
+        struct Promised;
+
+        impl HttpBody for Promised {
+            type Data = Bytes;
+            type Error = Infallible;
+
+            fn poll_frame(
+                self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+            ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+                Poll::Pending
+            }
+
+            fn size_hint(&self) -> SizeHint {
+                SizeHint::with_exact(HTTP2.bytes_max as u64 + 1)
+            }
+        }
+
+        let mut request = Request::new(Body::new(Promised));
+        *request.version_mut() = Version::HTTP_2;
+        let started = tokio::time::Instant::now();
+        assert!(!is_closed(Unread::of(&mut request).unwrap()).await);
+        assert_eq!(started.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test]

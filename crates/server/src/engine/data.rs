@@ -2,42 +2,70 @@
 //!
 //! ```text
 //!   hapax-data/
-//!     broker.json       format and number of partitions, fixed when the data is created; whether
-//!                       it is being created, or is a copy that was not opened yet
-//!     secret            makes leases unguessable; readable by the owner alone; a copy gets another
-//!     tokens.json       hashed tokens, where there are any
+//!     broker.json       format, number of partitions and the secret of fingerprints, fixed when
+//!                       the data is created; whether it is being created, or is a copy that was
+//!                       not opened yet
+//!     secret            makes leases unguessable; readable only by its owner; a copy gets another
+//!     tokens.json       hashed tokens, if there are any
 //!     partition-0000/   a partition: journal and rows (docs/disk-format.md)
 //! ```
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hapax_core::Recipe;
 use hapax_store::disk;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::whole;
 
-const FORMAT: u32 = 1;
+/// The format of new data. Format 1, of 0.1, has no secret of fingerprints and keeps its recipe.
+const FORMAT: u32 = 2;
 
-/// A data directory, found whole or about to be created. Its partitions are opened by the engine,
-/// which then completes it.
+/// A data directory, complete or about to be created. The engine opens its partitions and then
+/// completes it.
 #[derive(Clone, Debug)]
 pub struct Data {
     path: PathBuf,
-    partitions: u16,
+    head: Head,
     secret: [u8; 32],
+    recipe: Recipe,
+}
+
+/// The contents of `broker.json`. A wrong number here would make keys be looked up in the wrong
+/// partition or under other digests.
+#[derive(Clone, Debug)]
+struct Head {
+    partitions: u16,
+    /// Absent if the data uses the first recipe.
+    hashing: Option<Hashing>,
+    /// Absent if the directory is complete and in use.
     state: Option<State>,
 }
 
-/// One wrong number here, and keys would be looked for in the wrong partition.
+/// The secret of fingerprints. A copy keeps it, unlike the secret of leases: what was sent before
+/// is compared with what is sent again.
+#[derive(Clone)]
+struct Hashing([u8; 32]);
+
+impl fmt::Debug for Hashing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hashing")
+    }
+}
+
+/// A [`Head`] as it is written.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Head {
+struct Written {
     format: u32,
     partitions: u16,
-    /// Absent where the directory is whole and in use.
+    /// Hexadecimal; since format 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fingerprint_secret: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     state: Option<State>,
     checksum: String,
@@ -47,17 +75,17 @@ struct Head {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// Being created: nobody was served from it, and what is missing is made.
+    /// Being created: it was never used, and missing parts are created.
     Creating,
-    /// A copy that no broker has opened yet. The original may have gone on: the first broker that
+    /// A copy that no broker has opened yet. The original may have continued: the first broker that
     /// opens the copy raises its epochs above the original's and takes another secret, so that no
-    /// fence comes again and no lease from before settles anything.
+    /// fence is reused and no earlier lease settles anything.
     Copy,
 }
 
 impl Data {
-    /// Opens the directory, or creates it for so many partitions. An existing one keeps its
-    /// number. What should be there and is not is refused, and nothing is changed.
+    /// Opens the directory, or creates it with this number of partitions. An existing one keeps its
+    /// number. If a part is missing, it is refused and nothing is changed.
     pub fn open(path: &Path, partitions: u16) -> Result<Self, Error> {
         let head = match Head::read(path)? {
             Some(head) => head,
@@ -71,30 +99,29 @@ impl Data {
             }
             None => refuse_incomplete(path, head.partitions)?,
         };
-        let (path, partitions, state) = (path.to_owned(), head.partitions, head.state);
-        Ok(Self { path, partitions, secret, state })
+        let recipe = head.recipe();
+        Ok(Self { path: path.to_owned(), head, secret, recipe })
     }
 
     /// How the partitions are to be opened.
     pub(super) fn store_options(&self) -> disk::Options {
         disk::Options {
-            must_exist: self.state != Some(State::Creating),
-            lineage: (self.state == Some(State::Copy)).then(lineage),
+            must_exist: self.head.state != Some(State::Creating),
+            lineage: (self.head.state == Some(State::Copy)).then(lineage),
             ..disk::Options::default()
         }
     }
 
-    /// All partitions are open, so they are there and nobody else has them: from here on the
-    /// directory is whole.
+    /// Marks the directory as complete: all partitions are open.
     pub(super) fn complete(&mut self) -> Result<(), Error> {
-        if self.state.take().is_some() {
+        if self.head.state.take().is_some() {
             write(&self.path.join("secret"), &sealed(&self.secret), 0o600)?;
-            Head::new(self.partitions, None).write(&self.path)?;
+            self.head.write(&self.path)?;
         }
         Ok(())
     }
 
-    /// The partitions of an existing data directory that is whole, without changing anything.
+    /// The partitions of a complete data directory, without changing anything.
     pub fn partition_paths(path: &Path) -> Result<Vec<PathBuf>, Error> {
         let Some(head) = Head::read(path)? else {
             refuse_remains(path)?;
@@ -118,8 +145,8 @@ impl Data {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::io("read", &tokens, error)),
         }
-        // Last: what has no head was never a whole copy.
-        Head::new(head.partitions, Some(State::Copy)).write(target)
+        // Last: a copy without a head is incomplete.
+        Head { state: Some(State::Copy), ..head }.write(target)
     }
 
     /// Refuses a target for a copy that lies in the data itself.
@@ -128,7 +155,7 @@ impl Data {
         let data = real(path).map_err(|error| Error::io("read", path, error))?;
         let absolute =
             std::path::absolute(target).map_err(|error| Error::io("find", target, error))?;
-        // The target need not exist yet: what counts is where its first existing parent is.
+        // The target need not exist yet: its first existing parent counts.
         let existing = absolute.ancestors().find_map(|ancestor| real(ancestor).ok());
         match existing.is_some_and(|existing| existing.starts_with(&data)) {
             true => Err(Error::Inside { target: target.to_owned(), data: path.to_owned() }),
@@ -141,7 +168,12 @@ impl Data {
     }
 
     pub fn partitions(&self) -> u16 {
-        self.partitions
+        self.head.partitions
+    }
+
+    /// How keys and bodies are hashed, in every partition.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
     }
 
     pub(super) fn partition(&self, number: u16) -> PathBuf {
@@ -154,12 +186,27 @@ impl Data {
 }
 
 impl Head {
-    fn new(partitions: u16, state: Option<State>) -> Self {
-        let covered = match state {
-            None => format!("{FORMAT} {partitions}"),
-            Some(state) => format!("{FORMAT} {partitions} {state:?}"),
+    fn recipe(&self) -> Recipe {
+        match &self.hashing {
+            Some(Hashing(secret)) => Recipe::second(secret),
+            None => Recipe::First,
+        }
+    }
+
+    fn written(&self) -> Written {
+        let (format, secret) = match &self.hashing {
+            Some(Hashing(secret)) => (FORMAT, Some(hex(secret))),
+            None => (1, None),
         };
-        Self { format: FORMAT, partitions, state, checksum: whole::checksum(covered.as_bytes()) }
+        let Self { partitions, state, .. } = *self;
+        let mut covered = format!("{format} {partitions}");
+        for more in [secret.clone(), state.map(|state| format!("{state:?}"))].into_iter().flatten()
+        {
+            covered.push(' ');
+            covered.push_str(&more);
+        }
+        let checksum = whole::checksum(covered.as_bytes());
+        Written { format, partitions, fingerprint_secret: secret, state, checksum }
     }
 
     fn read(path: &Path) -> Result<Option<Self>, Error> {
@@ -180,10 +227,15 @@ impl Head {
             Some(_) => {}
             None => return Err(damaged("it has no format".to_owned())),
         }
-        let head: Self =
+        let read: Written =
             serde_json::from_value(head).map_err(|error| damaged(error.to_string()))?;
-        let checksum = Self::new(head.partitions, head.state).checksum;
-        if head.format != FORMAT || head.checksum != checksum {
+        let secret = read.fingerprint_secret.as_deref();
+        let secret = secret.map(|text| unhex(text).ok_or("fingerprint_secret is not a secret"));
+        let hashing = secret.transpose().map_err(|why| damaged(why.to_owned()))?.map(Hashing);
+        let head = Self { partitions: read.partitions, hashing, state: read.state };
+        // The format says whether there is a secret, and the checksum covers both.
+        let right = head.written();
+        if read.format != right.format || read.checksum != right.checksum {
             return Err(damaged("its checksum does not match".to_owned()));
         }
         Ok(Some(head))
@@ -193,14 +245,15 @@ impl Head {
         refuse_remains(path)?;
         hapax_store::create_private_directory(path)
             .map_err(|error| Error::io("create", path, error))?;
-        let head = Self::new(partitions, Some(State::Creating));
+        let hashing = Some(Hashing(new_secret(path)?));
+        let head = Self { partitions, hashing, state: Some(State::Creating) };
         head.write(path)?;
         Ok(head)
     }
 
     fn write(&self, path: &Path) -> Result<(), Error> {
         let file = path.join("broker.json");
-        let mut bytes = serde_json::to_vec(self)
+        let mut bytes = serde_json::to_vec(&self.written())
             .map_err(|error| Error::Damaged(file.clone(), error.to_string()))?;
         bytes.push(b'\n');
         write(&file, &bytes, 0o600)
@@ -211,7 +264,7 @@ pub(super) fn partition_path(path: &Path, number: u16) -> PathBuf {
     path.join(format!("partition-{number:04}"))
 }
 
-/// The secret of a directory whose head says that it is whole.
+/// The secret of a directory whose head says that it is complete.
 fn secret(path: &Path) -> Result<[u8; 32], Error> {
     let file = path.join("secret");
     match fs::read(&file) {
@@ -231,8 +284,15 @@ fn new_secret(path: &Path) -> Result<[u8; 32], Error> {
     Ok(secret)
 }
 
-/// Refuses a directory that lacks its secret, or a partition, or what makes a partition one.
-/// Returns the secret.
+fn hex(bytes: &[u8; 32]) -> String {
+    blake3::Hash::from_bytes(*bytes).to_hex().to_string()
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    blake3::Hash::from_hex(text).ok().map(Into::into)
+}
+
+/// Refuses a directory that lacks its secret, a partition, or a part of one. Returns the secret.
 fn refuse_incomplete(path: &Path, partitions: u16) -> Result<[u8; 32], Error> {
     let secret = secret(path)?;
     for number in 0..partitions {
@@ -246,8 +306,8 @@ fn refuse_incomplete(path: &Path, partitions: u16) -> Result<[u8; 32], Error> {
     Ok(secret)
 }
 
-/// Refuses a directory without a head that holds anything of a broker: somebody's data that lost
-/// its head, a copy that was broken off, or one partition of a broker. Never an empty broker.
+/// Refuses a directory without a head that holds anything of a broker: data that lost its head, an
+/// interrupted copy, or one partition of a broker. It is never treated as empty.
 fn refuse_remains(path: &Path) -> Result<(), Error> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
@@ -268,8 +328,8 @@ fn refuse_remains(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The least epoch of a copy that is opened now: it grows by one every two minutes, and nobody
-/// starts a broker that often for long.
+/// The minimum epoch of a copy that is opened now: it grows by one every two minutes, faster than a
+/// broker is restarted.
 fn lineage() -> u32 {
     const SINCE_S: u64 = 1_767_225_600; // 2026-01-01
     const UNIT_S: u64 = 120;

@@ -9,27 +9,27 @@ use hapax_core::{Holding, QueueName, Report};
 
 use super::Shared;
 
-/// The newest report of each partition about each queue that a writer has not heard yet.
-pub(super) type Unheard = Mutex<HashMap<(QueueName, u16), Holding>>;
+/// The newest reports that a writer has not read yet, by queue and partition.
+pub(super) type UnreadReports = Mutex<HashMap<(QueueName, u16), Holding>>;
 
 impl Shared {
     /// Leaves reports for the writers of all other partitions.
     pub(super) fn report(&self, reports: &[Report]) {
-        for (number, unheard) in self.unheard.iter().enumerate() {
-            let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
+        for (number, unread) in self.unread.iter().enumerate() {
+            let mut unread = unread.lock().unwrap_or_else(PoisonError::into_inner);
             let others = reports.iter().filter(|report| usize::from(report.partition) != number);
             for Report { partition, queue, holding } in others {
-                unheard.insert((queue.clone(), *partition), *holding);
+                unread.insert((queue.clone(), *partition), *holding);
             }
         }
     }
 
-    /// Lets a partition hear what it has not heard yet. Reports about queues that it does not know
-    /// yet are kept.
+    /// Passes unread reports to a partition. Reports about queues that it does not know yet are
+    /// kept.
     pub(super) fn hear(&self, number: usize, mut hear: impl FnMut(&Report) -> bool) {
-        let Some(unheard) = self.unheard.get(number) else { return };
-        let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
-        unheard.retain(|(queue, partition), holding| {
+        let Some(unread) = self.unread.get(number) else { return };
+        let mut unread = unread.lock().unwrap_or_else(PoisonError::into_inner);
+        unread.retain(|(queue, partition), holding| {
             let (partition, queue, holding) = (*partition, queue.clone(), *holding);
             !hear(&Report { partition, queue, holding })
         });
@@ -37,9 +37,9 @@ impl Shared {
 
     /// The queue was deleted in all partitions.
     pub(super) fn forget_reports(&self, queue: &QueueName) {
-        for unheard in &self.unheard {
-            let mut unheard = unheard.lock().unwrap_or_else(PoisonError::into_inner);
-            unheard.retain(|(known, _), _| known != queue);
+        for unread in &self.unread {
+            let mut unread = unread.lock().unwrap_or_else(PoisonError::into_inner);
+            unread.retain(|(known, _), _| known != queue);
         }
     }
 }

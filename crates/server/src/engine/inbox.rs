@@ -8,9 +8,8 @@ use std::thread::Thread;
 use hapax_core::{Command, Outcome, QueueName};
 use hapax_partition::Partition;
 use hapax_partition::wait::Waiter;
-use hapax_store::disk::DiskStore;
 
-use super::Stopped;
+use super::{AnyStore, Stopped};
 
 /// Called once, on the writer's thread, when the outcomes are durable: it must not block.
 pub(crate) type Reply = Box<dyn Replies>;
@@ -19,8 +18,8 @@ pub(crate) type Outcomes = Result<Vec<Outcome>, Stopped>;
 
 /// Takes the outcomes of a list of commands.
 pub(crate) trait Replies: Send {
-    /// Sees the outcomes that came while others are still to come, again and again from the first
-    /// one on. It may take large parts out of them.
+    /// Sees the outcomes so far while others are pending, each time from the first one on. It may
+    /// take large parts out of them.
     fn see(&mut self, _outcomes: &mut [Outcome]) {}
 
     fn call(self: Box<Self>, outcomes: Outcomes);
@@ -32,47 +31,36 @@ impl<F: FnOnce(Outcomes) + Send> Replies for F {
     }
 }
 
-/// What somebody wants of a partition.
+/// A request to a partition.
 pub(crate) enum Ask {
     /// The outcomes of these commands, in order.
     Commands(Vec<Command>, Reply),
     /// Messages, as soon as there are any, or a key, as soon as its message has ended.
     Wait(Box<Waiter<Reply>>),
-    /// Wakes those who wait for messages of a queue.
+    /// Wakes the waiters for messages of a queue.
     CallAgain(QueueName),
     /// Reads the state of the partition. The returned closure runs when that state is durable.
     Inspect(Inspect),
-    /// Hand out no more messages: who waits for some goes with nothing.
+    /// Delivers no more messages: waiting receivers get nothing.
     Drain,
-    /// Write down everything and end.
+    /// Writes everything to disk and ends.
     Stop,
 }
 
-impl Ask {
-    /// How many commands it may bring.
-    pub(super) fn commands(&self) -> usize {
-        match self {
-            Self::Commands(list, _) => list.len(),
-            Self::Wait(_) => 1,
-            Self::CallAgain(_) | Self::Inspect(_) | Self::Drain | Self::Stop => 0,
-        }
-    }
-}
-
-pub(crate) type Inspect = Box<dyn FnOnce(&Partition<DiskStore>) -> Seen + Send>;
+pub(crate) type Inspect = Box<dyn FnOnce(&Partition<AnyStore>) -> Seen + Send>;
 pub(crate) type Seen = Box<dyn FnOnce() + Send>;
 
 const AWAKE: u8 = 0;
 const FOR_ANYTHING: u8 = 1;
 const FOR_THE_DISK: u8 = 2;
 
-/// Many push, the writer takes all.
+/// Many threads push; the writer takes all.
 #[derive(Default)]
 pub(crate) struct Inbox {
     asks: Mutex<Option<Vec<Ask>>>,
     /// What the writer sleeps for, or is about to.
     sleeps: AtomicU8,
-    /// The disk said something since the writer last went to sleep.
+    /// The store reported something since the writer last went to sleep.
     news: AtomicBool,
     writer: OnceLock<Thread>,
 }
@@ -82,7 +70,7 @@ impl Inbox {
         Self { asks: Mutex::new(Some(Vec::new())), ..Self::default() }
     }
 
-    /// Hands an ask over, or back where the writer is gone.
+    /// Adds a request, or returns it if the writer is gone.
     pub(crate) fn push(&self, ask: Ask) -> Result<(), Ask> {
         match &mut *self.lock() {
             Some(asks) => asks.push(ask),
@@ -92,7 +80,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Everything that was asked, into an empty list.
+    /// Moves all requests into an empty list.
     pub(crate) fn take(&self, list: &mut Vec<Ask>) {
         debug_assert!(list.is_empty(), "what was taken before is dealt with");
         if let Some(asks) = &mut *self.lock() {
@@ -100,26 +88,26 @@ impl Inbox {
         }
     }
 
-    /// Takes no more; what is left is the writer's to answer.
+    /// Accepts no more; the writer answers what is left.
     pub(crate) fn close(&self) -> Vec<Ask> {
         self.lock().take().unwrap_or_default()
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.lock().as_ref().is_none_or(Vec::is_empty)
     }
 
-    /// The thread that sleeps here is this one.
+    /// Sets the current thread as the one that sleeps here.
     pub(crate) fn belongs_to_this_thread(&self) {
         let _ = self.writer.set(std::thread::current());
     }
 
-    /// Sleeps for so long, or until the disk has news, or somebody asks where the writer `takes`
-    /// asks. May return for no reason.
+    /// Sleeps for at most `longest`, until the store has news, or until a request arrives if the
+    /// writer `takes` requests. May return for no reason.
     pub(crate) fn sleep(&self, takes: bool, longest: std::time::Duration) {
         let mode = if takes { FOR_ANYTHING } else { FOR_THE_DISK };
         self.sleeps.store(mode, Ordering::SeqCst);
-        // What came before the line above woke nobody, so it is looked for here.
+        // What arrived before the line above woke nobody, so it is checked here.
         let has_news = self.news.swap(false, Ordering::SeqCst);
         if !has_news && (!takes || self.is_empty()) {
             std::thread::park_timeout(longest);
@@ -127,7 +115,7 @@ impl Inbox {
         self.sleeps.store(AWAKE, Ordering::SeqCst);
     }
 
-    /// The disk has news: a batch is durable, a checkpoint is written.
+    /// The store has news: a batch is durable, or a checkpoint is written.
     pub(crate) fn wake(&self) {
         self.news.store(true, Ordering::SeqCst);
         if self.sleeps.swap(AWAKE, Ordering::SeqCst) != AWAKE {

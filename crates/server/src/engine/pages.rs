@@ -1,10 +1,10 @@
 //! Pages of messages over all partitions, merged by age.
 //!
-//! A partition lists a place in the order in which it took the messages. Between partitions the
-//! time of acceptance decides, and the lower partition where that is the same. A cursor has the
-//! place in each partition, so that a page begins exactly behind the page before. It grows with the
-//! partitions: 1,000 always fit, and 4,096 where the numbers of their messages are within 60
-//! million of each other. No more than one page of each partition is in memory.
+//! A partition lists a place in the order in which it accepted the messages. Between partitions the
+//! time of acceptance decides, then the lower partition number. A cursor has the position in each
+//! partition, so that a page begins exactly after the previous one. It grows with the partitions:
+//! 1,000 always fit, and 4,096 if the numbers of their messages are within 60 million of each
+//! other. No more than one page of each partition is in memory.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,9 +16,9 @@ use super::queues::Decided;
 use super::{Engine, Stopped};
 use crate::problem::Problem;
 
-/// No message has as large a number.
+/// Larger than any message number.
 const SEQ_MAX: Seq = 1 << 62;
-/// A cursor comes back in the head of a request, which has 32 KiB with everything else in it.
+/// A cursor is sent back in the head of a request, which has 32 KiB in total.
 const CURSOR_BYTES_MAX: usize = 28 * 1_024;
 /// The base of the digits in a cursor.
 const RADIX: u32 = 36;
@@ -51,7 +51,7 @@ impl Page {
         self.next = Some(next);
     }
 
-    /// Refuses a page whose next one could not be asked for.
+    /// Refuses a page whose cursor would be too large to send back.
     pub(crate) fn check_next(&self) -> Result<(), Problem> {
         let Some(bytes) = self.next.as_ref().map(|next| next.to_string().len()) else {
             return Ok(());
@@ -73,7 +73,7 @@ impl Cursor {
         Self(vec![None; partitions])
     }
 
-    /// Reads what `to_string` wrote, for a broker of so many partitions.
+    /// Parses the output of `to_string`, for a broker with this number of partitions.
     pub fn parse(text: &str, partitions: usize) -> Result<Self, Problem> {
         if text.len() > CURSOR_BYTES_MAX {
             let detail = format!("cursor: it must have at most {CURSOR_BYTES_MAX} bytes");
@@ -86,7 +86,7 @@ impl Cursor {
         })
     }
 
-    /// The version, the lowest of the numbers, and what the others have above it.
+    /// Format: the version, the lowest number, and the differences of the others to it.
     fn read(text: &str) -> Option<Self> {
         let mut parts = text.split('.');
         if parts.next() != Some(VERSION) {
@@ -216,7 +216,7 @@ impl Engine {
         Ok(Ok(parts))
     }
 
-    /// Asks a partition on until its next message is known, or that it has no more.
+    /// Asks a partition until its next message is known, or that it has no more.
     async fn refill(&self, part: &mut Part, browse: &Browse, limit: usize) -> Decided<()> {
         while part.listed.is_empty()
             && let Some(cursor) = part.rest

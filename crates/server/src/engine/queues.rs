@@ -16,14 +16,14 @@ use hapax_partition::Partition;
 use hapax_partition::change::{self, Change, Changed, Known, Running, Step, reconcile};
 use hapax_partition::route::LEADER;
 use hapax_store::OsVolume;
-use hapax_store::disk::{DiskStore, Moment};
+use hapax_store::disk::Moment;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::inbox::{Ask, Seen};
-use super::{Data, Engine, Error, PoisonError, Stopped, To};
+use super::{AnyStore, Data, Engine, Error, PoisonError, Stopped, To};
 
-/// What a partition refused, or what went wrong with it.
+/// A result, a refusal, or the failure of a partition.
 pub type Decided<T> = Result<Result<T, Refusal>, Stopped>;
 
 type List = Vec<(QueueName, QueueView)>;
@@ -53,8 +53,8 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// What the partition still owes. An answer that came meanwhile is its last report, which may
-    /// be old by now: it has to be asked again.
+    /// The answer that the partition still owes. One that arrived meanwhile becomes its last
+    /// report, which may be outdated: it has to be asked again.
     fn owed(&mut self) -> Option<oneshot::Receiver<List>> {
         let mut pending = self.pending.take()?;
         match pending.try_recv() {
@@ -69,13 +69,21 @@ impl Listing {
 }
 
 impl Engine {
-    /// Creates or changes a queue: its new version, and whether it is new.
-    pub async fn configure(&self, configure: Configure) -> Decided<(u64, bool)> {
-        match self.change(Change::Configure(configure)).await? {
-            Ok(Changed::Configured { version, created }) => Ok(Ok((version, created))),
-            Ok(Changed::Done) => unreachable!("a configuration is answered as one"),
-            Err(refusal) => Ok(Err(refusal)),
-        }
+    /// Creates or changes a queue: the queue as this change left it, and whether it is new.
+    pub async fn configure(&self, configure: Configure) -> Decided<(QueueView, bool)> {
+        let queue = configure.queue.clone();
+        self.while_locked(queue.clone(), move |engine: Self| async move {
+            match engine.carry_out(Change::Configure(configure)).await? {
+                Ok(Changed::Configured { version, created }) => {
+                    let shown = engine.show(&queue).await?;
+                    assert!(shown.as_ref().is_ok_and(|view| view.version == version), "{shown:?}");
+                    Ok(shown.map(|view| (view, created)))
+                }
+                Ok(Changed::Done) => unreachable!("a configuration is answered as one"),
+                Err(refusal) => Ok(Err(refusal)),
+            }
+        })
+        .await
     }
 
     /// Drops a queue with its messages and keys.
@@ -88,25 +96,42 @@ impl Engine {
         Ok(self.change_if(Change::Delete(queue.clone()), expected).await?.map(drop))
     }
 
-    /// Changes a queue in every partition, to the end, also where the caller goes away.
+    /// Changes a queue in every partition, to the end, even if the caller goes away.
     pub async fn change(&self, change: Change) -> Decided<Changed> {
         self.change_if(change, None).await
     }
 
     async fn change_if(&self, change: Change, expected: Option<Expected>) -> Decided<Changed> {
+        self.while_locked(change.queue().clone(), move |engine: Self| async move {
+            if let Some(expected) = expected
+                && let Err(refusal) = engine.check_expected(change.queue(), expected).await?
+            {
+                return Ok(Err(refusal));
+            }
+            engine.carry_out(change).await
+        })
+        .await
+    }
+
+    /// Runs a task during which nothing else changes the queue. It ends whatever its caller does.
+    async fn while_locked<T: Send + 'static, F>(
+        &self,
+        queue: QueueName,
+        task: impl FnOnce(Self) -> F + Send + 'static,
+    ) -> Decided<T>
+    where
+        F: Future<Output = Decided<T>> + Send,
+    {
         let engine = self.clone();
-        let task = tokio::spawn(async move { engine.carry_out(change, expected).await });
+        let task = tokio::spawn(async move {
+            let _one = engine.shared.change_lock(&queue).lock().await;
+            task(engine.clone()).await
+        });
         task.await.map_err(|_| Stopped::silent())?
     }
 
-    async fn carry_out(&self, change: Change, expected: Option<Expected>) -> Decided<Changed> {
-        let _one = self.shared.change_lock(change.queue()).lock().await;
-        // It stays as it is seen here: nobody else changes it meanwhile.
-        if let Some(expected) = expected
-            && let Err(refusal) = self.check_expected(change.queue(), expected).await?
-        {
-            return Ok(Err(refusal));
-        }
+    /// Carries a change out in every partition. The caller holds the lock of the queue.
+    async fn carry_out(&self, change: Change) -> Decided<Changed> {
         let deleted = match &change {
             Change::Delete(queue) => Some(queue.clone()),
             _ => None,
@@ -126,6 +151,7 @@ impl Engine {
         let ended = running.end();
         if let (Some(queue), Ok(_)) = (deleted, &ended) {
             self.shared.forget_reports(&queue);
+            self.shared.call_everywhere(&queue);
         }
         Ok(ended)
     }
@@ -133,6 +159,7 @@ impl Engine {
     async fn check_expected(&self, queue: &QueueName, expected: Expected) -> Decided<()> {
         match self.call(LEADER, Command::Show(queue.clone())).await? {
             Outcome::Queue(view) => Ok(expected.check(Some((view.number, view.version)))),
+            Outcome::Refused(Refusal::NoSuchQueue) => Ok(expected.check(None)),
             Outcome::Refused(refusal) => Ok(Err(refusal)),
             other => unreachable!("the leader does not show a queue as {other:?}"),
         }
@@ -156,7 +183,7 @@ impl Engine {
         Ok(Ok(whole))
     }
 
-    /// What a queue's keys belong to. Cheaper than to show it: one partition knows.
+    /// The deduplication scope of a queue. Cheaper than `show`: one partition knows.
     pub async fn dedup_scope(&self, queue: &QueueName) -> Decided<DedupScope> {
         match self.call(LEADER, Command::Show(queue.clone())).await? {
             Outcome::Queue(view) => Ok(Ok(view.config.dedup_scope)),
@@ -165,9 +192,9 @@ impl Engine {
         }
     }
 
-    /// The queues of a tenant, in the order of their names: their parts in partitions that answer
-    /// in time as they are, and in others as they were last reported. Fails where nothing is known
-    /// from the leader, which alone knows what queues there are.
+    /// The queues of a tenant, in the order of their names: current counts from partitions that
+    /// answer in time, and the last report of the others. Fails if the leader has never reported,
+    /// because only it knows which queues exist.
     pub async fn queues(&self, tenant: &str, wait: Duration) -> Result<Survey, Stopped> {
         let asked: Vec<_> = (0..self.partitions())
             .map(|partition| {
@@ -209,12 +236,12 @@ impl Engine {
         .await
     }
 
-    /// Every queue as far as partitions answer in time. Of one that does not, its last report.
+    /// Every queue, as far as partitions answer in time; for the others their last report.
     pub async fn survey(&self, wait: Duration) -> Survey {
         let until = tokio::time::Instant::now() + wait;
         let asked: Vec<_> = (0..self.partitions())
             .map(|partition| {
-                // One that was asked and has not answered yet is not asked again.
+                // A partition that has not answered yet is not asked again.
                 let owed = self.listing(partition).owed();
                 owed.unwrap_or_else(|| self.start_inspect(partition, |it| list(it, None)))
             })
@@ -247,11 +274,12 @@ impl Engine {
         listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks into a partition, on its writer's thread; what was seen leaves when it is durable.
+    /// Reads the state of a partition on its writer's thread; the result is returned when that
+    /// state is durable.
     pub async fn inspect<T: Send + 'static>(
         &self,
         partition: usize,
-        look: impl FnOnce(&Partition<DiskStore>) -> T + Send + 'static,
+        look: impl FnOnce(&Partition<AnyStore>) -> T + Send + 'static,
     ) -> Result<T, Stopped> {
         self.start_inspect(partition, look).await.map_err(|_| Stopped::silent())
     }
@@ -259,10 +287,10 @@ impl Engine {
     fn start_inspect<T: Send + 'static>(
         &self,
         partition: usize,
-        look: impl FnOnce(&Partition<DiskStore>) -> T + Send + 'static,
+        look: impl FnOnce(&Partition<AnyStore>) -> T + Send + 'static,
     ) -> oneshot::Receiver<T> {
         let (sender, receiver) = oneshot::channel();
-        let inspect = move |partition: &Partition<DiskStore>| -> Seen {
+        let inspect = move |partition: &Partition<AnyStore>| -> Seen {
             let seen = look(partition);
             Box::new(move || drop(sender.send(seen)))
         };
@@ -270,9 +298,9 @@ impl Engine {
         receiver
     }
 
-    /// Takes a key for a caller who does the work itself.
+    /// Claims a key.
     pub async fn claim(&self, claim: Claim) -> Result<Answer, Stopped> {
-        match self.ask(vec![(To::Key, Command::Claim(claim))]).await?.pop() {
+        match self.ask(vec![Command::Claim(Box::new(claim))], To::Key).await?.pop() {
             Some(Outcome::Claimed(answer)) => Ok(answer),
             other => unreachable!("a claim is not answered by {other:?}"),
         }
@@ -280,16 +308,17 @@ impl Engine {
 
     /// Starts a redrive, or returns the progress of the one with that id. Its rate is shared out
     /// between the partitions; one that has less than one a second would never end. All are asked
-    /// first, and one redrive of a queue starts at a time, so that none starts what another
-    /// refuses. What fills up in between (the disk, the tenant's redrives) may still be refused by
-    /// some: repeated under its id, the redrive starts there too.
+    /// first, and one redrive starts at a time, so that none starts what another refuses. A disk
+    /// that fills up in between may still refuse it in some: repeated under its id, the redrive
+    /// starts there too.
     pub async fn redrive(&self, redrive: Redrive) -> Decided<RedriveView> {
         let partitions = self.partitions() as u32;
         let part = |partition| {
             let per_s = redrive.per_s.map(|per_s| share_of(per_s, partition, partitions));
             Redrive { per_s, ..redrive.clone() }
         };
-        let _one = self.shared.change_lock(&redrive.queue).lock().await;
+        let _one_of_queue = self.shared.change_lock(&redrive.queue).lock().await;
+        let _one = self.shared.redrives.lock().await;
         if partitions > 1 {
             let checks = (0..partitions).map(|partition| Command::CheckRedrive(part(partition)));
             if let Err(refusal) = self.progress(checks).await? {
@@ -314,7 +343,7 @@ impl Engine {
         self.progress(vec![command; self.partitions()]).await
     }
 
-    /// Puts together what the partitions answer, each to its command.
+    /// Merges the answers of the partitions, each to its command.
     async fn progress(&self, commands: impl IntoIterator<Item = Command>) -> Decided<RedriveView> {
         let mut whole: Option<RedriveView> = None;
         for outcome in self.call_every(commands).await? {
@@ -328,8 +357,8 @@ impl Engine {
         Ok(whole.ok_or(Refusal::NoSuchKey))
     }
 
-    /// Copies everything to a directory that is empty or does not exist, while the broker goes
-    /// on. Calls `progress(bytes done, bytes in all)`. Blocks.
+    /// Copies everything to a directory that is empty or does not exist, while the broker runs.
+    /// Calls `progress(bytes done, bytes in total)`. Blocks.
     pub fn backup(&self, target: &Path, progress: &mut dyn FnMut(u64, u64)) -> Result<(), Error> {
         Data::refuse_target_inside(self.shared.data.path(), target)?;
         let _one = self.shared.backups.lock().unwrap_or_else(PoisonError::into_inner);
@@ -348,10 +377,10 @@ impl Engine {
         Data::copy_head(self.shared.data.path(), target)
     }
 
-    /// What every partition has, by their numbers; together they are the data of one broker. The
-    /// leader is the last: what it is asked to change meanwhile the others may have heard of. And
-    /// no partition forgets an emit meanwhile: the one that emitted has it in its list, or the
-    /// other has it as a message, or both, and its key makes that one.
+    /// Captures every partition, by number; together they are the data of one broker. The leader
+    /// comes last, so that it is not behind the others. Meanwhile no partition drops an emit: the
+    /// emitting one has it in its list, or the other has it as a message, or both, and its key
+    /// makes it one.
     fn capture(&self) -> Result<BTreeMap<u16, Moment>, Error> {
         let _held = Held::new(&self.shared);
         let mut moments = BTreeMap::new();
@@ -367,15 +396,15 @@ impl Engine {
         Ok(moments)
     }
 
-    /// Completes changes of queues that a crash broke off, given what the partitions knew before
-    /// anything was done with them. Blocks.
+    /// Completes changes of queues that a crash interrupted, given what the partitions knew at the
+    /// start. Blocks.
     pub(super) fn reconcile(&self, mut known: Vec<Known>) -> Result<(), Error> {
         // What a queue of a follower is compared with: the leader may create some itself.
         let next_queue = known.first().map(|leader| leader.next_queue);
         loop {
             let steps = self.shared.data.missing_steps(&known)?;
             if steps.is_empty() {
-                *self.shared.routes_mut() = change::routes(&known);
+                *self.shared.routes_mut() = change::routes(&known, *self.shared.data.recipe());
                 return Ok(());
             }
             for step in steps {
@@ -395,7 +424,7 @@ impl Engine {
 
     fn known(&self, partition: usize) -> Result<Known, Stopped> {
         let (sender, receiver) = std::sync::mpsc::channel();
-        let inspect = move |partition: &Partition<DiskStore>| -> Seen {
+        let inspect = move |partition: &Partition<AnyStore>| -> Seen {
             let known = Known::of(partition.machine());
             Box::new(move || drop(sender.send(known)))
         };
@@ -405,7 +434,7 @@ impl Engine {
 }
 
 impl Data {
-    /// What is left to do of changes that a crash broke off.
+    /// The remaining steps of changes that a crash interrupted.
     pub(super) fn missing_steps(&self, known: &[Known]) -> Result<Vec<Step>, Error> {
         let path = || self.path().to_owned();
         reconcile(known).map_err(|error| Error::LeaderBehind { path: path(), error })
@@ -420,7 +449,7 @@ impl super::Shared {
     }
 }
 
-/// While it lives, what arrived is not told to the partition that emitted it.
+/// While it exists, arrivals are not confirmed to the emitting partitions.
 struct Held(Arc<super::Shared>);
 
 impl Held {
@@ -439,14 +468,13 @@ impl Drop for Held {
     }
 }
 
-/// A partition's part of a rate: together they are the rate, or one each where that is more. A
-/// rate of none stays one, to be refused.
+/// A partition's part of a rate, at least one each. A rate of zero stays zero, to be refused.
 fn share_of(per_s: u32, partition: u32, partitions: u32) -> u32 {
     let share = per_s / partitions + u32::from(partition < per_s % partitions);
     share.max(per_s.min(1))
 }
 
-/// Puts the partitions' lists together, in the order of the names.
+/// Merges the partitions' lists, sorted by name.
 fn join(lists: Vec<List>) -> List {
     let mut lists = lists.into_iter();
     let mut all = lists.next().unwrap_or_default(); // What the leader has dropped is gone.
@@ -464,7 +492,7 @@ fn by_name(name: &QueueName) -> (&str, &str) {
     (&name.tenant, &name.queue)
 }
 
-fn list(partition: &Partition<DiskStore>, tenant: Option<&str>) -> List {
+fn list(partition: &Partition<AnyStore>, tenant: Option<&str>) -> List {
     let queues = partition.machine().queues();
     let wanted = queues.filter(|(name, _)| tenant.is_none_or(|tenant| *name.tenant == *tenant));
     wanted.map(|(name, view)| (name.clone(), view)).collect()

@@ -9,7 +9,7 @@ use super::inbox::{Outcomes, Reply};
 use super::{Shared, Stopped};
 
 impl Shared {
-    /// Hands emits to the partitions of their queues, and tells `from` which arrived.
+    /// Sends emits to the partitions of their queues, and confirms arrivals to `from`.
     pub(super) fn relay(self: &Arc<Self>, from: usize, relays: Vec<Relay>) {
         let Some(relays) = self.emits().pass(from, relays) else { return };
         self.submit_routed(|routes| {
@@ -38,7 +38,7 @@ impl Shared {
         }
     }
 
-    /// The partitions agree about their queues: emits may leave.
+    /// The partitions agree about their queues: emits may be sent.
     pub(super) fn let_emits_go(self: &Arc<Self>) {
         let held = self.emits().let_go();
         held.into_iter().for_each(|(from, relays)| self.relay(from, relays));

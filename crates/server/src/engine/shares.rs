@@ -15,30 +15,30 @@ use hapax_core::Command;
 
 use super::inbox::Ask;
 
-/// Messages of one batch, about, with what each costs besides its bytes.
+/// About the bytes of messages of one batch, including overhead.
 const BATCH_BYTES: usize = 1_024 * 1_024;
 const MESSAGE_BYTES: usize = 128;
-/// On its way to the disk at once.
+/// Bytes in flight to the disk at once.
 const IN_FLIGHT_BYTES: usize = 4 * 1_024 * 1_024;
-/// The same where several tenants share a partition: each waits for what is before it.
+/// The same if several tenants share a partition: each waits for what is before it.
 const SHARED_BATCH_BYTES: usize = 128 * 1_024;
 const SHARED_IN_FLIGHT_BYTES: usize = 512 * 1_024;
-/// A tenant of a shared partition that brings more than this at once is a flood.
+/// A tenant of a shared partition that sends more than this at once is a flood.
 const FLOOD_BYTES: usize = 16 * 1_024;
 /// How long it counts as one.
 const FLOODS_FOR: Duration = Duration::from_secs(1);
-/// How long a flood waits after each batch while somebody else asks for little.
+/// How long a flood waits after each batch while another tenant sends little.
 const REST_MIN: Duration = Duration::from_micros(200);
 const REST_MAX: Duration = Duration::from_millis(16);
 /// A writer that is woken later than this had to wait for a core.
 const LATE: Duration = Duration::from_micros(500);
-/// How long a partition counts as shared after two tenants asked for something.
+/// How long a partition counts as shared after requests of two tenants.
 const SHARED_FOR: Duration = Duration::from_secs(10);
 
-/// An ask with what it brings, weighed once however long it waits.
+/// A request with its size, computed once however long it waits.
 pub(super) struct Weighed {
     pub(super) ask: Ask,
-    /// Bytes of messages; none for what is small.
+    /// Bytes of messages; 0 for small commands.
     bytes: usize,
     /// The tenant, if it is known.
     tenant: Option<u64>,
@@ -51,17 +51,17 @@ impl Weighed {
     }
 }
 
-/// What tenants took of a partition.
+/// What tenants used of a partition.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    /// Bytes of messages since the last checkpoint was cut.
+    /// Bytes of messages since the last checkpoint began.
     taken: HashMap<u64, usize>,
     /// The tenant that sent last.
     last: Option<u64>,
     shared_until: Option<Instant>,
     /// The tenants that sent more than a little at once.
     flooded: HashMap<u64, Flood>,
-    /// Until when a tenant counts as one that sends little.
+    /// The time until which a tenant counts as one that sends little.
     modest_until: Option<Instant>,
     /// The end of the pause of a flood.
     rest_ends: Option<Instant>,
@@ -79,18 +79,18 @@ struct Flood {
 struct Share {
     asked: usize,
     used: usize,
-    /// One of its asks has to wait, and so have all behind it.
+    /// One of its requests has to wait, and so do all behind it.
     is_full: bool,
 }
 
 impl Shares {
-    /// A checkpoint was cut: everybody begins anew.
+    /// A checkpoint began: counts start from zero.
     pub(super) fn begin(&mut self, now: Instant) {
         self.taken.clear();
         self.flooded.retain(|_, flood| now.saturating_duration_since(flood.last) < SHARED_FOR);
     }
 
-    /// How many bytes may be on their way to the disk.
+    /// Bytes that may be in flight to the disk.
     pub(super) fn in_flight_bytes(&self, now: Instant) -> usize {
         if self.is_shared(now) { SHARED_IN_FLIGHT_BYTES } else { IN_FLIGHT_BYTES }
     }
@@ -99,19 +99,19 @@ impl Shares {
         self.shared_until.is_some_and(|until| now < until)
     }
 
-    /// How long whoever waits for the end of a rest still has to.
+    /// The rest of the current pause.
     pub(super) fn rests(&self, now: Instant) -> Duration {
         self.rest_ends.map_or(Duration::ZERO, |end| end.saturating_duration_since(now))
     }
 
-    /// The writer was woken so much later than it asked for. Where that happens more than now and
-    /// then no core is to spare, and floods rest longer, so that there is one for the others.
+    /// The writer was woken this late. If that happens often there is no idle core, and floods
+    /// pause longer to leave one to the others.
     pub(super) fn woken(&mut self, late: Duration) {
         let rest = if late > LATE { self.rest * 2 } else { self.rest - self.rest / 128 };
         self.rest = rest.clamp(REST_MIN, REST_MAX);
     }
 
-    /// Notes who asks, and how much everybody brings.
+    /// Records the tenants of the requests, and the bytes of each.
     fn see(&mut self, now: Instant, asks: &[Weighed]) -> HashMap<u64, Share> {
         let mut shares: HashMap<u64, Share> = HashMap::new();
         for ask in asks.iter().filter(|ask| ask.bytes > 0) {
@@ -135,8 +135,8 @@ impl Shares {
         shares
     }
 
-    /// Moves what has to wait from `asks` to `later`. With a reserve, only tenants that took less
-    /// than their part of it since the last checkpoint was cut send messages.
+    /// Moves requests that have to wait from `asks` to `later`. With a reserve, only tenants that
+    /// used less than their part of it since the last checkpoint began may send messages.
     pub(super) fn share_out(
         &mut self,
         now: Instant,
@@ -181,7 +181,7 @@ impl Shares {
     }
 }
 
-/// How many bytes of messages it brings, and whose they are.
+/// The bytes of its messages, and their tenant.
 fn weigh(ask: &Ask) -> (usize, Option<u64>) {
     let (tenant, bytes) = match ask {
         Ask::Wait(waiter) => match waiter.receives_from() {
@@ -220,7 +220,8 @@ mod tests {
     fn sends(tenant: &str, key: &str, bytes: usize) -> Weighed {
         let queue = QueueName::new(tenant, "orders").unwrap();
         let content = Content::builder(key).build(&vec![b'x'; bytes]).unwrap();
-        let commands = vec![Command::Send(SendMessage::new(queue, content))];
+        let commands =
+            vec![Command::Send(SendMessage::new(&hapax_core::Recipe::First, queue, content))];
         Weighed::new(Ask::Commands(commands, Box::new(drop)))
     }
 
@@ -448,7 +449,7 @@ mod tests {
         let send = |n: usize| {
             let key = format!("n{n}");
             let content = Content::builder(&key).build(&[b'x'; 1_024]).unwrap();
-            Command::Send(SendMessage::new(queue.clone(), content))
+            Command::Send(SendMessage::new(&hapax_core::Recipe::First, queue.clone(), content))
         };
         let many = || Weighed::new(Ask::Commands((0..100).map(send).collect(), Box::new(drop)));
         let mut shares = Shares::default();

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::inbox::{Ask, Outcomes, Reply};
 use super::{Engine, Shared, Stopped};
 
-/// How often somebody whose time is over looks whether its answer is on its way.
+/// How often a caller whose wait timed out checks whether its answer is on its way.
 const GIVE_UP: Duration = Duration::from_millis(5);
 
 impl Engine {
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Gives messages back, uncharged, that were received for somebody who never got them.
+    /// Releases messages, without counting an attempt, that their caller never got.
     pub(crate) fn give_back(&self, messages: Vec<Delivery>) {
         drop(Parcel::new(&self.shared, None, messages));
     }
@@ -51,7 +51,7 @@ impl Engine {
             (Parcel::new(&self.shared, receive.receive_id.clone(), Vec::new()), 0);
         for partition in (first..first + count).map(|partition| partition % count) {
             let max = receive.max.saturating_sub(parcel.messages.len() as u32);
-            // Each partition keeps to the bound; all of them together do, too.
+            // Each partition respects the bound; together they must too.
             if max == 0 || bytes >= limits::RECEIVE_BYTES_MAX {
                 break;
             }
@@ -143,7 +143,7 @@ impl Engine {
         looked(self.call(partition, Command::Look(key)).await?)
     }
 
-    /// The answer, or `None` where the time was over first.
+    /// The answer, or `None` after the timeout.
     async fn until<T>(
         &self,
         mut receiver: oneshot::Receiver<T>,
@@ -165,7 +165,7 @@ impl Engine {
     }
 }
 
-/// Gives the turn up when whoever waits goes away.
+/// Gives the turn up when the caller goes away.
 struct GiveUpOnDrop<'a>(&'a Turn);
 
 impl Drop for GiveUpOnDrop<'_> {
@@ -174,9 +174,8 @@ impl Drop for GiveUpOnDrop<'_> {
     }
 }
 
-/// Messages on their way to whoever waits. Those that nobody takes out are given back, uncharged:
-/// whoever asked for them went away. Under an id they are asked for again, and whoever did so may
-/// hold them already: those stay leased.
+/// Messages for a waiting caller. If the caller went away they are released without counting an
+/// attempt. Under a `receive_id` they stay leased: a repeated receive may hold them already.
 struct Parcel {
     shared: Arc<Shared>,
     id: Option<Arc<str>>,
@@ -213,7 +212,7 @@ impl Drop for Parcel {
 
 type Received = Result<Result<Parcel, Refusal>, Stopped>;
 
-/// Takes messages over to whoever waits.
+/// Passes messages to a waiting caller.
 #[derive(Clone)]
 struct Deliverer {
     shared: Arc<Shared>,
@@ -234,7 +233,7 @@ impl Deliverer {
         (self.again(), receiver)
     }
 
-    /// The same hand at another partition. Only who holds the turn uses it.
+    /// A copy for another partition. Only the holder of the turn uses it.
     fn again(&self) -> Reply {
         let hand = self.clone();
         Box::new(move |outcomes: Outcomes| hand.give(outcomes))
@@ -245,7 +244,7 @@ impl Deliverer {
         let pack = |list| Parcel::new(&self.shared, self.id.clone(), list);
         let received = received(outcomes).map(|told| told.map(pack));
         if let Some(sender) = sender {
-            drop(sender.send(received)); // What does not arrive gives its messages back.
+            drop(sender.send(received)); // If it does not arrive, its messages are released.
         }
     }
 }

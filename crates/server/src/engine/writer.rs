@@ -3,50 +3,95 @@
 //! ```text
 //!   inbox ─▶ gather ─▶ stamp time ─▶ decide, append ┄┄ sync ┄┄▶ answers, wakes, relays
 //!     ▲                    next batch meanwhile                     │
-//!     └───────────── those who wait, when there is news ◀───────────┘
-//! ``` It sleeps only if there is nothing to do: an idle partition answers a single command
+//!     └───────────── waiters, when something changed ◀──────────────┘
+//! ```
+//!
+//! It sleeps only if there is nothing to do: an idle partition answers a single command
 //! immediately, and under load everything that arrived during the last sync is one batch.
 //!
-//! Invariant: whoever waits is either in a waiting room or in a batch on its way, never in both,
-//! and news of a batch is told after the outcomes of that batch, so that nobody misses it.
+//! Invariant: a waiter is either waiting or in a batch in flight, never both, and the effects of a
+//! batch are applied after its outcomes, so that no waiter misses them.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hapax_core::{Command, Effect, Outcome, Stamp, Time};
+use hapax_core::{Effect, Outcome, Stamp, Time};
 use hapax_partition::wait::{Served, Waiter, Waiters};
-use hapax_partition::{Answered, Clock, Partition, Ticket};
-use hapax_store::disk::DiskStore;
-use hapax_store::{Room, Sequence, Store, journal};
+use hapax_partition::{Answered, Clock, Commands, Partition, Ticket};
+use hapax_store::{Sequence, Store, journal};
 
 use super::inbox::{Ask, Inbox, Reply, Seen};
 use super::shares::{Shares, Weighed};
-use super::{Beat, Shared, Stopped};
+use super::{AnyStore, Beat, Shared, Stopped};
 
-/// A deadline that is due is met at once; this keeps a wrong one from being a busy loop.
+/// Keeps a wrong deadline from causing a busy loop.
 const SLEEP_MIN: Duration = Duration::from_micros(200);
-/// How long a writer sleeps at most: the wall clock is looked at this often.
+/// A batch of at most this many commands with nothing behind it is synced by the writer itself:
+/// there is nothing to decide meanwhile, and two thread switches are saved.
+const LONE_COMMANDS_MAX: usize = 64;
+/// The longest sleep of a writer: the wall clock is read this often.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// The same while asks wait for a checkpoint to come further.
+/// The same while the last checkpoint is written.
+const STOP_SLEEP_MAX: Duration = Duration::from_millis(5);
+/// The same while requests wait for the progress of a checkpoint.
 const PACED_SLEEP_MAX: Duration = Duration::from_millis(1);
-/// This part of the memory that is there for the time of a checkpoint can be taken at its
-/// beginning; the rest follows as the checkpoint comes along.
+/// The part of the memory for the duration of a checkpoint that is available at its beginning; the
+/// rest is released as the checkpoint progresses.
 const PACED_START: f64 = 0.25;
 
+/// What the clocks show at the beginning of a turn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    pub(super) monotonic: Instant,
+    pub(super) wall: Time,
+}
+
+impl Now {
+    pub(super) fn read() -> Self {
+        Self { monotonic: Instant::now(), wall: crate::time::now() }
+    }
+}
+
+/// What a writer waits for after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Nothing: its next turn comes at once.
+    None,
+    /// Until the store has news, or somebody asks where it `takes` asks, or the time is over.
+    Sleep { takes: bool, longest: Duration },
+    /// It was told to stop, and everything is written.
+    End,
+}
+
+/// Why a writer ended.
+enum End {
+    Stopped,
+    /// Another owner has the partition. The broker goes on with the others.
+    Fenced(String),
+    Failed(String),
+}
+
 pub(super) struct Writer {
-    partition: Partition<DiskStore>,
+    partition: Partition<AnyStore>,
     number: usize,
     inbox: Arc<Inbox>,
     shared: Arc<Shared>,
     clock: Clock,
     start: Instant,
-    /// What the inbox had.
+    now: Now,
+    random: fastrand::Rng,
+    /// When it went to sleep for the sake of its pace, and for how long.
+    resting: Option<(Instant, Duration)>,
+    /// The contents of the inbox.
     asked: Vec<Ask>,
     /// The requests that wait for the next batch.
     asks: Vec<Weighed>,
-    /// What the batch that is being made is made of, and whose it is.
+    /// The requests of the batch that is being built.
     taken: VecDeque<Ask>,
     parts: Vec<Part>,
     /// The requests whose answers are being returned.
@@ -54,14 +99,16 @@ pub(super) struct Writer {
     /// The replies of the batches in flight, oldest first.
     batches: VecDeque<Batch>,
     waiters: Waiters<Reply>,
-    /// The checkpoint under way, and when it was cut.
+    /// The checkpoint in progress, and when it began.
     cut: Option<(Sequence, Instant)>,
-    /// How long the checkpoint before it took.
+    /// How long the previous checkpoint took.
     cut_took: Option<Duration>,
     shares: Shares,
-    /// What is left in `asks` waits for the checkpoint.
+    /// The rest of `asks` waits for the checkpoint.
     is_paced: bool,
     stopping: bool,
+    /// When the last checkpoints were begun, and how many were cut.
+    finishing: Option<(Instant, u8)>,
     alarmed: bool,
     /// The disk has little room left, and that was logged.
     is_full: bool,
@@ -71,11 +118,11 @@ struct Batch {
     ticket: Ticket,
     submitted: Instant,
     parts: Vec<Part>,
-    /// Outcomes that came, of a part whose others are still to come.
+    /// Outcomes so far of a part that is not complete.
     outcomes: Vec<Outcome>,
 }
 
-/// The next outcomes of a batch, and whose they are.
+/// The receiver of the next outcomes of a batch.
 enum Part {
     Reply(usize, Reply),
     Waiter(Waiter<Reply>),
@@ -84,13 +131,14 @@ enum Part {
 
 impl Writer {
     pub(super) fn new(
-        partition: Partition<DiskStore>,
+        partition: Partition<AnyStore>,
         number: usize,
         inbox: Arc<Inbox>,
         shared: Arc<Shared>,
+        now: Now,
     ) -> Self {
-        let start = Instant::now();
-        let clock = Clock::start(partition.now(), crate::time::now(), 0);
+        let start = now.monotonic;
+        let clock = Clock::start(partition.now(), now.wall, 0);
         Self {
             partition,
             number,
@@ -98,6 +146,9 @@ impl Writer {
             shared,
             clock,
             start,
+            now,
+            random: fastrand::Rng::new(),
+            resting: None,
             asked: Vec::new(),
             asks: Vec::new(),
             taken: VecDeque::new(),
@@ -110,31 +161,27 @@ impl Writer {
             shares: Shares::default(),
             is_paced: false,
             stopping: false,
+            finishing: None,
             alarmed: false,
             is_full: false,
         }
     }
 
-    /// Runs until it is told to stop, or the partition cannot go on. Whatever ends it, a panic
-    /// too, everybody who waits is answered, and a broker that did not ask for it hears of it: a
-    /// partition that nobody serves would look like one that is slow.
+    /// Runs until it is stopped, or the partition fails. However it ends, even by a panic, all
+    /// waiting callers are answered and the broker is notified: otherwise a dead partition would
+    /// look like a slow one.
     pub(super) fn run(mut self) {
         let ended = catch_unwind(AssertUnwindSafe(|| self.work()));
-        let failure = match ended {
-            Ok(Ok(())) => self.partition.close().err().map(|error| error.to_string()),
-            Ok(Err(error)) => Some(error.to_string()),
-            // Memory may be half changed: what is on disk is left as a crash leaves it.
-            Err(panic) => Some(format!("the writer panicked: {}", words_of(&*panic))),
+        let end = match ended {
+            Ok(Ok(())) => match self.partition.close() {
+                Ok(_) => End::Stopped,
+                Err(error) => End::of(&error),
+            },
+            Ok(Err(error)) => End::of(&error),
+            // Memory may be inconsistent: the disk is left as after a crash.
+            Err(panic) => End::Failed(format!("the writer panicked: {}", words_of(&*panic))),
         };
-        let why = match failure {
-            None => Stopped("the broker is stopping".into()),
-            Some(error) => {
-                tracing::error!(partition = self.number, error, "the partition has stopped");
-                let why = Stopped(format!("partition {}: {error}", self.number).into());
-                self.shared.failed.send_replace(Some(why.clone()));
-                why
-            }
-        };
+        let why = self.shared.writer_ended(self.number, end);
         let waiting = self.asks.drain(..).map(|weighed| weighed.ask);
         let left = self.inbox.close().into_iter().chain(self.asked.drain(..)).chain(waiting);
         left.chain(self.taken.drain(..)).for_each(|ask| refuse(ask, &why));
@@ -146,32 +193,42 @@ impl Writer {
 
     fn work(&mut self) -> Result<(), hapax_partition::Error> {
         loop {
-            let mut idle = true;
-            while let Some(answered) = self.partition.poll()? {
-                idle = false;
-                self.report();
-                self.answer(answered);
-            }
-            self.watch_checkpoint();
-            self.watch_room();
-            if self.stopping && self.batches.is_empty() && !self.partition.is_waiting() {
-                return self.finish();
-            }
-            if !self.partition.is_busy() && self.gather()? {
-                idle = false;
-            }
-            if idle {
-                self.sleep();
+            match self.turn(Now::read())? {
+                Rest::None => {}
+                Rest::Sleep { takes, longest } => self.inbox.sleep(takes, longest),
+                Rest::End => return Ok(()),
             }
         }
     }
 
-    /// Makes a batch of what was asked. Tells whether there was anything to do.
+    /// Does what there is to do at this time, without sleeping: answers what is durable, makes a
+    /// batch of what was asked. A thread calls it again and again, or a test does, step by step.
+    pub(super) fn turn(&mut self, now: Now) -> Result<Rest, hapax_partition::Error> {
+        self.now = now;
+        self.wake_up();
+        let mut idle = true;
+        while let Some(answered) = self.partition.poll()? {
+            idle = false;
+            self.report();
+            self.answer(answered);
+        }
+        self.watch_checkpoint();
+        self.watch_room();
+        if self.stopping && self.batches.is_empty() && !self.partition.is_waiting() {
+            return self.finish();
+        }
+        if !self.partition.is_busy() && self.gather()? {
+            idle = false;
+        }
+        Ok(if idle { self.rest() } else { Rest::None })
+    }
+
+    /// Builds a batch of the waiting requests. Returns whether there was anything to do.
     fn gather(&mut self) -> Result<bool, hapax_partition::Error> {
-        // Those who have to wait for the next batch are in front of those who came since.
+        // Requests that waited for the next batch come before newer ones.
         self.inbox.take(&mut self.asked);
         self.asks.extend(self.asked.drain(..).map(Weighed::new));
-        let now = self.now();
+        let now = self.time();
         let is_due = self.partition.next_deadline().is_some_and(|due| due <= now);
         if self.asks.is_empty() && !self.waiters.has_called() && !is_due {
             return Ok(false);
@@ -180,30 +237,22 @@ impl Writer {
         if asks.is_empty() && !self.waiters.has_called() && !is_due {
             return Ok(false);
         }
-        let mut commands = Vec::new();
-        // Those who waited longest come first.
+        let mut commands = Commands::default();
+        // The oldest waiters come first.
         for waiter in self.waiters.take_called() {
-            commands.push(waiter.command());
+            commands.push(vec![waiter.command()]);
             self.parts.push(Part::Waiter(waiter));
         }
-        let count = asks.iter().map(Ask::commands).sum();
         self.taken = asks.into();
         while let Some(ask) = self.taken.pop_front() {
             match ask {
                 Ask::Commands(list, reply) => {
                     self.parts.push(Part::Reply(list.len(), reply));
-                    if commands.is_empty() && self.taken.is_empty() {
-                        commands = list;
-                    } else {
-                        if commands.capacity() < count {
-                            commands.reserve_exact(count); // A list that doubles moves all of it.
-                        }
-                        commands.extend(list);
-                    }
+                    commands.push(list);
                 }
                 Ask::Wait(waiter) => {
                     if let Some(waiter) = self.waiters.admit(*waiter) {
-                        commands.push(waiter.command());
+                        commands.push(vec![waiter.command()]);
                         self.parts.push(Part::Waiter(waiter));
                     }
                 }
@@ -222,10 +271,10 @@ impl Writer {
         Ok(true)
     }
 
-    /// What goes into the next batch; the others stay.
+    /// The requests for the next batch; the others stay.
     fn share_out(&mut self) -> Vec<Ask> {
         let mut asks = std::mem::take(&mut self.asks);
-        let now = Instant::now();
+        let now = self.now.monotonic;
         let is_behind = self.partition.filling().is_some_and(|filled| filled > self.allowed(now));
         let reserve = is_behind.then(|| self.partition.reserve_bytes());
         self.shares.share_out(now, reserve, &mut asks, &mut self.asks);
@@ -235,28 +284,41 @@ impl Writer {
         asks.into_iter().map(|weighed| weighed.ask).collect()
     }
 
-    /// How far memory may be filled by now: as far as the checkpoint has come, if it takes as long
-    /// as the one before.
+    /// How far memory may be filled by now: in proportion to the checkpoint's progress, if it takes
+    /// as long as the previous one.
     fn allowed(&self, now: Instant) -> f64 {
         let (Some((_, cut)), Some(took)) = (self.cut, self.cut_took) else { return 1.0 };
         let progress = now.saturating_duration_since(cut).as_secs_f64() / took.as_secs_f64();
         (PACED_START + (1.0 - PACED_START) * progress).min(1.0)
     }
 
-    fn submit(&mut self, at: Time, commands: Vec<Command>) -> Result<(), hapax_partition::Error> {
+    fn submit(&mut self, at: Time, commands: Commands) -> Result<(), hapax_partition::Error> {
         let count = commands.len();
-        let stamp = Stamp { at, random: fastrand::u64(..) };
+        let is_lone =
+            count <= LONE_COMMANDS_MAX && self.batches.is_empty() && self.inbox.is_empty();
+        if is_lone {
+            self.partition.store_mut().hold();
+        }
+        let stamp = Stamp { at, random: self.random.u64(..) };
         self.shared.hear(self.number, |report| self.partition.hear(report));
+        self.partition.reuse(self.shared.spare.outcomes.take());
         let ticket = self.partition.submit(stamp, commands)?;
+        self.partition
+            .take_spent()
+            .into_iter()
+            .for_each(|list| self.shared.spare.commands.give(list));
         self.report();
         let parts = std::mem::take(&mut self.parts);
-        let (submitted, outcomes) = (Instant::now(), Vec::new());
+        let (submitted, outcomes) = (self.now.monotonic, Vec::new());
         self.batches.push_back(Batch { ticket, submitted, parts, outcomes });
         self.shared.beat(self.number, Beat::Submitted { commands: count });
+        if is_lone {
+            self.partition.store_mut().flush()?;
+        }
         Ok(())
     }
 
-    /// Tells the other partitions what this one holds, before anybody is answered.
+    /// Reports to the other partitions what this one holds, before any answer.
     fn report(&mut self) {
         let reports = self.partition.take_reports();
         if !reports.is_empty() {
@@ -264,12 +326,12 @@ impl Writer {
         }
     }
 
-    /// Gives a durable batch to those who asked, and then its news to those who wait.
+    /// Answers a durable batch, and then applies its effects to the waiters.
     fn answer(&mut self, answered: Answered) {
-        // The first batch of all tells of relays that were under way, and nobody asked for it.
+        // The first batch returns relays that were in flight, and was not requested.
         let asked = self.batches.front().is_some_and(|batch| batch.ticket == answered.ticket);
         if let Some(mut batch) = self.batches.pop_front_if(|_| asked) {
-            let waited = batch.submitted.elapsed();
+            let waited = self.now.monotonic.saturating_duration_since(batch.submitted);
             self.shared.beat(self.number, Beat::Durable { waited });
             if batch.outcomes.is_empty() {
                 batch.outcomes = answered.outcomes;
@@ -279,7 +341,7 @@ impl Writer {
             if answered.more {
                 let (parts, outcomes) = batch.whole_parts();
                 if let Some(Part::Reply(_, reply)) = batch.parts.first_mut() {
-                    reply.see(&mut batch.outcomes); // Its part would grow without a bound.
+                    reply.see(&mut batch.outcomes); // Its part would grow without bound.
                 }
                 self.batches.push_front(batch);
                 self.hand_out(parts, outcomes);
@@ -290,19 +352,21 @@ impl Writer {
         self.tell(answered.effects);
     }
 
-    fn hand_out(&mut self, mut parts: Vec<Part>, mut outcomes: Vec<Outcome>) {
+    fn hand_out(&mut self, mut parts: Vec<Part>, mut list: Vec<Outcome>) {
         if let [Part::Reply(count, _)] = parts.as_slice()
-            && *count == outcomes.len()
+            && *count == list.len()
             && let Some(Part::Reply(_, reply)) = parts.pop()
         {
-            return reply.call(Ok(outcomes)); // The list as it is.
+            return reply.call(Ok(list)); // The list as it is.
         }
-        let mut outcomes = outcomes.drain(..);
+        let mut outcomes = list.drain(..);
         self.answering = parts.into();
         while let Some(part) = self.answering.pop_front() {
             match part {
                 Part::Reply(count, reply) => {
-                    reply.call(Ok(outcomes.by_ref().take(count).collect()));
+                    let mut list = self.shared.spare.outcomes.take();
+                    list.extend(outcomes.by_ref().take(count));
+                    reply.call(Ok(list));
                 }
                 Part::Waiter(waiter) => {
                     let Some(outcome) = outcomes.next() else {
@@ -320,6 +384,8 @@ impl Writer {
             }
         }
         assert!(outcomes.next().is_none(), "every outcome has somebody who asked for it");
+        drop(outcomes);
+        self.shared.spare.outcomes.give(list);
     }
 
     fn tell(&mut self, effects: Vec<Effect>) {
@@ -353,17 +419,17 @@ impl Writer {
             return;
         }
         if let Some((_, cut)) = self.cut {
-            let took = cut.elapsed();
+            let took = self.now.monotonic.saturating_duration_since(cut);
             self.cut_took = Some(took);
             self.shared.beat(self.number, Beat::Checkpointed { took });
         }
-        self.cut = through.map(|through| (through, Instant::now()));
-        self.shares.begin(Instant::now());
+        self.cut = through.map(|through| (through, self.now.monotonic));
+        self.shares.begin(self.now.monotonic);
     }
 
-    /// Logs that sends are refused for lack of disk, and that they are taken again.
+    /// Logs that sends are refused for lack of disk space, and when they are accepted again.
     fn watch_room(&mut self) {
-        let is_full = self.partition.store_mut().room() == Room::Low;
+        let is_full = self.partition.store_mut().room().is_low();
         if is_full == self.is_full {
             return;
         }
@@ -382,9 +448,10 @@ impl Writer {
         }
     }
 
-    fn now(&mut self) -> Time {
-        let monotonic_us = self.start.elapsed().as_micros() as u64;
-        let now = self.clock.now(crate::time::now(), monotonic_us);
+    /// The partition's time.
+    fn time(&mut self) -> Time {
+        let elapsed = self.now.monotonic.saturating_duration_since(self.start);
+        let now = self.clock.now(self.now.wall, elapsed.as_micros() as u64);
         let alarm = self.clock.alarm();
         if let Some(ahead_ms) = alarm.filter(|_| !self.alarmed) {
             tracing::warn!(
@@ -399,47 +466,88 @@ impl Writer {
         now
     }
 
-    fn sleep(&mut self) {
-        let now = self.now();
+    fn rest(&mut self) -> Rest {
+        let now = self.time();
         let due = self.partition.next_deadline();
-        // A busy partition is woken by its disk, not by what is asked.
+        // A busy partition is woken by its store, not by requests.
         let takes = !self.partition.is_busy();
         if takes && !self.asks.is_empty() && !self.is_paced {
-            return;
+            return Rest::None;
         }
         let until = due.filter(|_| takes).map(|due| Duration::from_millis(due.since(now)));
-        let asleep = Instant::now();
+        let asleep = self.now.monotonic;
         let rests = Some(self.shares.rests(asleep)).filter(|rests| !rests.is_zero());
         let most = match (self.is_paced, rests) {
             (true, rests) => rests.unwrap_or(PACED_SLEEP_MAX).min(PACED_SLEEP_MAX),
             (false, _) => SLEEP_MAX,
         };
         let longest = until.unwrap_or(most).min(most).max(SLEEP_MIN);
-        self.inbox.sleep(takes, longest);
-        if self.is_paced
-            && let Some(late) = asleep.elapsed().checked_sub(longest)
+        self.resting = self.is_paced.then_some((asleep, longest));
+        Rest::Sleep { takes, longest }
+    }
+
+    /// Notes how late it was woken, where the pace depends on it.
+    fn wake_up(&mut self) {
+        if let Some((asleep, longest)) = self.resting.take()
+            && let Some(late) =
+                self.now.monotonic.saturating_duration_since(asleep).checked_sub(longest)
         {
             self.shares.woken(late);
         }
     }
 
-    /// Writes everything to its place, so that the next start has nothing to replay.
-    fn finish(&mut self) -> Result<(), hapax_partition::Error> {
-        let started = Instant::now();
-        // The one under way may not have everything; the second one has.
-        for _ in 0..2 {
-            self.partition.checkpoint()?;
-            while self.partition.is_checkpointing() && started.elapsed() < super::STOP_MAX {
-                self.partition.poll()?;
-                std::thread::park_timeout(Duration::from_millis(5));
+    /// Writes everything to its place, so that the next start has nothing to replay. The
+    /// checkpoint under way may not have everything; the second one has.
+    fn finish(&mut self) -> Result<Rest, hapax_partition::Error> {
+        let (since, cuts) = self.finishing.unwrap_or((self.now.monotonic, 0));
+        let is_late = self.now.monotonic.saturating_duration_since(since) >= super::STOP_MAX;
+        if self.partition.is_checkpointing() && !is_late {
+            return Ok(Rest::Sleep { takes: false, longest: STOP_SLEEP_MAX });
+        }
+        if cuts == 2 || is_late {
+            return Ok(Rest::End);
+        }
+        self.partition.checkpoint()?;
+        self.finishing = Some((since, cuts + 1));
+        Ok(Rest::None)
+    }
+}
+
+impl End {
+    fn of(error: &hapax_partition::Error) -> Self {
+        match error {
+            hapax_partition::Error::Store(hapax_store::Error::Fenced { .. }) => {
+                Self::Fenced(error.to_string())
+            }
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl Shared {
+    /// Takes note that a writer ended, and returns what is answered from here on.
+    fn writer_ended(&self, partition: usize, end: End) -> Stopped {
+        let why = |error: &str| Stopped(format!("partition {partition}: {error}").into());
+        match end {
+            End::Stopped => Stopped("the broker is stopping".into()),
+            End::Fenced(error) => {
+                tracing::warn!(partition, error, "the partition has another owner");
+                let why = why(&error);
+                self.fenced.send_modify(|fenced| fenced.push((partition, why.clone())));
+                why
+            }
+            End::Failed(error) => {
+                tracing::error!(partition, error, "the partition has stopped");
+                let why = why(&error);
+                self.failed.send_replace(Some(why.clone()));
+                why
             }
         }
-        Ok(())
     }
 }
 
 impl Batch {
-    /// Takes the parts out whose outcomes are all there, with their outcomes.
+    /// Removes the parts whose outcomes are complete, with their outcomes.
     fn whole_parts(&mut self) -> (Vec<Part>, Vec<Outcome>) {
         let (mut whole, mut taken) = (0, 0);
         for part in &self.parts {
@@ -479,7 +587,7 @@ pub(super) fn refuse(ask: Ask, why: &Stopped) {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn words_of(panic: &(dyn std::any::Any + Send)) -> &str {
     let owned = || panic.downcast_ref::<String>().map(String::as_str);
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("see the log")

@@ -6,7 +6,7 @@ use super::{Finding, IsWritten, Rule};
 
 /// Directories that are emptied by restarts or by age.
 const TEMPORARY: &[&str] = &["/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm"];
-/// File systems that are gone with the power.
+/// File systems that do not survive a power failure.
 const IN_MEMORY: &[&str] = &["tmpfs", "ramfs", "devtmpfs"];
 
 /// The mounted file systems of this machine, as the kernel lists them; nothing elsewhere.
@@ -47,20 +47,21 @@ fn in_memory(path: &Path, mounts: &str) -> Option<(String, String)> {
         let mut words = line.split(' ').skip(1);
         Some((unescape(words.next()?), words.next()?.to_owned()))
     });
-    // The longest point is where it is; of two mounts at one point the later hides the earlier.
+    // The longest mount point is the right one; of two mounts at one point the later hides the
+    // earlier.
     let (point, kind) = parsed
         .filter(|(point, _)| path.starts_with(point))
         .max_by_key(|(point, _)| Path::new(point).components().count())?;
     IN_MEMORY.contains(&kind.as_str()).then_some((point, kind))
 }
 
-/// The path without links, or of what is not there yet the part that is.
+/// The path with links resolved, or its longest existing part.
 fn existing(path: &Path) -> Option<PathBuf> {
     let path = std::path::absolute(path).ok()?;
     path.ancestors().find_map(|part| part.canonicalize().ok())
 }
 
-/// The kernel writes spaces and the like as octal numbers.
+/// Decodes octal escapes, as which the kernel writes spaces and the like.
 fn unescape(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()

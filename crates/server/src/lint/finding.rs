@@ -10,7 +10,7 @@ use serde::Serialize;
 pub enum Severity {
     /// Good to know; nothing has to change.
     Note,
-    /// A guarantee ends earlier than its reader may think.
+    /// A guarantee is weaker than it may seem.
     Warning,
     /// The broker refuses it, or it cannot do what it says.
     Error,
@@ -28,7 +28,7 @@ impl Severity {
 
 macro_rules! rules {
     ($($rule:ident $severity:ident $name:literal: $doc:literal,)+) => {
-        /// What is looked for. Each has a name, by which a line may allow it.
+        /// The rules. Each has a name, by which a line of a settings file may allow it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Rule { $(#[doc = $doc] $rule,)+ }
 

@@ -10,19 +10,20 @@ use crate::time::show_ms;
 
 const MINUTE_MS: u64 = 60_000;
 const DAY_MS: u64 = 86_400_000;
-/// Below this a lease is lost by a stall that everybody has now and then.
+/// Below this a lease may be lost by an ordinary stall.
 const LEASE_MS_FAIR: u64 = 1_000;
 /// The number of attempts from which a message is practically never dead.
 const ATTEMPTS_ENDLESS: u32 = 1_000;
 
-/// What a configuration promises less of than it seems to. The path is that of its table, empty
-/// where the configuration stands alone.
+/// Findings in a configuration. `path` is that of its table, empty if the configuration stands
+/// alone.
 pub fn queue(path: &str, config: &Config, is_written: IsWritten<'_>) -> Vec<Finding> {
     let mut found = Found { path, findings: Vec::new() };
     found.guarantee(config);
     found.memory(config);
     found.dead(config);
-    // Delivered is done: there is no lease to lose and no second attempt.
+    // At-most-once messages are done when delivered: there is no lease to lose and no second
+    // attempt.
     if config.guarantee != Guarantee::AtMostOnce {
         found.leases(config);
         if config.on_lost == OnLost::Redeliver && is_written(&found.field("on_lost")) {
@@ -34,8 +35,8 @@ pub fn queue(path: &str, config: &Config, is_written: IsWritten<'_>) -> Vec<Find
     found.findings
 }
 
-/// A worker that sends to another queue by itself sends again with every attempt of its message.
-/// The other queue's retry horizon has to cover that; emits are covered by their relay.
+/// A worker that sends to another queue itself sends again with every attempt of its message. The
+/// other queue's retry horizon has to cover that; emits are covered by the broker's relay.
 pub(super) fn upstream(queues: &[Queue]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for queue in queues {
@@ -282,8 +283,8 @@ impl Found<'_> {
     }
 }
 
-/// How long a message may be tried: its delay, every wait at its longest, and a lease each that is
-/// lost at its deadline. Workers may extend leases, so that it can be longer still.
+/// How long a message may be tried: its delay, the longest waits, and a lease each that is lost at
+/// its deadline. Workers may extend leases, so it can be even longer.
 fn longest_life_ms(config: &Config) -> u64 {
     let leases = config.lease_ms.saturating_mul(config.max_attempts.into());
     let life = config.delay_ms.saturating_add(longest_waits_ms(config)).saturating_add(leases);

@@ -39,7 +39,7 @@ pub(super) struct Server {
 /// Why a connection ended.
 #[derive(Debug)]
 enum End {
-    /// As HTTP ends it: closed by the peer, or told to finish.
+    /// Ended normally: closed by the peer, or asked to finish.
     Closed,
     Failed(Box<dyn std::error::Error + Send + Sync>),
     TimedOut,
@@ -104,7 +104,7 @@ impl Server {
         None
     }
 
-    /// HTTP, until it ends or takes too long, or the listener stops.
+    /// Speaks HTTP until the connection ends or times out, or the listener stops.
     async fn speak<I, S>(
         &self,
         io: I,
@@ -144,14 +144,14 @@ impl Server {
     }
 }
 
-/// Rings when something is due on a connection. Polled after every step of the connection, as
-/// each may have changed what is due.
+/// Fires when something is due on a connection. Polled after every step of the connection, because
+/// each may change what is due.
 struct Clock<'a> {
     pulse: &'a Pulse,
     limits: &'a Limits,
     finishing_since: Option<Instant>,
-    /// Never set later than what is due. Rather than be set with every request, it rings early
-    /// and is set anew.
+    /// Never later than what is due. It is not reset with every request, but fires early and is set
+    /// again.
     timer: Pin<Box<Sleep>>,
 }
 
@@ -176,7 +176,7 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// A request, to its answer.
+/// Answers a request.
 async fn answer<S>(
     service: S,
     mut request: Request<Incoming>,
@@ -223,9 +223,9 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
     builder
         .http1()
         .timer(TokioTimer::new())
-        // The pulse does this: it tells a slow head from an idle connection.
+        // The pulse does this: it distinguishes a slow head from an idle connection.
         .header_read_timeout(None)
-        // A head must fit into the buffer, and so the buffer bounds it.
+        // A head must fit into the buffer, so the buffer bounds it.
         .max_buf_size(header_bytes_max as usize);
     builder
         .http2()
@@ -234,7 +234,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .max_concurrent_streams(limits.streams_max)
         .max_pending_accept_reset_streams(RESET_BY_PEER_MAX)
         .max_local_error_reset_streams(RESET_FOR_ERRORS_MAX)
-        // Sizes that grow by themselves would be bounded by the peer's speed alone.
+        // Adaptive sizes would be bounded only by the peer's speed.
         .adaptive_window(false)
         .initial_stream_window_size(limits.stream_window_bytes)
         .initial_connection_window_size(limits.connection_window_bytes)

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::pulse::Pulse;
 
-/// Above TLS: what is seen is what HTTP sees.
+/// Above TLS: sees the bytes that HTTP sees.
 #[derive(Debug)]
 pub(super) struct Watched<I> {
     inner: I,
@@ -21,7 +21,7 @@ impl<I> Watched<I> {
         Self { inner, pulse }
     }
 
-    /// An error is an end, not a wait.
+    /// Reports progress; an error is an end, not a wait.
     fn wrote<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         self.pulse.wrote(result.is_ready());
         result
@@ -64,7 +64,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         self.inner.is_write_vectored()
     }
 
-    /// Only asked when all was written, so that an end of it is an end of waiting too.
+    /// Only called when all was written, so its end also ends the waiting.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.inner).poll_flush(context);
         self.wrote(result)

@@ -2,23 +2,23 @@
 
 use std::time::Duration;
 
-/// What peers may take. The defaults suit a broker; tests shorten the times.
+/// What peers may use. The defaults suit a broker; tests shorten the times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at a time; more are refused, with 503 where they are not encrypted.
+    /// Connections at a time; more are refused, with 503 if they are not encrypted.
     pub connections_max: usize,
     /// Timeout of a TLS handshake, from the connection to its end.
     pub handshake: Duration,
     /// For the head of a request: for the first one from the connection (or the end of the
     /// handshake), for later ones from its first byte. In HTTP/2, for the preface.
     pub headers: Duration,
-    /// A connection without a request for so long is told to finish.
+    /// A connection without a request for this long is asked to finish.
     pub idle: Duration,
-    /// A peer that takes nothing of what is to be written for so long is gone.
+    /// A peer that reads nothing for this long while answers are pending is disconnected.
     pub write: Duration,
     /// Timeout for requests to finish when the broker stops.
     pub drain: Duration,
-    /// Of a request's head, with its path; at least 8 KiB. A message's own headers may take
+    /// Bytes of a request's head, with its path; at least 8 KiB. A message's own headers may take
     /// 16 KiB of it. Over HTTP/1.1 there are at most 100 headers.
     pub header_bytes_max: u32,
     /// Requests at a time on one HTTP/2 connection.
@@ -30,9 +30,9 @@ pub struct Limits {
     pub connection_window_bytes: u32,
     /// What may wait to be written to one HTTP/2 stream.
     pub send_buffer_bytes: u32,
-    /// An HTTP/2 peer that sent nothing for so long is asked whether it is there, …
+    /// An HTTP/2 peer that sent nothing for this long is pinged, …
     pub ping_every: Duration,
-    /// … and given up when it does not say so in time.
+    /// … and disconnected if it does not answer in time.
     pub ping_timeout: Duration,
 }
 
@@ -41,7 +41,7 @@ pub struct Limits {
 pub(super) const RESET_BY_PEER_MAX: usize = 32;
 pub(super) const RESET_FOR_ERRORS_MAX: usize = 256;
 
-/// The least that HTTP/1.1 can be told.
+/// The smallest limit that HTTP/1.1 supports.
 pub(super) const HEADER_BYTES_MIN: u32 = 8 * 1_024;
 
 impl Default for Limits {

@@ -1,7 +1,7 @@
 //! Tracks how long a connection has been in its current stage, and when that is too long.
 //!
-//! Written by those who see bytes and requests pass, read by the task of the connection. Times
-//! are milliseconds since the connection was made, plus one: zero is "not".
+//! Written by the code that sees bytes and requests, read by the task of the connection. Times are
+//! milliseconds since the connection was made, plus one: zero is "not".
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Limits;
 
-/// What an HTTP/2 connection starts with. No HTTP/1.1 request does.
+/// The start of an HTTP/2 connection. No HTTP/1.1 request starts like this.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[derive(Debug)]
@@ -34,9 +34,9 @@ pub(super) struct Pulse {
 /// What is to be done about a connection, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Nothing: requests run, for which the doors have bounds of their own.
+    /// Nothing: requests are running, which `doors` bounds.
     Never,
-    /// Tell it to finish.
+    /// Ask it to finish.
     Retire(Instant),
     /// Cut it: the peer is too slow.
     Cut(Instant),
@@ -47,7 +47,7 @@ pub(super) enum Due {
 pub(super) struct Running(Arc<Pulse>);
 
 impl Pulse {
-    /// A connection on which nothing was said yet: the first head counts from here.
+    /// A connection without any bytes yet: the first head is timed from here.
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             since: Instant::now(),
@@ -86,7 +86,7 @@ impl Pulse {
         }
     }
 
-    /// Writing was tried; `is_moving` unless the peer takes nothing.
+    /// A write was tried; `is_moving` unless the peer reads nothing.
     pub(super) fn wrote(&self, is_moving: bool) {
         if !is_moving {
             self.start(&self.blocked_at);
@@ -101,7 +101,7 @@ impl Pulse {
         Running(Arc::clone(self))
     }
 
-    /// `finishing_since`: when the connection was told to finish.
+    /// What is due. `finishing_since`: when the connection was asked to finish.
     pub(super) fn due(&self, limits: &Limits, finishing_since: Option<Instant>) -> Due {
         let after = |at: u64, bound: Duration| self.since + Duration::from_millis(at - 1) + bound;
         let blocked_at = self.blocked_at.load(Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Pulse {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The time first: whoever sees that no request runs sees since when.
+        // The time first: a reader that sees no running request then also sees since when.
         self.0.idle_at.store(self.0.now(), Ordering::Release);
         self.0.requests.fetch_sub(1, Ordering::Release);
     }

@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hapax_wire::Code;
@@ -11,35 +10,34 @@ use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use crate::doors::http::generated;
+
 /// Refusals that wait for their peers at a time; beyond, connections are just closed.
 const TOLD_MAX: usize = 64;
 /// Timeout for the peer to read the answer.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 pub(super) struct Refusals {
-    /// `None` under TLS: a handshake is what a full broker should spare itself.
-    answer: Option<Arc<str>>,
+    /// Not under TLS: a full broker should not spend time on a handshake.
+    is_answering: bool,
     telling: JoinSet<()>,
 }
 
 impl Refusals {
     pub(super) fn new(is_encrypted: bool) -> Self {
-        let answer = (!is_encrypted).then(|| answer().into());
-        Self { answer, telling: JoinSet::new() }
+        Self { is_answering: !is_encrypted, telling: JoinSet::new() }
     }
 
     pub(super) fn refuse(&mut self, stream: TcpStream) {
-        if let Some(answer) = self.answer.clone()
-            && self.telling.len() < TOLD_MAX
-        {
+        if self.is_answering && self.telling.len() < TOLD_MAX {
             self.telling.spawn(async move {
-                // A peer too slow to be told is closed like any other.
-                let _ = tokio::time::timeout(TOLD_WITHIN, tell(stream, &answer)).await;
+                // A peer that is too slow to read the answer is closed too.
+                let _ = tokio::time::timeout(TOLD_WITHIN, tell(stream, &answer())).await;
             });
         }
     }
 
-    /// Forgets those that have ended; ready when there was one.
+    /// Removes refusals that have ended; ready when there was one.
     pub(super) async fn tidy(&mut self) {
         if self.telling.join_next().await.is_none() {
             std::future::pending().await
@@ -49,6 +47,8 @@ impl Refusals {
 
 fn answer() -> String {
     let code = Code::Unavailable;
+    let request_id = generated();
+    let request_id = request_id.to_str().unwrap_or_default();
     let problem = json!({
         "type": format!("/errors/{}", code.as_str()),
         "title": code.title(),
@@ -56,18 +56,19 @@ fn answer() -> String {
         "detail": "the broker has reached max_connections",
         "code": code.as_str(),
         "retryable": code.is_retryable(),
+        "request_id": request_id,
     })
     .to_string();
     format!(
         "HTTP/1.1 {}\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n{problem}",
+         request-id: {request_id}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{problem}",
         code.status(),
         problem.len()
     )
 }
 
-/// Closing while the peer's request is unread would make the kernel throw the answer away. So:
-/// answer, say that there is no more, and read until the peer has closed too.
+/// Closing while the peer's request is unread would make the kernel discard the answer. So: answer,
+/// shut down the write side, and read until the peer has closed too.
 async fn tell(mut stream: TcpStream, answer: &str) {
     // Into an empty buffer of the kernel: all of it, or the peer is gone.
     if stream.writable().await.is_err() || stream.try_write(answer.as_bytes()).is_err() {

@@ -18,7 +18,7 @@ pub struct Stats {
     pub certificates_refused: Count,
 }
 
-/// A number that anybody may read at any time.
+/// An atomic counter.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -31,7 +31,7 @@ impl Count {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One more for as long as the guard lives.
+    /// Counts one more while the guard exists.
     pub(super) fn hold(&self) -> Held<'_> {
         self.add();
         Held(self)

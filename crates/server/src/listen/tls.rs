@@ -20,7 +20,7 @@ use tracing::{error, info, warn};
 use super::Stats;
 use crate::stamp::Stamp;
 
-/// How long a new certificate waits at most, about.
+/// About how long a new certificate takes to be loaded.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 /// Larger files hold no certificates.
 const FILE_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
@@ -28,10 +28,10 @@ const FILE_BYTES_MAX: u64 = 16 * 1_024 * 1_024;
 /// The certificate files, all in PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, followed by those between it and a known authority.
+    /// The server's certificate, followed by intermediate certificates.
     pub certificate: PathBuf,
     pub key: PathBuf,
-    /// Authorities for mutual TLS: who has no certificate of theirs gets no connection.
+    /// Authorities for mutual TLS: clients without a certificate of theirs are refused.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -95,7 +95,7 @@ impl Tls {
                 () = heard(&mut hangup) => true,
             };
             let (tls, stats) = (Arc::clone(&self), Arc::clone(stats));
-            // Files belong off the threads that serve requests.
+            // Not on the threads that serve requests.
             let loaded = tokio::task::spawn_blocking(move || tls.refresh(is_told, &stats)).await;
             if let Err(panic) = loaded {
                 error!(%panic, "the certificates could not be checked");
@@ -148,8 +148,7 @@ impl TlsFiles {
             key: self.key.clone(),
             source,
         };
-        // Named, not the process's default: which one is used must not depend on who else is
-        // linked in.
+        // Named explicitly: the process's default depends on which other crates are linked.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()

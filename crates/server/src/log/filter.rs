@@ -20,9 +20,9 @@ const LEVELS: &[(&str, LevelFilter)] = &[
 
 /// Targets of Hapax itself begin with this.
 const OURS: &str = "hapax";
-/// What other libraries may say where nobody named them.
+/// The level of other libraries that are not named.
 const OTHERS: LevelFilter = LevelFilter::WARN;
-/// What they may say at most.
+/// Their highest level.
 const OTHERS_MAX: LevelFilter = LevelFilter::DEBUG;
 const DIRECTIVES_MAX: usize = 64;
 
@@ -35,7 +35,7 @@ pub struct Filter {
     targets: Vec<(String, LevelFilter)>,
 }
 
-/// Why a filter is refused, and what may stand there.
+/// Why a filter is refused, and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadFilter(String);

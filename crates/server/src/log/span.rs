@@ -9,10 +9,10 @@ use tracing::Span;
 use tracing::field::Empty;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Only spans of this target are exported: nothing that somebody logs slips into them.
+/// Only spans of this target are exported: log events do not get into them.
 pub(super) const TARGET: &str = "hapax::request";
 
-/// Whether anybody takes spans. It is the whole price of a request where nobody does.
+/// Whether spans are exported. If not, checking this flag is the whole cost of a request.
 static EXPORTED: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn export(on: bool) {
@@ -20,8 +20,8 @@ pub(super) fn export(on: bool) {
 }
 
 /// The span of one request, named after what is asked (`POST /v1/queues/{queue}/messages`, or
-/// `hapax.v1.Hapax/Send`), as a child of the caller's span where `traceparent` tells one.
-/// None where spans are not exported: the name is only written out (`format_args!`) where they are.
+/// `hapax.v1.Hapax/Send`), as a child of the caller's span if `traceparent` names one. None if
+/// spans are not exported; the name is only formatted (`format_args!`) if they are.
 ///
 /// `request_id`, `tenant`, `queue`, `answer` and `otel.status_code` (`ERROR`, of what failed by the
 /// broker's fault) can be recorded once they are known.
@@ -45,18 +45,18 @@ pub(super) fn exported_span(name: impl Display, traceparent: Option<&str>) -> Sp
         answer = Empty,
     );
     if let Some(parent) = traceparent.and_then(remote) {
-        // It fails where the span is not exported after all.
+        // It fails if the span is not exported after all.
         let _ = span.set_parent(Context::new().with_remote_span_context(parent));
     }
     span
 }
 
-/// Whether a header is a W3C trace context that can be handed on.
+/// Whether a header is a valid W3C trace context.
 pub fn is_traceparent(header: &str) -> bool {
     remote(header).is_some()
 }
 
-/// The caller's span, as <https://www.w3.org/TR/trace-context/> spells it.
+/// Parses the caller's span, see <https://www.w3.org/TR/trace-context/>.
 fn remote(header: &str) -> Option<SpanContext> {
     let mut parts = header.split('-');
     let mut part = |length: usize| {
@@ -64,7 +64,7 @@ fn remote(header: &str) -> Option<SpanContext> {
         parts.next().filter(|part| part.len() == length && part.bytes().all(lower_hex))
     };
     let (version, trace, span, flags) = (part(2)?, part(32)?, part(16)?, part(2)?);
-    // A later version may have more parts; the first one has not, and 255 is none.
+    // A later version may have more parts; version 00 has not, and ff is invalid.
     if version == "ff" || version == "00" && parts.next().is_some() {
         return None;
     }

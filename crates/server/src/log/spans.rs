@@ -17,7 +17,7 @@ use tracing_subscriber::layer::Layer;
 
 use super::{Error, span};
 
-/// The name of the service, where OTEL_SERVICE_NAME gives no other.
+/// The name of the service, unless OTEL_SERVICE_NAME sets another.
 const SERVICE: &str = "hapax";
 
 pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, Error> {
@@ -40,7 +40,7 @@ pub(super) fn provider(endpoint: &str) -> Result<SdkTracerProvider, Error> {
     Ok(provider)
 }
 
-/// Makes spans of requests, and of nothing else, spans of the provider.
+/// Exports the spans of requests, and no others.
 pub(super) fn layer(provider: &SdkTracerProvider) -> Box<dyn Layer<Registry> + Send + Sync> {
     tracing_opentelemetry::layer()
         .with_tracer(provider.tracer(SERVICE))
@@ -53,7 +53,7 @@ pub(super) fn layer(provider: &SdkTracerProvider) -> Box<dyn Layer<Registry> + S
         .boxed()
 }
 
-/// An exporter that says when it begins to fail and when it works again, and nothing in between.
+/// An exporter that logs when it begins to fail and when it works again, and nothing in between.
 #[derive(Debug)]
 struct Telling<E> {
     exporter: E,

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 
-/// How the page is labelled.
+/// The content type of the page.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The same page in that format.
+/// Converts the page to that format.
 pub fn plain(openmetrics: &str) -> String {
     let types = openmetrics.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let counters: BTreeSet<&str> = types.filter_map(|line| line.strip_suffix(" counter")).collect();

@@ -15,10 +15,10 @@ use std::time::Duration;
 use super::{Metrics, QueueMeters};
 use crate::engine::Engine;
 
-/// How the page is labelled.
+/// The content type of the page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// How long partitions have to tell of their queues.
+/// Timeout for partitions to report their queues.
 const SURVEY: Duration = Duration::from_millis(100);
 
 type Labels = Vec<(&'static str, String)>;
@@ -31,7 +31,7 @@ impl Metrics {
         self.register_process(&mut registry, engine);
         self.register_port(&mut registry);
         self.register_doors(&mut registry);
-        // A slow partition does not hold up the page that is to show it.
+        // A slow partition must not delay the page that is to show it.
         let survey = engine.survey(SURVEY).await;
         register_answered(&mut registry, &survey.answered);
         register_queues(&mut registry, &survey.queues);
@@ -272,7 +272,7 @@ fn register(
     }
 }
 
-/// What the kernel says about this process. Left out where it says nothing.
+/// Memory of this process according to the kernel, if known.
 fn register_memory(registry: &mut Registry) {
     let Ok(statm) = std::fs::read_to_string("/proc/self/statm") else { return };
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());

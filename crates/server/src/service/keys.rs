@@ -13,14 +13,14 @@ use crate::auth::Action;
 use crate::engine::{Cursor, Page};
 use crate::problem::Problem;
 
-/// Messages of a page, where the caller does not say how many.
+/// Messages of a page by default.
 pub(crate) const BROWSE_DEFAULT: usize = 100;
 
-/// About how many bytes of messages a page has; a larger message has a page of its own.
+/// About the most bytes of messages of a page; a larger message has its own page.
 pub(crate) const PAGE_BYTES_MAX: usize = 8 * 1_024 * 1_024;
 
-/// About how many bytes a key takes in an answer. Through every door the same, so that a page has
-/// the same end.
+/// Estimated bytes of a key in an answer; the same for HTTP and gRPC, so that pages end at the same
+/// place.
 pub(crate) fn key_bytes(view: &KeyView) -> usize {
     let content = view.content.as_ref().map_or(0, |content| content.size());
     let result = view.record.result.as_ref().map_or(0, |result| result.body.len());
@@ -55,8 +55,8 @@ impl Service {
         }
     }
 
-    /// The refusal of a request for one key. Where keys belong to their groups, one without a group
-    /// is told so.
+    /// The refusal of a request for one key. If keys belong to groups and none was given, it says
+    /// so.
     async fn no_key(
         &self,
         permit: &Permit,
@@ -75,7 +75,7 @@ impl Service {
         self.change_key(permit, &key, || Command::Forget(key.clone())).await
     }
 
-    /// Runs a finished message again; its body is gone and comes along.
+    /// Runs a finished message again, with the body if the queue did not keep it.
     pub async fn replay(
         &self,
         permit: &Permit,
@@ -125,8 +125,8 @@ impl Service {
         Cursor::parse(text, self.engine().partitions())
     }
 
-    /// A page of the messages in a place, without leasing any: as many of those that were asked for
-    /// as have room together, and at least one.
+    /// A page of the messages in a place, without leasing any: as many of those requested as fit
+    /// together, and at least one.
     pub async fn browse(
         &self,
         permit: &Permit,
@@ -149,8 +149,8 @@ impl Service {
         Ok(page)
     }
 
-    /// Puts dead messages back, or tells how far the redrive of that id has come. A dry run gets
-    /// an id of its own: it says what there is now, and leaves the caller's id for the redrive.
+    /// Starts a redrive, or returns the progress of the one with that id. A dry run gets its own id
+    /// and leaves the caller's for the redrive.
     pub async fn redrive(
         &self,
         permit: &Permit,
@@ -166,6 +166,23 @@ impl Service {
         }
         let view = self.engine().redrive(redrive).await?;
         view.map_err(|refusal| refused(permit, refusal))
+    }
+
+    /// Refuses a redrive by keys that found none of them, if keys belong to groups and no group was
+    /// given.
+    pub async fn check_found(
+        &self,
+        permit: &Permit,
+        has_group: bool,
+        view: &RedriveView,
+    ) -> Result<(), Problem> {
+        let found_none = view.by_keys && view.done && view.matched == 0;
+        if !found_none || has_group || !self.is_per_group(permit).await? {
+            return Ok(());
+        }
+        let detail = "none of the keys is dead without a group: this queue deduplicates per group, \
+                      so give the group of the keys too";
+        Err(Problem::new(Code::NoSuchKey, detail))
     }
 
     /// Stops a redrive where it is.
@@ -192,8 +209,7 @@ fn refused_redrive(permit: &Permit, refusal: Refusal) -> Problem {
     }
 }
 
-/// A selection that selects nothing, or everything by an oversight, is refused: everything is
-/// `all`.
+/// Refuses an empty selection; to select everything use `all`.
 fn check_select(select: &Select) -> Result<(), Problem> {
     match select {
         Select::Keys { keys, .. } if keys.is_empty() => {

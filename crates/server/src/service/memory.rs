@@ -5,9 +5,9 @@
 //! one always finds some. Requests of up to [`SMALL_BYTES`] have their own lane, which large ones
 //! never use.
 //!
-//! Requests that are partly read could wait for each other for ever. So one of those that wait may
-//! take more than its share, of the tenant that holds least: memory exceeds its bound by that one
-//! request at most.
+//! Requests that are partly read could wait for each other for ever. So one waiting request, of the
+//! tenant that holds least, may exceed its share: memory exceeds its bound by at most that one
+//! request.
 //!
 //! Invariants: what is free and what tenants hold add up to the lane's size; a waiter is either in
 //! the list of its tenant or granted, never both.
@@ -37,7 +37,7 @@ struct State {
     /// The tenants that hold memory or wait for it.
     tenants: HashMap<Arc<str>, Tenant>,
     waiting: usize,
-    /// Numbers requests, and waiters in the order in which they came.
+    /// Numbers requests and waiters, in order of arrival.
     next: u64,
     /// The request that may exceed its tenant's share.
     exempt: Option<u64>,
@@ -64,7 +64,7 @@ const LARGE: usize = 1;
 
 #[derive(Debug)]
 struct Waiter {
-    /// Its place among those who wait.
+    /// Its position among the waiters.
     number: u64,
     request: u64,
     bytes: i64,
@@ -80,7 +80,7 @@ pub struct Admitted {
     tenant: Arc<str>,
     request: u64,
     held: Bytes,
-    /// More of it, that was asked for and is not there yet.
+    /// More memory that was requested and not granted yet.
     waiting: Option<oneshot::Receiver<Admitted>>,
 }
 
@@ -109,8 +109,8 @@ impl Memory {
         Admitted { memory, tenant, request, held, waiting: None }
     }
 
-    /// Grants what can be granted now. What a waiter does not take any more comes back by itself,
-    /// so that nothing may be dropped while the state is locked.
+    /// Grants what can be granted now. A grant that its waiter no longer takes returns itself when
+    /// dropped, so nothing may be dropped while the state is locked.
     fn serve(&self) {
         let mut granted = Vec::new();
         let mut cancelled = Vec::new();
@@ -152,7 +152,7 @@ impl Memory {
         }
     }
 
-    /// Whether nobody holds any of it.
+    /// Whether all of it is free.
     #[cfg(test)]
     pub(crate) fn is_whole(&self) -> bool {
         let state = self.lock();
@@ -178,7 +178,7 @@ impl State {
         held.get(lane).copied().unwrap_or(0) + bytes <= free
     }
 
-    /// Takes the memory at once, where nobody of the tenant waits for the same lane.
+    /// Takes the memory at once, if no request of the tenant waits for the same lane.
     fn try_take(
         &mut self,
         tenant: &Arc<str>,
@@ -210,8 +210,8 @@ impl State {
         }
     }
 
-    /// The next waiter whose memory is there, which is taken for it: the oldest that fits, or one
-    /// that may exceed its share. Those who gave up are moved out of the way.
+    /// Takes memory for the next waiter that can be served: the oldest that fits, or one that may
+    /// exceed its share. Cancelled waiters are moved to `cancelled`.
     fn next_waiter(&mut self, cancelled: &mut Vec<Waiter>) -> Option<(Arc<str>, Waiter, usize)> {
         let mut oldest: Option<(u64, Arc<str>, usize)> = None;
         let mut exempt: Option<((i64, u64), Arc<str>, usize)> = None;
@@ -267,7 +267,7 @@ impl State {
 }
 
 impl Admitted {
-    /// Waits for so much more memory.
+    /// Waits for more memory.
     pub(crate) async fn take(&mut self, bytes: usize) {
         poll_fn(|context| self.poll_take(context, bytes)).await;
     }
@@ -295,11 +295,35 @@ impl Admitted {
         Poll::Ready(())
     }
 
+    /// Takes so much more memory for something that may hold it for long, if it is there now. The
+    /// tenant keeps a part of its share for requests that others wait for.
+    pub(crate) fn try_take(&mut self, bytes: usize) -> bool {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let first = self.first_lane(bytes);
+        let mut state = self.memory.lock();
+        let held = state.tenants.get(&self.tenant).map_or([0, 0], |known| known.held);
+        let lane = (first..=LARGE).find(|lane| {
+            let own = held.get(*lane).copied().unwrap_or(0);
+            state.fits(held, *lane, bytes.saturating_add((own + bytes) / 2))
+        });
+        if let Some(lane) = lane {
+            state.hold(&self.tenant, lane, bytes);
+            take(&mut self.held, lane, bytes);
+        }
+        lane.is_some()
+    }
+
+    /// The lane of the request with so much more.
+    fn first_lane(&self, bytes: i64) -> usize {
+        let total = self.held.iter().sum::<i64>() + bytes;
+        if total <= SMALL_BYTES as i64 { SMALL } else { LARGE }
+    }
+
     /// Takes the memory at once and returns its lane, or waits for it.
     fn ask(&mut self, bytes: i64) -> Option<usize> {
+        let first = self.first_lane(bytes);
         let mut state = self.memory.lock();
         let total = self.held.iter().sum::<i64>() + bytes;
-        let first = if total <= SMALL_BYTES as i64 { SMALL } else { LARGE };
         if let Some(lane) = state.try_take(&self.tenant, self.request, first, bytes) {
             return Some(lane);
         }
@@ -322,7 +346,7 @@ impl Admitted {
         None
     }
 
-    /// Parts with so much of it, or with all there is.
+    /// Splits off this much of it, or all there is.
     pub(crate) fn split(&mut self, bytes: usize) -> Self {
         let mut left = i64::try_from(bytes).unwrap_or(i64::MAX);
         let mut parted = [0, 0];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hapax_core::{Config, Configure, DedupScope, Expected, Purge, QueueName, QueueView};
+use hapax_core::{Config, Configure, DedupScope, Expected, Purge, QueueName, QueueView, Refusal};
 use hapax_partition::change;
 use hapax_wire::Code;
 
@@ -24,13 +24,13 @@ const LIST_WAIT: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Queues {
     pub queues: Vec<Queue>,
-    /// The partitions that did not answer in time: their part of the figures is missing or old.
+    /// The partitions that did not answer in time: their part of the counts is missing or outdated.
     pub unanswered: Vec<u32>,
 }
 
 impl Queue {
-    /// Changes with every change of the configuration. A queue that is created again under its
-    /// name has another number, and so never an etag of the one before.
+    /// Changes with every change of the configuration. A queue that is deleted and created again
+    /// has another number, so its etag never equals an earlier one.
     pub fn etag(&self) -> String {
         format!("\"{}.{}\"", self.view.number, self.view.version)
     }
@@ -41,7 +41,19 @@ impl Queue {
     }
 }
 
-/// What may be done to a queue as it is.
+/// Locks that tenants share by their names.
+#[derive(Debug, Default)]
+pub(super) struct Creating([tokio::sync::Mutex<()>; 32]);
+
+impl Creating {
+    fn of(&self, tenant: &str) -> &tokio::sync::Mutex<()> {
+        let Self([first, ..]) = self;
+        let sum = tenant.bytes().fold(0_usize, |sum, byte| sum * 31 % 65_521 + usize::from(byte));
+        self.0.get(sum % self.0.len()).unwrap_or(first)
+    }
+}
+
+/// An operation on an existing queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     Pause,
@@ -50,7 +62,7 @@ pub enum Change {
 }
 
 impl Service {
-    /// Creates or changes a queue; tells whether it is new.
+    /// Creates or changes a queue; returns it as this change left it, and whether it is new.
     pub async fn configure(
         &self,
         permit: &Permit,
@@ -58,19 +70,35 @@ impl Service {
         if_version: Option<Expected>,
     ) -> Result<(Queue, bool), Problem> {
         debug_assert!(permit.action == Action::Create, "{permit:?}");
-        self.check_count(permit).await?;
         let configure = Configure { queue: permit.queue.clone(), config, if_version };
-        let told = self.engine().configure(configure).await?;
-        let (_, created) = told?;
-        Ok((self.show(permit).await?, created))
+        let is_limited = self.0.tenants.limits(&permit.queue.tenant).max_queues.is_some();
+        let told = match is_limited {
+            true => self.configure_counted(permit, configure).await?,
+            false => self.engine().configure(configure).await?,
+        };
+        let (view, created) = told?;
+        Ok((Queue { name: permit.queue.clone(), view }, created))
+    }
+
+    /// Creates or changes a queue of a tenant with a limited number: the count stays valid until
+    /// the queue exists, even if the caller goes away.
+    async fn configure_counted(
+        &self,
+        permit: &Permit,
+        configure: Configure,
+    ) -> Result<Result<(QueueView, bool), Refusal>, Problem> {
+        let (service, permit) = (self.clone(), permit.clone());
+        let counted = tokio::spawn(async move {
+            let _one = service.0.creating.of(&permit.queue.tenant).lock().await;
+            service.check_count(&permit).await?;
+            Ok(service.engine().configure(configure).await?)
+        });
+        counted.await.map_err(|_| Problem::unanswered())?
     }
 
     /// Whether the tenant may have one more queue.
     async fn check_count(&self, permit: &Permit) -> Result<(), Problem> {
         let tenant = &permit.queue.tenant;
-        if self.0.tenants.limits(tenant).max_queues.is_none() {
-            return Ok(());
-        }
         let queues = self.engine().queue_names(tenant).await?;
         if queues.contains(&permit.queue) {
             return Ok(());
@@ -136,11 +164,32 @@ pub fn if_match(value: &str) -> Result<Expected, Problem> {
     let etag = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
     let parts = etag.and_then(|etag| etag.split_once('.'));
     let expected = parts.and_then(|(number, version)| {
-        let (number, version) = (number.parse().ok()?, version.parse().ok()?);
-        Some(Expected::Version { number, version })
+        Some(Expected::Version { number: count(number)?, version: count(version)? })
     });
     expected.ok_or_else(|| {
         let detail = "If-Match does not match an etag of this queue: read the queue again";
         Problem { is_stale: true, ..Problem::new(Code::InvalidConfig, detail) }
     })
+}
+
+/// Parses a number in its canonical form, as an etag has it.
+fn count<T: std::str::FromStr + ToString>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|number: &T| number.to_string() == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_etag_is_compared_as_it_is_written() {
+        let expected = Expected::Version { number: 4, version: 12 };
+        assert_eq!(if_match("\"4.12\"").unwrap(), expected);
+        assert_eq!(if_match("*").unwrap(), Expected::Present);
+        for other in ["4.12", "W/\"4.12\"", "\"+4.12\"", "\"04.12\"", "\"4.12.1\"", "\"4\"", "\"\""]
+        {
+            let problem = if_match(other).unwrap_err();
+            assert!(problem.is_stale, "{other}: {problem:?}");
+        }
+    }
 }

@@ -7,9 +7,9 @@ use hapax_core::{Delivery, Receive};
 use super::{Permit, Service};
 use crate::problem::Problem;
 
-/// Messages of a receive that are not on their way to the caller yet. Where the caller goes away,
-/// or the answer cannot be made, before [`Received::keep`], others get them at once. Under an id
-/// they are asked for again, and whoever did so may hold them already: those stay leased.
+/// Messages of a receive that were not sent yet. If the caller goes away, or the answer fails,
+/// before [`Received::keep`], they are released at once. Under a `receive_id` they stay leased: a
+/// repeated receive may hold them already.
 #[derive(Debug)]
 pub struct Received {
     service: Service,
@@ -19,7 +19,7 @@ pub struct Received {
 }
 
 impl Service {
-    /// As [`Service::receive`], for one answer; tells whether keys belong to their groups.
+    /// Like [`Service::receive`], for one answer; also returns whether keys belong to groups.
     pub async fn receive_list(
         &self,
         permit: &Permit,
@@ -53,7 +53,7 @@ impl Received {
         self.keys_per_group
     }
 
-    /// The answer is made: the messages are the caller's.
+    /// The answer is complete: the messages now belong to the caller.
     pub fn keep(mut self) -> Vec<Delivery> {
         std::mem::take(&mut self.messages)
     }

@@ -9,14 +9,14 @@ use hapax_core::{QueueName, QueueView, Quota};
 
 use super::Service;
 
-/// How much one tenant may hold. `None` is no bound.
+/// The most that one tenant may hold. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ceiling {
     pub max_messages: Option<u64>,
     pub max_bytes: Option<u64>,
 }
 
-/// How often tenants are weighed, and how long those who are full may wait to ask again.
+/// How often tenants are measured, and the retry delay of those that are full.
 pub(crate) const EVERY_MS: u64 = 1_000;
 /// How long partitions have to report what their queues hold.
 const SURVEY: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const SURVEY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Weights {
     ceilings: BTreeMap<Box<str>, Ceiling>,
-    /// Tenants that hold as much as they may, and what they have used up.
+    /// Tenants that have reached a limit, and which one.
     full: ArcSwap<BTreeMap<Box<str>, Quota>>,
 }
 
@@ -35,7 +35,7 @@ impl Weights {
         Self { ceilings, full: ArcSwap::default() }
     }
 
-    /// What the tenant has used up, if it may hold no more.
+    /// The limit that the tenant has reached, if any.
     pub(super) fn used_up(&self, tenant: &str) -> Option<Quota> {
         if self.ceilings.is_empty() {
             return None;
@@ -62,13 +62,13 @@ impl Weights {
 }
 
 impl Service {
-    /// Weighs what tenants hold, where any is bounded.
+    /// Measures what tenants hold, if any has a limit.
     pub async fn weigh_tenants(&self) {
         let weights = &self.0.weights;
         if weights.ceilings.is_empty() {
             return;
         }
-        // A slow partition counts with what it reported last: the others go on being weighed.
+        // A slow partition counts with its last report: the others are still measured.
         weights.weigh(&self.engine().survey(SURVEY).await.queues);
     }
 }

@@ -1,5 +1,6 @@
 //! Changes of queues over several partitions, with senders, other changes and callers that go away.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,8 +10,9 @@ use hapax_core::{
 };
 use hapax_partition::change::Change;
 use hapax_server::engine::Engine;
+use hapax_testing::eventually;
 
-use crate::{Lists, create, message, open, queue};
+use crate::{Lists, create, message, open, queue, recipe};
 
 const PARTITIONS: u16 = 4;
 
@@ -20,7 +22,7 @@ fn configure(name: &str, config: Config) -> Configure {
 
 fn grouped(name: &str, key: &str) -> SendMessage {
     let content = Content::builder(key).group(Some("g")).build(b"b").unwrap();
-    SendMessage::new(queue(name), content)
+    SendMessage::new(&recipe(), queue(name), content)
 }
 
 /// What each partition says about a queue: its rules, or that there is none.
@@ -39,11 +41,15 @@ async fn known(engine: &Engine, name: &str) -> Vec<Option<(Config, bool, u64)>> 
 
 #[track_caller]
 fn agree(known: &[Option<(Config, bool, u64)>]) {
+    assert!(do_agree(known), "{known:?}");
+}
+
+fn do_agree(known: &[Option<(Config, bool, u64)>]) -> bool {
     let rules = |known: &Option<(Config, bool, u64)>| {
         known.as_ref().map(|(config, paused, _)| (config.clone(), *paused))
     };
     let first = known.first().map(rules);
-    assert!(known.iter().all(|other| Some(rules(other)) == first), "{known:?}");
+    known.iter().all(|other| Some(rules(other)) == first)
 }
 
 #[test]
@@ -107,10 +113,13 @@ fn a_caller_who_goes_away_leaves_no_half_queue() {
             let change = engine.configure(configure(&name, config));
             // Gone after so long, wherever the change is by then.
             let _ = tokio::time::timeout(Duration::from_micros(round * 60), change).await;
-            // Changes of a queue wait for each other: after this one the first is over.
+            // Changes of a queue wait for each other; which of the two is first nobody knows.
             let _ = engine.change(Change::Resume(queue(&name))).await.unwrap();
-            let before = known(&engine, &name).await;
-            agree(&before);
+            let before = eventually("the change to be carried out", async || {
+                let known = known(&engine, &name).await;
+                do_agree(&known).then_some(known)
+            })
+            .await;
             if before[0].is_none() {
                 continue;
             }
@@ -125,6 +134,31 @@ fn a_caller_who_goes_away_leaves_no_half_queue() {
             let _ = tokio::time::timeout(Duration::from_micros(round * 60), delete).await;
             let _ = engine.change(Change::Resume(queue(&name))).await.unwrap();
             agree(&self::known(&engine, &name).await);
+        }
+    });
+    engine.stop();
+}
+
+#[test]
+fn of_changes_at_once_each_is_answered_with_what_it_made() {
+    const CHANGES: u64 = 64;
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let engine = open(directory.path(), PARTITIONS);
+    runtime.block_on(async {
+        create(&engine, "q", Config::default()).await;
+        let changes: Vec<_> = (0..CHANGES)
+            .map(|change| {
+                let config = Config { lease_ms: 5_000 + change, ..Config::default() };
+                let (engine, wanted) = (engine.clone(), configure("q", config));
+                tokio::spawn(async move { engine.configure(wanted).await.unwrap().unwrap() })
+            })
+            .collect();
+        let mut versions = BTreeSet::new();
+        for (change, answer) in (0..CHANGES).zip(changes) {
+            let (view, created) = answer.await.unwrap();
+            assert_eq!((view.config.lease_ms, created), (5_000 + change, false));
+            assert!(versions.insert(view.version), "version {} twice", view.version);
         }
     });
     engine.stop();

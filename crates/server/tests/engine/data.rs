@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use hapax_core::{Blob, Config, Configure, Content, Emit, SendMessage, Settle, Settled, Verb};
 use hapax_partition::Partition;
 use hapax_partition::route::Routes;
-use hapax_server::engine::{Data, Engine, Error, Options};
-use hapax_store::disk::DiskStore;
+use hapax_server::engine::{AnyStore, Data, Engine, Error, Options};
 
-use crate::{LONG, Lists, create, done, message, open, queue, receive};
+use crate::{LONG, Lists, create, done, message, open, queue, receive, recipe};
 
 const OPTIONS: Options = Options { partitions: 1, memory_bytes: 64 * 1_024 * 1_024 };
 
@@ -109,8 +108,40 @@ fn a_creation_that_was_broken_off_is_completed() {
     let engine = open(directory.path(), 3);
     engine.stop();
     let head = fs::read_to_string(directory.path().join("broker.json")).unwrap();
-    assert!(!head.contains("state"), "as release 0.1 wrote it: {head}");
+    assert!(!head.contains("state"), "nothing is missing any more: {head}");
     open(directory.path(), 1).stop();
+}
+
+#[test]
+fn a_head_that_lost_or_changed_the_secret_of_fingerprints_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    open(directory.path(), 1).stop();
+    let file = directory.path().join("broker.json");
+    let right = fs::read_to_string(&file).unwrap();
+    let head: serde_json::Value = serde_json::from_str(&right).unwrap();
+    let secret = head["fingerprint_secret"].as_str().unwrap().to_owned();
+    assert_eq!((head["format"].as_u64(), secret.len()), (Some(2), 64));
+    let first = if secret.starts_with('0') { "1" } else { "0" };
+    let field = format!("\"fingerprint_secret\":\"{secret}\",");
+    let wrong = [
+        right.replace(&field, ""),
+        right.replace(&field, "").replace("\"format\":2", "\"format\":1"),
+        right.replace("\"format\":2", "\"format\":1"),
+        right.replace("\"format\":2", "\"format\":0"),
+        right.replace(&secret, &format!("{first}{}", &secret[1..])),
+        right.replace(&secret, &secret[2..]),
+        right.replace(&secret, ""),
+    ];
+    for wrong in wrong {
+        assert_ne!(wrong, right);
+        fs::write(&file, &wrong).unwrap();
+        let refused = Data::open(directory.path(), 1).unwrap_err();
+        assert!(matches!(refused, Error::Damaged(..)), "{wrong}: {refused}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), wrong, "it is left alone");
+    }
+    fs::write(&file, &right).unwrap();
+    open(directory.path(), 1).stop();
+    assert_eq!(fs::read_to_string(&file).unwrap(), right);
 }
 
 #[test]
@@ -167,7 +198,7 @@ fn a_copy_made_while_queues_change_and_emits_arrive_is_of_one_moment_and_stops_n
 async fn waiting_emits(engine: &Engine) -> usize {
     let mut all = 0;
     for partition in 0..engine.partitions() {
-        let count = |partition: &Partition<DiskStore>| partition.machine().relays().count();
+        let count = |partition: &Partition<AnyStore>| partition.machine().relays().count();
         all += engine.inspect(partition, count).await.unwrap();
     }
     all
@@ -301,11 +332,11 @@ fn a_restored_copy_gives_higher_fences_and_old_leases_settle_nothing() {
 
 /// A key of a queue that is spread by keys, in this one of two partitions.
 fn key_in(partition: usize, name: &str) -> String {
-    let mut routes = Routes::new(2);
+    let mut routes = Routes::new(2, recipe());
     routes.enter(&queue(name), &Config::default());
     let is_there = |key: &String| {
-        let content = Content::builder(key).build(b"").unwrap();
-        routes.of_new(&queue(name), &content, || 0) == partition
+        let send = message(name, key, "");
+        routes.of_new(&send.queue, send.digest, &send.content, || 0) == partition
     };
     (0..).map(|n| format!("key-{n}")).find(is_there).unwrap()
 }

@@ -9,7 +9,7 @@ use hapax_partition::change::Change;
 use hapax_server::auth::Action;
 use hapax_server::service::{Options, Service};
 
-use crate::{LONG, Lists, create, done, message, on_one_and_on_four, open, queue, receive};
+use crate::{LONG, Lists, create, done, message, on_one_and_on_four, open, queue, receive, recipe};
 
 #[test]
 fn who_waits_is_woken_where_another_took_less_than_it_was_called_for() {
@@ -22,7 +22,7 @@ fn who_waits_is_woken_where_another_took_less_than_it_was_called_for() {
         // Six of 2 MiB: one answer has room for fewer.
         for n in 0..6 {
             let content = Content::builder(&format!("k{n}")).build(&vec![0; 2 << 20]).unwrap();
-            engine.send(vec![SendMessage::new(queue("orders"), content)]).await.unwrap();
+            engine.send(vec![SendMessage::new(&recipe(), queue("orders"), content)]).await.unwrap();
         }
         let wait = || {
             let engine = engine.clone();
@@ -98,7 +98,7 @@ fn a_receive_is_bounded_by_bytes_over_all_partitions() {
         create(&engine, "orders", Config::default()).await;
         for n in 0..40 {
             let content = Content::builder(&format!("k{n}")).build(&vec![0; 1 << 20]).unwrap();
-            engine.send(vec![SendMessage::new(queue("orders"), content)]).await.unwrap();
+            engine.send(vec![SendMessage::new(&recipe(), queue("orders"), content)]).await.unwrap();
         }
         let received = engine.receive(receive("orders", 40), Duration::ZERO).await;
         let count = received.unwrap().unwrap().len();

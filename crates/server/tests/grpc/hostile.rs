@@ -50,6 +50,45 @@ async fn a_worker_that_never_reads_holds_a_bounded_part_of_the_queue() {
 }
 
 #[tokio::test]
+async fn a_frame_of_very_many_empty_members_is_refused_before_it_is_read() {
+    let broker = Broker::with_queue("orders", "{}").await;
+    let (some, many) = (60_000, 70_000);
+    let mut sends = broker.sends().await;
+    sends.say("orders", vec![message(0, "", ""); some]).await;
+    assert_eq!(refusal(&sends.answers(some).await[0]), "malformed_key");
+    sends.say("orders", vec![message(0, "", ""); many]).await;
+    assert_eq!(code(&sends.end().await.unwrap_err()), "too_large");
+    let mut works = broker.works("orders", 1).await;
+    works.settle(vec![proto::Settle::default(); many]).await;
+    assert_eq!(code(&works.next().await.unwrap_err()), "too_large");
+}
+
+#[tokio::test]
+async fn very_many_members_of_a_call_or_of_a_member_are_refused_before_they_are_read() {
+    let broker = Broker::with_queue("orders", "{}").await;
+    let (queue, many) = (|| "orders".to_owned(), 70_000);
+    let mut client = broker.client.clone();
+    let frame = proto::SendFrame { queue: queue(), messages: vec![message(0, "", ""); many] };
+    assert_eq!(code(&client.send_batch(frame).await.unwrap_err()), "too_large");
+    let emits = || proto::Done { result: None, emits: vec![proto::Emit::default(); many] };
+    let items = vec![settle(0, &"lease".into(), Verb::Done(emits()))];
+    let request = proto::SettleRequest { queue: queue(), items: items.clone() };
+    assert_eq!(code(&client.settle(request).await.unwrap_err()), "too_large");
+    let mut works = broker.works("orders", 1).await;
+    works.settle(items).await;
+    assert_eq!(code(&works.next().await.unwrap_err()), "too_large");
+    let keys = proto::RedriveKeys { keys: vec![String::new(); many], group: None };
+    let select = Some(proto::redrive_request::Select::Keys(keys));
+    let request = proto::RedriveRequest { queue: queue(), select, ..Default::default() };
+    assert_eq!(code(&client.redrive(request).await.unwrap_err()), "too_large");
+    let header = |number: usize| (number.to_string(), String::new());
+    let headers = (0..many).map(header).collect();
+    let request =
+        proto::ClaimRequest { queue: queue(), key: queue(), headers, ..Default::default() };
+    assert_eq!(code(&client.claim(request).await.unwrap_err()), "too_large");
+}
+
+#[tokio::test]
 async fn a_message_that_is_too_large_harms_itself_alone() {
     let broker = Broker::with_queue("orders", "{}").await;
     let mut sends = broker.sends().await;

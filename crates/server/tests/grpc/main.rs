@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test stops at surprises")]
 
 mod broker;
+mod claims;
 mod hostile;
 mod send;
 mod stopping;

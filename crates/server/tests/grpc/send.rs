@@ -2,9 +2,10 @@
 
 use std::collections::HashSet;
 
-use hapax_wire::proto::{AnswerKind, State};
+use hapax_wire::proto::{self, AnswerKind, Message, State};
 
 use crate::broker::{Broker, code, done, message, messages, refusal};
+use hapax_testing::http::{Connection, Request};
 use hapax_testing::in_time;
 
 #[tokio::test]
@@ -57,18 +58,20 @@ async fn duplicates_within_one_frame_harm_no_neighbour() {
         message(2, "a", "body"),
         message(3, "a", "other"),
         message(4, "b", "body"),
-        message(5, "", "no key"),
+        Message { key: None, ..message(5, "", "no key") },
         message(6, "tab\t", "a key that is none"),
         message(7, "c", "body"),
+        message(8, "", "an empty key"),
+        Message { group: Some(String::new()), ..message(9, "d", "an empty group") },
     ];
     sends.say("orders", frame).await;
-    let answers = sends.answers(7).await;
+    let answers = sends.answers(9).await;
     let kinds: Vec<_> = answers.iter().map(|answer| answer.kind()).collect();
     use AnswerKind::{Accepted, Error, InFlight};
-    assert_eq!(kinds, [Accepted, InFlight, Error, Accepted, Error, Error, Accepted]);
+    assert_eq!(kinds, [Accepted, InFlight, Error, Accepted, Error, Error, Accepted, Error, Error]);
     assert_eq!(answers[0].id, answers[1].id);
-    let codes: Vec<_> = [2, 4, 5].map(|place| refusal(&answers[place])).into();
-    assert_eq!(codes, ["conflict", "missing_key", "malformed_key"]);
+    let codes: Vec<_> = [2, 4, 5, 7, 8].map(|place| refusal(&answers[place])).into();
+    assert_eq!(codes, ["conflict", "missing_key", "malformed_key", "malformed_key", "invalid"]);
 }
 
 #[tokio::test]
@@ -146,6 +149,40 @@ async fn one_stream_serves_many_queues_and_names_those_that_are_not_there() {
     }
     assert_eq!(broker.stats("orders").await.ready, 2);
     assert_eq!(broker.stats("emails").await.ready, 1);
+}
+
+/// Frames that arrive together are submitted together if they are for the same queue.
+#[tokio::test]
+async fn frames_of_two_queues_that_arrive_together_are_counted_for_their_own() {
+    const FRAMES: u64 = 400;
+    let broker = Broker::with_queue("orders", "{}").await;
+    broker.put("emails", "{}").await.unwrap();
+    let frames = (0..FRAMES).map(|number| {
+        // Two frames of the one, then one of the other.
+        let queue = if number % 3 < 2 { "orders" } else { "emails" };
+        let messages = vec![message(number, &format!("k{number}"), "body")];
+        proto::SendFrame { queue: queue.to_owned(), messages }
+    });
+    let frames = tokio_stream::iter(frames.collect::<Vec<_>>());
+    let mut answers = broker.client.clone().send(frames).await.unwrap().into_inner();
+    let mut answered = 0;
+    while let Some(reply) = in_time(answers.message()).await.unwrap() {
+        answered += reply.answers.len() as u64;
+    }
+    assert_eq!(answered, FRAMES);
+    let address = broker.address();
+    let ask = move || Connection::new(address).ask(&Request::get("/metrics")).text();
+    let metrics = tokio::task::spawn_blocking(ask).await.unwrap();
+    for (queue, sent) in [("orders", FRAMES - FRAMES / 3), ("emails", FRAMES / 3)] {
+        assert_eq!(broker.stats(queue).await.ready, sent);
+        let labels = [format!("queue=\"{queue}\""), "answer=\"accepted\"".to_owned()];
+        let is_it = |line: &&str| {
+            line.starts_with("hapax_sends_total{")
+                && labels.iter().all(|label| line.contains(label))
+        };
+        let line = metrics.lines().find(is_it).unwrap();
+        assert!(line.ends_with(&format!(" {sent}")), "{line}, not {sent}");
+    }
 }
 
 #[tokio::test]

@@ -94,6 +94,8 @@ async fn what_waits_under_a_token_ends_when_it_is_revoked() {
     idle_up.send(opening("orders", 0)).await.unwrap();
     let (_send_up, frames) = tokio::sync::mpsc::channel::<proto::SendFrame>(4);
     let mut sends = worker.send(ReceiverStream::new(frames)).await.unwrap().into_inner();
+    let (_claim_up, frames) = tokio::sync::mpsc::channel::<proto::ClaimsFrame>(4);
+    let mut claims = worker.claims(ReceiverStream::new(frames)).await.unwrap().into_inner();
     let mut poller = worker.clone();
     let receive = proto::ReceiveRequest {
         queue: "orders".to_owned(),
@@ -102,7 +104,7 @@ async fn what_waits_under_a_token_ends_when_it_is_revoked() {
         ..proto::ReceiveRequest::default()
     };
     let polling = tokio::spawn(async move { poller.receive(receive).await });
-    // Both streams and the poll wait by now, or will find the token gone.
+    // All streams and the poll wait by now, or will find the token gone.
     TokenFile::in_directory(&data).revoke("worker").unwrap();
 
     for stream in [&mut work, &mut idle] {
@@ -110,6 +112,7 @@ async fn what_waits_under_a_token_ends_when_it_is_revoked() {
         assert_eq!(code(&ended), "unauthorized");
     }
     assert_eq!(code(&in_time(sends.message()).await.unwrap_err()), "unauthorized");
+    assert_eq!(code(&in_time(claims.message()).await.unwrap_err()), "unauthorized");
     let polled = in_time(polling).await.unwrap().unwrap_err();
     assert_eq!(code(&polled), "unauthorized");
 

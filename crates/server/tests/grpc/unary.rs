@@ -153,7 +153,7 @@ async fn stats_in(broker: &Broker, partition: usize) -> hapax_core::Stats {
 
 /// An id under which a receive is asked of the second of two partitions.
 fn id_in_the_second() -> String {
-    let routes = Routes::new(2);
+    let routes = Routes::new(2, hapax_core::Recipe::First);
     let ids = (0..).map(|number| format!("receive-{number}"));
     let receive = |id: &str| hapax_core::Receive {
         queue: QueueName::new("default", "orders").unwrap(),

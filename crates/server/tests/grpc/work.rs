@@ -299,21 +299,31 @@ async fn a_malformed_lease_or_verb_is_answered_in_its_place() {
     let release = || Verb::Release(proto::Release {});
     let to_nowhere = proto::Emit { queue: "absent".to_owned(), ..Default::default() };
     let emits = vec![proto::Emit { name: "n".to_owned(), ..to_nowhere }];
+    let nameless = proto::Emit {
+        queue: "orders".to_owned(),
+        name: "n".to_owned(),
+        key: Some(String::new()),
+        ..Default::default()
+    };
+    let nameless = proto::Done { result: None, emits: vec![nameless] };
     let settles = vec![
         settle(0, &Bytes::from_static(b"not a lease"), release()),
         settle(1, &forged.into(), release()),
         settle(2, &Bytes::new(), release()),
         proto::Settle { r#ref: 3, lease: delivery.lease.clone(), verb: None },
         settle(4, &delivery.lease, Verb::Done(proto::Done { result: None, emits })),
-        done(5, &delivery, "ok"),
+        settle(5, &delivery.lease, Verb::Done(nameless)),
+        done(6, &delivery, "ok"),
     ];
     works.settle(settles).await;
-    let settled = works.settled(6).await;
+    let settled = works.settled(7).await;
     let kinds: Vec<_> = settled.iter().map(|answer| answer.kind()).collect();
     use SettleKind::{LeaseLost, Ok, SettleError};
-    assert_eq!(kinds, [LeaseLost, LeaseLost, LeaseLost, SettleError, SettleError, Ok]);
+    let refused = [SettleError; 3];
+    assert_eq!(kinds, [&[LeaseLost; 3][..], &refused, &[Ok]].concat());
     let code = |place: usize| settled[place].problem.as_ref().unwrap().code.clone();
     assert_eq!((code(3).as_str(), code(4).as_str()), ("invalid", "no_such_queue"));
+    assert_eq!(code(5), "malformed_key", "an empty key is not a derived one");
 }
 
 #[tokio::test]
@@ -388,6 +398,25 @@ async fn a_deleted_queue_ends_its_streams() {
     works.credit(1).await;
     let status = works.next().await.unwrap_err();
     assert_eq!(code(&status), "no_such_queue");
+}
+
+#[tokio::test]
+async fn a_worker_that_waits_learns_at_once_that_its_queue_was_deleted() {
+    for partitions in [1, 4] {
+        let broker = Broker::with(|settings| settings.partitions = partitions).await;
+        broker.put("orders", "{}").await.unwrap();
+        let mut works = broker.works("orders", 1).await;
+        // It waits: the broker has answered one of its messages and asked for the next.
+        broker.send("orders", messages("k", 1)).await;
+        let delivery = works.deliveries(1).await.remove(0);
+        works.settle(vec![done(1, &delivery, "")]).await;
+        works.settled(1).await;
+        works.credit(1).await;
+        let request = proto::QueueRequest { queue: "orders".to_owned() };
+        broker.client.clone().delete_queue(request).await.unwrap();
+        let status = in_time(works.next()).await.unwrap_err();
+        assert_eq!(code(&status), "no_such_queue");
+    }
 }
 
 #[tokio::test]

@@ -172,9 +172,13 @@ async fn a_tenant_has_limits_of_its_own() {
     broker.put("orders", "{}").await;
     broker.ask(put("/v1/queues/more", "{}")).await.fails(429, "over_quota");
     broker.ask(put("/v1/queues/orders", "{}")).await.is(200);
-    let batch = json!({"messages": [{"key": "a"}, {"key": "b"}]}).to_string();
+    // What is paid for later holds however slow the machine is.
+    let many: Vec<_> = (0..1_000).map(|number| json!({"key": format!("k{number}")})).collect();
+    let batch = json!({ "messages": many }).to_string();
     broker.ask(post("/v1/queues/orders/batch", &batch)).await.is(200);
     broker.ask(send("orders", "c", "x")).await.fails(429, "rate_limited");
+    let claim = |key| post("/v1/queues/orders/claims", "x").header("idempotency-key", key);
+    broker.ask(claim("c")).await.fails(429, "rate_limited");
     let more = json!({"messages": [{"key": "c"}, {"key": "d"}, {"key": "e"}]}).to_string();
     let told = broker.ask(post("/v1/queues/orders/batch", &more)).await.is(200);
     for result in told["answers"].as_array().unwrap() {
@@ -218,6 +222,64 @@ async fn k2_the_limits_of_a_tenant_leave_known_keys_their_answers() {
         assert_eq!(told["answer"], "in_flight");
         broker.ask(send("orders", "done", "another")).await.fails(422, "conflict");
     }
+}
+
+#[tokio::test]
+async fn queues_that_are_made_at_once_are_counted_one_by_one() {
+    for partitions in [1, 4] {
+        let limits = Limits { sends_per_s: None, max_queues: Some(3) };
+        let broker = Broker::with(partitions, |_| {
+            let tenants = Tenants::new(limits, Default::default(), Instant::now());
+            Options { tenants, ..Options::default() }
+        });
+        let paths: Vec<_> = (0..12).map(|number| format!("/v1/queues/q{number}")).collect();
+        let puts = paths.iter().map(|path| broker.ask(put(path, "{}")));
+        let told = futures_util::future::join_all(puts).await;
+        let made = told.iter().filter(|told| told.status == 201).count();
+        assert_eq!(made, 3, "{told:?}");
+        told.iter().filter(|told| told.status != 201).for_each(|told| {
+            told.fails(429, "over_quota");
+        });
+    }
+}
+
+#[tokio::test]
+async fn k2_a_claim_that_waited_is_judged_by_the_rate_of_the_moment() {
+    let limits = Limits { sends_per_s: Some(100), max_queues: None };
+    let broker = Broker::with(1, |_| {
+        let tenants = Tenants::new(limits, Default::default(), Instant::now());
+        Options { tenants, ..Options::default() }
+    });
+    broker.put("orders", "{}").await;
+    broker.put("full", r#"{"max_messages":1}"#).await;
+    broker.ask(send("full", "first", "x")).await.is(201);
+    let claim = |wait| {
+        let claim = post("/v1/queues/orders/claims", "x").header("idempotency-key", "k");
+        claim.header("prefer", format!("wait={wait}"))
+    };
+    let batch = |count| {
+        let messages: Vec<_> = (0..count).map(|n| json!({"key": format!("k{n}")})).collect();
+        json!({ "messages": messages }).to_string()
+    };
+    let first = broker.ask(claim(0)).await.is(201);
+    // More than a second's worth, for which a full bucket is needed: the next one has to wait.
+    hapax_testing::eventually("the rate to be earned", async || {
+        let told = broker.ask(post("/v1/queues/orders/batch", &batch(300))).await.is(200);
+        told["answers"][0]["answer"] == "accepted"
+    })
+    .await;
+    let waiting = broker.ask(claim(60));
+    let released = async {
+        // A full queue refuses what the rate lets through, which takes nothing from the rate.
+        hapax_testing::eventually("the rate to be earned again", async || {
+            let told = broker.ask(post("/v1/queues/full/batch", &batch(50))).await.is(200);
+            told["answers"][0]["code"] == "over_quota"
+        })
+        .await;
+        broker.settle("orders", json!({"lease": first["lease"], "do": "release"})).await
+    };
+    let (second, _) = futures_util::future::join(waiting, released).await;
+    assert_eq!(second.is(201)["answer"], "fresh");
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tower::ServiceExt;
 
+use super::described;
+
 /// A broker. It stops when it is dropped.
 pub(crate) struct Broker {
     pub(crate) service: Service,
@@ -30,11 +32,26 @@ impl Broker {
         options: impl FnOnce(&std::path::Path) -> service::Options,
     ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let data = Data::open(directory.path(), partitions).unwrap();
+        let path = directory.path().to_owned();
+        Self::open_at(&path, directory, partitions, options)
+    }
+
+    /// A broker of data that outlives it.
+    pub(crate) fn of(path: &std::path::Path) -> Self {
+        Self::open_at(path, tempfile::tempdir().unwrap(), 2, |_| service::Options::default())
+    }
+
+    fn open_at(
+        path: &std::path::Path,
+        directory: TempDir,
+        partitions: u16,
+        options: impl FnOnce(&std::path::Path) -> service::Options,
+    ) -> Self {
+        let data = Data::open(path, partitions).unwrap();
         let memory_bytes = 64 * 1_024 * 1_024;
         let engine_options = Options { partitions, memory_bytes };
         let engine = Engine::open(data, engine_options, Box::new(|_, _| {})).unwrap();
-        let service = Service::new(engine, options(directory.path()));
+        let service = Service::new(engine, options(path));
         Self { router: router(service.clone()), service, directory }
     }
 
@@ -51,11 +68,14 @@ impl Broker {
     }
 
     pub(crate) async fn ask(&self, ask: Ask) -> Answered {
+        let (method, path) = (ask.request.method().clone(), ask.request.uri().path().to_owned());
         let response = self.router.clone().oneshot(ask.request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         assert!(parts.headers.contains_key("request-id"), "every answer has an id");
-        Answered { status: parts.status, headers: parts.headers, body }
+        let answered = Answered { status: parts.status, headers: parts.headers, body };
+        described::check(&self.router, &method, &path, &answered).await;
+        answered
     }
 
     /// Receives one message, which must be there, and gives its delivery.

@@ -5,26 +5,30 @@ use serde_json::Value;
 
 use super::broker::{Broker, ask, get, post, put, send};
 
+/// What a browser accepts.
+const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+
 #[tokio::test]
 async fn every_code_has_a_page_for_people_and_for_programs() {
     let broker = Broker::open();
-    let list = broker.ask(get("/errors").header("accept", "application/json")).await.is(200);
+    let list = broker.ask(get("/errors")).await.is(200);
     let errors = list["errors"].as_array().unwrap();
     assert_eq!(errors.len(), Code::ALL.len());
     for (code, listed) in Code::ALL.iter().zip(errors) {
         let path = format!("/errors/{}", code.as_str());
-        let page = broker.ask(get(&path)).await;
+        let page = broker.ask(get(&path).header("accept", BROWSER)).await;
         assert_eq!(page.status, 200);
         assert!(page.header("content-type").starts_with("text/html"));
         assert!(page.text().contains(&format!("<code>{}</code>", code.as_str())));
         let json = broker.ask(get(&path).header("accept", "application/json")).await.is(200);
         assert_eq!(&json, listed);
+        let json = broker.ask(get(&path).header("accept", "*/*")).await.is(200);
         assert_eq!(json["status"], code.status().as_u16());
         for field in ["title", "means", "why", "what_to_do"] {
             assert!(json[field].as_str().unwrap().len() > 10, "{field} of {path}");
         }
     }
-    let index = broker.ask(get("/errors")).await;
+    let index = broker.ask(get("/errors").header("accept", BROWSER)).await;
     assert!(index.text().contains("href=\"/errors/lease_lost\""));
     broker.ask(get("/errors/nonsense")).await.fails(404, "invalid");
 }

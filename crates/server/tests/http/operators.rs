@@ -235,8 +235,8 @@ async fn where_keys_belong_to_groups_a_dead_message_is_redriven_by_key_and_group
     broker.ask(of_key("?group=x")).await.fails(404, "no_such_key");
     broker.ask(of_key("?group=g")).await.is(200);
     broker.ask(of_key("?group=g")).await.fails(400, "invalid");
-    let told = redrive(&broker, r#"{"keys":["k"]}"#).await;
-    assert_eq!((&told["moved"], &told["missing"][0]), (&json!(0), &json!("k")));
+    let without = post("/v1/queues/orders/redrive", r#"{"keys":["k"]}"#);
+    broker.ask(without).await.fails(404, "no_such_key");
     assert_eq!(redrive(&broker, r#"{"keys":["k"],"group":"h"}"#).await["moved"], 1);
     assert_eq!(redrive(&broker, r#"{"filter":{"group":"i"}}"#).await["moved"], 1);
     let stats = broker.ask(get("/v1/queues/orders")).await.is(200);
@@ -327,4 +327,20 @@ async fn a_replay_needs_no_body_where_the_queue_keeps_bodies() {
     let again = broker.receive_one("orders").await;
     assert_eq!((&again["body"], &again["generation"]), (&json!("three lemons"), &json!(1)));
     assert_eq!(again["headers"], json!({"a": "b"}));
+}
+
+#[tokio::test]
+async fn a_redrive_by_keys_without_their_group_says_what_is_missing() {
+    let broker = Broker::with_queue(r#"{"order":"group","dedup_scope":"group"}"#).await;
+    broker.ask(send("orders", "k", "x").header("hapax-group", "g")).await.is(201);
+    let lease = broker.receive_one("orders").await["lease"].clone();
+    let fail = json!({"lease": lease, "do": "fail", "error": "bad", "dead": true});
+    broker.settle("orders", fail).await;
+    for select in [r#""keys":["k"]"#, r#""keys":["k"],"dry_run":true"#] {
+        let redrive = post("/v1/queues/orders/redrive", &format!("{{{select}}}"));
+        let problem = broker.ask(redrive).await.fails(404, "no_such_key");
+        assert!(text(&problem, "detail").contains("give the group of the keys"), "{problem}");
+    }
+    assert_eq!(redrive(&broker, r#"{"keys":["none"],"group":"g"}"#).await["moved"], 0);
+    assert_eq!(redrive(&broker, r#"{"keys":["k"],"group":"g"}"#).await["moved"], 1);
 }

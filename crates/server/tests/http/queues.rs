@@ -86,6 +86,11 @@ async fn a_change_made_for_another_version_is_refused() {
     let now = broker.ask(get("/v1/queues/orders")).await;
     let gone = broker.ask(delete().header("if-match", now.header("etag"))).await;
     assert_eq!(gone.status, 204);
+    for etag in ["*", now.header("etag")] {
+        let absent = broker.ask(delete().header("if-match", etag)).await;
+        absent.fails(412, "invalid_config");
+    }
+    broker.ask(delete()).await.fails(404, "no_such_queue");
 }
 
 #[tokio::test]

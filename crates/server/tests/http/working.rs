@@ -1,5 +1,9 @@
 //! Receives and settles.
 
+use std::time::Duration;
+
+use hapax_core::Receive;
+use hapax_server::auth::Action;
 use serde_json::{Value, json};
 
 use super::broker::{Broker, get, post, send, text};
@@ -280,4 +284,31 @@ async fn an_emit_keeps_its_time_to_live_and_its_fingerprint() {
     broker.ask(other).await.fails(422, "conflict");
     let same = send("orders", "child", "b").header("hapax-fingerprint", "f");
     assert_eq!(broker.ask(same).await.is(200)["answer"], "dead");
+}
+
+#[tokio::test]
+async fn l10_what_an_answer_could_not_be_made_with_stays_leased_under_an_id_and_not_without() {
+    let broker = Broker::with_queue("{}").await;
+    broker.send("orders", "k", "x").await;
+    let caller = broker.service.authenticate(None).unwrap();
+    let permit = broker.service.authorise(&caller, Action::Work, "orders").unwrap();
+    let receive = |id: Option<&str>| Receive {
+        queue: permit.queue().clone(),
+        max: 1,
+        lease_ms: None,
+        worker: "w".into(),
+        receive_id: id.map(Into::into),
+        several_per_group: false,
+    };
+    let received = async |id| {
+        let received = broker.service.receive_list(&permit, receive(id), Duration::ZERO).await;
+        received.unwrap().messages().len()
+    };
+    assert_eq!(received(None).await, 1);
+    hapax_testing::eventually("what was dropped to be free", async || {
+        received(Some("r")).await == 1
+    })
+    .await;
+    assert_eq!(received(None).await, 0, "whoever asked under the id may hold it");
+    assert_eq!(received(Some("r")).await, 1);
 }

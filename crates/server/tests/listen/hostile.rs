@@ -6,15 +6,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::port::{Client, Port, SHORT, get_path, post_echo, read_to_end};
-use hapax_testing::{eventually, in_time};
+use hapax_testing::{TestBroker, eventually, in_time};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 const ENHANCE_YOUR_CALM: u8 = 0xb;
 /// `GET http /` in HPACK's static table.
@@ -271,4 +274,86 @@ async fn silent_connections_give_their_places_back() {
     }
     drop(silent);
     port.close().await;
+}
+
+/// `POST http PATH` with other fields of a head, none of them indexed.
+fn post_head(path: &str, fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut head = vec![0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
+    head.extend(path.as_bytes());
+    head.extend([0x01, 9]);
+    head.extend(b"localhost");
+    for (name, value) in fields {
+        head.push(0);
+        for text in [name, value] {
+            head.push(u8::try_from(text.len()).unwrap());
+            head.extend(text.as_bytes());
+        }
+    }
+    head
+}
+
+/// Reads frames up to one that is sought; returns the kinds of those of the first request.
+async fn read_until(stream: &mut TcpStream, is_sought: impl Fn(u8, u8, u32) -> bool) -> Vec<u8> {
+    let mut kinds = Vec::new();
+    loop {
+        let mut head = [0; 9];
+        in_time(stream.read_exact(&mut head)).await.unwrap();
+        let [a, b, c, kind, flags, number @ ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        in_time(stream.read_exact(&mut payload)).await.unwrap();
+        let number = u32::from_be_bytes(number);
+        if number == 1 {
+            kinds.push(kind);
+        }
+        if is_sought(kind, flags, number) {
+            return kinds;
+        }
+    }
+}
+
+#[tokio::test]
+async fn over_http2_a_refusal_waits_for_a_small_body_and_not_for_a_large_one() {
+    let broker = TestBroker::start(1).await;
+    let start = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    // A receive takes no key: that is seen before its body is read.
+    let (path, key) = ("/v1/queues/none/receive", ("idempotency-key", "k"));
+
+    // A body of unknown length, of which a part is missing when the head is refused. The broker
+    // waits for it for a second: on a machine that is slower than that it is sent again.
+    let mut is_late = true;
+    while is_late {
+        let started = std::time::Instant::now();
+        let mut stream = TcpStream::connect(broker.address()).await.unwrap();
+        let head = frame(HEADERS, END_HEADERS, 1, &post_head(path, &[key]));
+        let half = frame(DATA, 0, 1, &[b'x'; 1_000]);
+        let ping = frame(PING, 0, 0, &[0; 8]);
+        stream.write_all(&[&start[..], &head, &half, &ping].concat()).await.unwrap();
+        let is_pong = |kind, flags, _| (kind, flags) == (PING, ACK);
+        let mut frames = read_until(&mut stream, is_pong).await;
+        // Whoever does not wait for the rest has time to answer.
+        for _ in 0..20 {
+            stream.write_all(&ping).await.unwrap();
+            frames.extend(read_until(&mut stream, is_pong).await);
+        }
+        let rest = frame(DATA, END_STREAM, 1, &[b'x'; 1_000]);
+        stream.write_all(&rest).await.unwrap();
+        let is_whole = |kind, flags, number| {
+            number == 1 && (kind == RST_STREAM || (kind == DATA && flags & END_STREAM != 0))
+        };
+        frames.extend(read_until(&mut stream, is_whole).await);
+        // A reset comes behind the answer.
+        stream.write_all(&ping).await.unwrap();
+        frames.extend(read_until(&mut stream, is_pong).await);
+        assert!(frames.contains(&HEADERS), "{frames:?}");
+        is_late = frames.contains(&RST_STREAM) && started.elapsed() > SHORT;
+        assert!(is_late || !frames.contains(&RST_STREAM), "{frames:?}");
+    }
+
+    // One that is known to be large: not a byte of it is waited for.
+    let mut stream = TcpStream::connect(broker.address()).await.unwrap();
+    let head = post_head(path, &[key, ("content-length", "70000")]);
+    let head = frame(HEADERS, END_HEADERS, 1, &head);
+    stream.write_all(&[&start[..], &head].concat()).await.unwrap();
+    read_until(&mut stream, |kind, _, number| (kind, number) == (HEADERS, 1)).await;
+    broker.stop().await;
 }

@@ -83,6 +83,7 @@ async fn connections_beyond_the_bound_are_refused_until_others_end() {
     for client in &mut clients {
         client.echo("one of two").await;
     }
+    let mut ids = std::collections::HashSet::new();
     for _ in 0..100 {
         let mut stream = port.connect().await;
         stream.write_all(b"GET /peer HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
@@ -90,6 +91,8 @@ async fn connections_beyond_the_bound_are_refused_until_others_end() {
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 1"), "{head}");
         let problem: serde_json::Value = serde_json::from_str(body).unwrap();
+        let id = problem["request_id"].as_str().unwrap();
+        assert!(ids.insert(id.to_owned()) && head.contains(&format!("request-id: {id}\r\n")));
         assert_eq!(
             (&problem["code"], &problem["retryable"]),
             (&"unavailable".into(), &true.into())

@@ -1,5 +1,5 @@
-//! Changes of queues over all partitions: one at a time for each queue, carried to their end
-//! whatever their callers do.
+//! Changes of queues over all partitions: one at a time for each queue, completed whatever their
+//! callers do.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::{Broker, Going, Whose, wrong};
 use crate::op::Op;
 use crate::planted::Bug;
 
-/// Everything that is under way or waits for its turn.
+/// Changes in progress or waiting.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     next: u64,
@@ -24,11 +24,11 @@ struct Ongoing {
     op: Op,
     queue: usize,
     running: Running,
-    /// The answers to its steps, as far as they came.
+    /// The answers to its steps so far.
     answers: Vec<Option<Vec<Outcome>>>,
 }
 
-/// A start is over after so many rounds of reconciliation.
+/// The most rounds of reconciliation of a start.
 const ROUNDS_MAX: u32 = 8;
 
 impl Changes {
@@ -43,7 +43,7 @@ impl Broker {
         self.begin_changes();
     }
 
-    /// Begins what waits, unless a change of the same queue is under way.
+    /// Begins waiting changes, unless one of the same queue is in progress.
     fn begin_changes(&mut self) {
         for op in std::mem::take(&mut self.changes.waiting) {
             let Some(queue) = op.queue(self.checker.items()) else { continue };
@@ -63,14 +63,15 @@ impl Broker {
             self.checker.keep(queue, false);
         }
         let change = match op.command(&self.scene, self.checker.items()) {
-            Command::Configure(configure) => Change::Configure(configure),
+            Command::Configure(configure) => Change::Configure(*configure),
             Command::Delete(queue) => Change::Delete(queue),
             Command::Pause(queue) => Change::Pause(queue),
             Command::Resume(queue) => Change::Resume(queue),
             Command::Purge(Purge { queue, keys }) => Change::Purge(Purge { queue, keys }),
             other => unreachable!("no change: {other:?}"),
         };
-        let mut unused = hapax_partition::route::Routes::new(self.stores.len());
+        let mut unused =
+            hapax_partition::route::Routes::new(self.stores.len(), self.options.recipe);
         let known = match self.settings.bug {
             Some(Bug::SpreadLate) => &mut unused,
             _ => &mut self.routes,
@@ -84,7 +85,7 @@ impl Broker {
         self.go_on(id);
     }
 
-    /// The next steps of a change go to their partitions; false where there are none.
+    /// Sends the next steps of a change to their partitions; false if there are none.
     fn go_on(&mut self, id: u64) -> bool {
         let found = self.changes.running.iter_mut().find(|ongoing| ongoing.id == id);
         let Some(ongoing) = found else { return false };
@@ -119,7 +120,7 @@ impl Broker {
         Ok(())
     }
 
-    /// The caller hears what came of its change: every partition has it.
+    /// Answers the caller of a change: every partition has it.
     fn end(&mut self, id: u64) -> Going {
         let found = self.changes.running.iter().position(|ongoing| ongoing.id == id);
         let Some(place) = found else { return Ok(()) };
@@ -161,7 +162,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Brings all partitions to what the leader decided, as a start does.
+    /// Reconciles all partitions with the leader, as a start does.
     pub(super) fn reconcile(&mut self) -> Going {
         for _ in 0..ROUNDS_MAX {
             let known = self.owners.iter().map(|owner| Known::of(owner.partition.machine()));
@@ -171,7 +172,7 @@ impl Broker {
                 Err(behind) => return wrong(behind.to_string()),
             };
             if steps.is_empty() {
-                self.routes = routes(&known);
+                self.routes = routes(&known, self.options.recipe);
                 for (from, relays) in self.emits.let_go() {
                     self.hand_over(from, relays);
                 }

@@ -1,5 +1,4 @@
-//! Copies of all partitions, one after the other, while the broker goes on; and what is restored
-//! from them.
+//! Copies of all partitions, one after the other, while the broker runs; and restores of them.
 
 use hapax_core::{Answer, Outcome, Time};
 use hapax_partition::change::copied;
@@ -12,17 +11,17 @@ use crate::planted::Bug;
 
 /// A copy, and what is known of it.
 pub(super) struct Copy {
-    /// By partition; `None` where it is still to be copied.
+    /// By partition; `None` if it is still to be copied.
     stores: Vec<Option<MemoryStore>>,
     /// Partitions that are still to be copied.
     left: Vec<usize>,
     /// What was seen before it was begun. All of it is in the copy.
     before: Box<Checker>,
-    /// What was asked and not answered by then, or asked since: each may be in it.
+    /// Requests not answered by then, or made since: each may be in it.
     perhaps: Vec<Asked>,
 }
 
-/// What a partition decided.
+/// A request that a partition decided.
 struct Asked {
     partition: usize,
     at: Time,
@@ -37,7 +36,7 @@ impl Asked {
 }
 
 impl Broker {
-    /// Begins to copy, as the engine does: from now on no list forgets an emit.
+    /// Begins to copy, as the engine does: from now on no list drops an emit.
     pub(super) fn begin_copy(&mut self) {
         if self.copying.is_some() {
             return;
@@ -70,9 +69,9 @@ impl Broker {
         }
     }
 
-    /// A request was answered. One without a queue did nothing, and is in no copy: a key that was
-    /// refused by one partition and accepted by another, while its queue was made anew, would
-    /// otherwise be looked for in the wrong one.
+    /// A request was answered. One without a queue did nothing, and is in no copy: otherwise a key
+    /// that one partition refused and another accepted, while its queue was recreated, would be
+    /// looked for in the wrong one.
     pub(super) fn note_answered(&mut self, partition: usize, at: Time, op: &Op, outcome: &Outcome) {
         for copy in self.copying.iter_mut().chain(&mut self.copy) {
             // Answers come in the order in which a partition decided.
@@ -109,7 +108,7 @@ impl Broker {
         self.let_go();
     }
 
-    /// Copies no further: what is there is no copy.
+    /// Abandons the copy: it is incomplete.
     pub(super) fn abandon_copy(&mut self) {
         self.copying = None;
         self.let_go();
@@ -121,7 +120,7 @@ impl Broker {
         }
     }
 
-    /// The machine is lost, and the copy takes its place.
+    /// Replaces the lost machine by the copy.
     pub(super) fn restore(&mut self) -> Going {
         let Some(Copy { stores, before, perhaps, .. }) = self.copy.take() else { return Ok(()) };
         self.note(|| "restore".to_owned());

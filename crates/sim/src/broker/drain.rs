@@ -1,10 +1,10 @@
-//! The end of a run: everything comes to its end, and stays as it was told.
+//! The end of a run: every message must end, and all answers must stay true.
 
 use super::{Broker, Going, Whose, wrong};
 use crate::op::{Op, Patience};
 use crate::workload::{ROOM_EVERY, create, make_room};
 
-/// Rounds in which everything must have ended; the messages of a group need two each on top.
+/// The most rounds until everything has ended; messages of a group need two more each.
 const ROUNDS: u64 = 160;
 
 impl Broker {
@@ -84,7 +84,7 @@ impl Broker {
         Ok(())
     }
 
-    /// A new process is asked for everything again.
+    /// Asks a new process for everything again.
     pub(super) fn audit(&mut self) -> Going {
         self.note(|| "audit".to_owned());
         self.look_at_all()?;

@@ -1,4 +1,4 @@
-//! How requests come to their partitions, and answers back.
+//! Routes requests to their partitions, and answers back.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::checker::brief;
 use crate::op::{Held, How, Op};
 use crate::planted::Bug;
 
-/// How many calls go into one batch at most.
+/// The most calls in one batch.
 const CALLS_MAX: u64 = 8;
-/// Rounds in which a process must come to rest.
+/// The most rounds until a process is idle.
 const ROUNDS_MAX: u32 = 10_000;
 
 impl Broker {
-    /// A client asks: a change of a queue is begun, everything else goes to its partition.
+    /// Handles a client's request: begins a change of a queue, or sends it to its partition.
     pub(super) fn ask(&mut self, op: Op) {
         match op {
             Op::Configure { .. } | Op::Delete { .. } | Op::Pause { .. } | Op::Purge { .. } => {
@@ -42,8 +42,10 @@ impl Broker {
             return usize::from(id.partition());
         }
         match op.command(&self.scene, self.checker.items()) {
-            Command::Send(send) => routes.of_new(&send.queue, &send.content, || turn),
-            Command::Claim(claim) => routes.of_new(&claim.queue, &claim.content, || turn),
+            Command::Send(send) => routes.of_new(&send.queue, send.digest, &send.content, || turn),
+            Command::Claim(claim) => {
+                routes.of_new(&claim.queue, claim.digest, &claim.content, || turn)
+            }
             Command::Receive(receive) => routes.of_receive(&receive).unwrap_or(turn),
             Command::Look(key) | Command::Forget(key) | Command::Discard(key) => {
                 routes.of_key(&key).next().unwrap_or(0)
@@ -72,7 +74,7 @@ impl Broker {
         }
     }
 
-    /// The partition decides what is in its inbox, several calls in one batch.
+    /// Lets a partition decide its inbox, several calls in one batch.
     pub(super) fn decide(&mut self, partition: usize) -> Going {
         if self.fallen == Some(partition) {
             return Ok(());
@@ -89,7 +91,7 @@ impl Broker {
         let at = now.max(owner.partition.now());
         let mut commands = Vec::new();
         let mut batch = Batch { at, calls: Default::default(), outcomes: Vec::new() };
-        // As the writer does: those who were called come first.
+        // As in the writer: called waiters come first.
         for waiter in owner.waiters.take_called() {
             let op = self.waits.op(&waiter);
             commands.push(waiter.command());
@@ -128,7 +130,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Tells all other partitions what one of them holds.
+    /// Reports to all other partitions what one of them holds.
     fn report(&mut self, reports: &[Report]) {
         for report in reports {
             for (number, owner) in self.owners.iter_mut().enumerate() {
@@ -139,7 +141,7 @@ impl Broker {
         }
     }
 
-    /// What was decided becomes durable.
+    /// Makes decided batches durable.
     pub(super) fn sync(&mut self, partition: usize) -> Going {
         match self.stores.get(partition).map(|store| store.settle()) {
             Some(Err(error)) => Err(failed(error.into())),
@@ -147,13 +149,13 @@ impl Broker {
         }
     }
 
-    /// Hands out the answers that may leave.
+    /// Delivers the answers that are durable.
     pub(super) fn poll(&mut self, partition: usize) -> Going {
         while self.fallen != Some(partition) {
             let Some(owner) = self.owners.get_mut(partition) else { return Ok(()) };
             let Some(answered) = owner.partition.poll().map_err(failed)? else { return Ok(()) };
             let mut told = Vec::new();
-            // The first batch of all tells of relays alone, and nobody asked for it.
+            // The first batch only returns relays, and was not requested.
             if let Some(mut batch) = owner.pending.remove(&answered.ticket) {
                 batch.outcomes.extend(answered.outcomes);
                 while let Some((ops, _)) = batch.calls.front()
@@ -209,7 +211,7 @@ impl Broker {
         }
     }
 
-    /// A client hears of its answer, or has gone away meanwhile.
+    /// Answers a client, unless it has gone away meanwhile.
     pub(super) fn answered(
         &mut self,
         partition: usize,
@@ -255,7 +257,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Emits are handed to the partitions of their queues.
+    /// Sends emits to the partitions of their queues.
     fn relay(&mut self, from: usize, effects: Vec<Effect>) {
         let relays: Vec<Relay> = effects
             .into_iter()
@@ -325,7 +327,7 @@ impl Broker {
         self.push_commands(from, ops, commands, Whose::List);
     }
 
-    /// Lets everything that was asked come to its end.
+    /// Runs until every request is answered.
     pub(super) fn quiet(&mut self) -> Going {
         for _ in 0..ROUNDS_MAX {
             for partition in 0..self.stores.len() {

@@ -1,8 +1,9 @@
-//! Clients that wait, for messages and for the ends of keys: nobody waits beside what it waits for.
+//! Clients that wait for messages and for the ends of keys: none may wait for something that
+//! exists.
 //!
-//! Who waits, and who is called, is what the engine runs ([`hapax_partition::wait`]). When the
-//! process has come to rest, somebody else asks for what the waiting clients wait for: what it
-//! gets, they should have had.
+//! The code that wakes waiters is the engine's ([`hapax_partition::wait`]). When the process is
+//! idle, another client requests what the waiting clients wait for: anything that it gets, they
+//! should have got.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use crate::Random;
 use crate::op::{Op, Patience};
 use crate::planted::Bug;
 
-/// Everybody who waits.
+/// All waiting clients.
 pub(super) struct Waits {
     random: Random,
     next: u64,
@@ -26,13 +27,13 @@ struct Waiting {
     turn: Turn,
     /// The partitions that it waits at.
     at: Vec<usize>,
-    /// It went away, and an answer may be on its way to it.
+    /// It went away, and an answer may still arrive for it.
     is_gone: bool,
 }
 
-/// How many wait at once.
+/// The most clients that wait at once.
 const WAITING_MAX: usize = 16;
-/// Rounds in which everything that is due must have been done.
+/// The most rounds until everything due is done.
 const DUE_ROUNDS_MAX: u32 = 1_000;
 
 impl Waits {
@@ -48,7 +49,7 @@ impl Waits {
         waiting.op.clone()
     }
 
-    /// The process is gone, and everybody who waited with it.
+    /// Drops all waiters: their process is gone.
     pub(super) fn forget(&mut self) {
         self.waiting.clear();
     }
@@ -59,7 +60,7 @@ impl Waits {
 }
 
 impl Broker {
-    /// Whether the client waits where there is nothing.
+    /// Whether the client waits if there is nothing.
     pub(super) fn may_wait(&mut self, op: &Op) -> bool {
         let is_patient = match op {
             Op::Receive { patience, .. } => *patience != Patience::None,
@@ -69,7 +70,7 @@ impl Broker {
         is_patient && !self.draining && self.waits.patient().count() < WAITING_MAX
     }
 
-    /// The client is entered at every partition that may have something for it.
+    /// Adds the client at every partition that may have something for it.
     pub(super) fn wait(&mut self, op: Op) {
         let id = self.waits.next;
         self.waits.next += 1;
@@ -125,7 +126,7 @@ impl Broker {
                 let is_gone = self.waits.waiting.remove(&id).is_none_or(|waiting| waiting.is_gone);
                 self.tally.count("waiters answered");
                 if is_gone && matches!(op, Op::Receive { id: Some(_), .. }) {
-                    // It may be asked for again: nothing is given back.
+                    // It may be requested again: nothing is released.
                     self.workload.lost(op, &self.checker);
                     return Ok(());
                 }
@@ -135,7 +136,7 @@ impl Broker {
         Ok(())
     }
 
-    /// News of a batch, for those who wait.
+    /// Applies the effects of a batch to the waiters.
     pub(super) fn call_waiters(&mut self, partition: usize, effects: &[Effect]) {
         let bug = self.settings.bug;
         let Some(owner) = self.owners.get_mut(partition) else { return };
@@ -151,8 +152,7 @@ impl Broker {
         }
     }
 
-    /// Somebody who waits gives up, or just goes away; and now and then everybody looks whether
-    /// they wait for nothing.
+    /// A waiter gives up or goes away; now and then all waiters are checked.
     pub(super) fn leave(&mut self) -> Going {
         if self.waits.random.one_in(60) {
             return self.check_waiters();
@@ -164,7 +164,7 @@ impl Broker {
         let Some(id) = self.waits.random.pick(&patient).copied() else { return Ok(()) };
         let gives_up = self.waits.random.one_in(2);
         let Some(waiting) = self.waits.waiting.get_mut(&id) else { return Ok(()) };
-        // Whoever gives up waits for an answer that is on its way.
+        // A client that gives up still waits for an answer that is on its way.
         waiting.is_gone = !gives_up || waiting.turn.give_up();
         if !gives_up {
             waiting.turn.leave();
@@ -173,7 +173,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Lets everything come to rest, and asks for what those who wait wait for.
+    /// Runs until idle, and requests what the waiters wait for.
     pub(super) fn check_waiters(&mut self) -> Going {
         if self.fallen.is_some() {
             return Ok(());
@@ -201,7 +201,7 @@ impl Broker {
         self.quiet()
     }
 
-    /// What somebody else got that comes last.
+    /// Checks what a later client got.
     pub(super) fn probed(&self, ops: &[Op], outcomes: &[Outcome]) -> Going {
         match (ops, outcomes) {
             ([Op::Receive { .. }], [Outcome::Received(messages)]) if !messages.is_empty() => {
@@ -217,7 +217,7 @@ impl Broker {
         }
     }
 
-    /// Everything that was asked has come to its end, and nothing is due.
+    /// Runs until every request is answered and nothing is due.
     fn come_to_rest(&mut self) -> Going {
         for _ in 0..DUE_ROUNDS_MAX {
             self.quiet()?;
@@ -234,7 +234,7 @@ impl Broker {
         wrong("what is due stays due")
     }
 
-    /// No more messages are handed out to those who wait, as at the end of a process.
+    /// Ends the wait of all receivers, as at the end of a process.
     pub(super) fn send_waiters_away(&mut self) {
         for owner in &mut self.owners {
             for id in owner.waiters.drain() {

@@ -1,8 +1,8 @@
-//! Emits: what a confirmed `done` promised comes to be, as a message or as a dead letter.
+//! Emits: those of a confirmed `done` must arrive, as a message or as a dead letter.
 //!
-//! An emit is handed to its queue until its list hears that it arrived. What its queue refuses for
-//! good is filed there as a dead message: under its own key, or where that belongs to another
-//! message under one that is made from it. Such a key is an item of its own.
+//! An emit is sent to its queue until its arrival is confirmed. If its queue refuses it for good,
+//! it is stored there as a dead message: under its own key, or, if that belongs to another message,
+//! under a key made from it. Such a key is a separate item.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,17 +12,17 @@ use super::{Checked, Checker, Life, Places, violation};
 use crate::op::Emitted;
 use crate::scene::{Item, ItemId};
 
-/// What is known of the lists of emits: each by its partition, and its number there.
+/// What is known of the lists of emits, by partition and number.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Emits {
-    /// Those that were refused for good.
+    /// Emits that were refused for good.
     refused: BTreeSet<(usize, u64)>,
-    /// What those that were filed as dead letters are.
+    /// Emits that were stored as dead letters.
     pub(super) filed: BTreeMap<(usize, u64), (ItemId, MessageId)>,
 }
 
 impl Checker {
-    /// An emit as its list hands it over; none where nobody knows of it.
+    /// An emit as its list sends it; none if it is unknown.
     pub fn emitted(&mut self, from: usize, queue: usize, relay: &Relay) -> Option<Emitted> {
         let content = &relay.emit.content;
         let is_it = |item: &Item| item.queue == queue && *item.key == *content.key();
@@ -46,7 +46,7 @@ impl Checker {
         Some(self.add(Item { key: content.key().into(), aside_of: Some(root), ..item }))
     }
 
-    /// Whatever its queue answered, an emit is there as a message or as a dead letter.
+    /// Checks the answer to an emit: it exists as a message or as a dead letter.
     pub(super) fn handed_over(&mut self, at: Time, emitted: &Emitted, answer: &Answer) -> Checked {
         let is_refused = self.emits.refused.contains(&(emitted.from, emitted.id));
         match emitted.refused {
@@ -77,13 +77,13 @@ impl Checker {
         Ok(())
     }
 
-    /// The life that holds the promise of an emit.
+    /// The life of a promised emit.
     fn promise_of(&mut self, item: ItemId) -> Option<&mut Life> {
         let root = self.items.get(item)?.aside_of.unwrap_or(item);
         self.lives.get_mut(root)
     }
 
-    /// A dead letter was answered: it is there now, or its key is taken, or there is no room.
+    /// Checks the answer to a dead letter: it exists now, or its key is taken, or there is no room.
     fn filed(&mut self, at: Time, emitted: &Emitted, answer: &Answer) -> Checked {
         let item = emitted.item;
         match answer {
@@ -103,14 +103,14 @@ impl Checker {
         }
     }
 
-    /// A dead message that nobody ever got.
+    /// Adds a dead message that was never delivered.
     fn file(&mut self, at: Time, emitted: &Emitted, id: MessageId, attempts: u32) -> Checked {
         let (here, item) = (self.here, emitted.item);
         if let Some((before, letter)) =
             self.emits.filed.insert((emitted.from, emitted.id), (item, id))
             && before != item
         {
-            // Unless it is over, or made room for another message under its key.
+            // Unless it ended, or was replaced by another message under its key.
             let (life, ..) = self.passed(at, before);
             let is_same = life.id == Some(letter) && !life.may_be_new;
             if is_same && !life.places.may_be(Places::ABSENT) {
@@ -134,12 +134,12 @@ impl Checker {
         Ok(())
     }
 
-    /// A redrive that was begun at this very time takes what dies now.
+    /// A redrive begun at this exact time takes what dies now.
     pub(super) fn redriven_now(&self, at: Time, item: ItemId) -> Option<Time> {
         self.state(self.item(item).queue).redriven.filter(|redriven| *redriven == at)
     }
 
-    /// Nobody heard what became of an emit that was handed over.
+    /// The answer to an emit was lost.
     pub(super) fn lost_emit(&mut self, at: Time, emitted: &Emitted) {
         let (here, item) = (self.here, emitted.item);
         match emitted.refused {
@@ -164,7 +164,7 @@ impl Checker {
         }
     }
 
-    /// An emit that was promised and never came to be.
+    /// An emit that was promised and never arrived.
     pub fn broken_promise(&self) -> Option<String> {
         let is_known = |life: &Life| life.id.is_some() || life.places != Places::ABSENT;
         let lives = self.lives.iter().zip(&self.items).enumerate();

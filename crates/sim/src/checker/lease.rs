@@ -8,7 +8,7 @@ use super::{Begun, Checked, Checker, Life, Places, violation};
 use crate::op::{Held, How, Op};
 use crate::scene::{Item, ItemId, point_of, result_of};
 
-/// A lease that was handed out.
+/// A lease that was granted.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     item: ItemId,
@@ -31,7 +31,7 @@ pub(crate) enum End {
 }
 
 impl Lease {
-    /// The item, where the lease may have ended in a result.
+    /// The item, if the lease may have ended in a result.
     pub(super) fn finished(&self) -> Option<ItemId> {
         self.ends.contains(&End::Done).then_some(self.item)
     }
@@ -66,7 +66,7 @@ impl End {
 }
 
 impl Checker {
-    /// Every lease of a broker has a fence of its own.
+    /// Checks that every lease of a broker has its own fence.
     fn own_fence(&mut self, fence: Fence) -> Checked {
         match self.fences.insert(fence, self.here) {
             Some(other) if other != self.here => {
@@ -115,7 +115,7 @@ impl Checker {
             if used_before.is_some() && self.knows_lease(self.here, delivery.lease.fence) {
                 self.delivered_again(at, item, delivery)?;
             } else {
-                // The first answer under this id may have been lost, and this be the second.
+                // The first answer under this id may have been lost, and this may be the second.
                 let second = used_before == Some(true);
                 self.delivered(at, item, delivery, deadline, second)?;
                 if !several {
@@ -132,7 +132,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Once a receive has so many bytes it takes no further message.
+    /// Checks the byte limit of a receive.
     fn check_size(&self, deliveries: &[Delivery], may_repeat: bool) -> Checked {
         let Some((_, before)) = deliveries.split_last() else { return Ok(()) };
         let bytes: usize = before.iter().map(|delivery| delivery.content.size()).sum();
@@ -142,12 +142,12 @@ impl Checker {
         }
     }
 
-    /// Whether the lease was handed out, as far as the broker can know.
+    /// Whether the broker granted the lease, as far as known.
     pub fn knows_lease(&self, partition: usize, fence: Fence) -> bool {
         self.leases.contains_key(&(partition, fence))
     }
 
-    /// The same, whichever partition gave it.
+    /// Whether any partition issued the fence.
     pub fn knows_fence(&self, fence: Fence) -> bool {
         self.leases.keys().any(|(_, known)| *known == fence)
     }
@@ -170,7 +170,7 @@ impl Checker {
         self.check_id(item, delivery.id)?;
         let state = self.state(self.item(item).queue);
         let attempts_max = state.attempts_max();
-        // A lease of the rules before, whose answer was lost, holds under these.
+        // A lease granted under earlier rules, whose answer was lost, still holds.
         let may_hold = second && state.had().any(|had| had.guarantee != Guarantee::AtMostOnce);
         let (life, spec, config) = self.passed(at, item);
         if life.purged {
@@ -210,7 +210,7 @@ impl Checker {
         Ok(())
     }
 
-    /// A receive with the same id gets the same leases.
+    /// Checks that a repeated receive gets the same leases.
     fn delivered_again(&mut self, at: Time, item: ItemId, delivery: &Delivery) -> Checked {
         let fence = delivery.lease.fence;
         let known = self.leases.get(&(self.here, fence)).map(|lease| (lease.item, lease.id));
@@ -271,7 +271,7 @@ impl Checker {
         let was_elsewhere = newest.is_some_and(|partition| *partition != here);
         let (life, spec, _) = self.passed(at, held.item);
         let is_newest = life.id == Some(lease.id) && life.fence == held.fence();
-        // Its partition lost it with an earlier queue, which spreads its keys otherwise since.
+        // Its partition lost it with an earlier queue, which spread its keys differently.
         let is_elsewhere = life.home != Some(here) || was_elsewhere;
         let may_hold = is_newest && !is_elsewhere && !lease.ended && life.may_settle(end);
         let alone = lease.ends.is_empty() && !life.unseen_lease;
@@ -280,7 +280,7 @@ impl Checker {
         match settled {
             Settled::Ok { place, deadline } => {
                 let repeats = end.is_some_and(|end| lease.ends.contains(&end));
-                // Giving up a claim that is over already is the same as having given it up.
+                // Releasing a claim that is already released is answered the same.
                 let gives_up =
                     matches!(end, Some(End::Fail | End::Release | End::Park)) && spec.claim;
                 let may_be_over = is_newest || is_elsewhere;
@@ -301,7 +301,7 @@ impl Checker {
                 if surely_holds {
                     return violation(format!("the lease of {key} was lost before its time"));
                 }
-                // A lease past its deadline begins nothing, and may be held all the same.
+                // A lease past its deadline cannot begin, but may still be held.
                 let may_go_on = matches!(how, How::Begin);
                 if may_hold && !life.unseen_lease && !may_go_on {
                     life.places = life.places.without(Places::LEASED);
@@ -328,7 +328,7 @@ impl Checker {
         }
     }
 
-    /// An emit is larger than what its queue takes.
+    /// An emit is larger than its queue allows.
     fn emit_too_large(&self, how: &How) -> Checked {
         let How::Done(emits) = how else { return violation("only a done emits") };
         let is_too_large = |emit: &ItemId| {
@@ -345,7 +345,7 @@ impl Checker {
         }
     }
 
-    /// The winner's result, as a loser hears it, may be one of an earlier life of the key.
+    /// The result returned with `lease_lost` may be from an earlier life of the key.
     fn check_told_result(&mut self, item: ItemId, result: &hapax_core::Blob) -> Checked {
         let spec = self.item(item);
         let told = Some(result.clone());
@@ -354,7 +354,7 @@ impl Checker {
             ended && result_of(spec, *fence) == told
         };
         let resolved = result_of(spec, Fence(1)) == told;
-        // Whose lease was forgotten with all that came after a copy.
+        // A lease that was forgotten when a copy was restored.
         let mut finished = self.finished.iter().filter(|(of, _)| *of == item);
         let may_have = finished.any(|(_, fence)| result_of(spec, *fence) == told);
         let may_have =
@@ -375,8 +375,8 @@ impl Checker {
     ) -> Checked {
         self.note_end(held, how, place);
         let (life, spec, config) = self.passed(at, held.item);
-        // Where an unanswered settle of the same kind may have been first, the message may be
-        // further on already.
+        // If an unanswered settle of the same kind may have been first, the message may have moved
+        // on.
         let further = match (repeats, life.unseen_lease) {
             (true, true) => life.places,
             (true, false) => life.places.without(Places::LEASED),
@@ -433,13 +433,13 @@ impl Checker {
         life.places.add(further);
         Ok(())
     }
-    /// The lease is over, and what it emits must come to be.
+    /// The lease ended, and what it emits must arrive.
     fn note_end(&mut self, held: &Held, how: &How, place: Place) {
         if let Some(lease) = self.leases.get_mut(&(self.here, held.fence()))
             && let Some(end) = End::of(how)
         {
             lease.may_end(end);
-            lease.ended = place != Place::Parked; // What is in doubt may still be done.
+            lease.ended = place != Place::Parked; // A parked message may still be done.
         }
         if let How::Done(emits) = how {
             for emit in emits {
@@ -451,7 +451,7 @@ impl Checker {
     }
 }
 
-/// Where a settle may bring its message.
+/// The possible places of a message after a settle.
 fn expected(
     life: &Life,
     item: &Item,

@@ -1,8 +1,8 @@
-//! What is known of one key: the places its message may be in, and what bounds them.
+//! What is known of one key: the possible states of its message.
 //!
 //! A [`Life`] is a set of possibilities. An answer narrows it; a request whose answer was lost
-//! widens it by what the request may have done; time widens it by what falls due. An answer that
-//! is none of the possibilities is a violation.
+//! widens it by what the request may have done; time widens it by what becomes due. An answer that
+//! matches none of the possibilities is a violation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ impl Places {
     pub(crate) const DEAD: Self = Self::of(Place::Dead);
     pub(crate) const DONE: Self = Self::of(Place::Done);
     pub(crate) const DISCARDED: Self = Self::of(Place::Discarded);
-    /// Where an operator can discard, and a purge reaches.
+    /// Places in which an operator can discard, and a purge removes.
     pub(crate) const WAITING: Self =
         Self(Self::READY.0 | Self::DELAYED.0 | Self::PARKED.0 | Self::DEAD.0);
     pub(crate) const LIVING: Self = Self(Self::WAITING.0 | Self::LEASED.0);
@@ -75,56 +75,56 @@ impl std::fmt::Display for Places {
 #[derive(Clone, Debug)]
 pub(crate) struct Life {
     pub(crate) places: Places,
-    /// The message's name, once an answer told it.
+    /// The message's id, once an answer contained it.
     pub(crate) id: Option<MessageId>,
-    /// A send that was never answered may have begun a life with another id.
+    /// An unanswered send may have begun a life with another id.
     pub(crate) may_be_new: bool,
     /// Bits: which variants the message may be.
     pub(crate) variants: u8,
     /// The fewest and the most attempts it may have had.
     pub(crate) attempts: (u32, u32),
-    /// Attempts beyond the limit that operators gave it by resolving it for another try.
+    /// Attempts beyond the limit, from operators that resolved it for another try.
     pub(crate) extra_attempts: u32,
     pub(crate) generation: u32,
     /// The newest lease that was seen.
     pub(crate) fence: Fence,
-    /// From here on the lease may be lost.
+    /// From this time on the lease may expire.
     pub(crate) lost_from: Time,
     pub(crate) begun: Begun,
-    /// From here on a delay may be over.
+    /// From this time on a delay may be over.
     pub(crate) due_from: Time,
     /// Whether the sender may have asked for the delay: such a message does not block its group.
     pub(crate) sender_delays: bool,
-    /// From here on it may die of age.
+    /// From this time on it may exceed its time to live.
     pub(crate) dies_from: Time,
     /// The earliest time at which it may have ended.
     pub(crate) ended_from: Time,
-    /// What is stored, once it was seen.
+    /// The stored result, once it was seen.
     pub(crate) result: Option<Option<Blob>>,
-    /// What may be stored.
+    /// The possible stored results.
     pub(crate) results: Vec<Option<Blob>>,
-    /// The newest lease may have run out, and nobody have superseded it: it may still end.
+    /// The newest lease may have expired without being superseded: it may still settle.
     pub(crate) lapsed: bool,
-    /// Somebody who never heard of it may hold a newer lease.
+    /// A newer lease may exist whose grant was not answered.
     pub(crate) unseen_lease: bool,
-    /// A purge may have taken it since then, and its key where true.
+    /// A purge may have removed it since then; with its key if true.
     pub(crate) purge: Option<(Time, bool)>,
-    /// A redrive of all that was dead by then may take it.
+    /// A redrive of everything dead by then may take it.
     pub(crate) redriven: Option<Time>,
-    /// Recovery points that are there, and that may be.
+    /// Recovery points that exist; below, those that may.
     pub(crate) saved: BTreeSet<&'static str>,
     pub(crate) may_be_saved: BTreeSet<&'static str>,
-    /// Its parent's end was confirmed, so it must come to be.
+    /// Its parent's end was confirmed, so it must arrive.
     pub(crate) promised: bool,
     /// The emit arrived: as a message, or as a dead letter under its own key or another.
     pub(crate) arrived: bool,
-    /// It was handed over, and nobody heard what came of it.
+    /// It was sent, and the answer was lost.
     pub(crate) may_have_arrived: bool,
     /// The partition that its message is in, or may be.
     pub(crate) home: Option<usize>,
-    /// The shortest time that its record may be remembered for, by the rules of its end.
+    /// The shortest time for which its record is remembered, by the rules when it ended.
     pub(crate) kept_ms: u64,
-    /// A purge that was confirmed takes it: nobody may get it any more.
+    /// A confirmed purge removes it: it must not be delivered any more.
     pub(crate) purged: bool,
     /// Points that earlier claims of the key saved; the next one may get them.
     pub(crate) past_points: BTreeSet<&'static str>,
@@ -141,7 +141,7 @@ pub(crate) enum Begun {
 }
 
 impl Begun {
-    /// The same of a lease that may be another one.
+    /// The same for a lease that may be another one.
     pub(crate) fn perhaps(self) -> Self {
         if self == Self::No { Self::No } else { Self::Perhaps }
     }
@@ -196,7 +196,7 @@ impl Life {
         fresh
     }
 
-    /// Its queue is gone, and its message and key with it.
+    /// Its queue was deleted, with its message and key.
     pub(crate) fn vanish(&mut self) {
         let mut past = std::mem::take(&mut self.past);
         if let Some(old) = self.id {
@@ -206,7 +206,7 @@ impl Life {
         *self = Self { id, past, fence, ..self.promise() };
     }
 
-    /// What was promised, and whether it was kept, whatever becomes of the message.
+    /// The state of its promise, which outlives the message.
     fn promise(&self) -> Self {
         let Self { promised, arrived, may_have_arrived, .. } = *self;
         Self { promised, arrived, may_have_arrived, ..Self::unknown() }
@@ -270,7 +270,7 @@ impl Life {
         }
     }
 
-    /// A lease may be over.
+    /// A lease may have expired.
     fn lose(&mut self, at: Time, item: &Item, config: &Config) {
         self.lapsed = true;
         let parks = config.on_lost == OnLost::Park;
@@ -298,8 +298,8 @@ impl Life {
         }
     }
 
-    /// Its holder may have said that it is in doubt, and that it is `dead` if it is not parked,
-    /// while it was in one of these places.
+    /// Its holder may have parked it (`dead` if it is not parked) while it was in one of these
+    /// places.
     pub(crate) fn doubt(
         &mut self,
         at: Time,
@@ -326,7 +326,7 @@ impl Life {
         self.ended_from = self.ended_from.min(at);
     }
 
-    /// It is in one of these places now. Says what was known where it cannot be.
+    /// It is in one of these places now. Returns the known places if that is impossible.
     pub(crate) fn narrow(&mut self, at: Time, to: Places) -> Result<(), Places> {
         let left = self.places.and(to);
         if left.is_empty() {
@@ -342,7 +342,7 @@ impl Life {
         Ok(())
     }
 
-    /// It was handed to a worker.
+    /// It was leased.
     pub(crate) fn lease(&mut self, fence: Fence, deadline: Time, attempt: u32) {
         self.places = Places::LEASED;
         self.fence = fence;
@@ -356,7 +356,7 @@ impl Life {
         self.ended_from = Time::NEVER;
     }
 
-    /// Somebody gave it another life: redriven, run again or replayed.
+    /// It was redriven, run again or replayed.
     pub(crate) fn revive(&mut self, certain: bool) {
         self.purged = false;
         if certain {
@@ -382,8 +382,8 @@ impl Life {
         }
     }
 
-    /// Whether the newest lease may settle: it holds the message, or it ran out and can only end.
-    /// Nothing but `done` takes a message out of doubt.
+    /// Whether the newest lease may settle: it holds the message, or it expired and can only end.
+    /// Only `done` resolves a parked message.
     pub(crate) fn may_settle(&self, end: Option<End>) -> bool {
         let waiting = match end {
             Some(End::Done) => Places::READY.or(Places::DELAYED).or(Places::PARKED),
@@ -398,7 +398,7 @@ impl Life {
         self.places.may_be(Self::beginnings(config, claim, item))
     }
 
-    /// A message as it comes in.
+    /// A message was accepted.
     pub(crate) fn enter(&mut self, at: Time, item: &Item, config: &Config) {
         let delay = item.delay_ms.unwrap_or(config.delay_ms);
         if delay > 0 {
@@ -413,7 +413,7 @@ impl Life {
         }
     }
 
-    /// A receive may have taken it.
+    /// A receive may have leased it.
     pub(crate) fn may_be_taken(&mut self, deadline: Time, config: &Config, at: Time) {
         self.attempts.1 += 1;
         if config.guarantee == Guarantee::AtMostOnce {
@@ -423,7 +423,7 @@ impl Life {
             let known = self.places.may_be(Places::LEASED);
             self.places.add(Places::LEASED);
             self.unseen_lease = true;
-            // A lease begins unbegun; the one before may still be the newest.
+            // A new lease is not begun; the previous one may still be the newest.
             self.begun = match self.begun {
                 Begun::Yes | Begun::Perhaps if known => Begun::Perhaps,
                 _ => Begun::No,

@@ -8,8 +8,8 @@ use crate::op::{Held, How, Op};
 use crate::scene::{ItemId, Variant, result_of};
 
 impl Checker {
-    /// Takes into account what a request may have done that was made at `at` and never answered.
-    /// Called for all of them in the order in which they were made.
+    /// Applies what a request made at `at` and never answered may have done. Called for all of them
+    /// in the order they were made.
     pub fn lost(&mut self, partition: usize, at: Time, op: &Op) {
         self.here = partition;
         match op {
@@ -20,7 +20,7 @@ impl Checker {
             _ => {}
         }
         let Some(queue) = op.queue(&self.items) else { return };
-        // Under each of the rules that it may have been decided by.
+        // Under each of the possible configurations.
         let known = self.state(queue).config.clone();
         for config in self.state(queue).candidates() {
             self.state_mut(queue).config = config;
@@ -29,9 +29,9 @@ impl Checker {
         self.state_mut(queue).config = known;
     }
 
-    /// The same of a request that may be in the copy which the broker was set back to. A key that
-    /// was at home in another partition when the copy was begun is here if its queue was made anew
-    /// in the meantime, and is still there if that is not in the copy.
+    /// Like `lost`, for a request that may be in the copy that was restored. A key that was in
+    /// another partition when the copy was begun is here if its queue was recreated meanwhile, and
+    /// still there if that is not in the copy.
     pub fn perhaps_copied(&mut self, partition: usize, at: Time, op: &Op) {
         if let Op::Send { item, .. } | Op::Claim { item, .. } = op
             && !self.item(*item).is_keyless()
@@ -52,7 +52,7 @@ impl Checker {
         self.moved.keys().copied().collect()
     }
 
-    /// By the rules of its queue as it is in the copy, a key that may have moved is in `partition`.
+    /// By the configuration in the copy, a key that may have moved is in `partition`.
     pub fn routed(&mut self, item: ItemId, partition: usize) {
         if let Some(moved) = self.moved.remove(&item)
             && moved.home == Some(partition)
@@ -122,7 +122,7 @@ impl Checker {
             life.may_be_new = true;
             life.variants |= 1 << variant;
             life.attempts = (0, life.attempts.1.max(1));
-            // Its holder never heard of it, and could not begin.
+            // Its holder was not answered, and could not begin.
             let known = life.places.may_be(Places::LEASED) && life.begun != Begun::No;
             life.begun = if known { Begun::Perhaps } else { Begun::No };
             life.places.add(Places::LEASED);
@@ -142,7 +142,7 @@ impl Checker {
         let (life, spec, config) = self.passed(at, held.item);
         let may_hold = match is_seen {
             true => life.fence == held.fence() && life.may_settle(End::of(how)),
-            // What was given and settled while a copy was taken may both be in it.
+            // A lease granted and settled while a copy was taken may be in it in either state.
             false => life.unseen_lease && life.places.may_be(Places::LEASED),
         };
         if !may_hold {
@@ -162,7 +162,7 @@ impl Checker {
                 if spec.claim && !dead {
                     life.places = life.places.without(Places::DISCARDED).or(Places::ABSENT);
                 }
-                life.lapsed = true; // Whoever is in doubt may still be done.
+                life.lapsed = true; // A parked message may still be done.
             }
             How::Release => {
                 life.places.add(Places::READY);
@@ -182,7 +182,7 @@ impl Checker {
         }
     }
 
-    /// What an operator's request may have done, now or in steps to come.
+    /// Applies what an unanswered operator's request may have done, now or in later steps.
     pub(super) fn lost_operation(&mut self, at: Time, op: &Op) {
         match op {
             Op::Forget { item } => {

@@ -1,4 +1,4 @@
-//! Answers to operators and onlookers.
+//! Answers to operators and to look-ups.
 
 use hapax_core::{Finished, Invalid, KeyView, Outcome, Place, Refusal, Time};
 
@@ -6,7 +6,7 @@ use super::{Checked, Checker, Places, violation};
 use crate::op::Op;
 use crate::scene::{ItemId, result_of};
 
-/// What a replay hears while its queue is purged.
+/// The refusal of a replay while its queue is purged.
 const PURGED: &str = "in a queue that is being purged";
 
 impl Checker {
@@ -43,7 +43,7 @@ impl Checker {
                 self.narrow(at, *item, Places::DONE)?;
                 let (life, ..) = self.passed(at, *item);
                 life.revive(true);
-                life.variants |= 1 << variant; // The same operation, in its own words.
+                life.variants |= 1 << variant; // The same operation with another content.
                 life.result = None;
                 life.results.clear();
                 life.saved.clear();
@@ -59,7 +59,7 @@ impl Checker {
                 Ok(())
             }
             (Op::Resolve { item, done, .. }, Outcome::Ok) => self.resolved(at, *item, *done),
-            // Nobody knows its id, so nobody can name it.
+            // Its id is unknown, so it cannot be named.
             (Op::Resolve { item, id: None, .. }, Outcome::Refused(Refusal::NoSuchKey))
                 if self.item(*item).is_keyless() =>
             {
@@ -95,7 +95,7 @@ impl Checker {
         }
     }
 
-    /// What waited when a purge was confirmed is not handed out any more.
+    /// Messages that waited when a purge was confirmed are not delivered any more.
     fn purge_confirmed(&mut self, at: Time, queue: usize) {
         for item in self.homed(queue) {
             let (life, ..) = self.passed(at, item);

@@ -1,8 +1,8 @@
-//! What is known of a queue in one partition: whether it exists, and its rules.
+//! What is known of a queue in one partition: whether it exists, and its configuration.
 //!
-//! A queue is created, changed, deleted and created again. Its rules are certain unless a change
-//! was not answered; the next answer that shows the queue decides which of the possibilities it
-//! is. What a change may do to the lives of its keys is done here.
+//! A queue is created, changed, deleted and created again. Its configuration is certain unless a
+//! change was not answered; the next answer that shows the queue decides between the possibilities.
+//! The effects of a change on its keys are applied here.
 
 use hapax_core::{Config, OnGroupDead, Order, Outcome, QueueView, Refusal, Time};
 
@@ -12,17 +12,17 @@ use crate::scene::ItemId;
 /// One queue in one partition.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueState {
-    /// What it may be; `None` where it may not exist. A single one unless answers were lost.
+    /// Possible configurations; `None` if it may not exist. One unless answers were lost.
     may_be: Vec<Option<Config>>,
-    /// The rules that answers are judged by, and the last ones of a queue that is gone.
+    /// The configuration that answers are checked against, also after the queue is gone.
     pub(super) config: Config,
-    /// All rules it had since it was created.
+    /// All configurations since it was created.
     had: Vec<Config>,
-    /// A purge of it was asked for, and may still go on.
+    /// A purge was requested, and may still be in progress.
     pub(super) purges: bool,
-    /// When all that was dead was redriven last: what dies at that very time is taken too.
+    /// When everything dead was redriven last: what dies at that exact time is included.
     pub(super) redriven: Option<Time>,
-    /// The redrives that were started, or may have been: their ids, and what they named.
+    /// Redrives that were or may have been started: their ids and items.
     pub(super) redrives: Vec<(u64, Vec<ItemId>)>,
 }
 
@@ -46,7 +46,7 @@ impl QueueState {
         self.may_be.iter().any(Option::is_none)
     }
 
-    /// The rules it may have.
+    /// The configurations it may have.
     pub(super) fn candidates(&self) -> Vec<Config> {
         self.may_be.iter().flatten().cloned().collect()
     }
@@ -55,12 +55,12 @@ impl QueueState {
         self.had.iter().chain([&self.config])
     }
 
-    /// No dead message of a group ever let its followers pass.
+    /// Whether dead messages always blocked their groups.
     pub(super) fn always_held(&self) -> bool {
         self.had().all(|config| config.on_group_dead == OnGroupDead::Park)
     }
 
-    /// The most attempts that any of its rules allowed.
+    /// The most attempts that any of its configurations allowed.
     pub(super) fn attempts_max(&self) -> u32 {
         self.had().map(|config| config.max_attempts).max().unwrap_or(0)
     }
@@ -78,7 +78,7 @@ impl Checker {
         self.queue_at(partition, queue).is_some_and(|state| !state.may_be_gone())
     }
 
-    /// The rules of the queue as far as they are known.
+    /// The configuration of the queue, as far as known.
     pub fn rules(&self, partition: usize, queue: usize) -> Config {
         self.queue_at(partition, queue).map(|state| state.config.clone()).unwrap_or_default()
     }
@@ -139,7 +139,7 @@ impl Checker {
         }
     }
 
-    /// A partition took over what the leader had decided.
+    /// A partition adopted what the leader had decided.
     pub(super) fn followed(
         &mut self,
         at: Time,
@@ -162,7 +162,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Whether the queue must stay: its creation was confirmed, and nobody asks for its end.
+    /// Sets whether the queue must stay: its creation was confirmed, and its deletion not
+    /// requested.
     pub fn keep(&mut self, queue: usize, kept: bool) {
         if let Some(keep) = self.kept.get_mut(queue) {
             *keep = kept;
@@ -185,7 +186,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The queue was looked at.
+    /// Checks a view of the queue.
     pub(super) fn shown(&mut self, at: Time, queue: usize, view: &QueueView) -> Checked {
         let state = self.state(queue);
         if !state.may_be.contains(&Some(view.config.clone())) {
@@ -209,7 +210,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Somebody was told that the queue does not exist.
+    /// Checks an answer that the queue does not exist.
     pub(super) fn no_such_queue(&mut self, queue: usize) -> Checked {
         if !self.state(queue).may_be_gone() {
             return violation("a queue is said not to exist, and does");
@@ -219,7 +220,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Something was answered as only a queue that exists answers.
+    /// Checks an answer that only an existing queue gives.
     pub(super) fn exists_here(&self, queue: usize) -> Checked {
         match self.state(queue).may_exist() {
             true => Ok(()),
@@ -238,7 +239,7 @@ impl Checker {
             self.state_mut(queue).add(next);
         }
         if let Some(config) = config {
-            self.state_mut(queue).had.push(config.clone()); // For a while, perhaps.
+            self.state_mut(queue).had.push(config.clone()); // Perhaps for a while.
         }
         if config.is_none() {
             for item in self.homed(queue) {
@@ -251,10 +252,9 @@ impl Checker {
         }
     }
 
-    /// The queue has these rules now, for certain.
+    /// The queue certainly has this configuration now.
     fn rule(&mut self, at: Time, queue: usize, config: &Config) {
-        // What was due under the old rules, or under any that it may have had since, may have
-        // happened under them.
+        // What was due under the old configuration, or any possible one since, may have happened.
         let known = self.state(queue).config.clone();
         for rules in self.state(queue).candidates().into_iter().chain([known]) {
             self.state_mut(queue).config = rules;
@@ -283,7 +283,7 @@ impl Checker {
     /// All messages and keys of the queue are gone with it.
     fn vanish(&mut self, queue: usize) {
         let gone = self.homed(queue);
-        // An emit that comes again is filed again.
+        // An emit that arrives again is stored again.
         self.emits.filed.retain(|_, (item, _)| !gone.contains(item));
         for item in gone {
             if let Some(life) = self.lives.get_mut(item) {

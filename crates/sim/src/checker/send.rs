@@ -47,7 +47,7 @@ impl Checker {
         let is_old = lease.fence <= newest || *deadline != at.plus(*lease_ms);
         let is_held = life.unseen_lease && life.places.may_be(Places::LEASED);
         let is_older = life.may_be_new && (is_old || !life.may_begin(config, true, spec));
-        // The work under a lease that was given before may be begun.
+        // The work under an earlier lease may be begun.
         let begun = if may_be_second && is_held { life.begun.perhaps() } else { Begun::No };
         if may_be_second && is_held && (life.id == Some(*id) || is_older) {
             life.variants |= 1 << variant;
@@ -56,8 +56,8 @@ impl Checker {
             self.check_id(item, *id)?;
             self.raise_fence(lease.fence)?;
         } else {
-            // This may be the lease of the first claim under this id; a purge that came between
-            // the two then covers it.
+            // This may be the lease of the first claim under this id; a purge in between then
+            // covers it.
             let purge = life.purge.filter(|_| may_be_second && is_held);
             self.begin(at, item, variant, true, *id)?;
             self.passed(at, item).0.purge = purge;
@@ -74,7 +74,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The same claim, while it holds, gets the same lease.
+    /// Checks that a repeated claim, while it holds, gets the same lease.
     fn claimed_again(
         &mut self,
         at: Time,
@@ -97,7 +97,7 @@ impl Checker {
         Ok(())
     }
 
-    /// A claim that holds is not told that its key is in flight.
+    /// Checks that a claim that holds is not answered "in flight".
     fn not_again(
         &mut self,
         at: Time,
@@ -230,7 +230,7 @@ impl Checker {
             }
             Answer::TooOld { dated } => {
                 let queue = self.item(item).queue;
-                // Under a shorter retention of earlier days the key may be forgotten already.
+                // Under an earlier, shorter retention the key may be forgotten already.
                 let kept = self.state(queue).had().filter_map(|config| config.retention_ms);
                 let kept = kept.min().map_or(Time::NEVER, |ms| dated.plus(ms));
                 if !self.dates(item).contains(dated) || kept > at {
@@ -263,7 +263,7 @@ impl Checker {
         self.check_id(item, id)
     }
 
-    /// The key was not known, or its dead message was to make room.
+    /// The key was unknown, or its dead message was to be replaced.
     fn unknown(&mut self, at: Time, item: ItemId, claim: bool) -> Checked {
         let (life, spec, config) = self.passed(at, item);
         if !life.may_begin(config, claim, spec) {
@@ -286,7 +286,7 @@ impl Checker {
         let queue = self.item(item).queue;
         let kept: Vec<u64> =
             self.state(queue).had().map(|had| had.retention_ms.unwrap_or(u64::MAX)).collect();
-        // What is dated ahead is remembered from its date on.
+        // The retention of an operation dated in the future starts at its date.
         let mut ends = self.dates(item);
         ends.iter_mut().for_each(|date| *date = finished.finished_at.max(*date));
         ends.push(finished.finished_at);
@@ -310,7 +310,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Whether the item is none that its queue takes, by the rules that it has now.
+    /// Whether its queue refuses the item under its current configuration.
     pub(super) fn is_out_of_place(&self, item: ItemId, variant: Variant) -> bool {
         let item = self.item(item);
         let config = self.config(item.queue);
@@ -325,7 +325,7 @@ impl Checker {
         }
     }
 
-    /// A claim gets what earlier claims of its key saved, in this life of the queue.
+    /// Checks the recovery points that a claim inherits from earlier claims of its key.
     fn check_inherited(
         &mut self,
         item: ItemId,
@@ -345,7 +345,8 @@ impl Checker {
         Ok(())
     }
 
-    /// The message is what was sent now. With `new`, it may also be that nothing was there.
+    /// Checks that the message is the variant sent now. With `new`, the key may also have been
+    /// unknown.
     pub(super) fn check_variant(
         &mut self,
         at: Time,

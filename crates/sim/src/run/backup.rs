@@ -1,4 +1,4 @@
-//! Copies that are taken while the broker goes on, and what is restored from them.
+//! Copies that are taken while the broker runs, and restores of them.
 
 use hapax_core::Time;
 use hapax_partition::Error;
@@ -17,12 +17,12 @@ pub(super) struct Copy {
     disk: SimDisk,
     /// What was seen before it was begun. All of it is in the copy.
     before: Box<Checker>,
-    /// What was asked and not answered by then, or asked while it was taken: each may be in it.
+    /// Requests not answered by then, or made while it was taken: each may be in it.
     perhaps: Vec<(Time, Op)>,
 }
 
 impl Run {
-    /// Takes a copy; between its pieces the broker goes on.
+    /// Takes a copy; the broker continues between its pieces.
     pub(super) fn back_up(&mut self) -> Going<()> {
         let Some(source) = self.world.source() else { return Ok(()) };
         if self.checker.damaged || self.asked.is_some() {
@@ -97,7 +97,7 @@ impl Run {
         self.reopen()
     }
 
-    /// The workers of the store go on while nobody asks for anything.
+    /// Steps the workers of the store without requests.
     fn work_on(&mut self, pace: &mut Random) -> Going<()> {
         let cut = self.world.checkpoint();
         self.excuse(cut)?;

@@ -1,4 +1,4 @@
-//! The end of a run: without faults everything comes to its end, and stays as it was told.
+//! The end of a run: without faults every message must end, and all answers must stay true.
 
 use hapax_store::disk;
 
@@ -7,14 +7,16 @@ use crate::op::{Op, Patience};
 use crate::workload::{ROOM_EVERY, create, make_room};
 use crate::world::Step;
 
-/// Rounds in which everything must have ended: delays, leases and backoffs are all shorter. The
-/// messages of a group need two each on top, one after the other.
+/// The most rounds until everything has ended: delays, leases and backoffs are all shorter.
+/// Messages of a group need two more each, one after the other.
 const ROUNDS: u64 = 160;
-/// Steps in which the workers must have nothing left to do.
+/// The most steps until the workers are idle.
 const WORK_MAX: u32 = 20_000;
-/// Ticks in which everything that is due at one time must have been done.
+/// The most ticks until everything due at one time is done.
 const TICKS_MAX: u32 = 2_000;
 const BATCH: usize = 40;
+/// Retries of a full disk before time passes.
+const TRIES_MAX: u64 = 4;
 
 impl Run {
     /// Every accepted message ends, within a bounded number of rounds.
@@ -25,6 +27,10 @@ impl Run {
         let lost = self.world.bury();
         self.lose(&lost);
         self.draining = true;
+        self.drain_rounds()
+    }
+
+    pub(super) fn drain_rounds(&mut self) -> Going<()> {
         let rounds_max = ROUNDS + 2 * self.checker.items().len() as u64;
         let mut left = String::new();
         for round in 0..rounds_max {
@@ -37,7 +43,8 @@ impl Run {
             }
             left = format!("{waiting} messages and {relays} emits: {:?}", self.shown);
         }
-        wrong(format!("not drained after {rounds_max} rounds: {left}"))
+        let disk = self.describe_disk();
+        wrong(format!("not drained after {rounds_max} rounds: {left}; {disk}"))
     }
 
     fn drain_round(&mut self, round: u64) -> Going<()> {
@@ -83,11 +90,11 @@ impl Run {
         Ok(())
     }
 
-    /// Ticks as the writer does, who submits an empty batch whenever something is due: as often
-    /// as it takes, and no further.
-    fn tick_on(&mut self) -> Going<()> {
+    /// Submits empty batches while something is due, as the writer does.
+    pub(super) fn tick_on(&mut self) -> Going<()> {
         for _ in 0..TICKS_MAX {
-            if self.world.next_deadline().is_none_or(|deadline| deadline > self.world.now()) {
+            let due = self.world.next_deadline().filter(|due| *due <= self.world.now());
+            if due.is_none() || self.world.is_busy() {
                 return Ok(());
             }
             self.submit(Vec::new())?;
@@ -105,9 +112,14 @@ impl Run {
         Ok(())
     }
 
-    /// Lets the workers finish and hears all answers.
-    fn settle(&mut self) -> Going<()> {
+    /// Lets the workers finish, unless they wait for room, and takes all answers.
+    pub(super) fn settle(&mut self) -> Going<()> {
+        let without_room = |run: &Self| run.world.disk.counters().writes_without_room;
+        let tries_max = without_room(self) + TRIES_MAX;
         for _ in 0..WORK_MAX {
+            if without_room(self) > tries_max {
+                return Ok(());
+            }
             let mut worked = false;
             for step in [Step::Flusher, Step::Checkpointer, Step::Keeper, Step::Merger] {
                 let stepped = self.world.step(step);
@@ -121,7 +133,7 @@ impl Run {
         wrong("the workers do not come to an end")
     }
 
-    /// A new process is asked for everything again.
+    /// Asks a new process for everything again.
     pub(super) fn audit(&mut self) -> Going<()> {
         self.note(|| "audit".to_owned());
         self.look_at_all()?;

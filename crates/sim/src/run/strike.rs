@@ -1,4 +1,4 @@
-//! Faults strike.
+//! Injects faults.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::op::Op;
 use crate::volume::Trigger;
 
 const HOUR_MS: i64 = 3_600_000;
-/// What a disk has room for that is not full.
+/// The capacity of a disk that is not full.
 const CAPACITY: u64 = 1 << 40;
 
 impl Run {
@@ -126,8 +126,8 @@ impl Run {
         self.world.disk.heal();
     }
 
-    /// A write that landed elsewhere may have taken acknowledged bytes with it, and where it was
-    /// the last one nobody can tell. So from here on only payloads are checked.
+    /// A misdirected write may have overwritten acknowledged bytes, undetectably if it was the last
+    /// one. So from here on only payloads are checked.
     pub(super) fn notice_damage(&mut self) {
         if self.world.disk.counters().writes_misdirected > 0 {
             self.checker.damaged = true;
@@ -144,7 +144,7 @@ impl Run {
             return Ok(());
         }
         // After a clean end every byte counts; after a crash the last window may be torn, and a
-        // bit flipped in it cannot be told from that.
+        // flipped bit in it looks the same.
         self.heal();
         self.free();
         if let Err(error) = self.world.close() {
@@ -172,8 +172,8 @@ impl Run {
         };
         self.note(|| format!("refused: {error}"));
         let after = self.contents();
-        // A block of a run is read when it is needed. By then there is a new owner, and leftovers
-        // of earlier ones are gone; that nothing else is will be seen once the bit is put right.
+        // A block of a run is read when needed. By then there is a new owner that removed
+        // leftovers; that nothing else is lost is checked once the bit is restored.
         let counts = |name: &str| !self.world.has_claimed() || name == flip.file;
         let changed = before.iter().filter(|(name, bytes)| after.get(*name) != Some(bytes));
         let changed: Vec<&str> =
@@ -185,7 +185,7 @@ impl Run {
             Err(Ended::Refused) => {}
             other => return other,
         }
-        // The bit is put right: all the rest must be as it was.
+        // The bit is restored: everything else must be unchanged.
         self.forget_unanswered(false);
         if self.world.disk.flip_bit(&flip.file, flip.offset, flip.bit).is_err() {
             return wrong(format!("{} is gone", flip.file));
@@ -193,7 +193,7 @@ impl Run {
         self.reopen()
     }
 
-    /// Damage must be told by file and offset.
+    /// Damage must be reported with file and offset.
     pub(super) fn refused(&mut self, error: &Error) -> Going<()> {
         match error {
             Error::Store(StoreError::Corrupt(corruption)) => {
@@ -211,7 +211,7 @@ impl Run {
                 self.tally.count("damage refused");
                 Err(Ended::Refused)
             }
-            // A worker met the damage, and said so when it was stepped.
+            // A worker found the damage and reported it when it was stepped.
             Error::Store(StoreError::Stopped(cause)) | Error::Stopped(cause)
                 if cause.contains("is damaged at byte") =>
             {
@@ -248,7 +248,7 @@ impl Run {
         }
     }
 
-    /// Some clients have not heard of the takeover.
+    /// Some clients still use the replaced owner.
     pub(super) fn use_zombie(&mut self) -> Going<()> {
         if !self.world.has_zombie() {
             return Ok(());
@@ -259,7 +259,7 @@ impl Run {
                 self.workload.next(&mut self.clients, &self.scene, &mut self.checker, now)
             })
             .collect();
-        // The emits that there are were told by its successor, which hands them over itself.
+        // Its successor sends the existing emits itself.
         for emit in ops.extract_if(.., |op| matches!(op, Op::Emit(_))) {
             self.workload.lost(&emit, &self.checker);
         }

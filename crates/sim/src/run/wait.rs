@@ -1,9 +1,8 @@
-//! Receivers that wait: nobody waits beside messages that are ready.
+//! Receivers that wait: none may wait while there are ready messages.
 //!
-//! A waiter is called when the partition wakes its queue, as the engine does it: as many of them
-//! as the ready messages are enough for. Whoever was not called may rely on the others: so a
-//! message that anybody else gets later, while nobody who was called is still on the way,
-//! could have been had by the one who waits.
+//! When the partition wakes a queue, as many waiters are called as there are ready messages, as in
+//! the engine. If another client gets a message later, while no called waiter is still in progress,
+//! a waiter that was not called should have got it.
 
 use std::collections::BTreeMap;
 
@@ -13,24 +12,24 @@ use super::{Going, Run, wrong};
 use crate::op::{Op, Patience};
 use crate::world::AnsweredBatch;
 
-/// Everybody who waits, of all queues.
+/// The waiters of all queues.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// With the queue, and how many batches were decided when it began to wait.
+    /// The queue, and the number of batches decided when it began to wait.
     waiting: Vec<(usize, u64, Op)>,
-    /// How many batches were decided when a queue was woken for the last time.
+    /// The number of batches decided when a queue was last woken.
     woken: BTreeMap<usize, u64>,
-    /// Receives of those who were called, by queue, that were not answered yet.
+    /// Unanswered receives of called waiters, by queue.
     called: BTreeMap<usize, u64>,
-    /// The highest fence of a delivery. A receive that is repeated gets lower ones again.
+    /// The highest fence of a delivery. A repeated receive gets lower ones again.
     newest: Fence,
 }
 
-/// How many wait at once.
+/// The most waiters at once.
 const WAITERS_MAX: usize = 12;
 
 impl Run {
-    /// Lets receivers wait, calls them, and checks that nobody was forgotten.
+    /// Lets receivers wait, calls them, and checks that none was forgotten.
     pub(super) fn wait_and_wake(&mut self, told: &AnsweredBatch) -> Going<()> {
         let mut served = Vec::new();
         let mut new = Vec::new();
@@ -58,9 +57,9 @@ impl Run {
             _ => None,
         });
         let wakes: Vec<Option<(usize, u64)>> = wakes.collect();
-        // A queue that was woken may be gone by now, and nobody knows its name.
+        // A queue that was woken may be gone by now, and its name unknown.
         let any_unknown = wakes.iter().any(Option::is_none);
-        // A queue that is being deleted has the name of the one that was made anew.
+        // A queue that is being deleted may share its name with a new one.
         let mut woken: BTreeMap<usize, u64> = BTreeMap::new();
         for (queue, ready) in wakes.into_iter().flatten() {
             let most = woken.entry(queue).or_default();
@@ -75,7 +74,7 @@ impl Run {
         }
         for queue in served {
             let is_called = self.waiters.called.get(&queue).is_some_and(|called| *called > 0);
-            // Whoever was decided before could not have waited for anybody.
+            // Receives decided before that could not have passed a waiter.
             let before = self.waiters.woken.get(&queue).copied().unwrap_or(0);
             let waits = self.waiters.waiting.iter().any(|(of, since, _)| {
                 *of == queue && *since <= told.serial && before <= told.serial
@@ -97,7 +96,7 @@ impl Run {
         Ok(())
     }
 
-    /// So many messages of the queue are ready: as many as they are enough for try again.
+    /// Calls as many waiters of the queue as there are ready messages for.
     fn call(&mut self, queue: usize, ready: u64) {
         let mut wanted = 0;
         let mut left = Vec::new();
@@ -119,7 +118,7 @@ impl Run {
         self.waiters.waiting = left;
     }
 
-    /// The process is gone, and everybody who waited with it.
+    /// Drops all waiters: their process is gone.
     pub(super) fn forget_waiters(&mut self) {
         self.waiters = Waiters { newest: self.waiters.newest, ..Waiters::default() };
         self.urgent.retain(|op| !matches!(op, Op::Receive { .. }));

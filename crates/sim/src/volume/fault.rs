@@ -1,4 +1,4 @@
-//! Which faults the disk has, when they strike, and how often they did.
+//! The faults of the disk, when they happen, and how often they did.
 
 use crate::Random;
 
@@ -10,14 +10,13 @@ pub struct Faults {
     pub read_error: Trigger,
     /// A write fails (EIO); some of its first sectors may be written.
     pub write_error: Trigger,
-    /// A sync fails (EIO): some pending sectors are on the medium, some never will be, and no
-    /// later sync says so.
+    /// A sync fails (EIO): some pending sectors are on the medium, some never will be, and no later
+    /// sync reports it.
     pub sync_error: Trigger,
     /// A sync of the names fails (EIO); they stay pending.
     pub names_error: Trigger,
-    /// A sync of a file or, without a pattern, of the names reports success and does nothing, as a
-    /// drive that keeps its cache to itself. No store survives this: it is there to prove that a
-    /// check can fail.
+    /// A sync of a file or, without a pattern, of the names reports success and does nothing, like
+    /// a drive that ignores flushes. No store survives this: it proves that a check can fail.
     pub lying_sync: Trigger,
     /// A write reports success and lands at another place of the same or another file.
     pub misdirected_write: Trigger,
@@ -25,7 +24,7 @@ pub struct Faults {
     pub slow_sync: Trigger,
     /// How long a slow sync takes, at most.
     pub slow_sync_ms_max: u64,
-    /// The power goes at an operation that changes something: before it, or before its answer.
+    /// The power fails at an operation that changes something: before it, or before its answer.
     pub power_cut: Trigger,
     /// The process is killed likewise.
     pub kill: Trigger,
@@ -63,8 +62,8 @@ impl Trigger {
         Self { when: When::Nth(count), files: None }
     }
 
-    /// Counts operations on files that match the pattern only (see [`matches`]). Operations that
-    /// are on no file, such as `sync_names`, then do not count.
+    /// Counts only operations on files that match the pattern (see [`matches`]), so not
+    /// `sync_names`.
     pub fn on(self, pattern: &str) -> Self {
         Self { files: Some(pattern.to_owned()), ..self }
     }
@@ -97,7 +96,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     (0..=name.len()).any(|skip| name.get(skip..).is_some_and(|name| matches(rest, name)))
 }
 
-/// What happened so far, so that a run can prove that its faults did.
+/// What happened so far, so that a run can prove that its faults took effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub reads: u64,
@@ -118,7 +117,7 @@ pub struct Counters {
     pub bits_flipped: u64,
     pub slow_syncs: u64,
 
-    /// Sectors that a crash or a failed sync left on the medium, though no sync had said so.
+    /// Unsynced sectors that a crash or a failed sync left on the medium.
     pub sectors_kept: u64,
     pub sectors_lost: u64,
     /// Writes of which one part was kept and another lost.

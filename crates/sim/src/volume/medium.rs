@@ -1,16 +1,16 @@
-//! The medium: what a power cut leaves, and what is still on its way there.
+//! The medium: durable data, and pending changes.
 //!
-//! A file has two faces: `view`, what programs read (the page cache), and `durable`, what is on
-//! the medium. Between them lie the pending changes of the file, sector by sector, in the order
-//! they were made; a sync carries all of them over, a power cut carries over whichever it likes.
-//! Names work the same way, except that they are carried over in order, as a file system with a
-//! journal does it.
+//! A file has two states: `view`, what programs read (the page cache), and `durable`, what is on
+//! the medium. The difference are the pending changes of the file, sector by sector, in the order
+//! in which they were made. A sync applies all of them to the medium; a power cut applies any
+//! subset. Names work the same way, except that they are applied in order, as in a journaling file
+//! system.
 //!
 //! Invariants:
-//! - `view` is `durable` plus every pending change, but for what a failed sync left behind;
+//! - `view` is `durable` plus every pending change, except after a failed sync;
 //! - changes of length survive in order, sectors independently of them and of each other: this is
-//!   more than any one file system does to its users, and covers what each of them may do;
-//! - a file lives while it has a name, now or on the medium, or an open handle.
+//!   worse than any one file system, and covers what each of them may do;
+//! - a file exists while it has a name, in the view or on the medium, or an open handle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use super::sparse::{Sparse, UNIT};
 use crate::Random;
 
-/// What the device writes whole or not at all.
+/// The unit that the device writes atomically.
 pub(super) const SECTOR: usize = 512;
 
 pub(super) type FileId = u64;
@@ -37,8 +37,8 @@ pub enum Survival {
 }
 
 impl Survival {
-    /// The kinds are drawn rather than one coin per sector thrown: with many sectors pending fair
-    /// coins would hardly ever leave all but one, and these are the cases that find mistakes.
+    /// Draws a kind rather than one coin per sector: with many sectors pending, fair coins would
+    /// hardly ever keep all but one, and these are the cases that find bugs.
     pub fn draw(random: &mut Random) -> Self {
         match random.below(8) {
             0 => Self::Nothing,
@@ -51,7 +51,7 @@ impl Survival {
     }
 }
 
-/// What became of pending changes.
+/// What happened to pending changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Losses {
     pub(super) sectors_kept: u64,
@@ -161,7 +161,7 @@ impl Medium {
         self.forget_unreachable();
     }
 
-    /// No process is left that could have a handle.
+    /// Closes all handles: no process is left.
     pub(super) fn close_all(&mut self) {
         for inode in self.files.values_mut() {
             inode.handles = 0;
@@ -207,9 +207,9 @@ impl Medium {
         Ok(())
     }
 
-    /// A sync that fails: some of the pending sectors reached the medium, and the cache takes all
-    /// of them for clean, so that no later sync writes them. Where the cache lets go of them, the
-    /// next read brings what is on the medium.
+    /// Fails a sync: some of the pending sectors reached the medium, and the cache considers all of
+    /// them clean, so that no later sync writes them. If the cache drops them, the next read
+    /// returns what is on the medium.
     pub(super) fn fail_sync(&mut self, id: FileId, random: &mut Random) -> io::Result<Losses> {
         let evict = random.one_in(2);
         let inode = self.inode_mut(id)?;
@@ -220,7 +220,7 @@ impl Medium {
         Ok(losses)
     }
 
-    /// The power goes, and comes back.
+    /// Cuts and restores the power.
     pub(super) fn crash(&mut self, survival: Survival, random: &mut Random) -> Losses {
         let verdict = self.verdict(survival, random);
         let mut losses = self.settle_names(&verdict, random);
@@ -233,7 +233,7 @@ impl Medium {
         losses
     }
 
-    /// Changes bytes at rest, behind everybody's back: on the medium, in the cache and on the way.
+    /// Changes bytes at rest: on the medium, in the cache and in pending changes.
     pub(super) fn overwrite(&mut self, id: FileId, bytes: &[u8], offset: u64) -> io::Result<()> {
         let inode = self.inode_mut(id)?;
         inode.view.put(offset, bytes);
@@ -269,7 +269,7 @@ impl Medium {
         in_use.map(|(_, file)| file.view.allocated_units()).sum::<u64>() * UNIT as u64
     }
 
-    /// How many bytes of a write fit into `free` bytes.
+    /// Bytes of a write that fit into `free` bytes.
     pub(super) fn fitting(&self, id: FileId, len: usize, offset: u64, free: u64) -> usize {
         let Ok(inode) = self.inode(id) else { return 0 };
         inode.view.fitting(offset, len, free / UNIT as u64)
@@ -301,7 +301,7 @@ impl Medium {
     fn forget_unreachable(&mut self) {
         let mut named: BTreeSet<FileId> = self.names.values().copied().collect();
         named.extend(self.durable_names.values());
-        // A file that was created and renamed or removed since is named by its creation alone.
+        // A file that was created and renamed or removed since is named only by its creation.
         named.extend(self.pending_names.iter().filter_map(|(_, change)| match change {
             NameChange::Create(_, id) => Some(*id),
             NameChange::Rename(..) | NameChange::Remove(_) => None,
@@ -345,7 +345,7 @@ impl Inode {
         *number += 1;
     }
 
-    /// Carries pending changes over to the medium, those that the verdict spares.
+    /// Applies the pending changes that the verdict keeps to the medium.
     fn settle(&mut self, verdict: &Verdict, random: &mut Random) -> Losses {
         let pending = std::mem::take(&mut self.pending);
         let is_length = |pending: &&Pending| matches!(pending.change, Change::Length(_));
@@ -412,7 +412,7 @@ impl Verdict {
         }
     }
 
-    /// How many of the changes are kept where none is kept without those before it.
+    /// The number of changes kept, if none is kept without those before it.
     fn kept_in_order(
         &self,
         numbers: impl Iterator<Item = u64> + Clone,
@@ -427,7 +427,7 @@ impl Verdict {
     }
 }
 
-/// Counts what becomes of the writes of one file.
+/// Counts what happens to the writes of one file.
 #[derive(Default)]
 struct Tally {
     losses: Losses,

@@ -1,6 +1,6 @@
 //! The bytes of one file: units of 4 KiB where something was written, holes that read as zeros
-//! elsewhere. Units are shared until one side writes, so that a copy of a disk costs next to
-//! nothing and a test can fork it at every step.
+//! elsewhere. Units are copied on write, so that a copy of a disk is cheap and a test can fork it
+//! at every step.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ impl Sparse {
         self.trim();
     }
 
-    /// Raises the length, and leaves what was put beyond the old one.
+    /// Raises the length, keeping what was put beyond the old one.
     pub(super) fn grow(&mut self, len: u64) {
         self.len = self.len.max(len);
     }
@@ -59,7 +59,7 @@ impl Sparse {
         }
     }
 
-    /// Puts bytes at a place and leaves the length alone.
+    /// Puts bytes at an offset without changing the length.
     pub(super) fn put(&mut self, offset: u64, bytes: &[u8]) {
         for piece in pieces(offset, bytes.len()) {
             let unit = self.units.entry(piece.unit).or_insert_with(|| Arc::new([0; UNIT]));
@@ -71,7 +71,7 @@ impl Sparse {
         }
     }
 
-    /// How many of `len` bytes from `offset` on can be written with `free` more units.
+    /// How many of `len` bytes from `offset` on fit with `free` more units.
     pub(super) fn fitting(&self, offset: u64, len: usize, mut free: u64) -> usize {
         for piece in pieces(offset, len) {
             if !self.units.contains_key(&piece.unit) {
@@ -95,7 +95,7 @@ impl std::fmt::Debug for Sparse {
 struct Piece {
     unit: u64,
     within: Range<usize>,
-    /// Where the part lies in the caller's bytes.
+    /// The range of the part in the caller's bytes.
     bytes: Range<usize>,
 }
 

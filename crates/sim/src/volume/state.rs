@@ -1,6 +1,7 @@
 //! One disk and the machine it is in: the medium, its faults, the locks, and how many times the
 //! machine or its processes were started. Every operation of a volume is one call of
-//! [`State::perform`], which decides whether the caller is still alive and whether it survives.
+//! [`State::perform`], which decides whether the caller's process is still alive and whether it
+//! survives the operation.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,10 +20,10 @@ pub enum Stop {
     Kill,
 }
 
-/// What is free on a disk without a limit of its own.
+/// The default capacity of a disk.
 const CAPACITY_DEFAULT: u64 = 1 << 40;
 
-// The numbers of Linux: a store tells these errors apart by the kind the numbers are mapped to.
+// The error numbers of Linux: a store distinguishes errors by the kind these map to.
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
@@ -58,8 +59,8 @@ impl State {
         }
     }
 
-    /// Does one operation for a process of `generation`, unless that one is gone or its end comes
-    /// with this very operation.
+    /// Does one operation for a process of `generation`, unless it is gone or ends with this
+    /// operation.
     pub(super) fn perform<T>(
         &mut self,
         generation: u64,
@@ -74,7 +75,7 @@ impl State {
             self.record(&call, &word(&result));
             return result;
         };
-        // A caller that never hears the answer cannot know whether the operation was done.
+        // Without an answer the caller cannot know whether the operation was done.
         if self.random.one_in(2) {
             drop(work(self));
         }
@@ -104,7 +105,7 @@ impl State {
         self.capacity.saturating_sub(self.medium.used_bytes())
     }
 
-    /// Reads are recorded with what they brought, so only after they were performed.
+    /// Records a call after it was performed, because reads are recorded with their result.
     pub(super) fn record(&mut self, call: &Call<'_>, result: &dyn std::fmt::Display) {
         if let Some(trace) = &mut self.trace {
             trace.add(call, result);
@@ -189,7 +190,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes a lock, creating its file where missing, as `flock` on an opened file does.
+    /// Takes a lock, creating its file if missing, as `flock` on an opened file does.
     pub(super) fn lock(&mut self, name: &str) -> io::Result<()> {
         if self.medium.find(name).is_err() {
             self.medium.create(name)?;
@@ -252,8 +253,8 @@ impl State {
         ((*other, place) != (id, offset)).then_some((*other, place))
     }
 
-    /// The file grows as it should, since lengths are not written with the data; the bytes hit
-    /// what was there at the other place, within that file's length.
+    /// The file grows as it should, because lengths are not written with the data; the bytes
+    /// overwrite the other place, within that file's length.
     fn misdirect(
         &mut self,
         id: FileId,

@@ -1,4 +1,4 @@
-//! Each fault really happens, is counted, and spares what it should spare.
+//! Each fault really happens, is counted, and does not affect anything else.
 
 use std::io::ErrorKind;
 

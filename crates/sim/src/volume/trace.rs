@@ -1,4 +1,4 @@
-//! A record of what was done to a disk, so that two runs of one seed can be compared byte by byte.
+//! A trace of the operations of a disk, so that two runs of one seed can be compared byte by byte.
 
 use std::fmt::{Display, Write};
 use std::io;
@@ -8,14 +8,14 @@ use std::io;
 pub struct Trace {
     /// `number operation file offset length checksum result`, one operation each.
     pub lines: Vec<String>,
-    /// How many operations there were; lines beyond the bound are summed, not kept.
+    /// Number of operations; lines beyond the bound are only added to the checksum.
     pub count: u64,
     /// The checksum of all lines, kept or not.
     pub checksum: u32,
     lines_max: usize,
 }
 
-/// What was asked of the disk.
+/// An operation of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call<'a> {
     pub(super) operation: &'static str,

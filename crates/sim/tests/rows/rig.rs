@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hapax_core::{
     Answer, Command, Config, Configure, Content, Delivery, KeyName, LeaseName, Outcome, QueueName,
-    Receive, SendMessage, Settle, Settled, Stamp, Time, Verb,
+    Receive, Recipe, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Error, Options, Partition};
 use hapax_sim::SimDisk;
@@ -24,7 +24,7 @@ impl Rig {
     pub(crate) fn new(config: Config) -> Self {
         let mut rig = Self::open(&SimDisk::new(1)).unwrap();
         let configure = Configure { queue: queue(), config, if_version: None };
-        rig.call(Command::Configure(configure));
+        rig.call(Command::Configure(Box::new(configure)));
         rig
     }
 
@@ -106,7 +106,7 @@ pub(crate) fn content(key: &str, body: &str) -> Arc<Content> {
 }
 
 pub(crate) fn send(key: &str, body: &str) -> Command {
-    Command::Send(SendMessage::new(queue(), content(key, body)))
+    Command::Send(SendMessage::new(&Recipe::First, queue(), content(key, body)))
 }
 
 pub(crate) fn receive(max: u32) -> Command {

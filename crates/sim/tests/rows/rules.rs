@@ -1,8 +1,8 @@
 //! A12 to A16: what clients, clocks and poison do.
 
 use hapax_core::{
-    Answer, Blob, Claim, Command, Config, Content, Differs, Fingerprint, Invalid, Outcome, Place,
-    Purge, Settled, Time,
+    Answer, Blob, Claim, Command, Config, Content, Differs, Invalid, Outcome, Place, Purge, Recipe,
+    Settled, Time,
 };
 use hapax_partition::Clock;
 use hapax_sim::volume::Trigger;
@@ -10,7 +10,12 @@ use hapax_sim::volume::Trigger;
 use crate::rig::{Rig, START, content, done, fail, key, queue, receive, send};
 
 fn claim(name: &str, fingerprint: &str) -> Command {
-    Command::Claim(Claim::new(queue(), content(name, ""), Fingerprint::own(fingerprint)))
+    Command::Claim(Box::new(Claim::new(
+        &Recipe::First,
+        queue(),
+        content(name, ""),
+        Recipe::First.own(fingerprint),
+    )))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hapax_sim::{Random, SimDisk};
 use hapax_store::disk::{DiskStore, Options, Workers};
-use hapax_store::{Checkpoint, Error, Room, Store};
+use hapax_store::{Checkpoint, Error, Room, Shortage, Store};
 
 use crate::model::{Model, Verdict, ensure, fill};
 
@@ -155,7 +155,7 @@ impl Rig {
     }
 
     pub(crate) fn append(&mut self) -> Verdict<End> {
-        let low = self.room() == Room::Low;
+        let low = self.room().is_low();
         if low && self.random.share(3, 4) {
             return Ok(End::Alive);
         }
@@ -259,8 +259,9 @@ impl Rig {
     }
 
     pub(crate) fn room(&mut self) -> Room {
-        let room = self.live.as_mut().map_or(Room::Low, |live| live.store.room());
-        self.progress.low += u64::from(room == Room::Low);
+        let room =
+            self.live.as_mut().map_or(Room::Low(Shortage::default()), |live| live.store.room());
+        self.progress.low += u64::from(room.is_low());
         room
     }
 
@@ -373,5 +374,7 @@ fn options() -> Options {
     options.journal.pending_bytes_max = 32 << 10;
     options.journal.free_bytes_min = 64 << 10;
     options.archive.merge_fan_in = 3;
+    options.archive.reserve_bytes = 8 << 10;
+    options.archive.shrink_bytes_min = 4 << 10;
     options
 }

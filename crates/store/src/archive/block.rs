@@ -9,9 +9,9 @@
 //!
 //! Invariants:
 //! - the checksum covers the run's number, the block's place in the file and everything after the
-//!   checksum, so that a block in the wrong place is as wrong as a flipped bit;
+//!   checksum, so that a block in the wrong place fails like one with a flipped bit;
 //! - a block is a whole number of units and holds at least one entry;
-//! - bytes of a block are looked at only after its checksum was.
+//! - a block is parsed only after its checksum was verified.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ pub(super) struct Walk {
 
 impl Walk {
     /// From unit `next` to before unit `end`. `read_ahead` is the size of the first read; it
-    /// doubles from there on, since who reads on will probably read all.
+    /// doubles from there on, because a reader that continues probably reads all.
     pub(super) fn new(run: Arc<RunFile>, next: u64, end: u64, read_ahead: usize) -> Self {
         debug_assert!(next <= end, "a walk goes forward");
         Self { run, next, end, buffer: Vec::new(), buffer_unit: next, read_ahead, blocks: 0 }
@@ -97,12 +97,12 @@ impl Walk {
         &self.buffer
     }
 
-    /// How many blocks were handed out.
+    /// Number of blocks returned.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// The next block: its unit, and where in `bytes` it is until the next call.
+    /// The next block: its unit, and its range in `bytes`, valid until the next call.
     pub(super) fn next(&mut self) -> Result<Option<(u64, Range<usize>)>, Error> {
         if self.next >= self.end {
             return Ok(None);

@@ -11,21 +11,21 @@ pub(super) const BLOCK_UNITS_MAX: usize = u16::MAX as usize;
 pub(super) const VALUE_BYTES_MAX: usize = 64 << 20;
 pub(super) const ORDERED_KEY_BYTES_MAX: usize = 1024;
 
-/// How much one step of a job writes at most, large values aside. It stays in the cache between
-/// being put together and being written.
+/// The most that one step of a job writes, apart from large values. It stays in the cache between
+/// encoding and writing.
 pub(super) const STEP_BYTES: usize = 256 << 10;
-/// How many rows one step of a job looks at while it sorts or merges.
+/// Rows that one step of a job handles while it sorts or merges.
 pub(super) const STEP_ROWS: usize = 16 << 10;
 /// Files are synced in pieces of this size as they are written: one large sync at the end would
-/// hold up the journal's small ones.
+/// delay the journal's syncs.
 pub(super) const SYNC_BYTES: u64 = 4 << 20;
-/// How much of an input is read at once where it is read from end to end.
+/// Bytes read at once when an input is read from end to end.
 pub(super) const READ_AHEAD_BYTES: usize = 128 << 10;
 
 /// The mean size of a filter's shards is at most this. Building one takes a few milliseconds and
 /// stays within the second-level cache.
 pub(super) const SHARD_ROWS: u64 = 128 << 10;
-/// A shard that got more keys than this, because the keys are no digests, says "maybe" instead.
+/// A shard with more keys than this, because the keys are not digests, answers "maybe" instead.
 pub(super) const SHARD_ROWS_MAX: usize = 1 << 20;
 pub(super) const SHARD_BITS_MAX: u32 = 20;
 
@@ -36,17 +36,18 @@ pub(super) const MERGE_INPUTS_MAX: usize = 16;
 pub(super) const MERGE_ROWS_MAX: u64 = 512 << 20;
 /// The smallest tier of sizes; each further one is the fan-in times larger.
 pub(super) const TIER_BYTES: u64 = 64 << 10;
-/// Sections of points, beyond one per bucket, that a look-up may have to ask.
+/// Sections of points, beyond one per bucket, that a look-up may have to search.
 pub(super) const LOOKUP_SECTIONS: usize = 16;
 /// Fewer deleted rows than this are no reason to rewrite a bucket.
 pub(super) const DELETED_ROWS_MIN: u64 = 1024;
 /// Dead bytes in files that still hold live sections: tolerated up to this plus an eighth.
 pub(super) const DEAD_BYTES_MIN: u64 = 64 << 20;
-
-/// What a manifest may hold; more is taken for damage.
+/// A merge that probably does not fit is tried at least once in this many runs.
+pub(super) const GUESS_RUNS_MAX: u64 = 256;
+/// The largest valid manifest.
 pub(super) const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
-// What the bounds must be to each other.
+// Relations between the bounds.
 const _: () = assert!(POINT_BLOCK_BYTES.is_multiple_of(UNIT_BYTES));
 const _: () = assert!(ORDERED_BLOCK_BYTES.is_multiple_of(UNIT_BYTES));
 const _: () = assert!(VALUE_BYTES_MAX < BLOCK_UNITS_MAX * UNIT_BYTES, "one entry fits a block");

@@ -1,5 +1,5 @@
-//! Building sections: rows in ascending order go in, blocks come out into a run's writer, and
-//! what is derived from them (index, filter, counts) is gathered on the way.
+//! Builds sections: takes rows in ascending order, writes blocks to a run, and collects index,
+//! filter and counts.
 
 use super::bounds::UNIT_BYTES;
 use super::filter::{Builder, Filters};
@@ -7,7 +7,7 @@ use super::run::RunWriter;
 use super::section::{Index, Kind, Meta, Part};
 use super::{ordered, points};
 
-/// A section whose blocks are written and whose derived parts are not.
+/// A section whose blocks are written and whose derived parts are not yet.
 #[derive(Debug)]
 pub(super) struct Built {
     pub(super) meta: Meta,
@@ -57,7 +57,7 @@ impl Points {
         self.meta.deleted += u64::from(value.is_none());
     }
 
-    /// Hands the section to the writer; one without rows is none.
+    /// Passes the section to the writer, unless it has no rows.
     pub(super) fn finish(mut self, writer: &mut RunWriter) {
         if !self.block.is_empty() {
             self.end_block(writer);
@@ -114,7 +114,7 @@ impl Ordered {
         self.meta.deleted += u64::from(value.is_none());
     }
 
-    /// Hands the section to the writer; one without rows is none.
+    /// Passes the section to the writer, unless it has no rows.
     pub(super) fn finish(mut self, writer: &mut RunWriter) {
         if !self.block.is_empty() {
             self.end_block(writer);

@@ -1,4 +1,4 @@
-//! Taking bytes apart: every reader here is total, short input gives `None`.
+//! Parses bytes: no reader panics, short input gives `None`.
 
 /// A position in a slice.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// A number in seven bits a byte, least first: its value and its length.
+/// Decodes a LEB128 number: its value and its length.
 pub(super) fn varint(bytes: &[u8]) -> Option<(u64, usize)> {
     let mut value = 0_u64;
     for (at, byte) in bytes.iter().take(9).enumerate() {

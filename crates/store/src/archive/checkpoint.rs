@@ -1,9 +1,9 @@
-//! Writing a checkpoint: rows go into one new run file, then the manifest is swapped.
+//! Writes a checkpoint: the rows to one new run file, then the manifest.
 //!
 //! Invariants:
-//! - the manifest is not swapped before the journal is durable through the checkpoint's batch:
+//! - the manifest is not replaced before the journal is durable through the checkpoint's batch:
 //!   otherwise a crash could keep rows of batches that are lost;
-//! - until then, whatever fails, the archive is the old one and the rows are kept.
+//! - until then, whatever fails, the archive is unchanged and the rows are kept.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,15 +11,22 @@ use std::sync::atomic::Ordering;
 use super::bounds::STEP_ROWS;
 use super::run::RunWriter;
 use super::section::{Kind, Section};
-use super::sorted::{Buckets, Piles};
+use super::sorted::{Buckets, Piles, Slot};
 use super::state::{Shared, View};
 use super::{Step, build, is_over};
 use crate::{Error, RowSet, Sequence};
 
-/// Gathering and dealing a row is much cheaper than writing it.
+/// Distributing a row is much cheaper than writing it.
 const GATHER_ROWS: usize = 8 * STEP_ROWS;
 
-/// A checkpoint under way. Dropping it leaves at most a file that the next open removes.
+/// Memory of earlier checkpoints, for the next one: there is one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Spare {
+    pub(super) rows: RowSet,
+    slots: Vec<Vec<Slot>>,
+}
+
+/// A checkpoint in progress. Dropping it leaves at most a file that the next open removes.
 #[derive(Debug)]
 pub struct CheckpointJob {
     shared: Arc<Shared>,
@@ -45,24 +52,25 @@ enum Phase {
 struct Bucket {
     piles: Piles,
     section: build::Points,
-    /// Where nothing older is in the bucket, there is nothing to be hidden.
+    /// Whether deletions must be kept: false if the bucket has nothing older to hide.
     keep_deleted: bool,
 }
 
 impl CheckpointJob {
     pub(super) fn new(shared: Arc<Shared>, rows: RowSet, through: Sequence, at: u64) -> Self {
-        let phase = Phase::Gather(Buckets::default());
+        let spare = std::mem::take(&mut shared.spare().slots);
+        let phase = Phase::Gather(Buckets::new(spare));
         Self { shared, rows, through, at, writer: None, phase }
     }
 
-    /// Does a bounded piece of work. [`Step::Waiting`] means that all is written and only
-    /// `durable` has to reach the checkpoint's batch. Where the disk is full
-    /// ([`Error::is_full`]), what was written is removed, and the next step begins anew.
+    /// Does a bounded amount of work. [`Step::Waiting`] means that all is written and `durable` has
+    /// to reach the checkpoint's batch. If the disk is full ([`Error::is_full`]), what was written
+    /// is removed, and the next step starts over.
     pub fn step(&mut self, durable: Sequence) -> Result<Step, Error> {
         match self.advance(durable) {
             Ok(step) => Ok(step),
             Err(error) if error.is_full() => {
-                // Complete sections lack but a new manifest, and the journal shrinks by it.
+                // Complete sections only need a new manifest, and that lets the journal shrink.
                 if !matches!(self.phase, Phase::Commit(_)) {
                     self.phase = Phase::Gather(Buckets::default());
                     if let Some(writer) = self.writer.take() {
@@ -116,6 +124,7 @@ impl CheckpointJob {
         while !writer.is_full() {
             let Some(bucket) = current else {
                 let Some((drop_at, piles)) = buckets.pop() else {
+                    shared.spare().slots = std::mem::take(buckets).into_spare();
                     let order = order(&self.rows);
                     let section = Box::new(build::Ordered::new(writer.id, writer));
                     self.phase = Phase::Ordered { order, next: 0, section };
@@ -130,7 +139,9 @@ impl CheckpointJob {
             };
             let Some(pile) = bucket.piles.next(&self.rows) else {
                 if let Some(bucket) = current.take() {
-                    bucket.section.finish(writer);
+                    let Bucket { piles, section, .. } = *bucket;
+                    buckets.reuse(piles);
+                    section.finish(writer);
                 }
                 continue;
             };
@@ -189,18 +200,33 @@ impl CheckpointJob {
         }
         let sections = self.writer.take().map(|writer| writer.into_sections(&self.shared, 0));
         self.phase = Phase::Commit(sections.unwrap_or_default());
-        self.rows = RowSet::default();
+        self.rows.clear();
+        self.shared.spare().rows = std::mem::take(&mut self.rows);
         Ok(Step::More)
     }
 }
 
-/// The numbers of the ordered rows, by key.
+/// The indexes of the ordered rows, sorted by key.
 fn order(rows: &RowSet) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..rows.ordered.len() as u32).collect();
-    let key = |row: &u32| rows.ordered.get(*row as usize).and_then(|row| rows.get(row.key));
-    order.sort_unstable_by(|a, b| key(a).cmp(&key(b)));
-    debug_assert!(order.is_sorted_by(|a, b| key(a) < key(b)), "a key appears once");
-    order
+    let key = |row: u32| {
+        rows.ordered.get(row as usize).and_then(|row| rows.get(row.key)).unwrap_or_default()
+    };
+    let count = rows.ordered.len() as u32;
+    let mut order: Vec<(u128, u32)> = (0..count).map(|row| (first_bytes(key(row)), row)).collect();
+    // The first bytes nearly always decide; otherwise the whole keys do.
+    order.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| key(a.1).cmp(key(b.1))));
+    debug_assert!(order.is_sorted_by(|a, b| key(a.1) < key(b.1)), "a key appears once");
+    order.into_iter().map(|(_, row)| row).collect()
+}
+
+/// A number that sorts like the first 16 bytes.
+fn first_bytes(key: &[u8]) -> u128 {
+    let mut first = [0; 16];
+    let len = key.len().min(first.len());
+    if let (Some(to), Some(from)) = (first.get_mut(..len), key.get(..len)) {
+        to.copy_from_slice(from);
+    }
+    u128::from_be_bytes(first)
 }
 
 fn commit(

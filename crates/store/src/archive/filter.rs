@@ -1,14 +1,14 @@
-//! Filters: what says "surely new" of a point without reading the disk.
+//! Filters: answer "not here" for most unknown points without reading the disk.
 //!
 //! A section's filter is cut into shards by the first bits of the key, so that one is built from
-//! few keys at a time and finding a key's shard takes a shift. A shard whose building fails, or
-//! which got too many keys, says "maybe" to all.
+//! few keys at a time and finding a key's shard takes a shift. A shard that cannot be built, or got
+//! too many keys, answers "maybe" for every key.
 //!
 //! On disk: a directory (shift u8, shards u32, then per shard its state u8, seed u64, segment
 //! length u32, segment count × length u32, fingerprints u32, crc32c of the fingerprints u32),
 //! followed by the shards' fingerprints, 16 bits each.
 //!
-//! Invariant: a filter never says "new" of a key that was pushed.
+//! Invariant: a filter never answers "not here" for a key that was pushed.
 
 use xorf::{BinaryFuse16, Descriptor};
 
@@ -37,9 +37,9 @@ impl Filters {
         self.probe(prefix).is_hit()
     }
 
-    /// Appends the numbers of the keys that may be contained. The places of a group of keys are
-    /// computed first and loaded afterwards: so many more of the loads, nearly all of which miss
-    /// every cache, are under way at once.
+    /// Appends the indexes of the keys that may be contained. The places of a group of keys are
+    /// computed first and loaded afterwards, so that the loads, nearly all of which miss every
+    /// cache, overlap.
     pub(super) fn candidates(&self, keys: &[PointKey], out: &mut Vec<u32>) {
         let mut probes = [Probe::NONE; PROBES];
         for (group, keys) in (0_u32..).zip(keys.chunks(PROBES)) {
@@ -54,8 +54,8 @@ impl Filters {
         }
     }
 
-    /// Where to look for a key. This is the arithmetic of `xorf`, spelled out because the bytes on
-    /// disk depend on it; a test compares the two.
+    /// Where to look for a key: the arithmetic of `xorf`, repeated here because the bytes on disk
+    /// depend on it; a test compares the two.
     #[inline]
     fn probe(&self, prefix: u64) -> Probe<'_> {
         let shard = prefix.checked_shr(self.shift).unwrap_or(0);
@@ -123,7 +123,7 @@ fn put_fingerprints(filter: &BinaryFuse16, out: &mut Vec<u8>) {
 /// How many keys are probed together.
 const PROBES: usize = 32;
 
-/// Three places whose fingerprints a contained key's cancels out.
+/// Three places whose fingerprints, XORed, equal that of a contained key.
 #[derive(Clone, Copy, Debug)]
 struct Probe<'a> {
     fingerprints: &'a [u16],
@@ -134,7 +134,7 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Looks nowhere and says "maybe".
+    /// Looks nowhere and answers "maybe".
     const NONE: Self = Self { fingerprints: &[], first: 0, second: 0, third: 0, fingerprint: 0 };
 
     #[inline]
@@ -197,7 +197,7 @@ impl Entry {
     }
 }
 
-/// How many bytes the directory of a filter begins with before its entries.
+/// Bytes of a filter's directory before its entries.
 pub(super) const DIRECTORY_HEAD_BYTES: usize = 5;
 
 /// Reads a filter back, shard by shard, in the order in which it lies on disk.
@@ -208,7 +208,7 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    /// How long the directory is whose first bytes these are.
+    /// The length of a directory, from its first bytes.
     pub(super) fn directory_bytes(head: &[u8]) -> Option<usize> {
         let mut decoder = Decoder::new(head);
         decoder.u8()?;
@@ -239,12 +239,12 @@ impl Loader {
         self.entries.iter().map(|entry| 2 * u64::from(entry.fingerprints)).sum()
     }
 
-    /// How many bytes the next shard has on disk; `None` after the last.
+    /// Bytes of the next shard on disk; `None` after the last.
     pub(super) fn next_bytes(&self) -> Option<usize> {
         Some(2 * self.entries.get(self.filters.shards.len())?.fingerprints as usize)
     }
 
-    /// Takes the bytes of the next shard; `false` where they are damaged.
+    /// Adds the bytes of the next shard; `false` if they are damaged.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         let Some(entry) = self.entries.get(self.filters.shards.len()) else { return false };
         let shard = match entry.state {
@@ -287,7 +287,7 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// For about `rows` keys: more or fewer do no harm but to the size of the shards.
+    /// For about `rows` keys; the actual number only affects the size of the shards.
     pub(super) fn new(rows: u64) -> Self {
         let shards = rows.div_ceil(SHARD_ROWS).max(1).next_power_of_two();
         let bits = shards.trailing_zeros().min(SHARD_BITS_MAX);

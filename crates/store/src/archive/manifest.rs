@@ -1,16 +1,18 @@
-//! The manifest: which sections of which run files are the archive, and as of which batch.
+//! The manifest: the sections and run files of the archive, and the batch up to which they are
+//! complete.
 //!
 //! ```text
 //!  magic "HAPAXMAN" │ version u32 │ payload bytes u32 │ crc32c of these │ payload │ crc32c of it
 //! ```
 //!
-//! The header will not change with the version, so that a newer manifest is told from a damaged
-//! one. The payload: epoch u32, through u64, at u64, next run u64, runs u32; per run its number
-//! u64, bytes u64, sections u32 and these, as in the run's footer; synced u64 (since version 2).
+//! The header is the same in every version, so that a newer manifest can be distinguished from a
+//! damaged one. The payload: epoch u32, through u64, at u64, next run u64, runs u32; per run its
+//! number u64, bytes u64, sections u32 and these, as in the run's footer; synced u64 (since version
+//! 2).
 //!
 //! Invariants:
-//! - the manifest is replaced whole, by renaming a synced file over it;
-//! - what it names is synced, contents and name, before the renaming.
+//! - the manifest is replaced atomically ([`Volume::replace`](crate::Volume::replace));
+//! - the files that it lists are synced, contents and names, before that.
 
 use std::io;
 
@@ -34,8 +36,8 @@ pub(super) struct Manifest {
     /// No run has this number or a larger one.
     pub(super) next_run: u64,
     pub(super) runs: Vec<Run>,
-    /// How far the journal was synced when this was written, in its own terms; 0 where version 1
-    /// was, which does not say.
+    /// How far the journal was synced when this was written, encoded by the journal; 0 in version
+    /// 1, which lacks it.
     pub(super) synced: u64,
 }
 
@@ -43,7 +45,7 @@ pub(super) struct Manifest {
 pub(super) struct Run {
     pub(super) id: u64,
     pub(super) bytes: u64,
-    /// The live ones.
+    /// The live sections.
     pub(super) sections: Vec<Meta>,
 }
 
@@ -77,7 +79,7 @@ impl Manifest {
         out
     }
 
-    /// Reads the manifest; `None` where there is none.
+    /// Reads the manifest; `None` if there is none.
     pub(super) fn read(volume: &dyn Volume) -> Result<Option<Self>, Error> {
         let label = volume.describe(NAME);
         let file = match volume.open(NAME) {
@@ -153,41 +155,6 @@ fn parse_payload(payload: &[u8]) -> Option<Manifest> {
         manifest.synced = decoder.u64()?;
     }
     decoder.is_empty().then_some(manifest)
-}
-
-/// Replaces the manifest. Whether it was replaced is unknown after [`Failed::Unknown`].
-pub(super) fn replace(volume: &dyn Volume, bytes: &[u8]) -> Result<(), Failed> {
-    let label = volume.describe(TEMPORARY);
-    let known = |operation| {
-        let label = label.clone();
-        move |error| Failed::Unchanged(Error::io(operation, &label, error))
-    };
-    match volume.remove(TEMPORARY) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(known("remove")(error));
-        }
-        _ => {}
-    }
-    let file = volume.create(TEMPORARY).map_err(known("create"))?;
-    file.write_all_at(bytes, 0).map_err(known("write"))?;
-    file.sync().map_err(known("sync"))?;
-    let unknown = |operation| {
-        let label = volume.describe(NAME);
-        move |error| Failed::Unknown(Error::io(operation, &label, error))
-    };
-    // The names of the run files first: the renaming may become durable by itself at any time.
-    volume.sync_names().map_err(unknown("sync the names of"))?;
-    volume.rename(TEMPORARY, NAME).map_err(unknown("rename"))?;
-    volume.sync_names().map_err(unknown("sync the names of"))
-}
-
-/// Why the manifest was perhaps not replaced.
-#[derive(Debug)]
-pub(super) enum Failed {
-    /// It is the old one.
-    Unchanged(Error),
-    /// Only opening the archive anew tells.
-    Unknown(Error),
 }
 
 pub(super) fn corrupt(label: &str, offset: u64, what: &str) -> Error {

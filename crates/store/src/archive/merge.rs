@@ -1,11 +1,12 @@
-//! Merging sections into one, and letting dead ones go.
+//! Merges sections into one, and removes dead ones.
 //!
 //! Invariants:
-//! - the inputs are neighbours, so the output may stand in their place: it is as old as the newest;
-//! - of rows with one key the newest input's is kept; a deleted row is left out only where nothing
-//!   older is left that it could hide;
-//! - where an input was dropped meanwhile, its bucket being over, the output comes to nothing.
+//! - the inputs are adjacent, so the output can replace them: its age is that of the newest;
+//! - of rows with the same key the newest is kept; a deletion is dropped only if no older row is
+//!   left that it hides;
+//! - if an input was dropped meanwhile because its bucket expired, the output is discarded.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ use super::state::Shared;
 use super::{Step, build, ordered, points};
 use crate::Error;
 
-/// A merge under way, or the removal of files nobody reads any more. There is one at a time.
+/// A merge in progress, or the removal of files that are no longer read. One at a time.
 #[derive(Debug)]
 pub struct MergeJob {
     shared: Arc<Shared>,
@@ -41,8 +42,8 @@ impl MergeJob {
         Self { shared, work: Work::Merge(merge) }
     }
 
-    /// Does a bounded piece of work; never [`Step::Waiting`]. Where the disk is full
-    /// ([`Error::is_full`]), what was written is removed; the next step begins anew.
+    /// Does a bounded amount of work; never [`Step::Waiting`]. If the disk is full
+    /// ([`Error::is_full`]), what was written is removed; the next step starts over.
     pub fn step(&mut self) -> Result<Step, Error> {
         let result = match &mut self.work {
             Work::Remove => match self.shared.remove_one() {
@@ -110,7 +111,7 @@ impl Merge {
             Phase::Points { heads, cursors, section } => {
                 let Some(writer) = &mut self.writer else { return Ok(Step::More) };
                 merge_points(heads, cursors, section, writer, self.plan.oldest)?;
-                writer.flush(shared)?;
+                write(&self.plan, writer, shared)?;
                 if cursors.is_empty() {
                     self.end_section();
                 }
@@ -118,7 +119,7 @@ impl Merge {
             Phase::Ordered { cursors, section } => {
                 let Some(writer) = &mut self.writer else { return Ok(Step::More) };
                 merge_ordered(cursors, section, writer, self.plan.oldest)?;
-                writer.flush(shared)?;
+                write(&self.plan, writer, shared)?;
                 if cursors.is_empty() {
                     self.end_section();
                 }
@@ -126,6 +127,9 @@ impl Merge {
             Phase::Finish => self.finish(shared)?,
             Phase::Commit(sections) => {
                 commit(shared, &self.plan, sections)?;
+                if self.plan.input_bytes() > self.plan.bytes_max {
+                    shared.guessed(true);
+                }
                 self.phase = Phase::Done;
                 return Ok(Step::Done);
             }
@@ -186,6 +190,16 @@ impl Merge {
         self.phase = Phase::Commit(sections.unwrap_or_default());
         Ok(())
     }
+}
+
+/// Writes what is merged so far, unless it exceeds the available space.
+fn write(plan: &Plan, writer: &mut RunWriter, shared: &Shared) -> Result<(), Error> {
+    if writer.bytes() <= plan.bytes_max {
+        return writer.flush(shared);
+    }
+    shared.guessed(false);
+    let full = io::Error::from(io::ErrorKind::StorageFull);
+    Err(Error::io("merge into", &shared.volume.describe(&run::name(writer.id)), full))
 }
 
 /// Merges up to a step's worth of rows. `heads` are the keys the cursors stand on: searching them
@@ -255,7 +269,7 @@ fn merge_ordered(
 ) -> Result<(), Error> {
     let mut key = Vec::new();
     for _ in 0..STEP_ROWS {
-        // The first of equal ones, which is the newest.
+        // The first of equal keys, which is the newest.
         let Some(best) = cursors.iter().min_by(|a, b| a.key().cmp(b.key())) else {
             return Ok(());
         };

@@ -12,7 +12,7 @@ use super::bounds::{ORDERED_BLOCK_BYTES, ORDERED_KEY_BYTES_MAX, UNIT_BYTES, VALU
 use super::bytes::{Decoder, put_varint};
 use crate::Error;
 
-/// Gathers the entries of one block.
+/// Collects the entries of one block.
 #[derive(Debug, Default)]
 pub(super) struct BlockBuilder {
     first: Vec<u8>,
@@ -22,7 +22,7 @@ pub(super) struct BlockBuilder {
 }
 
 impl BlockBuilder {
-    /// Whether the entry still fits; an empty block takes any. Reckoned as if nothing were shared.
+    /// Whether the entry still fits; an empty block takes any. Computed as if nothing were shared.
     pub(super) fn fits(&self, key: &[u8], value: Option<&[u8]>) -> bool {
         let bytes = HEADER_BYTES + self.entries.len() + key.len() + value.map_or(0, <[u8]>::len);
         self.count == 0 || bytes + 12 <= ORDERED_BLOCK_BYTES
@@ -68,12 +68,12 @@ impl BlockBuilder {
     }
 }
 
-/// Reads the rows of a section in order. It stands on a row, or behind the last.
+/// Reads the rows of a section in order. Positioned on a row, or after the last.
 #[derive(Debug)]
 pub(super) struct Cursor {
     walk: Walk,
     unit: u64,
-    /// What of the block is still to be read, within the walk's bytes.
+    /// The unread part of the block, within the walk's bytes.
     rest: Range<usize>,
     left: usize,
     first: bool,
@@ -83,7 +83,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Stands on the first row of the walk.
+    /// Positioned on the first row of the walk.
     pub(super) fn new(walk: Walk) -> Result<Self, Error> {
         let mut cursor = Self {
             walk,
@@ -112,7 +112,7 @@ impl Cursor {
         self.value.clone().map(|range| self.walk.bytes().get(range).unwrap_or_default())
     }
 
-    /// The unit of the block the cursor is in, and whether it stands on its first entry.
+    /// The unit of the cursor's block, and whether it is on the first entry.
     pub(super) fn place(&self) -> (u64, bool) {
         (self.unit, self.first)
     }
@@ -121,7 +121,7 @@ impl Cursor {
         self.walk.blocks()
     }
 
-    /// Goes on to the next row.
+    /// Moves to the next row.
     pub(super) fn advance(&mut self) -> Result<(), Error> {
         self.first = self.left == 0;
         if self.first {
@@ -170,8 +170,8 @@ impl Cursor {
     }
 }
 
-/// Moves every cursor that stands on `key` to its next row and lets go those that ended. Returns
-/// how many blocks the latter had read.
+/// Moves every cursor on `key` to its next row and removes those that ended. Returns how many
+/// blocks the removed ones had read.
 pub(super) fn advance_all(cursors: &mut Vec<Cursor>, key: &[u8]) -> Result<u64, Error> {
     let (mut ended, mut blocks) = (false, 0);
     for cursor in cursors.iter_mut().filter(|cursor| cursor.key == key) {

@@ -8,9 +8,9 @@
 //!  └────────┴─────────┴────────┴───────────────────┴─────────────┴──────────┘
 //! ```
 //!
-//! What all keys of the block begin with is stored once. The keys stand apart from the values, so
-//! that a look-up halves its way through a few hundred bytes. A length of 0 marks a deleted point,
-//! any other is the value's length plus one.
+//! The common prefix of all keys is stored once. The keys are separate from the values, so that a
+//! look-up is a binary search in a few hundred bytes. A length of 0 marks a deleted point, any
+//! other is the value's length plus one.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use crate::{Error, PointKey};
 
 const PREFIX_AT: usize = HEADER_BYTES + 3;
 
-/// What a block says about a key.
+/// The result of looking up a key in a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found<'a> {
     Absent,
@@ -61,7 +61,7 @@ impl Layout {
     }
 }
 
-/// Looks `key` up in a block that passed its check; `None` where the block makes no sense.
+/// Looks `key` up in a block that passed its check; `None` if the block is malformed.
 pub(super) fn find<'a>(block: &'a [u8], key: &PointKey) -> Option<Found<'a>> {
     let layout = Layout::of(block)?;
     let (prefix, suffix) = key.split_at_checked(layout.shared)?;
@@ -97,7 +97,7 @@ fn value_at(block: &[u8], layout: Layout, entry: usize) -> Option<Found<'_>> {
     Some(Found::Value(block.get(start..start.checked_add(length)?)?))
 }
 
-/// Gathers the entries of one block.
+/// Collects the entries of one block.
 #[derive(Debug, Default)]
 pub(super) struct BlockBuilder {
     keys: Vec<u128>,
@@ -151,8 +151,8 @@ impl BlockBuilder {
         out.push(self.shared as u8);
         out.extend_from_slice(&(self.lengths.len() as u16).to_le_bytes());
         out.extend_from_slice(first.to_be_bytes().get(..self.shared).unwrap_or_default());
-        // Sixteen bytes each, of which the next one overwrites what it shares: copies of a fixed
-        // size are several times cheaper than those of a computed one.
+        // Sixteen bytes each, partly overwritten by the next: copies of a fixed size are several
+        // times cheaper than those of a computed size.
         for key in &self.keys {
             let suffix = key.checked_shl(8 * self.shared as u32).unwrap_or(0);
             out.extend_from_slice(&suffix.to_be_bytes());
@@ -172,7 +172,7 @@ fn shared_bytes(a: u128, b: u128) -> usize {
     (a ^ b).leading_zeros() as usize / 8
 }
 
-/// Reads the points of a section in order. It stands on a point, or behind the last.
+/// Reads the points of a section in order. Positioned on a point, or after the last.
 #[derive(Debug)]
 pub(super) struct Cursor {
     walk: Walk,
@@ -190,7 +190,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Stands on the first point of the walk.
+    /// Positioned on the first point of the walk.
     pub(super) fn new(walk: Walk) -> Result<Self, Error> {
         let mut cursor = Self {
             walk,
@@ -223,7 +223,7 @@ impl Cursor {
         self.value.clone().map(|range| self.walk.bytes().get(range).unwrap_or_default())
     }
 
-    /// The unit of the block the cursor is in, and whether it stands on its first entry.
+    /// The unit of the cursor's block, and whether it is on the first entry.
     pub(super) fn place(&self) -> (u64, bool) {
         (self.unit, self.entry == 1)
     }
@@ -232,7 +232,7 @@ impl Cursor {
         self.walk.blocks()
     }
 
-    /// Goes on to the next point.
+    /// Moves to the next point.
     pub(super) fn advance(&mut self) -> Result<(), Error> {
         if self.entry == self.layout.count && !self.next_block()? {
             self.ended = true;
@@ -268,7 +268,7 @@ impl Cursor {
     fn decode(&mut self) -> Option<()> {
         let block = self.walk.bytes().get(self.block.clone())?;
         let layout = &self.layout;
-        // Sixteen bytes that end with the suffix: what stands before it is masked away.
+        // Sixteen bytes that end with the suffix; the bytes before it are masked out.
         let end = layout.suffixes + (self.entry + 1) * (16 - layout.shared);
         let bytes = block.get(end.checked_sub(16)?..)?.first_chunk::<16>()?;
         let key = self.prefix | (u128::from_be_bytes(*bytes) & self.suffix_mask);

@@ -1,15 +1,22 @@
 //! Which sections to merge next.
 //!
-//! Sections of one kind (a bucket, or the ordered rows) form a row from new to old; only
-//! neighbours may be merged, or older rows would come to hide newer ones. In order of preference:
-//! 1. as many sections of one size tier as the fan-in, the smallest tier first;
-//! 2. a kind with too many sections for all that: its cheapest neighbours;
-//! 3. a kind a quarter of whose rows only say that others are deleted: all of it;
-//! 4. too many sections for a look-up, over all buckets: the cheapest neighbours of any;
+//! Sections of one kind (a bucket, or the ordered rows) are ordered from new to old; only adjacent
+//! ones may be merged, or older rows would hide newer ones. In order of preference: 1. as many
+//! sections of one size tier as the fan-in, the smallest tier first; 2. a kind that still has too
+//! many sections: its cheapest neighbours; 3. a kind of which a quarter of the rows are deletions:
+//! all of it; 4. too many sections for a look-up, over all buckets: the cheapest neighbours of any;
 //! 5. too many bytes of dead sections kept by live ones in the same files: a live one moves out.
 //!
-//! Each choice makes the number of sections, deleted rows or dead bytes smaller, so that merging
-//! comes to an end when nothing is written.
+//! A merge is not begun if its inputs are larger than the free space: its output may be as large.
+//! While the disk is short of space, merges that free some come first: 1. neighbours of which the
+//! newer delete rows of the older: those that free most; 2. a live section moves out of a file that
+//! is mostly dead; 3. neighbours that may hold rows of the same keys, which are not counted; not if
+//! one is much larger than the others, so that it is not rewritten for each small one. If the
+//! inputs do not fit, the output may: that is tried now and then, and abandoned if it turns out too
+//! large.
+//!
+//! Each choice reduces the number of sections, deleted rows or dead bytes, so merging ends when
+//! nothing is written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,18 +26,60 @@ use super::bounds::{
 };
 use super::section::Section;
 use super::state::View;
+use super::{Options, Space};
 
-/// What one merge reads, the newest first.
+/// The inputs of one merge, newest first.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) inputs: Vec<Arc<Section>>,
-    /// Whether nothing older is left in the kind: then deleted rows have nothing to hide.
+    /// Whether the kind has nothing older: then deletions hide nothing and are dropped.
     pub(super) oldest: bool,
+    /// The largest output that fits.
+    pub(super) bytes_max: u64,
+}
+
+impl Plan {
+    pub(super) fn input_bytes(&self) -> u64 {
+        bytes_of(&self.inputs)
+    }
+}
+
+/// What to do next.
+#[derive(Debug)]
+pub(super) enum Choice {
+    Merge(Plan),
+    /// The merge that is due is larger than the free space.
+    NoRoom,
+    Nothing,
 }
 
 type Row<'a> = &'a [Arc<Section>];
 
-pub(super) fn choose(view: &View, fan_in: usize) -> Option<Plan> {
+/// Chooses what to do next. `may_guess`: an output may be assumed to be smaller than its inputs.
+pub(super) fn choose(view: &View, options: &Options, space: Space, may_guess: bool) -> Choice {
+    // The rest is for manifests and the journal.
+    let room = space.free_bytes - space.free_bytes / 8;
+    let least = options.shrink_bytes_min;
+    let shrink = || {
+        shrinking(view, room, least, may_guess)
+            .or_else(|| dead_file(view, room, least))
+            .or_else(|| overlapping(view, room, least, may_guess))
+    };
+    if space.is_short
+        && let Some(plan) = shrink()
+    {
+        return Choice::Merge(plan);
+    }
+    match usual(view, options.merge_fan_in) {
+        None => Choice::Nothing,
+        Some(plan) if plan.input_bytes() <= room => Choice::Merge(Plan { bytes_max: room, ..plan }),
+        Some(_) if space.is_short => Choice::NoRoom,
+        Some(_) => shrink().map_or(Choice::NoRoom, Choice::Merge),
+    }
+}
+
+/// The merge that keeps the number of sections and the dead bytes small.
+fn usual(view: &View, fan_in: usize) -> Option<Plan> {
     let kinds = || view.kinds();
     by_tier(kinds(), fan_in)
         .or_else(|| {
@@ -53,7 +102,7 @@ pub(super) fn is_behind(view: &View, fan_in: usize) -> bool {
 fn plan(row: Row<'_>, start: usize, end: usize) -> Plan {
     assert!(start < end && end <= row.len(), "a merge has inputs");
     let inputs = row.get(start..end).unwrap_or_default().to_vec();
-    Plan { inputs, oldest: end == row.len() }
+    Plan { inputs, oldest: end == row.len(), bytes_max: u64::MAX }
 }
 
 fn by_tier<'a>(rows: impl Iterator<Item = Row<'a>>, fan_in: usize) -> Option<Plan> {
@@ -69,7 +118,7 @@ fn by_tier<'a>(rows: impl Iterator<Item = Row<'a>>, fan_in: usize) -> Option<Pla
     candidates.min_by_key(|(tier, _)| *tier).map(|(_, plan)| plan)
 }
 
-/// The oldest neighbours none of which is above `tier` and `fan_in` of which are of it.
+/// The oldest neighbours of which none is above `tier` and `fan_in` are in it.
 fn of_tier(tiers: &[u32], tier: u32, fan_in: usize) -> Option<(usize, usize)> {
     let mut end = tiers.len();
     while end > 0 {
@@ -100,6 +149,84 @@ fn is_affordable(window: Row<'_>) -> bool {
     window.iter().map(|section| section.meta.rows).sum::<u64>() <= MERGE_ROWS_MAX
 }
 
+fn bytes_of(window: Row<'_>) -> u64 {
+    window.iter().map(|section| section.meta.bytes()).sum()
+}
+
+/// The neighbours whose merge frees most. Those that certainly fit come before those that fit by
+/// estimate.
+fn shrinking(view: &View, room: u64, least: u64, may_guess: bool) -> Option<Plan> {
+    let mut best: Option<((bool, u64), Plan)> = None;
+    for row in view.kinds() {
+        for (start, end, window) in windows(row) {
+            let (bytes, gain) = (bytes_of(window), expected_gain(window));
+            let is_sure = bytes <= room;
+            let fits = is_sure || may_guess && bytes - gain <= room;
+            let rank = (is_sure, gain);
+            if gain >= least.max(bytes / 8)
+                && fits
+                && is_affordable(window)
+                && best.as_ref().is_none_or(|(most, _)| *most < rank)
+            {
+                best = Some((rank, Plan { bytes_max: room, ..plan(row, start, end) }));
+            }
+        }
+    }
+    best.map(|(_, plan)| plan)
+}
+
+/// Bytes that merging these neighbours probably frees: a deletion usually hides a row of an older
+/// section.
+fn expected_gain(window: Row<'_>) -> u64 {
+    let (mut deleted, mut gain) = (0, 0);
+    for section in window {
+        let meta = &section.meta;
+        let kept = meta.rows - meta.deleted;
+        let dead = deleted.min(kept);
+        gain += (u128::from(meta.bytes()) * u128::from(dead) / u128::from(kept.max(1))) as u64;
+        deleted += meta.deleted - dead.min(meta.deleted);
+    }
+    gain
+}
+
+/// The neighbours that may hide most of each other, preferably those that certainly fit.
+fn overlapping(view: &View, room: u64, least: u64, may_guess: bool) -> Option<Plan> {
+    let mut best: Option<((bool, u64), Plan)> = None;
+    for row in view.kinds() {
+        for (start, end, window) in windows(row) {
+            let bytes = bytes_of(window);
+            let largest = window.iter().map(|section| section.meta.bytes()).max().unwrap_or(0);
+            let hidden = bytes - largest;
+            let rank = (bytes <= room, hidden);
+            if hidden >= least.max(bytes / 8)
+                && (rank.0 || may_guess)
+                && is_affordable(window)
+                && best.as_ref().is_none_or(|(most, _)| *most < rank)
+            {
+                best = Some((rank, Plan { bytes_max: room, ..plan(row, start, end) }));
+            }
+        }
+    }
+    best.map(|(_, plan)| plan)
+}
+
+/// All runs of neighbours of a kind that may be merged, with their positions.
+fn windows(row: Row<'_>) -> impl Iterator<Item = (usize, usize, Row<'_>)> {
+    (0..row.len()).flat_map(move |start| {
+        let ends = start + 2..=row.len().min(start + MERGE_INPUTS_MAX);
+        ends.filter_map(move |end| Some((start, end, row.get(start..end)?)))
+    })
+}
+
+/// Moves a section out of the file for which that frees most, if it fits.
+fn dead_file(view: &View, room: u64, least: u64) -> Option<Plan> {
+    let files = files(view).into_iter();
+    let worth =
+        files.filter(|(_, file)| file.dead() > least.max(file.bytes / 8) && file.live <= room);
+    let (worst, _) = worth.max_by_key(|(id, file)| (file.gain(), std::cmp::Reverse(*id)))?;
+    move_out(view, worst).map(|plan| Plan { bytes_max: room, ..plan })
+}
+
 /// The neighbours that cost the fewest bytes per section saved.
 fn cheapest<'a>(rows: impl Iterator<Item = Row<'a>>, fan_in: usize) -> Option<Plan> {
     let mut best: Option<(u64, Plan)> = None;
@@ -127,23 +254,49 @@ fn is_mostly_deleted(row: Row<'_>) -> bool {
 }
 
 /// A file holds its bytes until all its sections are dead.
-fn dead_weight(view: &View) -> Option<Plan> {
-    let mut files: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-    for section in view.sections() {
-        let (bytes, live) = files.entry(section.run.id).or_insert((section.run.bytes, 0));
-        *live += section.meta.bytes();
-        debug_assert!(*live <= *bytes, "sections lie within their file");
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    bytes: u64,
+    live: u64,
+}
+
+impl Weight {
+    fn dead(self) -> u64 {
+        self.bytes - self.live
     }
-    let live: u64 = files.values().map(|(_, live)| live).sum();
-    let dead: u64 = files.values().map(|(bytes, live)| bytes - live).sum();
+
+    /// Bytes freed relative to the cost of moving its sections.
+    fn gain(self) -> u64 {
+        self.dead().saturating_mul(1000) / (self.live + 1)
+    }
+}
+
+fn files(view: &View) -> BTreeMap<u64, Weight> {
+    let mut files = BTreeMap::new();
+    for section in view.sections() {
+        let whole = Weight { bytes: section.run.bytes, live: 0 };
+        let file = files.entry(section.run.id).or_insert(whole);
+        file.live += section.meta.bytes();
+        debug_assert!(file.live <= file.bytes, "sections lie within their file");
+    }
+    files
+}
+
+fn dead_weight(view: &View) -> Option<Plan> {
+    let files = files(view);
+    let live: u64 = files.values().map(|file| file.live).sum();
+    let dead: u64 = files.values().map(|file| file.dead()).sum();
     if dead <= DEAD_BYTES_MIN + live / 8 {
         return None;
     }
-    // The file that gives back most for what moving its sections costs.
-    let gain = |(bytes, live): &(u64, u64)| (bytes - live).saturating_mul(1000) / (live + 1);
-    let (worst, _) = files.iter().max_by_key(|(id, file)| (gain(file), std::cmp::Reverse(**id)))?;
+    let worst = files.iter().max_by_key(|(id, file)| (file.gain(), std::cmp::Reverse(**id)))?;
+    move_out(view, *worst.0)
+}
+
+/// Rewrites a section of the file into a new file.
+fn move_out(view: &View, file: u64) -> Option<Plan> {
     view.kinds().find_map(|row| {
-        let at = row.iter().position(|section| section.run.id == *worst)?;
+        let at = row.iter().position(|section| section.run.id == file)?;
         is_affordable(row.get(at..=at)?).then(|| plan(row, at, at + 1))
     })
 }

@@ -1,4 +1,4 @@
-//! Looking rows up.
+//! Looks rows up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,11 +11,11 @@ use super::section::{Index, Section, prefix};
 use super::state::Shared;
 use crate::{Error, PointKey};
 
-/// Looks rows up, each time in the newest committed view. Keeps its buffers between calls.
+/// Looks rows up in the newest committed view. Keeps its buffers between calls.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
-    /// Keys the filter of the section at hand did not rule out.
+    /// Keys that the filter of the current section did not rule out.
     candidates: Vec<u32>,
     marks: Vec<Mark>,
     block: Vec<u8>,
@@ -25,8 +25,8 @@ pub struct Reader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mark {
     Open,
-    /// Deleted in the bucket of this number, and therefore absent from its older sections. Other
-    /// buckets may still have it.
+    /// Deleted in the bucket with this number, so its older sections are skipped. Other buckets may
+    /// still have it.
     DeletedIn(u32),
     Found,
 }
@@ -58,7 +58,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Walks the ordered rows with `from <= key < to` in ascending order, until `each` says false.
+    /// Visits the ordered rows with `from <= key < to` in ascending order, until `each` returns
+    /// false.
     pub fn scan(
         &mut self,
         from: &[u8],
@@ -78,7 +79,7 @@ impl Reader {
         }
         cursors.retain(|cursor| !cursor.ended());
         let (mut key, mut blocks) = (Vec::new(), 0);
-        // The first of equal ones, which is the newest.
+        // The first of equal keys, which is the newest.
         while let Some(best) = cursors.iter().min_by(|a, b| a.key().cmp(b.key())) {
             if best.key() >= to {
                 break;
@@ -97,7 +98,7 @@ impl Reader {
         Ok(())
     }
 
-    /// One pass over all keys per section, so that the loads of one key do not wait for another's.
+    /// One pass over all keys per section, so that the loads of different keys overlap.
     fn gather_candidates(&mut self, section: &Section, keys: &[PointKey]) {
         self.candidates.clear();
         match &section.filters {
@@ -142,8 +143,8 @@ impl Reader {
     }
 }
 
-/// Looks for `key` in the blocks that may have it: one, or two where the key's first half is also
-/// that of a block's first key.
+/// Looks for `key` in the blocks that may have it: one, or two if a block's first key has the same
+/// first half.
 fn look_in<'a>(
     shared: &Shared,
     section: &Section,

@@ -1,17 +1,20 @@
-//! Run files: immutable once the manifest names them.
+//! Run files: immutable once the manifest lists them.
 //!
 //! ```text
 //!  blocks of section 0 │ blocks of section 1 │ … │ indexes and filters │ footer │ trailer
 //! ```
 //!
 //! One checkpoint writes one run file, however many buckets it has rows for; a merge writes one
-//! with one section. The manifest repeats what the footer says, and is what counts: the footer is
-//! there for people and for `verify`. The trailer is the footer's length and checksum, the run's
-//! number, the version and a magic, with a checksum of its own.
+//! with one section. The manifest has the same information as the footer and is authoritative: the
+//! footer is for people and for `verify`. The trailer has the footer's length and checksum, the
+//! run's number, the version and a magic, with its own checksum.
+//!
+//! A run's number is `epoch << 40 | n` of the owner that wrote it, so that no two owners give the
+//! same one. Releases up to 0.1 counted from 1 on: their numbers are of epoch 0, which is nobody's.
 //!
 //! Invariants:
-//! - the file is written once, front to back, in pieces that are synced as they come;
-//! - it is synced to its end before any manifest names it.
+//! - the file is written once, front to back, and synced piece by piece;
+//! - it is synced to its end before any manifest lists it.
 
 use std::io;
 use std::sync::Arc;
@@ -21,17 +24,27 @@ use super::build::Built;
 use super::bytes::Decoder;
 use super::section::{Meta, Part, Section};
 use super::state::Shared;
-use crate::{Corruption, Error, File, Volume};
+use crate::{Corruption, Epoch, Error, File, Volume};
 
 pub(super) const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"HAPAXRUN";
 pub(super) const TRAILER_BYTES: u64 = 32;
 
+/// How many bits of a run's number count the runs of one epoch.
+const COUNT_BITS: u32 = 40;
+/// Epochs beyond this one, which no partition reaches, share its numbers.
+const EPOCH_MAX: Epoch = (1 << (u64::BITS - COUNT_BITS)) - 1;
+
+/// The least number of a run that an owner writes.
+pub(super) fn first_of(epoch: Epoch) -> u64 {
+    u64::from(epoch.min(EPOCH_MAX)) << COUNT_BITS
+}
+
 pub(super) fn name(id: u64) -> String {
     format!("run-{id:016x}")
 }
 
-/// The number in the name of a run file; `None` for the files of others.
+/// The number in the name of a run file; `None` for other files.
 pub(super) fn id_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("run-").filter(|digits| digits.len() == 16)?;
     let id = u64::from_str_radix(digits, 16).ok()?;
@@ -43,7 +56,7 @@ pub(super) fn id_of(name: &str) -> Option<u64> {
 pub(super) struct RunFile {
     pub(super) id: u64,
     pub(super) bytes: u64,
-    /// How a person finds it.
+    /// Its name in messages.
     label: String,
     file: Arc<dyn File>,
 }
@@ -84,14 +97,14 @@ impl RunFile {
     }
 }
 
-/// What a footer says.
+/// The contents of a footer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Footer {
     pub(super) run: u64,
     pub(super) sections: Vec<Meta>,
 }
 
-/// Reads the footer of a run; `None` where it is damaged.
+/// Reads the footer of a run; `None` if it is damaged.
 pub(super) fn read_footer(run: &RunFile) -> Result<Option<Footer>, Error> {
     let Some(trailer_at) = run.bytes.checked_sub(TRAILER_BYTES) else { return Ok(None) };
     let mut trailer = [0; TRAILER_BYTES as usize];
@@ -143,7 +156,7 @@ pub(super) struct RunWriter {
     written: u64,
     synced: u64,
     built: Vec<Built>,
-    /// The next derived part to be written: of which section, and which of its parts.
+    /// The next derived part to be written: section and part.
     finishing: (usize, usize),
 }
 
@@ -178,6 +191,11 @@ impl RunWriter {
         self.built.push(built);
     }
 
+    /// The length of the file including what is pending.
+    pub(super) fn bytes(&self) -> u64 {
+        self.offset()
+    }
+
     /// Whether no section was added.
     pub(super) fn is_empty(&self) -> bool {
         self.built.is_empty()
@@ -187,7 +205,7 @@ impl RunWriter {
         self.pending.len() >= STEP_BYTES
     }
 
-    /// Writes what is pending, and syncs where enough has come together.
+    /// Writes what is pending, and syncs if enough was written.
     pub(super) fn flush(&mut self, shared: &Shared) -> Result<(), Error> {
         if !self.pending.is_empty() {
             self.file
@@ -219,8 +237,8 @@ impl RunWriter {
         Ok(false)
     }
 
-    /// The sections of the finished file. Filters stay in memory as far as there is room, of which
-    /// `released` bytes will be added by what these sections replace.
+    /// The sections of the finished file. Filters stay in memory as far as there is room, counting
+    /// `released` bytes that the replaced sections will free.
     pub(super) fn into_sections(self, shared: &Shared, released: u64) -> Vec<Arc<Section>> {
         assert_eq!(self.synced, self.written, "a run is synced before anything refers to it");
         assert!(self.pending.is_empty(), "and written to its end");
@@ -240,7 +258,7 @@ impl RunWriter {
         sections.collect()
     }
 
-    /// Removes the file: it came to nothing.
+    /// Removes the unfinished file.
     pub(super) fn abandon(self, shared: &Shared) -> Result<(), Error> {
         drop(self.file);
         shared.volume.remove(&self.name).map_err(|e| Error::io("remove", &self.label, e))

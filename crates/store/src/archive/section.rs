@@ -1,8 +1,8 @@
 //! Sections: the sorted rows of one bucket, or the ordered rows, within one run file.
 //!
-//! A section's blocks are the truth. Its index (first key of each block) and its filter are
-//! derived: they are read from the file when it is opened and rebuilt from the blocks where they
-//! are damaged.
+//! A section's blocks are authoritative. Its index (first key of each block) and its filter are
+//! derived: they are read from the file when it is opened, and rebuilt from the blocks if they are
+//! damaged.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) enum Kind {
 pub(super) struct Part {
     pub(super) offset: u64,
     pub(super) bytes: u64,
-    /// Of the index: all of it. Of the filter: its directory, which has those of the shards.
+    /// Covers the whole index; of a filter its directory, which has the checksums of the shards.
     pub(super) checksum: u32,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Meta {
     pub(super) first_unit: u64,
     pub(super) units: u64,
     pub(super) blocks: u64,
-    /// All rows, the deleted ones included.
+    /// All rows, including deleted ones.
     pub(super) rows: u64,
     pub(super) deleted: u64,
     pub(super) smallest: Vec<u8>,
@@ -53,7 +53,7 @@ impl Meta {
         self.units * UNIT_BYTES as u64
     }
 
-    /// Everything of the section that is in its file.
+    /// Bytes of the section in its file.
     pub(super) fn bytes(&self) -> u64 {
         self.block_bytes() + self.index.bytes + self.filter.bytes
     }
@@ -139,7 +139,7 @@ impl Meta {
 /// The first key of each block and where it begins, counted from the section's first unit.
 #[derive(Debug)]
 pub(super) enum Index {
-    /// Of a point only the first half of its key; blocks of one unit each need no starts.
+    /// Only the first half of a point's key; blocks of one unit each need no starts.
     Points {
         firsts: Vec<u64>,
         starts: Option<Vec<u32>>,
@@ -249,7 +249,7 @@ pub(super) struct Section {
     pub(super) meta: Meta,
     pub(super) run: Arc<RunFile>,
     pub(super) index: Index,
-    /// Absent where memory for filters is used up: then every answer is "maybe".
+    /// Absent if memory for filters is used up: then every answer is "maybe".
     pub(super) filters: Option<Filters>,
     smallest: u64,
     largest: u64,
@@ -267,8 +267,8 @@ impl Section {
         Self { meta, run, index, filters, smallest, largest }
     }
 
-    /// Reads index and filter. A damaged one is rebuilt and told to `damaged`. The filter is kept
-    /// only where it has at most `filter_bytes_max`.
+    /// Reads index and filter. A damaged one is rebuilt and reported to `damaged`. The filter is
+    /// kept only if it has at most `filter_bytes_max` bytes.
     pub(super) fn load(
         meta: Meta,
         run: Arc<RunFile>,
@@ -300,7 +300,7 @@ impl Section {
         }
     }
 
-    /// What is left to go by where there is no filter.
+    /// Whether the section may have a key, if there is no filter: compares its first and last key.
     #[inline]
     pub(super) fn is_in_range(&self, prefix: u64) -> bool {
         self.smallest <= prefix && prefix <= self.largest
@@ -375,7 +375,7 @@ fn load_filters(meta: &Meta, run: &RunFile, bytes_max: u64) -> Result<Loaded, Er
     Ok(loader.finish().map_or(Loaded::Damaged, Loaded::Filters))
 }
 
-/// Makes index and filter anew from the blocks.
+/// Rebuilds index and filter from the blocks.
 pub(super) fn rebuild(meta: &Meta, run: &Arc<RunFile>) -> Result<(Index, Option<Filters>), Error> {
     let mut index = Index::new(meta.kind);
     let end = meta.first_unit + meta.units;

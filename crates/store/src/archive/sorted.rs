@@ -1,12 +1,13 @@
-//! Putting a checkpoint's points in order, a piece at a time.
+//! Sorts a checkpoint's points incrementally.
 //!
-//! The points of a bucket are dealt into some hundred piles by the first bits of their keys, which
-//! takes one pass since the keys are digests; each pile is sorted when its turn to be written has
-//! come. Only the first half of a key and the row's number are moved about.
+//! The points of a bucket are divided into piles by the first bits of their keys, which takes one
+//! pass because the keys are digests. Each is sorted when it is about to be written. Only the first
+//! half of a key and the row's number are moved.
 
 use std::collections::BTreeMap;
 
 use crate::RowSet;
+use crate::row::clear;
 
 /// Piles this small sort within the first-level cache.
 const PILE_ROWS: usize = 256;
@@ -23,18 +24,49 @@ pub(super) struct Slot {
 pub(super) struct Buckets {
     slots: BTreeMap<u64, Vec<Slot>>,
     next: usize,
+    /// Empty lists of earlier checkpoints, for reuse.
+    spare: Vec<Vec<Slot>>,
 }
 
+/// Lists kept for the next checkpoint: most have one or two large buckets.
+const SPARE_MAX: usize = 4;
+
 impl Buckets {
-    /// Takes up to `count` further rows, leaving out those of buckets that are over at `at`.
-    /// `false` when there are none left.
+    pub(super) fn new(spare: Vec<Vec<Slot>>) -> Self {
+        Self { spare, ..Self::default() }
+    }
+
+    /// The memory of all lists, for the next checkpoint.
+    pub(super) fn into_spare(mut self) -> Vec<Vec<Slot>> {
+        for slots in std::mem::take(&mut self.slots).into_values() {
+            self.keep(slots);
+        }
+        self.spare
+    }
+
+    fn keep(&mut self, mut slots: Vec<Slot>) {
+        clear(&mut slots);
+        if slots.capacity() > 0 && self.spare.len() < SPARE_MAX {
+            self.spare.push(slots);
+        }
+    }
+
+    /// Takes back the lists of a bucket that is written.
+    pub(super) fn reuse(&mut self, piles: Piles) {
+        self.keep(piles.slots);
+    }
+
+    /// Takes up to `count` further rows, skipping those of buckets expired at `at`. `false` when
+    /// none are left.
     pub(super) fn gather(&mut self, rows: &RowSet, at: u64, count: usize) -> bool {
         let mut left = rows.points.get(self.next..).unwrap_or_default();
         left = left.get(..count).unwrap_or(left);
         for same in left.chunk_by(|a, b| a.drop_at == b.drop_at) {
             let drop_at = same.first().map_or(0, |point| point.drop_at);
             if !super::is_over(drop_at, at) {
-                let slots = self.slots.entry(drop_at).or_default();
+                let spare = &mut self.spare;
+                let slots = self.slots.entry(drop_at);
+                let slots = slots.or_insert_with(|| spare.pop().unwrap_or_default());
                 slots.reserve(same.len());
                 slots.extend((self.next..).zip(same).map(|(row, point)| Slot {
                     prefix: super::section::prefix(&point.key),
@@ -46,9 +78,12 @@ impl Buckets {
         self.next < rows.points.len()
     }
 
-    /// The bucket that is over first, with its slots.
+    /// The bucket that expires first, with its slots.
     pub(super) fn pop(&mut self) -> Option<(u64, Piles)> {
-        self.slots.pop_first().map(|(drop_at, slots)| (drop_at, Piles::new(slots)))
+        let (drop_at, slots) = self.slots.pop_first()?;
+        let piles = Piles::new(&slots, self.spare.pop().unwrap_or_default());
+        self.keep(slots);
+        Some((drop_at, piles))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -67,16 +102,17 @@ pub(super) struct Piles {
 }
 
 impl Piles {
-    fn new(slots: Vec<Slot>) -> Self {
+    /// Distributes the slots into an empty list.
+    fn new(slots: &[Slot], mut dealt: Vec<Slot>) -> Self {
         let bits = (slots.len() / PILE_ROWS + 1).ilog2().min(PILE_BITS_MAX);
         let pile_of = |slot: &Slot| slot.prefix.checked_shr(64 - bits).unwrap_or(0) as usize;
         let mut ends = vec![0_usize; 1 << bits];
-        for slot in &slots {
+        for slot in slots {
             if let Some(count) = ends.get_mut(pile_of(slot)) {
                 *count += 1;
             }
         }
-        // From counts to beginnings; dealing moves each beginning to its pile's end.
+        // From counts to starts; distributing moves each start to its pile's end.
         let mut sum = 0;
         for end in &mut ends {
             let count = *end;
@@ -84,8 +120,8 @@ impl Piles {
             sum += count;
         }
         assert_eq!(sum, slots.len(), "every slot is in one pile");
-        let mut dealt = vec![Slot::default(); slots.len()];
-        for slot in &slots {
+        dealt.resize(slots.len(), Slot::default());
+        for slot in slots {
             if let Some(place) = ends.get_mut(pile_of(slot)) {
                 if let Some(to) = dealt.get_mut(*place) {
                     *to = *slot;
@@ -100,7 +136,7 @@ impl Piles {
         self.slots.len()
     }
 
-    /// The next pile in order: keys and the numbers of their rows. `None` after the last.
+    /// The next pile in order: keys and the indexes of their rows. `None` after the last.
     pub(super) fn next(&mut self, rows: &RowSet) -> Option<&[(u128, usize)]> {
         let end = *self.ends.get(self.next)?;
         let start = self.next.checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |at| *at);
@@ -112,7 +148,7 @@ impl Piles {
         };
         self.gathered.clear();
         self.gathered.extend(pile.iter().map(|slot| (key_of(slot), slot.row as usize)));
-        // The prefixes nearly always decide; where they do not, the whole keys do.
+        // The prefixes nearly always decide; otherwise the whole keys do.
         if !self.gathered.is_sorted_by_key(|entry| entry.0) {
             self.gathered.sort_unstable_by_key(|entry| entry.0);
         }

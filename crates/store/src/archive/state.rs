@@ -1,19 +1,21 @@
-//! What an open archive shares between its readers and its jobs: the view, and how it is changed.
+//! The state that the readers and jobs of an open archive share: the view, and its changes.
 //!
 //! Invariants:
-//! - a view is immutable; there is one newest view, and it is what the manifest on disk says;
-//! - the view changes in [`Shared::swap`] alone, one change at a time, after the manifest did;
-//! - a run file is removed when no view that anybody holds refers to it, never earlier.
+//! - a view is immutable; there is one newest view, and it equals the manifest on disk;
+//! - only [`Shared::swap`] changes the view, one change at a time, after the manifest;
+//! - a run file is removed only when no view in use refers to it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use super::manifest::{self, Failed, Manifest};
-use super::run;
+use super::bounds::GUESS_RUNS_MAX;
+use super::checkpoint::Spare;
+use super::manifest::{self, Manifest};
 use super::section::{Kind, Section};
-use super::{Finding, Options};
-use crate::{Epoch, Error, Sequence, Volume};
+use super::{Finding, Head, Options};
+use super::{reserve, run};
+use crate::{Epoch, Error, NotReplaced, Sequence, Volume};
 
 /// The archive at one moment.
 #[derive(Clone, Debug, Default)]
@@ -21,7 +23,7 @@ pub(super) struct View {
     pub(super) epoch: Epoch,
     pub(super) through: Sequence,
     pub(super) at: u64,
-    /// By bucket, within a bucket the newest first.
+    /// By bucket, newest first within a bucket.
     pub(super) points: Vec<Arc<Section>>,
     /// The newest first.
     pub(super) ordered: Vec<Arc<Section>>,
@@ -114,13 +116,15 @@ impl Counters {
     }
 }
 
-/// What changes only under the commit lock.
+/// State that changes only under the commit lock.
 #[derive(Debug, Default)]
 struct Commit {
-    /// Set when nobody knows what the manifest on disk is.
+    /// Set when the manifest on disk is unknown.
     stopped: Option<String>,
-    /// Sections of no newest view, until their last reader is gone.
+    /// Sections that left the newest view, until their last reader is gone.
     dead: Vec<Arc<Section>>,
+    /// Whether the reserve is whole.
+    is_reserved: bool,
 }
 
 #[derive(Debug)]
@@ -134,10 +138,14 @@ pub(super) struct Shared {
     next_run: AtomicU64,
     /// How far the journal is known to be synced; every manifest has it.
     synced: AtomicU64,
-    /// Whether a merge job is out; there is one at a time.
+    /// Whether a merge job exists; there is one at a time.
     pub(super) merging: AtomicBool,
     /// Whether the last merge found the disk full.
     pub(super) merge_full: AtomicBool,
+    /// After a merge that turned out not to fit: the run from which the next guess is allowed, and
+    /// by how many runs it was postponed.
+    guesses: Mutex<(u64, u64)>,
+    spare: Mutex<Spare>,
 }
 
 impl Shared {
@@ -160,20 +168,55 @@ impl Shared {
             synced: AtomicU64::new(synced),
             merging: AtomicBool::new(false),
             merge_full: AtomicBool::new(false),
+            guesses: Mutex::default(),
+            spare: Mutex::default(),
         }
+    }
+
+    pub(super) fn spare(&self) -> MutexGuard<'_, Spare> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn view(&self) -> Arc<View> {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A number no run file has had.
+    /// A number that no run file has had.
     pub(super) fn new_run(&self) -> u64 {
         self.next_run.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn next_run(&self) -> u64 {
         self.next_run.load(Ordering::Relaxed)
+    }
+
+    /// From here on runs have numbers of this epoch, which no earlier owner gives: whoever kept
+    /// bytes of a run by its number never mixes up those of two owners.
+    pub(super) fn number_runs_from(&self, epoch: Epoch) {
+        self.next_run.fetch_max(run::first_of(epoch), Ordering::Relaxed);
+    }
+
+    /// Whether some view in use has the run.
+    pub(super) fn has_run(&self, id: u64) -> bool {
+        let commit = self.lock_commit();
+        self.view().sections().chain(&commit.dead).any(|section| section.run.id == id)
+    }
+
+    /// Whether a merge may rely on its output being smaller than its inputs.
+    pub(super) fn may_guess(&self) -> bool {
+        self.next_run() >= self.lock_guesses().0
+    }
+
+    /// Records whether an output was as small as assumed. If not, the next guess is postponed,
+    /// twice as long each time.
+    pub(super) fn guessed(&self, is_right: bool) {
+        let mut guesses = self.lock_guesses();
+        let wait = if is_right { 0 } else { (2 * guesses.1).clamp(1, GUESS_RUNS_MAX) };
+        *guesses = (self.next_run() + wait, wait);
+    }
+
+    fn lock_guesses(&self) -> MutexGuard<'_, (u64, u64)> {
+        self.guesses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn synced(&self) -> u64 {
@@ -184,8 +227,8 @@ impl Shared {
         self.synced.fetch_max(synced, Ordering::AcqRel);
     }
 
-    /// Replaces the newest view, on disk first. `change` says what follows the view of now, or
-    /// `None` where nothing needs to be changed.
+    /// Replaces the newest view, on disk first. `change` returns the next view, or `None` if
+    /// nothing needs to change.
     pub(super) fn swap(&self, change: impl FnOnce(&View) -> Option<View>) -> Result<(), Error> {
         let mut commit = self.lock_commit();
         if let Some(why) = &commit.stopped {
@@ -197,16 +240,27 @@ impl Shared {
         assert!(new.at >= old.at, "so does its time");
         let next_run = self.next_run();
         assert!(new.sections().all(|section| section.run.id < next_run), "numbers are given once");
-        let bytes = new.manifest(self.next_run(), self.synced()).encode();
-        match manifest::replace(self.volume.as_ref(), &bytes) {
+        let synced = self.synced();
+        let bytes = new.manifest(self.next_run(), synced).encode();
+        let volume = self.volume.as_ref();
+        let head = Head { epoch: new.epoch, through: new.through, synced };
+        let replace = || volume.replace(manifest::NAME, &bytes, head);
+        let replaced = match replace() {
+            Err(NotReplaced::Unchanged(error)) if error.is_full() && reserve::give_up(volume) => {
+                commit.is_reserved = false;
+                replace()
+            }
+            replaced => replaced,
+        };
+        match replaced {
             Ok(()) => {}
-            Err(Failed::Unchanged(error)) => {
+            Err(NotReplaced::Unchanged(error)) => {
                 if !error.is_full() {
                     commit.stopped = Some(error.to_string());
                 }
                 return Err(error);
             }
-            Err(Failed::Unknown(error)) => {
+            Err(NotReplaced::Unknown(error)) => {
                 commit.stopped = Some(error.to_string());
                 return Err(error);
             }
@@ -216,22 +270,26 @@ impl Shared {
             old.sections().filter(|section| !new.sections().any(|s| Arc::ptr_eq(s, section)));
         commit.dead.extend(gone.cloned());
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(new);
+        if !commit.is_reserved {
+            commit.is_reserved = reserve::keep(volume, self.options.reserve_bytes);
+        }
         Ok(())
     }
 
-    /// Whether some dead section has lost its last reader.
+    /// Whether some dead section has no readers left.
     pub(super) fn has_removable(&self) -> bool {
         self.lock_commit().dead.iter().any(|section| Arc::strong_count(section) == 1)
     }
 
-    /// Lets one dead section go, and its run file where it was the last. `false` if none can.
+    /// Removes one dead section, and its run file if it was the last. `false` if none can be
+    /// removed.
     pub(super) fn remove_one(&self) -> Result<bool, Error> {
         let mut commit = self.lock_commit();
         let Some(at) = commit.dead.iter().position(|dead| Arc::strong_count(dead) == 1) else {
             return Ok(false);
         };
         let section = commit.dead.swap_remove(at);
-        // Freeing filters and unlinking gigabytes takes long: nobody who commits waits for it.
+        // Freeing filters and unlinking gigabytes takes long: commits must not wait for it.
         drop(commit);
         let run = section.run.clone();
         drop(section);

@@ -1,4 +1,4 @@
-//! Reading everything there is, to find what is damaged. Nothing is changed.
+//! Reads the whole archive to find damage. Changes nothing.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ pub enum Severity {
     Damage,
     /// A derived part is damaged: it is rebuilt from the rows whenever the store is opened.
     Derived,
-    /// Nothing is wrong: for instance, a file a crash left over.
+    /// Nothing is wrong, for instance a leftover of a crash.
     Note,
 }
 
-/// Something `verify` or an opening found.
+/// Something that `verify` or opening found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub severity: Severity,
@@ -30,20 +30,20 @@ pub struct Finding {
     pub what: String,
 }
 
-/// What was looked at.
+/// What was checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     pub files: u64,
-    /// The deleted ones included.
+    /// Including deleted ones.
     pub rows: u64,
     pub bytes: u64,
     /// Findings that are [`Severity::Damage`].
     pub damages: u64,
 }
 
-/// Checks the manifest, every run it names, every block and everything derived from them. Damage
-/// is reported and the rest is still looked at; an error is returned only where the volume itself
-/// fails or the format is newer than this release.
+/// Checks the manifest, every run it names, every block and everything derived from them. Damage is
+/// reported and the rest is still checked; an error is returned only if the volume itself fails or
+/// the format is newer than this release.
 pub fn verify(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Summary, Error> {
     let mut check = Check { summary: Summary::default(), report };
     let names = volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
@@ -71,7 +71,7 @@ pub fn verify(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Su
         let named = |id| manifest.runs.iter().any(|entry| entry.id == id);
         if name == manifest::TEMPORARY || run::id_of(name).is_some_and(|id| !named(id)) {
             let file = volume.describe(name);
-            let what = "a leftover of a crash; opening the store removes it".to_owned();
+            let what = "a leftover of a crash; the next owner removes it".to_owned();
             (check.report)(Finding { severity: Severity::Note, file, offset: 0, what });
         }
     }

@@ -18,6 +18,12 @@ pub(super) const CASES: &[Case] = &[
     ("a_crash_keeps_whole_batches_in_order", a_crash_keeps_whole_batches_in_order),
     ("a_new_owner_goes_on_after_a_crash", a_new_owner_goes_on_after_a_crash),
     ("a_zombie_cannot_harm_its_successor", a_zombie_cannot_harm_its_successor),
+    ("an_owner_is_confirmed_when_it_asks", an_owner_is_confirmed_when_it_asks),
+    ("a_replaced_owner_that_only_reads_is_refused", a_replaced_owner_that_only_reads_is_refused),
+    ("a_batch_sent_twice_is_one", a_batch_sent_twice_is_one),
+    ("a_claim_that_races_an_append_sees_all_of_it_or_nothing", a_claim_races_an_append),
+    ("a_replaced_owners_checkpoint_never_shows", a_replaced_owners_checkpoint_never_shows),
+    ("a_journal_that_lost_its_tail_is_refused", a_journal_that_lost_its_tail_is_refused),
 ];
 
 fn a_new_store_is_empty(harness: &mut dyn Harness) {
@@ -140,7 +146,7 @@ fn an_old_owners_checkpoint_never_shows(harness: &mut dyn Harness) {
     owner.checkpoint(0, |rows| rows.put_ordered(b"a", b"1"));
     let claim = owner.store.claim().expect("claims again");
     harness.settle();
-    // It was done before the claim, or never will be.
+    // It was finished before the claim, or never will be.
     assert_eq!(owner.store.checkpointed().expect("is well"), claim.through);
     let rows = owner.scan(b"", b"z").len();
     assert_eq!(rows, usize::from(claim.through == 3));
@@ -234,10 +240,140 @@ fn a_zombie_cannot_harm_its_successor(harness: &mut dyn Harness) {
     assert!(matches!(refused, Err(Error::Fenced { .. })), "{refused:?}");
     let refused = zombie.try_checkpoint(zombie.epoch, 2, 0, |rows| rows.put_ordered(b"z", b"z"));
     assert!(matches!(refused, Err(Error::Fenced { .. })), "{refused:?}");
-    // The successor's batch 3 must not pass for the zombie's.
+    // The successor's batch 3 must not count as the zombie's.
     assert!(!matches!(zombie.store.durable(), Ok(3..)));
     owner.append_many(1);
     harness.settle();
     assert_eq!(owner.batches(1), numbered(1..=4));
     assert_eq!(owner.scan(b"", b"zz"), []);
+}
+
+fn an_owner_is_confirmed_when_it_asks(harness: &mut dyn Harness) {
+    let mut owner = Owner::open(harness);
+    let mut before = 0;
+    for round in 0..4 {
+        if round % 2 == 1 {
+            owner.append_many(1);
+        }
+        let question = owner.store.confirm().expect("asks");
+        assert!(question >= before, "questions are counted");
+        harness.settle();
+        assert!(owner.store.confirmed().expect("is the owner") >= question);
+        before = question;
+    }
+    // To claim again is to go on as the owner: what was asked before is answered.
+    let question = owner.store.confirm().expect("asks");
+    owner.epoch = owner.store.claim().expect("claims again").epoch;
+    harness.settle();
+    assert!(owner.store.confirmed().expect("is the owner") >= question);
+    let Owner { mut store, .. } = owner;
+    store.close().expect("closes");
+    assert!(store.confirm().is_err() && store.confirmed().is_err(), "it was closed");
+}
+
+fn a_replaced_owner_that_only_reads_is_refused(harness: &mut dyn Harness) {
+    if !harness.allows_two_owners() {
+        return;
+    }
+    let mut zombie = Owner::open(harness);
+    zombie.append_many(2);
+    harness.settle();
+    // Asked in time, and not answered in time.
+    let early = zombie.store.confirm().expect("asks");
+    let is_answered = zombie.store.confirmed().expect("is the owner") >= early;
+    let mut owner = Owner::open(harness);
+    let late = zombie.store.confirm();
+    harness.settle();
+    owner.append_many(1);
+    let question = owner.store.confirm().expect("asks");
+    harness.settle();
+    assert!(owner.store.confirmed().expect("is the owner") >= question);
+    let confirmed = zombie.store.confirmed();
+    let refused = matches!(confirmed, Err(Error::Fenced { .. }));
+    assert!(refused, "asked at {early} ({is_answered}) and {late:?}, and told {confirmed:?}");
+    let again = zombie.store.claim();
+    assert!(matches!(again, Err(Error::Fenced { .. })), "its memory is over: {again:?}");
+    owner.append_many(1);
+}
+
+fn a_batch_sent_twice_is_one(harness: &mut dyn Harness) {
+    let mut owner = Owner::open(harness);
+    owner.append_many(2);
+    for settled in [false, true] {
+        if settled {
+            harness.settle();
+        }
+        let refused = owner.store.append(owner.epoch, 2, &batch(2));
+        assert!(matches!(refused, Err(Error::OutOfOrder { got: 2, last: 2 })), "{refused:?}");
+    }
+    owner.close();
+    let mut owner = Owner::open(harness);
+    let refused = owner.store.append(owner.epoch, 2, &batch(2));
+    assert!(matches!(refused, Err(Error::OutOfOrder { got: 2, last: 2 })), "{refused:?}");
+    owner.append_many(1);
+    harness.settle();
+    assert_eq!(owner.batches(1), numbered(1..=3));
+}
+
+fn a_claim_races_an_append(harness: &mut dyn Harness) {
+    if !harness.allows_two_owners() {
+        return;
+    }
+    let mut zombie = Owner::open(harness);
+    zombie.append_many(2);
+    harness.settle();
+    zombie.append_many(1); // On its way while the other one claims.
+    let mut owner = Owner::open(harness);
+    assert!((2..=3).contains(&owner.last));
+    assert_eq!(owner.batches(1), numbered(1..=owner.last));
+    harness.settle();
+    assert_eq!(owner.batches(1), numbered(1..=owner.last), "nothing comes after the claim");
+    let claimed = owner.last;
+    owner.append_many(2);
+    harness.settle();
+    // What the successor made durable at the same places says nothing of the zombie's batches.
+    let told = zombie.store.durable();
+    assert!(!matches!(told, Ok(durable) if durable > claimed), "{told:?}");
+    let is_refused = matches!(told, Err(Error::Fenced { .. }));
+    assert!(is_refused || claimed == 3, "nobody waits for ever for a lost batch: {told:?}");
+    assert_eq!(owner.batches(1), numbered(1..=owner.last));
+}
+
+fn a_replaced_owners_checkpoint_never_shows(harness: &mut dyn Harness) {
+    if !harness.allows_two_owners() {
+        return;
+    }
+    let mut zombie = Owner::open(harness);
+    zombie.append_many(3);
+    zombie.checkpoint(0, |rows| rows.put_ordered(b"a", b"1"));
+    let mut owner = Owner::open(harness);
+    harness.settle();
+    assert_eq!(owner.store.checkpointed().expect("is the owner"), owner.through);
+    let rows = owner.scan(b"", b"z").len();
+    assert_eq!(rows, usize::from(owner.through == 3), "it was done before the claim, or never");
+    let refused = zombie.try_checkpoint(zombie.epoch, 3, 0, |rows| rows.put_ordered(b"z", b"z"));
+    assert!(matches!(refused, Err(Error::Fenced { .. })), "{refused:?}");
+    owner.append_many(1);
+    owner.checkpoint(0, |rows| rows.put_ordered(b"b", b"2"));
+    harness.settle();
+    assert_eq!(owner.store.checkpointed().expect("is the owner"), owner.last);
+    assert_eq!(owner.scan(b"b", b"zz"), [(b"b".to_vec(), b"2".to_vec())]);
+    let mut seen = 0;
+    let scanned = zombie.store.scan(b"b", b"zz", &mut |_, _| {
+        seen += 1;
+        true
+    });
+    assert!(seen == 0 && matches!(scanned, Err(Error::Fenced { .. })), "{scanned:?}");
+}
+
+fn a_journal_that_lost_its_tail_is_refused(harness: &mut dyn Harness) {
+    let mut owner = Owner::open(harness);
+    owner.append_many(5);
+    harness.settle();
+    owner.close();
+    if !harness.lose_tail() {
+        return;
+    }
+    let opened = harness.open().and_then(|mut store| store.claim());
+    assert!(opened.is_err(), "{opened:?}");
 }

@@ -188,7 +188,7 @@ fn points_are_replaced_moved_and_deleted(harness: &mut dyn Harness) {
     assert_eq!(owner.get(&[key(2)]), [Some(b"again".to_vec())]);
 }
 
-/// No caller should, and where one does, every store says the same.
+/// Not allowed, but if a caller does it, every store gives the same answer.
 fn a_key_in_two_buckets(harness: &mut dyn Harness) {
     let mut owner = Owner::open(harness);
     for (early, late) in [(10, 20), (20, 10), (10, NEVER), (NEVER, 10)] {
@@ -222,7 +222,7 @@ fn points_are_not_dropped_before_their_time(harness: &mut dyn Harness) {
         for drop_at in buckets {
             let found = owner.get(&[key(drop_at)]);
             let value = Some(drop_at.to_le_bytes().to_vec());
-            // What is over its time may be dropped, and is unchanged where it is not.
+            // An expired point may be dropped, and is unchanged if it is not.
             assert!(found == [value] || (found == [None] && drop_at <= at), "{drop_at} at {at}");
         }
     }
@@ -277,7 +277,7 @@ fn ordered_rows_are_replaced_and_deleted(harness: &mut dyn Harness) {
     assert_eq!(rows, expected);
 }
 
-/// Rows as they should be.
+/// The expected rows.
 #[derive(Default)]
 struct Model {
     points: BTreeMap<u64, (u64, Vec<u8>)>,

@@ -1,38 +1,39 @@
-//! Copies a store while it goes on.
+//! Copies a store while it is in use.
 //!
 //! The copy is the state of one moment: the rows of one manifest and the journal's durable batches
-//! after it. For that moment the manifest's runs and the journal's segments are pinned, so that no
-//! merge, checkpoint or keeper takes them away while they are copied; nothing else waits.
+//! after it. The manifest's runs and the journal's segments of that moment are pinned, so that no
+//! merge, checkpoint or keeper removes them while they are copied; nothing else waits.
 
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use super::check::{Summary, check};
-use super::{Shared, lock, marker};
+use super::marker;
 use crate::archive::{Finding, Pinned, Severity};
+use crate::joined::{Shared, lock};
 use crate::journal::limits::WINDOW_BYTES;
 use crate::journal::mark;
 use crate::journal::record::{Decoded, segment_name};
 use crate::journal::recover::Segment;
 use crate::journal::walk::{Cursor, SegmentReader, Step};
 use crate::journal::writer::seal_bytes;
-use crate::journal::{Pin, Position};
+use crate::journal::{Journal, Pin, Position};
 use crate::{Corruption, Error, File, Sequence, Volume};
 
 /// A store to be copied, from any thread. Does not keep the store open.
 #[derive(Clone)]
 pub struct Source {
-    shared: Weak<Shared>,
+    shared: Weak<Shared<Journal>>,
 }
 
 impl Source {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+    pub(super) fn new(shared: &Arc<Shared<Journal>>) -> Self {
         Self { shared: Arc::downgrade(shared) }
     }
 
-    /// The state of this moment, to be copied. Until it is dropped, the files that it is made of
-    /// stay; whoever copies several stores captures all of them first.
+    /// Pins the current state, to be copied. Its files are kept until it is dropped. To copy
+    /// several stores, capture all of them first.
     pub fn capture(&self) -> Result<Moment, Error> {
         self.capture_planted(None, &mut || {})
     }
@@ -43,15 +44,14 @@ impl Source {
         between: &mut dyn FnMut(),
     ) -> Result<Moment, Error> {
         let shared = self.shared.upgrade().ok_or_else(closed)?;
-        shared.journal.stop().check()?;
+        shared.log.stop().check()?;
         Ok(Moment::capture(self.clone(), &shared, planted, between))
     }
 
-    /// Whether nothing is under way that the owner started: all batches are durable, and no
-    /// checkpoint is outstanding.
+    /// Whether all batches are durable and no checkpoint is in progress.
     pub fn is_idle(&self) -> bool {
         self.shared.upgrade().is_none_or(|shared| {
-            shared.journal.is_drained() && shared.under_way.load(Ordering::Acquire) == 0
+            shared.log.is_drained() && shared.under_way.load(Ordering::Acquire) == 0
         })
     }
 }
@@ -71,10 +71,10 @@ pub fn backup(
     source.capture()?.copy(target, progress)
 }
 
-/// How far a copy is.
+/// The stage of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// One of journal and rows is held on to, the other is not yet.
+    /// One of journal and rows is pinned, the other is not yet.
     BetweenPins,
     Copied {
         done: u64,
@@ -85,13 +85,13 @@ pub enum Stage {
 /// A bug in copying, for tests that must notice it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
-    /// The rows are held on to before the journal.
+    /// The rows are pinned before the journal.
     RowsFirst,
-    /// The journal's segments are copied without being held on to.
+    /// The journal's segments are copied without being pinned.
     Unpinned,
 }
 
-/// The same for tests: a bug may be planted, and the store can go on at any stage.
+/// Like `backup`, for tests: a bug may be planted, and the store can continue at any stage.
 #[doc(hidden)]
 pub fn backup_planted(
     source: &Source,
@@ -125,16 +125,15 @@ impl std::fmt::Debug for Moment {
     }
 }
 
-/// One file, or its beginning.
+/// One file, or its first bytes.
 struct Part {
     name: String,
     len: u64,
 }
 
 impl Moment {
-    /// Copies it into the empty volume `target` and verifies the copy. Calls
-    /// `progress(bytes done, bytes in all)` as it goes. A copy that was broken off has no format
-    /// marker, and is refused by whoever opens it.
+    /// Copies it into the empty volume `target` and verifies the copy. Calls `progress(bytes done,
+    /// bytes in total)`. An interrupted copy has no format marker, and opening it is refused.
     pub fn copy(
         &self,
         target: &dyn Volume,
@@ -157,37 +156,37 @@ impl Moment {
         verify(target, self.last)
     }
 
-    /// How much there is to copy.
+    /// Bytes to copy.
     pub fn bytes(&self) -> u64 {
         self.parts().iter().map(|part| part.len).sum()
     }
 
     fn capture(
         source: Source,
-        shared: &Shared,
+        shared: &Shared<Journal>,
         planted: Option<Planted>,
         between: &mut dyn FnMut(),
     ) -> Self {
         let _ownership = lock(&shared.ownership);
-        // In this order: the rows may move on after the journal is pinned, and then need less of
-        // it; the other way round they could need what is gone.
+        // In this order: the rows may advance after the journal is pinned, and then need less of
+        // it; the other way round they could need segments that are gone.
         let early = (planted == Some(Planted::RowsFirst)).then(|| {
             let pinned = shared.archive.pin();
             between();
             pinned
         });
-        let pin = shared.journal.pin();
+        let pin = shared.log.pin();
         let pinned = early.unwrap_or_else(|| {
             between();
             shared.archive.pin()
         });
-        let view = shared.journal.view(&pin);
+        let view = shared.log.view(&pin);
         let next = pinned.head().through + 1;
         let mut segments = view.segments;
         if let Some(start) = segments.iter().rposition(|segment| segment.first <= next) {
             segments.drain(..start);
         }
-        let identity = shared.identity;
+        let identity = shared.log.identity();
         let pin = (planted != Some(Planted::Unpinned)).then_some(pin);
         let (last, end) = (view.last, view.end);
         Self { source, identity, pinned, _pin: pin, segments, last, end }

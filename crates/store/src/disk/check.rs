@@ -24,13 +24,13 @@ pub struct Summary {
     /// Whether the last owner closed the store.
     pub sealed: bool,
     pub archive: archive::Summary,
-    /// How many findings were damage.
+    /// Number of findings that are damage.
     pub damages: u64,
 }
 
-/// Reads every record of the journal and, with [`archive::verify`], everything of the archive, and
-/// reports what is not as it was written. For a store that nobody has open. An error means that
-/// the check could not be made: a newer format, or a disk that cannot be read.
+/// Reads every record of the journal and, with [`archive::verify`], everything in the archive, and
+/// reports damage. The store must not be open. An error means that the check was not possible: a
+/// newer format, or a disk that cannot be read.
 pub fn check(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Summary, Error> {
     let mut summary = Summary::default();
     let mut damages = 0;
@@ -43,7 +43,7 @@ pub fn check(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<Sum
         report(damage(marker_missing(volume)));
     }
     summary.archive = archive::verify(volume, &mut report)?;
-    // A manifest that is damaged was reported just now.
+    // A damaged manifest was reported already.
     let head = reported(archive::head(volume), &mut |_: Finding| {})?.flatten();
     if let (Some(Some(identity)), Some(head)) = (identity, head) {
         summary.epoch = head.epoch;
@@ -92,7 +92,7 @@ fn check_journal(
     note_unknown_files(volume, report)
 }
 
-/// Files that neither the journal nor the archive nor the store itself made.
+/// Notes files that neither the journal nor the archive nor the store itself created.
 fn note_unknown_files(volume: &dyn Volume, report: &mut dyn FnMut(Finding)) -> Result<(), Error> {
     let names = volume.list().map_err(|error| Error::io("list", &volume.describe(""), error))?;
     let ours = |name: &str| {
@@ -123,7 +123,7 @@ fn reported<T>(
             report(damage(corruption));
             Ok(None)
         }
-        // A file that ends early, seen by its reader as an error.
+        // A file that ends early.
         Err(Error::Io { file, source, .. }) if source.kind() == ErrorKind::UnexpectedEof => {
             report(damage(Corruption { file, offset: 0, what: "it ends too early".to_owned() }));
             Ok(None)

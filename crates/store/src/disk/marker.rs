@@ -1,4 +1,4 @@
-//! The format marker: says that a directory holds a whole store, of which format, and which one.
+//! The format marker: shows that a directory holds a complete store, its format and its identity.
 
 use std::io::ErrorKind;
 
@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"HAPAXFMT";
 const VERSION: u32 = 1;
 const LEN: usize = 24;
 
-/// The identity of the store; `None` where there is no marker.
+/// The identity of the store; `None` if there is no marker.
 pub(super) fn read(volume: &dyn Volume) -> Result<Option<u64>, Error> {
     let file = match volume.open(NAME) {
         Ok(file) => file,
@@ -40,7 +40,7 @@ pub(super) fn read(volume: &dyn Volume) -> Result<Option<u64>, Error> {
     }
 }
 
-/// Writes the marker, whole or not at all, and makes all names so far durable.
+/// Writes the marker atomically, and makes all names so far durable.
 pub(super) fn write(volume: &dyn Volume, identity: u64) -> Result<(), Error> {
     let mut bytes = Vec::with_capacity(LEN);
     bytes.extend_from_slice(&MAGIC);
@@ -50,7 +50,7 @@ pub(super) fn write(volume: &dyn Volume, identity: u64) -> Result<(), Error> {
     assert_eq!(bytes.len(), LEN, "the marker has its fixed size");
     assert!(bytes.first_chunk().is_some_and(|bytes| decode(bytes).1 == identity), "read back");
     let failed = |error| Error::io("write", &volume.describe(NAME), error);
-    // What an earlier attempt left.
+    // Left by an earlier attempt.
     match volume.remove(NEW_NAME) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
@@ -58,7 +58,7 @@ pub(super) fn write(volume: &dyn Volume, identity: u64) -> Result<(), Error> {
     let file = volume.create(NEW_NAME).map_err(failed)?;
     file.write_all_at(&bytes, 0).map_err(failed)?;
     file.sync().map_err(failed)?;
-    // Everything the marker vouches for has its name before the marker has.
+    // Everything that the marker vouches for is durable before the marker is.
     volume.sync_names().map_err(failed)?;
     volume.rename(NEW_NAME, NAME).map_err(failed)?;
     volume.sync_names().map_err(failed)
@@ -74,7 +74,7 @@ pub(super) fn missing(volume: &dyn Volume) -> Error {
     damaged(volume, "the marker is missing, but the directory holds data of a store")
 }
 
-/// The archive makes a new manifest where there is none, which must not happen to a whole store.
+/// The archive creates a manifest if there is none, which must not happen to an existing store.
 pub(super) fn refuse_missing_manifest(volume: &dyn Volume) -> Result<(), Error> {
     let name = MANIFEST_NAME;
     match volume.open(name) {

@@ -7,10 +7,10 @@ pub(crate) const SEGMENT_BYTES_MAX: u32 = 1 << 30;
 pub(crate) const SEGMENT_BYTES_DEFAULT: u32 = 64 << 20;
 
 pub(crate) const BATCH_BYTES_MAX_DEFAULT: u32 = 32 << 20;
-/// How many bytes and batches may wait for the flusher before the owner flushes by itself.
+/// Bytes and batches that may wait for the flusher before the owner flushes itself.
 pub(crate) const PENDING_BYTES_MAX_DEFAULT: u32 = 32 << 20;
 pub(crate) const PENDING_BATCHES_MAX: usize = 4096;
-/// A buffer that grew larger than this for once is given back.
+/// A buffer larger than this is freed after use.
 pub(crate) const PENDING_BYTES_KEPT: usize = 4 << 20;
 
 pub(crate) const SPARES_MIN_DEFAULT: usize = 1;
@@ -19,13 +19,13 @@ pub(crate) const SPARES_MAX: usize = 64;
 
 pub(crate) const FREE_BYTES_MIN_DEFAULT: u64 = 256 << 20;
 
-/// How much of a new segment is filled and synced at a time: small enough not to hold up the
+/// Bytes of a new segment that are filled and synced at a time: small enough not to delay the
 /// flusher's sync on the same device.
 pub(crate) const FILL_BYTES: u64 = 4 << 20;
-/// How much is read at a time.
+/// Bytes read at a time.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
 
-// What the bounds must be to each other.
+// Relations between the bounds.
 const _: () = assert!(SEGMENT_BYTES_MIN <= SEGMENT_BYTES_DEFAULT);
 const _: () = assert!(SEGMENT_BYTES_DEFAULT <= SEGMENT_BYTES_MAX);
 const _: () = assert!(BATCH_BYTES_MAX_DEFAULT < SEGMENT_BYTES_DEFAULT, "the largest batch fits");

@@ -1,9 +1,10 @@
-//! The mark: how far the journal was synced before its last window, in a file of its own.
+//! The mark: the position up to which the journal was synced before its last window, in a separate
+//! file.
 //!
-//! The headers in the journal say the same, but who cuts a segment short or wipes its end takes
-//! them along. The mark is written without a sync, so that it costs next to nothing: it survives a
-//! killed process, and after a power cut it may be old. Either way what it says is true, so that
-//! it can only ever prove damage. A mark that is missing or damaged proves nothing.
+//! The headers in the journal have the same information, but are lost if a segment is truncated.
+//! The mark is written without a sync, so it costs almost nothing: it survives a killed process,
+//! and may be outdated after a power cut. Its position is never too large, so it can prove damage
+//! but never cause a false alarm. A missing or damaged mark is ignored.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -18,14 +19,14 @@ const LEN: usize = 32;
 /// The file of the mark, open for the flusher.
 #[derive(Debug)]
 pub(super) struct Mark {
-    /// None where the volume is only read and has none: nothing will be written.
+    /// None if the volume is read-only and has no mark.
     file: Option<Arc<dyn File>>,
     identity: u64,
     written: Position,
 }
 
 impl Mark {
-    /// Opens the file, or makes it where it is missing.
+    /// Opens the file, or creates it if it is missing.
     pub(super) fn open(volume: &dyn Volume, identity: u64) -> Result<Self, Error> {
         let file = match volume.open(NAME) {
             Err(error) if error.kind() == ErrorKind::NotFound => volume.create(NAME),
@@ -57,7 +58,7 @@ impl Mark {
     }
 }
 
-/// What the mark proves; `None` where it proves nothing.
+/// The position that the mark proves; `None` if it proves nothing.
 pub(super) fn read(volume: &dyn Volume, identity: u64) -> Result<Option<Position>, Error> {
     let mut bytes = [0; LEN];
     let read = volume.open(NAME).and_then(|file| file.read_exact_at(&mut bytes, 0));

@@ -1,22 +1,22 @@
-//! What may be chosen about a journal.
+//! The options of a journal.
 
 use super::limits;
 use super::record::{RECORD_HEADER_LEN, SEGMENT_HEADER_LEN};
 
-/// Values out of bounds are brought within them.
+/// Options of a journal. Values out of bounds are clamped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The size of a segment file.
     pub segment_bytes: u32,
     /// The largest batch; never more than fits into a segment.
     pub batch_bytes_max: u32,
-    /// How much may wait for the flusher before `append` flushes by itself.
+    /// Bytes that may wait for the flusher before `append` flushes itself.
     pub pending_bytes_max: u32,
-    /// How many spare segments are kept ready at least: the reserve when the disk is full.
+    /// Minimum number of spare segments: the reserve when the disk is full.
     pub spares_min: usize,
-    /// How many segments that are no longer needed are kept as spares rather than removed.
+    /// Number of unneeded segments kept as spares rather than removed.
     pub spares_max: usize,
-    /// Below this much free space there is [`crate::Room::Low`].
+    /// Watermark: below this much free space the store reports [`crate::Room::Low`].
     pub free_bytes_min: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Batches on their way to the flusher: one buffer, laid out as it will be on disk, that is
-//! swapped whole. The owner copies a batch in under one lock; the flusher fills in the headers.
+//! Batches that wait for the flusher: one buffer, in the layout of the disk, that is swapped as a
+//! whole. The owner copies a batch in under one lock; the flusher fills in the headers.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::record::{ALIGNMENT, RECORD_HEADER_LEN, record_len};
 use super::{Options, limits, lock};
 use crate::{Epoch, Sequence};
 
-/// Batches one after the other, each with room for its header and filled to the alignment.
+/// Batches one after the other, each with room for its header and padded to the alignment.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
     pub(super) bytes: Vec<u8>,
@@ -34,7 +34,7 @@ impl Batches {
     }
 }
 
-/// Where batches wait.
+/// The buffer in which batches wait.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pending: Mutex<Pending>,
@@ -44,9 +44,11 @@ pub(super) struct Inbox {
 #[derive(Debug, Default)]
 struct Pending {
     batches: Batches,
-    /// The flusher's thread sleeps, so that pushing must wake it.
+    /// The flusher's thread sleeps: pushing must wake it.
     sleeping: bool,
     interrupted: bool,
+    /// The owner flushes itself: pushing wakes nobody.
+    held: bool,
 }
 
 impl Pending {
@@ -59,7 +61,7 @@ impl Pending {
 }
 
 impl Inbox {
-    /// False where too much is waiting already; nothing was taken then.
+    /// Adds a batch. False, without adding it, if too much is waiting already.
     pub(super) fn push(
         &self,
         options: &Options,
@@ -83,10 +85,23 @@ impl Inbox {
         bytes.resize(start + record_len(length) as usize, 0);
         debug_assert!((bytes.len() - start).is_multiple_of(ALIGNMENT as usize));
         frames.push(Frame { start, length, sequence, epoch });
-        if std::mem::take(&mut pending.sleeping) {
+        self.wake_flusher(&mut pending);
+        true
+    }
+
+    fn wake_flusher(&self, pending: &mut Pending) {
+        let has_work = !pending.held && !pending.batches.frames.is_empty();
+        if has_work && std::mem::take(&mut pending.sleeping) {
             self.woken.notify_one();
         }
-        true
+    }
+
+    /// Sets whether the owner flushes what it pushes itself. When it stops doing so, the flusher
+    /// takes what is pending.
+    pub(super) fn hold(&self, held: bool) {
+        let mut pending = lock(&self.pending);
+        pending.held = held;
+        self.wake_flusher(&mut pending);
     }
 
     pub(super) fn is_full(&self, options: &Options, length: u32) -> bool {
@@ -99,8 +114,8 @@ impl Inbox {
         std::mem::swap(&mut lock(&self.pending).batches, empty);
     }
 
-    /// Without a timeout: sleeps until something is pending or somebody interrupts. With one,
-    /// which is for a flusher that waits for room, new batches are no reason to wake.
+    /// Without a timeout: sleeps until something is pending or it is interrupted. With a timeout,
+    /// for a flusher that waits for room, new batches do not wake it.
     pub(super) fn wait(&self, timeout: Option<Duration>) {
         let mut pending = lock(&self.pending);
         if let Some(timeout) = timeout {

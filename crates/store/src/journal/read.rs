@@ -1,4 +1,4 @@
-//! Reading the journal while it is written: only what is durable, and nothing of it goes away
+//! Reads the journal while it is being written: only durable batches, whose segments are pinned
 //! meanwhile.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::walk::{Cursor, SegmentReader, Step};
 use super::{Core, Journal, lock};
 use crate::{EachBatch, Error, Sequence};
 
-/// While it lives no segment is renamed or removed.
+/// While it exists, no segment is renamed or removed.
 #[derive(Debug)]
 pub struct Pin {
     core: Arc<Core>,
@@ -39,7 +39,7 @@ impl Journal {
         Pin { core: Arc::clone(&self.core) }
     }
 
-    /// What is durable now. Stays readable while the pin lives.
+    /// What is durable now. Stays readable while the pin exists.
     pub(crate) fn view(&self, _pin: &Pin) -> View {
         let segments = lock(&self.core.segments);
         let (last, end) = segments.durable;
@@ -56,14 +56,14 @@ impl Journal {
             return Ok(());
         }
         let Some(start) = view.segments.iter().rposition(|segment| segment.first <= from) else {
-            // Let go long ago: the rows have it.
+            // Released already: the rows have it.
             let through = self.core.through.load(Ordering::Acquire);
             return Err(Error::OutOfOrder { got: from, last: through });
         };
         let mut cursor: Option<Cursor> = None;
         for segment in view.segments.iter().skip(start) {
             if cursor.is_some_and(|cursor| cursor.last() == view.last) {
-                // Nothing but seals is left.
+                // Only seals are left.
                 break;
             }
             let mut reader = self.reader(segment)?;
@@ -83,7 +83,7 @@ impl Journal {
                         }
                     }
                     Step::Batch(..) | Step::Seal => {}
-                    // The header of the next segment tells whether this one ends here.
+                    // The header of the next segment shows whether this one ends here.
                     Step::Stop(_) if segment.id < view.end.segment => break,
                     Step::Stop(why) => return Err(reader.damaged(at.offset, why)),
                 }

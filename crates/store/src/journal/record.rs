@@ -4,11 +4,11 @@
 //!
 //! Invariants:
 //! - a record's header checksum covers the store's identity and the segment's id, which are not in
-//!   the bytes, and through `payload_checksum` the payload; so a record is valid in the one place
-//!   it was written for, and what an earlier use of the file left behind is not;
+//!   the bytes, and through `payload_checksum` the payload; so a record is valid only in the place
+//!   it was written to, and leftovers of an earlier use of the file are not valid;
 //! - `previous` is the header checksum of the record before, over segments: a chain;
 //! - a segment's header keeps its first 16 bytes and its checksum in every future version, so that
-//!   a newer format can be told from damage.
+//!   a newer format can be distinguished from damage.
 
 use crate::{Epoch, Sequence};
 
@@ -33,7 +33,7 @@ const RECORD_CHECKSUM_AT: usize = 12;
 pub(crate) type SegmentHeaderBytes = [u8; SEGMENT_HEADER_LEN as usize];
 pub(crate) type RecordHeaderBytes = [u8; RECORD_HEADER_LEN as usize];
 
-/// A byte of the journal. Positions are ordered as the bytes were written.
+/// A byte position in the journal. Positions sort in the order of writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub segment: u32,
@@ -50,12 +50,12 @@ impl Position {
     }
 }
 
-/// What bytes turned out to be.
+/// The result of decoding a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decoded<T> {
-    /// Written by us, for this place.
+    /// Written by this store, for this place.
     Valid(T),
-    /// Intact, and of a format this release does not know.
+    /// Intact, in a format that this release does not know.
     Newer(u32),
     /// Anything else: zeros, leftovers, torn or damaged bytes.
     Invalid,
@@ -92,7 +92,7 @@ impl SegmentHeader {
         bytes
     }
 
-    /// Whoever's header it is: the caller compares `identity` and `id`.
+    /// Decodes a header of any store: the caller compares `identity` and `id`.
     pub(crate) fn decode(bytes: &SegmentHeaderBytes) -> Decoded<Self> {
         let checksum = checksum_without(0, bytes, SEGMENT_CHECKSUM_AT);
         if !bytes.starts_with(&SEGMENT_MAGIC) || checksum != u32_at(bytes, SEGMENT_CHECKSUM_AT) {
@@ -120,8 +120,8 @@ impl SegmentHeader {
 pub(crate) enum Kind {
     /// One batch; it takes the next sequence.
     Batch = 1,
-    /// Nothing but its header: everything before it was synced, and is valid, so damage there is
-    /// no torn tail. Written by an owner as its first and as its last record. Takes no sequence.
+    /// Only a header. Everything before it was synced and is valid, so damage there is not a torn
+    /// tail. An owner's first and last record. Takes no sequence.
     Seal = 2,
 }
 
@@ -161,7 +161,7 @@ impl RecordHeader {
     }
 
     pub(crate) fn decode(bytes: &RecordHeaderBytes, seed: Seed) -> Decoded<Self> {
-        // The magic alone rules out nearly all places when a segment is searched.
+        // When a segment is searched, the magic alone rules out nearly all places.
         if !bytes.starts_with(&RECORD_MAGIC) {
             return Decoded::Invalid;
         }
@@ -189,7 +189,7 @@ impl RecordHeader {
     }
 }
 
-/// Where the checksums of one segment's records start: from the store's identity and the
+/// Initial value of the checksums of a segment's records: from the store's identity and the
 /// segment's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seed(u32);
@@ -205,8 +205,8 @@ pub(crate) fn payload_checksum(payload: &[u8]) -> u32 {
     crc32c::crc32c(payload)
 }
 
-/// The bytes a record with this payload takes, with its header and the filling to the alignment.
-/// A `u64`, because the length may be any found on disk.
+/// Bytes of a record with this payload, with its header and padding. A `u64`, because the length
+/// may be any found on disk.
 pub(crate) fn record_len(payload_len: u32) -> u64 {
     (u64::from(RECORD_HEADER_LEN) + u64::from(payload_len)).next_multiple_of(u64::from(ALIGNMENT))
 }

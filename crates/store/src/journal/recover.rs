@@ -1,21 +1,21 @@
-//! Finds out what a journal holds, without changing a byte of it.
+//! Finds the valid contents of a journal, without changing anything.
 //!
 //! The walk starts in the segment that holds the batch after `through` and follows the chain from
-//! record to record and segment to segment. Where it stops is the *tail*, and one question is
-//! left: is this the end, with perhaps a write that a power cut tore, or is something gone that
-//! was once safe? Every header says how far the journal was synced when it was written. So a
-//! header behind the tail that says "the byte at the tail was synced" proves damage, and the
-//! journal is refused. Without such a proof nothing behind the tail was ever confirmed to anybody:
-//! several batches are written with one sync, and of such a window any part may have survived.
+//! record to record and segment to segment. The place where it stops is the *tail*. Either this is
+//! the end, possibly with a torn write, or synced bytes were lost. Every header has the position up
+//! to which the journal was synced when the header was written. So a header behind the tail with a
+//! position beyond the tail proves damage, and the journal is refused. Without such a proof nothing
+//! behind the tail was ever confirmed: several batches are written with one sync, and any part of
+//! such a window may have survived.
 //!
-//! The [`mark`] says the same in a file of its own, for the case that a segment's end is gone with
-//! all its headers; and so does the manifest, which knows the last owner's seal and how far the
-//! journal was at the last checkpoint, for the case that segments and mark were set back together.
+//! The [`mark`] has the same information in a separate file, in case the end of a segment is lost
+//! with all its headers. So does the manifest, which has the position of the last owner's seal and
+//! of the journal at the last checkpoint, in case segments and mark were set back together.
 //!
 //! Invariants:
-//! - once the store's format marker exists, some segment's header is valid and begins no later
-//!   than `through + 1`: a segment is let go only after its successor's header was synced;
-//! - nothing behind the tail of a journal that was opened says more than the tail: the bytes of a
+//! - once the store's format marker exists, some segment's header is valid and begins no later than
+//!   `through + 1`: a segment is released only after its successor's header was synced;
+//! - no header behind the tail of an opened journal has a position beyond the tail: the bytes of a
 //!   window that is cut were written when nothing at or behind the cut had been synced.
 
 use std::sync::Arc;
@@ -27,18 +27,18 @@ use super::record::{
 use super::walk::{Cursor, SegmentReader, Step};
 use crate::{Corruption, Epoch, Error, File, Sequence, Volume};
 
-/// What the rows' manifest says about the journal.
+/// What the manifest of the rows proves about the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// No record can have a larger epoch.
     pub epoch: Epoch,
-    /// The rows hold everything up to this batch.
+    /// The rows are complete up to this batch.
     pub through: Sequence,
     /// The journal was synced up to here when the manifest was written.
     pub synced: Position,
 }
 
-/// A segment whose records all are valid.
+/// A segment whose records are all valid.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) id: u32,
@@ -47,16 +47,16 @@ pub(crate) struct Segment {
     pub(crate) len: u64,
 }
 
-/// What a journal holds.
+/// The contents of a journal.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     /// The end of the last valid record.
     pub(crate) tail: Cursor,
-    /// The segments with what is needed, in order; the tail is in the last one.
+    /// The segments that are needed, in order; the tail is in the last one.
     pub(crate) live: Vec<Segment>,
-    /// Segments with nothing but batches at or below `through`.
+    /// Segments that only have batches at or below `through`.
     pub(crate) retired: Vec<u32>,
-    /// Segments after the tail, not begun, without a gap.
+    /// Unused segments after the tail, without a gap.
     pub(crate) spares: Vec<u32>,
     /// Segments after a gap, which cannot be used in order.
     pub(crate) strays: Vec<u32>,
@@ -102,7 +102,7 @@ pub(crate) fn recover(
 struct Journal<'a> {
     volume: &'a dyn Volume,
     identity: u64,
-    /// Of all segments there are, ascending.
+    /// The ids of all existing segments, ascending.
     ids: Vec<u32>,
 }
 
@@ -157,10 +157,10 @@ impl Journal<'_> {
         }
     }
 
-    /// Fails where something behind the tail proves that the tail is not the end.
+    /// Fails if something behind the tail proves that the tail is not the end.
     fn refuse_damage(&self, tail: &Cursor, noted: Position) -> Result<(), Error> {
         let next = tail.at.segment.saturating_add(1);
-        // Where the next segment's first record continues the chain, its header is what is bad.
+        // If the next segment's first record continues the chain, its header is what is damaged.
         let mut place = tail.at;
         if self.ids.contains(&next)
             && let Decoded::Valid(record) = self.reader(next)?.record(SEGMENT_HEADER_LEN)?
@@ -189,8 +189,8 @@ impl Journal<'_> {
         Err(Corruption { file, offset: u64::from(place.offset), what }.into())
     }
 
-    /// Fails where the mark or the manifest knows that the journal went further. Both are files of
-    /// their own: a journal that was set back as a whole is noticed by what was not.
+    /// Fails if the mark or the manifest proves that the journal went further. Both are separate
+    /// files, so a journal that was rolled back as a whole is detected.
     fn refuse_marked(&self, tail: &Cursor, noted: Position) -> Result<(), Error> {
         let marked = mark::read(self.volume, self.identity)?;
         let synced = marked.unwrap_or_default().max(noted);
@@ -228,8 +228,8 @@ impl Journal<'_> {
         let (mut spares, mut strays) = (Vec::new(), Vec::new());
         let mut next = tail.at.segment;
         for id in self.ids.iter().copied().filter(|id| *id > tail.at.segment) {
-            // A segment is begun after the one before it was synced to its end: a header that
-            // does not continue the journal is no leftover of a torn write.
+            // A segment is begun after the previous one was synced to its end: a header that does
+            // not continue the journal is not a leftover of a torn write.
             let mut reader = self.reader(id)?;
             if let Decoded::Valid(_) = reader.header()? {
                 return Err(reader.damaged(0, "the segment does not continue the journal"));

@@ -1,4 +1,4 @@
-//! The segments there are, by what they are for.
+//! The segments, by use.
 //!
 //! Invariants:
 //! - `closed`, `active` and `spares` have ascending ids without a gap, and `next_id` follows;
@@ -21,9 +21,9 @@ pub(super) struct Segments {
     pub(super) spares: VecDeque<Segment>,
     /// The id of the next spare.
     pub(super) next_id: u32,
-    /// Segments that are no longer needed but still have a name.
+    /// Segments that are no longer needed but not yet removed.
     pub(super) retired: VecDeque<Retired>,
-    /// How many readers rely on `closed` staying as it is.
+    /// Number of readers that rely on `closed` not changing.
     pub(super) pins: usize,
     /// The last durable batch, and the end of its record or the seal after it.
     pub(super) durable: (Sequence, Position),
@@ -90,6 +90,11 @@ impl Segments {
                 self.retired.push_back(Retired { id, reusable });
             }
         }
+    }
+
+    /// Bytes that a checkpoint through the last batch would retire.
+    pub(super) fn releasable_bytes(&self) -> u64 {
+        if self.pins > 0 { 0 } else { self.closed.iter().map(|segment| segment.len).sum() }
     }
 
     /// The segments with durable batches, in order.

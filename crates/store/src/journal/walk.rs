@@ -1,8 +1,7 @@
-//! Walks the records of segments, one after the other, and searches what lies behind.
+//! Walks the records of segments in order, and searches the bytes behind the last one.
 //!
-//! A [`Cursor`] only ever stands on the place right after a valid record: it stops at the first
-//! byte that does not continue the chain. What that means (the end, a torn tail or damage) is for
-//! [`super::recover`] to say.
+//! A [`Cursor`] is always right after a valid record: it stops at the first byte that does not
+//! continue the chain. [`super::recover`] decides what that means: the end, a torn tail or damage.
 
 use std::sync::Arc;
 
@@ -62,7 +61,7 @@ impl SegmentReader {
         .into()
     }
 
-    /// The segment's header. A leftover of the file's earlier use is invalid; the header of
+    /// The segment's header. A leftover of an earlier use of the file is invalid; the header of
     /// another store is refused.
     pub(crate) fn header(&mut self) -> Result<Decoded<SegmentHeader>, Error> {
         let Some(bytes) =
@@ -92,8 +91,8 @@ impl SegmentReader {
         }
     }
 
-    /// The position of the first header from `offset` on that was written when the byte at `tail`
-    /// had been synced: the proof that what is missing at `tail` was once safe.
+    /// The position of the first header from `offset` on that was written after the byte at `tail`
+    /// was synced: proof that what is missing at `tail` was durable.
     pub(crate) fn proof_that_synced(
         &mut self,
         tail: Position,
@@ -123,7 +122,7 @@ impl SegmentReader {
         Ok(None)
     }
 
-    /// The bytes at `offset`; `None` where the file ends before.
+    /// The bytes at `offset`; `None` if the file ends before.
     fn bytes(&mut self, offset: u64, len: u64) -> Result<Option<&[u8]>, Error> {
         if offset + len > self.len {
             return Ok(None);
@@ -158,16 +157,16 @@ pub(crate) struct Cursor {
     pub(crate) previous: u32,
     /// The epoch of the record before; epochs never fall.
     pub(crate) epoch: Epoch,
-    /// What the records so far say was synced.
+    /// The synced position according to the records so far.
     pub(crate) synced: Position,
-    /// Whether an owner closed the journal here: its seal is not the first of its records. Where a
-    /// segment begins with the seal nobody can tell, and it counts as not closed.
+    /// Whether an owner closed the journal here: its seal is not the first of its records. If a
+    /// segment begins with the seal this is unknown, and counts as not closed.
     pub(crate) closed: bool,
-    /// Nothing of the segment was read yet.
+    /// No record of the segment was read yet.
     is_first: bool,
 }
 
-/// What a cursor found.
+/// The result of a cursor's step.
 #[derive(Debug)]
 pub(crate) enum Step<'a> {
     Batch(Sequence, &'a [u8]),
@@ -194,7 +193,7 @@ impl Cursor {
         self.next.saturating_sub(1)
     }
 
-    /// Whether the segment with this header goes on where the cursor stands.
+    /// Whether the segment with this header continues at the cursor.
     pub(crate) fn continues_in(&self, header: &SegmentHeader) -> bool {
         header.first == self.next
             && header.previous == self.previous
@@ -202,7 +201,7 @@ impl Cursor {
             && header.synced <= self.at
     }
 
-    /// Whether this record goes on where the cursor stands.
+    /// Whether this record continues at the cursor.
     pub(crate) fn continues_with(&self, header: &RecordHeader) -> bool {
         let sequence = match header.kind {
             Kind::Batch => self.next,
@@ -215,7 +214,7 @@ impl Cursor {
             && (header.kind == Kind::Batch || header.length == 0)
     }
 
-    /// Takes the next record of the segment the cursor is in.
+    /// Reads the next record of the cursor's segment.
     pub(crate) fn step<'a>(&mut self, reader: &'a mut SegmentReader) -> Result<Step<'a>, Error> {
         debug_assert_eq!(reader.id, self.at.segment);
         let header = match reader.record(self.at.offset)? {

@@ -1,8 +1,8 @@
 //! The flusher: writes what is pending to the active segment and syncs it.
 //!
 //! Everything that is pending becomes one write and one sync, or one pair for each segment it
-//! reaches into. Headers are made here, off the owner's thread: only now it is known where a
-//! record goes and how far the journal is synced.
+//! reaches into. Headers are built here, off the owner's thread, because the position of a record
+//! and the synced position are known only now.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ pub struct Flusher {
 }
 
 impl Flusher {
-    /// Writes and syncs all that is pending. False where there was nothing to do, or no room.
+    /// Writes and syncs everything pending. False if there was nothing to do, or no room.
     pub fn step(&mut self) -> Result<bool, Error> {
         self.core.flush()
     }
@@ -36,7 +36,7 @@ impl Flusher {
     }
 }
 
-/// The end of the journal, where it is written.
+/// Writes at the end of the journal.
 #[derive(Debug)]
 pub(super) struct Writer {
     active: Segment,
@@ -44,11 +44,11 @@ pub(super) struct Writer {
     end: Cursor,
     /// The end of what was synced.
     synced: Position,
-    /// The end of what was synced before the last window: what the mark says.
+    /// The end of what was synced before the last window: the position in the mark.
     proven: Position,
-    /// The segment before, until the active one's header is synced.
+    /// The previous segment, until the active one's header is synced.
     rolled: Option<Segment>,
-    /// What is being written, and how many of its frames are.
+    /// The batches being written; below, how many of them are written.
     batches: Batches,
     written: usize,
     mark: Mark,
@@ -75,7 +75,7 @@ impl Writer {
         !self.batches.frames.is_empty()
     }
 
-    /// How many of the frames not yet written the active segment has room for.
+    /// Number of unwritten frames that fit into the active segment.
     fn fitting(&self) -> usize {
         let mut end = u64::from(self.end.at.offset) + u64::from(Options::SEALS_LEN);
         let frames = self.batches.frames.iter().skip(self.written);
@@ -138,7 +138,7 @@ impl Writer {
         written.map_err(|error| Error::io("write", &core.volume.describe(mark::NAME), error))
     }
 
-    /// Syncs the active segment, once and for all, and tells everybody.
+    /// Syncs the active segment, never twice after a failure, and publishes the result.
     fn sync(&mut self, core: &Core) -> Result<(), Error> {
         let synced = self.active.file.sync();
         synced.map_err(|error| core.segment_error("sync", self.active.id, error))?;
@@ -159,7 +159,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Goes on in the next segment; false where there is none and none can be made.
+    /// Continues in the next segment; false if there is none and none can be created.
     fn roll(&mut self, core: &Core, epoch: Epoch) -> Result<bool, Error> {
         assert!(self.rolled.is_none() && self.synced == self.end.at, "synced to its end first");
         let Some(mut spare) = core.take_spare()? else { return Ok(false) };
@@ -181,7 +181,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Writes a seal over whatever stands behind the end, and syncs.
+    /// Writes a seal at the end, over any leftovers, and syncs.
     fn seal(&mut self, core: &Core, epoch: Epoch) -> Result<(), Error> {
         assert!(epoch >= self.end.epoch, "epochs never fall");
         assert!(self.synced == self.end.at, "a seal vouches for all before it");
@@ -193,7 +193,7 @@ impl Writer {
         let mut header = seal_header(&self.end, self.synced, epoch);
         let at = u64::from(self.end.at.offset);
         let mut bytes = header.encode(Seed::new(core.identity, self.active.id)).to_vec();
-        // Zeros behind the seal, so that no part of a cut record is taken for anything.
+        // Zeros behind the seal, so that no part of a cut record is taken for a record.
         let zeros = (self.active.len - at - len).min(len);
         bytes.resize(bytes.len() + zeros as usize, 0);
         let written = self.active.file.write_all_at(&bytes, at);
@@ -208,8 +208,8 @@ impl Writer {
         synced.map_err(|error| Error::io("sync", &core.volume.describe(mark::NAME), error))
     }
 
-    /// What only the first seal after opening has to do: fills the active segment to its length
-    /// and makes safe what recovery found.
+    /// For the first seal after opening: fills the active segment to its length and makes durable
+    /// what recovery found.
     fn settle(&mut self, core: &Core) -> Result<(), Error> {
         let wanted = u64::from(core.options.segment_bytes);
         if self.active.len < wanted {
@@ -221,14 +221,14 @@ impl Writer {
         self.rewrite_unproven(core)
     }
 
-    /// A seal says that everything before it was synced. For the last window there is no proof
-    /// of that: its bytes may be in the page cache alone, and after a failed sync the kernel takes
-    /// them for clean and would not write them with the next one. So they are written again.
+    /// A seal asserts that everything before it was synced. For the last window that is not proven:
+    /// its bytes may be only in the page cache, and after a failed sync the kernel considers them
+    /// clean and would not write them with the next one. So they are written again.
     fn rewrite_unproven(&mut self, core: &Core) -> Result<(), Error> {
         if self.synced == self.end.at {
             return Ok(());
         }
-        // A segment is synced before the next one is begun: only the active one is in question.
+        // A segment is synced before the next one is begun: only the active one matters.
         let same = self.synced.segment == self.active.id;
         let start = if same { self.synced.offset } else { 0 };
         assert!(start <= self.end.at.offset, "what is synced is not behind the end");
@@ -245,7 +245,7 @@ impl Writer {
 }
 
 impl Core {
-    /// One step of the flusher, on whichever thread.
+    /// One step of the flusher, on any thread.
     pub(super) fn flush(&self) -> Result<bool, Error> {
         let mut writer = lock(&self.writer);
         self.stop.check()?;
@@ -262,7 +262,7 @@ impl Core {
         result.map_err(|error| self.fail(error))?;
         if did {
             (self.wake)();
-            // After everybody was told: nobody waits for it.
+            // After the result was published: nobody waits for the mark.
             let marked = lock(&self.writer).write_mark(self);
             marked.map_err(|error| self.fail(error))?;
         }
@@ -311,7 +311,7 @@ impl Core {
     }
 }
 
-/// For who copies a journal: the bytes of a seal at the end of the copy.
+/// The bytes of a seal for the end of a copied journal.
 pub(crate) fn seal_bytes(identity: u64, end: &Cursor) -> RecordHeaderBytes {
     seal_header(end, end.at, end.epoch).encode(Seed::new(identity, end.at.segment))
 }

@@ -11,8 +11,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use hapax_store::archive::{Archive, Options, Step};
-use hapax_store::{Error, File, Lock, NEVER, PointKey, RowSet, Volume};
+use hapax_store::archive::{Archive, Head, Options, Space, Step};
+use hapax_store::{
+    Error, File, Lock, NEVER, NotReplaced, PointKey, RowSet, Volume, replace_by_rename,
+};
 
 /// Numbers that look random.
 #[derive(Debug)]
@@ -215,6 +217,10 @@ impl Volume for TestVolume {
         Ok(())
     }
 
+    fn replace(&self, name: &str, bytes: &[u8], _head: Head) -> Result<(), NotReplaced> {
+        replace_by_rename(self, name, bytes)
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut disk = self.disk();
         disk.change()?;
@@ -347,7 +353,8 @@ impl Model {
 }
 
 pub(crate) fn open(volume: &TestVolume) -> Result<Archive, Error> {
-    Archive::open(Arc::new(volume.clone()), Options::default())
+    let options = Options { reserve_bytes: 0, ..Options::default() };
+    Archive::open(Arc::new(volume.clone()), options)
 }
 
 pub(crate) fn checkpoint(
@@ -364,7 +371,7 @@ pub(crate) fn checkpoint(
 /// Merges until nothing is worth it any more; how many jobs that took.
 pub(crate) fn merge_all(archive: &Archive) -> Result<u64, Error> {
     let mut jobs = 0;
-    while let Some(mut job) = archive.merge() {
+    while let Some(mut job) = archive.merge(Space::PLENTY) {
         while job.step()? != Step::Done {}
         jobs += 1;
         assert!(jobs < 10_000, "merging comes to an end");

@@ -11,8 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use hapax_store::archive::Head;
 use hapax_store::disk::{DiskStore, Options, Workers};
-use hapax_store::{Checkpoint, Claim, Error, File, Lock, RowSet, Sequence, Store, Volume};
+use hapax_store::{
+    Checkpoint, Claim, Error, File, Lock, NotReplaced, RowSet, Sequence, Store, Volume,
+    replace_by_rename,
+};
 
 /// What a power cut leaves or takes whole.
 const SECTOR: usize = 512;
@@ -243,6 +247,10 @@ impl Volume for Disk {
         Ok(())
     }
 
+    fn replace(&self, name: &str, bytes: &[u8], _head: Head) -> Result<(), NotReplaced> {
+        replace_by_rename(self, name, bytes)
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut state = self.state();
         state.change()?;
@@ -355,6 +363,7 @@ pub(crate) fn small() -> Options {
     let mut options = Options { identity: 7, ..Options::default() };
     options.journal.segment_bytes = 4096;
     options.journal.free_bytes_min = 0;
+    options.archive.reserve_bytes = 4096;
     options
 }
 

@@ -1,10 +1,10 @@
--- The inbox of Hapax for MySQL 8 and MariaDB 10.5. Run this once, as a migration; run again it
+-- The inbox of Hapax for MySQL 8 and MariaDB 10.5. Run it once, as a migration; running it again
 -- changes nothing.
 --
--- A row says: this consumer carried out this message, and its effect is in this database. It is
--- written in the transaction of the effect, so a row that can be seen is an effect that is there.
--- The columns of the key are VARBINARY: the usual collations take `a` for `A`, and most of them
--- `a` for `a ` too, and would take one message for another.
+-- A row means that this consumer has processed this message, and that its effect is in this
+-- database. It is written in the transaction of the effect, so a visible row belongs to a committed
+-- effect. The columns of the primary key are VARBINARY: the usual collations treat `a` and `A` as
+-- equal, and most of them `a` and `a ` too, and would confuse two messages.
 CREATE TABLE IF NOT EXISTS hapax_inbox (
     consumer VARBINARY(80) NOT NULL,
     tenant VARBINARY(80) NOT NULL,

@@ -1,9 +1,9 @@
--- The outbox of Hapax for MySQL 8 and MariaDB 10.5. Run this once, as a migration; run again it
+-- The outbox of Hapax for MySQL 8 and MariaDB 10.5. Run it once, as a migration; running it again
 -- changes nothing.
 --
--- A row is a message to be sent, written in the transaction of the state that it tells about.
--- `hapax relay` reads PostgreSQL and SQLite; for MySQL this is the table, and below is what a relay
--- of your own does with it.
+-- A row is a message to send, written in the transaction of the change that it reports. `hapax
+-- relay` reads PostgreSQL and SQLite only. For MySQL this is the table, and below is what a relay
+-- of your own must do.
 CREATE TABLE IF NOT EXISTS hapax_outbox (
     id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY,
     queue VARBINARY(80) NOT NULL,

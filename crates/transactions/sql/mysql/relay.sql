@@ -1,5 +1,5 @@
--- A relay of your own: one at a time (SELECT GET_LOCK('hapax_outbox', 0) = 1), in a loop,
--- 1. read rows, oldest first, without the groups whose first row waits to be tried again:
+-- A relay of your own: only one (SELECT GET_LOCK('hapax_outbox', 0) = 1), in a loop,
+-- 1. read rows, oldest first, without the groups whose first row waits for its next try:
 --      SELECT * FROM hapax_outbox o
 --      WHERE parked_at IS NULL AND (retry_at IS NULL OR retry_at <= NOW(3))
 --        AND (message_group = '' OR NOT EXISTS (
@@ -7,8 +7,8 @@
 --            WHERE w.queue = o.queue AND w.message_group = o.message_group
 --              AND w.parked_at IS NULL AND w.retry_at > NOW(3)))
 --      ORDER BY id LIMIT 1000
--- 2. send each under its message_key with issued_at (or created_at) as its date, one of a group at a
---    time; `accepted`, `in_flight`, `done`, `dead` and `parked` all confirm it;
--- 3. delete exactly the rows that were confirmed, by their ids, never `id <= n`: a transaction
+-- 2. send each under its message_key with issued_at (or created_at) as its date, one row per group
+--    at a time; `accepted`, `in_flight`, `done`, `dead` and `parked` all confirm it;
+-- 3. delete exactly the confirmed rows, by their ids, never `id <= n`: a transaction
 --    that began earlier may commit later, with a smaller id;
--- 4. for a refused one: tries + 1 and a retry_at, and after a few tries parked_at and the error.
+-- 4. of a refused row increment tries and set retry_at; after a few tries set parked_at and error.

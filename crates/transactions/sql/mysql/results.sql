@@ -1,5 +1,5 @@
--- What became of messages that were moved, for a relay of your own: the state is `waiting` until
--- GET /v1/queues/{queue}/keys/{key} tells that it is done, dead or discarded.
+-- The outcomes of messages, for a relay of your own: the state is `waiting` until GET
+-- /v1/queues/{queue}/keys/{key} returns done, dead or discarded.
 CREATE TABLE IF NOT EXISTS hapax_results (
     queue VARBINARY(80) NOT NULL,
     message_key VARBINARY(255) NOT NULL,

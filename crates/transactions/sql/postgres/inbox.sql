@@ -1,9 +1,9 @@
--- The inbox of Hapax for PostgreSQL 11 and newer. Run this once, as a migration; run again it
+-- The inbox of Hapax for PostgreSQL 11 and newer. Run it once, as a migration; running it again
 -- changes nothing.
 --
--- A row says: this consumer carried out this message, and its effect is in this database. It is
--- written in the transaction of the effect, so a row that can be seen is an effect that is there.
--- Texts are compared byte by byte (COLLATE "C"): two keys are one only if they are the same.
+-- A row means that this consumer has processed this message, and that its effect is in this
+-- database. It is written in the transaction of the effect, so a visible row belongs to a committed
+-- effect. Texts are compared byte by byte (COLLATE "C").
 CREATE TABLE IF NOT EXISTS hapax_inbox (
     consumer text COLLATE "C" NOT NULL,
     tenant text COLLATE "C" NOT NULL,

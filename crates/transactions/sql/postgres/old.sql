@@ -1,9 +1,9 @@
--- Old: rows older than so many milliseconds ($4), oldest first, after the last row of the page
--- before ($5 to $8; for the first page 0, '', '' and 0), at most so many ($9). Age alone says
--- nothing: a message may wait for longer than any time. Ask the broker about each key (GET
--- /v1/queues/{queue}/keys/{key}, with ?group= where keys are per group), and sweep the row only
--- where the key is done or discarded, of a later generation than the row, or not known any more.
--- A message without a key cannot be asked about: keep its row while the queue has messages.
+-- Old: rows older than $4 milliseconds, oldest first, after the last row of the previous page ($5
+-- to $8; for the first page 0, '', '' and 0), at most $9. Never delete by age alone: a message may
+-- wait for any time. Ask the broker about each key (GET /v1/queues/{queue}/keys/{key}, with ?group=
+-- if keys are per group), and delete the row only if the key is done or discarded, of a later
+-- generation than the row, or unknown. The broker cannot be asked about a message without a key:
+-- keep its row while the queue has messages.
 SELECT message_key, message_group, generation, fence,
     (extract(epoch FROM entered_at) * 1000000)::bigint
 FROM hapax_inbox

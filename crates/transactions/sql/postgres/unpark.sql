@@ -1,3 +1,3 @@
--- Send a parked row after all, once its reason is gone. One that was refused as too old needs
--- issued_at = now() besides: make sure first that it was not carried out long ago.
+-- Send a parked row again, once the reason is fixed. A row that was refused as too old also needs
+-- issued_at = now(): make sure first that it was not processed before.
 UPDATE hapax_outbox SET parked_at = NULL, retry_at = NULL, tries = 0, error = NULL WHERE id = $1

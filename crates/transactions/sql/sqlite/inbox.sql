@@ -1,12 +1,13 @@
--- The inbox of Hapax for SQLite 3.24 and newer. Run this once, as a migration; run again it
+-- The inbox of Hapax for SQLite 3.24 and newer. Run it once, as a migration; running it again
 -- changes nothing.
 --
--- A row says: this consumer carried out this message, and its effect is in this database. It is
--- written in the transaction of the effect, so a row that can be seen is an effect that is there.
+-- A row means that this consumer has processed this message, and that its effect is in this
+-- database. It is written in the transaction of the effect, so a visible row belongs to a committed
+-- effect.
 --
 -- Begin transactions with BEGIN IMMEDIATE, set busy_timeout, and keep synchronous = FULL: with
--- NORMAL in WAL mode a power cut may take back a commit whose message is settled already.
--- The check of types: a key that is a blob is another than the same bytes as text.
+-- NORMAL in WAL mode a power cut may undo a commit whose message is already settled. The type
+-- checks: a key that is a blob differs from the same bytes as text.
 CREATE TABLE IF NOT EXISTS hapax_inbox (
     consumer TEXT NOT NULL,
     tenant TEXT NOT NULL,

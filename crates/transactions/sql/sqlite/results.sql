@@ -1,8 +1,7 @@
--- Where `hapax relay --results hapax_results` writes what became of the messages it moved; any
--- other name will do. A row is there from the moment the broker has its message, as `waiting`, and
--- ends as `done` (with the result), `dead` or `discarded` (with the error), or `forgotten` where the
--- queue no longer knows the key. Set it to `waiting` again to have it looked up once more, as after
--- a redrive.
+-- The table for `hapax relay --results hapax_results`; any other name works too. A row is inserted
+-- as `waiting` when the broker has confirmed the message, and becomes `done` (with the result),
+-- `dead` or `discarded` (with the error), or `forgotten` if the queue no longer knows the key. Set
+-- it to `waiting` again to have it looked up again, for example after a redrive.
 CREATE TABLE IF NOT EXISTS hapax_results (
     queue TEXT NOT NULL,
     message_key TEXT NOT NULL,

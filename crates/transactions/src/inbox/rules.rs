@@ -1,5 +1,5 @@
-//! What the rules of a queue mean for its inbox: how long rows are kept at least, and how large a
-//! result may be. They are asked for again with every sweep, as rules change.
+//! The parts of a queue's configuration that matter to its inbox: how long rows are kept, and how
+//! large a result may be. They are read again with every sweep, because they may change.
 
 use std::time::Duration;
 
@@ -9,21 +9,22 @@ use hapax_wire::{Guarantee, QueueConfig};
 use super::{Inbox, Retention};
 use crate::error::Error;
 
-/// The rules of a queue that count here.
+/// The relevant configuration of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// Rows younger than this stay, also those of messages that have ended: a broker that is
-    /// restored from a backup may deliver them again. `None` for ever.
+    /// Younger rows are kept, also those of messages that have ended: a broker that is restored
+    /// from a backup may deliver them again. `None` means for ever.
     pub(crate) kept: Option<Duration>,
     pub(crate) result_bytes_max: u64,
-    /// Whether messages may come without a key: those cannot be asked about.
+    /// Whether messages may come without a key; the broker cannot be asked about those.
     pub(crate) allows_no_key: bool,
-    /// Whether there was no message that could still be delivered.
+    /// Whether the queue had no message that could still be delivered.
     pub(crate) is_empty: bool,
 }
 
 impl Rules {
-    /// Asks the broker. An inbox that would forget before its queue does is an error.
+    /// Reads the configuration from the broker. An inbox that would delete rows before its queue
+    /// forgets their keys is an error.
     pub(crate) async fn of(inbox: &Inbox, queue: &Queue) -> Result<Self, Error> {
         let known = Admin::new(queue.client().clone()).queue(queue.name()).await?;
         let config = known

@@ -1,11 +1,11 @@
 //! The sweep: deletes the rows whose message has ended, and no other.
 //!
-//! A message that was carried out and not settled waits in its queue for as long as nobody takes
-//! it: workers may be down, the queue paused, the message dead until somebody redrives it. No time
-//! bounds that, so the age of a row only says when it is worth asking. The broker says whether the
-//! message can still come: a row goes when its key is done, discarded, of a later generation, or
-//! not known any more. What is swept between the question and the delete belongs to an ended
-//! message, and an ended message does not come back under its generation.
+//! A message that was processed and not settled may wait in its queue for any time: workers may be
+//! down, the queue paused, the message dead until it is redriven. So the age of a row only decides
+//! when the broker is asked whether the message can still be delivered. A row is deleted if its key
+//! is done, discarded, of a later generation, or unknown, or if its queue does not exist. A message
+//! that has ended is not delivered again under its generation, so nothing can change between the
+//! question and the delete.
 
 use std::future::Future;
 use std::time::Duration;
@@ -19,24 +19,24 @@ use super::rules::Rules;
 use super::{Inbox, Row};
 use crate::error::Error;
 
-/// Rows that are looked at, and at most deleted, in one go.
+/// The most rows that are read, and deleted, at once.
 const PAGE: i64 = 1_000;
-/// Keys that the broker is asked about at once.
+/// Concurrent requests to the broker.
 const ASKED_AT_ONCE: usize = 16;
-/// Between two pages: others want to write too.
+/// The pause between two pages, for other writers.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Older than any row: some hundred years, which every database can subtract from now.
+/// Older than any row: a hundred years, which every database can subtract from now.
 const OLDEST_MS: i64 = 100 * 366 * 24 * 60 * 60 * 1_000;
 
-/// A row that is old enough to be asked about.
+/// A row that is old enough to ask the broker about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Old {
     pub key: String,
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub group: String,
     pub generation: i32,
     pub fence: i64,
-    /// The time at which it was entered, in the units of its database.
+    /// The time of insertion, in the units of its database.
     pub entered: i64,
 }
 
@@ -52,33 +52,32 @@ impl Old {
     }
 }
 
-/// Which old rows are asked for.
+/// The parameters of a page of old rows.
 #[derive(Clone, Debug)]
 pub struct Page {
     pub older_ms: i64,
-    /// The last row of the page before; that of the first page is before every row.
+    /// The last row of the previous page; for the first page a value before every row.
     pub after: Old,
     pub most: i64,
 }
 
 impl Page {
-    /// The first page of the rows that are so old, at most so many.
+    /// The first page of at most `most` rows that are older than `older_ms`.
     pub fn first(older_ms: i64, most: i64) -> Self {
         Self { older_ms, after: Old::default(), most }
     }
 }
 
-/// The rows of inboxes in a database: every [`Pool`](crate::Pool), and `sqlite::Database`.
+/// The inbox rows of a database. Implemented by every [`Pool`](crate::Pool) and `sqlite::Database`.
 pub trait Rows: Send + Sync {
-    /// Rows of the inbox, oldest first. Names the inbox by its consumer, queue and this tenant.
+    /// Returns old rows of an inbox, oldest first.
     fn old(
         &self,
         names: &Names,
         page: Page,
     ) -> impl Future<Output = Result<Vec<Old>, Error>> + Send;
 
-    /// Deletes rows, each only if its fence is still the same. Returns the number of those that
-    /// were there.
+    /// Deletes rows, each only if its fence is unchanged, and returns the number of deleted rows.
     fn delete(
         &self,
         names: &Names,
@@ -86,7 +85,7 @@ pub trait Rows: Send + Sync {
     ) -> impl Future<Output = Result<u64, Error>> + Send;
 }
 
-/// The owner of the rows.
+/// The names that identify an inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     pub consumer: String,
@@ -118,12 +117,12 @@ impl Names {
 
 impl Inbox {
     /// Deletes the rows that are older than the queue's retention, or the consumer's own, and whose
-    /// message has ended. Returns how many they were.
+    /// message has ended. Returns the number of deleted rows.
     ///
-    /// The workers of this crate call it by themselves; a loop of one's own calls it now and then.
-    /// Asks the broker for the rules of the queue and for every old key, as the tenant that the
-    /// client's token names. Where this inbox does not know its tenant yet, neither from its
-    /// consumer nor from a delivery, nothing is deleted: the rows might be somebody else's.
+    /// The workers of this crate call it automatically; call it from time to time in a loop of your
+    /// own. It asks the broker for the queue's configuration and for every old key, as the tenant
+    /// of the client's token. If the inbox does not know its tenant yet, neither from its consumer
+    /// nor from a delivery, nothing is deleted, because the rows might belong to another tenant.
     pub async fn sweep(&self, rows: &impl Rows, queue: &Queue) -> Result<u64, Error> {
         let rules = Rules::of(self, queue).await?;
         self.sweep_by(&rules, rows, queue).await
@@ -156,7 +155,7 @@ impl Inbox {
         }
     }
 
-    /// Reports a table that is not there, before the first message is taken.
+    /// Fails if the table does not exist, before the first message is received.
     pub(crate) async fn check_table(&self, rows: &impl Rows) -> Result<(), Error> {
         let page = Page::first(OLDEST_MS, 0);
         rows.old(&self.names(DEFAULT_TENANT), page).await.map(drop)
@@ -167,7 +166,7 @@ impl Inbox {
     }
 }
 
-/// Returns the rows whose message cannot be delivered any more.
+/// Returns the rows whose message cannot be delivered again.
 async fn ended(rules: &Rules, queue: &Queue, old: Vec<Old>) -> Result<Vec<Old>, Error> {
     let admin = Admin::new(queue.client().clone());
     let asked = old.into_iter().map(|old| {
@@ -203,14 +202,14 @@ fn key_has_ended(key: &Key, old: &Old) -> bool {
     }
 }
 
-/// A key that the broker does not know. It may be the id of a message that has none: nobody can ask
-/// about that, so its row stays while the queue has any message.
+/// Whether the row of an unknown key can be deleted. If it may be the id of a message without a
+/// key, which the broker cannot be asked about, the row stays while the queue has any message.
 fn is_forgotten(rules: &Rules, old: &Old) -> bool {
     let may_be_an_id = rules.allows_no_key && is_id(&old.key);
     !may_be_an_id || rules.is_empty
 }
 
-/// Whether it has the form of a message's id: a UUID with its hyphens.
+/// Whether a key has the form of a message id: a UUID with hyphens.
 fn is_id(key: &str) -> bool {
     let is_hyphen = |place: usize| matches!(place, 8 | 13 | 18 | 23);
     key.len() == 36

@@ -1,8 +1,8 @@
-//! One batch of rows on its way to the broker.
+//! Sends one batch of rows to the broker.
 //!
-//! Queues go side by side, each over a pipelined sender. Rows without a group are all under way at
-//! once; of a group there is one, and the next goes when it is confirmed. The rows behind one that
-//! is refused are not sent with this batch.
+//! Queues are sent to concurrently, each over a pipelined sender. Rows without a group are all in
+//! flight at once; of a group one row is, and the next is sent when it is confirmed. The rows
+//! behind a refused one are not sent with this batch.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -11,19 +11,18 @@ use futures_util::future::join_all;
 use hapax_client::{Answered, Client, Error, Sender};
 
 use super::Stop;
-use super::source::{Refused, Row};
+use super::source::{RETRY_MAX, Refused, Row};
 
-/// Queues with an open connection.
+/// The most queues with an open connection.
 const SENDERS_MAX: usize = 32;
-/// What may be under way when the relay is told to stop has so long to be answered.
+/// How long a stop waits for answers.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long a queue is left alone that takes nothing now.
+/// The shortest pause for a queue that is full or rate-limited.
 const HOLD: Duration = Duration::from_secs(1);
-/// Between two tries of a refused row: doubled with every one, up to the longest.
+/// The first pause between two tries of a refused row; it doubles with every try, to the longest.
 const RETRY_MIN: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// What became of a batch. Rows that are in none of the lists were not sent, or not answered: they
+/// The outcome of a batch. Rows that are in none of the lists were not sent or not answered, and
 /// are still in the table.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
@@ -31,9 +30,9 @@ pub(super) struct Outcome {
     /// The number of duplicates among them.
     pub(super) duplicates: u64,
     pub(super) refused: Vec<Refused>,
-    /// Queues that take nothing now, and when to ask again.
+    /// Queues that are full or rate-limited, and when to try again.
     pub(super) held: HashMap<String, Duration>,
-    /// What no retry helps against, such as a token that is not valid.
+    /// A permanent error, such as an invalid token.
     pub(super) fatal: Option<Error>,
 }
 
@@ -49,8 +48,8 @@ impl Senders {
         Self { client, open: HashMap::new() }
     }
 
-    /// Sends rows, and waits until each is answered, however long the broker is away. Once the
-    /// relay is told to stop, only for a while.
+    /// Sends rows, and waits until each is answered, however long the broker cannot be reached.
+    /// After a stop it waits only for a while.
     pub(super) async fn send(&mut self, rows: Vec<Row>, tries: u32, stop: &Stop) -> Outcome {
         let mut queues: HashMap<String, Vec<Row>> = HashMap::new();
         for row in rows {
@@ -94,9 +93,9 @@ struct Part {
     sender: Sender,
     tries: u32,
     rows: Vec<Option<Row>>,
-    /// Places of rows that may be pushed, in their order.
+    /// Indexes of rows that may be pushed, in order.
     ready: VecDeque<usize>,
-    /// Places of rows behind the one of their group that is under way.
+    /// Indexes of rows that wait for the row of their group in flight.
     behind: HashMap<String, VecDeque<usize>>,
     outcome: Outcome,
 }
@@ -119,7 +118,7 @@ impl Part {
         Self { queue, sender, tries, rows, ready, behind, outcome: Outcome::default() }
     }
 
-    /// Can be dropped at any time: what was answered until then is in the outcome.
+    /// Cancel-safe: the answers so far are in the outcome.
     async fn send(&mut self) {
         let mut answers = Vec::new();
         loop {
@@ -140,7 +139,7 @@ impl Part {
         }
     }
 
-    /// Nothing more for a queue that takes nothing now.
+    /// Pushes rows, unless the queue is full or rate-limited.
     fn push(&mut self) {
         while self.outcome.held.is_empty()
             && self.sender.room() > 0

@@ -1,4 +1,4 @@
-//! What a relay counts, and how Prometheus reads it.
+//! The metrics of a relay, for Prometheus.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Whether this relay has the lock and moves rows; others stand by.
+    /// Whether this relay has the lock and is active.
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed) == 1
     }

@@ -1,9 +1,9 @@
-//! What goes on beside the moving, over a connection of its own: counting what is left, and writing
-//! back how messages ended.
+//! Runs beside the sending, over a separate connection: counts the remaining rows, and writes back
+//! the outcomes of messages.
 //!
-//! The table of results is itself the list of what is waited for, written in the transaction that
-//! deletes the row of the outbox: a relay that is killed goes on where it was. A page of it is
-//! looked up at a time, so that however many wait, few are in memory.
+//! The results table is itself the list of messages to wait for, written in the transaction that
+//! deletes the row of the outbox. So a relay that is killed continues where it was. It is processed
+//! in pages, so that few rows are in memory however many wait.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ use super::source::{End, Name, Source, Table, storable};
 use super::{now_ms, reopen, reopening};
 use crate::error::Error;
 
-/// How often is counted.
+/// How often rows are counted.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
-/// Keys that are looked up at once.
+/// The number of keys looked up at once.
 const PAGE: i64 = 64;
-/// How long the broker may wait for the end of a key, where one page is all there is.
+/// How long the broker waits for the end of a key, if there is only one page.
 const WAIT: Duration = Duration::from_secs(1);
-/// Where nothing waits for a result, or something went wrong.
+/// The pause if no message waits for a result, and after an error.
 const PAUSE: Duration = Duration::from_millis(250);
 const AWAY: Duration = Duration::from_secs(2);
 
-/// Never ends, except with an error that no retry helps against.
+/// Runs until a permanent error.
 pub(super) async fn observe<S: Source>(
     mut source: S,
     address: &S::Address,
@@ -66,7 +66,7 @@ async fn watch<S: Source>(
             }
             counted = Some(Instant::now());
         }
-        // Whoever stands by writes no results: the other does.
+        // A standby writes no results; the active relay does.
         if !has_results || !metrics.is_active() {
             tokio::time::sleep(PAUSE).await;
             continue;
@@ -79,7 +79,7 @@ async fn watch<S: Source>(
     }
 }
 
-/// Looks up a page of those that wait. Tells whether there was any.
+/// Looks up a page of waiting messages. Returns whether there was any.
 async fn look<S: Source>(
     source: &mut S,
     admin: &Admin,
@@ -132,7 +132,7 @@ async fn look<S: Source>(
             }
         }
     }
-    // An error of one row is that row's; where nothing could be written the connection is to blame.
+    // If nothing at all could be written, the connection is assumed to be broken.
     if let Some(error) = failed
         && !is_written
     {
@@ -144,7 +144,7 @@ async fn look<S: Source>(
     Ok(!is_empty)
 }
 
-/// Writes how a message ended; without what it left behind where the database does not take that.
+/// Writes the outcome of a message; without its result if the database refuses that.
 async fn write<S: Source>(source: &mut S, name: &Name, end: &End) -> Result<(), Error> {
     let Err(error) = source.end(name, end).await else { return Ok(()) };
     let bare = End {
@@ -156,7 +156,7 @@ async fn write<S: Source>(source: &mut S, name: &Name, end: &End) -> Result<(), 
     source.end(name, &bare).await
 }
 
-/// How a message ended, if it has. One that is parked has not: somebody will resolve it.
+/// The outcome of a message that has ended. A parked one has not: an operator will resolve it.
 fn ended(key: Key) -> Option<End> {
     let state = match key.state() {
         State::Done => "done",

@@ -11,29 +11,32 @@ use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Socket};
 
 use super::source::{
-    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Read, Refused, Row, Source, Table, headers,
-    storable, too_large,
+    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, RETRY_MAX, Read, Refused, Row, Source, Table,
+    headers, storable, too_large,
 };
 use super::tls::Tls;
 use crate::error::Error;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A server that went away without a word is noticed after this long.
+/// The time after which a server that disappeared is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// Names this use of advisory locks among others; the second number is the table's.
+/// The first number identifies this use of advisory locks; the second is the table's.
 const LOCK: &str = "SELECT pg_try_advisory_lock(1212239937, 'hapax_outbox'::regclass::oid::int)";
-/// What the migration's trigger says.
+/// The channel of the migration's trigger.
 const LISTEN: &str = "LISTEN hapax_outbox";
 
-/// The bytes are summed over the rows of the page alone: over the whole table it would be a scan.
+/// The bytes are summed over the rows of the page only; over the whole table it would be a scan.
 const READ: &str = "
 WITH ready AS (
     SELECT id, octet_length(body) AS bytes FROM hapax_outbox o
-    WHERE parked_at IS NULL AND (retry_at IS NULL OR retry_at <= now())
+    WHERE parked_at IS NULL
+      AND (retry_at IS NULL OR retry_at <= now()
+          OR retry_at > now() + $5::bigint * interval '1 millisecond')
       AND (message_group = '' OR NOT EXISTS (
           SELECT FROM hapax_outbox w
           WHERE w.queue = o.queue AND w.message_group = o.message_group
-            AND w.parked_at IS NULL AND w.retry_at > now()))
+            AND w.parked_at IS NULL AND w.retry_at > now()
+            AND w.retry_at <= now() + $5::bigint * interval '1 millisecond'))
       AND queue <> ALL ($3)
     ORDER BY id LIMIT $1
 ), page AS (
@@ -84,7 +87,7 @@ impl Address {
         Ok(Self(config, tls))
     }
 
-    /// Connects, and tells when something was notified, or the connection has ended.
+    /// Connects, and signals notifications and the end of the connection.
     async fn connect(&self) -> Result<(Client, Arc<Notify>), tokio_postgres::Error> {
         let news = Arc::new(Notify::new());
         let client = match self.1.clone() {
@@ -103,7 +106,7 @@ impl Address {
     }
 }
 
-/// Ends with the client, or with the connection, which whoever asks next will hear.
+/// Ends with the client, or with the connection; the next statement then fails.
 async fn drive<T>(mut connection: Connection<Socket, T>, news: Arc<Notify>)
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -124,7 +127,7 @@ pub(super) struct Postgres {
 }
 
 impl Postgres {
-    /// What is missing is told at once, with how to make it.
+    /// Reports a missing table at once, with the command that creates it.
     async fn check(&self) -> Result<(), Error> {
         let missing = |table: &str, subject: &str| {
             Error::invalid(format!(
@@ -173,11 +176,13 @@ impl Source for Postgres {
 
     async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Read, Error> {
         let what = "the outbox cannot be read";
-        let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+        let retry_ms_max = RETRY_MAX.as_millis() as i64;
+        let parameters: [(&(dyn ToSql + Sync), Type); 5] = [
             (&rows, Type::INT8),
             (&bytes, Type::INT8),
             (&held, Type::TEXT_ARRAY),
             (&BODY_BYTES_MAX, Type::INT8),
+            (&retry_ms_max, Type::INT8),
         ];
         let found = self.client.query_typed(READ, &parameters).await;
         let found = found.map_err(Error::database(what))?;
@@ -303,7 +308,7 @@ impl Source for Postgres {
     }
 }
 
-/// A column that cannot be read is the reason why the row is no message.
+/// A column that cannot be read makes the row invalid, with that reason.
 fn row_of(id: i64, row: &tokio_postgres::Row) -> Result<Row, String> {
     let bytes = column(row, 13, "body")?;
     let Some(body) = column::<Option<Vec<u8>>>(row, 4, "body")? else {
@@ -313,7 +318,7 @@ fn row_of(id: i64, row: &tokio_postgres::Row) -> Result<Row, String> {
         let time: Option<i64> = column(row, place, name)?;
         time.ok_or_else(|| format!("{name} is infinite"))
     };
-    // Before the date of the operation, which is that of the row where there is no other.
+    // Read before the date of the operation, which defaults to it.
     let age_ms = time(11, "created_at")?;
     Ok(Row {
         id,

@@ -1,4 +1,4 @@
-//! What a relay needs of a database: rows to send, and what became of them.
+//! The relay's interface to a database: rows to send, and their outcomes.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,25 +11,26 @@ use crate::error::Error;
 
 /// One connection to an outbox.
 ///
-/// Every error means that the connection is not to be used any more.
+/// After any error the connection must not be used again.
 pub(super) trait Source: Send + Sized {
-    /// Where the outbox is.
+    /// The address of the outbox.
     type Address: Send + Sync;
 
-    /// Opens a connection of its own, again where another broke. With a table, confirmed rows leave
-    /// a waiting row there.
+    /// Opens a new connection. With a results table, every confirmed row inserts a waiting row
+    /// there.
     fn open(
         address: &Self::Address,
         results: Option<Table>,
     ) -> impl Future<Output = Result<Self, Error>> + Send;
 
-    /// Takes the lock of this outbox, or tells that another has it. It is held until the connection
-    /// ends, however it ends.
+    /// Tries to take the lock of this outbox; returns false if another relay has it. It is held
+    /// until the connection ends.
     fn lock(&mut self) -> impl Future<Output = Result<bool, Error>> + Send;
 
-    /// Rows that may be sent now, oldest first, so many at most and about so many bytes. Left out:
-    /// parked ones, those whose time has not come, whole groups whose first row waits for its time,
-    /// and these queues. A row that cannot be read is no error of the table.
+    /// Returns rows that may be sent now, oldest first, up to a number of rows and about a number
+    /// of bytes. Without parked rows, rows that wait for their next try, the rest of groups whose
+    /// first row waits, and these queues. A row that cannot be read is returned as unreadable, not
+    /// as an error.
     fn read(
         &mut self,
         rows: i64,
@@ -37,35 +38,36 @@ pub(super) trait Source: Send + Sized {
         held: &[String],
     ) -> impl Future<Output = Result<Read, Error>> + Send;
 
-    /// In one transaction: deletes what was confirmed, by its id, and writes to the refused rows
-    /// when they are tried again, or that they are parked.
+    /// In one transaction, deletes the confirmed rows by their ids, and marks the refused rows with
+    /// the time of their next try, or as parked.
     fn settle(
         &mut self,
         confirmed: &[Row],
         refused: &[Refused],
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Waits until there may be something new, for so long at most.
+    /// Waits until there may be new rows, at most for this long.
     fn wait(&mut self, most: Duration) -> impl Future<Output = Result<(), Error>> + Send;
 
     fn count(&mut self) -> impl Future<Output = Result<Counts, Error>> + Send;
 
-    /// Messages whose end is not known yet, in the order of their names, after this one.
+    /// Returns messages whose outcome is not known yet, in the order of their names, after this
+    /// one.
     fn waiting(
         &mut self,
         after: &Name,
         most: i64,
     ) -> impl Future<Output = Result<Vec<Name>, Error>> + Send;
 
-    /// Writes how a message ended, once.
+    /// Writes the outcome of a message, once.
     fn end(&mut self, name: &Name, end: &End) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Read {
     pub(super) rows: Vec<Row>,
-    /// Rows that are no message, whatever is tried: to be parked with their reason.
+    /// Rows that are not valid messages, to be parked with their reason.
     pub(super) unreadable: Vec<Refused>,
 }
 
@@ -93,30 +95,30 @@ pub(super) struct Row {
     pub(super) delay_ms: Option<i64>,
     pub(super) ttl_ms: Option<i64>,
     pub(super) fingerprint: Option<String>,
-    /// When the operation was born: the date that lets the broker tell a row that comes again from
-    /// one that it has forgotten.
+    /// The date of the operation, by which the broker recognises a row that is sent again after its
+    /// key was forgotten.
     pub(super) issued_at_ms: i64,
-    /// How long the row has been there.
+    /// The age of the row.
     pub(super) age_ms: i64,
     pub(super) tries: u32,
 }
 
-/// What a message is called.
+/// The name of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Name {
     pub(super) queue: String,
     pub(super) key: String,
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub(super) group: String,
 }
 
-/// A row that the broker did not take.
+/// A row that the broker refused.
 #[derive(Clone, Debug)]
 pub(super) struct Refused {
     pub(super) id: i64,
     pub(super) tries: u32,
     pub(super) error: String,
-    /// `None` parks it.
+    /// The time until the next try; `None` parks the row.
     pub(super) retry_in: Option<Duration>,
 }
 
@@ -129,7 +131,7 @@ pub(super) struct Counts {
     pub(super) waiting: i64,
 }
 
-/// How a message ended.
+/// The outcome of a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) state: &'static str,
@@ -139,13 +141,16 @@ pub(super) struct End {
     pub(super) finished_at_ms: i64,
 }
 
-/// The largest body that any queue takes.
+/// The longest pause between two tries of a refused row. One that is due later than this from now
+/// was refused before the clock was set back, and is due.
+pub(super) const RETRY_MAX: Duration = Duration::from_secs(60);
+/// The largest body that any queue allows.
 pub(super) const BODY_BYTES_MAX: i64 = 16 * 1_024 * 1_024;
-/// Rows are counted up to here: a larger number says no more, and would cost a scan.
+/// Rows are counted up to this number; counting more would cost a scan.
 pub(super) const COUNT_MAX: i64 = 100_000;
 
 impl Row {
-    /// As it is sent. What was said about time counts from when the row was written.
+    /// The message to send. Delay and time to live count from when the row was written.
     pub(super) fn message(&self) -> Message {
         let mut message = Message::new(self.body.clone()).key(&self.name.key);
         if !self.name.group.is_empty() {
@@ -161,7 +166,8 @@ impl Row {
             };
             message = message.header(name.clone(), value);
         }
-        let left = |ms: i64| ms.saturating_sub(self.age_ms);
+        // A clock that was set back makes a row younger than nothing; its times are not longer.
+        let left = |ms: i64| ms.saturating_sub(self.age_ms.max(0));
         if let Some(delay) = self.delay_ms.map(left).and_then(positive) {
             message = message.delay(delay);
         }
@@ -182,12 +188,12 @@ pub(super) fn headers(json: &str) -> Result<Map<String, Value>, String> {
         .map_err(|error| format!("headers is not a JSON object of strings: {error}"))
 }
 
-/// Why a row is too large to be read at all: its body did not come along.
+/// The error of a row that is too large; its body was not read.
 pub(super) fn too_large(bytes: i64) -> String {
     format!("the body has {bytes} bytes, at most {BODY_BYTES_MAX} are allowed")
 }
 
-/// Text that every database stores: PostgreSQL takes no NUL.
+/// Text that every database can store: PostgreSQL accepts no NUL.
 pub(super) fn storable(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
@@ -196,7 +202,7 @@ fn positive(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().filter(|ms| *ms > 0).map(Duration::from_millis)
 }
 
-/// A table of the user's, by its name, with the schema before it if need be.
+/// The quoted name of a user's table, optionally with its schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table(String);
 
@@ -210,7 +216,7 @@ impl Table {
         Ok(Self(quoted.collect::<Vec<_>>().join(".")))
     }
 
-    /// As it stands in a statement.
+    /// The quoted name for a statement.
     pub(super) fn quoted(&self) -> &str {
         &self.0
     }
@@ -238,6 +244,8 @@ mod tests {
         assert_eq!(sent(row(Some(1_000), Some(5_000), 400)), (Some(600), Some(4_600), Some(7)));
         assert_eq!(sent(row(Some(1_000), Some(5_000), 9_000)), (None, Some(1), Some(7)));
         assert_eq!(sent(row(None, None, 9_000)), (None, None, Some(7)));
+        let set_back = row(Some(1_000), Some(5_000), -3_600_000);
+        assert_eq!(sent(set_back), (Some(1_000), Some(5_000), Some(7)));
     }
 
     #[test]

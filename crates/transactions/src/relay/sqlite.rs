@@ -1,8 +1,8 @@
 //! The outbox in SQLite.
 //!
-//! The lock is one of the operating system on a file beside the database, so that it ends with the
-//! process, however that ends. News are asked for: a connection's `data_version` changes when
-//! another has written, and reading it touches no page.
+//! The lock is an operating-system lock on a file beside the database, so that it ends with the
+//! process. New rows are detected by polling: a connection's `data_version` changes when another
+//! has written, and reading it touches no page.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use tokio::time::Instant;
 
 use super::now_ms;
 use super::source::{
-    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, Read, Refused, Row, Source, Table, headers,
-    storable, too_large,
+    BODY_BYTES_MAX, COUNT_MAX, Counts, End, Name, RETRY_MAX, Read, Refused, Row, Source, Table,
+    headers, storable, too_large,
 };
 use crate::error::Error;
 use crate::sqlite::Database;
 
-/// How often the version is asked for.
+/// How often the version is read.
 const LOOK: Duration = Duration::from_millis(20);
 
 const READ: &str = "
@@ -29,11 +29,12 @@ SELECT id, queue, message_key, message_group,
     ttl_ms, fingerprint, coalesce(issued_at_ms, created_at_ms), ?2 - created_at_ms, tries,
     length(CAST(body AS BLOB))
 FROM hapax_outbox o
-WHERE parked_at_ms IS NULL AND (retry_at_ms IS NULL OR retry_at_ms <= ?2)
+WHERE parked_at_ms IS NULL
+  AND (retry_at_ms IS NULL OR retry_at_ms <= ?2 OR retry_at_ms > ?2 + ?5)
   AND (message_group = '' OR NOT EXISTS (
       SELECT 1 FROM hapax_outbox w
       WHERE w.queue = o.queue AND w.message_group = o.message_group
-        AND w.parked_at_ms IS NULL AND w.retry_at_ms > ?2))
+        AND w.parked_at_ms IS NULL AND w.retry_at_ms > ?2 AND w.retry_at_ms <= ?2 + ?5))
   AND queue NOT IN (SELECT value FROM json_each(?3))
 ORDER BY id LIMIT ?1";
 
@@ -53,7 +54,7 @@ pub(super) struct Sqlite {
     path: PathBuf,
     /// Held for its lock.
     lock: Option<File>,
-    /// Of the connection that looks for news, when it last did.
+    /// The last version that was read.
     version: Option<i64>,
 }
 
@@ -68,7 +69,7 @@ impl Sqlite {
         worked.await.map_err(Error::database("a thread of the relay panicked"))?
     }
 
-    /// What is missing is told at once, with how to make it.
+    /// Reports a missing table at once, with the command that creates it.
     async fn check(&self) -> Result<(), Error> {
         let mut tables = vec![("hapax_outbox".to_owned(), "outbox")];
         if let Some(results) = &self.results {
@@ -104,7 +105,7 @@ impl Sqlite {
     }
 }
 
-/// The file to lock. Whoever can read it can lock it: it may have been made by another user.
+/// Opens the file to lock. Read permission is enough: another user may have created it.
 fn lock_file(path: &Path) -> std::io::Result<File> {
     let made = File::options().create(true).truncate(false).write(true).open(path);
     match made {
@@ -139,7 +140,7 @@ impl Source for Sqlite {
             return Ok(true);
         }
         let what = "the lock beside the database cannot be taken";
-        // One lock, whatever the path.
+        // Resolve symbolic links, so that all paths to the file share one lock.
         let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let mut path = path.into_os_string();
         path.push("-relay-lock");
@@ -154,13 +155,14 @@ impl Source for Sqlite {
 
     async fn read(&mut self, rows: i64, bytes: i64, held: &[String]) -> Result<Read, Error> {
         let what = "the outbox cannot be read";
-        // Asked for before the read: what is written in between is news then.
+        // Read first, so that rows written in between are noticed later.
         self.version = Some(self.version().await?);
         let held = serde_json::Value::from(held.to_vec()).to_string();
         self.on(move |connection| {
             let statement = connection.prepare_cached(READ);
             let mut statement = statement.map_err(Error::database(what))?;
-            let values = params![rows, now_ms(), held, BODY_BYTES_MAX];
+            let retry_ms_max = RETRY_MAX.as_millis() as i64;
+            let values = params![rows, now_ms(), held, BODY_BYTES_MAX, retry_ms_max];
             let mut found = statement.query(values).map_err(Error::database(what))?;
             let (mut read, mut total) = (Read::default(), 0);
             while total < bytes
@@ -299,8 +301,8 @@ impl Source for Sqlite {
     }
 }
 
-/// SQLite keeps whatever was put into a column, whatever its type: what is not what it should be is
-/// the reason why the row is no message.
+/// SQLite stores values of any type in any column. A value of the wrong type makes the row invalid,
+/// with that reason.
 fn row_of(id: i64, row: &rusqlite::Row<'_>) -> Result<Row, String> {
     let columns = Columns(row);
     if let Some(bytes) = columns.optional_integer(13, "body")?
@@ -308,7 +310,7 @@ fn row_of(id: i64, row: &rusqlite::Row<'_>) -> Result<Row, String> {
     {
         return Err(too_large(bytes));
     }
-    // Before the date of the operation, which is that of the row where there is no other.
+    // Read before the date of the operation, which defaults to it.
     let age_ms = columns.integer(11, "created_at_ms")?;
     Ok(Row {
         id,
@@ -329,7 +331,7 @@ fn row_of(id: i64, row: &rusqlite::Row<'_>) -> Result<Row, String> {
     })
 }
 
-/// The columns of a row, with the reason where one is not of its type.
+/// The columns of a row, and the reason if one has the wrong type.
 struct Columns<'a, 'r>(&'a rusqlite::Row<'r>);
 
 impl Columns<'_, '_> {

@@ -1,5 +1,5 @@
-//! Encrypted connections to PostgreSQL, by rustls: to servers whose certificate a given authority
-//! signed, and no others.
+//! Encrypted connections to PostgreSQL with rustls, only to servers whose certificate is signed by
+//! a given CA.
 
 use std::future::Future;
 use std::io;
@@ -15,7 +15,7 @@ use tokio_postgres::Socket;
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
 
-/// Whom to trust.
+/// The trusted CAs.
 #[derive(Clone, Debug)]
 pub(super) struct Tls(Arc<ClientConfig>);
 
@@ -51,7 +51,7 @@ impl MakeTlsConnect<Socket> for Tls {
     }
 }
 
-/// A handshake to be.
+/// A TLS handshake.
 pub(super) struct Handshake {
     connector: TlsConnector,
     name: ServerName<'static>,
@@ -71,7 +71,7 @@ impl TlsConnect<Socket> for Handshake {
 pub(super) struct Encrypted(tokio_rustls::client::TlsStream<Socket>);
 
 impl TlsStream for Encrypted {
-    /// Without binding a password to the channel: the certificate is verified.
+    /// Without channel binding: the certificate is verified.
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }

@@ -1,4 +1,4 @@
-//! Handlers that block: the same steps on threads where that is allowed, for rusqlite.
+//! Blocking handlers, for rusqlite: the same steps on threads for blocking calls.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::inbox::{Entered, Finished};
 use crate::sqlite::Database;
 
-/// For handlers that block. SQLite has one writer at a time, so they run one after the other.
+/// For blocking handlers. SQLite has one writer at a time, so they run one after the other.
 ///
 /// ```no_run
 /// # async fn example(orders: hapax_client::Queue) -> Result<(), hapax_transactions::Error> {
@@ -29,7 +29,7 @@ use crate::sqlite::Database;
 /// # }
 /// ```
 impl InTransaction<Database> {
-    /// Works for ever, or until there is an error that no retry helps against.
+    /// Runs for ever, or until a permanent error.
     pub async fn run<H, R, E>(self, handler: H) -> Result<(), Error>
     where
         H: Fn(&rusqlite::Transaction<'_>, &Delivery) -> Result<R, E> + Send + Sync + 'static,
@@ -39,7 +39,7 @@ impl InTransaction<Database> {
         self.run_until(std::future::pending(), handler).await
     }
 
-    /// As [`run`](Self::run), until `stop` is ready; see [`Worker::run_until`].
+    /// Like [`run`](Self::run), until `stop` resolves; see [`Worker::run_until`].
     pub async fn run_until<H, R, E>(
         self,
         stop: impl Future<Output = ()> + Send,
@@ -95,8 +95,8 @@ where
 
 /// How a transaction ended.
 enum Worked {
-    /// With the effect of this delivery.
+    /// Committed with the effect of this delivery.
     Now(Finished),
-    /// Without one: it was there, with this result.
+    /// Without an effect: the message was processed before, with this result.
     Before(Option<Blob>),
 }

@@ -42,6 +42,7 @@ async fn keeps_the_rules<P: Pool>(pool: P) {
     tells_operations_apart(&pool, &inbox).await;
     waits_for_the_other(&pool, &inbox).await;
     keeps_bytes(&pool, &inbox).await;
+    finishes_its_own_row(&pool, &inbox).await;
     sweeps(&pool).await;
 }
 
@@ -113,6 +114,19 @@ async fn keeps_bytes<P: Pool>(pool: &P, inbox: &Inbox) {
     P::rollback(transaction).await.unwrap();
 }
 
+/// The row of another lease is not overwritten, whether it is newer or older.
+async fn finishes_its_own_row<P: Pool>(pool: &P, inbox: &Inbox) {
+    assert_eq!(carry_out(pool, inbox, incoming("g", 5)).await, Entered::First);
+    for fence in [4, 6] {
+        let mut transaction = pool.begin().await.unwrap();
+        let finished = inbox.finish(&mut transaction, incoming("g", fence), "another").await;
+        let strange = finished.unwrap_err().to_string();
+        assert!(strange.contains("in another transaction"), "{fence}: {strange}");
+        P::commit(transaction).await.unwrap();
+        assert_eq!(carry_out(pool, inbox, incoming("g", fence)).await, done());
+    }
+}
+
 /// Pages of old rows, and their deletes by name and fence.
 async fn sweeps<P: Pool>(pool: &P) {
     let old = Inbox::new("sweeper", "orders").unwrap();
@@ -176,6 +190,13 @@ fn the_inbox_keeps_its_rules_by_rusqlite() {
     assert_eq!(carry_out(incoming("a", 7)).unwrap(), Entered::First);
     assert_eq!(carry_out(incoming("a", 8)).unwrap(), done());
     assert_eq!(carry_out(incoming("a", 6)).unwrap(), done());
+    for fence in [6, 8] {
+        let finished = database.transaction(|transaction| {
+            inbox.finish_blocking(transaction, incoming("a", fence), "another")
+        });
+        assert!(finished.unwrap_err().to_string().contains("in another transaction"), "{fence}");
+    }
+    assert_eq!(carry_out(incoming("a", 8)).unwrap(), done());
 
     let failed = database.transaction(|transaction| {
         assert_eq!(inbox.enter_blocking(transaction, incoming("b", 1))?, Entered::First);

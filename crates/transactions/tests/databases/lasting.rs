@@ -179,6 +179,28 @@ async fn nothing_is_swept_while_the_broker_is_away(partitions: u16) {
     broker.stop().await;
 }
 
+on_each!(the_row_of_an_id_is_swept_when_its_queue_is_empty, flavor = "multi_thread");
+/// The broker cannot be asked about a message without a key, whose row has its id.
+async fn the_row_of_an_id_is_swept_when_its_queue_is_empty(partitions: u16) {
+    let broker = TestQueue::open(partitions, "orders", r#"{"guarantee":"at-least-once"}"#).await;
+    let database = stage::sqlite(broker.path());
+    let inbox = Consumer::new("billing").tenant("default").inbox("orders").unwrap();
+    let incoming = || stage::incoming("01a1de2f-3f24-7000-8000-000000000001", 1);
+    let entered = database.transaction(|transaction| {
+        inbox.enter_blocking(transaction, incoming())?;
+        inbox.finish_blocking(transaction, incoming(), ())
+    });
+    entered.unwrap();
+    database.execute_batch("UPDATE hapax_inbox SET entered_at_ms = 0").unwrap();
+    send(&broker, "other").await;
+    let orders = broker.queue();
+    assert_eq!(inbox.sweep(&database, &orders).await.unwrap(), 0, "it may be the other one");
+    broker.admin.purge_queue("orders", true).await.unwrap();
+    let swept = async || inbox.sweep(&database, &orders).await.unwrap() == 1;
+    eventually("the row to be swept", swept).await;
+    broker.stop().await;
+}
+
 on_each!(a_handler_that_panics_is_rolled_back, flavor = "multi_thread");
 /// A handler that panics has written nothing.
 async fn a_handler_that_panics_is_rolled_back(partitions: u16) {

@@ -160,6 +160,28 @@ async fn a_poison_row_is_parked_after_its_tries_and_its_group_goes_on(partitions
     broker.stop().await;
 }
 
+on_each!(a_row_that_was_refused_before_the_clock_was_set_back_is_due, flavor = "multi_thread");
+async fn a_row_that_was_refused_before_the_clock_was_set_back_is_due(partitions: u16) {
+    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    for outbox in Outbox::of_every_kind(&broker) {
+        broker.admin.purge_queue("orders", true).await.unwrap();
+        for key in ["refused", "behind"] {
+            outbox.send("orders", "g", key);
+        }
+        let later = match &outbox {
+            Outbox::Postgres(_) => "retry_at = now() + interval '3 hours'",
+            Outbox::Sqlite(_) => "retry_at_ms = created_at_ms + 3 * 3600 * 1000",
+        };
+        outbox.run(&format!("UPDATE hapax_outbox SET {later} WHERE message_key = 'refused'"));
+        let relay = Relay::new(broker.client.clone(), &outbox.url()).unwrap();
+        let relay = Running::start(relay);
+        outbox.until_left(0).await;
+        relay.stop().await;
+        assert_eq!(broker.stats().await.ready, 2);
+    }
+    broker.stop().await;
+}
+
 /// Tables as release 0.1 made them: without the checks of types.
 fn without_checks(outbox: &Outbox) {
     match outbox {

@@ -1,4 +1,4 @@
-//! Reading JSON from strangers: strictly, bounded, and with an error that names the field.
+//! Reads untrusted JSON: strictly, with bounds, and with errors that name the field.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,11 +8,11 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::strict::Strict;
+use super::strict::{Members, Strict};
 use crate::message::{BATCH_MAX, Batch, Message};
 use crate::settle::{SETTLE_MAX, SettleItem, Settles};
 
-/// How much of what was sent an error repeats.
+/// The most bytes of the input that an error quotes.
 const DETAIL_BYTES_MAX: usize = 400;
 
 /// Why JSON cannot be read: the field and what is wrong with it.
@@ -24,16 +24,22 @@ pub struct BadJson {
     key: Option<String>,
 }
 
-/// Reads a value that may borrow from the JSON. Fields that are unknown or there twice are refused,
-/// and arrays in place of objects.
+/// Reads a value that may borrow from the JSON. Refuses unknown fields, duplicate fields and arrays
+/// in place of objects.
 pub fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadJson> {
-    from_slice(json).map_err(|error| {
+    read_within(json, &Members::new())
+}
+
+/// As [`read`], where other values count for the same members.
+fn read_within<'a, T: Deserialize<'a>>(json: &'a [u8], members: &Members) -> Result<T, BadJson> {
+    from_slice(json, members).map_err(|error| {
         if !error.is_data() {
             return BadJson::new(format!("not valid JSON: {error}"));
         }
-        // Only now, since keeping track of the path costs time.
+        // Only after an error, because tracking the path costs time.
         let again = &mut serde_json::Deserializer::from_slice(json);
-        match serde_path_to_error::deserialize::<_, T>(Strict(again)) {
+        let members = &Members::new();
+        match serde_path_to_error::deserialize::<_, T>(Strict { inner: again, members }) {
             Err(error) => {
                 // A field that is refused by its name has no place in the path.
                 let path = error.path().to_string();
@@ -47,9 +53,12 @@ pub fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, BadJson> {
     })
 }
 
-fn from_slice<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, serde_json::Error> {
+fn from_slice<'a, T: Deserialize<'a>>(
+    json: &'a [u8],
+    members: &Members,
+) -> Result<T, serde_json::Error> {
     let mut json = serde_json::Deserializer::from_slice(json);
-    let value = T::deserialize(Strict(&mut json))?;
+    let value = T::deserialize(Strict { inner: &mut json, members })?;
     json.end()?;
     Ok(value)
 }
@@ -64,33 +73,37 @@ impl BadJson {
         Self { detail, key: None }
     }
 
-    /// The key of the message that cannot be read, where that can.
+    /// The key of the message that cannot be read, if the key itself can.
     pub fn key(&self) -> Option<&str> {
         self.key.as_deref()
     }
 }
 
-/// Says in words what serde says by the names of types. The bounds of the field are not known here,
-/// and those of its type would mislead.
+/// Rewords serde's errors, which name Rust types. The bounds of the field are not known here, and
+/// those of its type would mislead.
 fn plain(detail: &str) -> String {
     let expected = match detail.split_once("integer `") {
-        Some((_, number)) if number.starts_with('-') => ", expected a whole number, at least 0",
+        Some((_, number)) if number.starts_with('-') => {
+            ", expected a whole number that is not negative"
+        }
         Some(_) if detail.contains("invalid value: integer") => ", which is too large",
         _ => ", expected a whole number",
     };
+    // `ident` is the rest of true, false or null.
+    let detail = detail.replace("expected ident", "expected value");
     detail.replace(", expected u32", expected).replace(", expected u64", expected)
 }
 
-/// Reads an item of a list. Its error says no line and column: they would be those in the item.
-fn read_item<'a, T: Deserialize<'a>>(item: &'a RawValue) -> Result<T, BadJson> {
-    read(item.get().as_bytes()).map_err(|error| {
+/// Reads an item of a list. Its error has no line and column, which would be relative to the item.
+fn read_item<'a, T: Deserialize<'a>>(item: &'a RawValue, members: &Members) -> Result<T, BadJson> {
+    read_within(item.get().as_bytes(), members).map_err(|error| {
         let place = error.detail.rfind(" at line ");
         let detail = error.detail.get(..place.unwrap_or(error.detail.len())).unwrap_or_default();
         BadJson { detail: detail.to_owned(), key: error.key }
     })
 }
 
-/// Reads at most this many items; further ones are counted and not kept.
+/// A list of at most this many items; further ones are counted and dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T, const MAX: usize> {
     pub items: Vec<T>,
@@ -151,23 +164,24 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
     }
 }
 
-/// A list in which one bad item harms no neighbour.
+/// A list in which an invalid item does not affect the others.
 pub type Tolerant<T, const MAX: usize> = List<Result<T, BadJson>, MAX>;
 
 impl Batch {
-    /// Reads a batch; a message that is wrong is an error in its place.
+    /// Reads a batch. An invalid message is an error in its place.
     pub fn read(json: &[u8]) -> Result<Tolerant<Message, BATCH_MAX>, BadJson> {
         #[derive(Deserialize)]
         struct Raw<'a> {
             #[serde(borrow)]
             messages: List<&'a RawValue, BATCH_MAX>,
         }
-        match from_slice::<Self>(json) {
+        match from_slice::<Self>(json, &Members::new()) {
             Ok(batch) => Ok(fine(batch.messages)),
             Err(_) => {
-                let raw = read::<Raw<'_>>(json)?.messages;
+                let (raw, members) = (read::<Raw<'_>>(json)?.messages, Members::new());
                 let items = raw.items.iter().map(|item| {
-                    read_item(item).map_err(|error| BadJson { key: key_of(item.get()), ..error })
+                    let of_key = |error| BadJson { key: key_of(item.get()), ..error };
+                    read_item(item, &members).map_err(of_key)
                 });
                 Ok(List { items: items.collect(), beyond: raw.beyond })
             }
@@ -175,7 +189,7 @@ impl Batch {
     }
 }
 
-/// The key of a message in which something else is wrong.
+/// The key of a message that is otherwise invalid.
 fn key_of(json: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Keyed {
@@ -185,18 +199,18 @@ fn key_of(json: &str) -> Option<String> {
 }
 
 impl Settles {
-    /// Reads settles; one that is wrong is an error in its place.
+    /// Reads settles. An invalid settle is an error in its place.
     pub fn read(json: &[u8]) -> Result<Tolerant<SettleItem, SETTLE_MAX>, BadJson> {
         #[derive(Deserialize)]
         struct Raw<'a> {
             #[serde(borrow)]
             items: List<&'a RawValue, SETTLE_MAX>,
         }
-        match from_slice::<Self>(json) {
+        match from_slice::<Self>(json, &Members::new()) {
             Ok(settle) => Ok(fine(settle.items)),
             Err(_) => {
-                let raw = read::<Raw<'_>>(json)?.items;
-                let items = raw.items.iter().map(|item| read_item(item));
+                let (raw, members) = (read::<Raw<'_>>(json)?.items, Members::new());
+                let items = raw.items.iter().map(|item| read_item(item, &members));
                 Ok(List { items: items.collect(), beyond: raw.beyond })
             }
         }
@@ -232,7 +246,7 @@ mod tests {
         let whole = "max: invalid type: floating point `3.0`, expected a whole number at line";
         assert!(said("3.0").starts_with(whole), "{}", said("3.0"));
         assert!(said("\"3\"").contains("string \"3\", expected a whole number at"));
-        assert!(said("-1").contains("integer `-1`, expected a whole number, at least 0"));
+        assert!(said("-1").contains("integer `-1`, expected a whole number that is not negative"));
         let large = "max: invalid value: integer `5000000000`, which is too large";
         assert!(said("5000000000").starts_with(large), "{}", said("5000000000"));
     }
@@ -290,7 +304,8 @@ mod tests {
             })
             .collect();
         assert_eq!(told[0], "a");
-        let negative = "delay_ms: invalid value: integer `-1`, expected a whole number, at least 0";
+        let negative =
+            "delay_ms: invalid value: integer `-1`, expected a whole number that is not negative";
         assert_eq!(told[1], negative, "without a line and a column of the item");
         assert!(told[2].starts_with("invalid type: integer `7`"), "{}", told[2]);
         assert_eq!(told[3], "c");
@@ -301,6 +316,26 @@ mod tests {
         let json = format!(r#"{{"messages":[{}{{}}]}}"#, "{},".repeat(1_500));
         let batch = Batch::read(json.as_bytes()).unwrap();
         assert_eq!((batch.items.len(), batch.beyond), (1_000, 501));
+    }
+
+    #[test]
+    fn members_of_all_items_are_bounded_together() {
+        let emit = |headers: usize| {
+            let headers: Vec<String> = (0..headers).map(|n| format!(r#""h{n}":"""#)).collect();
+            format!(r#"{{"queue":"q","headers":{{{}}}}}"#, headers.join(","))
+        };
+        let emits = vec![emit(60); 64].join(",");
+        let item = format!(r#"{{"lease":"l","do":"done","emit":[{emits}]}}"#);
+        let read = |items: usize| {
+            let json = format!(r#"{{"items":[{}]}}"#, vec![item.clone(); items].join(","));
+            Settles::read(json.as_bytes()).unwrap()
+        };
+        assert!(read(16).iter().all(Result::is_ok));
+        let many = read(40);
+        let kept = many.iter().filter(|item| item.is_ok()).count();
+        assert!((10..20).contains(&kept) && many.len() == 40, "{kept}");
+        let said = many.last().unwrap().as_ref().unwrap_err().to_string();
+        assert!(said.contains("more than 65536 members"), "{said}");
     }
 
     #[test]

@@ -1,10 +1,14 @@
-//! A deserializer that takes an object for what its type says, and for nothing else.
+//! A deserializer that reads structs from objects with known fields only.
 //!
-//! Serde's derived types ignore fields they do not know and take an array in place of an object,
-//! its items for the fields in their order. A request that is read so does something else than its
-//! caller wrote. Here every struct is read from an object, of which every field is known, however
-//! deep it stands. The types themselves need no attribute for it, and so cannot lack one.
+//! Serde's derived types ignore unknown fields and accept an array in place of an object, with its
+//! items as the fields in order. A request read like that may do something else than its caller
+//! wrote. Here every struct, at any depth, must be an object all of whose fields are known. The
+//! types need no attribute for it, so none can be forgotten.
+//!
+//! It also counts the members of lists and maps, at any depth. What a request holds in memory is
+//! bounded by its bytes, and a member takes far more when it is read than its few bytes.
 
+use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -17,23 +21,51 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use crate::blob::BASE64;
+use crate::lean::{MEMBERS_MAX, Undecoded};
 use crate::nearest::closest;
 use crate::text::Text;
 
+/// How many more members may be kept.
+#[derive(Debug)]
+pub(super) struct Members(Cell<usize>);
+
+impl Members {
+    pub(super) fn new() -> Self {
+        Self(Cell::new(MEMBERS_MAX))
+    }
+
+    /// Counts a member, if there is another.
+    fn take<T, E: Error>(&self, next: Option<T>) -> Result<Option<T>, E> {
+        if next.is_some() {
+            let left = self.0.get().checked_sub(1);
+            self.0.set(left.ok_or_else(|| E::custom(Undecoded::TooMany))?);
+        }
+        Ok(next)
+    }
+
+    /// The next member is not kept, and does not count.
+    fn skip(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
 /// Reads strictly from another deserializer.
-pub(super) struct Strict<D>(pub(super) D);
+pub(super) struct Strict<'m, D> {
+    pub(super) inner: D,
+    pub(super) members: &'m Members,
+}
 
 macro_rules! as_it_is {
     ($($method:ident($($name:ident: $kind:ty),*);)+) => {$(
         fn $method<V: Visitor<'de>>(self, $($name: $kind,)* visitor: V)
             -> Result<V::Value, D::Error>
         {
-            self.0.$method($($name,)* visitor)
+            self.inner.$method($($name,)* visitor)
         }
     )+};
 }
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Strict<D> {
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Strict<'_, D> {
     type Error = D::Error;
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -42,19 +74,24 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Strict<D> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_map(Inside { visitor, fields: Some(fields) })
+        self.inner.deserialize_map(Inside { visitor, fields: Some(fields), members: self.members })
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_map(Inside { visitor, fields: None })
+        self.inner.deserialize_map(Inside { visitor, fields: None, members: self.members })
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_option(Inside { visitor, fields: None })
+        self.inner.deserialize_option(Inside { visitor, fields: None, members: self.members })
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_seq(Inside { visitor, fields: None })
+        self.inner.deserialize_seq(Inside { visitor, fields: None, members: self.members })
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        self.members.skip();
+        self.inner.deserialize_ignored_any(visitor)
     }
 
     as_it_is! {
@@ -63,7 +100,6 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Strict<D> {
         deserialize_u32(); deserialize_u64(); deserialize_f32(); deserialize_f64();
         deserialize_char(); deserialize_str(); deserialize_string(); deserialize_bytes();
         deserialize_byte_buf(); deserialize_unit(); deserialize_identifier();
-        deserialize_ignored_any();
         deserialize_unit_struct(name: &'static str);
         deserialize_newtype_struct(name: &'static str);
         deserialize_tuple(length: usize);
@@ -72,14 +108,15 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Strict<D> {
     }
 }
 
-/// Passes on what is inside a value, to be read strictly too.
-struct Inside<V> {
+/// Wraps a visitor so that the contents of the value are read strictly too.
+struct Inside<'m, V> {
     visitor: V,
-    /// Of a struct.
+    /// The fields of a struct; `None` for a map.
     fields: Option<&'static [&'static str]>,
+    members: &'m Members,
 }
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Inside<V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for Inside<'_, V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,52 +135,60 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Inside<V> {
     }
 
     fn visit_some<D: Deserializer<'de>>(self, inner: D) -> Result<V::Value, D::Error> {
-        self.visitor.visit_some(Strict(inner))
+        self.visitor.visit_some(Strict { inner, members: self.members })
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<V::Value, A::Error> {
-        self.visitor.visit_seq(Items(seq))
+        self.visitor.visit_seq(Items { seq, members: self.members })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.visitor.visit_map(Entries { map, fields: self.fields, body: None, has_body: None })
+        let Self { visitor, fields, members } = self;
+        visitor.visit_map(Entries { map, fields, members, body: None, has_body: None })
     }
 }
 
-struct Items<A>(A);
+struct Items<'m, A> {
+    seq: A,
+    members: &'m Members,
+}
 
-impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Items<A> {
+impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Items<'_, A> {
     type Error = A::Error;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, A::Error> {
-        self.0.next_element_seed(Seed(seed))
+        let next = self.seq.next_element_seed(Seed { seed, members: self.members })?;
+        self.members.take(next)
     }
 
     fn size_hint(&self) -> Option<usize> {
-        self.0.size_hint()
+        self.seq.size_hint()
     }
 }
 
-struct Entries<'de, A> {
+struct Entries<'de, 'm, A> {
     map: A,
     fields: Option<&'static [&'static str]>,
-    /// The value of the last name, where that is a body's.
+    members: &'m Members,
+    /// The value of the last field, if that is a body.
     body: Option<Body<'de>>,
-    /// Under which name a body was given.
+    /// The name of the field in which a body was given.
     has_body: Option<&'static str>,
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'de, A> {
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'de, '_, A> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, A::Error> {
-        let Some(fields) = self.fields else { return self.map.next_key_seed(seed) };
+        let Some(fields) = self.fields else {
+            return self.members.take(self.map.next_key_seed(seed)?);
+        };
         while let Some(name) = self.map.next_key::<Text<'de>>()? {
             let Some(field) = fields.iter().find(|field| **field == &*name) else {
                 return Err(unknown(&name, fields));
@@ -159,14 +204,14 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Entries<'de, A> {
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, A::Error> {
         match self.body.take() {
             Some(body) => seed.deserialize(BodyDeserializer { body, error: PhantomData }),
-            None => self.map.next_value_seed(Seed(seed)),
+            None => self.map.next_value_seed(Seed { seed, members: self.members }),
         }
     }
 }
 
-impl<'de, A: MapAccess<'de>> Entries<'de, A> {
-    /// Reads the value of a body before its name is passed on: of the two names one may be `null`,
-    /// which is as if it was not there. Returns whether it is.
+impl<'de, A: MapAccess<'de>> Entries<'de, '_, A> {
+    /// Reads the value of a body before its name is passed on: one of the two fields may be `null`,
+    /// which counts as absent. Returns whether there is a body.
     fn take_body(&mut self, field: &'static str) -> Result<bool, A::Error> {
         let given: Given<'de> = self.map.next_value()?;
         match (given, self.has_body) {
@@ -188,7 +233,7 @@ impl<'de, A: MapAccess<'de>> Entries<'de, A> {
 /// The two names of a body.
 const BODIES: [&str; 2] = ["body", "body_base64"];
 
-/// What stands where a body is expected.
+/// The value in place of a body.
 enum Given<'de> {
     Null,
     Text(Text<'de>),
@@ -267,7 +312,7 @@ impl<'de, E: Error> Deserializer<'de> for BodyDeserializer<'de, E> {
             Body::Text(text) => visitor.visit_str(&text),
             Body::Base64(text) => match BASE64.decode(text.as_bytes()) {
                 Ok(bytes) => visitor.visit_byte_buf(bytes),
-                Err(error) => Err(E::custom(error)),
+                Err(_) => Err(E::custom("not base64")),
             },
             Body::Wrong(it) => Err(E::invalid_type(it, &visitor)),
         }
@@ -280,13 +325,16 @@ impl<'de, E: Error> Deserializer<'de> for BodyDeserializer<'de, E> {
     }
 }
 
-struct Seed<T>(T);
+struct Seed<'m, T> {
+    seed: T,
+    members: &'m Members,
+}
 
-impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for Seed<T> {
+impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for Seed<'_, T> {
     type Value = T::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, inner: D) -> Result<T::Value, D::Error> {
-        self.0.deserialize(Strict(inner))
+        self.seed.deserialize(Strict { inner, members: self.members })
     }
 }
 

@@ -1,8 +1,8 @@
-//! Keys as callers write them: what a key may be, and the header that carries one.
+//! The syntax of keys, and the header with the key.
 //!
-//! A structured-field string (`"order-42"`, RFC 8941) or the bare value (`order-42`). The bare form
-//! has no spaces, commas or quotes: with them it could be two keys, or half of one. Only the one
-//! name is the key's; what merely looks like it is told to the caller and not taken.
+//! The header is a structured-field string (`"order-42"`, RFC 8941) or the bare value (`order-42`).
+//! The bare form has no spaces, commas or quotes: with them it could be two keys, or half of one.
+//! Headers with a similar name are not read; they are reported to the caller.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 /// The longest key.
 pub const KEY_BYTES_MAX: usize = 255;
 
-/// Why something is no key.
+/// Why a text is not a valid key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub Cow<'static, str>);
@@ -23,7 +23,7 @@ impl Malformed {
     }
 }
 
-/// The key in a header; `None` where there is no such header.
+/// The key in a header; `None` without that header.
 pub fn read<'a>(
     headers: &'a HeaderMap,
     name: &HeaderName,
@@ -44,7 +44,7 @@ pub fn read<'a>(
     Ok(Some(key))
 }
 
-/// Whether a text can be a key at all.
+/// Checks that a text is a valid key.
 pub fn check(key: &str) -> Result<(), Malformed> {
     if !(1..=KEY_BYTES_MAX).contains(&key.len()) {
         let bytes = key.len();
@@ -57,7 +57,7 @@ pub fn check(key: &str) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// A header that its sender may have taken for the key's.
+/// A header that its sender may have confused with the key's.
 pub fn look_alike(headers: &HeaderMap) -> Option<&HeaderName> {
     headers.keys().find(|name| {
         let plain: String = name.as_str().chars().filter(|c| c.is_ascii_alphanumeric()).collect();

@@ -1,10 +1,11 @@
-//! Bytes to slices of themselves.
+//! Reads messages as slices of their bytes.
 
 use prost::Message as _;
 
+use crate::message::HEADERS_MAX;
 use crate::proto;
 
-/// The bytes are not what they should be.
+/// The bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the frame is not a message of this protocol")]
 pub struct Malformed;
@@ -13,7 +14,7 @@ pub struct Malformed;
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a>(&'a [u8]);
 
-/// What a field holds.
+/// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     Number(u64),
@@ -27,7 +28,9 @@ impl<'a> Fields<'a> {
         Self(bytes)
     }
 
-    /// The next field and its number. Not an iterator, as every step can fail.
+    /// The next field and its number. Not an iterator, because every step can fail. Every field of
+    /// every message is read by it, and its result is too large to be returned in registers.
+    #[inline(always)]
     #[expect(clippy::should_implement_trait, reason = "a step can fail, and then there is no next")]
     pub fn next(&mut self) -> Result<Option<(u64, Value<'a>)>, Malformed> {
         if self.0.is_empty() {
@@ -50,6 +53,7 @@ impl<'a> Fields<'a> {
         Ok(Some((key >> 3, value)))
     }
 
+    #[inline]
     fn take(&mut self, length: u64) -> Result<&'a [u8], Malformed> {
         let length = usize::try_from(length).map_err(|_| Malformed)?;
         let (bytes, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
@@ -58,6 +62,7 @@ impl<'a> Fields<'a> {
     }
 }
 
+#[inline(always)]
 fn varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     let (first, rest) = bytes.split_first().ok_or(Malformed)?;
     if *first < 0x80 {
@@ -100,14 +105,18 @@ fn number(value: Value<'_>) -> Result<u64, Malformed> {
     }
 }
 
-/// Numbers of 32 bits are cut to them, as the generated types do.
+/// Truncates to 32 bits, as the generated types do.
 fn short(value: Value<'_>) -> Result<u32, Malformed> {
     number(value).map(|number| number as u32)
 }
 
-/// Adds an entry of a map, whose names are unique: the last one counts.
+/// Adds an entry of a map. Of several entries with the same name the last one counts. A map that
+/// is too large for any message stays so, and gets no larger: each entry is compared with all.
 fn entry<'a>(value: Value<'a>, map: &mut Vec<(&'a str, &'a [u8])>) -> Result<(), Malformed> {
     let mut fields = Fields(bytes(value)?);
+    if map.len() > HEADERS_MAX {
+        return Ok(());
+    }
     let (mut name, mut data) = ("", &[][..]);
     while let Some((field, value)) = fields.next()? {
         match field {
@@ -131,7 +140,7 @@ pub struct Frame<'a> {
 impl<'a> Frame<'a> {
     pub fn read(frame: &'a [u8]) -> Result<Self, Malformed> {
         let mut queue = "";
-        // The queue may be written last; messages are only stepped over here.
+        // The queue may be the last field; messages are skipped here.
         let mut fields = Fields(frame);
         while let Some((field, value)) = fields.next()? {
             if field == 1 {
@@ -157,11 +166,11 @@ impl<'a> Frame<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message<'a> {
     pub reference: u64,
-    pub key: &'a str,
+    pub key: Option<&'a str>,
     pub body: &'a [u8],
     pub content_type: &'a str,
-    pub group: &'a str,
-    /// Texts, checked.
+    pub group: Option<&'a str>,
+    /// Checked to be UTF-8.
     pub headers: Vec<(&'a str, &'a str)>,
     pub delay_ms: Option<u64>,
     pub ttl_ms: Option<u64>,
@@ -177,10 +186,10 @@ impl<'a> Message<'a> {
         while let Some((field, value)) = fields.next()? {
             match field {
                 1 => read.reference = number(value)?,
-                2 => read.key = text(value)?,
+                2 => read.key = Some(text(value)?),
                 3 => read.body = bytes(value)?,
                 4 => read.content_type = text(value)?,
-                5 => read.group = text(value)?,
+                5 => read.group = Some(text(value)?),
                 6 => entry(value, &mut headers)?,
                 7 => read.delay_ms = Some(number(value)?),
                 8 => read.ttl_ms = Some(number(value)?),
@@ -201,10 +210,10 @@ impl<'a> From<&'a crate::Message> for Message<'a> {
         let headers = message.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         Self {
             reference: message.r#ref,
-            key: message.key.as_deref().unwrap_or_default(),
+            key: message.key.as_deref(),
             body: &message.body,
             content_type: &message.content_type,
-            group: message.group.as_deref().unwrap_or_default(),
+            group: message.group.as_deref(),
             headers: headers.collect(),
             delay_ms: message.delay_ms,
             ttl_ms: message.ttl_ms,
@@ -277,7 +286,7 @@ impl<'a> Settle<'a> {
         Ok(read)
     }
 
-    /// Body and content type of the result, where the verb is a `done` without emits.
+    /// Body and content type of the result, if the verb is a `done` without emits.
     #[expect(clippy::type_complexity, reason = "an optional pair in two wrappers")]
     pub fn plain_done(&self) -> Result<Option<Option<(&'a [u8], &'a str)>>, Malformed> {
         let Some((3, done)) = self.verb else { return Ok(None) };
@@ -350,7 +359,7 @@ pub struct Answer<'a> {
     pub id: &'a [u8],
     pub state: i32,
     pub accepted_at_ms: u64,
-    /// The whole of it, for those that say more than this.
+    /// All bytes, for answers with more fields than these.
     whole: &'a [u8],
 }
 
@@ -371,7 +380,7 @@ impl<'a> Answer<'a> {
         Ok(read)
     }
 
-    /// Everything it says.
+    /// All fields.
     pub fn whole(&self) -> Result<proto::Answer, Malformed> {
         proto::Answer::decode(self.whole).map_err(|_| Malformed)
     }
@@ -383,12 +392,13 @@ pub struct WorkReply<'a> {
     pub lost: Vec<u64>,
     pub closing: bool,
     pub lease_ms: Option<u64>,
-    /// With the first deliveries of a stream; empty elsewhere.
+    /// Set with the first deliveries of a stream, otherwise empty.
     pub tenant: &'a str,
-    /// With the first deliveries of a stream: the group is part of derived keys.
+    /// Set with the first deliveries of a stream: whether the group is part of derived keys.
     pub keys_per_group: bool,
-    deliveries: Fields<'a>,
-    settled: Fields<'a>,
+    /// The remaining deliveries, and their number.
+    deliveries: (Fields<'a>, usize),
+    settled: (Fields<'a>, usize),
 }
 
 impl<'a> WorkReply<'a> {
@@ -400,12 +410,14 @@ impl<'a> WorkReply<'a> {
             lease_ms: None,
             tenant: "",
             keys_per_group: false,
-            deliveries: fields,
-            settled: fields,
+            deliveries: (fields, 0),
+            settled: (fields, 0),
         };
         let mut fields = fields;
         while let Some((field, value)) = fields.next()? {
             match (field, value) {
+                (1, _) => read.deliveries.1 += 1,
+                (2, _) => read.settled.1 += 1,
                 (3, Value::Number(fence)) => read.lost.push(fence),
                 (3, Value::Bytes(mut packed)) => {
                     while !packed.is_empty() {
@@ -422,23 +434,34 @@ impl<'a> WorkReply<'a> {
         Ok(read)
     }
 
+    /// Number of remaining deliveries.
+    pub fn deliveries(&self) -> usize {
+        self.deliveries.1
+    }
+
     pub fn next_delivery(&mut self) -> Result<Option<Delivery<'a>>, Malformed> {
-        while let Some((field, value)) = self.deliveries.next()? {
-            if field == 1 {
-                return Delivery::read(bytes(value)?).map(Some);
-            }
-        }
-        Ok(None)
+        next_of(&mut self.deliveries, 1)?.map(Delivery::read).transpose()
     }
 
     pub fn next_settled(&mut self) -> Result<Option<SettleAnswer<'a>>, Malformed> {
-        while let Some((field, value)) = self.settled.next()? {
-            if field == 2 {
-                return SettleAnswer::read(bytes(value)?).map(Some);
-            }
-        }
-        Ok(None)
+        next_of(&mut self.settled, 2)?.map(SettleAnswer::read).transpose()
     }
+}
+
+/// The next field with this number, of which `left` remain.
+fn next_of<'a>(
+    (fields, left): &mut (Fields<'a>, usize),
+    wanted: u64,
+) -> Result<Option<&'a [u8]>, Malformed> {
+    while *left > 0
+        && let Some((field, value)) = fields.next()?
+    {
+        if field == wanted {
+            *left -= 1;
+            return bytes(value).map(Some);
+        }
+    }
+    Ok(None)
 }
 
 /// A `Delivery`.
@@ -493,7 +516,7 @@ pub struct SettleAnswer<'a> {
     pub kind: i32,
     pub state: i32,
     pub deadline_ms: Option<u64>,
-    /// The whole of it, for those that say more than this.
+    /// All bytes, for answers with more fields than these.
     whole: &'a [u8],
 }
 
@@ -513,7 +536,7 @@ impl<'a> SettleAnswer<'a> {
         Ok(read)
     }
 
-    /// Everything it says.
+    /// All fields.
     pub fn whole(&self) -> Result<proto::SettleAnswer, Malformed> {
         proto::SettleAnswer::decode(self.whole).map_err(|_| Malformed)
     }

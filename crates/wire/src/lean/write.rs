@@ -1,58 +1,54 @@
-//! Slices to bytes.
-//!
-//! As the generated types write them: fields in their order, and those with their default value
-//! not at all.
+//! Writes messages from slices, as the generated types do: fields in order, without those that have
+//! their default value.
 
 use super::read::{Delivery, Message};
 
-/// The head of a `SendFrame`: its queue. Messages follow.
+/// Writes the head of a `SendFrame` or a `ClaimsFrame`: its queue. Messages or claims follow.
 pub fn frame_head(out: &mut Vec<u8>, queue: &str) {
     put_bytes(out, 1 << 3 | 2, queue.as_bytes());
 }
 
-/// A message of the generated types, as a field of the one around it.
+/// Writes a message of the generated types as a field of the enclosing one.
 pub fn put_nested(out: &mut Vec<u8>, key: u8, message: &impl prost::Message) {
     out.push(key);
     put_varint(out, message.encoded_len() as u64);
-    // A vector grows: it is never too short.
+    // A vector grows, so this cannot fail.
     let _ = message.encode(out);
 }
 
-/// A `Message` as a field of a `SendFrame`.
+/// Writes a `Message` as a field of a `SendFrame`.
 pub fn put_message(out: &mut Vec<u8>, message: &Message<'_>) {
     let headers = message.headers.iter();
     let headers = headers.map(|(name, value)| entry_length(name, value.as_bytes()));
     let length = number_length(message.reference)
-        + bytes_length(message.key.len())
+        + message.key.map_or(0, |key| present_length(key.len()))
         + bytes_length(message.body.len())
         + bytes_length(message.content_type.len())
-        + bytes_length(message.group.len())
+        + message.group.map_or(0, |group| present_length(group.len()))
         + headers.sum::<usize>()
         + option_length(message.delay_ms)
         + option_length(message.ttl_ms)
-        + message.fingerprint.map_or(0, |text| 1 + varint_length(text.len() as u64) + text.len())
+        + message.fingerprint.map_or(0, |text| present_length(text.len()))
         + option_length(message.issued_at_ms);
     out.push(super::MESSAGE);
     put_varint(out, length as u64);
     let start = out.len();
     put_number(out, 1 << 3, message.reference);
-    put_bytes(out, 2 << 3 | 2, message.key.as_bytes());
+    put_text(out, 2 << 3 | 2, message.key);
     put_bytes(out, 3 << 3 | 2, message.body);
     put_bytes(out, 4 << 3 | 2, message.content_type.as_bytes());
-    put_bytes(out, 5 << 3 | 2, message.group.as_bytes());
+    put_text(out, 5 << 3 | 2, message.group);
     for (name, value) in &message.headers {
         put_entry(out, 6 << 3 | 2, name, value.as_bytes());
     }
     put_option(out, 7 << 3, message.delay_ms);
     put_option(out, 8 << 3, message.ttl_ms);
-    if let Some(fingerprint) = message.fingerprint {
-        put_present(out, 9 << 3 | 2, fingerprint.as_bytes());
-    }
+    put_text(out, 9 << 3 | 2, message.fingerprint);
     put_option(out, 10 << 3, message.issued_at_ms);
     debug_assert_eq!(out.len() - start, length);
 }
 
-/// An `Answer` with nothing but these, as a field of a `SendReply`.
+/// Writes an `Answer` with only these fields, as a field of a `SendReply`.
 pub fn put_answer(
     out: &mut Vec<u8>,
     reference: u64,
@@ -73,7 +69,7 @@ pub fn put_answer(
     put_number(out, 5 << 3, accepted_at_ms);
 }
 
-/// A `SettleAnswer` with nothing but these, as a field of a `WorkReply`.
+/// Writes a `SettleAnswer` with only these fields, as a field of a `WorkReply`.
 pub fn put_settled(
     out: &mut Vec<u8>,
     reference: u64,
@@ -91,7 +87,7 @@ pub fn put_settled(
     put_option(out, 4 << 3, deadline_ms);
 }
 
-/// A `Settle` that says `done`, with body and content type of a result, as a field of a
+/// Writes a `Settle` with `done`, and body and content type of a result, as a field of a
 /// `WorkFrame`.
 pub fn put_done(out: &mut Vec<u8>, reference: u64, lease: &[u8], result: Option<(&[u8], &str)>) {
     let blob = |(body, content_type): (&[u8], &str)| {
@@ -115,7 +111,7 @@ pub fn put_done(out: &mut Vec<u8>, reference: u64, lease: &[u8], result: Option<
     debug_assert_eq!(out.len() - start, length);
 }
 
-/// A `Delivery` as a field of a `WorkReply`.
+/// Writes a `Delivery` as a field of a `WorkReply`.
 pub fn put_delivery(out: &mut Vec<u8>, delivery: &Delivery<'_>) {
     let entries = delivery.headers.iter().chain(&delivery.recovery_points);
     let length = bytes_length(delivery.lease.len())
@@ -198,6 +194,13 @@ fn put_present(out: &mut Vec<u8>, key: u8, bytes: &[u8]) {
     out.push(key);
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
+}
+
+/// A text whose presence counts: an empty one is written too.
+fn put_text(out: &mut Vec<u8>, key: u8, text: Option<&str>) {
+    if let Some(text) = text {
+        put_present(out, key, text.as_bytes());
+    }
 }
 
 fn bytes_length(length: usize) -> usize {

@@ -16,15 +16,15 @@ pub struct SendReply {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkFrame {
-    /// First on every stream, and only there.
+    /// Required in the first frame of a stream, and allowed only there.
     #[prost(message, optional, tag = "1")]
     pub open: ::core::option::Option<WorkOpen>,
-    /// How many more messages the worker can take.
+    /// The number of further messages that the worker can take.
     #[prost(uint32, tag = "2")]
     pub credit: u32,
     #[prost(message, repeated, tag = "3")]
     pub settles: ::prost::alloc::vec::Vec<crate::proto::Settle>,
-    /// Take no more messages; settles go on. What was not handed out is no longer asked for.
+    /// Deliver no more messages, and drop the unused credit. Settles continue.
     #[prost(bool, tag = "4")]
     pub drain: bool,
 }
@@ -43,20 +43,20 @@ pub struct WorkReply {
     pub deliveries: ::prost::alloc::vec::Vec<crate::proto::Delivery>,
     #[prost(message, repeated, tag = "2")]
     pub settled: ::prost::alloc::vec::Vec<crate::proto::SettleAnswer>,
-    /// Fences of leases of this queue that were lost. Those of other workers are among them.
+    /// Fences of leases of this queue that were lost, including those of other workers.
     #[prost(uint64, repeated, tag = "3")]
     pub lost: ::prost::alloc::vec::Vec<u64>,
-    /// The stream takes no more: the broker stops. Settles in flight are still answered.
+    /// The broker is stopping and delivers no more. Settles in flight are still answered.
     #[prost(bool, tag = "4")]
     pub closing: bool,
-    /// With the first deliveries of a stream, and when it changes: how long the leases of these and
-    /// later ones last. With it a worker knows when to extend, whatever its clock says.
+    /// Set with the first deliveries of a stream, and when it changes: the duration of the leases of
+    /// these and later deliveries. A worker can schedule its extends by it, whatever its clock says.
     #[prost(uint64, optional, tag = "5")]
     pub lease_ms: ::core::option::Option<u64>,
-    /// With the first deliveries of a stream: the caller's tenant.
+    /// Set with the first deliveries of a stream: the caller's tenant.
     #[prost(string, tag = "6")]
     pub tenant: ::prost::alloc::string::String,
-    /// Likewise: whether the queue deduplicates per group, so that the group is part of derived keys.
+    /// Set likewise: whether the queue deduplicates per group. Then the group is part of derived keys.
     #[prost(bool, tag = "7")]
     pub keys_per_group: bool,
 }
@@ -69,11 +69,12 @@ pub struct SettleRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ClaimRequest {
+    /// On a Claims stream the queue is that of the frame: leave it empty there.
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
-    /// What is fingerprinted where no fingerprint is given.
+    /// Used for the fingerprint if none is given.
     #[prost(bytes = "bytes", tag = "3")]
     pub body: ::prost::bytes::Bytes,
     #[prost(string, tag = "4")]
@@ -84,20 +85,44 @@ pub struct ClaimRequest {
     pub lease_ms: ::core::option::Option<u64>,
     #[prost(string, tag = "7")]
     pub worker: ::prost::alloc::string::String,
-    /// Wait so long for a claim in flight to end.
+    /// The longest wait for a claim in flight to end.
     #[prost(uint64, tag = "8")]
     pub wait_ms: u64,
     #[prost(uint64, optional, tag = "9")]
     pub issued_at_ms: ::core::option::Option<u64>,
-    /// Repeated under one id, a claim that is still held gets the same lease again.
+    /// A claim repeated under its id while it is held gets the same lease again.
     #[prost(string, tag = "10")]
     pub claim_id: ::prost::alloc::string::String,
-    /// Kept with the claim, for those who look at its key.
+    /// Stored with the claim and shown with its key.
     #[prost(map = "string, string", tag = "11")]
     pub headers: ::std::collections::HashMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// Chosen by the caller and returned with the answer.
+    #[prost(uint64, tag = "12")]
+    pub r#ref: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClaimsFrame {
+    /// The queue of everything in the frame.
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "2")]
+    pub claims: ::prost::alloc::vec::Vec<ClaimRequest>,
+    #[prost(message, repeated, tag = "3")]
+    pub settles: ::prost::alloc::vec::Vec<crate::proto::Settle>,
+    /// The `ref`s of claims that should wait no longer, because nobody waits for their answers. Each
+    /// is answered all the same: IN_FLIGHT, or what it got before this was read.
+    #[prost(uint64, repeated, tag = "4")]
+    pub leave: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClaimsReply {
+    #[prost(message, repeated, tag = "1")]
+    pub claims: ::prost::alloc::vec::Vec<crate::proto::ClaimReply>,
+    #[prost(message, repeated, tag = "2")]
+    pub settled: ::prost::alloc::vec::Vec<crate::proto::SettleAnswer>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyRequest {
@@ -105,7 +130,7 @@ pub struct KeyRequest {
     pub queue: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
-    /// Needed in queues that deduplicate per group.
+    /// Required in queues that deduplicate per group.
     #[prost(string, tag = "3")]
     pub group: ::prost::alloc::string::String,
 }
@@ -113,7 +138,7 @@ pub struct KeyRequest {
 pub struct GetKeyRequest {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<KeyRequest>,
-    /// Wait so long for the message to be done, dead or parked.
+    /// The longest wait for the message to be done, dead or parked.
     #[prost(uint64, tag = "2")]
     pub wait_ms: u64,
 }
@@ -121,8 +146,8 @@ pub struct GetKeyRequest {
 pub struct ReplayRequest {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<KeyRequest>,
-    /// The message again, which must be the same: a finished one's body is gone, unless its queue
-    /// keeps bodies.
+    /// The same message again, because the body of a finished message is deleted unless its queue has
+    /// `keep_bodies`.
     #[prost(message, optional, tag = "2")]
     pub message: ::core::option::Option<crate::proto::Message>,
 }
@@ -158,7 +183,7 @@ pub struct BrowseRequest {
     pub state: i32,
     #[prost(uint32, tag = "3")]
     pub limit: u32,
-    /// `next` of the page before.
+    /// `next` of the previous page.
     #[prost(string, tag = "4")]
     pub cursor: ::prost::alloc::string::String,
 }
@@ -166,7 +191,7 @@ pub struct BrowseRequest {
 pub struct RedriveRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
-    /// Repeated under one id, a redrive moves nothing twice. Another redrive under it is a conflict.
+    /// A redrive repeated under its id moves nothing twice. Another redrive under it is a conflict.
     #[prost(string, tag = "2")]
     pub id: ::prost::alloc::string::String,
     #[prost(bool, tag = "6")]
@@ -192,7 +217,7 @@ pub mod redrive_request {
 pub struct RedriveKeys {
     #[prost(string, repeated, tag = "1")]
     pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The group that they belong to, in a queue that deduplicates per group.
+    /// The group of the keys, in a queue that deduplicates per group.
     #[prost(string, optional, tag = "2")]
     pub group: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -214,10 +239,10 @@ pub struct QueueRequest {
 pub struct PutQueueRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
-    /// The configuration as JSON, exactly as HTTP takes it.
+    /// The configuration as JSON, in the format of the HTTP API.
     #[prost(string, tag = "2")]
     pub config_json: ::prost::alloc::string::String,
-    /// Refused where the queue's etag is another. Empty for any.
+    /// The request is refused if the queue's etag differs. Empty accepts any.
     #[prost(string, tag = "3")]
     pub if_match: ::prost::alloc::string::String,
 }
@@ -225,7 +250,7 @@ pub struct PutQueueRequest {
 pub struct ListQueuesRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BackupRequest {
-    /// On the broker's machine; empty or not existing.
+    /// A directory on the broker's machine that is empty or does not exist.
     #[prost(string, tag = "1")]
     pub directory: ::prost::alloc::string::String,
 }
@@ -241,7 +266,7 @@ pub struct BackupProgress {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetLogRequest {
-    /// As the `log` setting: `info`, `hapax_server=debug,info` …
+    /// In the format of the `log` setting: `info`, `hapax_server=debug,info` …
     #[prost(string, tag = "1")]
     pub filter: ::prost::alloc::string::String,
 }
@@ -325,8 +350,8 @@ pub mod hapax_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Frames of messages up, frames of answers down. Every message is answered once, by its `ref`;
-        /// answers may overtake each other. Order within a group is the order on the stream.
+        /// Takes frames of messages and returns frames of answers. Every message is answered once, by its
+        /// `ref`, in any order. Messages of a group are queued in the order on the stream.
         pub async fn send(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::SendFrame>,
@@ -342,14 +367,14 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Send");
             let mut req = request.into_streaming_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Send"));
             self.inner.streaming(req, path, codec).await
         }
-        /// Credits and settles up, deliveries and settle answers down. A broken stream loses nothing:
-        /// leases live on, and can be settled on the next one.
+        /// Takes credits and settles, and returns deliveries and settle answers. A broken stream loses
+        /// nothing: its leases stay valid and can be settled on the next stream.
         pub async fn work(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::WorkFrame>,
@@ -365,13 +390,37 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Work");
             let mut req = request.into_streaming_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Work"));
             self.inner.streaming(req, path, codec).await
         }
-        /// One batch of messages, answered in order.
+        /// Takes claims and settles of claims, and returns their answers. Each is answered once, by its
+        /// `ref`, in any order: a claim that waits does not hold up the others. After a broken stream,
+        /// repeat what has no answer: a claim gets the same lease again under its `claim_id`.
+        pub async fn claims(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::ClaimsFrame>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ClaimsReply>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::lean::Bounded::default();
+            let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Claims");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Claims"));
+            self.inner.streaming(req, path, codec).await
+        }
+        /// Sends one batch of messages. The answers are in the same order.
         pub async fn send_batch(
             &mut self,
             request: impl tonic::IntoRequest<super::SendFrame>,
@@ -384,13 +433,13 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/SendBatch");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "SendBatch"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes messages once, waiting for the first one if asked to.
+        /// Receives messages once; waits for the first one for up to `wait_ms`.
         pub async fn receive(
             &mut self,
             request: impl tonic::IntoRequest<crate::proto::ReceiveRequest>,
@@ -406,7 +455,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Receive");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Receive"));
@@ -427,7 +476,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Settle");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Settle"));
@@ -448,7 +497,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Claim");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Claim"));
@@ -466,7 +515,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/GetKey");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "GetKey"));
@@ -484,7 +533,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/ForgetKey");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "ForgetKey"));
@@ -502,7 +551,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/ReplayKey");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "ReplayKey"));
@@ -520,7 +569,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/DiscardKey",
             );
@@ -540,7 +589,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/ResolveKey",
             );
@@ -563,7 +612,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Browse");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Browse"));
@@ -584,7 +633,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Redrive");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Redrive"));
@@ -605,7 +654,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/GetRedrive",
             );
@@ -613,7 +662,7 @@ pub mod hapax_client {
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "GetRedrive"));
             self.inner.unary(req, path, codec).await
         }
-        /// Stops a redrive where it is; what it moved stays moved.
+        /// Stops a redrive. Messages that it has moved stay moved.
         pub async fn cancel_redrive(
             &mut self,
             request: impl tonic::IntoRequest<super::GetRedriveRequest>,
@@ -629,7 +678,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/CancelRedrive",
             );
@@ -650,7 +699,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/PutQueue");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "PutQueue"));
@@ -668,7 +717,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/GetQueue");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "GetQueue"));
@@ -689,7 +738,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/ListQueues",
             );
@@ -709,7 +758,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/DeleteQueue",
             );
@@ -730,7 +779,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/PauseQueue",
             );
@@ -750,7 +799,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/ResumeQueue",
             );
@@ -771,7 +820,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static(
                 "/hapax.v1.Hapax/PurgeQueue",
             );
@@ -779,8 +828,8 @@ pub mod hapax_client {
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "PurgeQueue"));
             self.inner.unary(req, path, codec).await
         }
-        /// For operators: a consistent copy of the data, written by the broker to a directory on its
-        /// own machine, while it goes on.
+        /// For operators: the running broker writes a consistent copy of its data to a directory on its
+        /// own machine.
         pub async fn backup(
             &mut self,
             request: impl tonic::IntoRequest<super::BackupRequest>,
@@ -796,13 +845,13 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/Backup");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "Backup"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// For operators: changes what is logged, at run time.
+        /// For operators: changes the log filter at run time.
         pub async fn set_log(
             &mut self,
             request: impl tonic::IntoRequest<super::SetLogRequest>,
@@ -815,7 +864,7 @@ pub mod hapax_client {
                         format!("Service was not ready: {}", e.into()),
                     )
                 })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::lean::Bounded::default();
             let path = http::uri::PathAndQuery::from_static("/hapax.v1.Hapax/SetLog");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("hapax.v1.Hapax", "SetLog"));
@@ -842,8 +891,8 @@ pub mod hapax_server {
             >
             + std::marker::Send
             + 'static;
-        /// Frames of messages up, frames of answers down. Every message is answered once, by its `ref`;
-        /// answers may overtake each other. Order within a group is the order on the stream.
+        /// Takes frames of messages and returns frames of answers. Every message is answered once, by its
+        /// `ref`, in any order. Messages of a group are queued in the order on the stream.
         async fn send(
             &self,
             request: tonic::Request<tonic::Streaming<super::SendFrame>>,
@@ -854,18 +903,31 @@ pub mod hapax_server {
             >
             + std::marker::Send
             + 'static;
-        /// Credits and settles up, deliveries and settle answers down. A broken stream loses nothing:
-        /// leases live on, and can be settled on the next one.
+        /// Takes credits and settles, and returns deliveries and settle answers. A broken stream loses
+        /// nothing: its leases stay valid and can be settled on the next stream.
         async fn work(
             &self,
             request: tonic::Request<tonic::Streaming<super::WorkFrame>>,
         ) -> std::result::Result<tonic::Response<Self::WorkStream>, tonic::Status>;
-        /// One batch of messages, answered in order.
+        /// Server streaming response type for the Claims method.
+        type ClaimsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ClaimsReply, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Takes claims and settles of claims, and returns their answers. Each is answered once, by its
+        /// `ref`, in any order: a claim that waits does not hold up the others. After a broken stream,
+        /// repeat what has no answer: a claim gets the same lease again under its `claim_id`.
+        async fn claims(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::ClaimsFrame>>,
+        ) -> std::result::Result<tonic::Response<Self::ClaimsStream>, tonic::Status>;
+        /// Sends one batch of messages. The answers are in the same order.
         async fn send_batch(
             &self,
             request: tonic::Request<super::SendFrame>,
         ) -> std::result::Result<tonic::Response<super::SendReply>, tonic::Status>;
-        /// Takes messages once, waiting for the first one if asked to.
+        /// Receives messages once; waits for the first one for up to `wait_ms`.
         async fn receive(
             &self,
             request: tonic::Request<crate::proto::ReceiveRequest>,
@@ -928,7 +990,7 @@ pub mod hapax_server {
             tonic::Response<crate::proto::RedriveProgress>,
             tonic::Status,
         >;
-        /// Stops a redrive where it is; what it moved stays moved.
+        /// Stops a redrive. Messages that it has moved stay moved.
         async fn cancel_redrive(
             &self,
             request: tonic::Request<super::GetRedriveRequest>,
@@ -973,13 +1035,13 @@ pub mod hapax_server {
             >
             + std::marker::Send
             + 'static;
-        /// For operators: a consistent copy of the data, written by the broker to a directory on its
-        /// own machine, while it goes on.
+        /// For operators: the running broker writes a consistent copy of its data to a directory on its
+        /// own machine.
         async fn backup(
             &self,
             request: tonic::Request<super::BackupRequest>,
         ) -> std::result::Result<tonic::Response<Self::BackupStream>, tonic::Status>;
-        /// For operators: changes what is logged, at run time.
+        /// For operators: changes the log filter at run time.
         async fn set_log(
             &self,
             request: tonic::Request<super::SetLogRequest>,
@@ -1090,7 +1152,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SendSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1134,7 +1196,51 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WorkSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/hapax.v1.Hapax/Claims" => {
+                    #[allow(non_camel_case_types)]
+                    struct ClaimsSvc<T: Hapax>(pub Arc<T>);
+                    impl<T: Hapax> tonic::server::StreamingService<super::ClaimsFrame>
+                    for ClaimsSvc<T> {
+                        type Response = super::ClaimsReply;
+                        type ResponseStream = T::ClaimsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::ClaimsFrame>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Hapax>::claims(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ClaimsSvc(inner);
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1177,7 +1283,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SendBatchSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1222,7 +1328,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReceiveSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1265,7 +1371,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SettleSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1308,7 +1414,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ClaimSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1351,7 +1457,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetKeySvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1394,7 +1500,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ForgetKeySvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1437,7 +1543,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReplayKeySvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1480,7 +1586,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DiscardKeySvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1523,7 +1629,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ResolveKeySvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1566,7 +1672,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = BrowseSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1609,7 +1715,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RedriveSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1652,7 +1758,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetRedriveSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1695,7 +1801,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CancelRedriveSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1738,7 +1844,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutQueueSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1781,7 +1887,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetQueueSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1824,7 +1930,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListQueuesSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1867,7 +1973,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeleteQueueSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1910,7 +2016,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PauseQueueSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1953,7 +2059,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ResumeQueueSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1998,7 +2104,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PurgeQueueSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2044,7 +2150,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = BackupSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2087,7 +2193,7 @@ pub mod hapax_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetLogSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::lean::Bounded::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

@@ -1,5 +1,5 @@
-//! A worker that prints labels on a printer that takes no keys: never twice, and where nobody knows
-//! whether it printed, somebody is asked. The program of docs/guides/at-most-once.md; it wants a
+//! A worker that prints labels on a printer that takes no keys: never twice, and if it is unknown
+//! whether it printed, an operator decides. The program of docs/guides/at-most-once.md; it needs a
 //! broker: `hapax dev`.
 #![expect(clippy::print_stdout, reason = "a program speaks by printing")]
 
@@ -18,7 +18,7 @@ async fn handle(printer: Printer, message: Delivery, context: Context) -> Result
     Ok("printed".to_owned())
 }
 
-/// A printer that is cut off now and then, with the label in it or not.
+/// A printer that is sometimes disconnected, before or after it printed.
 #[derive(Clone, Debug, Default)]
 struct Printer {
     asked: Arc<AtomicUsize>,
@@ -70,7 +70,7 @@ async fn main() -> Result<()> {
         };
         println!("parked: {}", admin.key(name.clone(), Duration::ZERO).await?.error);
 
-        // Somebody went and looked: `hapax resolve example-labels KEY --done printed`, or --retry.
+        // An operator looked: `hapax resolve example-labels KEY --done printed`, or --retry.
         let (resolution, word) = match happened {
             true => {
                 let result = Some(proto::Blob { body: "printed".into(), ..Default::default() });

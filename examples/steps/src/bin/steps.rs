@@ -1,5 +1,5 @@
 //! A worker that charges a card and sends a mail, each once, however often it is tried. The program
-//! of docs/guides/steps.md; it wants a broker: `hapax dev`.
+//! of docs/guides/steps.md; it needs a broker: `hapax dev`.
 #![expect(clippy::print_stdout, reason = "a program speaks by printing")]
 
 use std::collections::HashMap;
@@ -31,32 +31,32 @@ async fn handle(bank: Bank, message: Delivery, context: Context) -> Result<Done,
 
 /// A bank that takes idempotency keys, as most do, and whose first answer gets lost.
 #[derive(Clone, Debug, Default)]
-struct Bank(Arc<Mutex<Books>>);
+struct Bank(Arc<Mutex<Ledger>>);
 
 #[derive(Debug, Default)]
-struct Books {
+struct Ledger {
     calls: u32,
     receipts: HashMap<String, Receipt>,
 }
 
 impl Bank {
     async fn charge(self, key: String, cents: u64) -> Result<Receipt, Failure> {
-        let mut books = self.books();
-        books.calls += 1;
-        let number = 1_000 + books.receipts.len() as u64;
-        let receipt = books.receipts.entry(key).or_insert(Receipt { number, cents }).clone();
-        if books.calls == 1 {
+        let mut ledger = self.ledger();
+        ledger.calls += 1;
+        let number = 1_000 + ledger.receipts.len() as u64;
+        let receipt = ledger.receipts.entry(key).or_insert(Receipt { number, cents }).clone();
+        if ledger.calls == 1 {
             return Err(Failure::new("no answer from the bank")); // Which has charged the card.
         }
         Ok(receipt)
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A mail server that has no time at first.
+/// A mail server that is busy at first.
 async fn mail(key: String, attempt: u32, receipt: Receipt) -> Result<(), Failure> {
     if attempt < 3 {
         return Err(Failure::new("the mail server is busy"));
@@ -83,9 +83,9 @@ async fn main() -> Result<()> {
     let message = Message::json(&order)?.key(new_key());
     let answer = orders.send_and_wait(message, Duration::from_secs(60)).await?;
     let result = answer.result().and_then(|result| result.text()).unwrap_or_default();
-    let books = bank.books();
-    let charges = books.receipts.len();
-    println!("{result}: {} calls to the bank, {charges} charge", books.calls);
-    ensure!((books.calls, charges) == (2, 1), "not charged exactly once");
+    let ledger = bank.ledger();
+    let charges = ledger.receipts.len();
+    println!("{result}: {} calls to the bank, {charges} charge", ledger.calls);
+    ensure!((ledger.calls, charges) == (2, 1), "not charged exactly once");
     Ok(())
 }

@@ -16,13 +16,13 @@ use crate::{Report, line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// How many keys.
+    /// Number of keys.
     #[arg(long, default_value_t = 100_000_000)]
     keys: u64,
-    /// How many lives a batch has.
+    /// Lives per batch.
     #[arg(long, default_value_t = 512)]
     batch: u32,
-    /// How many parts are measured by themselves.
+    /// Number of parts that are measured separately.
     #[arg(long, default_value_t = 10)]
     parts: u64,
 }
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
     bar.finish_and_clear();
     let written = arguments.parts * shape.lives;
     let (new_us, new_blocks) = look_up(&mut rig, &queue, written.., false)?;
-    // Old keys from everywhere in the first part of them, which is no longer in memory.
+    // Old keys spread over the first part, which is no longer in memory.
     let step = (written / LOOK_UPS).clamp(1, 997);
     let (cold_us, cold_blocks) =
         look_up(&mut rig, &queue, (0..written).step_by(step as usize), true)?;

@@ -13,10 +13,10 @@ use crate::{Report, line, peer};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// How many lives.
+    /// Number of lives.
     #[arg(long, default_value_t = 3_000_000)]
     count: u64,
-    /// How many lives a batch has.
+    /// Lives per batch.
     #[arg(long, default_value_t = 512)]
     batch: u32,
     /// Bytes of a body.
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// Bytes of a result.
     #[arg(long, default_value_t = 16)]
     result: usize,
-    /// How many lives on fjall. Fewer than ours would never leave its memory.
+    /// Number of lives on fjall. Fewer would never leave its memory.
     #[arg(long, default_value_t = 3_000_000)]
     peer_count: u64,
 }
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
     let mut rig = Rig::open(&directory.join("lives"))?;
     let queue = rig.queue("dedup", true)?;
     let plain = rig.queue("plain", false)?;
-    // In turns, so that both meet the same mood of the machine; the first turn warms up.
+    // In turns, so that both see the same conditions; the first turn warms up.
     let turns = 6;
     let part = Shape { lives: shape.lives / turns, ..shape };
     rig.run(&queue, part)?;

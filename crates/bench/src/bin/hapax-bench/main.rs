@@ -1,8 +1,8 @@
-//! Measures the heart of Hapax: one partition, synced, in batches as a writer makes them.
+//! Measures one partition of Hapax, synced, with batches like those of a writer.
 //!
-//! Absolute times mean little on a busy machine, so every figure stands beside a raw writer of
-//! about as many bytes in as many batches, or beside the same lives on an LSM, measured in the
-//! same run.
+//! Absolute times mean little on a busy machine, so every figure is compared with a raw writer of
+//! about as many bytes in as many batches, or with the same lives on an LSM, measured in the same
+//! run.
 //!
 //! `cargo run --release -p hapax-bench -- all` prints the tables of docs/benchmarks.md.
 

@@ -1,5 +1,5 @@
 //! The same lives on fjall, an LSM, used directly. Four operations a life: accept (the key is
-//! looked up and written), enqueue, lease, finish. Synced as often as a batch of ours has phases.
+//! looked up and written), enqueue, lease, finish. Synced as often as our batches.
 
 use std::ops::Range;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(crate) struct Peer {
     pub(crate) cpu: Duration,
 }
 
-/// How the operations are handed in.
+/// How the operations are submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// One by one.
@@ -113,5 +113,5 @@ impl Lives {
     }
 }
 
-/// A key and its value; none where it goes.
+/// A key and its value; `None` to delete it.
 type Row<K> = (K, Option<Vec<u8>>);

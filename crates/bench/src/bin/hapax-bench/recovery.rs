@@ -15,10 +15,10 @@ use crate::{Report, line};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// How many unfinished messages.
+    /// Number of unfinished messages.
     #[arg(long, default_value_t = 1_000_000)]
     messages: u64,
-    /// How many of them are received and done behind the last checkpoint, before the end.
+    /// Number of them that are received and done after the last checkpoint.
     #[arg(long, default_value_t = 0)]
     done: u64,
 }
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments, directory: &Path, report: &Report) -> R
     Ok(())
 }
 
-/// Sends messages, says so by a file, and waits to be killed.
+/// Sends messages, signals it by a file, and waits to be killed.
 pub(crate) fn victim(arguments: &Victim) -> Result<()> {
     let mut rig = Rig::open(&arguments.path)?;
     let queue = rig.queue("unfinished", true)?;
@@ -98,7 +98,7 @@ pub(crate) fn victim(arguments: &Victim) -> Result<()> {
             std::thread::park_timeout(Duration::from_millis(1));
             while rig.partition.poll()?.is_some() {}
         }
-        // A new owner has the messages in rows alone, as one that drains a long backlog.
+        // A new owner has the messages only in rows, like one that drains a long backlog.
         rig.close()?;
         rig = Rig::open(&arguments.path)?;
         drain(&mut rig, &queue, arguments.done)?;

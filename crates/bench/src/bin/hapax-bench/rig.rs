@@ -1,12 +1,12 @@
 //! A partition under load: batches of whole lives, pipelined as a writer does it.
 //!
-//! A producer's thread makes and hashes the messages, as connections do; the writer's thread does
-//! nothing but the partition's work. Every outcome is checked.
+//! A producer thread builds and hashes the messages, as connections do; the writer thread only does
+//! the partition's work. Every outcome is checked.
 
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,14 +15,17 @@ use hapax_bench::disk::Syncs;
 use hapax_bench::{Messages, cpu};
 use hapax_core::{
     Answer, Blob, Command, Config, Configure, Content, Guarantee, LeaseName, Outcome, QueueName,
-    Receive, SendMessage, Settle, Settled, Stamp, Time, Verb,
+    Receive, Recipe, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Clock, Options, Partition, Ticket};
 use hapax_store::disk::{self, DiskStore, Threads};
 
 use crate::timed::{TimedVolume, take};
 
-/// What to run.
+/// How new data is hashed.
+static RECIPE: LazyLock<Recipe> = LazyLock::new(|| Recipe::second(&[7; 32]));
+
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) lives: u64,
@@ -33,15 +36,15 @@ pub(crate) struct Shape {
     pub(crate) dedup: bool,
 }
 
-/// What came of it.
+/// The measurements of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) lives: u64,
     pub(crate) wall: Duration,
     pub(crate) writer_cpu: Duration,
     pub(crate) behind_cpu: Duration,
-    /// Longest time one `submit` took, and the most CPU time one took: who was not running was
-    /// not at work.
+    /// Longest wall time of a `submit`; below, the most CPU time, which excludes time off the
+    /// processor.
     pub(crate) longest_submit: Duration,
     pub(crate) longest_submit_cpu: Duration,
     /// Longest time the writer held callers back although the disk kept up.
@@ -82,7 +85,8 @@ impl Rig {
         let options = disk::Options { identity: 0x4841_5041_5820_2121, ..Default::default() };
         let (store, workers) = DiskStore::open(Arc::new(volume), options, wake)?;
         let threads = workers.spawn()?;
-        let partition = Partition::open(store, Options { seed: 99, ..Options::default() })?;
+        let partition =
+            Partition::open(store, Options { seed: 99, recipe: *RECIPE, ..Options::default() })?;
         let start = Instant::now();
         let clock = Clock::start(partition.now(), wall(), 0);
         let threads = Some(threads);
@@ -123,7 +127,7 @@ impl Rig {
         let guarantee = if dedup { Guarantee::ExactlyOnce } else { Guarantee::AtLeastOnce };
         let config = Config { guarantee, ..Config::default() };
         let configure = Configure { queue: queue.clone(), config, if_version: None };
-        self.call(vec![Command::Configure(configure)])?;
+        self.call(vec![Command::Configure(Box::new(configure))])?;
         Ok(queue)
     }
 
@@ -270,7 +274,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits while the partition is busy. Longer than the disk needs is our own doing.
+    /// Waits while the partition is busy. What exceeds the disk's time is our own delay.
     fn hold(&mut self) -> Result<()> {
         let start = Instant::now();
         while self.rig.partition.is_busy() {
@@ -286,7 +290,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Makes messages on a thread of its own, which returns the CPU time it took.
+/// Builds messages on a separate thread, which returns its CPU time.
 fn produce(
     queue: QueueName,
     shape: Shape,
@@ -312,7 +316,7 @@ fn produce(
     Ok((receiver, producer))
 }
 
-/// The messages of every measurement. A rig gives each of them a number of its own.
+/// The messages of every measurement. A rig numbers them.
 pub(crate) fn messages(size: usize) -> Messages {
     Messages::new(u64::MAX, size, 0)
 }
@@ -326,7 +330,7 @@ pub(crate) fn send(
 ) -> Result<Command> {
     let key = if dedup { messages.key(number).to_string() } else { String::new() };
     let content = Content::builder(&key).build(&messages.body(number))?;
-    Ok(Command::Send(SendMessage::new(queue.clone(), content)))
+    Ok(Command::Send(SendMessage::new(&RECIPE, queue.clone(), content)))
 }
 
 fn wall() -> Time {

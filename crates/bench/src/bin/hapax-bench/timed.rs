@@ -1,4 +1,4 @@
-//! A directory whose syncs are timed, to tell the disk's own delays from ours.
+//! A directory whose syncs are timed, to separate the disk's delays from ours.
 
 use std::io;
 use std::path::Path;
@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use hapax_bench::disk::Syncs;
-use hapax_store::{File, Lock, OsVolume, Volume};
+use hapax_store::archive::Head;
+use hapax_store::{File, Lock, NotReplaced, OsVolume, Volume, replace_by_rename};
 
-/// An [`OsVolume`] that notes how long every sync of a journal segment takes.
+/// An [`OsVolume`] that records how long every sync of a journal segment takes.
 #[derive(Debug)]
 pub(crate) struct TimedVolume {
     inner: OsVolume,
@@ -33,7 +34,7 @@ impl TimedVolume {
     }
 }
 
-/// What was noted since the last call.
+/// The syncs recorded since the last call.
 pub(crate) fn take(syncs: &Mutex<Syncs>) -> Syncs {
     std::mem::take(&mut *syncs.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -49,6 +50,10 @@ impl Volume for TimedVolume {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.inner.rename(from, to)
+    }
+
+    fn replace(&self, name: &str, bytes: &[u8], _head: Head) -> Result<(), NotReplaced> {
+        replace_by_rename(self, name, bytes)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

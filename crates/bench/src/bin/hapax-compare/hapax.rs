@@ -1,4 +1,4 @@
-//! Hapax over its gRPC streams, by its own client: a queue as it is by default, exactly-once, its
+//! Hapax over its gRPC streams, with its own client: a queue with the defaults, exactly-once, its
 //! keys remembered for seven days. Several binaries may be compared with each other.
 
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use uuid::Uuid;
 
 use crate::system::{Load, Measured, Options, Running, Tuning};
 
-/// The name of Hapax for `--only`, also where several binaries have names of their own.
+/// The name of Hapax for `--only`, even if several binaries have their own names.
 pub(crate) const NAME: &str = "hapax";
 
-/// How long the broker may take until it answers.
+/// Timeout for the broker to answer.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A sender pushes a batch when its window has room for it. The window, and the credits of a
@@ -48,8 +48,8 @@ impl Binary {
         Ok(Self { name: name.to_owned(), path: std::path::absolute(path)? })
     }
 
-    /// The binary that was built together with this one. Whether it is there is found out when it
-    /// is started: it may not be wanted.
+    /// The binary that was built together with this one. Checked only when it is started: it may
+    /// not be needed.
     pub(crate) fn beside_this() -> Result<Self> {
         let path = std::env::current_exe()?.with_file_name("hapax");
         Ok(Self { name: NAME.to_owned(), path })

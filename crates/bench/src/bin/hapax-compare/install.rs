@@ -18,7 +18,7 @@ pub(crate) fn postgres_programs() -> Result<PathBuf> {
     find_or_install("postgresql", newest_postgres)
 }
 
-/// Whether both servers are there without installing anything.
+/// Whether both servers are already installed.
 #[cfg(test)]
 pub(crate) fn has_peers() -> bool {
     on_path("redis-server").is_some() && newest_postgres().is_some()

@@ -2,8 +2,8 @@
 //! them by, not a part of what is shipped.
 //!
 //! A life is a send, a delivery and a settle, each confirmed after it was synced. The systems take
-//! turns, since the machine's mood changes; all that is kept of a figure is its median and its
-//! ratio to the others. docs/compare.md tells what is fair about it and what is not.
+//! turns, because the conditions on a machine change; the result is the median of each figure and
+//! its ratio to the others. docs/compare.md describes how fair the comparison is.
 
 mod hapax;
 mod install;
@@ -29,7 +29,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// The most lives of the run that warms a server up.
 const WARM_UP_LIVES_MAX: u64 = 100_000;
 
-/// What the disk is measured by before each round.
+/// The disk probe before each round.
 const PROBE: Probe = Probe { writes: 200, write_bytes: 64 << 10, pause: None };
 
 /// Lives the same lives (send, deliver, settle, each confirmed after it was synced) on several
@@ -44,7 +44,7 @@ struct Arguments {
     #[arg(long, default_value_t = 300_000)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     count: u64,
-    /// Messages that are sent and not yet settled: at so many, producers wait for workers.
+    /// The most messages that are sent and not yet settled; above it, producers wait for workers.
     #[arg(long, default_value_t = 32_768)]
     #[arg(value_parser = clap::value_parser!(u64).range(10_000..))]
     backlog: u64,
@@ -126,7 +126,7 @@ fn choose(arguments: &Arguments) -> Result<Vec<System>> {
     Ok(systems)
 }
 
-/// Starts every server and warms it up, so that its files and its memory are there.
+/// Starts every server and warms it up, so that its files and memory are allocated.
 fn start(arguments: &Arguments, systems: &[System]) -> Result<Vec<Box<dyn Running>>> {
     let mut all = Vec::new();
     for system in systems {
@@ -177,7 +177,7 @@ fn measure_disk(arguments: &Arguments) -> Result<Disk> {
     Ok(Disk { p50_ms: percentile(50.0), p99_ms: percentile(99.0) })
 }
 
-/// A run on a quiet machine, as far as that is in our hands.
+/// One run. Syncs all disks first, and waits until the server is idle afterwards.
 fn run(system: &dyn Running, load: &Load) -> Result<Measured> {
     rustix::fs::sync();
     let measured = system.run(load)?;
@@ -185,7 +185,7 @@ fn run(system: &dyn Running, load: &Load) -> Result<Measured> {
     Ok(measured)
 }
 
-/// A line about what goes on. Standard output is for the result.
+/// Prints progress to standard error. Standard output is for the result.
 #[expect(clippy::print_stderr, reason = "progress is for people")]
 fn note(line: &str) {
     eprintln!("{line}");

@@ -1,10 +1,10 @@
 //! A table of PostgreSQL as a queue: INSERT of many rows, SELECT … FOR UPDATE SKIP LOCKED, DELETE;
 //! the keys, where they are remembered, in a table with a unique index.
 //!
-//! A lease is a row lock, held by the worker's open transaction: who dies loses it. Writing the
-//! lease into the row instead would outlive a connection, and cost a quarter more CPU. Every
-//! statement takes a batch of messages. PostgreSQL syncs once for all transactions that commit at
-//! about the same time, so several connections make its syncs rare.
+//! A lease is a row lock, held by the worker's open transaction: a worker that dies loses it.
+//! Writing the lease into the row instead would outlive a connection, and cost a quarter more CPU.
+//! Every statement takes a batch of messages. PostgreSQL syncs once for all transactions that
+//! commit at about the same time, so several connections make its syncs rare.
 
 mod cluster;
 mod place;
@@ -61,7 +61,7 @@ const SETTLE: &str = "DELETE FROM messages WHERE ctid = ANY($1)";
 
 const LEFT: &str = "SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM keys)";
 
-/// How long a worker waits that found nothing.
+/// How long a worker waits when it found nothing.
 const PAUSE: Duration = Duration::from_millis(2);
 
 const TUNING: Tuning = Tuning { producers: 4, workers: 4, batch: 100, pipeline: 1 };
@@ -85,7 +85,7 @@ impl Postgres {
     async fn live(&self, load: &Load) -> Result<Measured> {
         let client = connect(self.port).await?;
         client.batch_execute(SCHEMA).await?;
-        // What the run before left to write must not be written in this one.
+        // Writes left over from the previous run must not happen in this one.
         client.batch_execute("CHECKPOINT").await?;
         let producers = self.producers().await?;
         let workers = self.workers().await?;
@@ -109,7 +109,7 @@ impl Postgres {
         Ok(measured)
     }
 
-    /// As many per connection as batches may be on their way: the connection sends them in turns.
+    /// As many per connection as batches in flight: the connection sends them in turns.
     async fn producers(&self) -> Result<Vec<Producer>> {
         let mut producers = Vec::new();
         for _ in 0..self.tuning.producers {
@@ -207,7 +207,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Settles what it got and asks for more in one go, so that a batch is one exchange.
+    /// Settles what it got and asks for more in one exchange.
     async fn work(&self, ledger: &Ledger) -> Result<()> {
         let (mut places, mut numbers) = (Vec::new(), Vec::new());
         self.client.batch_execute("BEGIN").await?;

@@ -3,7 +3,7 @@
 //!
 //! Redis syncs once for all commands that it found on its connections, and replies afterwards. So
 //! several connections with full pipelines make its batches large. It works on one thread; more
-//! streams or more groups would give it nothing.
+//! streams or groups would not help.
 
 mod resp;
 
@@ -36,7 +36,7 @@ const BODY: &str = "b";
 /// As long as Hapax remembers a finished key by default.
 const RETENTION_S: &str = "604800";
 
-/// How long a worker waits that found nothing, in milliseconds.
+/// How long a worker waits when it found nothing, in milliseconds.
 const BLOCK_MS: &str = "50";
 
 /// Adds the messages whose keys are new, and answers with their ids. One call takes many of them:
@@ -145,7 +145,7 @@ fn demand_durability(connection: &mut Connection, server: &Server) -> Result<()>
     Ok(())
 }
 
-/// An empty stream with its group. The file of appended commands starts anew as well.
+/// Creates an empty stream with its group, and resets the append-only file.
 fn empty(connection: &mut Connection) -> Result<()> {
     connection.words(&["FLUSHALL", "SYNC"]);
     connection.words(&["XGROUP", "CREATE", STREAM, GROUP, "$", "MKSTREAM"]);
@@ -216,7 +216,7 @@ impl Sender {
         connection.send()
     }
 
-    /// Reads the replies for so many messages: how many of them were accepted.
+    /// Reads the replies to `messages` messages; returns how many were accepted.
     fn confirm(&self, connection: &mut Connection, messages: u64, id: &mut Vec<u8>) -> Result<u64> {
         if self.script.is_some() {
             let answers = connection.array()?.context("a null from the script")?;
@@ -265,7 +265,7 @@ fn produce(
     }
 }
 
-/// Settles what it got and asks for more in one go, so that a batch is one exchange.
+/// Settles what it got and asks for more in one exchange.
 fn work(
     connection: &mut Connection,
     ledger: &Ledger,
@@ -283,7 +283,7 @@ fn work(
         }
         let read = ["XREADGROUP", "GROUP", GROUP, consumer, "COUNT", &count];
         let source = ["STREAMS", STREAM, ">"];
-        // Waiting wakes with the first message that comes; so only who found none waits.
+        // A wait ends with the first message; so only a worker that found none waits.
         let wait: &[&str] = if waits { &["BLOCK", BLOCK_MS] } else { &[] };
         connection.words(&[&read, wait, &source].concat()).send()?;
         if messages > 0 {

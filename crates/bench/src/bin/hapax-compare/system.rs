@@ -12,7 +12,7 @@ use crate::hapax::{self, Binary, Hapax};
 use crate::postgres::Postgres;
 use crate::redis::Redis;
 
-/// A queue that can live the lives of a load.
+/// A queue that can run a load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum System {
     Hapax(Binary),
@@ -53,8 +53,8 @@ impl System {
         !matches!(self, Self::Hapax(_))
     }
 
-    /// Starts its server, on a free port and with a new directory, and demands of it that
-    /// everything is synced before it is confirmed.
+    /// Starts its server, on a free port and with a new directory, and checks that it syncs
+    /// everything before it confirms.
     pub(crate) fn start(&self, options: &Options) -> Result<Box<dyn Running>> {
         Ok(match self {
             Self::Hapax(binary) => Box::new(Hapax::start(&binary.path, options)?),
@@ -70,13 +70,12 @@ impl System {
 pub(crate) trait Running {
     fn server(&self) -> &Server;
 
-    /// Lives all lives of the load in an empty queue and says what it took. Every message
-    /// is confirmed, verified and gone in the end, and where keys are remembered, a repeated
-    /// one is refused.
+    /// Runs the load in an empty queue and measures it. Every message is confirmed, verified and
+    /// removed, and if keys are remembered, a repeated one is refused.
     fn run(&self, load: &Load) -> Result<Measured>;
 }
 
-/// What one run sends.
+/// The messages of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) messages: Messages,
@@ -91,7 +90,7 @@ impl Load {
     }
 }
 
-/// What the lives of one run took.
+/// The measurements of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     /// The time from the first send to the confirmation of the last settle.
@@ -109,7 +108,7 @@ impl Measured {
     }
 }
 
-/// What the user may set for all systems; what is not set is what was found best for each.
+/// Options for all systems; the defaults are what was found best for each.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
     /// Connections that send [default: what was found best for each system].

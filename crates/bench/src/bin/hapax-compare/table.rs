@@ -1,4 +1,4 @@
-//! What was measured: a line per run while it goes on, one table or one JSON object in the end.
+//! The measurements: a line per run while it runs, one table or one JSON object at the end.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) struct Disk {
     pub(crate) p99_ms: f64,
 }
 
-/// All that one program run measured.
+/// All measurements of the program.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// Lives per run.
@@ -30,7 +30,7 @@ pub(crate) struct Row {
     pub(crate) system: String,
     pub(crate) description: String,
     pub(crate) size: usize,
-    /// Of each run, in order.
+    /// One value per run, in order.
     pub(crate) lives_per_s: Vec<f64>,
     pub(crate) median_lives_per_s: f64,
     pub(crate) server_cpu_us_per_life: Vec<f64>,
@@ -54,7 +54,7 @@ impl Row {
         }
     }
 
-    /// Takes in one more run of so many lives.
+    /// Adds a run of `count` lives.
     pub(crate) fn add(&mut self, count: u64, measured: Measured) {
         let micros_per_life = |time: Duration| time.as_secs_f64() * 1e6 / count as f64;
         self.lives_per_s.push(count as f64 / measured.time.as_secs_f64());

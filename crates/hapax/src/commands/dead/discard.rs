@@ -63,8 +63,8 @@ async fn act(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
     bar.finish_and_clear();
     if screen.is_json() {
         let dry_run = !discard.selection.yes;
-        let told = json!({ "matched": seen, "discarded": discarded, "dry_run": dry_run });
-        screen.json(&told)?;
+        let summary = json!({ "matched": seen, "discarded": discarded, "dry_run": dry_run });
+        screen.json(&summary)?;
         return Ok(Exit::Ok);
     }
     if discard.selection.yes {
@@ -82,7 +82,7 @@ async fn one(session: &Session, queue: &str, message: &proto::Key) -> Result<boo
     let name = proto::KeyRequest { queue: queue.to_owned(), key, group };
     match session.client.discard_key(name).await {
         Ok(()) => Ok(true),
-        // Somebody was faster: redriven, or discarded.
+        // Redriven or discarded meanwhile.
         Err(error) if matches!(error.code(), Code::NoSuchKey | Code::Invalid) => {
             say(format_args!("{}: {error}", clean(&message.key)));
             Ok(false)
@@ -115,8 +115,8 @@ async fn keys(session: &Session, discard: &Discard) -> Result<Exit, Failure> {
     }
     let (matched, dry_run) = (found.len(), !discard.selection.yes);
     if screen.is_json() {
-        let told = json!({ "matched": matched, "discarded": discarded, "dry_run": dry_run });
-        screen.json(&told)?;
+        let summary = json!({ "matched": matched, "discarded": discarded, "dry_run": dry_run });
+        screen.json(&summary)?;
     } else if dry_run {
         peek::list_dead(screen, &found)?;
         screen.line(format_args!("would discard {}", count(matched as u64, "dead message")))?;

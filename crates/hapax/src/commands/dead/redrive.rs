@@ -23,7 +23,7 @@ pub(crate) struct Redrive {
     /// The queue.
     queue: String,
     /// At most this many messages per second, but at least one per second and partition.
-    #[arg(long, value_name = "COUNT", value_parser = counts::any::<u32>())]
+    #[arg(long, value_name = "COUNT", value_parser = counts::any::<u32>)]
     rate: Option<u32>,
     /// The id of this redrive. Repeating the command with the same id moves nothing twice; another
     /// selection or rate under the id is refused (note that an age such as 2h is another time on
@@ -59,19 +59,19 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
     redrive.selection.check()?;
     let screen = redrive.output.screen();
     if let Some(id) = &redrive.status {
-        let told = session.client.redrive_progress(&redrive.queue, id).await;
-        let told = told.map_err(|error| unknown_id(error, id))?;
-        return tell(screen, &redrive.queue, &told);
+        let found = session.client.redrive_progress(&redrive.queue, id).await;
+        let found = found.map_err(|error| unknown_id(error, id))?;
+        return print_progress(screen, &redrive.queue, &found);
     }
     if let Some(id) = &redrive.cancel {
-        let told = session.client.cancel_redrive(&redrive.queue, id).await;
-        let told = told.map_err(|error| unknown_id(error, id))?;
-        return tell(screen, &redrive.queue, &told);
+        let found = session.client.cancel_redrive(&redrive.queue, id).await;
+        let found = found.map_err(|error| unknown_id(error, id))?;
+        return print_progress(screen, &redrive.queue, &found);
     }
     let is_dry = !redrive.selection.yes;
     let request = proto::RedriveRequest {
         queue: redrive.queue.clone(),
-        // A dry run asks what there is now, not what became of the redrive of that name.
+        // A dry run counts what there is now, not the progress of the redrive with that id.
         id: redrive.id.clone().filter(|_| !is_dry).unwrap_or_else(new_key),
         select: Some(select(&redrive.selection)),
         dry_run: is_dry,
@@ -80,19 +80,19 @@ async fn act(session: &Session, redrive: &Redrive) -> Result<Exit, Failure> {
     let started = session.client.redrive(request).await?;
     let last = match redrive.no_wait && !is_dry {
         true => started,
-        // Counting takes its time too, where there are many.
+        // Counting many messages takes time too.
         false => watch(session, &redrive.queue, started).await?,
     };
-    let mut told = tell(screen, &redrive.queue, &last);
+    let mut exit = print_progress(screen, &redrive.queue, &last);
     if is_dry && !screen.is_json() {
         screen.line("nothing was changed; add --yes to do it")?;
     }
     if !last.missing.is_empty() && keys_per_group(session, &redrive.queue).await {
         let next =
             "the queue deduplicates per group: name the group of the keys with --group GROUP";
-        told = told.map_err(|failure| failure.next(next));
+        exit = exit.map_err(|failure| failure.next(next));
     }
-    told
+    exit
 }
 
 /// The failure to find a redrive. Its code is that of an unknown key, whose advice is about keys.
@@ -136,7 +136,7 @@ async fn watch(
     queue: &str,
     mut latest: proto::RedriveProgress,
 ) -> Result<proto::RedriveProgress, Failure> {
-    let whole = |told: &proto::RedriveProgress| told.total.unwrap_or(told.matched);
+    let whole = |found: &proto::RedriveProgress| found.total.unwrap_or(found.matched);
     let bar = progress(whole(&latest), "{bar:40} {human_pos}/{human_len}, {rate}, {eta} left");
     while !latest.done {
         bar.set_length(whole(&latest));
@@ -153,13 +153,17 @@ async fn watch(
 
 /// Prints the progress. A requested key that is not dead was not moved, and is reported as a
 /// failure.
-fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Exit, Failure> {
+fn print_progress(
+    screen: Screen,
+    queue: &str,
+    found: &proto::RedriveProgress,
+) -> Result<Exit, Failure> {
     if screen.is_json() {
-        screen.json(&told)?;
+        screen.json(&found)?;
     } else {
-        let proto::RedriveProgress { id, moved, matched, .. } = told;
-        let of = told.total.unwrap_or(*matched);
-        screen.line(match (told.dry_run, told.cancelled, told.done) {
+        let proto::RedriveProgress { id, moved, matched, .. } = found;
+        let of = found.total.unwrap_or(*matched);
+        screen.line(match (found.dry_run, found.cancelled, found.done) {
             (true, _, _) => format!("would redrive {}", count(*matched, "dead message")),
             (_, true, _) => format!("redrive {id} is cancelled: {moved} of {of} moved"),
             (_, _, true) => format!("redrove {} (redrive {id})", count(*moved, "dead message")),
@@ -170,7 +174,7 @@ fn tell(screen: Screen, queue: &str, told: &proto::RedriveProgress) -> Result<Ex
             ),
         })?;
     }
-    let what = match told.missing.as_slice() {
+    let what = match found.missing.as_slice() {
         [] => return Ok(Exit::Ok),
         [key] => format!("{} is not dead: nothing to redrive", clean(key)),
         keys => {

@@ -27,10 +27,10 @@ const ORDERS: u64 = 40;
 
 pub(crate) fn run(arguments: &Victim) -> Result<()> {
     let mut local = Local::open(&arguments.data)?;
-    // A lease that its worker took into the grave should not be waited for.
+    // Short leases, so that those of a killed worker end soon.
     let config = Config { lease_ms: 1_000, backoff_min_ms: 0, ..Config::default() };
     let configure = Configure { queue: orders()?, config, if_version: None };
-    local.call(vec![Command::Configure(configure)])?;
+    local.call(vec![Command::Configure(Box::new(configure))])?;
     let mut next = arguments.next;
     let mut held: Vec<Delivery> = Vec::new();
     let mut out = std::io::stdout();
@@ -39,7 +39,7 @@ pub(crate) fn run(arguments: &Victim) -> Result<()> {
         let mut numbers = Vec::new();
         // Each order twice: its first send, and a retry as if the answer had been lost.
         let from = next.saturating_sub(ORDERS).max(arguments.next);
-        // The last process, too, begins with what the one before may have sent without being told.
+        // The last process, too, begins with what the previous one may have sent without an answer.
         let is_over = arguments.finish && next > arguments.next;
         let (from, to) = if is_over { (next, next) } else { (from, next + ORDERS) };
         for number in from..to {
@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Victim) -> Result<()> {
             match outcome {
                 Outcome::Sent(answer) => {
                     let number = numbers.next().context("an answer without an order")?;
-                    tell(&mut out, number, &answer)?;
+                    print_answer(&mut out, number, &answer)?;
                 }
                 Outcome::Settled(Settled::Ok { .. }) => {
                     let number = settled.next().context("a settle without a message")?;
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Victim) -> Result<()> {
     }
 }
 
-fn tell(out: &mut Stdout, number: u64, answer: &Answer) -> Result<()> {
+fn print_answer(out: &mut Stdout, number: u64, answer: &Answer) -> Result<()> {
     match answer {
         Answer::Accepted { id, .. } => writeln!(out, "accepted {number} {id} .")?,
         Answer::InFlight(flight) => writeln!(out, "duplicate {number} {} .", flight.id)?,

@@ -77,7 +77,7 @@ impl Metrics {
             // From half a millisecond to two minutes.
             upstream_seconds: Histogram::new(exponential_buckets(0.000_5, 2.0, 18)),
         };
-        // A counter that is not there yet looks like one that is gone.
+        // Created in advance: a missing counter looks like one that disappeared.
         for outcome in Outcome::ALL {
             drop(inner.requests.get_or_create(&[("outcome", outcome.as_str())]));
         }

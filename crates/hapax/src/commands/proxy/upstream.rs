@@ -180,7 +180,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The response to the client, which also tells the layer the outcome.
+    /// The response to the client, which also reports the outcome to the layer.
     fn silent(&self, silence: Silence, operation: Option<&Operation>) -> Response<Body> {
         let (code, status, title, detail) = match silence {
             Silence::Unreachable => (

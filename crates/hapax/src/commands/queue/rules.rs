@@ -3,6 +3,7 @@
 use clap::builder::{BoolValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use hapax_client::Error;
+use hapax_core::{Config, limits};
 use hapax_server::time::show_ms;
 use hapax_wire::{Code, Field, QueueConfig};
 use serde_json::{Map, Value};
@@ -53,12 +54,31 @@ fn argument(field: &'static Field) -> Arg {
         let none = if field.name.ends_with("_ms") { "end" } else { "limit" };
         help += &format!(" `{word}` for no {none}.");
     }
+    help += &range(field);
+    help += &format!(" Default {}.", default(field));
     Arg::new(field.name)
         .long(flag(field))
         .value_name(value_name)
         .value_parser(value)
         .help(help)
         .help_heading("Rules")
+}
+
+/// The value that a queue is created with.
+fn default(field: &Field) -> String {
+    let defaults = serde_json::to_value(QueueConfig::default()).unwrap_or_default();
+    written(field.name, defaults.get(field.name).unwrap_or(&Value::Null))
+}
+
+/// The smallest and the largest value of a number.
+fn range(field: &Field) -> String {
+    let bounds = Config::default().bounds();
+    let shown = |number: u64| written(field.name, &number.into());
+    match bounds.iter().find(|(name, ..)| *name == field.name) {
+        Some((_, _, min, limits::COUNT_MAX)) => format!(" At least {}.", shown(*min)),
+        Some((_, _, min, max)) => format!(" From {} to {}.", shown(*min), shown(*max)),
+        None => String::new(),
+    }
 }
 
 fn flag(field: &Field) -> String {
@@ -120,7 +140,7 @@ pub(super) fn written(name: &str, value: &Value) -> String {
 pub(super) fn refused(error: Error) -> Failure {
     let failure = Failure::from(error);
     match failure.code {
-        // What to do is said in it; the advice for the code is about files.
+        // The error says what to do; the advice for the code is about files.
         Some(Code::InvalidConfig) => {
             Failure { what: in_flags(&failure.what), next: None, ..failure }
         }
@@ -185,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_in_the_words_of_the_command_line() {
-        for (given, told) in [
+        for (given, expected) in [
             (
                 "invalid_config: lease_ms: 1 is not between 100 and 43200000. Allowed: a whole \
                  number, from 100 to 43200000",
@@ -213,7 +233,7 @@ mod tests {
             ),
             ("the order of 5 things", "the order of 5 things"),
         ] {
-            assert_eq!(in_flags(given), told);
+            assert_eq!(in_flags(given), expected);
         }
     }
 

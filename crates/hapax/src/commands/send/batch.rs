@@ -51,7 +51,7 @@ pub(super) async fn run(session: &Session, send: &Send, screen: Screen) -> Resul
         }
     };
     bar.finish_and_clear();
-    // What was sent is told however it ended.
+    // The answers so far are printed however it ended.
     if !screen.is_json() {
         screen.line(format_args!(
             "{} accepted, {} sent before, {} refused",
@@ -174,15 +174,15 @@ impl<R: BufRead> Lines<R> {
         })
     }
 
-    fn line(&mut self) -> Result<Option<String>, Failure> {
+    fn line(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         loop {
-            let mut line = String::new();
-            let read = std::io::Read::take(&mut self.input, LINE_BYTES_MAX).read_line(&mut line)?;
-            if read == 0 {
+            let mut line = Vec::new();
+            let mut input = std::io::Read::take(&mut self.input, LINE_BYTES_MAX);
+            if input.read_until(b'\n', &mut line)? == 0 {
                 return Ok(None);
             }
             self.number += 1;
-            if !line.trim().is_empty() {
+            if !line.trim_ascii().is_empty() {
                 return Ok(Some(line));
             }
         }
@@ -191,18 +191,24 @@ impl<R: BufRead> Lines<R> {
 
 /// Reads a line as the HTTP API reads a message of a batch. The body may be empty, but a line
 /// without one is refused.
-fn message(line: &str) -> Result<Message, String> {
+fn message(line: &[u8]) -> Result<Message, String> {
+    let line = std::str::from_utf8(line).map_err(|_| "it is not UTF-8".to_owned())?;
     #[derive(Deserialize)]
     struct Given {
         body: Option<IgnoredAny>,
         body_base64: Option<IgnoredAny>,
     }
     let message: Message =
-        hapax_wire::json::read(line.as_bytes()).map_err(|error| error.to_string())?;
+        hapax_wire::json::read(line.as_bytes()).map_err(|error| in_line(&error.to_string()))?;
     if let Ok(Given { body: None, body_base64: None }) = serde_json::from_str(line) {
         return Err("there is no body".to_owned());
     }
     Ok(message)
+}
+
+/// An error of JSON without the number of its line: a document is one line here.
+fn in_line(error: &str) -> String {
+    error.replace(" at line 1 column ", " at column ")
 }
 
 #[cfg(test)]
@@ -226,6 +232,7 @@ mod tests {
     fn a_line_that_is_wrong_is_named() {
         for (line, why) in [
             ("nonsense", "line 1"),
+            ("nonsense", "at column"),
             ("{\"key\":\"a\"}", "no body"),
             ("{\"body\":\"\",\"fingerprnt\":\"x\"}", "unknown field"),
             ("{\"body\":\"\",\"body_base64\":\"\"}", "not both"),
@@ -236,6 +243,15 @@ mod tests {
             assert!(failure.what.contains(why), "{line}: {}", failure.what);
             assert_eq!(failure.exit, Exit::Usage);
         }
+    }
+
+    #[test]
+    fn a_line_that_is_not_utf_8_is_named_like_any_other_wrong_line() {
+        let mut lines = Lines::new(&b"{\"key\":\"a\",\"body\":\"1\"}\n{\"body\":\"\xff\"}\n"[..]);
+        assert_eq!(lines.batch().unwrap().len(), 1);
+        let wrong = lines.batch().unwrap_err();
+        assert_eq!((wrong.what.as_str(), wrong.exit), ("line 2: it is not UTF-8", Exit::Usage));
+        assert!(wrong.next.unwrap().contains("continue with line 2"));
     }
 
     #[test]

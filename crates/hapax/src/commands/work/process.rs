@@ -28,7 +28,7 @@ const OF_NAMES: [&str; 4] = ["HAPAX_HEADER_", "HAPAX_POINT_", "HAPAX_HEADERS", "
 const WORDS_BYTES: usize = 4_000;
 /// "Try again later", in sysexits.
 const RETRY_LATER: i32 = 75;
-/// Nobody knows whether the effect happened: the next one of sysexits.
+/// It is unknown whether the effect happened: the next code of sysexits.
 const IN_DOUBT: i32 = 76;
 /// The exit codes of a shell whose last command was ended by a signal: 128 plus its number.
 const BY_SIGNAL: std::ops::RangeInclusive<i32> = 129..=192;
@@ -57,7 +57,8 @@ impl Process {
         let mut command = Command::new("sh");
         command.arg("-c").arg(shell);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: what the shell starts is stopped with it, and Ctrl-C is ours alone.
+        // Its own process group: what the shell starts is stopped with it, and Ctrl-C only reaches
+        // us.
         command.process_group(0);
         command
             .env("HAPAX_KEY", delivery.key())
@@ -71,7 +72,8 @@ impl Process {
             .env("HAPAX_LEASE", hapax_wire::Lease(delivery.lease().as_ref()).to_string())
             .env("HAPAX_GROUP", delivery.group().unwrap_or_default())
             .env("HAPAX_CONTENT_TYPE", delivery.content_type().unwrap_or_default());
-        // Those of a worker that runs inside of another's command are not this message's.
+        // If this worker runs inside another worker's command, its variables belong to another
+        // message.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| OF_NAMES.iter().any(|of| name.starts_with(of))) {
                 command.env_remove(name);
@@ -90,7 +92,7 @@ impl Process {
         Self(command)
     }
 
-    /// Runs it to its end, or until `stop` says why it must end now.
+    /// Runs it to its end, or until `stop` resolves with a reason.
     pub(super) async fn run(
         mut self,
         body: Bytes,
@@ -112,21 +114,21 @@ impl Process {
         let why = tokio::select! {
             ((), output, words, status) = &mut all => {
                 group.is_over = true;
-                return told(status, output, &words);
+                return ended(status, output, &words);
             }
             why = stop => why,
         };
         group.signal(Signal::TERM);
         if tokio::time::timeout(PATIENCE, &mut all).await.is_err() {
             group.signal(Signal::KILL);
-            // What left the group may hold the pipes open: nobody waits for that.
+            // Processes that left the group may hold the pipes open: they are not waited for.
             let _ = tokio::time::timeout(PATIENCE, &mut all).await;
         }
         why
     }
 }
 
-fn told(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
+fn ended(status: io::Result<ExitStatus>, output: Output, words: &str) -> Ended {
     let status = match status {
         Ok(status) => status,
         Err(error) => return Ended::InDoubt(format!("cannot wait for the command: {error}")),
@@ -271,7 +273,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
 
     fn check(raw: i32, output: Output, words: &str, expected: Ended) {
-        assert_eq!(told(Ok(ExitStatus::from_raw(raw)), output, words), expected);
+        assert_eq!(ended(Ok(ExitStatus::from_raw(raw)), output, words), expected);
     }
 
     fn none() -> Output {
@@ -288,8 +290,8 @@ mod tests {
         check(9, none(), "", Ended::InDoubt("signal: 9 (SIGKILL)".to_owned()));
         check(137 << 8, none(), "", Ended::InDoubt("exit code 137, by signal 9".to_owned()));
         check(76 << 8, none(), "no answer\n", Ended::InDoubt("in doubt: no answer".to_owned()));
-        let told = told(Ok(ExitStatus::from_raw(0)), Output::TooMuch(4), "");
-        assert!(matches!(told, Ended::TooMuch(why) if why.contains("more than 4 bytes")));
+        let ended = ended(Ok(ExitStatus::from_raw(0)), Output::TooMuch(4), "");
+        assert!(matches!(ended, Ended::TooMuch(why) if why.contains("more than 4 bytes")));
     }
 
     #[tokio::test]

@@ -76,7 +76,7 @@ impl Report {
                 }
             }
             Event::Away(error) => {
-                say(format_args!("cannot reach the broker: {error}; retrying"));
+                say(format_args!("{error}; retrying"));
             }
             Event::Back => say("the broker can be reached again"),
             _ => {}

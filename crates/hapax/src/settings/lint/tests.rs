@@ -97,8 +97,8 @@ fn attempts_are_counted_and_waits_are_summed() {
     queue("backoff_min_ms = 700000", &[("combination", 2)]);
     let both = "backoff_min_ms = 700\nbackoff_max_ms = 500";
     queue(both, &[("fast-attempts", 1), ("combination", 2)]);
-    let told = lint_on(&format!("[queues.orders]\n{both}"), "hapax.toml", "")[1].to_string();
-    assert!(told.contains("Lower it, or raise backoff_max_ms"), "{told}");
+    let finding = lint_on(&format!("[queues.orders]\n{both}"), "hapax.toml", "")[1].to_string();
+    assert!(finding.contains("Lower it, or raise backoff_max_ms"), "{finding}");
     queue("backoff_max_ms = 500", &[("fast-attempts", 1), ("combination", 2)]);
 }
 
@@ -192,9 +192,9 @@ fn a_line_may_allow_a_warning_but_no_error() {
     queue(typo, &[("dead-release", 2), ("unknown-rule", 2)]);
     let second = "on_dead = \"release\" # lint: allow dead-release, dead-reru";
     queue(second, &[("unknown-rule", 2)]);
-    let told = lint_on(&format!("[queues.orders]\n{typo}"), "hapax.toml", "")[1].to_string();
-    assert!(told.contains("there is no rule dead-relese"), "{told}");
-    assert!(told.contains("Did you mean dead-release?"), "{told}");
+    let finding = lint_on(&format!("[queues.orders]\n{typo}"), "hapax.toml", "")[1].to_string();
+    assert!(finding.contains("there is no rule dead-relese"), "{finding}");
+    assert!(finding.contains("Did you mean dead-release?"), "{finding}");
     queue("lease_ms = 5000 # lint: allow everything", &[("unknown-rule", 2)]);
     queue("on_dead = \"release\" # lint: allow", &[("dead-release", 2)]);
     queue("retention_ms = 100000000 # lint: allow retention", &[("retention", 2)]);

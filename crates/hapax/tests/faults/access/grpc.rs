@@ -55,7 +55,8 @@ calls! {
         queue: QUEUE.to_owned(), max: 1, ..Default::default()
     });
     "Settle" Work |admin, guarded| admin.settle(QUEUE, Vec::new());
-    "Claim" Claim |admin, guarded| claim(admin);
+    "Claim" Claim |admin, guarded| claim(admin, LARGE);
+    "Claims" Claim |admin, guarded| claim(admin, 1);
     "GetKey" Look |admin, guarded| admin.key(key("done"), Duration::ZERO);
     "ForgetKey" Admin |admin, guarded| admin.forget_key(key("done"));
     "ReplayKey" Admin |admin, guarded| admin.replay_key(key("done"), Some(proto::Message {
@@ -93,8 +94,12 @@ async fn work(admin: &Admin) -> Result<(), Error> {
     work.next(&mut batch).await
 }
 
-async fn claim(admin: &Admin) -> Result<(), Error> {
-    admin.client().queue(QUEUE).claim("claimed").take().await.map(drop)
+/// A claim of more than the client puts on its stream is a call.
+const LARGE: usize = 100_000;
+
+async fn claim(admin: &Admin, bytes: usize) -> Result<(), Error> {
+    let body = vec![b'x'; bytes];
+    admin.client().queue(QUEUE).claim(format!("{bytes}")).body(body).take().await.map(drop)
 }
 
 async fn backup(admin: &Admin, guarded: &Guarded) -> Result<(), Error> {

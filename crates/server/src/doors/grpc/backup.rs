@@ -31,7 +31,7 @@ pub(super) fn begin(service: &Service, directory: String) -> Result<Progress, Pr
     if !target.is_absolute() {
         return Err(Problem::invalid("give an absolute path on the broker's machine"));
     }
-    // Looked at before anything is copied; a directory that does not exist yet is fine.
+    // Checked before anything is copied; a directory that does not exist yet is fine.
     let is_taken = std::fs::read_dir(&target).is_ok_and(|mut files| files.next().is_some());
     if is_taken || target.is_file() {
         let detail = "is not empty: give a directory that is empty or does not exist";
@@ -54,7 +54,7 @@ fn copy(service: Service, target: PathBuf) -> Progress {
         let copied = service.engine().backup(&target, &mut |bytes, total_bytes| {
             last = (bytes, total_bytes);
             let progress = proto::BackupProgress { bytes, total_bytes, done: false };
-            // Whoever does not keep up misses some.
+            // A slow reader misses some.
             let _ = sender.try_send(Ok(progress));
         });
         let (bytes, total_bytes) = last;

@@ -5,10 +5,11 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_util::Stream;
+use hapax_wire::lean::check_members;
 use tonic::{Status, Streaming};
 
 use super::meter::Meter;
-use super::status::named;
+use super::status::{named, undecoded};
 use crate::service::Admitted;
 
 /// A frame, and its share of the memory, held until it is dropped.
@@ -16,16 +17,18 @@ pub(super) type Admission = (Bytes, Admitted);
 
 pub(super) struct Intake {
     frames: Streaming<Bytes>,
+    /// What its frames are in the `.proto`.
+    name: &'static str,
     meter: Meter,
     is_ended: bool,
 }
 
 impl Intake {
-    pub(super) fn new(frames: Streaming<Bytes>, meter: Meter) -> Self {
-        Self { frames, meter, is_ended: false }
+    pub(super) fn new(frames: Streaming<Bytes>, name: &'static str, meter: Meter) -> Self {
+        Self { frames, name, meter, is_ended: false }
     }
 
-    /// Whether the caller says no more, or is not listened to any more.
+    /// Whether the caller has ended the stream, or it is no longer read.
     pub(super) fn is_ended(&self) -> bool {
         self.is_ended
     }
@@ -48,6 +51,7 @@ impl Intake {
             return Poll::Ready(Ok(None));
         };
         let frame = frame.map_err(|refused| named(&refused))?;
+        check_members(self.name, &frame).map_err(undecoded)?;
         let admitted = self.meter.split(&frame);
         Poll::Ready(Ok(Some((frame, admitted))))
     }

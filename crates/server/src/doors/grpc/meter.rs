@@ -19,14 +19,14 @@ use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::{Code, Status};
 
+use super::is_stream;
 use super::status::{CODE, named, status};
-use super::{SEND, WORK};
 use crate::auth::Principal;
 use crate::doors::pace::{Pace, late};
 use crate::problem::Problem;
 use crate::service::{ADMISSION, Admitted, Service, no_memory};
 
-/// What a part of a body takes besides its bytes.
+/// Memory that a part of a body takes besides its bytes.
 const OVERHEAD_BYTES: usize = 512;
 /// The services that need no token have this in their paths instead of ours.
 const OURS: &str = "/hapax.v1.Hapax/";
@@ -36,7 +36,7 @@ const OURS: &str = "/hapax.v1.Hapax/";
 pub(super) struct Meter(Arc<Mutex<Admitted>>);
 
 impl Meter {
-    /// The share of a frame that is whole.
+    /// The share of a complete frame.
     pub(super) fn split(&self, frame: &Bytes) -> Admitted {
         self.with(|admitted| admitted.split(frame.len() + OVERHEAD_BYTES))
     }
@@ -60,34 +60,33 @@ pub(super) async fn admit(
         Err(problem) => return status(&problem).into_http(),
     };
     let meter = Meter(Arc::new(Mutex::new(service.request(principal.tenant()))));
-    let is_stream = matches!(request.uri().path(), SEND | WORK);
+    let timing = (!is_stream(request.uri().path())).then(Timing::begin);
     let extensions = request.extensions_mut();
     extensions.insert(principal);
     extensions.insert(meter.clone());
-    let timing = (!is_stream).then(Timing::begin);
     let request = request
         .map(|body| Body::new(Metered { body, meter: meter.clone(), arrived: None, timing }));
-    // The answer to a unary call is there when this ends; a stream has its own copy.
+    // The answer to a unary call is complete when this ends; a stream has its own copy.
     let mut response = next.run(request).await;
     drop(meter);
     name(response.headers_mut());
     response
 }
 
-/// Gives a refusal of the framework, which never came to a handler, a code of ours.
+/// Gives a refusal by the framework, which never reached a handler, one of our codes.
 fn name(headers: &mut HeaderMap) {
     if headers.contains_key(CODE) || !headers.contains_key(Status::GRPC_STATUS) {
         return;
     }
     if let Some(refused) = Status::from_header_map(headers).filter(|it| it.code() != Code::Ok) {
         let refused = named(&Status::new(refused.code(), refused.message()));
-        // What is in a status came out of headers, and fits into them again.
+        // A status was read from headers, so it fits into them again.
         let written = refused.add_header(headers);
         debug_assert!(written.is_ok(), "{written:?}");
     }
 }
 
-/// Authenticates the caller. Two tokens are refused, since the caller would be ambiguous.
+/// Authenticates the caller. Two tokens are refused, because the caller would be ambiguous.
 fn principal(service: &Service, headers: &HeaderMap) -> Result<Arc<Principal>, Problem> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().map(|value| value.as_bytes());
@@ -95,7 +94,7 @@ fn principal(service: &Service, headers: &HeaderMap) -> Result<Arc<Principal>, P
     service.authenticate(value)
 }
 
-/// A body whose parts are handed on when there is memory for them.
+/// A body whose parts are passed on when there is memory for them.
 struct Metered {
     body: Body,
     meter: Meter,
@@ -119,7 +118,7 @@ impl Timing {
         Self { pace, timer, asked: None }
     }
 
-    /// A part is here, and waits for memory from now on.
+    /// A part has arrived, and waits for memory from now on.
     fn arrived(&mut self, bytes: usize) {
         let now = Instant::now();
         self.pace.received(bytes);

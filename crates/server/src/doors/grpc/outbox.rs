@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use futures_util::task::AtomicWaker;
 
-/// A list that is swapped whole; whoever empties it is woken once per filling.
+/// A list that is swapped as a whole; its reader is woken once per filling.
 #[derive(Debug)]
 pub(super) struct Outbox<T>(Arc<Inner<T>>);
 
@@ -27,7 +27,7 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Everything, into an empty list that is left behind. Who finds nothing is woken later.
+    /// Swaps the list for an empty one. If nothing was in it, the reader is woken later.
     pub(super) fn swap(&self, empty: &mut Vec<T>, waker: &Waker) {
         debug_assert!(empty.is_empty());
         self.0.waker.register(waker);

@@ -7,7 +7,7 @@ use hapax_wire::{AnswerKind, SettleKind};
 
 use crate::doors::shape;
 
-/// An answer of a stream. Most of them say that a message was accepted.
+/// Encodes an answer of a stream. Most are `accepted`.
 pub(super) fn answer(frame: &mut Vec<u8>, reference: u64, answer: Answer) {
     if let Answer::Accepted { id, place, at } = &answer {
         let (kind, state) = (AnswerKind::Accepted as u8, shape::state(*place) as u8);
@@ -16,7 +16,7 @@ pub(super) fn answer(frame: &mut Vec<u8>, reference: u64, answer: Answer) {
     lean::put_nested(frame, lean::ANSWER, &shape::answer(reference, answer));
 }
 
-/// A message on its way to a worker.
+/// Encodes a delivery.
 pub(super) fn delivery(frame: &mut Vec<u8>, message: &Delivery, lease: &[u8]) {
     let content = &*message.content;
     let id = if content.has_key() { String::new() } else { message.id.to_string() };
@@ -41,7 +41,7 @@ pub(super) fn delivery(frame: &mut Vec<u8>, message: &Delivery, lease: &[u8]) {
     );
 }
 
-/// The answer to a settle of a stream. Most of them say that all went well.
+/// Encodes the answer to a settle of a stream. Most are `ok`.
 pub(super) fn settled(frame: &mut Vec<u8>, reference: u64, answer: Settled) {
     if let Settled::Ok { place, deadline } = answer {
         let (kind, state) = (SettleKind::Ok as u8, shape::state(place) as u8);

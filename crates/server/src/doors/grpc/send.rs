@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::Stream;
-use hapax_core::{Answer, SendMessage};
+use hapax_core::{Answer, Command};
 use hapax_wire::lean;
 use tonic::Status;
 
@@ -20,16 +20,16 @@ use super::part::{Part, RESULT_BYTES_MAX};
 use super::status::{malformed, status, stopping};
 use crate::auth::{Action, Principal};
 use crate::doors::shape;
-use crate::engine::{Listed, Room};
+use crate::engine::{List, Listed, Room};
 use crate::problem::Problem;
 use crate::service::{Admitted, Permit, Service, revoked};
 
 /// Messages of one stream that wait for their answers, and their bytes: more are not read.
 const UNANSWERED_MAX: usize = 16_384;
 const UNANSWERED_BYTES_MAX: usize = 4 * 1_024 * 1_024;
-/// Messages handed over at once.
+/// Messages submitted at once.
 const GATHERED_MAX: usize = 4_096;
-/// A frame down is about this large; one that says more has a single answer.
+/// A frame down is about this large; a larger one has a single answer.
 const FRAME_BYTES: usize = 32 * 1_024;
 
 type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -42,21 +42,19 @@ pub(super) struct SendStream {
     draining: Event,
     /// Ready when the caller's token is not known any more.
     revoked: Event,
-    /// Why no more is read, until that is said.
+    /// Why no more is read, until it was sent to the caller.
     ending: Option<Problem>,
     /// The permit of the previous frame: most streams use one queue.
     permit: Option<Permit>,
     outbox: Outbox<Part<Answer>>,
-    /// What the writers said, and where the next frame goes on in it.
+    /// Outcomes of the writers, and where the next frame continues.
     parts: VecDeque<Part<Answer>>,
     arrived: Vec<Part<Answer>>,
-    /// Refusals that no writer was asked about, encoded.
+    /// Encoded refusals that did not need a writer.
     refusals: Vec<u8>,
     unanswered: usize,
     unanswered_bytes: usize,
     results: Arc<Room>,
-    /// How many messages the last list had: the next one has as many.
-    room: usize,
 }
 
 impl SendStream {
@@ -76,11 +74,10 @@ impl SendStream {
             unanswered: 0,
             unanswered_bytes: 0,
             results: Room::of_stream(RESULT_BYTES_MAX),
-            room: 0,
         }
     }
 
-    /// Takes the frames that are there and hands their messages over.
+    /// Takes the frames that have arrived and submits their messages.
     fn take(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
         if self.ending.is_none() && !self.intake.is_ended() {
             if self.draining.as_mut().poll(context).is_ready() {
@@ -89,7 +86,7 @@ impl SendStream {
                 self.end(revoked());
             }
         }
-        let mut list = List::default();
+        let mut list = Unsubmitted::default();
         while self.unanswered + list.sends.len() < UNANSWERED_MAX
             && self.unanswered_bytes + list.bytes < UNANSWERED_BYTES_MAX
             && self.refusals.len() < FRAME_BYTES
@@ -105,13 +102,13 @@ impl SendStream {
         Ok(())
     }
 
-    /// Reads no more; what was handed over is answered.
+    /// Reads no more; submitted messages are still answered.
     fn end(&mut self, why: Problem) {
         self.intake.end();
         self.ending = Some(why);
     }
 
-    fn read(&mut self, (bytes, memory): Admission, list: &mut List) -> Result<(), Status> {
+    fn read(&mut self, (bytes, memory): Admission, list: &mut Unsubmitted) -> Result<(), Status> {
         let mut frame = lean::Frame::read(&bytes).map_err(malformed)?;
         let permit = match self.permit_for(frame.queue) {
             Ok(permit) => permit,
@@ -125,12 +122,12 @@ impl SendStream {
         if list.permit.as_ref().is_some_and(|before| before.queue() != permit.queue()) {
             self.hand_over(list);
         }
-        if list.sends.capacity() == 0 {
-            list.sends.reserve(self.room);
+        if list.sends.commands.capacity() == 0 {
+            list.sends = self.service.engine().empty_list();
         }
         while let Some(message) = frame.next().map_err(malformed)? {
-            match shape::send(permit.queue(), &message) {
-                Ok(send) => list.sends.push((message.reference, send)),
+            match shape::send(self.service.recipe(), permit.queue(), &message) {
+                Ok(send) => list.sends.push(message.reference, Command::Send(send)),
                 Err(problem) => self.refuse(message.reference, &problem),
             }
         }
@@ -156,26 +153,25 @@ impl SendStream {
         put_refusal(&mut self.refusals, number, problem);
     }
 
-    fn hand_over(&mut self, list: &mut List) {
-        let List { permit, sends, bytes, memory } = std::mem::take(list);
+    fn hand_over(&mut self, list: &mut Unsubmitted) {
+        let Unsubmitted { permit, sends, bytes, memory } = std::mem::take(list);
         let (Some(permit), false) = (permit, sends.is_empty()) else { return };
         let count = sends.len();
         let each_bytes = bytes.div_ceil(count);
         let outbox = self.outbox.clone();
-        // Memory is given back when everything that was handed over is answered.
+        // Memory is returned when everything submitted is answered.
         let memory = Arc::new(memory);
         let results = Arc::clone(&self.results);
-        let reply = move |numbers: Vec<u64>, listed: Result<Listed<Answer>, Problem>| {
+        let reply = move |numbers: Vec<u64>, listed: Result<Listed, Problem>| {
             let _until_now = &memory;
             outbox.push(Part::new(numbers, listed, Arc::clone(&results), each_bytes));
         };
         self.service.start_send(&permit, sends, &self.results, reply);
         self.unanswered += count;
         self.unanswered_bytes += count * each_bytes;
-        self.room = count;
     }
 
-    /// Takes over what the writers said.
+    /// Takes the outcomes of the writers.
     fn collect(&mut self, context: &Context<'_>) {
         self.outbox.swap(&mut self.arrived, context.waker());
         for part in self.arrived.drain(..) {
@@ -186,7 +182,7 @@ impl SendStream {
         }
     }
 
-    /// The next frame down, if there is anything to say.
+    /// The next frame down, if there is anything to send.
     fn reply(&mut self) -> Option<Vec<u8>> {
         let mut frame = std::mem::take(&mut self.refusals);
         while frame.len() < FRAME_BYTES
@@ -194,8 +190,8 @@ impl SendStream {
         {
             frame.reserve(FRAME_BYTES + FRAME_BYTES / 4);
             part.put(&mut frame, FRAME_BYTES);
-            if part.is_empty() {
-                self.parts.pop_front();
+            if let Some(read) = self.parts.pop_front_if(|part| part.is_empty()) {
+                self.service.engine().reuse(read.into_list());
             }
         }
         (!frame.is_empty()).then_some(frame)
@@ -206,11 +202,11 @@ pub(super) fn put_refusal(frame: &mut Vec<u8>, number: u64, problem: &Problem) {
     lean::put_nested(frame, lean::ANSWER, &shape::refused(number, problem));
 }
 
-/// Messages of one queue that were read and not yet handed over.
+/// Messages of one queue that were read and not yet submitted.
 #[derive(Default)]
-struct List {
+struct Unsubmitted {
     permit: Option<Permit>,
-    sends: Vec<(u64, SendMessage)>,
+    sends: List<u64>,
     bytes: usize,
     memory: Vec<Admitted>,
 }
@@ -220,7 +216,7 @@ impl Stream for SendStream {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let stream = self.get_mut();
-        // What is left of the last answers first: until they are taken no more is read.
+        // The rest of the last answers first: until they are sent no more is read.
         if let Some(frame) = stream.reply() {
             return Poll::Ready(Some(Ok(frame)));
         }

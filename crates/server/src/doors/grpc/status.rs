@@ -1,7 +1,7 @@
 //! Refusals of a whole call, as gRPC statuses.
 
 use hapax_wire::Code;
-use hapax_wire::lean::Malformed;
+use hapax_wire::lean::{Malformed, Undecoded};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
@@ -22,8 +22,7 @@ pub(super) fn status(problem: &Problem) -> Status {
     status
 }
 
-/// What the framework refused, with a code of ours: it knows neither broken frames nor calls that
-/// there are not.
+/// A refusal by the framework (broken frames, unknown calls) with one of our codes.
 pub(super) fn named(refused: &Status) -> Status {
     if refused.metadata().contains_key(CODE) {
         return refused.clone();
@@ -31,7 +30,7 @@ pub(super) fn named(refused: &Status) -> Status {
     let code = match refused.code() {
         tonic::Code::OutOfRange => Code::TooLarge,
         tonic::Code::Internal | tonic::Code::InvalidArgument => Code::Invalid,
-        // Its own code is the one that clients look for where a call or an encoding is unknown.
+        // Kept, because clients look for this code if a call or an encoding is unknown.
         tonic::Code::Unimplemented => {
             let mut status = refused.clone();
             status.metadata_mut().insert(CODE, MetadataValue::from_static("invalid"));
@@ -50,6 +49,14 @@ pub(super) fn misuse(detail: &str) -> Status {
 /// The caller speaks another protocol.
 pub(super) fn malformed(malformed: Malformed) -> Status {
     misuse(&malformed.to_string())
+}
+
+/// A frame that is not decoded.
+pub(super) fn undecoded(why: Undecoded) -> Status {
+    match why {
+        Undecoded::TooMany => status(&Problem::new(Code::TooLarge, why.to_string())),
+        Undecoded::Malformed(why) => malformed(why),
+    }
 }
 
 /// A stream that ends because the broker does: what is unanswered is for the next connection.

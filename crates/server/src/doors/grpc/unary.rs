@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{
-    Browse, Claim, Content, Fingerprint, QueueName, Redrive, Resolution, Select, Time,
-};
+use hapax_core::{Browse, QueueName, Redrive, Resolution, Select};
 use hapax_wire::proto::hapax_server::Hapax;
 use hapax_wire::{Code, proto};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::backup::{self, Progress};
+use super::claims;
 use super::status::status;
 use super::{Door, principal};
 use crate::auth::{Action, Principal};
@@ -21,11 +20,12 @@ use crate::service::{self, BROWSE_DEFAULT, Change, Opened, Permit, Queues, Servi
 
 /// The same limit as for a batch over HTTP.
 const BATCH_MAX: usize = 1_000;
-/// Results that the answers to one list carry, together.
+/// The most bytes of results in the answers to one list.
 const ANSWER_BYTES_MAX: usize = 16 * 1_024 * 1_024;
 
 type Reply<T> = Result<Response<T>, Status>;
 type NoSends = futures_util::stream::Empty<Result<proto::SendReply, Status>>;
+type NoClaims = futures_util::stream::Empty<Result<proto::ClaimsReply, Status>>;
 type NoWork = futures_util::stream::Empty<Result<proto::WorkReply, Status>>;
 
 /// No route leads there.
@@ -51,7 +51,7 @@ impl Door {
         told.await.map(Response::new).map_err(|problem| status(&problem))
     }
 
-    /// How far the redrive of an id has come, after it was cancelled where that is asked for.
+    /// The progress of a redrive, after cancelling it if requested.
     async fn redrive_named(
         &self,
         request: Request<proto::GetRedriveRequest>,
@@ -89,15 +89,20 @@ impl Door {
 impl Hapax for Door {
     type SendStream = NoSends;
     type WorkStream = NoWork;
+    type ClaimsStream = NoClaims;
     type BackupStream = Progress;
 
-    // The two streams have routes of their own, on which frames are read as they are.
+    // The streams have their own routes, where frames are read without the framework.
 
     async fn send(&self, _: Request<Streaming<proto::SendFrame>>) -> Reply<NoSends> {
         Err(elsewhere())
     }
 
     async fn work(&self, _: Request<Streaming<proto::WorkFrame>>) -> Reply<NoWork> {
+        Err(elsewhere())
+    }
+
+    async fn claims(&self, _: Request<Streaming<proto::ClaimsFrame>>) -> Reply<NoClaims> {
         Err(elsewhere())
     }
 
@@ -176,7 +181,7 @@ impl Hapax for Door {
                 let key = it.key.unwrap_or_default();
                 let name = service.key_name(&permit, &key.key, some(&key.group));
                 let content = it.message.as_ref().map(|message| {
-                    let sent = shape::send(permit.queue(), &message.into())?;
+                    let sent = shape::send(service.recipe(), permit.queue(), &message.into())?;
                     Ok::<_, Problem>((sent.content, sent.fingerprint))
                 });
                 service.replay(&permit, name, content.transpose()?).await?;
@@ -328,7 +333,7 @@ fn queue_of(key: &Option<proto::KeyRequest>) -> &str {
     key.as_ref().map_or("", |key| &key.queue)
 }
 
-/// What stands for an answer whose result has no room beside the others of its list.
+/// Replaces an answer whose result does not fit beside the others of its list.
 fn result_omitted() -> Problem {
     let detail = "the message is done, but its result does not fit into this answer with the \
                   others: get the key, or send fewer messages at once";
@@ -347,7 +352,7 @@ async fn send_batch(
     let mut refused = Vec::with_capacity(frame.messages.len());
     let mut sends = Vec::with_capacity(frame.messages.len());
     for message in &frame.messages {
-        match shape::send(permit.queue(), &message.into()) {
+        match shape::send(service.recipe(), permit.queue(), &message.into()) {
             Ok(send) => {
                 sends.push(send);
                 refused.push(None);
@@ -401,7 +406,7 @@ async fn settle(
     let mut refused = Vec::with_capacity(it.items.len());
     let mut opened: Vec<Opened> = Vec::with_capacity(it.items.len());
     for item in it.items {
-        match shape::verb(item.verb, emit_to) {
+        match shape::verb(service.recipe(), item.verb, emit_to) {
             Ok(verb) => {
                 opened.push(service.open(permit, &item.lease, verb));
                 refused.push((item.r#ref, None));
@@ -428,20 +433,9 @@ async fn claim(
     permit: Permit,
     it: proto::ClaimRequest,
 ) -> Result<proto::ClaimReply, Problem> {
-    let mut builder = Content::builder(&it.key).content_type(some(&it.content_type));
-    for (name, value) in &it.headers {
-        builder = builder.header(name, value);
-    }
-    let content = builder.build(b"")?;
-    let own = shape::own_fingerprint("fingerprint", it.fingerprint.as_deref())?;
-    let fingerprint = own.unwrap_or_else(|| Fingerprint::of(&it.body, None));
-    let mut claim = Claim::new(permit.queue().clone(), content, fingerprint);
-    claim.lease_ms = it.lease_ms;
-    claim.worker = it.worker.into();
-    claim.issued_at = it.issued_at_ms.map(Time);
-    claim.claim_id = some(&it.claim_id).map(Arc::from);
+    let claim = claims::command(&service, &permit, &it)?;
     let claimed = service.claim(&permit, claim, Duration::from_millis(it.wait_ms)).await?;
-    Ok(shape::claimed(&permit, claimed))
+    Ok(shape::claimed(it.r#ref, &permit, claimed))
 }
 
 async fn browse(

@@ -2,7 +2,7 @@
 //! everything, as with sends. It keeps a receive waiting for as many messages as the worker has
 //! credit, and several while the queue is full, so that the next one is decided while the last is
 //! synced. A worker that does not read its deliveries is not polled and not read from, and other
-//! workers get its messages in the end. When the broker stops it notifies the worker, and the
+//! workers get its messages eventually. When the broker stops it notifies the worker, and the
 //! stream ends when the worker holds no more leases.
 
 mod settles;
@@ -31,7 +31,7 @@ use crate::auth::{Action, Principal};
 use crate::engine::Room;
 use crate::problem::Problem;
 use crate::service::{Permit, Service, WAIT_MAX, revoked};
-use settles::List;
+use settles::Unsubmitted;
 pub(super) use settles::put_refusal;
 use unsent::Unsent;
 
@@ -40,23 +40,23 @@ const CREDIT_MAX: u32 = 100_000;
 /// Settles of one stream that wait for their answers, and their bytes: more are not read.
 const UNANSWERED_MAX: usize = 16_384;
 const UNANSWERED_BYTES_MAX: usize = 16 * 1_024 * 1_024;
-/// Settles handed over at once.
+/// Settles submitted at once.
 const GATHERED_MAX: usize = 4_096;
-/// A frame down is about this large; a larger message has one of its own.
+/// A frame down is about this large; a larger message has its own frame.
 const FRAME_BYTES: usize = 64 * 1_024;
-/// What one receive may bring, about: it waits here for the worker to take it.
+/// About the most bytes of one receive, which wait here for the worker to read them.
 const RECEIVE_BYTES: usize = 4 * 1_024 * 1_024;
-/// How large messages are taken to be before the first has come.
+/// The assumed size of messages before the first one.
 const MESSAGE_BYTES: usize = 16 * 1_024;
 /// Receives of one stream at once.
 const STANDING_MAX: usize = 4;
-/// How long a worker may go on with what it holds when the broker stops.
+/// How long a worker may continue with its leases when the broker stops.
 const GRACE: Duration = Duration::from_secs(10);
 
 type Received = Result<Vec<Delivery>, Problem>;
 type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, Problem>> + Send>>;
 
-/// What other threads say to the stream.
+/// What other threads report to the stream.
 enum News {
     Settled(Part<Settled>),
     Lost(u64),
@@ -73,21 +73,21 @@ pub(super) struct WorkStream {
     revoked: Pin<Box<dyn Future<Output = ()> + Send>>,
     open: Option<Open>,
     credit: u32,
-    /// The worker asks for no more.
+    /// The worker wants no more messages.
     is_drained: bool,
     standing: VecDeque<Standing>,
-    /// The last receive brought all it asked for: there is more.
+    /// The last receive returned all it asked for: there is more.
     is_flowing: bool,
     unsent: Arc<Unsent>,
     /// How large the last messages were.
     message_bytes: usize,
-    /// How long leases last, as the worker was last told.
+    /// The length of leases, as last sent to the worker.
     told_lease_ms: Option<u64>,
     outbox: Outbox<News>,
     arrived: Vec<News>,
     parts: VecDeque<Part<Settled>>,
     lost: Vec<u64>,
-    /// Answers that no writer was asked for, encoded.
+    /// Encoded answers that did not need a writer.
     refusals: Vec<u8>,
     unanswered: usize,
     unanswered_bytes: usize,
@@ -97,7 +97,7 @@ pub(super) struct WorkStream {
     closing: Closing,
 }
 
-/// A receive on its way.
+/// A receive in progress.
 struct Standing {
     received: Boxed<Vec<Delivery>>,
     max: u32,
@@ -114,14 +114,14 @@ struct Open {
     listening: AbortHandle,
 }
 
-/// How far the end of the broker has come to the worker.
+/// The progress of notifying the worker that the broker stops.
 enum Closing {
     Not,
-    /// It has to be told.
+    /// Not notified yet.
     Untold,
-    /// It was told, and may go on for so long.
+    /// Notified; it may continue for this long.
     Told(Pin<Box<Sleep>>),
-    /// And it was told that this is the end.
+    /// The stream has ended.
     Over,
 }
 
@@ -153,9 +153,9 @@ impl WorkStream {
         }
     }
 
-    /// Takes the frames that are there and hands their settles over.
+    /// Takes the frames that have arrived and submits their settles.
     fn take(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
-        let mut list = List::default();
+        let mut list = Unsubmitted::default();
         while self.unanswered + list.settles.len() < UNANSWERED_MAX
             && self.unanswered_bytes + list.bytes < UNANSWERED_BYTES_MAX
             && self.refusals.len() < FRAME_BYTES
@@ -171,7 +171,7 @@ impl WorkStream {
         Ok(())
     }
 
-    fn read(&mut self, (bytes, memory): Admission, list: &mut List) -> Result<(), Status> {
+    fn read(&mut self, (bytes, memory): Admission, list: &mut Unsubmitted) -> Result<(), Status> {
         if !self.service.is_current(&self.principal) {
             return Err(status(&revoked()));
         }
@@ -190,7 +190,7 @@ impl WorkStream {
         self.credit = self.credit.saturating_add(frame.credit).min(CREDIT_MAX);
         if frame.drain {
             self.is_drained = true;
-            self.standing.clear(); // What it may have taken meanwhile goes back uncharged.
+            self.standing.clear(); // What it may have leased meanwhile is released, uncounted.
         }
         while let Some(settle) = frame.next().map_err(malformed)? {
             self.read_settle(&settle, list)?;
@@ -219,7 +219,7 @@ impl WorkStream {
         Ok(())
     }
 
-    /// Takes over what others said.
+    /// Takes the news of other threads.
     fn collect(&mut self, context: &Context<'_>) {
         self.outbox.swap(&mut self.arrived, context.waker());
         for news in self.arrived.drain(..) {
@@ -245,7 +245,7 @@ impl WorkStream {
         }
     }
 
-    /// Keeps receives standing while there is credit.
+    /// Keeps receives waiting while there is credit.
     fn receive(&mut self, context: &mut Context<'_>) -> Result<(), Status> {
         let Some(open) = &mut self.open else { return Ok(()) };
         if let Some(checking) = &mut open.checking {
@@ -258,7 +258,7 @@ impl WorkStream {
             let Some((received, max)) = self.received(context) else { return Ok(()) };
             let messages = received.map_err(|problem| status(&problem))?;
             if messages.is_empty() && self.service.engine().is_draining() {
-                return Ok(()); // The news of that is on its way.
+                return Ok(()); // It will be reported.
             }
             let count = u32::try_from(messages.len()).unwrap_or(u32::MAX);
             let bytes: usize = messages.iter().map(|message| message.content.size()).sum();
@@ -273,8 +273,8 @@ impl WorkStream {
         Ok(())
     }
 
-    /// The oldest receive that is answered, and how much it asked for. All of them are looked at:
-    /// a receive is asked when it is first looked at.
+    /// The oldest receive that is answered, and how much it asked for. All of them are polled: a
+    /// receive starts when it is first polled.
     fn received(&mut self, context: &mut Context<'_>) -> Option<(Received, u32)> {
         let mut answered = None;
         for (place, standing) in self.standing.iter_mut().enumerate() {
@@ -318,15 +318,15 @@ impl WorkStream {
         }
     }
 
-    /// The next frame down, if there is anything to say.
+    /// The next frame down, if there is anything to send.
     fn reply(&mut self, context: &mut Context<'_>) -> Option<Vec<u8>> {
         let mut frame = std::mem::take(&mut self.refusals);
         while frame.len() < FRAME_BYTES
             && let Some(part) = self.parts.front_mut()
         {
             part.put(&mut frame, FRAME_BYTES);
-            if part.is_empty() {
-                self.parts.pop_front();
+            if let Some(read) = self.parts.pop_front_if(|part| part.is_empty()) {
+                self.service.engine().reuse(read.into_list());
             }
         }
         self.put_rare(&mut frame, context);
@@ -378,7 +378,7 @@ impl WorkStream {
         }
     }
 
-    /// Whether the stream is over, and how.
+    /// Whether and how the stream ended.
     fn end(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>> {
         if self.unanswered > 0 {
             return Poll::Pending;
@@ -396,14 +396,13 @@ impl WorkStream {
     }
 }
 
-/// Fields that a frame may have in any place: several messages in a row are one.
+/// Appends fields to a frame: concatenated protobuf messages are merged.
 fn put_whole(frame: &mut Vec<u8>, reply: &proto::WorkReply) {
-    // A vector grows: it is never too short.
+    // A vector grows, so encoding cannot fail.
     let _ = prost::Message::encode(reply, frame);
 }
 
-/// Tells of leases of the queue that are lost, of messages that were given back, and of the end of
-/// the broker.
+/// Reports lost leases of the queue, messages that were released, and the stop of the broker.
 async fn listen(service: Service, permit: Permit, unsent: Arc<Unsent>, outbox: Outbox<News>) {
     use tokio::sync::broadcast::error::RecvError;
     let mut lost = service.lost();
@@ -419,7 +418,7 @@ async fn listen(service: Service, permit: Permit, unsent: Arc<Unsent>, outbox: O
         tokio::select! {
             next = lost.recv() => match next {
                 Ok((queue, fence)) if queue == *permit.queue() => outbox.push(News::Lost(fence.0)),
-                // Whoever missed some learns it from the next extension.
+                // A worker that missed some learns it from its next extension.
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
@@ -442,7 +441,7 @@ impl Stream for WorkStream {
             stream.standing.clear();
             return Poll::Ready(Some(Err(status(&revoked()))));
         }
-        // What is left first: until it is taken no more is read.
+        // The rest of the last frame first: until it is sent no more is read.
         if let Some(frame) = stream.reply(context) {
             return Poll::Ready(Some(Ok(frame)));
         }
@@ -461,7 +460,7 @@ impl Drop for WorkStream {
     fn drop(&mut self) {
         let Some(open) = &self.open else { return };
         open.listening.abort();
-        // What was received for the worker and is not on its way goes back, uncharged.
+        // Messages that were leased for the worker and not sent are released, uncounted.
         self.unsent.give_back();
     }
 }

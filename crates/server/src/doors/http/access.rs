@@ -18,13 +18,13 @@ use crate::service::Service;
 pub(super) enum Access {
     /// Everybody.
     Open,
-    /// Everybody on the broker's own machine; from elsewhere, whoever has a token.
+    /// Everybody on the broker's own machine; callers with a token from elsewhere.
     Near,
     /// Callers with a valid token.
     Token,
 }
 
-/// Puts who asks among the extensions of the request, or refuses it.
+/// Stores the caller in the extensions of the request, or refuses it.
 pub(super) fn check(
     service: &Service,
     access: Access,
@@ -45,7 +45,7 @@ pub(super) fn check(
 fn authenticate(service: &Service, headers: &HeaderMap) -> Result<Arc<Principal>, Failure> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next().map(http::HeaderValue::as_bytes);
-    // Two tokens are no token: nobody can tell whose request it is.
+    // Two tokens count as none: the caller would be ambiguous.
     let value = if values.next().is_some() { Some(&b""[..]) } else { value };
     Ok(service.authenticate(value)?)
 }

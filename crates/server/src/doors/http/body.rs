@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use hapax_core::{QueueName, limits};
+use hapax_core::{BodyHasher, QueueName, Recipe, limits};
 use hapax_wire::{Code, json};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
@@ -19,17 +19,17 @@ use crate::doors::pace::{Pace, late};
 use crate::problem::Problem;
 use crate::service::{Admitted, Permit, Service};
 
-/// How much is asked for at first.
+/// Bytes requested at first.
 const STEP_BYTES: usize = 64 * 1_024;
 /// What the smallest request counts for.
 const REQUEST_BYTES_MIN: usize = 1_024;
 const CHUNK_BYTES_MAX: usize = 1_024 * 1_024;
-/// The room for a whole body of a told length is made when so much of it has come.
+/// Memory for a whole body of known length is allocated when this much of it has arrived.
 const DEPOSIT_BYTES: usize = 1_024 * 1_024;
-/// JSON of unknown length.
+/// The most JSON of unknown length.
 const UNTOLD_BYTES_MAX: usize = 8 * 1_024 * 1_024;
-/// Messages up to this size are read without asking what their queue takes: it says so itself when
-/// it gets them.
+/// Messages up to this size are read without checking the limit of their queue first: the queue
+/// refuses them itself.
 const UNASKED_BYTES_MAX: u64 = 1_024 * 1_024;
 
 /// A body, and the memory it takes.
@@ -40,13 +40,13 @@ pub(super) struct Payload {
 }
 
 impl Payload {
-    /// Lets the bytes go. What was made of them still counts.
+    /// Drops the bytes. What was built from them still counts.
     pub(super) fn into_admitted(self) -> Admitted {
         self.admitted
     }
 }
 
-/// Reads a body of at most so many bytes.
+/// Reads a body of limited size.
 pub(super) async fn read(
     service: &Service,
     tenant: &Arc<str>,
@@ -58,7 +58,7 @@ pub(super) async fn read(
     read_within(service, tenant, headers, body, max).await
 }
 
-/// Reads a message, which is no larger than its queue takes.
+/// Reads a message no larger than its queue allows.
 pub(super) async fn read_message(
     service: &Service,
     permit: &Permit,
@@ -70,18 +70,19 @@ pub(super) async fn read_message(
     read_within(service, permit.tenant(), headers, body, max).await
 }
 
-/// Hashes a body of at most so many bytes, without keeping it.
+/// Hashes a body of limited size, without keeping it.
 pub(super) async fn hash(
+    recipe: &Recipe,
     headers: &HeaderMap,
     mut body: Body,
     max: usize,
-) -> Result<blake3::Hash, Failure> {
+) -> Result<BodyHasher, Failure> {
     check_encoding(headers)?;
     if told_length(headers)?.is_some_and(|length| length > max as u64) {
         return Err(too_large(max));
     }
     let mut pace = Pace::begin();
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = recipe.hasher();
     while let Some(frame) = next_frame(&mut body, &mut pace).await? {
         let Ok(part) = frame.into_data() else { continue };
         hasher.update(&part);
@@ -89,15 +90,15 @@ pub(super) async fn hash(
             return Err(too_large(max));
         }
     }
-    Ok(hasher.finalize())
+    Ok(hasher)
 }
 
 /// How large a body may be.
 struct Max<'a> {
     bytes: usize,
-    /// What else is to be said to who sends more.
+    /// Hint appended to the error when the body is too large.
     would_help: &'static str,
-    /// The queue that may take less. It is asked when a body is found to be large.
+    /// The queue whose limit may be lower; checked only if the body is large.
     queue: Option<&'a QueueName>,
 }
 
@@ -150,7 +151,7 @@ async fn read_within(
     Ok(Payload { bytes: parts.join(), admitted })
 }
 
-/// Reads a body of JSON; an empty one is an empty object. A large one has told its length, so that
+/// Reads a body of JSON; an empty one is an empty object. A large one needs a known length, so that
 /// it is not joined from parts.
 pub(super) async fn read_json(
     service: &Service,
@@ -178,7 +179,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(payload: &'a Payload) -> Result<T, F
     json::read(&payload.bytes).map_err(|error| Failure::invalid(error.to_string()))
 }
 
-/// The next part of a body, which has to come in time.
+/// The next part of a body, which has to arrive in time.
 pub(super) async fn next_frame(
     body: &mut Body,
     pace: &mut Pace,
@@ -217,7 +218,7 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), Failure> {
     Ok(())
 }
 
-/// JSON by its name or without one. Some programs call whatever they send a form.
+/// Accepts JSON with or without its content type. Some programs send everything as a form.
 fn check_json(headers: &HeaderMap) -> Result<(), Failure> {
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let text = value.to_str().unwrap_or("?");

@@ -24,19 +24,21 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
 
 /// Claim a key
 ///
-/// For callers who do the work themselves. The body is fingerprinted, unless `hapax-fingerprint` is
-/// given, and not kept. Settle the lease as any other: `done` completes, `release` frees the key.
+/// For callers that do the work themselves. The body is fingerprinted, unless `hapax-fingerprint`
+/// is given, and not stored. Settle the lease as any other: `done` completes, `release` frees the
+/// key.
+///
+/// Headers named `hapax-header-NAME` are stored under `name` while the claim is held.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/claims", tag = "claims",
+    post, path = "/v1/queues/{queue}/claims", operation_id = "claim", tag = "claims",
     params(
         ("queue" = String, Path),
         ("Idempotency-Key" = String, Header),
         ("hapax-lease-ms" = Option<u64>, Header),
         ("hapax-fingerprint" = Option<String>, Header),
         ("hapax-group" = Option<String>, Header),
-        ("hapax-issued-at" = Option<String>, Header),
-        ("hapax-header-NAME" = Option<String>, Header,
-         description = "A header, stored under NAME while the claim is held"),
+        ("hapax-issued-at" = Option<String>, Header,
+         description = "When the operation was issued (RFC 3339), for keys without a date"),
         ("hapax-worker" = Option<String>, Header, description = "Recorded in the key's history"),
         ("hapax-claim-id" = Option<String>, Header,
          description = "A claim that is repeated with the same id while it is held gets the same \
@@ -46,15 +48,22 @@ const RETRY_MS: (u64, u64) = (1_000, 10_000);
     ),
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
-        (status = 201, description = "The claim is granted", body = wire::Claimed),
-        (status = 200, description = "It was done before", body = wire::Answered,
-         headers(("Idempotency-Replayed" = bool, description = "`true`"))),
-        (status = 409, description = "`in_flight`: another caller holds the key",
-         body = wire::Document, content_type = "application/problem+json",
-         headers(("Retry-After" = u64, description = "Seconds"))),
-        (status = 422, description = "`conflict`", body = wire::Document,
-         content_type = "application/problem+json"),
+        (status = 201, description = "The claim is granted", body = wire::Claimed,
+         headers(("Preference-Applied" = String, description = "The wait that was applied"))),
+        (status = 200, description = "The key is known: the outcome of its message",
+         body = wire::Answered,
+         headers(
+             ("Idempotency-Replayed" = bool, description = "`true`"),
+             ("Preference-Applied" = String, description = "The wait that was applied"),
+         )),
+        (status = 409, description = "`in_flight`: another caller holds the key"),
+        (status = 410, description = "`too_old`: issued before the queue's retention"),
+        (status = 422, description = "`conflict`: the key was used for another operation; or \
+                                      `undated_key`"),
+        (status = 429, description = "`over_quota` or `rate_limited`"),
+        (status = 507, description = "`store_full`"),
     ),
+    extensions(("x-stored-headers" = json!("hapax-header-"))),
 )]
 pub(super) async fn post(
     State(service): State<Service>,
@@ -63,10 +72,11 @@ pub(super) async fn post(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Claim)?;
-    let head = Head::read(&headers)?;
-    let fingerprint =
-        head.fingerprint(&hash(&headers, body, limits::BODY_BYTES_MAX as usize).await?);
-    let mut claim = Claim::new(permit.queue().clone(), head.content(&[])?, fingerprint);
+    let recipe = service.recipe();
+    let head = Head::read(recipe, &headers)?;
+    let hashed = hash(recipe, &headers, body, limits::BODY_BYTES_MAX as usize).await?;
+    let fingerprint = head.fingerprint(&hashed);
+    let mut claim = Claim::new(recipe, permit.queue().clone(), head.content(&[])?, fingerprint);
     claim.lease_ms = head.lease_ms;
     claim.worker = head.worker.unwrap_or_default().into();
     claim.issued_at = head.issued_at;
@@ -78,7 +88,7 @@ pub(super) async fn post(
             if claimed.lease.is_none() {
                 return Err(Problem::unanswered().into());
             }
-            let reply = shape::claimed(&permit, claimed);
+            let reply = shape::claimed(0, &permit, claimed);
             let fresh = wire::Claimed::new(&at.queue, &head.key, &reply);
             output::sized(&service, permit.tenant(), StatusCode::CREATED, &fresh, 128 * 1_024)
                 .await?

@@ -29,12 +29,12 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 #[derive(Clone, Debug)]
 pub(super) struct RequestId {
     pub(super) text: HeaderValue,
-    /// The caller chose it.
+    /// Whether the caller chose it.
     pub(super) is_given: bool,
 }
 
 impl RequestId {
-    /// The caller's own where it is a sane one.
+    /// The caller's own if it is valid.
     fn of(headers: &HeaderMap) -> Self {
         let sane = |value: &&HeaderValue| {
             let bytes = value.as_bytes();
@@ -72,7 +72,7 @@ pub(super) async fn dispatch(
     response
 }
 
-/// Refuses what no handler should see.
+/// Refuses requests that no handler should see.
 async fn check(service: &Service, request: &mut Request) -> Result<(), Failure> {
     check_host(service, request)?;
     check_origin(request.method(), request.headers())?;
@@ -93,7 +93,7 @@ async fn answer(
     request.extensions_mut().insert(id.clone());
     let handled = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone()).await;
     let response = handled.unwrap_or_else(|_| {
-        // The panic itself is told by the hook, with its place.
+        // The hook logs the panic itself, with its place.
         tracing::error!(request_id = id.as_str(), "a request failed by a bug in the broker");
         let detail = "the broker has an internal error; its log has this request's id";
         Failure::from(Problem::new(Code::Internal, detail)).into_response()
@@ -136,8 +136,8 @@ fn finish(response: Response, id: &RequestId, span: &tracing::Span) -> Response 
     response
 }
 
-/// Web pages of other sites get nothing done here, even where no token is needed: only browsers
-/// send these headers, and they send them truly. Older ones send `Origin` alone.
+/// Refuses changes by web pages of other sites, even if no token is needed: only browsers send
+/// these headers, and a page cannot forge them. Older browsers only send `Origin`.
 fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
     if method.is_safe() {
         return Ok(());
@@ -157,9 +157,9 @@ fn check_origin(method: &Method, headers: &HeaderMap) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where no token is needed, a web page could reach the broker under a name of its own that leads
-/// here. From this machine the broker is called by its address, as localhost, or by a name of the
-/// local network.
+/// If no token is needed, a web page could reach the broker under its own name that resolves to
+/// this machine. From this machine the broker is called by its address, as localhost, or by a name
+/// of the local network.
 fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (host, is_doubled) = (hosts.next(), hosts.next().is_some());
@@ -167,7 +167,7 @@ fn check_host(service: &Service, request: &Request) -> Result<(), Failure> {
         return Err(Failure::invalid("Host: the header is given twice"));
     }
     let peer = request.extensions().get::<Peer>();
-    // A proxy in between may go by it: RFC 9112 wants it refused, whatever is in the path.
+    // A proxy in between may rely on it: RFC 9112 requires a refusal, whatever is in the path.
     if host.is_none() && peer.is_some() && request.version() == Version::HTTP_11 {
         return Err(Failure::invalid("Host: the header is missing"));
     }
@@ -196,7 +196,7 @@ fn is_local_name(host: &str) -> bool {
 }
 
 /// A new id, in the form of a UUIDv7: it sorts by time.
-pub(super) fn generated() -> HeaderValue {
+pub(crate) fn generated() -> HeaderValue {
     let ms = u128::from(crate::time::now().0 & ((1 << 48) - 1));
     let random = fastrand::u128(..);
     let (low, high) = (random & ((1 << 62) - 1), random >> 116 & 0xfff);

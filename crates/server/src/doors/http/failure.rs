@@ -24,7 +24,7 @@ struct Inner {
 }
 
 impl Failure {
-    /// A refusal whose status says more than its code's own.
+    /// A refusal with a more specific status than that of its code.
     pub(super) fn with_status(status: StatusCode, problem: Problem) -> Self {
         Self(Box::new(Inner { status, problem, in_flight: None }))
     }
@@ -33,7 +33,7 @@ impl Failure {
         Problem::invalid(detail).into()
     }
 
-    /// Another one holds the key that a claim asked for.
+    /// Another caller holds the claimed key.
     pub(super) fn in_flight(in_flight: InFlight, retry_after_ms: u64) -> Self {
         let detail = "the key is being processed; its outcome is not known yet";
         let problem = Problem {
@@ -95,7 +95,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// Takes over what a router put on an answer that is replaced.
+/// Keeps the `Allow` header of the router's answer, which is replaced.
 pub(super) fn keep_allow(from: &Response, to: &mut Response) {
     if let Some(allow) = from.headers().get(ALLOW) {
         to.headers_mut().insert(ALLOW, allow.clone());

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hapax_core::{Content, Fingerprint, QueueName, SendMessage, Time};
+use hapax_core::{BodyHasher, Content, Fingerprint, QueueName, Recipe, SendMessage, Time};
 use hapax_wire as wire;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName};
@@ -31,7 +31,7 @@ const PREFER: HeaderName = HeaderName::from_static("prefer");
 /// The headers of a send, a claim or a replay.
 #[derive(Debug)]
 pub(super) struct Head<'a> {
-    /// Empty where the caller gave none.
+    /// Empty if the caller gave none.
     pub(super) key: Cow<'a, str>,
     pub(super) content_type: Option<&'a str>,
     pub(super) group: Option<&'a str>,
@@ -42,12 +42,13 @@ pub(super) struct Head<'a> {
     pub(super) claim_id: Option<&'a str>,
     fingerprint: Option<Fingerprint>,
     pub(super) issued_at: Option<Time>,
-    /// Kept with the message.
+    /// Headers stored with the message.
     headers: Vec<(&'a str, Cow<'a, str>)>,
 }
 
 impl<'a> Head<'a> {
-    pub(super) fn read(headers: &'a HeaderMap) -> Result<Self, Problem> {
+    /// Reads the headers of a request to data of this recipe.
+    pub(super) fn read(recipe: &Recipe, headers: &'a HeaderMap) -> Result<Self, Problem> {
         let issued_at = one(headers, ISSUED_AT)?.map(|text| {
             wire::Timestamp::parse(text).map(|time| Time(time.0)).ok_or_else(|| {
                 Problem::invalid(format!(
@@ -55,7 +56,8 @@ impl<'a> Head<'a> {
                 ))
             })
         });
-        let fingerprint = shape::own_fingerprint(FINGERPRINT, one(headers, FINGERPRINT)?)?;
+        let fingerprint = one(headers, FINGERPRINT)?;
+        let fingerprint = shape::own_fingerprint(recipe, FINGERPRINT, fingerprint)?;
         Ok(Self {
             key: key::read(headers)?.unwrap_or_default(),
             content_type: one(headers, CONTENT_TYPE.as_str())?,
@@ -82,15 +84,21 @@ impl<'a> Head<'a> {
     }
 
     /// The caller's own, else that of the body.
-    pub(super) fn fingerprint(&self, body: &blake3::Hash) -> Fingerprint {
-        self.fingerprint.unwrap_or_else(|| Fingerprint::of_hashed(body, self.group))
+    pub(super) fn fingerprint(&self, body: &BodyHasher) -> Fingerprint {
+        self.fingerprint.unwrap_or_else(|| body.fingerprint(self.group))
     }
 
-    pub(super) fn send(&self, queue: QueueName, body: &[u8]) -> Result<SendMessage, Problem> {
-        let mut send = SendMessage::new(queue, self.content(body)?);
-        if let Some(own) = self.fingerprint {
-            send.fingerprint = own;
-        }
+    pub(super) fn send(
+        &self,
+        recipe: &Recipe,
+        queue: QueueName,
+        body: &[u8],
+    ) -> Result<SendMessage, Problem> {
+        let content = self.content(body)?;
+        let mut send = match self.fingerprint {
+            Some(own) => SendMessage::with_fingerprint(recipe, queue, content, own),
+            None => SendMessage::new(recipe, queue, content),
+        };
         send.delay_ms = self.delay_ms;
         send.ttl_ms = self.ttl_ms;
         send.issued_at = self.issued_at;
@@ -98,8 +106,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// How long the caller would wait (`Prefer: wait=SECONDS`, RFC 7240). What is not understood is
-/// not preferred.
+/// How long the caller wants to wait (`Prefer: wait=SECONDS`, RFC 7240). Unknown values are
+/// ignored.
 pub(super) fn wait(headers: &HeaderMap) -> Duration {
     let values = headers.get_all(PREFER).iter().filter_map(|value| value.to_str().ok());
     let preferences = values.flat_map(|value| value.split(','));
@@ -133,8 +141,8 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, Problem> {
     }
 }
 
-/// `hapax-header-NAME` under its name, and the trace that the caller is part of. What was given
-/// several times is joined, as HTTP means it.
+/// `hapax-header-NAME` under its name, and the caller's trace. Repeated headers are joined, as HTTP
+/// defines it.
 fn kept(headers: &HeaderMap) -> Result<Vec<(&str, Cow<'_, str>)>, Problem> {
     let mut kept = Vec::new();
     if let Some(trace) = headers.get(TRACEPARENT).and_then(|value| value.to_str().ok())
@@ -156,7 +164,7 @@ fn kept(headers: &HeaderMap) -> Result<Vec<(&str, Cow<'_, str>)>, Problem> {
                 Some(before) => Cow::Owned(format!("{before}, {text}")),
             });
         }
-        // The caller's own word for it comes before what the connection says.
+        // The explicit header takes precedence over that of the connection.
         kept.retain(|(known, _)| *known != bare);
         kept.push((bare, joined.unwrap_or_default()));
     }
@@ -209,7 +217,7 @@ mod tests {
     #[test]
     fn numbers_are_digits_and_given_once() {
         let read = |pairs: &[(&'static str, &'static str)]| {
-            Head::read(&headers(pairs)).map(|head| head.delay_ms)
+            Head::read(&Recipe::First, &headers(pairs)).map(|head| head.delay_ms)
         };
         assert_eq!(read(&[("hapax-delay-ms", "250")]), Ok(Some(250)));
         for bad in ["", "-1", "+1", "1.5", "1s", "99999999999999999999"] {

@@ -30,7 +30,7 @@ impl FromRequestParts<Service> for Caller {
     }
 }
 
-/// The queue of the path, and who asks for it.
+/// The queue of the path, and the caller.
 #[derive(Debug)]
 pub(super) struct InQueue {
     pub(super) caller: Arc<Principal>,
@@ -60,7 +60,7 @@ impl FromRequestParts<Service> for InQueue {
     }
 }
 
-/// The key of the path, and who asks for it.
+/// The key of the path, and the caller.
 #[derive(Debug)]
 pub(super) struct InKey {
     pub(super) caller: Arc<Principal>,

@@ -17,7 +17,7 @@ impl From<Malformed> for Problem {
     }
 }
 
-/// The caller's key; `None` where there is no such header.
+/// The caller's key; `None` if there is no such header.
 pub(super) fn read(headers: &HeaderMap) -> Result<Option<Cow<'_, str>>, Problem> {
     Ok(key::read(headers, &IDEMPOTENCY_KEY)?)
 }

@@ -32,7 +32,7 @@ pub(super) struct LookParams {
 /// Everything about it. With `wait_ms`, when its message is done, dead or parked, or the wait is
 /// over.
 #[utoipa::path(
-    get, path = "/v1/queues/{queue}/keys/{key}", tag = "keys",
+    get, path = "/v1/queues/{queue}/keys/{key}", operation_id = "getKey", tag = "keys",
     params(
         ("queue" = String, Path),
         ("key" = String, Path, description = "The key, percent-encoded, or the id of a message \
@@ -43,8 +43,6 @@ pub(super) struct LookParams {
     ),
     responses(
         (status = 200, description = "The key", body = wire::Key),
-        (status = 404, description = "`no_such_key`", body = wire::Document,
-         content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get(
@@ -71,7 +69,7 @@ pub(super) async fn get(
 ///
 /// A send under it is a new one from then on.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/keys/{key}/forget", tag = "keys",
+    post, path = "/v1/queues/{queue}/keys/{key}/forget", operation_id = "forgetKey", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses((status = 200, description = "Forgotten", body = wire::Changed)),
 )]
@@ -84,23 +82,24 @@ pub(super) async fn forget(State(service): State<Service>, at: InKey) -> Result<
 
 /// Run a finished key again
 ///
-/// As the next generation. Where the queue keeps bodies, nothing more is needed. Elsewhere a
-/// finished message's body is gone, so the request is the message again: body, `hapax-group`,
-/// `hapax-fingerprint` and `hapax-header-NAME` as they were.
+/// As the next generation. If the queue keeps bodies, nothing more is needed. Otherwise a finished
+/// message's body is gone, so the request is the message again: body, `hapax-group`,
+/// `hapax-fingerprint` and `hapax-header-NAME` as they were. `Idempotency-Key` may repeat the key.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/keys/{key}/replay", tag = "keys",
+    post, path = "/v1/queues/{queue}/keys/{key}/replay", operation_id = "replayKey", tag = "keys",
     params(
         ("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query),
+        ("Idempotency-Key" = Option<String>, Header),
         ("hapax-group" = Option<String>, Header),
         ("hapax-fingerprint" = Option<String>, Header),
-        ("hapax-header-NAME" = Option<String>, Header),
     ),
     request_body(content = Vec<u8>, content_type = "*/*"),
     responses(
         (status = 200, description = "Ready again", body = wire::Changed),
-        (status = 422, description = "`conflict`: the message differs from the first one",
-         body = wire::Document, content_type = "application/problem+json"),
+        (status = 422, description = "`conflict`: the message differs from the first one"),
+        (status = 507, description = "`store_full`"),
     ),
+    extensions(("x-stored-headers" = json!("hapax-header-"))),
 )]
 pub(super) async fn replay(
     State(service): State<Service>,
@@ -109,7 +108,7 @@ pub(super) async fn replay(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Admin)?;
-    let mut head = Head::read(&headers)?;
+    let mut head = Head::read(service.recipe(), &headers)?;
     if !head.key.is_empty() && head.key != at.key {
         return Err(Failure::invalid("Idempotency-Key is not the key of the path"));
     }
@@ -118,10 +117,12 @@ pub(super) async fn replay(
     let payload =
         read(&service, permit.tenant(), &headers, body, limits::BODY_BYTES_MAX as usize).await?;
     let content = head.content(&payload.bytes)?;
-    let fingerprint = head.fingerprint(&blake3::hash(&payload.bytes));
+    let mut hasher = service.recipe().hasher();
+    hasher.update(&payload.bytes);
+    let fingerprint = head.fingerprint(&hasher);
     let name = service.key_name(&permit, &at.key, head.group);
     if payload.bytes.is_empty() {
-        // Nothing is sent along: the queue may have kept the message.
+        // No body: the queue may have kept the message.
         match service.replay(&permit, name.clone(), None).await {
             Err(problem) if problem == hapax_core::Invalid::BodyGone.into() => {}
             Err(problem) => return Err(problem.into()),
@@ -131,7 +132,7 @@ pub(super) async fn replay(
     let replayed = service.replay(&permit, name, Some((content, fingerprint))).await;
     match replayed {
         Err(problem) if problem.code == Code::Conflict && payload.bytes.is_empty() => {
-            // Whoever sends nothing did not know that something is needed.
+            // An empty request means that the caller did not know that a body is needed.
             Err(Problem::from(hapax_core::Invalid::BodyGone).into())
         }
         Err(problem) => Err(problem.into()),
@@ -141,12 +142,13 @@ pub(super) async fn replay(
 
 /// Redrive a dead message
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/keys/{key}/redrive", tag = "keys",
+    post, path = "/v1/queues/{queue}/keys/{key}/redrive", operation_id = "redriveKey", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses(
         (status = 200, description = "Ready again", body = wire::Changed),
-        (status = 400, description = "`invalid`: it is not dead", body = wire::Document,
-         content_type = "application/problem+json"),
+        (status = 400, description = "`invalid`: it is not dead"),
+        (status = 429, description = "`over_quota`: too many redrives are running"),
+        (status = 507, description = "`store_full`"),
     ),
 )]
 pub(super) async fn redrive(
@@ -164,11 +166,11 @@ pub(super) async fn redrive(
     changed(&service, &permit, &at).await
 }
 
-/// Give up a message that is dead, parked or waiting
+/// Discard a message that is dead, parked or waiting
 ///
 /// Its key stays remembered.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/keys/{key}/discard", tag = "keys",
+    post, path = "/v1/queues/{queue}/keys/{key}/discard", operation_id = "discardKey", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     responses((status = 200, description = "Given up", body = wire::Changed)),
 )]
@@ -185,7 +187,7 @@ pub(super) async fn discard(
 ///
 /// `{"do":"done","result":{…}}` or `{"do":"retry"}`.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/keys/{key}/resolve", tag = "keys",
+    post, path = "/v1/queues/{queue}/keys/{key}/resolve", operation_id = "resolveKey", tag = "keys",
     params(("queue" = String, Path), ("key" = String, Path), ("group" = Option<String>, Query)),
     request_body = wire::Resolve,
     responses((status = 200, description = "Resolved", body = wire::Changed)),
@@ -218,7 +220,7 @@ async fn changed(service: &Service, permit: &Permit, at: &InKey) -> Result<Respo
     let looked = service.look(permit, at.name(service, permit), Duration::ZERO).await;
     let (state, generation) = match &looked {
         Ok(view) => (Some(shape::state(view.place)), Some(view.record.generation)),
-        // A claim that was put back is free: nothing is left of it.
+        // A redriven claim is freed: nothing is left of it.
         Err(problem) if problem.code == Code::NoSuchKey => (None, None),
         Err(problem) => return Err(problem.clone().into()),
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Extension, State};
 use axum::response::Response;
-use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, SendMessage};
+use hapax_core::{Answer, Browse, Content, KeyView, Place, QueueName, Recipe, SendMessage};
 use hapax_wire::{self as wire, Code};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::Deserialize;
@@ -33,8 +33,10 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 ///
 /// The body of the request is the body of the message. Under one key it is accepted once: every
 /// retry gets the first one's answer.
+///
+/// Headers named `hapax-header-NAME` are stored with the message under `name`.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/messages", tag = "sending",
+    post, path = "/v1/queues/{queue}/messages", operation_id = "sendMessage", tag = "sending",
     params(
         ("queue" = String, Path),
         ("Idempotency-Key" = Option<String>, Header,
@@ -44,9 +46,8 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
         ("hapax-ttl-ms" = Option<u64>, Header),
         ("hapax-fingerprint" = Option<String>, Header,
          description = "Your own fingerprint, instead of the digest of body and group"),
-        ("hapax-issued-at" = Option<String>, Header, description = "RFC 3339"),
-        ("hapax-header-NAME" = Option<String>, Header,
-         description = "A header, stored with the message under NAME"),
+        ("hapax-issued-at" = Option<String>, Header,
+         description = "When the operation was issued (RFC 3339), for keys without a date"),
         ("traceparent" = Option<String>, Header, description = "Stored with the message"),
         ("Prefer" = Option<String>, Header,
          description = "`wait=SECONDS`: answer when the message is done, dead or parked"),
@@ -55,15 +56,21 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
     responses(
         (status = 201, description = "The key is new: `accepted`, or the outcome if the request \
                                       waited for it",
-         body = wire::Answered),
+         body = wire::Answered,
+         headers(("Preference-Applied" = String, description = "The wait that was applied"))),
         (status = 200, description = "The key is known: the state or outcome of its message",
          body = wire::Answered,
-         headers(("Idempotency-Replayed" = bool, description = "`true`"))),
-        (status = 410, description = "`too_old`", body = wire::Document,
-         content_type = "application/problem+json"),
-        (status = 422, description = "`conflict`: the key was used for another operation",
-         body = wire::Document, content_type = "application/problem+json"),
+         headers(
+             ("Idempotency-Replayed" = bool, description = "`true`"),
+             ("Preference-Applied" = String, description = "The wait that was applied"),
+         )),
+        (status = 410, description = "`too_old`: issued before the queue's retention"),
+        (status = 422, description = "`conflict`: the key was used for another operation; or \
+                                      `undated_key`"),
+        (status = 429, description = "`over_quota` or `rate_limited`"),
+        (status = 507, description = "`store_full`"),
     ),
+    extensions(("x-stored-headers" = json!("hapax-header-"))),
 )]
 pub(super) async fn send(
     State(service): State<Service>,
@@ -73,9 +80,9 @@ pub(super) async fn send(
     body: Body,
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Send)?;
-    let head = Head::read(&headers)?;
+    let head = Head::read(service.recipe(), &headers)?;
     let payload = read_message(&service, &permit, &headers, body).await?;
-    let send = head.send(permit.queue().clone(), &payload.bytes)?;
+    let send = head.send(service.recipe(), permit.queue().clone(), &payload.bytes)?;
     let content = Arc::clone(&send.content);
     let admitted = payload.into_admitted();
     let mut answers = service.send(&permit, vec![send], usize::MAX).await?;
@@ -108,7 +115,7 @@ fn status(is_new: bool) -> StatusCode {
     if is_new { StatusCode::CREATED } else { StatusCode::OK }
 }
 
-/// Says whether the answer is one that was given before, and whether it was waited for.
+/// Sets the headers for a replayed answer and for a wait.
 pub(super) fn mark(response: &mut Response, is_new: bool, wait: Duration) {
     if !is_new {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
@@ -120,7 +127,7 @@ pub(super) fn mark(response: &mut Response, is_new: bool, wait: Duration) {
     }
 }
 
-/// The refusal in an answer, where it is one.
+/// The refusal in an answer, if it is one.
 pub(super) fn check(answer: &Answer, queue: &str, headers: &HeaderMap) -> Result<(), Failure> {
     match Problem::of_answer(answer) {
         None => Ok(()),
@@ -132,7 +139,7 @@ pub(super) fn check(answer: &Answer, queue: &str, headers: &HeaderMap) -> Result
     }
 }
 
-/// Waits for the end of a message that is on its way; `None` where there is nothing to wait for.
+/// Waits for the end of an unfinished message; `None` if there is nothing to wait for.
 async fn wait_for(
     service: &Service,
     permit: &Permit,
@@ -154,13 +161,13 @@ async fn wait_for(
     };
     match service.look(permit, key, wait).await {
         Ok(view) => Ok(Some(Box::new(view))),
-        // Purged, or remembered for a shorter time than it was waited for.
+        // Purged, or forgotten during the wait.
         Err(problem) if problem.code == Code::NoSuchKey => Ok(None),
         Err(problem) => Err(problem.into()),
     }
 }
 
-/// About how many bytes an answer takes.
+/// Estimated bytes of an answer.
 pub(super) fn answer_bytes(answer: &Answer) -> usize {
     let own = match answer {
         Answer::Done(finished) => finished.result.as_ref().map_or(0, |result| result.body.len()),
@@ -170,7 +177,7 @@ pub(super) fn answer_bytes(answer: &Answer) -> usize {
     400 + in_json(own)
 }
 
-/// About how many bytes become of so many in JSON: some more, for escapes and base64.
+/// Estimated size of bytes in JSON, with escapes or base64.
 pub(super) fn in_json(bytes: usize) -> usize {
     bytes + bytes / 3
 }
@@ -192,16 +199,15 @@ pub(super) fn answered<'a>(
 
 /// Send a batch
 ///
-/// At most 1000 messages and 8 MiB. Each is answered for itself, in the order of the batch: a
-/// duplicate or an error harms no neighbour.
+/// At most 1000 messages and 8 MiB. Each is answered separately, in the order of the batch: a
+/// duplicate or an error does not affect the others.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/batch", tag = "sending",
+    post, path = "/v1/queues/{queue}/batch", operation_id = "sendBatch", tag = "sending",
     params(("queue" = String, Path)),
     request_body = wire::Batch,
     responses(
         (status = 200, description = "An answer for each message", body = wire::Answers),
-        (status = 413, description = "`too_large`", body = wire::Document,
-         content_type = "application/problem+json"),
+        (status = 413, description = "`too_large`: more than 1000 messages, or 8 MiB"),
     ),
 )]
 pub(super) async fn batch(
@@ -212,7 +218,7 @@ pub(super) async fn batch(
 ) -> Result<Response, Failure> {
     let permit = at.may(&service, Action::Send)?;
     let payload = read_json(&service, permit.tenant(), &headers, body, BATCH_BYTES_MAX).await?;
-    let (sends, kept) = gather(permit.queue(), &payload.bytes)?;
+    let (sends, kept) = gather(service.recipe(), permit.queue(), &payload.bytes)?;
     let admitted = payload.into_admitted();
     let answers = match sends.is_empty() {
         true => Vec::new(),
@@ -246,7 +252,11 @@ pub(super) async fn batch(
 /// What is kept of a message of a batch until it is answered; of a refused one, its key.
 type Kept = Result<Arc<Content>, (Option<String>, Problem)>;
 
-fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<SendMessage>, Vec<Kept>), Failure> {
+fn gather(
+    recipe: &Recipe,
+    queue: &QueueName,
+    json: &[u8],
+) -> Result<(Vec<SendMessage>, Vec<Kept>), Failure> {
     let batch = wire::Batch::read(json).map_err(|error| Failure::invalid(error.to_string()))?;
     if batch.beyond > 0 {
         let count = batch.items.len() + batch.beyond;
@@ -258,7 +268,7 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<SendMessage>, Vec<Kept>
     let mut kept = Vec::with_capacity(batch.items.len());
     for item in batch.items {
         let (key, sent) = match &item {
-            Ok(message) => (message.key.as_deref(), of_message(queue, message)),
+            Ok(message) => (message.key.as_deref(), shape::send(recipe, queue, &message.into())),
             Err(error) => (error.key(), Err(Problem::invalid(error.to_string()))),
         };
         kept.push(match sent {
@@ -273,11 +283,6 @@ fn gather(queue: &QueueName, json: &[u8]) -> Result<(Vec<SendMessage>, Vec<Kept>
     Ok((sends, kept))
 }
 
-fn of_message(queue: &QueueName, message: &wire::Message) -> Result<SendMessage, Problem> {
-    shape::check_names(message.key.as_deref(), message.group.as_deref())?;
-    shape::send(queue, &message.into())
-}
-
 #[derive(Debug, Deserialize)]
 pub(super) struct BrowseParams {
     state: Option<String>,
@@ -287,17 +292,19 @@ pub(super) struct BrowseParams {
 
 /// Browse messages without leasing them
 ///
-/// Oldest first. Follow `next` until it is `null`; a page may hold fewer messages than asked for.
+/// Oldest first. Follow `next` until it is `null`; a page may hold fewer messages than requested.
 #[utoipa::path(
-    get, path = "/v1/queues/{queue}/messages", tag = "keys",
+    get, path = "/v1/queues/{queue}/messages", operation_id = "browseMessages", tag = "keys",
     params(
         ("queue" = String, Path),
-        ("state" = Option<wire::State>, Query,
-         description = "ready (default), delayed, leased, parked or dead"),
-        ("limit" = Option<u32>, Query, description = "1 to 1000, default 100"),
+        ("state" = Option<String>, Query, description = "By default `ready`"),
+        ("limit" = Option<u32>, Query, description = "By default 100"),
         ("cursor" = Option<String>, Query, description = "`next` of the previous page"),
     ),
-    responses((status = 200, description = "A page", body = wire::BrowseReply)),
+    responses(
+        (status = 200, description = "A page", body = wire::BrowseReply),
+        (status = 413, description = "`too_large`: the cursor of the next page is too long"),
+    ),
 )]
 pub(super) async fn browse(
     State(service): State<Service>,

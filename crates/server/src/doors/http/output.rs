@@ -31,7 +31,7 @@ pub(super) fn small(status: StatusCode, value: &impl Serialize) -> Response {
     finish(status, Body::from(write(value, 512)))
 }
 
-/// An answer of about so many bytes.
+/// An answer of about the given size.
 pub(super) async fn sized(
     service: &Service,
     tenant: &Arc<str>,
@@ -63,7 +63,7 @@ fn finish(status: StatusCode, body: Body) -> Response {
     response
 }
 
-/// Bytes that count as used memory until they are read, or too long were not.
+/// Bytes that count as used memory until they are read or the read times out.
 struct Held {
     unsent: Unsent,
     left: usize,

@@ -17,9 +17,9 @@ use crate::service::{Service, WAIT_MAX};
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 
-/// What this is
+/// The name and version of the broker
 #[utoipa::path(
-    get, path = "/", tag = "broker",
+    get, path = "/", operation_id = "getHome", tag = "broker",
     responses(
         (status = 200, description = "A few lines", body = String, content_type = "text/plain"),
     ),
@@ -45,7 +45,7 @@ pub(super) async fn home() -> Response {
 
 /// Whether the process runs
 #[utoipa::path(
-    get, path = "/livez", tag = "broker",
+    get, path = "/livez", operation_id = "checkLive", tag = "broker",
     responses((status = 200, description = "It does", body = String, content_type = "text/plain")),
     security(()),
 )]
@@ -55,11 +55,11 @@ pub(super) async fn livez() -> Response {
 
 /// Whether every partition can answer
 #[utoipa::path(
-    get, path = "/readyz", tag = "broker",
+    get, path = "/readyz", operation_id = "checkReady", tag = "broker",
     responses(
         (status = 200, description = "They can", body = String, content_type = "text/plain"),
-        (status = 503, description = "`unavailable`: starting, stopping, or a disk failed",
-         body = wire::Document, content_type = "application/problem+json"),
+        (status = 503, description = "`unavailable`: stopping, or a partition \
+                                      cannot answer: its disk failed, or it has another owner"),
     ),
     security(()),
 )]
@@ -68,20 +68,26 @@ pub(super) async fn readyz(State(service): State<Service>) -> Result<Response, F
     if engine.is_ready() {
         return Ok(page(StatusCode::OK, TEXT, "ready\n"));
     }
-    let detail = match engine.is_draining() {
-        true => "the broker is stopping",
-        false => "a partition has failed; restart the broker",
+    let detail = match engine.fenced().first() {
+        _ if engine.is_draining() => "the broker is stopping".to_owned(),
+        Some((_, why)) => why.to_string(),
+        None => "a partition has failed; restart the broker".to_owned(),
     };
     Err(Problem::new(Code::Unavailable, detail).into())
 }
 
-/// What the broker counts
+/// Metrics
 ///
-/// In the text format of OpenMetrics where `Accept` names it, else in that of Prometheus. From the
-/// broker's own machine it is open, from elsewhere it needs a valid token.
+/// In the text format of OpenMetrics if `Accept` asks for it, else in that of Prometheus. Open to
+/// the broker's own machine; from elsewhere it needs a valid token.
 #[utoipa::path(
-    get, path = "/metrics", tag = "broker",
-    responses((status = 200, description = "Counters", body = String, content_type = "text/plain")),
+    get, path = "/metrics", operation_id = "getMetrics", tag = "broker",
+    responses(
+        (status = 200, description = "Counters", content(
+            (String = "text/plain"), (String = "application/openmetrics-text"),
+        )),
+    ),
+    security((), ("token" = [])),
 )]
 pub(super) async fn metrics(State(service): State<Service>, headers: HeaderMap) -> Response {
     let text = service.metrics().encode(service.engine()).await;
@@ -93,17 +99,17 @@ pub(super) async fn metrics(State(service): State<Service>, headers: HeaderMap) 
 
 /// This document
 #[utoipa::path(
-    get, path = "/v1/openapi.json", tag = "broker",
-    responses((status = 200, description = "OpenAPI 3.1", content_type = "application/json")),
+    get, path = "/v1/openapi.json", operation_id = "getOpenApi", tag = "broker",
+    responses((status = 200, description = "OpenAPI 3.1", body = Object)),
     security(()),
 )]
 pub(super) async fn openapi() -> Response {
     page(StatusCode::OK, "application/json", openapi::document())
 }
 
-/// Every bound of a request
+/// The limits of requests
 #[utoipa::path(
-    get, path = "/v1/limits", tag = "broker",
+    get, path = "/v1/limits", operation_id = "getLimits", tag = "broker",
     responses((status = 200, description = "The bounds", body = wire::Limits)),
     security(()),
 )]
@@ -152,12 +158,16 @@ pub(super) async fn limits() -> Response {
 
 /// Every error code
 #[utoipa::path(
-    get, path = "/errors", tag = "broker",
-    responses((status = 200, description = "HTML, or JSON if asked for", body = wire::ErrorPages)),
+    get, path = "/errors", operation_id = "listErrors", tag = "broker",
+    responses(
+        (status = 200, description = "JSON, or HTML if `Accept` names it", content(
+            (wire::ErrorPages = "application/json"), (String = "text/html"),
+        )),
+    ),
     security(()),
 )]
 pub(super) async fn errors(headers: HeaderMap) -> Response {
-    if accepts(&headers, "json") {
+    if !accepts(&headers, "html") {
         let errors = Code::ALL.iter().map(|code| explained(*code)).collect();
         return output::small(StatusCode::OK, &wire::ErrorPages { errors });
     }
@@ -179,12 +189,13 @@ pub(super) async fn errors(headers: HeaderMap) -> Response {
 
 /// What an error code means
 #[utoipa::path(
-    get, path = "/errors/{code}", tag = "broker",
-    params(("code" = String, Path, example = "conflict")),
+    get, path = "/errors/{code}", operation_id = "getError", tag = "broker",
+    params(("code" = String, Path)),
     responses(
-        (status = 200, description = "HTML, or JSON if asked for", body = wire::ErrorPage),
-        (status = 404, description = "There is no such code", body = wire::Document,
-         content_type = "application/problem+json"),
+        (status = 200, description = "JSON, or HTML if `Accept` names it", content(
+            (wire::ErrorPage = "application/json"), (String = "text/html"),
+        )),
+        (status = 404, description = "`invalid`: there is no such code"),
     ),
     security(()),
 )]
@@ -196,7 +207,7 @@ pub(super) async fn error(
     let Some(code) = code else {
         return Err(not_found("there is no such error code; /errors lists all codes"));
     };
-    if accepts(&headers, "json") {
+    if !accepts(&headers, "html") {
         return Ok(output::small(StatusCode::OK, &explained(code)));
     }
     let wire::ErrorPage { code: name, title, status, retryable, means, why, what_to_do } =

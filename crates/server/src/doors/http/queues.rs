@@ -16,28 +16,29 @@ use crate::auth::Action;
 use crate::doors::{config, shape};
 use crate::service::{Change, Permit, Queue, Queues, Service, if_match};
 
-/// A configuration is never as large.
+/// The largest body of a configuration.
 pub(super) const CONFIG_BYTES_MAX: usize = 64 * 1_024;
 
 /// Create or change a queue
 ///
-/// The body is the whole configuration: what is left out has its default. Nothing at all makes a
-/// queue of defaults.
+/// The body is the whole configuration: missing fields have their defaults. An empty body means all
+/// defaults.
 #[utoipa::path(
-    put, path = "/v1/queues/{queue}", tag = "queues",
+    put, path = "/v1/queues/{queue}", operation_id = "putQueue", tag = "queues",
     params(
-        ("queue" = String, Path, description = "1 to 80 of `A-Z a-z 0-9 . _ -`"),
+        ("queue" = String, Path),
         ("If-Match" = Option<String>, Header, description = "Refused unless the etag matches"),
         ("If-None-Match" = Option<String>, Header, description = "`*`: only create"),
     ),
     request_body = wire::QueueConfig,
     responses(
-        (status = 201, description = "Created", body = wire::Queue),
-        (status = 200, description = "Changed", body = wire::Queue),
-        (status = 412, description = "The queue has another etag", body = wire::Document,
-         content_type = "application/problem+json"),
-        (status = 422, description = "`invalid_config`: refused, with the field",
-         body = wire::Document, content_type = "application/problem+json"),
+        (status = 201, description = "Created", body = wire::Queue,
+         headers(("ETag" = String, description = "For `If-Match`"))),
+        (status = 200, description = "Changed", body = wire::Queue,
+         headers(("ETag" = String, description = "For `If-Match`"))),
+        (status = 412, description = "`invalid_config`: the queue has another etag, or exists"),
+        (status = 422, description = "`invalid_config`: refused, with the field"),
+        (status = 429, description = "`over_quota`: the tenant has as many queues as it may"),
     ),
 )]
 pub(super) async fn put(
@@ -74,12 +75,11 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
 
 /// Show a queue
 #[utoipa::path(
-    get, path = "/v1/queues/{queue}", tag = "queues",
+    get, path = "/v1/queues/{queue}", operation_id = "getQueue", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, description = "The queue", body = wire::Queue),
-        (status = 404, description = "`no_such_queue`", body = wire::Document,
-         content_type = "application/problem+json"),
+        (status = 200, description = "The queue", body = wire::Queue,
+         headers(("ETag" = String, description = "For `If-Match`"))),
     ),
 )]
 pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<Response, Failure> {
@@ -90,9 +90,9 @@ pub(super) async fn get(State(service): State<Service>, at: InQueue) -> Result<R
 /// List the queues
 ///
 /// A partition that does not answer within a second is named in `unanswered`; its part of the
-/// figures is then an earlier one, or missing.
+/// counts is then outdated or missing.
 #[utoipa::path(
-    get, path = "/v1/queues", tag = "queues",
+    get, path = "/v1/queues", operation_id = "listQueues", tag = "queues",
     responses(
         (status = 200, description = "Queues that the token may see", body = wire::ListQueuesReply),
     ),
@@ -109,12 +109,15 @@ pub(super) async fn list(
 
 /// Delete a queue with its messages and keys
 #[utoipa::path(
-    delete, path = "/v1/queues/{queue}", tag = "queues",
+    delete, path = "/v1/queues/{queue}", operation_id = "deleteQueue", tag = "queues",
     params(
         ("queue" = String, Path),
         ("If-Match" = Option<String>, Header, description = "Refused unless the etag matches"),
     ),
-    responses((status = 204, description = "Gone")),
+    responses(
+        (status = 204, description = "Gone"),
+        (status = 412, description = "`invalid_config`: the queue has another etag"),
+    ),
 )]
 pub(super) async fn delete(
     State(service): State<Service>,
@@ -129,11 +132,14 @@ pub(super) async fn delete(
 
 /// Pause a queue
 ///
-/// Nothing is handed out; sends and settles go on.
+/// Nothing is delivered; sends and settles continue.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/pause", tag = "queues",
+    post, path = "/v1/queues/{queue}/pause", operation_id = "pauseQueue", tag = "queues",
     params(("queue" = String, Path)),
-    responses((status = 200, description = "Paused", body = wire::Queue)),
+    responses(
+        (status = 200, description = "Paused", body = wire::Queue,
+         headers(("ETag" = String, description = "For `If-Match`"))),
+    ),
 )]
 pub(super) async fn pause(
     State(service): State<Service>,
@@ -145,9 +151,12 @@ pub(super) async fn pause(
 
 /// Resume a paused queue
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/resume", tag = "queues",
+    post, path = "/v1/queues/{queue}/resume", operation_id = "resumeQueue", tag = "queues",
     params(("queue" = String, Path)),
-    responses((status = 200, description = "Resumed", body = wire::Queue)),
+    responses(
+        (status = 200, description = "Resumed", body = wire::Queue,
+         headers(("ETag" = String, description = "For `If-Match`"))),
+    ),
 )]
 pub(super) async fn resume(
     State(service): State<Service>,
@@ -157,16 +166,19 @@ pub(super) async fn resume(
     change(&service, &permit, Change::Resume).await
 }
 
-/// Drop every message that waits
+/// Remove all waiting messages
 ///
-/// Their keys stay remembered, unless `keys` is true. What workers hold is left to them. Large
-/// queues are emptied step by step, so the counters may take a moment.
+/// Their keys stay remembered, unless `keys` is true. Leased messages stay with their workers.
+/// Large queues are emptied in steps, so the counters may take a moment.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/purge", tag = "queues",
+    post, path = "/v1/queues/{queue}/purge", operation_id = "purgeQueue", tag = "queues",
     params(("queue" = String, Path)),
-    request_body = Option<wire::PurgeRequest>,
-    responses((status = 200, description = "The purge has started; purged messages are not \
-                                            delivered any more", body = wire::Queue)),
+    request_body = wire::PurgeRequest,
+    responses(
+        (status = 200, description = "The purge has started; purged messages are not delivered \
+                                      any more", body = wire::Queue,
+         headers(("ETag" = String, description = "For `If-Match`"))),
+    ),
 )]
 pub(super) async fn purge(
     State(service): State<Service>,

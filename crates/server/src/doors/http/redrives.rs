@@ -25,17 +25,16 @@ use crate::service::{Permit, Service};
 
 /// The largest body: the most keys, each of the greatest length.
 pub(super) const REDRIVE_BYTES_MAX: usize = 1_024 * 1_024;
-/// Most are over at once; who asks for one should not have to ask twice.
+/// Most redrives are short: wait briefly, so that callers need not ask twice.
 const AT_ONCE: Duration = Duration::from_millis(300);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
-/// Put dead messages back
+/// Redrive dead messages
 ///
 /// Name them by `keys`, by `filter`, or `all`. Under its `id`, a repeated redrive moves nothing
-/// twice, and another one is refused. A large one goes on when this is answered: ask for its
-/// progress.
+/// twice, and another one is refused. A large one continues after the answer: ask for its progress.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/redrive", tag = "keys",
+    post, path = "/v1/queues/{queue}/redrive", operation_id = "redrive", tag = "keys",
     params(
         ("queue" = String, Path),
         ("Prefer" = Option<String>, Header, description = "`wait=SECONDS`: wait until the redrive \
@@ -44,8 +43,11 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
     request_body = wire::Redrive,
     responses(
         (status = 200, description = "The progress of the redrive", body = wire::RedriveProgress),
-        (status = 422, description = "`conflict`: the id was used for another redrive",
-         body = wire::Document, content_type = "application/problem+json"),
+        (status = 404, description = "`no_such_queue`; or `no_such_key`: the queue deduplicates \
+                                      per group, and no group was given with the keys"),
+        (status = 422, description = "`conflict`: the id was used for another redrive"),
+        (status = 429, description = "`over_quota`: too many redrives are running"),
+        (status = 507, description = "`store_full`"),
     ),
 )]
 pub(super) async fn post(
@@ -58,6 +60,7 @@ pub(super) async fn post(
     let payload = read_json(&service, permit.tenant(), &headers, body, REDRIVE_BYTES_MAX).await?;
     let mut redrive: wire::Redrive = parse(&payload)?;
     let (id, dry_run, per_s) = (redrive.id.take(), redrive.dry_run, redrive.per_s);
+    let has_group = redrive.group.is_some();
     let select = select(redrive)?;
     let mut view = start(&service, &permit, id.as_deref(), select, dry_run, per_s).await?;
     let until = Instant::now() + head::wait(&headers).max(AT_ONCE);
@@ -65,10 +68,11 @@ pub(super) async fn post(
         sleep(BETWEEN_LOOKS).await;
         view = service.redrive_progress(&permit, &view.id).await?;
     }
+    service.check_found(&permit, has_group, &view).await?;
     Ok(output::small(StatusCode::OK, &shape::redrive(&view)))
 }
 
-/// Starts a redrive, under an id of its own where none is given.
+/// Starts a redrive, under a generated id if none is given.
 pub(super) async fn start(
     service: &Service,
     permit: &Permit,
@@ -105,14 +109,12 @@ fn select(redrive: wire::Redrive) -> Result<Select, Problem> {
     }
 }
 
-/// How far a redrive has come
+/// The progress of a redrive
 #[utoipa::path(
-    get, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
+    get, path = "/v1/queues/{queue}/redrive/{id}", operation_id = "getRedrive", tag = "keys",
     params(("queue" = String, Path), ("id" = String, Path)),
     responses(
         (status = 200, description = "Its progress", body = wire::RedriveProgress),
-        (status = 404, description = "`no_such_key`: no redrive with this id is known",
-         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn get(
@@ -125,14 +127,12 @@ pub(super) async fn get(
 
 /// Cancel a redrive
 ///
-/// It stops where it is: what it moved stays moved. One that is over stays as it is.
+/// It stops where it is: what it moved stays moved. A finished one is not changed.
 #[utoipa::path(
-    delete, path = "/v1/queues/{queue}/redrive/{id}", tag = "keys",
+    delete, path = "/v1/queues/{queue}/redrive/{id}", operation_id = "cancelRedrive", tag = "keys",
     params(("queue" = String, Path), ("id" = String, Path)),
     responses(
         (status = 200, description = "The progress of the redrive", body = wire::RedriveProgress),
-        (status = 404, description = "`no_such_key`: no redrive with this id is known",
-         body = wire::Document, content_type = "application/problem+json"),
     ),
 )]
 pub(super) async fn cancel(
@@ -143,7 +143,7 @@ pub(super) async fn cancel(
     named(&service, &caller, path, true).await
 }
 
-/// How far the redrive of the path has come, after it was cancelled where that is asked for.
+/// The progress of the redrive in the path, after cancelling it if requested.
 async fn named(
     service: &Service,
     caller: &Arc<Principal>,

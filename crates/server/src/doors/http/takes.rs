@@ -22,7 +22,7 @@ use crate::doors::pace::Pace;
 /// Every header of ours, besides those that are kept.
 const KNOWN: [&str; 8] =
     [GROUP, DELAY_MS, TTL_MS, FINGERPRINT, ISSUED_AT, LEASE_MS, WORKER, CLAIM_ID];
-/// A condition that is not looked at would let a change through that it should have stopped.
+/// Refused if unsupported: an ignored condition would allow a change that it should prevent.
 const CONDITIONS: [HeaderName; 4] =
     [IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE];
 const NO_KEY: Result<(), &str> = Err("leave it out");
@@ -44,7 +44,7 @@ pub(super) struct Takes {
 }
 
 impl Takes {
-    /// The path says it all.
+    /// Nothing besides the path.
     pub(super) const NOTHING: Self =
         Self { headers: &[], kept: false, conditions: &[], params: &[], body: false, key: NO_KEY };
     pub(super) const BODY: Self = Self { body: true, ..Self::NOTHING };
@@ -70,12 +70,12 @@ impl Takes {
     pub(super) const LOOK: Self = Self { params: &["group", "wait_ms"], ..Self::NOTHING };
     pub(super) const KEY: Self = Self { params: &["group"], ..Self::NOTHING };
     pub(super) const RESOLVE: Self = Self { body: true, ..Self::KEY };
-    /// The message once more.
+    /// The message again.
     pub(super) const REPLAY: Self =
         Self { headers: &[GROUP, FINGERPRINT], kept: true, key: Ok(()), ..Self::RESOLVE };
 }
 
-/// Refuses what the route of a request does not take.
+/// Refuses what the route of a request does not accept.
 pub(super) async fn check(route: &Route, request: &mut Request) -> Result<(), Failure> {
     let takes = &route.takes;
     check_headers(takes, request.headers())?;
@@ -83,7 +83,7 @@ pub(super) async fn check(route: &Route, request: &mut Request) -> Result<(), Fa
         check_conditions(takes, request.headers())?;
         check_key(takes, request.headers())?;
     }
-    // Other pages are asked for by browsers and probes, which may add parameters.
+    // Other pages are requested by browsers and probes, which may add parameters.
     if route.path.starts_with("/v1/") {
         check_params(takes, request.uri().query().unwrap_or_default())?;
     }
@@ -93,8 +93,7 @@ pub(super) async fn check(route: &Route, request: &mut Request) -> Result<(), Fa
     }
 }
 
-/// A header that is ours by its name and means nothing here is a typo, or counts for something
-/// that is not done.
+/// Refuses unsupported `hapax-…` headers: a typo, or something that would not be done.
 fn check_headers(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     let own = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with(OWN));
     let is_taken =
@@ -108,7 +107,7 @@ fn check_headers(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
         };
         return Err(Failure::invalid(format!("{name} has no meaning for this request: {taken}")));
     }
-    // Without what they all begin with: it would make any two of them alike.
+    // Without the common prefix, which would make any two of them similar.
     let bare = |name: &'static str| name.strip_prefix(OWN).unwrap_or(name);
     let rest = name.strip_prefix(OWN).unwrap_or_default();
     Err(Failure::invalid(match closest(rest, takes.headers.iter().map(|name| bare(name))) {
@@ -128,7 +127,7 @@ fn check_conditions(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// A key that is not looked at would promise that a retry is harmless.
+/// An ignored key would suggest that a retry is safe.
 fn check_key(takes: &Takes, headers: &HeaderMap) -> Result<(), Failure> {
     match takes.key {
         Err(instead) if headers.contains_key(&IDEMPOTENCY_KEY) => Err(Failure::invalid(format!(
@@ -156,8 +155,8 @@ fn check_params(takes: &Takes, query: &str) -> Result<(), Failure> {
     }))
 }
 
-/// Reads a body where none is taken. One that says nothing is let through: some programs send an
-/// empty object with everything.
+/// Reads a body where none is accepted. An empty one is allowed: some programs send an empty object
+/// with every request.
 async fn read_nothing(request: &mut Request) -> Result<(), Failure> {
     let mut body = std::mem::replace(request.body_mut(), Body::empty());
     let mut pace = Pace::begin();

@@ -31,9 +31,9 @@ pub(super) const SETTLE_BYTES_MAX: usize = 32 * 1_024 * 1_024;
 /// Each under a lease, until its deadline. Waits for the first one; an empty list when the wait is
 /// over.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/receive", tag = "working",
+    post, path = "/v1/queues/{queue}/receive", operation_id = "receive", tag = "working",
     params(("queue" = String, Path)),
-    request_body = Option<wire::ReceiveRequest>,
+    request_body = wire::ReceiveRequest,
     responses((status = 200, description = "Messages", body = wire::ReceiveReply)),
 )]
 pub(super) async fn receive(
@@ -71,10 +71,10 @@ fn delivery_bytes(it: &Delivery) -> usize {
 
 /// Settle leases
 ///
-/// Each item for itself, answered in order. The same lease settled the same way again gets the same
-/// answer.
+/// Each item is answered separately, in order. The same lease settled the same way again gets the
+/// same answer.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/settle", tag = "working",
+    post, path = "/v1/queues/{queue}/settle", operation_id = "settle", tag = "working",
     params(("queue" = String, Path)),
     request_body = wire::Settles,
     responses((status = 200, description = "An answer for each item", body = wire::SettleReply)),
@@ -108,7 +108,7 @@ pub(super) async fn settle(
     output::sized(&service, permit.tenant(), StatusCode::OK, &answers, bytes_about).await
 }
 
-/// About how many bytes the result takes that the answer to a settle carries.
+/// Estimated bytes of the result in the answer to a settle.
 fn result_bytes(settled: &Settled) -> usize {
     match settled {
         Settled::LeaseLost { result: Some(result), .. } => result.body.len(),
@@ -116,7 +116,7 @@ fn result_bytes(settled: &Settled) -> usize {
     }
 }
 
-/// What the answer to a settle tells, by what was asked.
+/// Which fields the answer to a settle has, by its verb.
 struct Asked {
     is_fail: bool,
     is_extend: bool,
@@ -130,7 +130,7 @@ impl Asked {
         }
     }
 
-    /// The place is told to who failed, and a time to who failed or extended.
+    /// `fail` gets the state, and `fail` and `extend` get a time.
     fn tell(&self, mut answer: wire::SettleAnswer) -> wire::SettleAnswer {
         if answer.kind() == wire::SettleKind::Ok {
             if !self.is_fail {
@@ -179,12 +179,6 @@ fn read(
     let item = item.map_err(|error| Problem::invalid(error.to_string()))?;
     let settle =
         wire::Settle::try_from(item).map_err(|error| Problem::invalid(error.to_string()))?;
-    if let Some(wire::settle::Verb::Done(done)) = &settle.verb {
-        for (place, emit) in done.emits.iter().enumerate() {
-            let checked = shape::check_names(emit.key.as_deref(), emit.group.as_deref());
-            checked.map_err(shape::of_emit(place))?;
-        }
-    }
-    let verb = shape::verb(settle.verb, |queue| service.may_emit(caller, queue))?;
+    let verb = shape::verb(service.recipe(), settle.verb, |queue| service.may_emit(caller, queue))?;
     Ok((settle.lease, verb))
 }

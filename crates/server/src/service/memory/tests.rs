@@ -156,3 +156,21 @@ fn a_part_that_was_split_off_is_given_back_by_itself() {
     drop(rest);
     assert!(memory.is_whole());
 }
+
+#[test]
+fn what_is_held_for_long_leaves_a_part_of_the_share_for_others_of_the_tenant() {
+    let memory = Memory::new(64 * MIB);
+    let mut noisy = memory.request(&tenant("noisy"));
+    let mut taken = 0;
+    while noisy.try_take(4 * KIB) {
+        taken += 4 * KIB;
+    }
+    assert!((18 * MIB..19 * MIB).contains(&taken), "a third of 56 MiB: {taken}");
+    assert_eq!(noisy.bytes(), taken);
+    let own = fill(&memory, "noisy", 64 * KIB);
+    assert!(own.len() * 64 * KIB > 9 * MIB, "a sixth is for its other requests: {}", own.len());
+    let (_quiet, is_there) = request(&memory, "quiet", MIB);
+    assert!(is_there);
+    drop((noisy, own, _quiet));
+    assert!(memory.is_whole());
+}

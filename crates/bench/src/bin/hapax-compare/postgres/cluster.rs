@@ -1,4 +1,4 @@
-//! Starts a PostgreSQL of its own: initdb, settings, the user it runs as.
+//! Starts a separate PostgreSQL: initdb, settings, the user it runs as.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,12 +14,12 @@ use crate::install;
 /// The user of Debian's package, and the name of the database and of its owner.
 const USER: &str = "postgres";
 
-/// What must be as it is by default, and is asked for when the server runs.
+/// Settings that must have their defaults, checked when the server runs.
 const DURABLE: [(&str, &str); 3] =
     [("fsync", "on"), ("synchronous_commit", "on"), ("full_page_writes", "on")];
 
-/// What helps: enough memory, no checkpoint in the middle of a run, log files that are there
-/// already, a vacuum that comes at once, nothing for replicas.
+/// Settings that help: enough memory, no checkpoint in the middle of a run, preallocated log files,
+/// an early vacuum, nothing for replicas.
 const HELPFUL: [(&str, &str); 10] = [
     ("shared_buffers", "1GB"),
     ("wal_buffers", "64MB"),
@@ -51,7 +51,7 @@ pub(super) fn start(runtime: &Runtime, place: &Path) -> Result<(Server, u16)> {
 pub(super) async fn connect(port: u16) -> Result<Client> {
     let address = format!("host=127.0.0.1 port={port} user={USER} dbname={USER}");
     let (client, connection) = tokio_postgres::connect(&address, NoTls).await?;
-    // Its error reaches whoever waits for an answer.
+    // Its error is returned to the caller that waits for an answer.
     tokio::spawn(connection);
     Ok(client)
 }
@@ -103,7 +103,7 @@ fn as_user(program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Also that it is this server, and not one that took the port in between.
+/// Checks the settings, and that it is this server and not one that took the port in between.
 async fn demand_durability(client: &Client, data: &Path) -> Result<()> {
     let data = data.to_str().context("a path that is not UTF-8")?;
     for (setting, wanted) in DURABLE.into_iter().chain([("data_directory", data)]) {

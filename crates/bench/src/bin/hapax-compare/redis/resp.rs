@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// How much is read at once, at least.
+/// The minimum read size.
 const READ_BYTES: usize = 256 << 10;
 
-/// A reply that takes longer than this never comes.
+/// Timeout of a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Connection {
     stream: TcpStream,
     /// Commands that have not been sent.
     outgoing: Vec<u8>,
-    /// What was read; `unread` of it is yet to be looked at.
+    /// Bytes that were read; `unread` of them are not parsed yet.
     incoming: Vec<u8>,
     unread: std::ops::Range<usize>,
 }
@@ -34,7 +34,7 @@ impl Connection {
         Ok(Self { stream, outgoing: Vec::new(), incoming: vec![0; READ_BYTES], unread: 0..0 })
     }
 
-    /// Starts a command of so many arguments, its name included. They must follow.
+    /// Starts a command with this number of arguments, including its name. They must follow.
     pub(crate) fn command(&mut self, arguments: usize) -> &mut Self {
         self.number(b'*', arguments);
         self
@@ -73,7 +73,7 @@ impl Connection {
         u64::try_from(self.header(b':')?).context("a negative number")
     }
 
-    /// Appends a string to `bytes`, and says whether it was one rather than a null.
+    /// Appends a string to `bytes`; returns false for a null.
     pub(crate) fn string(&mut self, bytes: &mut Vec<u8>) -> Result<bool> {
         let Ok(length) = usize::try_from(self.header(b'$')?) else { return Ok(false) };
         while self.unread.len() < length + 2 {
@@ -85,7 +85,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// A string that is no null, for questions that are asked once.
+    /// A string that is not null, for commands that are sent once.
     pub(crate) fn text(&mut self) -> Result<String> {
         let mut bytes = Vec::new();
         ensure!(self.string(&mut bytes)?, "a null instead of a text");

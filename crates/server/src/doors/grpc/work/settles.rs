@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hapax_core::{Settled, Verb};
+use hapax_core::Verb;
 use hapax_wire::lean;
 use tonic::Status;
 
@@ -12,12 +12,12 @@ use super::{News, WorkStream};
 use crate::doors::shape;
 use crate::engine::Listed;
 use crate::problem::Problem;
-use crate::service::{Admitted, Opened};
+use crate::service::{Admitted, Settles};
 
-/// Settles that were read and not yet handed over.
+/// Settles that were read and not yet submitted.
 #[derive(Default)]
-pub(super) struct List {
-    pub(super) settles: Vec<(u64, Opened)>,
+pub(super) struct Unsubmitted {
+    pub(super) settles: Settles<u64>,
     pub(super) bytes: usize,
     pub(super) memory: Vec<Admitted>,
 }
@@ -26,7 +26,7 @@ impl WorkStream {
     pub(super) fn read_settle(
         &mut self,
         settle: &lean::Settle<'_>,
-        list: &mut List,
+        list: &mut Unsubmitted,
     ) -> Result<(), Status> {
         let Some(open) = &self.open else { return Ok(()) };
         let verb = match settle.plain_done().map_err(malformed)? {
@@ -36,7 +36,8 @@ impl WorkStream {
             }
             None => {
                 let emit_to = |queue: &str| self.service.may_emit(&self.principal, queue);
-                shape::verb(settle.verb().map_err(malformed)?, emit_to)
+                let verb = settle.verb().map_err(malformed)?;
+                shape::verb(self.service.recipe(), verb, emit_to)
             }
         };
         match verb {
@@ -51,25 +52,28 @@ impl WorkStream {
                     self.held = self.held.saturating_sub(1);
                 }
                 let opened = self.service.open(&open.permit, settle.lease, verb);
-                list.settles.push((settle.reference, opened));
+                if list.settles.is_empty() {
+                    list.settles = Settles::new(&self.service);
+                }
+                list.settles.push(settle.reference, opened);
             }
             Err(problem) => put_refusal(&mut self.refusals, settle.reference, &problem),
         }
         Ok(())
     }
 
-    pub(super) fn hand_over(&mut self, list: &mut List) {
-        let List { settles, bytes, memory } = std::mem::take(list);
+    pub(super) fn hand_over(&mut self, list: &mut Unsubmitted) {
+        let Unsubmitted { settles, bytes, memory } = std::mem::take(list);
         let (Some(open), false) = (&self.open, settles.is_empty()) else { return };
         let count = settles.len();
         let each_bytes = bytes.div_ceil(count);
         self.unanswered += count;
         self.unanswered_bytes += count * each_bytes;
         let outbox = self.outbox.clone();
-        // Memory is given back when everything that was handed over is answered.
+        // Memory is returned when everything submitted is answered.
         let memory = Arc::new(memory);
         let results = Arc::clone(&self.results);
-        let reply = move |numbers: Vec<u64>, listed: Result<Listed<Settled>, Problem>| {
+        let reply = move |numbers: Vec<u64>, listed: Result<Listed, Problem>| {
             let _until_now = &memory;
             let part = Part::new(numbers, listed, Arc::clone(&results), each_bytes);
             outbox.push(News::Settled(part));

@@ -1,7 +1,7 @@
 //! Messages that were leased for a worker and not sent to it yet. Other workers cannot get them
 //! meanwhile. So messages that a worker does not read for a good part of their lease are given back
 //! without counting as an attempt, and so are those that are left when the stream ends. While the
-//! stream's window is full nobody polls the stream, so a separate task watches the time.
+//! stream's window is full the stream is not polled, so a separate task watches the time.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,13 +18,13 @@ const PART_OF_LEASE: u64 = 3;
 pub(super) struct Unsent {
     service: Service,
     waiting: Mutex<Waiting>,
-    /// Told when a frame was full before the list was empty.
+    /// Notified when a frame was full before the list was empty.
     is_left: Notify,
 }
 
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Lists so far: tells this one from the one before.
+    /// Number of lists so far; distinguishes this one from the previous one.
     lists: u64,
     messages: std::vec::IntoIter<Delivery>,
 }
@@ -58,7 +58,7 @@ impl Unsent {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that some are left which no frame had room for.
+    /// Notifies that some are left which no frame had room for.
     pub(super) fn are_left(&self) {
         self.is_left.notify_one();
     }
@@ -69,7 +69,8 @@ impl Unsent {
         self.service.engine().give_back(messages);
     }
 
-    /// Gives back every list that stands still for too long, and tells how many those were.
+    /// Gives back every list that makes no progress for too long, and reports how many messages
+    /// those were.
     pub(super) async fn watch(&self, tell: impl Fn(usize)) -> Infallible {
         loop {
             self.is_left.notified().await;
@@ -84,7 +85,7 @@ impl Unsent {
         }
     }
 
-    /// Which list it is and how much of it is left, and the lease of the next message.
+    /// The number of the list, how much of it is left, and the lease of the next message.
     fn look(&self) -> Option<((u64, usize), u64)> {
         let waiting = self.lock();
         let left = waiting.messages.as_slice();

@@ -1,46 +1,39 @@
-//! Threads for the workers: the only place of the store that waits by the clock.
+//! Threads for the workers: the only part of the store that uses timeouts.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::{Shared, Workers, lock};
+use super::{Checkpointer, Merger, Shared, lock};
 use crate::Error;
-use crate::journal::{Flusher, Keeper};
+use crate::log::Log;
 
-use super::workers::{Checkpointer, Merger};
-
-/// How often a full disk is tried again, and free space is looked at.
-const RETRY: Duration = Duration::from_secs(1);
-/// How much less of a core a thread gets that nobody waits for.
+/// How often a full disk is retried and free space is measured.
+pub(crate) const RETRY: Duration = Duration::from_secs(1);
+/// The nice value of background threads.
 const BACKGROUND: i32 = 10;
 
 /// The threads of a store. They end when the store is closed, dropped or stopped; dropping this
 /// stops the store, as a crash would, and waits for them.
-pub struct Threads {
-    shared: Arc<Shared>,
+pub struct Threads<L: Log> {
+    shared: Arc<Shared<L>>,
     handles: Vec<JoinHandle<()>>,
 }
 
-impl Threads {
-    pub(super) fn spawn(workers: Workers, shared: Arc<Shared>) -> Result<Self, Error> {
-        let Workers { flusher, keeper, checkpointer, merger } = workers;
-        let mut threads = Self { shared, handles: Vec::new() };
-        threads.start("hapax-flush", |shared| flush(flusher, shared))?;
-        threads.start("hapax-checkpoint", |shared| checkpoint(keeper, checkpointer, shared))?;
-        threads.start("hapax-merge", |shared| merge(merger, shared))?;
-        Ok(threads)
+impl<L: Log> Threads<L> {
+    pub(crate) fn new(shared: &Arc<Shared<L>>) -> Self {
+        Self { shared: Arc::clone(shared), handles: Vec::new() }
     }
 
-    fn start(
+    pub(crate) fn start(
         &mut self,
         name: &str,
-        run: impl FnOnce(&Shared) -> Result<(), Error> + Send + 'static,
+        run: impl FnOnce(&Shared<L>) -> Result<(), Error> + Send + 'static,
     ) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let handle = thread::Builder::new().name(name.to_owned()).spawn(move || {
             let guard = PanicGuard(&shared);
-            // The error is on record: whoever asks the store next gets it.
+            // The error is recorded: the next call to the store returns it.
             let _ = run(&shared);
             drop(guard);
         });
@@ -49,28 +42,28 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl<L: Log> Drop for Threads<L> {
     fn drop(&mut self) {
-        self.shared.journal.stop().fail("its threads were ended");
+        self.shared.log.stop().fail("its threads were ended");
         for handle in self.handles.drain(..) {
             // Raised again for each: a signal wakes one wait.
             self.shared.interrupt();
-            // A panic is on record too.
+            // A panic is recorded too.
             let _ = handle.join();
         }
     }
 }
 
-impl std::fmt::Debug for Threads {
+impl<L: Log> std::fmt::Debug for Threads<L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Threads").field("count", &self.handles.len()).finish_non_exhaustive()
     }
 }
 
-/// A worker that panics stops the store: nobody would do its work any more.
-struct PanicGuard<'a>(&'a Shared);
+/// Stops the store when a worker panics: its work would no longer be done.
+struct PanicGuard<'a, L: Log>(&'a Shared<L>);
 
-impl Drop for PanicGuard<'_> {
+impl<L: Log> Drop for PanicGuard<'_, L> {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.fail(Error::Stopped("a worker panicked, see the log".to_owned()));
@@ -78,34 +71,31 @@ impl Drop for PanicGuard<'_> {
     }
 }
 
-fn flush(mut flusher: Flusher, shared: &Shared) -> Result<(), Error> {
-    while !shared.journal.stop().is_thrown() {
-        if !flusher.step()? {
-            shared.journal.wait(flusher.is_starved().then_some(RETRY));
-        }
-    }
-    Ok(())
-}
-
-fn checkpoint(
-    mut keeper: Keeper,
-    mut checkpointer: Checkpointer,
-    shared: &Shared,
+/// Writes checkpoints, and does what else there is to `keep`, until the store stops.
+pub(crate) fn checkpoint<L: Log>(
+    mut keep: impl FnMut() -> Result<bool, Error>,
+    mut checkpointer: Checkpointer<L>,
+    shared: &Shared<L>,
 ) -> Result<(), Error> {
     give_way();
-    while !shared.journal.stop().is_thrown() {
-        let kept = keeper.step()?;
+    while !shared.log.stop().is_thrown() {
+        let kept = keep()?;
         let wrote = checkpointer.step()?;
         if !kept && !wrote {
+            if shared.room().is_low() {
+                // The choice of merges may depend on the free space.
+                shared.signals.merge.raise();
+            }
             shared.signals.background.wait(Some(RETRY));
         }
     }
     Ok(())
 }
 
-fn merge(mut merger: Merger, shared: &Shared) -> Result<(), Error> {
+/// Merges until the store stops.
+pub(crate) fn merge<L: Log>(mut merger: Merger<L>, shared: &Shared<L>) -> Result<(), Error> {
     give_way();
-    while !shared.journal.stop().is_thrown() {
+    while !shared.log.stop().is_thrown() {
         if !merger.step()? {
             shared.signals.merge.wait(shared.is_merge_full().then_some(RETRY));
         }
@@ -113,21 +103,21 @@ fn merge(mut merger: Merger, shared: &Shared) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets threads that somebody waits for go first where there are not enough cores for all.
+/// Lowers the priority of this thread, so that threads that callers wait for go first.
 fn give_way() {
-    // Where that is not allowed everything is done, and in turn.
+    // If that is not permitted, it only runs at normal priority.
     let _ = rustix::process::nice(BACKGROUND);
 }
 
-/// A flag one thread waits for. Raised while nobody waits, it ends the next wait at once.
+/// A flag that one thread waits for. Raised while nobody waits, it ends the next wait at once.
 #[derive(Debug, Default)]
-pub(super) struct Signal {
+pub(crate) struct Signal {
     raised: Mutex<bool>,
     woken: Condvar,
 }
 
 impl Signal {
-    pub(super) fn raise(&self) {
+    pub(crate) fn raise(&self) {
         *lock(&self.raised) = true;
         self.woken.notify_one();
     }

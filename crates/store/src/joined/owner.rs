@@ -1,63 +1,79 @@
-//! The owner's side of the store on disk: the [`Store`] contract.
+//! The owner's side of the store: the [`Store`] contract.
 
 use std::sync::atomic::Ordering;
 
-use super::{DiskStore, Shared, lock};
-use crate::{Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Room, Sequence, Store};
+use super::{Joined, Shared, lock};
+use crate::log::Log;
+use crate::{
+    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+};
 
-/// How far the epochs of a copy are ahead of those it was copied with, where the least epoch that
-/// was asked for is behind them.
+/// How far the epochs of a copy are raised above those it was copied with, if the requested minimum
+/// is lower.
 const LINEAGE_STEP: Epoch = 4_096;
 
-impl Store for DiskStore {
+impl<L: Log> Store for Joined<L> {
     fn claim(&mut self) -> Result<Claim, Error> {
         let shared = &self.shared;
-        shared.journal.stop().check()?;
+        shared.log.stop().check()?;
         let _ownership = lock(&shared.ownership);
         // An older owner's checkpoint is refused like its appends.
         shared.abandon_checkpoint();
-        let epoch = shared.next_epoch();
+        let epoch = shared.log.claim(shared.next_epoch())?;
         shared.commit_epoch(epoch).map_err(|error| match self.epoch {
-            // An owner goes on as it is, and may try again.
+            // The current owner continues, and may try again.
             Some(_) if error.is_full() => error,
             _ => shared.fail(error),
         })?;
-        let (last, closed) = shared.journal.begin(epoch).map_err(|error| shared.fail(error))?;
+        let (last, closed) = shared.log.begin(epoch).map_err(|error| shared.fail(error))?;
         shared.note_seal(epoch)?;
+        if !shared.owned.load(Ordering::Acquire) {
+            shared.archive.remove_leftovers(epoch).map_err(|error| shared.fail(error))?;
+            shared.owned.store(true, Ordering::Release);
+            shared.signals.merge.raise();
+        }
         let head = shared.archive.head();
         assert_eq!(head.epoch, epoch, "the manifest has the epoch before any record");
         assert!(head.through <= last, "the journal goes as far as the rows");
         assert!(self.epoch.is_none_or(|before| before < epoch), "every claim raises the epoch");
         self.epoch = Some(epoch);
         self.last = last;
-        let batch_bytes_max = shared.journal.batch_bytes_max() as usize;
+        let batch_bytes_max = shared.log.batch_bytes_max() as usize;
         Ok(Claim { epoch, through: head.through, last, closed, batch_bytes_max })
     }
 
     fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
-        let read = self.shared.journal.read(from, each);
+        let read = self.shared.log.read(from, each);
         self.shared.unless_refused(read)
     }
 
     fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
-        self.shared.journal.stop().check()?;
+        self.shared.log.stop().check()?;
         self.refuse_other_epochs(epoch)?;
         if sequence != self.last + 1 {
             return Err(Error::OutOfOrder { got: sequence, last: self.last });
         }
-        let appended = self.shared.journal.append(epoch, sequence, batch);
+        let appended = self.shared.log.append(epoch, sequence, batch);
         self.shared.unless_refused(appended)?;
         self.last = sequence;
         Ok(())
     }
 
     fn durable(&mut self) -> Result<Sequence, Error> {
-        self.shared.journal.durable()
+        self.shared.log.durable()
+    }
+
+    fn confirm(&mut self) -> Result<Question, Error> {
+        self.shared.log.confirm()
+    }
+
+    fn confirmed(&mut self) -> Result<Question, Error> {
+        self.shared.log.confirmed()
     }
 
     fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
         let shared = &self.shared;
-        shared.journal.stop().check()?;
+        shared.log.stop().check()?;
         self.refuse_other_epochs(checkpoint.epoch)?;
         let visible = shared.checkpointed.load(Ordering::Acquire);
         let under_way = shared.under_way.load(Ordering::Acquire);
@@ -74,7 +90,7 @@ impl Store for DiskStore {
     }
 
     fn checkpointed(&mut self) -> Result<Sequence, Error> {
-        self.shared.journal.stop().check()?;
+        self.shared.log.stop().check()?;
         Ok(self.shared.checkpointed.load(Ordering::Acquire))
     }
 
@@ -83,7 +99,7 @@ impl Store for DiskStore {
         keys: &[PointKey],
         found: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
-        self.shared.journal.stop().check()?;
+        self.shared.log.stop().check()?;
         self.reader.get_many(keys, found).map_err(|error| self.shared.fail(error))
     }
 
@@ -93,7 +109,7 @@ impl Store for DiskStore {
         to: &[u8],
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
-        self.shared.journal.stop().check()?;
+        self.shared.log.stop().check()?;
         self.reader.scan(from, to, each).map_err(|error| self.shared.fail(error))
     }
 
@@ -104,12 +120,12 @@ impl Store for DiskStore {
     fn close(&mut self) -> Result<(), Error> {
         let shared = &self.shared;
         let closed = shared.finish().and_then(|()| match self.epoch {
-            Some(epoch) => shared.journal.close(epoch),
+            Some(epoch) => shared.log.close(epoch),
             None => Ok(()),
         });
-        shared.journal.halt("it was closed");
+        shared.log.halt("it was closed");
         shared.interrupt();
-        // Steps under way end here; later ones find the store stopped.
+        // Steps in progress end here; later ones find the store stopped.
         shared.abandon_checkpoint();
         *lock(&shared.merge) = None;
         self.threads = None;
@@ -118,7 +134,7 @@ impl Store for DiskStore {
     }
 }
 
-impl DiskStore {
+impl<L: Log> Joined<L> {
     fn refuse_other_epochs(&self, held: Epoch) -> Result<(), Error> {
         match self.epoch {
             Some(epoch) if epoch == held => Ok(()),
@@ -127,40 +143,48 @@ impl DiskStore {
     }
 }
 
-impl Shared {
-    /// The epoch of the next owner. The first owner of a copy leaves room for all who owned the
-    /// original since the copy was made: their epochs must not be given again.
+impl<L: Log> Shared<L> {
+    /// The epoch of the next owner. The first owner of a copy skips the epochs that owners of the
+    /// original may have had since: they must not be reused.
     fn next_epoch(&self) -> Epoch {
         let newest = self.archive.head().epoch;
         match lock(&self.lineage).take() {
-            // Not further than that: the next copy, perhaps an older one, is to be above this.
+            // No further: the next copy, perhaps an older one, must be above this.
             Some(least) if least > newest => least,
             Some(_) => newest + LINEAGE_STEP,
             None => newest + 1,
         }
     }
 
-    /// Completes what the owner started, as far as there is room for it.
+    /// Completes what the owner started, as far as there is room.
     fn finish(&self) -> Result<(), Error> {
-        self.journal.drain()?;
+        self.log.drain()?;
         while self.step_checkpoint()? {}
         Ok(())
     }
 
-    /// A full disk must not keep an owner out: it has acks to write, and room to make.
+    /// Commits the epoch. A full disk must not lock an owner out: it has settles to write and space
+    /// to free.
     fn commit_epoch(&self, epoch: Epoch) -> Result<(), Error> {
         loop {
             match self.archive.commit_epoch(epoch) {
-                Err(error) if error.is_full() && self.journal.give_up_spare()? => {}
+                Err(error) if error.is_full() && self.make_room(epoch)? => {}
                 committed => return committed,
             }
         }
     }
 
-    /// Writes down how far the owner's seal is, so that a journal from before it is refused. Where
+    /// Frees space for the manifest: leftovers first, which nobody needs. An owner that claims
+    /// again has no leftovers, but may be writing runs that the manifest does not list yet.
+    fn make_room(&self, epoch: Epoch) -> Result<bool, Error> {
+        let is_new = !self.owned.load(Ordering::Acquire);
+        Ok((is_new && self.archive.remove_leftovers(epoch)?) || self.log.make_room()?)
+    }
+
+    /// Records the position of the owner's seal, so that a journal from before it is refused. If
     /// there is no room, the next checkpoint does.
     fn note_seal(&self, epoch: Epoch) -> Result<(), Error> {
-        self.archive.note_synced(self.journal.synced().to_bits());
+        self.archive.note_synced(self.log.synced());
         match self.archive.commit_epoch(epoch) {
             Err(error) if !error.is_full() => Err(self.fail(error)),
             _ => Ok(()),
@@ -174,7 +198,7 @@ impl Shared {
         self.under_way.store(0, Ordering::Release);
     }
 
-    /// Stops the store for every error but a refusal.
+    /// Stops the store on every error except a refusal.
     fn unless_refused<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         result.map_err(|error| match error {
             Error::Fenced { .. } | Error::OutOfOrder { .. } | Error::TooLarge { .. } => error,

@@ -1,0 +1,118 @@
+//! The store under a partition, one of those there are.
+//!
+//! An enum and not a trait object: its calls are per batch, and what only one store has (a copy of
+//! its directory, a sync on the writer's thread) is asked of that one.
+
+use hapax_store::disk::{self, DiskStore};
+#[cfg(test)]
+use hapax_store::memory::MemoryStore;
+use hapax_store::{
+    Checkpoint, Claim, EachBatch, Epoch, Error, PointKey, Question, Room, Sequence, Store,
+};
+
+/// The store of a partition.
+#[derive(Debug)]
+pub enum AnyStore {
+    Disk(DiskStore),
+    #[cfg(test)]
+    Memory(MemoryStore),
+}
+
+/// The same call of whichever store it is.
+macro_rules! of_any {
+    ($any:ident, $store:ident => $call:expr) => {
+        match $any {
+            AnyStore::Disk($store) => $call,
+            #[cfg(test)]
+            AnyStore::Memory($store) => $call,
+        }
+    };
+}
+
+impl AnyStore {
+    /// Leaves what is appended until [`Self::flush`] to the writer's own thread.
+    pub(super) fn hold(&mut self) {
+        match self {
+            Self::Disk(store) => store.hold(),
+            #[cfg(test)]
+            Self::Memory(_) => {}
+        }
+    }
+
+    /// Makes durable what was appended since [`Self::hold`].
+    pub(super) fn flush(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Disk(store) => store.flush(),
+            #[cfg(test)]
+            Self::Memory(_) => Ok(()),
+        }
+    }
+
+    /// What a backup is taken from, where the store is a directory.
+    pub(super) fn source(&self) -> Option<disk::Source> {
+        match self {
+            Self::Disk(store) => Some(store.source()),
+            #[cfg(test)]
+            Self::Memory(_) => None,
+        }
+    }
+}
+
+impl Store for AnyStore {
+    fn claim(&mut self) -> Result<Claim, Error> {
+        of_any!(self, store => store.claim())
+    }
+
+    fn read(&mut self, from: Sequence, each: EachBatch<'_>) -> Result<(), Error> {
+        of_any!(self, store => store.read(from, each))
+    }
+
+    fn append(&mut self, epoch: Epoch, sequence: Sequence, batch: &[u8]) -> Result<(), Error> {
+        of_any!(self, store => store.append(epoch, sequence, batch))
+    }
+
+    fn durable(&mut self) -> Result<Sequence, Error> {
+        of_any!(self, store => store.durable())
+    }
+
+    fn confirm(&mut self) -> Result<Question, Error> {
+        of_any!(self, store => store.confirm())
+    }
+
+    fn confirmed(&mut self) -> Result<Question, Error> {
+        of_any!(self, store => store.confirmed())
+    }
+
+    fn checkpoint(&mut self, checkpoint: Checkpoint) -> Result<(), Error> {
+        of_any!(self, store => store.checkpoint(checkpoint))
+    }
+
+    fn checkpointed(&mut self) -> Result<Sequence, Error> {
+        of_any!(self, store => store.checkpointed())
+    }
+
+    fn get_many(
+        &mut self,
+        keys: &[PointKey],
+        found: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
+        of_any!(self, store => store.get_many(keys, found))
+    }
+
+    fn scan(
+        &mut self,
+        from: &[u8],
+        to: &[u8],
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        of_any!(self, store => store.scan(from, to, each))
+    }
+
+    fn room(&mut self) -> Room {
+        of_any!(self, store => store.room())
+    }
+
+    fn close(&mut self) -> Result<(), Error> {
+        of_any!(self, store => store.close())
+    }
+}

@@ -1,0 +1,174 @@
+//! Writers without threads, and partitions that another owner takes over.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use hapax_core::{Command, Config, Configure, QueueName, Receive};
+use hapax_partition::wait::Turn;
+use hapax_store::memory::{Faults, MemoryStore};
+
+use super::super::inbox::Outcomes;
+use super::super::open::{Opened, inboxes};
+use super::super::{Data, Engine, Options};
+use super::*;
+
+/// Partitions in memory, and the stores under them.
+fn opened(path: &std::path::Path, partitions: u16, faults: Faults) -> (Opened, Vec<MemoryStore>) {
+    let data = Data::open(path, partitions).unwrap();
+    let inboxes = inboxes(&data);
+    let stores: Vec<MemoryStore> = inboxes
+        .iter()
+        .map(|inbox| {
+            let inbox = Arc::clone(inbox);
+            MemoryStore::new(Arc::new(move || inbox.wake()))
+        })
+        .collect();
+    stores.iter().for_each(|store| store.set_faults(faults));
+    let owned = stores.iter().map(|store| AnyStore::Memory(store.another())).collect();
+    let options = Options { partitions, memory_bytes: 64 * 1_024 * 1_024 };
+    let opened = Opened::own(data, inboxes, owned, options, Box::new(|_, _| {})).unwrap();
+    (opened, stores)
+}
+
+fn queue() -> QueueName {
+    QueueName::new("default", "orders").unwrap()
+}
+
+fn configure() -> Command {
+    let (queue, config) = (queue(), Config::default());
+    Command::Configure(Box::new(Configure { queue, config, if_version: None }))
+}
+
+/// Asks, and gets the answer when it comes.
+fn ask(shared: &Shared, command: Command) -> Receiver<Outcomes> {
+    let (sender, receiver) = channel();
+    let reply = move |outcomes: Outcomes| drop(sender.send(outcomes));
+    shared.push(0, Ask::Commands(vec![command], Box::new(reply)));
+    receiver
+}
+
+#[test]
+fn a_writer_is_stepped_without_a_thread_and_without_a_clock() {
+    let directory = tempfile::tempdir().unwrap();
+    let held = Faults { held: true, asked: true, ..Faults::default() };
+    let (opened, stores) = opened(directory.path(), 1, held);
+    let shared = Arc::clone(&opened.shared);
+    let partition = opened.partitions.into_iter().next().unwrap();
+    let start = Now::read();
+    let at = |ms: u64| Now {
+        monotonic: start.monotonic + Duration::from_millis(ms),
+        wall: start.wall.plus(ms),
+    };
+    let inbox = Arc::clone(&shared.inboxes[0]);
+    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), start);
+    let is_idle = |rest| matches!(rest, Rest::Sleep { takes: true, .. });
+    assert!(is_idle(writer.turn(at(1)).unwrap()), "nobody asked for anything");
+
+    let configured = ask(&shared, configure());
+    assert_eq!(writer.turn(at(2)).unwrap(), Rest::None, "it is decided");
+    assert!(is_idle(writer.turn(at(3)).unwrap()));
+    assert!(configured.try_recv().is_err(), "nothing leaves before it is durable");
+    stores[0].settle().unwrap();
+    assert_eq!(writer.turn(at(4)).unwrap(), Rest::None);
+    let outcomes = configured.try_recv().unwrap().unwrap();
+    assert!(matches!(outcomes.as_slice(), [Outcome::Configured { created: true, .. }]));
+
+    // What appends nothing waits for the owner to be confirmed.
+    let shown = ask(&shared, Command::Show(queue()));
+    assert_eq!(writer.turn(at(5)).unwrap(), Rest::None);
+    assert!(is_idle(writer.turn(at(6)).unwrap()));
+    assert!(shown.try_recv().is_err(), "nothing leaves before the owner is confirmed");
+    stores[0].settle().unwrap();
+    writer.turn(at(7)).unwrap();
+    assert!(matches!(shown.try_recv().unwrap().unwrap().as_slice(), [Outcome::Queue(_)]));
+
+    shared.push(0, Ask::Stop);
+    for ms in 8..100 {
+        stores[0].settle().unwrap();
+        if writer.turn(at(ms)).unwrap() == Rest::End {
+            assert_eq!(stores[0].another().checkpointed().unwrap(), 1, "all of it is in the rows");
+            return;
+        }
+    }
+    panic!("the writer does not end");
+}
+
+/// Waits for a message, and gets the answer when it comes.
+fn wait(shared: &Shared) -> Receiver<Outcomes> {
+    let (sender, receiver) = channel();
+    let reply = move |outcomes: Outcomes| drop(sender.send(outcomes));
+    let (queue, worker) = (queue(), "worker".into());
+    let receive = Receive {
+        queue,
+        max: 1,
+        lease_ms: None,
+        worker,
+        receive_id: None,
+        several_per_group: false,
+    };
+    let waiter = Waiter::receive(receive, Turn::default(), Box::new(reply) as Reply);
+    shared.push(0, Ask::Wait(Box::new(waiter)));
+    receiver
+}
+
+#[test]
+fn everybody_who_waits_for_a_partition_with_another_owner_is_refused_and_may_retry() {
+    let directory = tempfile::tempdir().unwrap();
+    let faults = Faults { held: true, asked: true, unaware: true, ..Faults::default() };
+    let (opened, stores) = opened(directory.path(), 1, faults);
+    let shared = Arc::clone(&opened.shared);
+    let partition = opened.partitions.into_iter().next().unwrap();
+    let inbox = Arc::clone(&shared.inboxes[0]);
+    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+    let configured = ask(&shared, configure());
+    let waiting = wait(&shared);
+    while configured.try_recv().is_err() || writer.partition.is_waiting() {
+        writer.turn(Now::read()).unwrap();
+        stores[0].settle().unwrap();
+    }
+    assert!(waiting.try_recv().is_err(), "there is no message");
+
+    // Decided and not confirmed, decided and not durable, not even taken.
+    let looked = ask(&shared, Command::Show(queue()));
+    let changed = ask(&shared, Command::Delete(queue()));
+    writer.turn(Now::read()).unwrap();
+    stores[0].another().claim().unwrap();
+    stores[0].settle().unwrap();
+    let late = ask(&shared, Command::Show(queue()));
+    writer.run();
+    let after = ask(&shared, Command::Show(queue()));
+    for caller in [waiting, looked, changed, late, after] {
+        let refused = caller.try_recv().expect("an answer").expect_err("a refusal");
+        let problem = crate::problem::Problem::from(refused);
+        assert!(problem.code.is_retryable(), "{problem:?}");
+    }
+    assert!(shared.failed.borrow().is_none(), "the process goes on");
+    assert_eq!(shared.fenced.borrow().len(), 1);
+}
+
+#[test]
+fn a_partition_that_another_owner_took_over_ends_and_the_others_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let unaware = Faults { unaware: true, ..Faults::default() };
+    let (opened, stores) = opened(directory.path(), 2, unaware);
+    let engine: Engine = opened.start().unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        engine.call_all(configure()).await.unwrap();
+        assert!(engine.is_ready());
+        let epoch = stores[0].another().claim().unwrap().epoch;
+        // A look appends nothing, and is refused all the same.
+        let refused = engine.call(0, Command::Show(queue())).await.unwrap_err();
+        let why = format!("partition 0: epoch {} no longer owns", epoch - 1);
+        assert!(refused.to_string().starts_with(&why), "{refused}");
+        assert!(matches!(engine.call(1, Command::Show(queue())).await, Ok(Outcome::Queue(_))));
+        engine.unready().await;
+        assert!(!engine.is_ready(), "it says so");
+        assert!(!engine.has_failed(), "and goes on");
+        let fenced = engine.fenced();
+        assert_eq!(fenced.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [0]);
+        // Also when its writer is long gone.
+        let refused = engine.call(0, Command::Show(queue())).await.unwrap_err();
+        assert!(refused.to_string().starts_with(&why), "{refused}");
+    });
+    engine.stop();
+}
