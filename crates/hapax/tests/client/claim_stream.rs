@@ -160,7 +160,8 @@ async fn thousands_that_wait_do_not_keep_other_claims_waiting(partitions: u16) {
     let patient = queue.claim("soon").wait(PATIENCE).take();
     assert!(matches!(in_time(patient).await.unwrap(), Claim::Fresh(_)));
     waiting.iter().for_each(tokio::task::JoinHandle::abort);
-    assert!(in_time(held.release()).await.unwrap().is_ok());
+    // If its answer is lost, it is repeated, and then one of those that waited may have the key.
+    in_time(held.release()).await.unwrap();
 }
 
 on_each!(thousands_that_wait_do_not_keep_the_holder_from_ending);
