@@ -208,6 +208,28 @@ def test_answers_of_a_batch_are_not_lost_with_the_result_of_one() -> None:
     assert isinstance(answers[1], hapax.NoSuchKey)
 
 
+def test_a_slow_answer_to_a_short_wait_is_no_error() -> None:
+    """What was accepted is not reported as failed, because the look-up takes longer than the wait."""
+    looked = {
+        **ACCEPTED,
+        "queue": "q",
+        "attempts": 0,
+        "generation": 0,
+        "duplicates": 0,
+        "group": None,
+    }
+
+    def answer(path: str, fields: Any) -> bytes:
+        if "/keys/" not in path:
+            return response({"answers": [ACCEPTED]})
+        slow.wait(2.5 * wait)
+        return response(looked)
+
+    wait, slow = 2.0, threading.Event()
+    with Fake(answer) as fake, hapax.Client(fake.address) as client:
+        assert client.queue("q").send_and_wait("x", key="k", wait=wait).state == "ready"
+
+
 def test_a_generated_key_is_told_if_an_earlier_try_may_have_succeeded() -> None:
     def answer(path: str, fields: Any) -> bytes | None:
         if len(fake.asked) == 1:
