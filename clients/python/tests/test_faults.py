@@ -209,7 +209,7 @@ def test_answers_of_a_batch_are_not_lost_with_the_result_of_one() -> None:
 
 
 def test_a_slow_answer_to_a_short_wait_is_no_error() -> None:
-    """What was accepted is not reported as failed, because the look-up takes longer than the wait."""
+    """A look-up that takes longer than the wait does not make a failure of what was accepted."""
     looked = {
         **ACCEPTED,
         "queue": "q",
