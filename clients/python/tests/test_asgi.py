@@ -666,6 +666,7 @@ def test_a_key_in_a_body_that_cannot_be_read_is_malformed(
 
 
 def test_a_key_that_was_claimed_for_nothing_is_released_however_long_that_takes() -> None:
+    rules: Any = None
     fresh = {"answer": "fresh", "lease": "l", "fence": "7", "lease_ms": 30000}
     busy = response({"code": "unavailable", "retryable": True}, "503 Busy")
 
@@ -693,7 +694,6 @@ def test_a_key_that_was_claimed_for_nothing_is_released_however_long_that_takes(
             assert sent[0]["status"] == 503
             assert await rules.drained(300)
 
-    rules: Any = None
     with Fake(answer) as fake:
         asyncio.run(main())
     verbs = [it[1]["items"][0]["do"] for it in fake.asked if it[0].endswith("/settle")]

@@ -366,7 +366,7 @@ def test_rows_go_when_their_message_has_ended_and_not_before(
             inbox.process(db, message, lambda: "R")
         hapax_queue.send_all([hapax.Message("x", key=key) for key in keys[:3]])
         hapax_queue.discard("discarded")
-        received = []
+        received: list[hapax.Delivery] = []
         while len(received) < 2:
             received += hapax_queue.receive(max=2, wait=60, lease=600)
         for message in received:
