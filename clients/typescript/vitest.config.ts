@@ -15,8 +15,8 @@ export default defineConfig({
   },
   test: {
     include: ["tests/**/*.test.ts"],
-    testTimeout: 150_000,
-    hookTimeout: 120_000,
+    testTimeout: 600_000,
+    hookTimeout: 300_000,
     // Brokers and databases are processes of their own: two files at once keep a small machine busy.
     maxWorkers: 2,
   },

@@ -369,7 +369,7 @@ class Runner:
             except Mismatch as mismatch:
                 if time.monotonic() > until:
                     raise AssertionError(
-                        f"step {number}, {json.dumps(step)}:\n{mismatch}"
+                        f"step {number}, {json.dumps(step)}:\n{mismatch}\nin {result}"
                     ) from None
             time.sleep(0.05)
         if "expect" not in step and result.get("answer") == "error":

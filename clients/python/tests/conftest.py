@@ -55,7 +55,7 @@ class Postgres:
         return [*prefix, "--", *command]
 
     def _wait(self) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while self.psql("postgres", "SELECT 1", check=False) != 0:
             assert self._process.poll() is None, (self.directory / "log").read_text()
             assert time.monotonic() < until, (self.directory / "log").read_text()
@@ -111,7 +111,7 @@ def until() -> Callable[[Callable[[], bool]], None]:
     """Waits for a condition, generously."""
 
     def wait(condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not condition():
             assert time.monotonic() < end, "it did not happen"
             time.sleep(0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -56,7 +57,8 @@ def test_pauses_double_up_to_a_bound_and_are_never_shorter_than_the_broker_asks_
 def test_every_code_of_the_broker_has_its_class(hapax_broker: Broker) -> None:
     import httpx2
 
-    reply = httpx2.get(f"{hapax_broker.address}/errors", headers={"Accept": "application/json"})
+    headers = {"Accept": "application/json"}
+    reply = httpx2.get(f"{hapax_broker.address}/errors", headers=headers, timeout=60)
     codes = {it["code"]: it["retryable"] for it in reply.json()["errors"]}
     classes = {
         it.code: it("why").retryable
@@ -160,17 +162,18 @@ def test_a_claim_that_nobody_refers_to_is_freed(hapax_client: hapax.Client) -> N
     queue = hapax_client.queue("dropped")
     queue.create()
     assert queue.claim("a", lease=0.5).is_fresh
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not queue.claim("a", lease=0.5).is_fresh:
         assert time.monotonic() < until
         time.sleep(0.05)
 
 
 def test_a_broker_that_is_not_there_is_named_and_a_generated_key_is_told() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with hapax.Client(address, timeout=0.3) as client:
+    # Bound for as long as the test takes, so that nobody else listens there.
+    with socket.socket() as closed, contextlib.ExitStack() as stack:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        client = stack.enter_context(hapax.Client(address, timeout=0.3))
         with pytest.raises(hapax.Unreachable, match=address) as refused:
             client.queue("q").send("x", key="a")
         assert refused.value.retryable

@@ -188,7 +188,7 @@ def test_a_group_keeps_its_order_around_a_large_message(hapax_client: hapax.Clie
     messages = [hapax.Message(it, key=f"k{n}", group="g") for n, it in enumerate(bodies)]
     assert all(isinstance(it, hapax.Answer) for it in queue.send_all(messages))
     for body in bodies:
-        (message,) = queue.receive(wait=10)
+        (message,) = queue.receive(wait=60)
         assert message.body == body
         queue.done(message)
 
@@ -206,6 +206,28 @@ def test_answers_of_a_batch_are_not_lost_with_the_result_of_one() -> None:
         answers = client.queue("q").send_all(["x", "y", "z"])
     assert [isinstance(it, hapax.Answer) for it in answers] == [True, False, True]
     assert isinstance(answers[1], hapax.NoSuchKey)
+
+
+def test_a_slow_answer_to_a_short_wait_is_no_error() -> None:
+    """A look-up that takes longer than the wait does not make a failure of what was accepted."""
+    looked = {
+        **ACCEPTED,
+        "queue": "q",
+        "attempts": 0,
+        "generation": 0,
+        "duplicates": 0,
+        "group": None,
+    }
+
+    def answer(path: str, fields: Any) -> bytes:
+        if "/keys/" not in path:
+            return response({"answers": [ACCEPTED]})
+        slow.wait(2.5 * wait)
+        return response(looked)
+
+    wait, slow = 2.0, threading.Event()
+    with Fake(answer) as fake, hapax.Client(fake.address) as client:
+        assert client.queue("q").send_and_wait("x", key="k", wait=wait).state == "ready"
 
 
 def test_a_generated_key_is_told_if_an_earlier_try_may_have_succeeded() -> None:
@@ -308,10 +330,11 @@ BAD: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["asyncio", "threads"])
 def test_no_handler_ends_its_worker_or_harms_another(
-    hapax_client: hapax.Client, is_async: bool
+    hapax_client: hapax.Client, until: Until, is_async: bool
 ) -> None:
     queue = hapax_client.queue(f"bad-{is_async}")
-    queue.create({"max_attempts": 1})
+    # A lost lease would be the only attempt.
+    queue.create({"max_attempts": 1, "lease_ms": 300_000})
     worker = hapax.Worker(hapax_client, concurrency=4, prefetch=50)
 
     if is_async:
@@ -333,10 +356,9 @@ def test_no_handler_ends_its_worker_or_harms_another(
     keys = [it for key in (*BAD, "save") for it in (key, f"good-{key}")]
     with worker:
         queue.send_all([hapax.Message("x", key=key) for key in keys])
-        found = {key: queue.key(key, wait=30) for key in keys}
-        health = worker.health()
-        assert health.ok
-        assert health.queues[0].running == 0
+        found = {key: queue.key(key, wait=120) for key in keys}
+        until(lambda: worker.health().ok)
+        until(lambda: worker.health().queues[0].running == 0)
     for key, key_found in found.items():
         if key in BAD:
             _, state, error = BAD[key]
@@ -359,13 +381,13 @@ def test_a_retry_time_in_the_past_is_now(hapax_client: hapax.Client) -> None:
             raise hapax.Fail("late", retry_in=timedelta(seconds=-3))
 
     with worker:
-        assert queue.send_and_wait("x", key="k", wait=30).answer == "done"
+        assert queue.send_and_wait("x", key="k", wait=120).answer == "done"
 
 
 def test_large_results_of_many_handlers_are_all_stored(hapax_client: hapax.Client) -> None:
     """Together they are larger than what a request takes, and alone as text some are too."""
     queue = hapax_client.queue("large-results")
-    queue.create({"max_body_bytes": 16 * 1024 * 1024, "max_attempts": 1})
+    queue.create({"max_body_bytes": 16 * 1024 * 1024, "max_attempts": 1, "lease_ms": 300_000})
     worker = hapax.Worker(hapax_client, concurrency=32)
     texts = {"a": "🍋" * 300_000, "b": '"' * 1_200_000, "c": "\x01" * 1_200_000}
     texts["d"] = "\x02" * 12_000_000
@@ -379,7 +401,7 @@ def test_large_results_of_many_handlers_are_all_stored(hapax_client: hapax.Clien
     with worker:
         queue.send_all([hapax.Message("x", key=key) for key in keys])
         for key in keys:
-            found = queue.key(key, wait=60)
+            found = queue.key(key, wait=120)
             assert found.state == "done", (key, found.error)
             assert found.result is not None
             assert found.result.body == texts[key[0]].encode()
@@ -398,13 +420,15 @@ def test_the_outcome_of_a_step_is_the_same_in_every_attempt(hapax_client: hapax.
             raise hapax.Fail("again")
 
     with worker:
-        assert queue.send_and_wait("x", key="k", wait=30).answer == "done"
+        assert queue.send_and_wait("x", key="k", wait=120).answer == "done"
     assert seen == [{"1": ["a", "b"]}] * 2
 
 
-def test_a_blocked_event_loop_loses_leases_and_nothing_else(hapax_client: hapax.Client) -> None:
+def test_a_blocked_event_loop_loses_leases_and_nothing_else(
+    hapax_client: hapax.Client, until: Until
+) -> None:
     queue = hapax_client.queue("blocked")
-    queue.create({"lease_ms": 300, "backoff_min_ms": 1, "backoff_max_ms": 1, "max_attempts": 100})
+    queue.create({"lease_ms": 300, "backoff_min_ms": 1, "backoff_max_ms": 1, "max_attempts": 1000})
     worker = hapax.Worker(hapax_client, concurrency=2, prefetch=6)
     blocked: list[str] = []
 
@@ -419,8 +443,8 @@ def test_a_blocked_event_loop_loses_leases_and_nothing_else(hapax_client: hapax.
     with worker:
         queue.send_all([hapax.Message("x", key=key) for key in keys])
         for key in keys:
-            assert queue.key(key, wait=60).state == "done"
-        assert worker.health().queues[0].running == 0
+            assert queue.key(key, wait=120).state == "done"
+        until(lambda: worker.health().queues[0].running == 0)
     assert len(blocked) == 3
 
 
@@ -556,9 +580,27 @@ def test_messages_of_a_receive_that_was_repeated_are_extended_at_once(until: Unt
     assert receives[0] == receives[1]
 
 
-def test_a_worker_is_well_before_its_first_message_and_not_after_its_end(
-    hapax_client: hapax.Client, until: Until
-) -> None:
+def test_a_worker_is_well_before_its_first_message(until: Until) -> None:
+    """A receive that waits is not answered here: it is known before that the broker is there."""
+    end = threading.Event()
+
+    def answer(path: str, fields: Any) -> bytes:
+        if fields["wait_ms"] > 0:
+            end.wait()
+        return response({"messages": []})
+
+    with Fake(answer) as fake:
+        worker = hapax.Worker(fake.address)
+
+        @worker.handler("idle")
+        async def handle(message: hapax.Delivery, context: hapax.Context) -> None: ...
+
+        with worker:
+            until(lambda: worker.health().ok)
+            end.set()
+
+
+def test_a_worker_is_not_well_after_its_end(hapax_client: hapax.Client, until: Until) -> None:
     queue = hapax_client.queue("idle")
     queue.create()
     worker = hapax.Worker(hapax_client)
@@ -567,9 +609,7 @@ def test_a_worker_is_well_before_its_first_message_and_not_after_its_end(
     async def handle(message: hapax.Delivery, context: hapax.Context) -> None: ...
 
     worker.start()
-    started = time.monotonic()
     until(lambda: worker.health().ok)
-    assert time.monotonic() - started < 15, "it did not wait for a message"
     queue.delete()
     until(lambda: not worker.health().ok)
     with pytest.raises(hapax.NoSuchQueue):
@@ -585,7 +625,7 @@ def test_waiting_callers_leave_connections_to_the_one_they_wait_for(hapax_broker
             claim = await queue.claim("k")
             waiters = [asyncio.create_task(queue.claim("k", wait=60)) for _ in range(12)]
             await asyncio.sleep(0.5)
-            settled = await asyncio.wait_for(claim.complete("R"), 30)
+            settled = await asyncio.wait_for(claim.complete("R"), 60)
             assert settled.answer == "ok"
             for waiter in waiters:
                 assert (await waiter).result == hapax.Blob(b"R")
@@ -638,7 +678,8 @@ def test_a_handler_can_clean_up_when_the_drain_is_over(hapax_client: hapax.Clien
 
     with worker:
         queue.send("x", key="k")
-        assert began.wait(30)
+        assert began.wait(120)
     assert cleaned.is_set()
-    (again,) = queue.receive(wait=30)
+    # If the broker did not hear of its end in time, its lease ends after 30 s.
+    (again,) = queue.receive(wait=60)
     assert (again.attempt, again.recovery_points) == (2, {"cleaned": b"up"})

@@ -206,11 +206,11 @@ test("a queue is changed on a condition, and browsed", async () => {
 test("a claim runs its emits, extends itself, and is lost with its signal", async () => {
   const queue = hapax.client().queue("claims");
   await queue.admin.put();
-  const claim = await queue.claim("c", { leaseMs: 400 });
+  const claim = await queue.claim("c", { leaseMs: 10_000 });
   if (!(claim instanceof Held)) {
     throw new Error(claim.answer);
   }
-  await claim.extend(1_000);
+  await claim.extend(12_000);
   await claim.save("p", { n: 1 });
   // An operator takes the key away: the next extension tells.
   const lost = new Promise((resolve) => claim.signal.addEventListener("abort", resolve));

@@ -132,6 +132,8 @@ async function service(
     required: ["POST /charges"],
     optional: ["POST /orders/{order}"],
     observe: (event) => events.push(event),
+    // A machine that stalls for seconds is not a broker that is away.
+    brokerTimeoutMs: 60_000,
     ...options,
   });
   const make = ADAPTERS[adapter] as (typeof ADAPTERS)[string];
@@ -334,7 +336,8 @@ test("the same keys as `hapax proxy`: what it stored is replayed here, and the o
       }
       return address.includes(":");
     });
-    const layer = new Idempotency(http, { required: ["POST /charges"] }).fetch(() => {
+    const options = { required: ["POST /charges"], brokerTimeoutMs: 60_000 };
+    const layer = new Idempotency(http, options).fetch(() => {
       shop.calls += 1;
       return new Response(`charged ${shop.calls}`, { status: 201 });
     });

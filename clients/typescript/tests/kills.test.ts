@@ -86,7 +86,7 @@ describe.skipIf(!hasPostgres())("kill -9", () => {
       await sending;
       // Every one of them is sent again, as by a client that saw no answer.
       const again = Array.from({ length: PAYMENTS }, (_, n) =>
-        payments.sendAndWait("17 euro", { key: `order-${n}`, waitMs: 60_000 }),
+        payments.sendAndWait("17 euro", { key: `order-${n}`, waitMs: 240_000 }),
       );
       const answers = await Promise.all(again);
       expect(answers.filter(({ answer }) => answer !== "done")).toEqual([]);

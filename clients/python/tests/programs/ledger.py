@@ -16,11 +16,11 @@ from hapax.inbox import Inbox
 
 _, address, database, queue, *kind = sys.argv
 inbox = Inbox("ledger")
-worker = hapax.Worker(address, concurrency=4, drain_timeout=10)
+worker = hapax.Worker(address, concurrency=4, drain_timeout=60)
 
 
 def write(message: hapax.Delivery) -> hapax.Blob | None:
-    with contextlib.closing(sqlite3.connect(database, timeout=30)) as db:
+    with contextlib.closing(sqlite3.connect(database, timeout=300)) as db:
 
         def effect() -> str:
             db.execute("INSERT INTO ledger (message_key) VALUES (?)", (message.key,))

@@ -68,7 +68,7 @@ export class Postgres {
   }
 
   async #ready(): Promise<void> {
-    for (let tries = 0; tries < 600; tries += 1) {
+    for (let tries = 0; tries < 6_000; tries += 1) {
       const client = new pg.Client({ host: this.directory, user: USER, database: USER });
       try {
         await client.connect();

@@ -5,7 +5,7 @@ import { setTimeout as pause } from "node:timers/promises";
 export async function until(
   what: string,
   isSo: () => boolean | Promise<boolean>,
-  withinMs = 40_000,
+  withinMs = 240_000,
 ): Promise<void> {
   const end = performance.now() + withinMs;
   while (!(await isSo())) {

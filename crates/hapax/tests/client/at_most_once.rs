@@ -16,7 +16,7 @@ const PARKS: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,"
     "max_body_bytes":1000}"#;
 /// For those whose lease is to be over.
 const PARKS_SOON: &str = r#"{"on_lost":"park","backoff_min_ms":0,"backoff_max_ms":0,
-    "max_attempts":3,"lease_ms":1000}"#;
+    "max_attempts":3,"lease_ms":6000}"#;
 
 async fn send(broker: &TestQueue) {
     broker.queue().send(Message::new("body").key("k0")).await.unwrap();

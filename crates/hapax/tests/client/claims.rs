@@ -10,7 +10,7 @@ use crate::old::OldBroker;
 use hapax_testing::{Link, PATIENCE, TestQueue, in_time};
 
 /// For a lease that ends within a test, and that a busy machine can extend in time.
-const SHORT: Duration = Duration::from_secs(5);
+const SHORT: Duration = Duration::from_secs(10);
 
 /// The way of claims and settles.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -33,14 +33,13 @@ async fn a_broker_with_tls_is_reached_with_its_authority_and_not_without() {
     });
     let broker = broker.await;
     let address = broker.address();
-    let builder = || {
-        let limit = std::time::Duration::from_secs(2);
+    let builder = |limit| {
         Client::builder(&format!("https://{address}")).server_name("broker.test").timeout(limit)
     };
-    let trusting = builder().ca_certificate(made.cert.pem()).connect().unwrap();
+    let trusting = builder(PATIENCE).ca_certificate(made.cert.pem()).connect().unwrap();
     hapax_client::Admin::new(trusting.clone()).put_queue("orders", "{}", None).await.unwrap();
     assert!(trusting.queue("orders").send("body").await.unwrap().is_new());
-    let strange = builder().connect().unwrap();
+    let strange = builder(std::time::Duration::from_secs(2)).connect().unwrap();
     let error = strange.queue("orders").send("body").await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error}");
 }

@@ -221,7 +221,7 @@ async fn a_lost_lease_ends_the_step_and_saves_nothing(partitions: u16) {
     let broker = TestQueue::open(
         partitions,
         "orders",
-        r#"{"lease_ms":1000,"backoff_min_ms":0,"backoff_max_ms":0}"#,
+        r#"{"lease_ms":8000,"backoff_min_ms":0,"backoff_max_ms":0}"#,
     )
     .await;
     send(&broker).await;

@@ -102,7 +102,7 @@ async fn errors_fail_the_attempt_and_panics_do_too(partitions: u16) {
 
 on_each!(leases_are_extended_from_receipt_on_also_of_what_waits);
 async fn leases_are_extended_from_receipt_on_also_of_what_waits(partitions: u16) {
-    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":2000}"#).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":10000}"#).await;
     send(&broker, 2).await;
     let go = Arc::new(Semaphore::new(0));
     let gate = Arc::clone(&go);
@@ -127,7 +127,7 @@ async fn leases_are_extended_from_receipt_on_also_of_what_waits(partitions: u16)
 
 on_each!(a_handler_that_is_cut_off_is_told_that_its_lease_is_lost);
 async fn a_handler_that_is_cut_off_is_told_that_its_lease_is_lost(partitions: u16) {
-    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":1000}"#).await;
+    let broker = TestQueue::open(partitions, "orders", r#"{"lease_ms":8000}"#).await;
     send(&broker, 1).await;
     let link = broker.link().await;
     let client = link.client();
@@ -185,7 +185,8 @@ async fn a_stop_gives_back_what_was_not_begun_and_finishes_what_was(partitions: 
 
 on_each!(a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed);
 async fn a_handler_that_does_not_end_in_time_is_dropped_and_its_message_failed(partitions: u16) {
-    let broker = TestQueue::open(partitions, "orders", "{}").await;
+    let rules = r#"{"backoff_min_ms":600000,"backoff_max_ms":600000}"#;
+    let broker = TestQueue::open(partitions, "orders", rules).await;
     send(&broker, 1).await;
     let started = Arc::new(Notify::new());
     let begin = Arc::clone(&started);

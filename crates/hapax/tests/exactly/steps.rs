@@ -63,7 +63,7 @@ fn a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call(partitions
     assert_eq!((gateway.charges(), gateway.calls()), (1, 1), "not even asked");
 }
 
-const PARKS: &str = r#"{"on_lost":"park","lease_ms":500,"backoff_min_ms":0,"backoff_max_ms":50}"#;
+const PARKS: &str = r#"{"on_lost":"park","lease_ms":5000,"backoff_min_ms":0,"backoff_max_ms":50}"#;
 
 on_one_and_on_four!(an_effect_in_doubt_is_parked_until_an_operator_resolves_it);
 fn an_effect_in_doubt_is_parked_until_an_operator_resolves_it(partitions: u16) {
@@ -132,7 +132,7 @@ fn a_worker_whose_broker_stalls_in_doubt_finishes_after_all(partitions: u16) {
     door.ask(&Request::send("orders", "order-1", "x")).is(201);
     gateway.wait_for_a_stopped_caller();
     suspend(broker.pid());
-    pause(Duration::from_secs(2)); // For longer than the lease.
+    pause(Duration::from_secs(6)); // For longer than the lease.
     signal(broker.pid(), Signal::CONT);
     // Whether the broker or the worker is the first to move, nobody else gets the message.
     until("the lease to end, or to be extended", || {

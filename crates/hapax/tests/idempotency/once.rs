@@ -97,7 +97,7 @@ async fn a_client_that_hangs_up_leaves_its_work_recorded(partitions: u16) {
 on_each!(a_handler_may_take_longer_than_the_lease);
 async fn a_handler_may_take_longer_than_the_lease(partitions: u16) {
     let broker = TestQueue::open(partitions, "http", "{}").await;
-    let shop = Shop::open(builder(&broker.client).lease(Duration::from_secs(2)));
+    let shop = Shop::open(builder(&broker.client).lease(Duration::from_secs(10)));
     let first = shop.asking(request("/gate", "k"));
     shop.called(1).await;
     let claim_key = shop.claim_key();
@@ -124,7 +124,7 @@ async fn crash(broker: &TestQueue, lease: Duration) -> String {
         let shop = runtime.block_on(async {
             let client = hapax_client::Client::connect(&address).unwrap();
             let builder = hapax_idempotency::Idempotency::builder(client.queue("http"));
-            let shop = Shop::open(builder.required("POST /twice").lease(lease));
+            let shop = Shop::open(builder.required("POST /twice").broker_timeout(PATIENCE).lease(lease));
             drop(shop.asking(request("/twice", "k")));
             shop.called(1).await;
             shop
@@ -142,7 +142,7 @@ async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_befo
     partitions: u16,
 ) {
     let broker = TestQueue::open(partitions, "http", "{}").await;
-    let claim_key = crash(&broker, Duration::from_secs(8)).await;
+    let claim_key = crash(&broker, Duration::from_secs(12)).await;
     let shop = open_shop(&broker);
     let early = shop.ask(request("/twice", "k")).await;
     assert_eq!((early.status, early.code().as_str(), shop.calls()), (409, "in_flight", 0));
@@ -155,7 +155,7 @@ async fn a_service_that_dies_is_called_again_when_its_lease_is_over_and_not_befo
 on_each!(a_service_that_dies_is_not_called_again_where_the_queue_parks);
 async fn a_service_that_dies_is_not_called_again_where_the_queue_parks(partitions: u16) {
     let broker = TestQueue::open(partitions, "http", r#"{"on_lost":"park"}"#).await;
-    let claim_key = crash(&broker, Duration::from_millis(500)).await;
+    let claim_key = crash(&broker, Duration::from_secs(6)).await;
     let parked = broker.admin.key(broker.named(&claim_key), PATIENCE).await.unwrap();
     assert_eq!(parked.state(), State::Parked);
     let shop = open_shop(&broker);

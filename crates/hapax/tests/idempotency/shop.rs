@@ -11,7 +11,7 @@ use axum::{Extension, Router};
 use bytes::Bytes;
 use hapax_client::Client;
 use hapax_idempotency::{Builder, Event, Idempotency, Operation, Outcome, Remember};
-use hapax_testing::{TestQueue, in_time};
+use hapax_testing::{PATIENCE, TestQueue, in_time};
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use tokio::sync::Semaphore;
@@ -35,6 +35,8 @@ pub(crate) fn builder(client: &Client) -> Builder {
         .required("POST /broken")
         .required("POST /resumed")
         .optional("PUT /optional")
+        // A machine that stalls for seconds is not a broker that is away.
+        .broker_timeout(PATIENCE)
 }
 
 pub(crate) fn open_shop(broker: &TestQueue) -> Shop {

@@ -12,7 +12,7 @@ use hapax_testing::{BrokerProcess, Link, Signal, eventually, suspend};
 /// A proxy that is killed when the upstream has answered and nobody was told.
 async fn killed_after_the_answer(broker: &BrokerProcess, upstream: &Upstream, in_doubt: &str) {
     let link = Link::to(broker.setup.address).await;
-    let more = ["--lease", "1s", "--in-doubt", in_doubt];
+    let more = ["--lease", "6s", "--in-doubt", in_doubt];
     let mut proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     let asking = proxy.asking(request("/gate", "k"));
     upstream.called(1).await;
@@ -133,7 +133,7 @@ on_each!(a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt);
 async fn a_proxy_killed_between_claim_and_begin_leaves_nothing_in_doubt(partitions: u16) {
     let (broker, upstream) = (start_broker(partitions), Upstream::start().await);
     let link = Link::to(broker.setup.address).await;
-    let more = ["--broker-timeout", "60s", "--lease", "2s"];
+    let more = ["--broker-timeout", "60s", "--lease", "10s"];
     let mut proxy = Proxy::start(&link.url, &upstream.url(), &more).await;
     assert_eq!(proxy.ask(request("/charges", "before")).await.status, 201);
     link.lose_answers();
@@ -191,7 +191,7 @@ async fn every_key_is_one_call_and_one_answer_while_the_broker_is_killed_again_a
     const KEYS: usize = 60;
     const KILLS: usize = 5;
     let (mut broker, upstream) = (start_broker(partitions), Upstream::start().await);
-    let more = ["--lease", "5s"];
+    let more = ["--broker-timeout", "60s", "--lease", "20s"];
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let ended = Arc::new(AtomicUsize::new(0));
     let mut clients = Vec::new();

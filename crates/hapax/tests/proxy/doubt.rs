@@ -10,7 +10,7 @@ use crate::upstream::Upstream;
 use hapax_testing::{BrokerProcess, Signal, eventually, suspend};
 
 /// Long enough for what should be in time, on a busy machine.
-const TIMEOUT: [&str; 2] = ["--upstream-timeout", "1s"];
+const TIMEOUT: [&str; 2] = ["--upstream-timeout", "6s"];
 
 on_each!(an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free);
 async fn an_upstream_that_cannot_be_reached_was_not_called_and_its_key_is_free(partitions: u16) {
@@ -79,7 +79,7 @@ async fn a_response_that_breaks_off_is_not_asked_for_again(partitions: u16) {
     assert_eq!((again.problem(), upstream.calls()), ((409, "in_doubt".to_owned()), 1));
 
     // One that does not end in time is no different.
-    let slow = ["--lease", "1h", "--upstream-timeout", "1s", "--namespace", "slow"];
+    let slow = ["--lease", "1h", "--upstream-timeout", "6s", "--namespace", "slow"];
     let slow = Proxy::start(&broker.url(), &upstream.url(), &slow).await;
     let told = slow.ask(request("/half", "k")).await;
     assert_eq!((told.problem(), upstream.calls()), ((500, "in_doubt".to_owned()), 2));
@@ -114,7 +114,7 @@ async fn asleep(
     upstream: &Upstream,
     more: &[&str],
 ) -> (Proxy, tokio::task::JoinHandle<crate::process::Answered>) {
-    let more = [&["--lease", "1s"], more].concat();
+    let more = [&["--lease", "6s"], more].concat();
     let proxy = Proxy::start(&broker.url(), &upstream.url(), &more).await;
     let asking = proxy.asking(request("/gate", "k"));
     upstream.called(1).await;

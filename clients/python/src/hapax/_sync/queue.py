@@ -102,7 +102,7 @@ class Queue:
         """Sends a message and waits until it is done, dead or parked, for at most ``wait``.
 
         If the time ends first, the answer is ``accepted`` or ``in_flight``: calling again with the
-        same key continues to wait.
+        same key continues to wait. Only the send has to be answered within ``wait``.
         """
         message = _message(
             body, json, key, content_type, group, headers, delay, ttl, fingerprint, issued_at
@@ -113,12 +113,8 @@ class Queue:
             keyed = batch.keyed(message, sent_key)
             answer = batch.one(self._send([keyed], retry.left()))
             while not answer.has_ended and retry.left() > 0:
-                found = self.key(
-                    sent_key,
-                    group=message.group,
-                    wait=retry.left(WAIT_SECONDS_MAX),
-                    timeout=retry.left(),
-                )
+                waits = retry.left(WAIT_SECONDS_MAX)
+                found = self.key(sent_key, group=message.group, wait=waits)
                 answer = wire.answer_of_key(found)
         except Error as error:
             if message.key is None and error.retryable:
