@@ -307,3 +307,33 @@ fn a_checkpoint_waits_for_what_earlier_ones_left_to_be_done_in_steps() {
     assert!(waited > 20, "{waited}");
     assert!(begun > 5, "{begun}");
 }
+
+#[test]
+fn callers_wait_while_too_many_bytes_wait_for_the_disk_or_to_be_taken() {
+    let in_flight = Options { in_flight_bytes: 10_000, ..Options::default() };
+    let answered = Options { answer_bytes: 10_000, ..Options::default() };
+    for (options, is_answered) in [(in_flight, false), (answered, true)] {
+        let store = MemoryStore::default();
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        let sends = ["a", "b", "c"].map(|key| send(queue(0), key, 6_000));
+        let mut commands = vec![configure(queue(0), Config::default())];
+        if is_answered {
+            commands.extend(sends.clone());
+        }
+        call(&mut partition, 0, commands);
+        store.set_faults(Faults { held: true, ..Faults::default() });
+        for (count, send) in (1..).zip(sends) {
+            assert!(!partition.is_busy(), "{count}: {is_answered}");
+            let next = if is_answered { receive(queue(0), 1) } else { send };
+            submit(&mut partition, count, vec![next]);
+            if partition.is_busy() {
+                assert_eq!(count, 2, "one more than fits: {is_answered}");
+                break;
+            }
+        }
+        assert!(partition.is_busy(), "{is_answered}");
+        store.settle().unwrap();
+        answers(&mut partition);
+        assert!(!partition.is_busy(), "{is_answered}");
+    }
+}
