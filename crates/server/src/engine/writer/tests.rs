@@ -172,6 +172,33 @@ fn those_whose_batch_is_refused_by_the_store_are_refused_as_well() {
 }
 
 #[test]
+fn a_panic_for_the_sake_of_one_caller_leaves_no_other_without_an_answer() {
+    for is_answering in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (opened, _) = opened(directory.path(), 1, Faults::default());
+        let shared = Arc::clone(&opened.shared);
+        let partition = opened.partitions.into_iter().next().unwrap();
+        let inbox = Arc::clone(&shared.inboxes[0]);
+        let writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+        let before = ask(&shared, configure());
+        if is_answering {
+            let reply = |_: Outcomes| panic!("planted in a reply");
+            shared.push(0, Ask::Commands(vec![Command::Show(queue())], Box::new(reply)));
+        } else {
+            let look = |_: &Partition<AnyStore>| -> Seen { panic!("planted in a look") };
+            shared.push(0, Ask::Inspect(Box::new(look)));
+        }
+        let behind = [ask(&shared, Command::Show(queue())), wait(&shared)];
+        writer.run();
+        assert_eq!(before.try_recv().expect("an answer").is_ok(), is_answering);
+        for caller in behind {
+            caller.try_recv().expect("an answer").expect_err("a refusal");
+        }
+        assert!(shared.failed.borrow().is_some(), "the broker is told");
+    }
+}
+
+#[test]
 fn a_partition_that_another_owner_took_over_ends_and_the_others_go_on() {
     let directory = tempfile::tempdir().unwrap();
     let unaware = Faults { unaware: true, ..Faults::default() };
