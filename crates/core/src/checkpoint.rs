@@ -107,6 +107,17 @@ impl Snapshot {
 }
 
 impl Machine {
+    /// Whether a snapshot can be taken quickly now. If not, the work that earlier checkpoints left
+    /// has to go on first: [`Self::tidy_up`], and each batch, does a bounded part of it.
+    pub fn may_begin_checkpoint(&self) -> bool {
+        self.keys.may_begin_checkpoint()
+    }
+
+    /// A bounded part of the work that earlier checkpoints left.
+    pub fn tidy_up(&mut self) {
+        self.keys.step();
+    }
+
     /// Takes a snapshot of the current state. One at a time: `finish_checkpoint` comes before the
     /// next.
     pub fn begin_checkpoint(&mut self) -> Snapshot {

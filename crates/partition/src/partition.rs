@@ -510,7 +510,13 @@ impl<S: Store> Partition<S> {
             // it does not do while the disk is full.
             let is_next = self.room.is_low() || !self.machine.wants_epoch();
             if self.is_due(usage) && is_next {
-                self.cut()?;
+                // What earlier checkpoints left goes on in steps, so that nobody waits for all of
+                // it; unless memory is full, for which everybody would wait.
+                if self.machine.may_begin_checkpoint() || self.is_memory_full(&usage) {
+                    self.cut()?;
+                } else {
+                    self.machine.tidy_up();
+                }
             }
         }
         Ok(())

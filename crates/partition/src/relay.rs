@@ -26,8 +26,6 @@ pub fn hand_over(relays: Vec<Relay>, routes: &Routes, turn: impl Fn() -> usize) 
 }
 
 /// Turns the answers of the target partition into commands for the list of the emitting one.
-/// Without an answer the emits may have been accepted or not: the list is not changed and sends
-/// them again.
 pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
     assert_eq!(ids.len(), outcomes.len(), "every emit has an answer");
     let mut confirmed = Confirmed::default();
@@ -40,6 +38,14 @@ pub fn confirm(ids: Vec<u64>, outcomes: Vec<Outcome>) -> Confirmed {
         confirmed.commands.push(Command::Relayed { id, arrival });
     }
     confirmed
+}
+
+/// The commands for emits whose target partition ended without an answer. They may have been
+/// accepted or not: the list sends them again later, since the emitting partition may go on where
+/// the other one has a new owner.
+pub fn unanswered(ids: Vec<u64>) -> Confirmed {
+    let later = |id| Command::Relayed { id, arrival: Arrival::Later };
+    Confirmed { commands: ids.into_iter().map(later).collect(), ..Confirmed::default() }
 }
 
 /// What to do about answered emits.

@@ -7,6 +7,7 @@ use hapax_core::{
     QueueName, Receive, Recipe, SendMessage, Settle, Settled, Stamp, Time, Verb,
 };
 use hapax_partition::{Answered, Options, Partition};
+use hapax_store::Store;
 use hapax_store::memory::{Faults, MemoryStore};
 
 const START: u64 = 1_700_000_000_000;
@@ -278,4 +279,61 @@ fn a_large_budget_is_no_larger_than_what_a_checkpoint_can_address() {
     let mut partition = Partition::open(store, options).unwrap();
     let outcomes = call(&mut partition, 0, vec![configure(queue(0), Config::default())]);
     assert!(matches!(outcomes[0], Outcome::Configured { .. }));
+}
+
+#[test]
+fn a_checkpoint_waits_for_what_earlier_ones_left_to_be_done_in_steps() {
+    let mut options = Options { journal_bytes: 1, ..Options::default() };
+    options.bounds.index_places = 4;
+    let store = MemoryStore::default();
+    let mut partition = Partition::open(store.another(), options).unwrap();
+    call(&mut partition, 0, vec![configure(queue(0), Config::default())]);
+    let keys = (0..3_000).map(|key| send(queue(0), &format!("k{key}"), 1)).collect();
+    call(&mut partition, 1, keys);
+    let keys = deliveries(call(&mut partition, 2, vec![receive(queue(0), 1_000); 3]));
+    let ended = keys.into_iter().map(|delivery| done(delivery.lease, 1)).collect();
+    call(&mut partition, 3, ended);
+    let (mut begun, mut waited) = (0, 0);
+    for ms in 4..200 {
+        let may_begin = partition.machine().may_begin_checkpoint();
+        let before = store.another().checkpointed().unwrap();
+        call(&mut partition, ms, vec![send(queue(0), &format!("more{ms}"), 1)]);
+        match store.another().checkpointed().unwrap() > before {
+            true => begun += 1,
+            // Every batch is a reason for a checkpoint.
+            false => waited += usize::from(!may_begin),
+        }
+    }
+    assert!(waited > 20, "{waited}");
+    assert!(begun > 5, "{begun}");
+}
+
+#[test]
+fn callers_wait_while_too_many_bytes_wait_for_the_disk_or_to_be_taken() {
+    let in_flight = Options { in_flight_bytes: 10_000, ..Options::default() };
+    let answered = Options { answer_bytes: 10_000, ..Options::default() };
+    for (options, is_answered) in [(in_flight, false), (answered, true)] {
+        let store = MemoryStore::default();
+        let mut partition = Partition::open(store.another(), options).unwrap();
+        let sends = ["a", "b", "c"].map(|key| send(queue(0), key, 6_000));
+        let mut commands = vec![configure(queue(0), Config::default())];
+        if is_answered {
+            commands.extend(sends.clone());
+        }
+        call(&mut partition, 0, commands);
+        store.set_faults(Faults { held: true, ..Faults::default() });
+        for (count, send) in (1..).zip(sends) {
+            assert!(!partition.is_busy(), "{count}: {is_answered}");
+            let next = if is_answered { receive(queue(0), 1) } else { send };
+            submit(&mut partition, count, vec![next]);
+            if partition.is_busy() {
+                assert_eq!(count, 2, "one more than fits: {is_answered}");
+                break;
+            }
+        }
+        assert!(partition.is_busy(), "{is_answered}");
+        store.settle().unwrap();
+        answers(&mut partition);
+        assert!(!partition.is_busy(), "{is_answered}");
+    }
 }

@@ -54,3 +54,29 @@ impl From<Vec<Command>> for Commands {
         commands
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_come_in_order_and_their_lists_are_handed_back_up_to_a_number() {
+        let lists = SPENT_MAX + 3;
+        let mut commands = Commands::default();
+        for count in 0..lists {
+            commands.push(Vec::new());
+            let ids = (0..2).map(|number| (2 * count + number) as u64);
+            let relayed = |id| Command::Relayed { id, arrival: hapax_core::Arrival::Later };
+            commands.push(ids.map(relayed).collect());
+        }
+        assert_eq!(commands.len(), 2 * lists);
+        assert_eq!(commands.iter().count(), 2 * lists);
+        let mut spent = Vec::new();
+        for next in 0..2 * lists as u64 {
+            let command = commands.pop(&mut spent);
+            assert!(matches!(command, Some(Command::Relayed { id, .. }) if id == next));
+        }
+        assert!(commands.is_empty() && commands.len() == 0 && commands.pop(&mut spent).is_none());
+        assert_eq!(spent.len(), SPENT_MAX);
+    }
+}

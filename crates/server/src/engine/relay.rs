@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use hapax_core::{Outcome, Relay};
-use hapax_partition::relay::{Confirmations, Confirmed, Emits, confirm, hand_over};
+use hapax_partition::relay::{Confirmations, Confirmed, Emits, confirm, hand_over, unanswered};
 
 use super::inbox::{Outcomes, Reply};
 use super::{Shared, Stopped};
@@ -25,10 +25,10 @@ impl Shared {
     }
 
     fn confirm(&self, from: usize, ids: Vec<u64>, outcomes: Result<Vec<Outcome>, Stopped>) {
-        // A partition that stopped may have accepted them or not. The list keeps them for its next
-        // owner.
-        let Ok(outcomes) = outcomes else { return };
-        let Confirmed { commands, refused } = confirm(ids, outcomes);
+        let Confirmed { commands, refused } = match outcomes {
+            Ok(outcomes) => confirm(ids, outcomes),
+            Err(_) => unanswered(ids),
+        };
         for why in refused {
             tracing::error!(%why, "an emitted message was refused by its queue and is dead there");
         }

@@ -209,12 +209,19 @@ impl Scene {
         let options = archive::Options { reserve_bytes: 0, ..archive::Options::default() };
         Archive::open(volume.clone(), options).unwrap().commit_epoch(1).unwrap();
         std::fs::write(directory.path().join(LEFTOVER), b"not complete").unwrap();
+        let store = Self::open(&volume);
+        Self { store, volume, events, _directory: directory }
+    }
+
+    fn open(volume: &Arc<SharedVolume>) -> Joined<SharedLog> {
+        let options = archive::Options { reserve_bytes: 0, ..archive::Options::default() };
         let archive = Archive::open(volume.clone(), options).unwrap();
+        let events = Arc::clone(&volume.events);
         let log = SharedLog {
             events: Arc::clone(&events),
-            newest: AtomicU32::new(1),
+            newest: AtomicU32::new(archive.head().epoch),
             held: AtomicU32::new(0),
-            last: AtomicU64::new(0),
+            last: AtomicU64::new(archive.head().through),
             stop: Stop::default(),
         };
         let parts = Parts {
@@ -227,7 +234,7 @@ impl Scene {
             lineage: None,
         };
         lock(&events).clear();
-        Self { store: Joined::new(parts).unwrap(), volume, events, _directory: directory }
+        Joined::new(parts).unwrap()
     }
 
     /// What happened since this was asked last.
@@ -353,4 +360,34 @@ fn a_checkpoint_of_a_replaced_owner_fences_its_store_for_good() {
     assert!(is_fenced(&scene.append(epoch)));
     assert!(is_fenced(&scene.store.claim()));
     assert!(is_fenced(&scene.store.close()));
+}
+
+#[test]
+fn nothing_is_merged_before_the_claim() {
+    let mut scene = Scene::new();
+    let epoch = scene.store.claim().unwrap().epoch;
+    for _ in 0..2 * archive::Options::default().merge_fan_in {
+        scene.append(epoch).unwrap();
+        scene.checkpoint(epoch).unwrap();
+    }
+    scene.store = Scene::open(&scene.volume);
+    assert!(!scene.store.merger().step().unwrap());
+    assert_eq!(scene.events(), [""; 0]);
+    scene.store.claim().unwrap();
+    assert!(scene.store.merger().step().unwrap(), "there was something to merge");
+}
+
+#[test]
+fn a_checkpoint_that_finds_no_room_is_told_of_and_goes_on_when_there_is_some() {
+    let mut scene = Scene::new();
+    let epoch = scene.store.claim().unwrap().epoch;
+    scene.append(epoch).unwrap();
+    scene.fail_manifest(Fault::Full);
+    scene.checkpoint(epoch).unwrap();
+    assert!(scene.store.room().is_low(), "nothing new is accepted meanwhile");
+    assert_eq!(scene.store.checkpointed().unwrap(), 0);
+    let mut checkpointer = scene.store.checkpointer();
+    while checkpointer.step().unwrap() {}
+    assert_eq!(scene.store.checkpointed().unwrap(), 1);
+    assert_eq!(scene.store.room(), Room::Free);
 }

@@ -210,6 +210,17 @@ mod tests {
     }
 
     #[test]
+    fn k11_digests_are_compared_whole() {
+        let mut arena = Arena::default();
+        let place = append(&mut arena, 7, 10);
+        for at in 0..DIGEST {
+            let mut other = digest(7);
+            other.0[at] ^= 1;
+            assert!(!arena.is_of(place, &other), "byte {at}");
+        }
+    }
+
+    #[test]
     fn a_record_that_is_written_again_is_passed_over() {
         let mut arena = Arena::default();
         let places: Vec<u32> = (0..5).map(|number| append(&mut arena, number, 10)).collect();

@@ -2,9 +2,11 @@
 
 use std::sync::mpsc::{Receiver, channel};
 
-use hapax_core::{Command, Config, Configure, QueueName, Receive};
+use hapax_core::{Command, Config, Configure, Content, Emit, QueueName, Receive, SendMessage};
+use hapax_core::{Settle, Verb};
 use hapax_partition::wait::Turn;
 use hapax_store::memory::{Faults, MemoryStore};
+use tokio::sync::oneshot;
 
 use super::super::inbox::Outcomes;
 use super::super::open::{Opened, inboxes};
@@ -146,6 +148,57 @@ fn everybody_who_waits_for_a_partition_with_another_owner_is_refused_and_may_ret
 }
 
 #[test]
+fn those_whose_batch_is_refused_by_the_store_are_refused_as_well() {
+    let directory = tempfile::tempdir().unwrap();
+    let unaware = Faults { unaware: true, ..Faults::default() };
+    let (opened, stores) = opened(directory.path(), 1, unaware);
+    let shared = Arc::clone(&opened.shared);
+    let partition = opened.partitions.into_iter().next().unwrap();
+    let inbox = Arc::clone(&shared.inboxes[0]);
+    let mut writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+    let configured = ask(&shared, configure());
+    while configured.try_recv().is_err() || writer.partition.is_waiting() {
+        writer.turn(Now::read()).unwrap();
+    }
+    // Nothing waits for an answer: it is the append of the next batch that fails.
+    stores[0].another().claim().unwrap();
+    let callers = [ask(&shared, Command::Delete(queue())), wait(&shared)];
+    writer.run();
+    for caller in callers {
+        let refused = caller.try_recv().expect("an answer").expect_err("a refusal");
+        assert!(crate::problem::Problem::from(refused).code.is_retryable());
+    }
+    assert_eq!(shared.fenced.borrow().len(), 1);
+}
+
+#[test]
+fn a_panic_for_the_sake_of_one_caller_leaves_no_other_without_an_answer() {
+    for is_answering in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (opened, _) = opened(directory.path(), 1, Faults::default());
+        let shared = Arc::clone(&opened.shared);
+        let partition = opened.partitions.into_iter().next().unwrap();
+        let inbox = Arc::clone(&shared.inboxes[0]);
+        let writer = Writer::new(partition, 0, inbox, Arc::clone(&shared), Now::read());
+        let before = ask(&shared, configure());
+        if is_answering {
+            let reply = |_: Outcomes| panic!("planted in a reply");
+            shared.push(0, Ask::Commands(vec![Command::Show(queue())], Box::new(reply)));
+        } else {
+            let look = |_: &Partition<AnyStore>| -> Seen { panic!("planted in a look") };
+            shared.push(0, Ask::Inspect(Box::new(look)));
+        }
+        let behind = [ask(&shared, Command::Show(queue())), wait(&shared)];
+        writer.run();
+        assert_eq!(before.try_recv().expect("an answer").is_ok(), is_answering);
+        for caller in behind {
+            caller.try_recv().expect("an answer").expect_err("a refusal");
+        }
+        assert!(shared.failed.borrow().is_some(), "the broker is told");
+    }
+}
+
+#[test]
 fn a_partition_that_another_owner_took_over_ends_and_the_others_go_on() {
     let directory = tempfile::tempdir().unwrap();
     let unaware = Faults { unaware: true, ..Faults::default() };
@@ -171,4 +224,60 @@ fn a_partition_that_another_owner_took_over_ends_and_the_others_go_on() {
         assert!(refused.to_string().starts_with(&why), "{refused}");
     });
     engine.stop();
+}
+
+/// How often each emit that waits in a partition was tried.
+async fn attempts(engine: &Engine, partition: usize) -> Vec<u32> {
+    let (sender, receiver) = oneshot::channel();
+    let look = |partition: &Partition<AnyStore>| -> Seen {
+        let attempts = partition.machine().relays().map(|relay| relay.attempts).collect();
+        Box::new(move || drop(sender.send(attempts)))
+    };
+    engine.shared.push(partition, Ask::Inspect(Box::new(look)));
+    receiver.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn l3_an_emit_for_a_partition_with_another_owner_is_sent_again_by_one_that_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let unaware = Faults { unaware: true, ..Faults::default() };
+    let (opened, stores) = opened(directory.path(), 2, unaware);
+    let engine: Engine = opened.start().unwrap();
+    engine.call_all(configure()).await.unwrap();
+    let recipe = *engine.data().recipe();
+    let content = |key: &str| Content::builder(key).build(b"hi").unwrap();
+    let is_of_second = |key: &String| {
+        let digest = recipe.key(&queue(), None, key);
+        engine.shared.routes().of_new(&queue(), digest, &content(key), || 0) == 1
+    };
+    let key = (0..).map(|number| number.to_string()).find(is_of_second).unwrap();
+    let send = SendMessage::new(&recipe, queue(), content("parent"));
+    engine.call(0, Command::Send(send)).await.unwrap();
+    let receive = Receive {
+        queue: queue(),
+        max: 1,
+        lease_ms: None,
+        worker: "worker".into(),
+        receive_id: None,
+        several_per_group: false,
+    };
+    let received = engine.call(0, Command::Receive(receive)).await.unwrap();
+    let Outcome::Received(deliveries) = received else { panic!("{received:?}") };
+
+    stores[1].another().claim().unwrap();
+    engine.call(1, Command::Show(queue())).await.unwrap_err();
+    engine.unready().await;
+    let emits = vec![Emit::new(queue(), "n", content(&key))];
+    let (lease, verb) = (deliveries[0].lease, Verb::Done { result: None, emits });
+    engine.call(0, Command::Settle(Settle { lease, verb })).await.unwrap();
+    // Its owner elsewhere may have it or not; this list has it until somebody says so.
+    for _ in 0..3_000 {
+        let attempts = attempts(&engine, 0).await;
+        assert_eq!(attempts.len(), 1);
+        if attempts[0] > 1 {
+            return engine.stop();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the emit is not sent again");
 }
