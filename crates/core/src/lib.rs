@@ -59,7 +59,7 @@ pub use limits::Bounds;
 pub use load::{LOOK_AHEAD, Need, Range, RangeOf};
 pub use machine::{Batch, Machine, Usage, read_batch};
 pub use outcome::{
-    Answer, Delivery, Effect, Finished, InFlight, KeyView, Outcome, Place, QueueView, Quota,
+    Answer, Delivery, Effect, Finished, Fresh, InFlight, KeyView, Outcome, Place, QueueView, Quota,
     RedriveView, Refusal, Relay, Settled, Stats,
 };
 pub use places::keys::Records;

@@ -31,7 +31,7 @@ pub enum Outcome {
         messages: Vec<KeyView>,
         next: Option<Seq>,
     },
-    Redrive(RedriveView),
+    Redrive(Box<RedriveView>),
     /// Done; there is nothing to report.
     Ok,
     Refused(Refusal),
@@ -72,6 +72,9 @@ impl Outcome {
         }
     }
 }
+
+// Two of them for each life are passed from thread to thread: what is large is rare, and in a box.
+const _: () = assert!(size_of::<Outcome>() <= 64);
 
 fn size_of_result(result: Option<&Blob>) -> usize {
     result.map_or(0, |result| result.body.len())
@@ -152,15 +155,7 @@ pub enum Answer {
         at: Time,
     },
     /// A claim's `accepted`: the caller holds the key now.
-    Fresh {
-        id: MessageId,
-        lease: LeaseName,
-        deadline: Time,
-        /// How long the lease lasts, counted from the answer, so that clocks need not agree.
-        lease_ms: u64,
-        /// What an earlier claim of the key saved before it was released or lost.
-        recovery_points: BTreeMap<String, Bytes>,
-    },
+    Fresh(Box<Fresh>),
 }
 
 impl Answer {
@@ -173,10 +168,22 @@ impl Answer {
         match self {
             Self::Done(finished) => size_of_result(finished.result.as_ref()),
             Self::Dead { error, .. } => error.len(),
-            Self::Fresh { recovery_points, .. } => size_of_points(recovery_points),
+            Self::Fresh(fresh) => size_of_points(&fresh.recovery_points),
             _ => 0,
         }
     }
+}
+
+/// The lease of a claim.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fresh {
+    pub id: MessageId,
+    pub lease: LeaseName,
+    pub deadline: Time,
+    /// How long the lease lasts, counted from the answer, so that clocks need not agree.
+    pub lease_ms: u64,
+    /// What an earlier claim of the key saved before it was released or lost.
+    pub recovery_points: BTreeMap<String, Bytes>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -464,7 +471,7 @@ impl Arrival {
             | Answer::Parked { .. }
             | Answer::InFlight(_)
             | Answer::Accepted { .. }
-            | Answer::Fresh { .. } => Self::Arrived,
+            | Answer::Fresh(_) => Self::Arrived,
         }
     }
 }

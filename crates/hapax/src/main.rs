@@ -28,10 +28,8 @@ use crate::arguments::Arguments;
 use crate::exit::Exit;
 use crate::failure::Failure;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    hapax_allocator::keep_freed_memory();
     let parsed = parse::parse();
     let Some(command) = parsed.arguments.command else {
         // A closed output is not an error.

@@ -98,7 +98,7 @@ impl World {
     fn progress(&mut self, name: &str, id: &str) -> RedriveView {
         let outcome = self.call(vec![progress(name, id)]).remove(0);
         let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
-        view
+        *view
     }
 
     fn stats(&self, name: &str) -> Stats {

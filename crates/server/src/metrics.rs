@@ -68,7 +68,7 @@ impl Metrics {
         let (mut accepted, mut duplicate, mut conflict, mut refused) = (0, 0, 0, 0);
         for answer in answers {
             match answer {
-                Answer::Accepted { .. } | Answer::Fresh { .. } => accepted += 1,
+                Answer::Accepted { .. } | Answer::Fresh(_) => accepted += 1,
                 Answer::Conflict { .. } => conflict += 1,
                 answer if answer.is_replay() => {
                     duplicate += 1;

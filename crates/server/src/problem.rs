@@ -109,7 +109,7 @@ impl Problem {
             | Answer::Parked { .. }
             | Answer::InFlight(_)
             | Answer::Accepted { .. }
-            | Answer::Fresh { .. } => return None,
+            | Answer::Fresh(_) => return None,
         })
     }
 

@@ -446,7 +446,7 @@ impl Service {
             return;
         }
         let is_known =
-            |answer: &&Answer| !matches!(answer, Answer::Accepted { .. } | Answer::Fresh { .. });
+            |answer: &&Answer| !matches!(answer, Answer::Accepted { .. } | Answer::Fresh(_));
         let known = answers.filter(is_known).count();
         self.0.tenants.give_back(&queue.tenant, known as u64);
     }

@@ -394,7 +394,7 @@ impl Run {
             Outcome::Sent(answer) | Outcome::Claimed(answer) if answer.is_replay() => {
                 "duplicates answered"
             }
-            Outcome::Claimed(Answer::Fresh { .. }) => "claims",
+            Outcome::Claimed(Answer::Fresh(_)) => "claims",
             Outcome::Received(deliveries) => {
                 self.tally.add("deliveries", deliveries.len() as u64);
                 let again = deliveries.iter().filter(|delivery| delivery.attempt > 1).count();

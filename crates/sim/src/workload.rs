@@ -134,8 +134,9 @@ impl Workload {
             }
             (Op::Claim { item, .. }, Outcome::Claimed(answer)) => {
                 self.unanswered.retain(|waiting| !is_send_of(waiting, *item));
-                if let Answer::Fresh { id, lease, .. } = answer {
-                    let held = Held { item: *item, name: *lease, id: *id, generation: 0 };
+                if let Answer::Fresh(fresh) = answer {
+                    let (name, id) = (fresh.lease, fresh.id);
+                    let held = Held { item: *item, name, id, generation: 0 };
                     if !self.held.contains(&held) {
                         self.held.push(held);
                     }

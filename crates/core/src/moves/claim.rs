@@ -9,7 +9,7 @@ use crate::key::Digest;
 use crate::limits;
 use crate::machine::{Machine, Verdict};
 use crate::moves::send::{self, Asked};
-use crate::outcome::{Answer, Outcome};
+use crate::outcome::{Answer, Fresh, Outcome};
 use crate::queue::Queue;
 
 pub(crate) fn decide(machine: &Machine, stamp: Stamp, claim: Claim, out: &mut Verdict) -> Outcome {
@@ -77,7 +77,7 @@ fn answer(
     let before = machine.keys.record(&machine.messages, &digest);
     let before = before.filter(|record| send::hands_on(record, queue, stamp.at));
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
-    Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
+    Ok(Answer::Fresh(Box::new(Fresh { id, lease, deadline, lease_ms, recovery_points })))
 }
 
 /// The lease that the claim of this id already holds.
@@ -96,11 +96,11 @@ fn again(
     if !message.fingerprint.differs(&claim.fingerprint).is_empty() {
         return None; // A conflict, which takes precedence over every other answer.
     }
-    Some(Answer::Fresh {
+    Some(Answer::Fresh(Box::new(Fresh {
         id: message.id(machine.partition),
         lease: message.lease_name(lease.fence),
         deadline: lease.deadline,
         lease_ms: lease.deadline.since(machine.now),
         recovery_points: extra.points.clone(),
-    })
+    })))
 }

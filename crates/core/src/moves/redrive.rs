@@ -33,7 +33,7 @@ pub(crate) fn decide(
     out: &mut Verdict,
 ) -> Outcome {
     match start(machine, stamp, redrive, out) {
-        Ok(view) => Outcome::Redrive(view),
+        Ok(view) => Outcome::Redrive(Box::new(view)),
         Err(refusal) => Outcome::Refused(refusal),
     }
 }
@@ -43,7 +43,7 @@ pub(crate) fn progress(machine: &Machine, name: &QueueName, id: &str) -> Outcome
         return Outcome::Refused(Refusal::NoSuchQueue);
     };
     match queue.redrives.get(&job_digest(queue, id)) {
-        Some(job) => Outcome::Redrive(job.view()),
+        Some(job) => Outcome::Redrive(Box::new(job.view())),
         None => Outcome::Refused(Refusal::NoSuchKey),
     }
 }
@@ -62,7 +62,7 @@ pub(crate) fn cancel(machine: &Machine, name: &QueueName, id: &str, out: &mut Ve
         out.decisions.push(Decision::RedriveCancelled { queue: queue.id, job: digest });
         (view.done, view.cancelled) = (true, true);
     }
-    Outcome::Redrive(view)
+    Outcome::Redrive(Box::new(view))
 }
 
 fn start(

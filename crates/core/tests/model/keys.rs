@@ -83,7 +83,7 @@ impl Model {
         let lease = message.lease().expect("a claim is leased");
         let (id, recovery_points) = (message.id(), message.points.clone());
         self.leases.push(lease);
-        Ok(Answer::Fresh { id, lease, deadline, lease_ms, recovery_points })
+        Ok(Answer::Fresh(Box::new(Fresh { id, lease, deadline, lease_ms, recovery_points })))
     }
 
     /// The same claim again, while it is held.
@@ -94,12 +94,14 @@ impl Model {
         let is_same = claim.claim_id.is_some()
             && message.claim_id == claim.claim_id
             && message.fingerprint == claim.fingerprint;
-        is_same.then(|| Answer::Fresh {
-            id: message.id(),
-            lease,
-            deadline,
-            lease_ms: deadline.since(self.at),
-            recovery_points: message.points.clone(),
+        is_same.then(|| {
+            Answer::Fresh(Box::new(Fresh {
+                id: message.id(),
+                lease,
+                deadline,
+                lease_ms: deadline.since(self.at),
+                recovery_points: message.points.clone(),
+            }))
         })
     }
 
@@ -256,7 +258,7 @@ impl Model {
                         assert!(*retry_after_ms <= wait, "a crash takes no tokens away");
                         return Err(said.clone());
                     }
-                    Answer::Accepted { .. } | Answer::Fresh { .. } | Answer::StoreFull
+                    Answer::Accepted { .. } | Answer::Fresh(_) | Answer::StoreFull
                         if self.crashed => {}
                     _ => return over(Quota::Rate, wait),
                 }

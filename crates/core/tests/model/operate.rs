@@ -303,7 +303,7 @@ impl Model {
 
     pub(crate) fn redrive(&mut self, redrive: &Redrive) -> Outcome {
         match self.redriven(redrive) {
-            Ok(view) => Outcome::Redrive(view),
+            Ok(view) => Outcome::Redrive(Box::new(view)),
             Err(refusal) => Outcome::Refused(refusal),
         }
     }
@@ -415,7 +415,7 @@ impl Model {
             return Outcome::Refused(Refusal::NoSuchQueue);
         };
         match queue.jobs.get(id) {
-            Some(job) => Outcome::Redrive(job.view.clone()),
+            Some(job) => Outcome::Redrive(Box::new(job.view.clone())),
             None => Outcome::Refused(Refusal::NoSuchKey),
         }
     }
@@ -430,7 +430,7 @@ impl Model {
         if !job.view.done {
             (job.view.done, job.view.cancelled) = (true, true);
         }
-        Outcome::Redrive(job.view.clone())
+        Outcome::Redrive(Box::new(job.view.clone()))
     }
 
     /// `seen` tells the key that an emit goes on under whose own is taken.

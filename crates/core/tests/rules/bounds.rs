@@ -519,7 +519,8 @@ fn l6_a_claim_that_is_given_up_wakes_those_who_wait_behind_it_in_its_group() {
         let queue = QueueName::new("default", "orders").unwrap();
         let claim = Claim::new(&recipe(), queue, content, recipe().fingerprint(b"f", None));
         let claimed = world.run(Command::Claim(Box::new(claim)));
-        let Outcome::Claimed(Answer::Fresh { lease, .. }) = claimed else { panic!("{claimed:?}") };
+        let Outcome::Claimed(Answer::Fresh(fresh)) = claimed else { panic!("{claimed:?}") };
+        let lease = fresh.lease;
         assert_eq!(say_to(&mut world, "send k2 a group=g"), "accepted ready");
         assert_eq!(say_to(&mut world, "receive w 1"), "none", "the claim is before it");
         world.effects.clear();

@@ -313,7 +313,8 @@ fn what_a_freed_claim_saved_is_not_told_once_another_message_had_its_key() {
     let content: Arc<Content> = Content::builder("k1").build(b"").unwrap();
     let claim =
         || Command::Claim(Box::new(Claim::new(&recipe(), queue.clone(), Arc::clone(&content), of)));
-    let Outcome::Claimed(Answer::Fresh { lease, .. }) = world.run(claim()) else { panic!() };
+    let Outcome::Claimed(Answer::Fresh(fresh)) = world.run(claim()) else { panic!() };
+    let lease = fresh.lease;
     let verb = Verb::Save { name: "step".into(), data: Bytes::from_static(b"one") };
     world.run(Command::Settle(Settle { lease, verb }));
     world.run(Command::Settle(Settle { lease, verb: Verb::Release }));
@@ -323,8 +324,6 @@ fn what_a_freed_claim_saved_is_not_told_once_another_message_had_its_key() {
     let letter = Command::DeadLetter(Box::new(DeadLetter { send, error: "refused".into() }));
     let answers = world.run_all(vec![letter, claim()]);
     assert!(matches!(answers[0], Outcome::Sent(Answer::Dead { .. })), "{answers:?}");
-    let Outcome::Claimed(Answer::Fresh { recovery_points, .. }) = &answers[1] else {
-        panic!("{answers:?}")
-    };
-    assert!(recovery_points.is_empty(), "{recovery_points:?}");
+    let Outcome::Claimed(Answer::Fresh(fresh)) = &answers[1] else { panic!("{answers:?}") };
+    assert!(fresh.recovery_points.is_empty(), "{fresh:?}");
 }

@@ -307,10 +307,8 @@ fn l1_no_two_partitions_of_a_broker_give_out_the_same_fence() {
             let claim = Claim::new(&recipe(), queue.clone(), content, recipe().own("f"));
             machine.absent(&Need::Point(claim.digest));
             let outcome = machine.execute(stamp, Command::Claim(Box::new(claim)), &mut batch);
-            let Outcome::Claimed(Answer::Fresh { lease, .. }) = outcome else {
-                panic!("{outcome:?}")
-            };
-            note(lease.fence);
+            let Outcome::Claimed(Answer::Fresh(fresh)) = outcome else { panic!("{outcome:?}") };
+            note(fresh.lease.fence);
         }
     }
 }

@@ -438,11 +438,11 @@ impl Run {
         let group = content.group().filter(|_| self.scoped.contains(&self.queue));
         let scope = format!("{}/{}/{group:?}", queue.tenant, queue.queue);
         let name = format!("{scope}/{}", content.key());
-        if let Answer::Fresh { lease, .. } = answer {
-            self.hold(content.key(), "", *lease);
+        if let Answer::Fresh(fresh) = answer {
+            self.hold(content.key(), "", fresh.lease);
         }
         if let Some(id) = speak::id(answer) {
-            let is_new = matches!(answer, Answer::Accepted { .. } | Answer::Fresh { .. });
+            let is_new = matches!(answer, Answer::Accepted { .. } | Answer::Fresh(_));
             match self.ids.insert(name, id) {
                 Some(before) if before == id && is_new => told += " again",
                 Some(before) if before != id && !is_new => told += " under another id",

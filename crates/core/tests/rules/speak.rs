@@ -83,10 +83,10 @@ pub(crate) fn answer(answer: &Answer, now: Time, in_detail: bool) -> String {
         }
         Answer::StoreFull => "store_full".into(),
         Answer::Accepted { place, .. } => format!("accepted {}", place.as_str()),
-        Answer::Fresh { deadline, recovery_points, .. } => {
-            let deadline = if in_detail { until(Some(*deadline), now) } else { "".into() };
-            let saved = !recovery_points.is_empty();
-            let saved = if saved { format!(" {}", points(recovery_points)) } else { "".into() };
+        Answer::Fresh(fresh) => {
+            let deadline = if in_detail { until(Some(fresh.deadline), now) } else { "".into() };
+            let saved = &fresh.recovery_points;
+            let saved = if saved.is_empty() { "".into() } else { format!(" {}", points(saved)) };
             format!("fresh{deadline}{saved}")
         }
     }
@@ -98,8 +98,8 @@ pub(crate) fn id(answer: &Answer) -> Option<MessageId> {
         Answer::Conflict { id, .. }
         | Answer::Dead { id, .. }
         | Answer::Parked { id, .. }
-        | Answer::Accepted { id, .. }
-        | Answer::Fresh { id, .. } => Some(*id),
+        | Answer::Accepted { id, .. } => Some(*id),
+        Answer::Fresh(fresh) => Some(fresh.id),
         Answer::Done(finished) => Some(finished.id),
         Answer::InFlight(flight) => Some(flight.id),
         _ => None,

@@ -6,6 +6,7 @@ use crate::tree::{Document, Finding, demand_none, documents};
 
 /// Crate, and our crates it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
+    ("hapax-allocator", &[]),
     ("hapax-keys", &[]),
     ("hapax-core", &["hapax-keys"]),
     ("hapax-store", &[]),
@@ -14,13 +15,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-idempotency", &["hapax-keys", "hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
-    ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition", "hapax-client"]),
+    (
+        "hapax-bench",
+        &["hapax-allocator", "hapax-core", "hapax-store", "hapax-partition", "hapax-client"],
+    ),
     ("hapax-server", &["hapax-core", "hapax-store", "hapax-partition", "hapax-wire"]),
     ("hapax-testing", &["hapax-client", "hapax-wire", "hapax-server"]),
     ("hapax-transactions", &["hapax-client", "hapax-wire"]),
     (
         "hapax",
         &[
+            "hapax-allocator",
             "hapax-core",
             "hapax-store",
             "hapax-partition",

@@ -18,6 +18,7 @@ use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::Request as HttpRequest;
 use axum::routing::post;
 use bytes::Bytes;
@@ -124,9 +125,12 @@ where
     O: Fn(Service, Arc<Principal>, Intake) -> S + Send,
     S: Stream<Item = Result<Vec<u8>, Status>> + Send + Unpin + 'static,
 {
+    let (head, body) = request.into_parts();
     let mut opened = None;
-    let mut grpc = Grpc::new(Raw).max_decoding_message_size(FRAME_BYTES_MAX);
-    let response = grpc.streaming(Opening { opener, opened: &mut opened }, request).await;
+    let opening = Opening { opener, body: Some(body), opened: &mut opened };
+    // The frames are read from the body itself; the rest of the call is tonic's.
+    let request = HttpRequest::from_parts(head, Body::empty());
+    let response = Grpc::new(Raw).streaming(opening, request).await;
     match opened {
         Some(stream) => response.map(|_| tonic::body::Body::new(Frames::of_response(stream))),
         None => response,
@@ -151,6 +155,7 @@ impl<O> Opener<O> {
 /// The opening of one stream.
 struct Opening<'a, O, S> {
     opener: Opener<O>,
+    body: Option<Body>,
     opened: &'a mut Option<S>,
 }
 
@@ -166,7 +171,10 @@ where
         let opened = principal(&request).and_then(|principal| {
             let meter = request.extensions().get::<Meter>().cloned().ok_or_else(unmetered)?;
             let Opener { service, frame, open } = &self.opener;
-            let intake = Intake::new(request.into_inner(), frame, meter);
+            let Some(body) = self.body.take() else {
+                unreachable!("a stream is opened once");
+            };
+            let intake = Intake::new(body, frame, meter);
             *self.opened = Some(open(service.clone(), principal, intake));
             Ok(Response::new(futures_util::stream::empty()))
         });

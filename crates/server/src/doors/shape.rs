@@ -282,9 +282,9 @@ pub(super) fn answer(reference: u64, answer: Answer) -> wire::Answer {
             outcome: Some(wire::Outcome { attempts, ..wire::Outcome::default() }),
             ..known(AnswerKind::Parked, id, accepted_at)
         },
-        Answer::Fresh { id, .. } => {
+        Answer::Fresh(fresh) => {
             let state = State::Leased.into();
-            wire::Answer { state, ..known(AnswerKind::Fresh, id, Time(0)) }
+            wire::Answer { state, ..known(AnswerKind::Fresh, fresh.id, Time(0)) }
         }
         refusal => match Problem::of_answer(&refusal) {
             Some(problem) => refused(reference, &problem),
@@ -296,15 +296,13 @@ pub(super) fn answer(reference: u64, answer: Answer) -> wire::Answer {
 /// What a claim gets.
 pub(super) fn claimed(reference: u64, permit: &Permit, claimed: Claimed) -> wire::ClaimReply {
     let mut reply = wire::ClaimReply::default();
-    if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, .. }, Some(sealed)) =
-        (&claimed.answer, claimed.lease)
-    {
+    if let (Answer::Fresh(fresh), Some(sealed)) = (&claimed.answer, claimed.lease) {
         reply.lease = Bytes::copy_from_slice(&sealed);
         reply.tenant = permit.queue().tenant.to_string();
-        reply.fence = lease.fence.0;
-        reply.deadline_ms = deadline.0;
-        reply.lease_ms = *lease_ms;
-        reply.recovery_points = recovery_points.clone();
+        reply.fence = fresh.lease.fence.0;
+        reply.deadline_ms = fresh.deadline.0;
+        reply.lease_ms = fresh.lease_ms;
+        reply.recovery_points = fresh.recovery_points.clone();
     }
     reply.answer = Some(answer(reference, claimed.answer));
     reply

@@ -349,7 +349,7 @@ impl Engine {
         for outcome in self.call_every(commands).await? {
             match (outcome, &mut whole) {
                 (Outcome::Redrive(view), Some(whole)) => whole.merge(&view),
-                (Outcome::Redrive(view), None) => whole = Some(view),
+                (Outcome::Redrive(view), None) => whole = Some(*view),
                 (Outcome::Refused(refusal), _) => return Ok(Err(refusal)),
                 _ => return Err(Stopped::silent()),
             }

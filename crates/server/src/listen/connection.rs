@@ -238,6 +238,7 @@ fn http(limits: &Limits) -> auto::Builder<TokioExecutor> {
         .adaptive_window(false)
         .initial_stream_window_size(limits.stream_window_bytes)
         .initial_connection_window_size(limits.connection_window_bytes)
+        .max_frame_size(limits.frame_bytes_max)
         .max_send_buf_size(limits.send_buffer_bytes as usize)
         .keep_alive_interval(limits.ping_every)
         .keep_alive_timeout(limits.ping_timeout);

@@ -28,6 +28,9 @@ pub struct Limits {
     /// a door has read anything. A stream that is not read leaves half of it for the others.
     pub stream_window_bytes: u32,
     pub connection_window_bytes: u32,
+    /// A frame of HTTP/2. What our client fills on a stream, 32 KiB and a message, fits into one, and
+    /// is read without being copied together.
+    pub frame_bytes_max: u32,
     /// What may wait to be written to one HTTP/2 stream.
     pub send_buffer_bytes: u32,
     /// An HTTP/2 peer that sent nothing for this long is pinged, …
@@ -57,6 +60,7 @@ impl Default for Limits {
             streams_max: 256,
             stream_window_bytes: 512 * 1_024,
             connection_window_bytes: 1_024 * 1_024,
+            frame_bytes_max: 48 * 1_024,
             send_buffer_bytes: 256 * 1_024,
             ping_every: Duration::from_secs(20),
             ping_timeout: Duration::from_secs(20),

@@ -100,8 +100,8 @@ impl Service {
     pub fn claimed(&self, permit: &Permit, answer: Answer) -> Claimed {
         self.0.metrics.answered(permit.queue(), std::iter::once(&answer));
         let lease = match &answer {
-            Answer::Fresh { id, lease, .. } => {
-                Some(self.0.seal.seal(&permit.queue, id.partition(), lease))
+            Answer::Fresh(fresh) => {
+                Some(self.0.seal.seal(&permit.queue, fresh.id.partition(), &fresh.lease))
             }
             _ => None,
         };

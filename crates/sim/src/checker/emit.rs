@@ -69,7 +69,7 @@ impl Checker {
             | Answer::NoSuchQueue
             | Answer::OverQuota { .. }
             | Answer::StoreFull
-            | Answer::Fresh { .. } => false,
+            | Answer::Fresh(_) => false,
         };
         if is_there && let Some(life) = self.promise_of(emitted.item) {
             life.arrived = true;

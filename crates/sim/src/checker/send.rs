@@ -1,6 +1,8 @@
 //! Answers to sends and claims.
 
-use hapax_core::{Answer, Fence, Finished, Guarantee, InFlight, MessageId, OnDead, Place, Time};
+use hapax_core::{
+    Answer, Fence, Finished, Fresh, Guarantee, InFlight, MessageId, OnDead, Place, Time,
+};
 
 use super::{Begun, Checked, Checker, Lease, Life, Places, violation};
 use crate::op::Op;
@@ -18,7 +20,7 @@ impl Checker {
             Answer::Accepted { id, place, at: accepted_at } => {
                 self.accepted(at, item, variant, *id, *place, *accepted_at)
             }
-            Answer::Fresh { .. } => violation("a send was answered as a claim"),
+            Answer::Fresh(_) => violation("a send was answered as a claim"),
             _ => self.refused(at, item, variant, false, answer),
         }
     }
@@ -32,13 +34,14 @@ impl Checker {
         if let Some(claim) = claim {
             self.claims.entry(*claim).or_default();
         }
-        let Answer::Fresh { id, lease, deadline, recovery_points, .. } = answer else {
+        let Answer::Fresh(fresh) = answer else {
             if matches!(answer, Answer::Accepted { .. }) {
                 return violation("a claim was answered as a send");
             }
             self.not_again(at, item, *claim, answer)?;
             return self.refused(at, item, variant, true, answer);
         };
+        let Fresh { id, lease, deadline, recovery_points, .. } = &**fresh;
         if self.knows_lease(self.here, lease.fence) {
             return self.claimed_again(at, item, *claim, (*id, lease.fence, *deadline));
         }

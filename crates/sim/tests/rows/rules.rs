@@ -28,7 +28,7 @@ fn a12_another_body_conflicts_a_claim_is_in_flight_and_a_bad_key_is_refused() {
     let mut rig = rig.killed();
     assert!(matches!(rig.send("order", "two"), Answer::Conflict { .. }), "also after a restart");
 
-    let Outcome::Claimed(Answer::Fresh { .. }) = rig.call(claim("work", "x")) else { panic!() };
+    let Outcome::Claimed(Answer::Fresh(_)) = rig.call(claim("work", "x")) else { panic!() };
     let mut rig = rig.killed();
     let Outcome::Claimed(Answer::InFlight(held)) = rig.call(claim("work", "x")) else { panic!() };
     assert_eq!(held.place, Place::Leased);

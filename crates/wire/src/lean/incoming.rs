@@ -11,7 +11,7 @@ use tonic::Status;
 /// A flag for compression, which is off, and the length.
 const HEAD: usize = 5;
 
-/// The frames of a response.
+/// The frames of a request or a response.
 #[derive(Debug)]
 pub struct Incoming<B> {
     body: B,
@@ -35,7 +35,7 @@ where
         Self { body, max, chunk, head, frame: None, is_ended: false }
     }
 
-    /// The next frame; `None` at the end of a successful response.
+    /// The next frame; `None` at the end of a request or of a successful response.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         while !self.is_ended {
             match self.cut() {

@@ -20,9 +20,6 @@ use hapax_bench::report;
 use hapax_bench::server::Directory;
 use serde::Serialize;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Measures one partition of Hapax.
 #[derive(Debug, Parser)]
 #[command(name = "hapax-bench", version, about)]
@@ -57,6 +54,7 @@ const ALL: [&[&str]; 4] =
     [&["lives"], &["recovery"], &["recovery", "--done", "300000"], &["growth"]];
 
 fn main() -> anyhow::Result<()> {
+    hapax_allocator::keep_freed_memory();
     let arguments = Arguments::parse();
     let report = Report { json: arguments.json };
     let place = arguments.dir.unwrap_or_else(|| PathBuf::from("."));

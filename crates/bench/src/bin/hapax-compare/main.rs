@@ -23,9 +23,6 @@ use hapax::Binary;
 use system::{Load, Measured, Options, Running, System};
 use table::{Disk, Report, Row};
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// The most lives of the run that warms a server up.
 const WARM_UP_LIVES_MAX: u64 = 100_000;
 
@@ -71,6 +68,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    hapax_allocator::keep_freed_memory();
     match compare(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,13 +1,13 @@
 //! The frames of a stream, each with its share of the memory for requests.
 
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use axum::body::Body;
 use bytes::Bytes;
-use futures_util::Stream;
-use hapax_wire::lean::check_members;
-use tonic::{Status, Streaming};
+use hapax_wire::lean::{Incoming, check_members};
+use tonic::{Code, Status};
 
+use super::FRAME_BYTES_MAX;
 use super::meter::Meter;
 use super::status::{named, undecoded};
 use crate::service::Admitted;
@@ -16,7 +16,7 @@ use crate::service::Admitted;
 pub(super) type Admission = (Bytes, Admitted);
 
 pub(super) struct Intake {
-    frames: Streaming<Bytes>,
+    frames: Incoming<Body>,
     /// What its frames are in the `.proto`.
     name: &'static str,
     meter: Meter,
@@ -24,8 +24,8 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    pub(super) fn new(frames: Streaming<Bytes>, name: &'static str, meter: Meter) -> Self {
-        Self { frames, name, meter, is_ended: false }
+    pub(super) fn new(body: Body, name: &'static str, meter: Meter) -> Self {
+        Self { frames: Incoming::new(body, FRAME_BYTES_MAX), name, meter, is_ended: false }
     }
 
     /// Whether the caller has ended the stream, or it is no longer read.
@@ -46,11 +46,17 @@ impl Intake {
         if self.is_ended {
             return Poll::Ready(Ok(None));
         }
-        let Some(frame) = ready!(Pin::new(&mut self.frames).poll_next(context)) else {
-            self.is_ended = true;
-            return Poll::Ready(Ok(None));
+        let frame = match ready!(self.frames.poll_next(context)) {
+            Some(Ok(frame)) => frame,
+            // A caller that is gone, or has cancelled its call, has ended the stream.
+            Some(Err(status)) if status.code() != Code::Cancelled => {
+                return Poll::Ready(Err(named(&status)));
+            }
+            Some(Err(_)) | None => {
+                self.is_ended = true;
+                return Poll::Ready(Ok(None));
+            }
         };
-        let frame = frame.map_err(|refused| named(&refused))?;
         check_members(self.name, &frame).map_err(undecoded)?;
         let admitted = self.meter.split(&frame);
         Poll::Ready(Ok(Some((frame, admitted))))

@@ -84,7 +84,7 @@ pub(super) async fn post(
     let wait = head::wait(&headers);
     let claimed = service.claim(&permit, claim, wait).await?;
     let mut response = match &claimed.answer {
-        Answer::Fresh { .. } => {
+        Answer::Fresh(_) => {
             if claimed.lease.is_none() {
                 return Err(Problem::unanswered().into());
             }
