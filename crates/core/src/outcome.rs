@@ -160,6 +160,9 @@ pub enum Answer {
         lease_ms: u64,
         /// What an earlier claim of the key saved before it was released or lost.
         recovery_points: BTreeMap<String, Bytes>,
+        /// Whether the queue parks a begun claim that is lost: where not, nothing depends on
+        /// whether it was begun.
+        parks: bool,
     },
 }
 

@@ -296,7 +296,7 @@ pub(super) fn answer(reference: u64, answer: Answer) -> wire::Answer {
 /// What a claim gets.
 pub(super) fn claimed(reference: u64, permit: &Permit, claimed: Claimed) -> wire::ClaimReply {
     let mut reply = wire::ClaimReply::default();
-    if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, .. }, Some(sealed)) =
+    if let (Answer::Fresh { lease, deadline, lease_ms, recovery_points, parks, .. }, Some(sealed)) =
         (&claimed.answer, claimed.lease)
     {
         reply.lease = Bytes::copy_from_slice(&sealed);
@@ -305,6 +305,7 @@ pub(super) fn claimed(reference: u64, permit: &Permit, claimed: Claimed) -> wire
         reply.deadline_ms = deadline.0;
         reply.lease_ms = *lease_ms;
         reply.recovery_points = recovery_points.clone();
+        reply.parks = Some(*parks);
     }
     reply.answer = Some(answer(reference, claimed.answer));
     reply
