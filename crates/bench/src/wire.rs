@@ -51,6 +51,8 @@ pub struct Lived {
     /// From sending a message, or when it should have been sent, to its confirmation, in
     /// microseconds.
     pub confirms: Histogram<u64>,
+    /// From settling a message to the confirmation of that, in microseconds.
+    pub settles: Histogram<u64>,
 }
 
 /// Sends, receives and settles every message of the ledger. `connect` is called for each producer
@@ -72,7 +74,7 @@ pub async fn run(
         let producer = Producer { sender, shape, ledger: Arc::clone(ledger) };
         producers.spawn(producer.produce());
     }
-    let mut confirms = histogram();
+    let (mut confirms, mut settles) = (histogram(), histogram());
     let mut sends = Duration::ZERO;
     let mut progress = (ledger.done(), Instant::now());
     while !producers.is_empty() || !ledger.is_complete() {
@@ -81,7 +83,9 @@ pub async fn run(
                 confirms += ended.context("a producer was lost")??;
                 sends = ledger.elapsed();
             }
-            Some(ended) = workers.join_next() => ended.context("a worker was lost")??,
+            Some(ended) = workers.join_next() => {
+                settles += ended.context("a worker was lost")??;
+            }
             () = tokio::time::sleep(INTERVAL) => {}
         }
         if ledger.done() != progress.0 {
@@ -94,10 +98,10 @@ pub async fn run(
     }
     over.send_replace(true);
     while let Some(ended) = workers.join_next().await {
-        ended.context("a worker was lost")??;
+        settles += ended.context("a worker was lost")??;
     }
     let lives = ledger.took().context("the last settle was not confirmed")?;
-    Ok(Lived { sends, lives, confirms })
+    Ok(Lived { sends, lives, confirms, settles })
 }
 
 /// The message of a number, without its key.
@@ -214,25 +218,29 @@ async fn work(
     shape: Shape,
     ledger: Arc<Ledger>,
     mut over: watch::Receiver<bool>,
-) -> Result<()> {
+) -> Result<Histogram<u64>> {
     let mut work = queue.work().worker(format!("bench-{number}")).open();
     work.credit(u32::try_from(shape.window).unwrap_or(u32::MAX));
     let mut batch = Batch::default();
     let mut settled = Vec::new();
+    let mut settles = histogram();
     loop {
         tokio::select! {
             came = work.next(&mut batch) => came?,
-            _ = over.wait_for(|is_over| *is_over) => return Ok(()),
+            _ = over.wait_for(|is_over| *is_over) => return Ok(settles),
         }
+        let now = ledger.elapsed();
         for delivery in batch.deliveries.drain(..) {
             let key = shape.has_keys.then(|| Uuid::try_parse(delivery.key())).transpose()?;
             let number = ledger.delivered(key, delivery.body(), Some(delivery.id()))?;
-            work.settle(delivery.lease(), Settle::done(), number);
+            work.settle(delivery.lease(), Settle::done(), Tag { number, at: now }.pack());
         }
         let answered = u32::try_from(batch.settled.len()).unwrap_or(u32::MAX);
         for answered in batch.settled.drain(..) {
+            let tag = Tag::unpack(answered.tag, now);
+            settles.saturating_record(now.saturating_sub(tag.at).as_micros() as u64);
             match answered.answer?.is_ok() {
-                true => settled.push(answered.tag),
+                true => settled.push(tag.number),
                 false => ledger.lease_lost(),
             }
         }
@@ -242,6 +250,35 @@ async fn work(
         if batch.is_closing {
             bail!("the broker stops");
         }
+    }
+}
+
+/// The number of a message and when it was settled, in the tag of its settle: a look-up for every
+/// settle would cost the client more than the rest of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tag {
+    number: u64,
+    at: Duration,
+}
+
+impl Tag {
+    const NUMBER_BITS: u32 = 40;
+    /// What the time is counted in: the other bits then last for half an hour.
+    const TICK_US: u64 = 128;
+    const TICKS: u64 = 1 << (u64::BITS - Self::NUMBER_BITS);
+
+    fn pack(self) -> u64 {
+        let ticks = self.at.as_micros() as u64 / Self::TICK_US % Self::TICKS;
+        assert!(self.number < 1 << Self::NUMBER_BITS, "a run is not that long");
+        self.number | ticks << Self::NUMBER_BITS
+    }
+
+    /// Times before `now` are known to a tick.
+    fn unpack(tag: u64, now: Duration) -> Self {
+        let ticks = now.as_micros() as u64 / Self::TICK_US;
+        let ago = ticks.wrapping_sub(tag >> Self::NUMBER_BITS) % Self::TICKS;
+        let at = Duration::from_micros(ticks.saturating_sub(ago) * Self::TICK_US);
+        Self { number: tag & ((1 << Self::NUMBER_BITS) - 1), at }
     }
 }
 
@@ -270,6 +307,20 @@ impl SendTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_has_its_number_and_its_time() {
+        let tick = Duration::from_micros(Tag::TICK_US);
+        let half_an_hour = Duration::from_secs(35 * 60);
+        for at in [0, 1, 99, (1 << 24) - 1, 1 << 24, (1 << 24) + 5].map(|ticks| tick * ticks) {
+            for number in [0, 7, (1 << Tag::NUMBER_BITS) - 1] {
+                for later in [Duration::ZERO, tick / 2, tick * 3, half_an_hour] {
+                    let tag = Tag { number, at };
+                    assert_eq!(Tag::unpack(tag.pack(), at + later), tag);
+                }
+            }
+        }
+    }
 
     #[test]
     fn times_are_found_by_number_in_any_order() {

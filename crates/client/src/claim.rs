@@ -108,10 +108,11 @@ impl ClaimRequest {
         let end = moment(wait_until, self.queue.client().timeout());
         let mut rounds = Retry::until(wait_until).pauses(ROUND_PAUSES.0, ROUND_PAUSES.1);
         loop {
+            let asked = Instant::now();
             let reply = self.take_once(wait_until, end).await?;
             // The broker waits for at most 60 s, and the stream may have no room to wait in.
             if !lane::is_in_flight(&reply) || !rounds.pause(None).await {
-                return self.taken(reply);
+                return self.taken(asked, reply);
             }
         }
     }
@@ -146,12 +147,13 @@ impl ClaimRequest {
         Retry::until(end).run(claim).await
     }
 
-    fn taken(self, reply: proto::ClaimReply) -> Result<Claim, Error> {
+    /// The answer to a claim that was sent first at `asked`.
+    fn taken(self, asked: Instant, reply: proto::ClaimReply) -> Result<Claim, Error> {
         let answer = reply.answer.clone().unwrap_or_default();
         let is_fresh = answer.kind() == proto::AnswerKind::Fresh;
         let answer = Answer::of(answer)?;
         if is_fresh {
-            return Ok(Claim::Fresh(Held::new(self, reply)));
+            return Ok(Claim::Fresh(Held::new(self, asked, reply)));
         }
         Ok(match answer.outcome {
             Outcome::Done { .. } => Claim::Done(answer),
@@ -189,6 +191,10 @@ pub struct Held {
     recovery_points: std::collections::BTreeMap<String, Bytes>,
     lost: watch::Receiver<bool>,
     lease_length: Duration,
+    /// When the claim was sent first: its lease is not older.
+    asked: Instant,
+    /// Whether the queue parks what has begun, if the broker knows.
+    parks: Option<bool>,
     tenant: String,
     /// The time until which the caller wants the key; an automatic extension never shortens it.
     wanted: watch::Sender<Instant>,
@@ -206,7 +212,7 @@ impl Drop for Extending {
 }
 
 impl Held {
-    fn new(claim: ClaimRequest, reply: proto::ClaimReply) -> Self {
+    fn new(claim: ClaimRequest, asked: Instant, reply: proto::ClaimReply) -> Self {
         let lease = Lease(reply.lease);
         // A broker of release 0.1 does not return it, and uses the requested one.
         let told = Some(reply.lease_ms).filter(|told| *told > 0).map(Duration::from_millis);
@@ -226,6 +232,8 @@ impl Held {
             recovery_points: reply.recovery_points,
             lost,
             lease_length: length,
+            asked,
+            parks: reply.parks,
             tenant: reply.tenant,
             wanted,
             _extending: Extending(tokio::spawn(task)),
@@ -276,6 +284,13 @@ impl Held {
     /// `on_lost = park` parks the key until an operator resolves it.
     pub async fn begin(&self) -> Result<(), Error> {
         self.keep(Settle::Begin).await
+    }
+
+    /// Whether [`Held::begin`] is needed before an effect. It is not in a queue that did not park
+    /// when the key was claimed, as long as the lease cannot have ended yet: then it would only
+    /// cost a round trip and a sync.
+    pub fn must_begin(&self) -> bool {
+        self.parks != Some(false) || self.asked.elapsed() >= self.lease_length / 2
     }
 
     /// Stores a recovery point, for the next claim of the key.

@@ -184,6 +184,9 @@ pub struct Fresh {
     pub lease_ms: u64,
     /// What an earlier claim of the key saved before it was released or lost.
     pub recovery_points: BTreeMap<String, Bytes>,
+    /// Whether the queue parks a begun claim that is lost: where not, nothing depends on whether it
+    /// was begun.
+    pub parks: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -14,7 +14,7 @@
 //! A claim that was not begun is freed when its lease ends, also in a queue that parks, because
 //! nothing was done under it. So a caller that disappears, or never gets the answer to its claim,
 //! leaves nothing in doubt. A begun claim that ends without a response, for example by a panic, is
-//! parked; a queue that does not park frees its key.
+//! parked; a queue that does not park frees its key, and there `begin` is left out.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -72,7 +72,7 @@ where
 {
     let _running = Running::begin(&rules);
     let taken = match take(&rules, &asked).await {
-        Taken::Fresh(held) => begin(&rules, held).await,
+        Taken::Fresh(held) if held.must_begin() => begin(&rules, held).await,
         other => other,
     };
     match taken {

@@ -146,9 +146,15 @@ impl DiskStore {
     }
 
     /// Makes appended batches durable on this thread, as far as there is room. The journal's thread
-    /// does the rest.
+    /// does the rest. [`Self::mark`] MUST follow.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.shared.log.flush()
+    }
+
+    /// Writes the journal's mark of what was flushed: after the answers, which need not wait for
+    /// it.
+    pub fn mark(&mut self) -> Result<(), Error> {
+        self.shared.log.mark()
     }
 
     /// Creates a new store. The marker comes last, so that a crash before it leaves a directory

@@ -230,11 +230,16 @@ impl Journal {
     }
 
     /// Writes and syncs what is pending on this thread, as far as there is room. The flusher does
-    /// the rest.
+    /// the rest. [`Self::mark`] MUST follow when what is durable now was answered.
     pub fn flush(&self) -> Result<(), Error> {
-        let flushed = self.core.flush();
+        let flushed = self.core.flush_unmarked();
         self.core.inbox.hold(false);
         flushed.map(drop)
+    }
+
+    /// Writes the mark of what [`Self::flush`] synced, for which nobody should wait.
+    pub fn mark(&self) -> Result<(), Error> {
+        self.core.mark()
     }
 
     /// The largest batch that fits into a segment.

@@ -308,6 +308,9 @@ pub struct ClaimReply {
     pub lease_ms: u64,
     #[prost(string, tag = "7")]
     pub tenant: String,
+    /// Whether the queue parks a begun claim that is lost.
+    #[prost(bool, optional, tag = "8")]
+    pub parks: Option<bool>,
 }
 
 /// The answer to a claim that took the key.

@@ -1,7 +1,7 @@
 //! A caller claims a key to do the work itself.
 
 use crate::command::Claim;
-use crate::config::Guarantee;
+use crate::config::{Guarantee, OnLost};
 use crate::content::Invalid;
 use crate::decision::{Accepted, ClaimLease, Decision};
 use crate::ids::{MessageId, Stamp, Time};
@@ -77,7 +77,8 @@ fn answer(
     let before = machine.keys.record(&machine.messages, &digest);
     let before = before.filter(|record| send::hands_on(record, queue, stamp.at));
     let recovery_points = before.map(|record| record.points).unwrap_or_default();
-    Ok(Answer::Fresh(Box::new(Fresh { id, lease, deadline, lease_ms, recovery_points })))
+    let parks = queue.config.on_lost == OnLost::Park;
+    Ok(Answer::Fresh(Box::new(Fresh { id, lease, deadline, lease_ms, recovery_points, parks })))
 }
 
 /// The lease that the claim of this id already holds.
@@ -102,5 +103,6 @@ fn again(
         deadline: lease.deadline,
         lease_ms: lease.deadline.since(machine.now),
         recovery_points: extra.points.clone(),
+        parks: queue.config.on_lost == OnLost::Park,
     })))
 }

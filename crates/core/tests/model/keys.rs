@@ -62,7 +62,7 @@ impl Model {
             return Err(Answer::Invalid(Invalid::LeaseLength(lease_ms)));
         }
         let scope = Self::scope(&queue, key, claim.content.group());
-        if let Some(answer) = self.claimed_before(&scope, claim) {
+        if let Some(answer) = self.claimed_before(&queue, &scope, claim) {
             return Ok(answer);
         }
         let released = self.known(&queue, &scope, &claim.fingerprint, true)?;
@@ -83,11 +83,12 @@ impl Model {
         let lease = message.lease().expect("a claim is leased");
         let (id, recovery_points) = (message.id(), message.points.clone());
         self.leases.push(lease);
-        Ok(Answer::Fresh(Box::new(Fresh { id, lease, deadline, lease_ms, recovery_points })))
+        let parks = queue.config.on_lost == OnLost::Park;
+        Ok(Answer::Fresh(Box::new(Fresh { id, lease, deadline, lease_ms, recovery_points, parks })))
     }
 
     /// The same claim again, while it is held.
-    fn claimed_before(&self, scope: &Scope, claim: &Claim) -> Option<Answer> {
+    fn claimed_before(&self, queue: &Queue, scope: &Scope, claim: &Claim) -> Option<Answer> {
         let message = &self.messages[self.living(scope)?];
         let lease = message.lease()?;
         let deadline = message.deadline().expect("it is leased");
@@ -101,6 +102,7 @@ impl Model {
                 deadline,
                 lease_ms: deadline.since(self.at),
                 recovery_points: message.points.clone(),
+                parks: queue.config.on_lost == OnLost::Park,
             }))
         })
     }

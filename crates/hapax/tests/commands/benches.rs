@@ -26,6 +26,9 @@ fn lives_are_counted_and_verified_and_the_broker_of_the_run_is_gone() {
         "lives_per_s",
         "p50_ms",
         "p99_ms",
+        "settle_p50_ms",
+        "settle_max_ms",
+        "cores_busy",
         "server_cpu_us_per_life",
         "client_cpu_us_per_life",
         "sync_p50_ms",
@@ -36,6 +39,7 @@ fn lives_are_counted_and_verified_and_the_broker_of_the_run_is_gone() {
     }
     assert!(told["lives_per_s"].as_f64() > Some(0.0));
     assert!(told["p50_ms"].as_f64() <= told["p99_ms"].as_f64());
+    assert!(told["settle_p50_ms"].as_f64() <= told["settle_max_ms"].as_f64());
 }
 
 #[test]

@@ -66,6 +66,23 @@ async fn begun(broker: &TestQueue) -> Option<String> {
     key.history.iter().any(|event| event.event == "begun").then_some(claim_key)
 }
 
+on_each!(a_handler_is_called_after_a_begin_only_where_the_queue_parks);
+async fn a_handler_is_called_after_a_begin_only_where_the_queue_parks(partitions: u16) {
+    for (rules, parks) in [(r#"{"on_lost":"park"}"#, true), ("{}", false)] {
+        let broker = TestQueue::open(partitions, "http", rules).await;
+        // Of a shorter lease half could be over on a busy machine, and then it begins.
+        let lease = Duration::from_secs(3_600);
+        let shop = Shop::open(builder(&broker.client).lease(lease).broker_timeout(PATIENCE));
+        let asking = shop.asking(request("/gate", "k"));
+        shop.called(1).await;
+        assert_eq!(begun(&broker).await.is_some(), parks);
+        shop.counter.gate.add_permits(1);
+        let told = in_time(asking).await.unwrap();
+        assert_eq!((told.status, told.is_replayed()), (200, false));
+        assert!(shop.ask(request("/gate", "k")).await.is_replayed());
+    }
+}
+
 on_each!(a_begin_whose_answer_is_lost_with_its_connection_is_asked_for_again);
 async fn a_begin_whose_answer_is_lost_with_its_connection_is_asked_for_again(partitions: u16) {
     let Unanswered { broker, link, shop, asking, .. } =

@@ -303,6 +303,7 @@ pub(super) fn claimed(reference: u64, permit: &Permit, claimed: Claimed) -> wire
         reply.deadline_ms = fresh.deadline.0;
         reply.lease_ms = fresh.lease_ms;
         reply.recovery_points = fresh.recovery_points.clone();
+        reply.parks = Some(fresh.parks);
     }
     reply.answer = Some(answer(reference, claimed.answer));
     reply

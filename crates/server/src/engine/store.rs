@@ -39,10 +39,20 @@ impl AnyStore {
         }
     }
 
-    /// Makes durable what was appended since [`Self::hold`].
+    /// Makes durable what was appended since [`Self::hold`]. [`Self::mark`] follows, after the
+    /// answers.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
         match self {
             Self::Disk(store) => store.flush(),
+            #[cfg(test)]
+            Self::Memory(_) => Ok(()),
+        }
+    }
+
+    /// Notes how far the store is durable, for its recovery.
+    pub(super) fn mark(&mut self) -> Result<(), Error> {
+        match self {
+            Self::Disk(store) => store.mark(),
             #[cfg(test)]
             Self::Memory(_) => Ok(()),
         }

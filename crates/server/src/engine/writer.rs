@@ -206,21 +206,25 @@ impl Writer {
     pub(super) fn turn(&mut self, now: Now) -> Result<Rest, hapax_partition::Error> {
         self.now = now;
         self.wake_up();
-        let mut idle = true;
-        while let Some(answered) = self.partition.poll()? {
-            idle = false;
-            self.report();
-            self.answer(answered);
-        }
+        let has_answered = self.answer_durable()?;
         self.watch_checkpoint();
         self.watch_room();
         if self.stopping && self.batches.is_empty() && !self.partition.is_waiting() {
             return self.finish();
         }
-        if !self.partition.is_busy() && self.gather()? {
-            idle = false;
+        let has_gathered = !self.partition.is_busy() && self.gather()?;
+        Ok(if has_answered || has_gathered { Rest::None } else { self.rest() })
+    }
+
+    /// Answers what is durable. Returns whether there was anything.
+    fn answer_durable(&mut self) -> Result<bool, hapax_partition::Error> {
+        let mut answers = false;
+        while let Some(answered) = self.partition.poll()? {
+            answers = true;
+            self.report();
+            self.answer(answered);
         }
-        Ok(if idle { self.rest() } else { Rest::None })
+        Ok(answers)
     }
 
     /// Builds a batch of the waiting requests. Returns whether there was anything to do.
@@ -314,6 +318,8 @@ impl Writer {
         self.shared.beat(self.number, Beat::Submitted { commands: count });
         if is_lone {
             self.partition.store_mut().flush()?;
+            self.answer_durable()?;
+            self.partition.store_mut().mark()?;
         }
         Ok(())
     }

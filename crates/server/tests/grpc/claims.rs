@@ -238,6 +238,21 @@ async fn a_claim_and_its_settles_get_the_same_by_a_call_and_on_a_stream() {
 }
 
 #[tokio::test]
+async fn a_claim_says_whether_its_queue_parks() {
+    for (rules, parks) in [(r#"{"on_lost":"park"}"#, true), ("{}", false)] {
+        let broker = Broker::with_queue("charges", rules).await;
+        let mut claims = Claims::open(&broker).await;
+        // The first time, and again under the same id.
+        for _ in 0..2 {
+            let reply = claims.one("charges", claim(1, "k")).await;
+            assert_eq!((kind(&reply), reply.parks), (AnswerKind::Fresh, Some(parks)));
+        }
+        let other = claims.one("charges", claim(2, "k")).await;
+        assert_eq!((kind(&other), other.parks), (AnswerKind::InFlight, None));
+    }
+}
+
+#[tokio::test]
 async fn every_claim_of_thousands_is_answered_once_by_its_reference() {
     const COUNT: u64 = 5_000;
     let broker = Broker::with_queue("charges", "{}").await;

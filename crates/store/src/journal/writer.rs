@@ -247,6 +247,16 @@ impl Writer {
 impl Core {
     /// One step of the flusher, on any thread.
     pub(super) fn flush(&self) -> Result<bool, Error> {
+        let did = self.flush_unmarked()?;
+        if did {
+            // After the result was published: nobody waits for the mark.
+            self.mark()?;
+        }
+        Ok(did)
+    }
+
+    /// The same without the mark, which MUST follow.
+    pub(super) fn flush_unmarked(&self) -> Result<bool, Error> {
         let mut writer = lock(&self.writer);
         self.stop.check()?;
         if writer.batches.frames.is_empty() {
@@ -262,11 +272,17 @@ impl Core {
         result.map_err(|error| self.fail(error))?;
         if did {
             (self.wake)();
-            // After the result was published: nobody waits for the mark.
-            let marked = lock(&self.writer).write_mark(self);
-            marked.map_err(|error| self.fail(error))?;
         }
         Ok(did)
+    }
+
+    /// Writes the mark of what was synced.
+    pub(super) fn mark(&self) -> Result<(), Error> {
+        let mut writer = lock(&self.writer);
+        self.stop.check()?;
+        let marked = writer.write_mark(self);
+        drop(writer);
+        marked.map_err(|error| self.fail(error))
     }
 
     fn flush_batches(&self, writer: &mut Writer) -> Result<(), Error> {

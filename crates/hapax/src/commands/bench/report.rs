@@ -31,8 +31,15 @@ pub(super) struct Report {
     p99_ms: f64,
     p999_ms: f64,
     max_ms: f64,
+    /// Latency of the confirmation of a settle.
+    settle_p50_ms: f64,
+    settle_p99_ms: f64,
+    settle_p999_ms: f64,
+    settle_max_ms: f64,
     server_cpu_us_per_life: Option<f64>,
     client_cpu_us_per_life: f64,
+    /// Share of all cores that both sides kept busy, from 0 to 1.
+    cores_busy: Option<f64>,
     sync_p50_ms: Option<f64>,
     sync_p99_ms: Option<f64>,
     redelivered: u64,
@@ -52,6 +59,7 @@ impl Report {
     ) -> Self {
         let count = bench.count as f64;
         let ms = |percentile: f64| lived.confirms.value_at_percentile(percentile) as f64 / 1e3;
+        let settle_ms = |percentile| lived.settles.value_at_percentile(percentile) as f64 / 1e3;
         let wrong = ledger.faults();
         Self {
             mode: if bench.latency { "latency" } else { "throughput" },
@@ -70,8 +78,13 @@ impl Report {
             p99_ms: ms(99.0),
             p999_ms: ms(99.9),
             max_ms: lived.confirms.max() as f64 / 1e3,
+            settle_p50_ms: settle_ms(50.0),
+            settle_p99_ms: settle_ms(99.0),
+            settle_p999_ms: settle_ms(99.9),
+            settle_max_ms: lived.settles.max() as f64 / 1e3,
             server_cpu_us_per_life: cpu.server.map(|time| time.as_secs_f64() * 1e6 / count),
             client_cpu_us_per_life: cpu.client.as_secs_f64() * 1e6 / count,
+            cores_busy: cpu.server.map(|_| cpu.cores_busy(lived.lives)),
             sync_p50_ms: syncs.percentile_ms(50.0),
             sync_p99_ms: syncs.percentile_ms(99.0),
             redelivered: ledger.redelivered(),
@@ -86,10 +99,16 @@ impl Report {
             Some(value) => format!("{value:.2} {unit}"),
             None => "not known".to_owned(),
         };
-        let confirm = format!(
-            "p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms, longest {:.2} ms",
-            self.p50_ms, self.p99_ms, self.p999_ms, self.max_ms
-        );
+        let times = |[p50, p99, p999, max]: [f64; 4]| {
+            format!("p50 {p50:.2} ms, p99 {p99:.2} ms, p99.9 {p999:.2} ms, longest {max:.2} ms")
+        };
+        let confirm = times([self.p50_ms, self.p99_ms, self.p999_ms, self.max_ms]);
+        let settle = times([
+            self.settle_p50_ms,
+            self.settle_p99_ms,
+            self.settle_p999_ms,
+            self.settle_max_ms,
+        ]);
         let sync = format!(
             "p50 {}, p99 {}",
             number(self.sync_p50_ms, "ms"),
@@ -113,8 +132,10 @@ impl Report {
             ("sends", format!("{} per second", grouped(self.sends_per_s))),
             ("whole lives", format!("{} per second", grouped(self.lives_per_s))),
             ("confirmed after", confirm),
+            ("settled after", settle),
             ("server", number(self.server_cpu_us_per_life, "µs of processor per life")),
             ("client", number(Some(self.client_cpu_us_per_life), "µs of processor per life")),
+            ("cores busy", number(self.cores_busy.map(|share| share * 100.0), "%")),
             ("a raw sync here", sync),
         ];
         if self.redelivered + self.leases_lost > 0 {
