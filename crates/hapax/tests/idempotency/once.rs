@@ -124,7 +124,8 @@ async fn crash(broker: &TestQueue, lease: Duration) -> String {
         let shop = runtime.block_on(async {
             let client = hapax_client::Client::connect(&address).unwrap();
             let builder = hapax_idempotency::Idempotency::builder(client.queue("http"));
-            let shop = Shop::open(builder.required("POST /twice").broker_timeout(PATIENCE).lease(lease));
+            let shop =
+                Shop::open(builder.required("POST /twice").broker_timeout(PATIENCE).lease(lease));
             drop(shop.asking(request("/twice", "k")));
             shop.called(1).await;
             shop
