@@ -64,6 +64,10 @@ impl Drop for Process {
 pub(crate) const RULES: &str = r#"{"lease_ms":1000,"max_attempts":100000,
                                    "backoff_min_ms":0,"backoff_max_ms":50}"#;
 
+/// The same where every delivery counts: a machine that stalls loses no lease of a living worker.
+pub(crate) const LASTING: &str = r#"{"lease_ms":6000,"max_attempts":100000,
+                                     "backoff_min_ms":0,"backoff_max_ms":50}"#;
+
 /// A broker of so many partitions with the queue `orders` of these rules, and a gateway.
 pub(crate) fn orders_and_gateway(
     directory: &std::path::Path,
