@@ -107,7 +107,7 @@ fn a_worker_process_works_until_it_is_killed() {
         return play(&serde_json::from_str(&part).unwrap());
     }
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), 1, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), 1, LASTING);
     let mut door = broker.connection();
     let mut process = Process::charge(&broker, &gateway, "bare");
     door.ask(&Request::send("orders", "a", "x")).is(201);
