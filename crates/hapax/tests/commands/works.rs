@@ -128,7 +128,7 @@ fn a_command_whose_lease_is_lost_is_stopped_with_everything_it_started(partition
     broker.ok(&["send", "orders", "x", "--key", "a"]);
     // A child of the shell, whose number is told; it would live for longer than the test.
     let exec = "sleep 1000 & echo $! > child; wait";
-    let worker = Worker::start(&broker, exec, &["--lease", "1s"]);
+    let worker = Worker::start(&broker, exec, &["--lease", "8s"]);
     let child = until("the command to run", || {
         let text = std::fs::read_to_string(broker.path().join("child")).ok()?;
         text.ends_with('\n').then(|| text.trim().to_owned())

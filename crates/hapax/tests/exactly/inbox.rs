@@ -334,7 +334,7 @@ fn a_worker_that_dies_before_its_commit_has_had_no_effect(partitions: u16) {
     shop.until_done(1);
     assert_eq!(shop.effects(), 1);
     let done = key(&mut shop.broker.connection(), "key-1");
-    assert_eq!(done["attempts"], 2, "{done}");
+    assert!(done["attempts"].as_u64() >= Some(2), "{done}");
 }
 
 on_one_and_on_four!(a_worker_stopped_in_its_transaction_past_its_lease_commits_once);

@@ -13,7 +13,7 @@ use hapax_transactions::sqlite::Database;
 use serde_json::json;
 
 use crate::gateway::Gateway;
-use crate::process::{Process, RULES, orders_and_gateway, put, stats, until_it_is};
+use crate::process::{LASTING, Process, orders_and_gateway, put, stats, until_it_is};
 use hapax_testing::http::Request;
 use hapax_testing::{PATIENCE, until};
 
@@ -32,7 +32,7 @@ fn charges_of(broker: &hapax_testing::BrokerProcess, gateway: &Gateway, done: u6
 on_one_and_on_four!(place_1_an_application_that_retries_a_send_under_its_key_has_one_effect);
 fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let mut door = broker.connection();
     door.ask(&Request::send("orders", "order-1", "x")).is(201);
@@ -47,7 +47,7 @@ fn place_1_an_application_that_retries_a_send_under_its_key_has_one_effect(parti
 on_one_and_on_four!(place_1_a_fresh_key_for_every_try_has_two_effects);
 fn place_1_a_fresh_key_for_every_try_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let _worker = Process::charge(&broker, &gateway, "bare");
     for key in ["order-1, try 1", "order-1, try 2"] {
         broker.connection().ask(&Request::send("orders", key, "x")).is(201);
@@ -122,7 +122,7 @@ fn send(way: &OneWay) -> JoinHandle<Answer> {
 on_one_and_on_four!(place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect);
 fn place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -140,7 +140,7 @@ fn place_2_a_lost_reply_is_asked_for_again_under_the_key_and_has_one_effect(part
 on_one_and_on_four!(place_2_a_lost_reply_without_a_key_has_two_effects);
 fn place_2_a_lost_reply_without_a_key_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let rules = r#"{"guarantee":"at-least-once","lease_ms":1000}"#;
+    let rules = r#"{"guarantee":"at-least-once","lease_ms":6000}"#;
     let (broker, gateway) = orders_and_gateway(directory.path(), partitions, rules);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let keyless = Request::new("POST", "/v1/queues/orders/messages").body("x");
@@ -159,7 +159,7 @@ fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effe
     partitions: u16,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    let (mut broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (mut broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let _worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -176,7 +176,7 @@ fn place_3_a_broker_killed_before_its_reply_still_knows_the_key_and_has_one_effe
 on_one_and_on_four!(place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects);
 fn place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (mut broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (mut broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let mut worker = Process::charge(&broker, &gateway, "bare");
     let way = OneWay::to(broker.setup.address);
     let sending = send(&way);
@@ -185,7 +185,7 @@ fn place_3_a_broker_that_loses_its_keys_in_a_crash_has_two_effects(partitions: u
     broker.kill();
     // As one that kept its keys in memory would come back: without them.
     let broker = broker.setup.clone().data(&directory.path().join("nothing")).start();
-    put(&mut broker.connection(), "orders", RULES);
+    put(&mut broker.connection(), "orders", LASTING);
     let _worker = Process::charge(&broker, &gateway, "bare");
     way.mend();
     sending.join().unwrap();
@@ -201,7 +201,7 @@ fn effects_of_a_worker_killed_after_the_first(
     place: &str,
 ) -> (usize, usize) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let mut door = broker.connection();
     gateway.stop_callers(place);
     let mut first = Process::charge(&broker, &gateway, how);
@@ -235,7 +235,7 @@ fn place_4_a_worker_killed_after_its_effect_has_two_without_a_key(partitions: u1
 /// there, and what is the result?
 fn payments_of_a_worker_killed_after_its_commit(partitions: u16, how: &str) -> (i64, String) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let path = directory.path().join("payments.db");
     let database = Database::open(&path).unwrap();
     let made = database.transaction::<_, Failure>(|transaction| {

@@ -64,6 +64,10 @@ impl Drop for Process {
 pub(crate) const RULES: &str = r#"{"lease_ms":1000,"max_attempts":100000,
                                    "backoff_min_ms":0,"backoff_max_ms":50}"#;
 
+/// The same where every delivery counts: a machine that stalls loses no lease of a living worker.
+pub(crate) const LASTING: &str = r#"{"lease_ms":6000,"max_attempts":100000,
+                                     "backoff_min_ms":0,"backoff_max_ms":50}"#;
+
 /// A broker of so many partitions with the queue `orders` of these rules, and a gateway.
 pub(crate) fn orders_and_gateway(
     directory: &std::path::Path,
@@ -103,7 +107,7 @@ fn a_worker_process_works_until_it_is_killed() {
         return play(&serde_json::from_str(&part).unwrap());
     }
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), 1, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), 1, LASTING);
     let mut door = broker.connection();
     let mut process = Process::charge(&broker, &gateway, "bare");
     door.ask(&Request::send("orders", "a", "x")).is(201);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hapax_client::derive;
 use serde_json::Value;
 
-use crate::process::{Process, RULES, key, orders_and_gateway, until_it_is};
+use crate::process::{LASTING, Process, key, orders_and_gateway, until_it_is};
 use hapax_testing::http::Request;
 use hapax_testing::{BrokerProcess, Signal, pause, printed, signal, suspend, until};
 
@@ -22,7 +22,7 @@ fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_
     partitions: u16,
 ) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let mut door = broker.connection();
     gateway.stop_callers("within the step");
     let mut first = Process::charge(&broker, &gateway, "step");
@@ -44,7 +44,7 @@ fn a_worker_killed_within_a_step_charges_nothing_twice_and_leaves_its_intent_to_
 on_one_and_on_four!(a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call);
 fn a_worker_killed_after_a_step_is_followed_by_one_that_does_not_call(partitions: u16) {
     let directory = tempfile::tempdir().unwrap();
-    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, RULES);
+    let (broker, gateway) = orders_and_gateway(directory.path(), partitions, LASTING);
     let mut door = broker.connection();
     gateway.stop_callers("after the step");
     let mut first = Process::charge(&broker, &gateway, "step");

@@ -62,7 +62,7 @@ fn a6_a_full_disk_refuses_sends_and_finishes_work_and_recovers_by_itself(partiti
     std::fs::remove_file(&filler).unwrap();
     std::fs::remove_file(&rest).unwrap();
     let freed = Instant::now();
-    within(Duration::from_secs(10), "sends to be taken again", || {
+    within(Duration::from_secs(60), "sends to be taken again", || {
         let response = door.ask(&Request::send("orders", "after", "x"));
         (response.status == 201).then_some(())
     });

@@ -52,7 +52,7 @@ fn a15_the_message_of_a_killed_worker_is_delivered_to_another(partitions: u16) {
     let setup = broker_in(directory.path()).partitions(partitions);
     let broker = setup.start();
     let mut door = broker.connection();
-    put(&mut door, &json!({ "lease_ms": 1_000, "backoff_min_ms": 0, "backoff_max_ms": 0 }));
+    put(&mut door, &json!({ "lease_ms": 8_000, "backoff_min_ms": 0, "backoff_max_ms": 0 }));
     door.ask(&Request::send("orders", "a", "x")).is(201);
     // The command outlives its killed worker, and ends with the directory it looks at.
     std::fs::write(directory.path().join("hold"), "").unwrap();
@@ -60,7 +60,7 @@ fn a15_the_message_of_a_killed_worker_is_delivered_to_another(partitions: u16) {
     let mut first = worker(&broker, directory.path(), exec);
     until("the first worker to begin", || directory.path().join("taken").exists().then_some(()));
     // It extends its lease for as long as it lives: nobody else gets the message.
-    let nothing = receive(&mut door, &json!({ "wait_ms": 1_500 }));
+    let nothing = receive(&mut door, &json!({ "wait_ms": 9_000 }));
     assert_eq!(nothing, Vec::<Value>::new(), "a living worker keeps its message");
     first.0.kill().unwrap();
     first.0.wait().unwrap();
@@ -152,7 +152,7 @@ fn a16_a_poison_message_dies_once_also_over_a_crash_and_its_neighbours_flow(part
     put(
         &mut door,
         &json!({
-            "order": "group", "max_attempts": ATTEMPTS, "lease_ms": 1_000,
+            "order": "group", "max_attempts": ATTEMPTS, "lease_ms": 5_000,
             "backoff_min_ms": 0, "backoff_max_ms": 0,
         }),
     );
@@ -303,7 +303,7 @@ impl Begun {
         let broker = setup.start();
         let mut door = broker.connection();
         let rules = json!({
-            "on_lost": "park", "lease_ms": 2_000, "backoff_min_ms": 0, "backoff_max_ms": 0,
+            "on_lost": "park", "lease_ms": 5_000, "backoff_min_ms": 0, "backoff_max_ms": 0,
         });
         put(&mut door, &rules);
         door.ask(&Request::send("orders", "a", "x")).is(201);
@@ -362,7 +362,7 @@ fn a15_an_effect_that_has_begun_stays_parked_when_the_broker_stalls_and_wakes(pa
     let begun = Begun::start(partitions);
     begun.broker.signal(Signal::STOP);
     // For longer than the lease: the worker stops the command, as nobody extends it.
-    pause(Duration::from_secs(4));
+    pause(Duration::from_secs(7));
     begun.broker.signal(Signal::CONT);
     begun.is_parked();
     begun.stays_parked();

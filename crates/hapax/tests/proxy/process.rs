@@ -61,12 +61,18 @@ impl Proxy {
             ["--route", "POST /status/{status}"],
             ["--optional-route", "PUT /charges"],
         ];
+        // A machine that stalls for seconds is not a broker that is away.
+        let patience: &[&str] = match more.contains(&"--broker-timeout") {
+            true => &[],
+            false => &["--broker-timeout", "60s"],
+        };
         let directory = tempfile::tempdir().unwrap();
         let mut child = hapax(directory.path())
             .args(["proxy", "--server", broker, "--upstream", upstream])
             .args(routes.concat())
             .args(["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"])
             .args(["--port-file", "ports", "--log", "error"])
+            .args(patience)
             .args(more)
             .stdout(Stdio::null())
             .spawn()

@@ -402,13 +402,16 @@ async fn dead_messages_are_browsed_redriven_and_discarded() {
 
 #[tokio::test]
 async fn a_parked_message_is_resolved() {
-    let broker = Broker::with_queue("orders", r#"{"on_lost":"park","lease_ms":100}"#).await;
+    let broker = Broker::with_queue("orders", r#"{"on_lost":"park"}"#).await;
     let mut client = broker.client.clone();
     for key in ["a", "b"] {
         broker.send("orders", vec![message(0, key, "body")]).await;
         let delivery = receive(&broker, "orders", 1).await.remove(0);
         let begin = Verb::Begin(proto::Begin {});
         settle_all(&broker, "orders", vec![settle(0, &delivery.lease, begin)]).await;
+        // Short only now: a machine that stalls would lose it before.
+        let extend = Verb::Extend(proto::Extend { lease_ms: Some(100) });
+        settle_all(&broker, "orders", vec![settle(0, &delivery.lease, extend)]).await;
         let look = proto::GetKeyRequest { key: Some(named("orders", key)), wait_ms: 50_000 };
         let parked = in_time(client.get_key(look)).await.unwrap().into_inner();
         assert_eq!(parked.state(), State::Parked);

@@ -234,6 +234,7 @@ async fn a_lost_lease_is_told_and_settles_nothing_any_more() {
         }
     };
     assert_eq!(lost, first.deliveries[0].fence);
+    broker.put("orders", r#"{"lease_ms":600000}"#).await.unwrap();
     let mut quick = broker.works("orders", 1).await;
     let second = quick.deliveries(1).await.remove(0);
     quick.settle(vec![done(1, &second, "the winner's")]).await;

@@ -88,11 +88,14 @@ async fn a_discarded_message_is_given_up_and_remembered() {
 /// A message that is parked: begun, and its lease lost.
 async fn park(broker: &Broker, key: &str) {
     broker.send("orders", key, "x").await;
-    let receive = r#"{"max":1,"lease_ms":100,"wait_ms":30000}"#;
+    let receive = r#"{"max":1,"lease_ms":600000,"wait_ms":30000}"#;
     let told = broker.ask(post("/v1/queues/orders/receive", receive)).await.is(200);
     let lease = told["messages"][0]["lease"].clone();
     let begun = broker.settle("orders", json!({"lease": lease, "do": "begin"})).await;
     assert_eq!(begun["answer"], "ok");
+    // Short only now: a machine that stalls would lose it before.
+    let extend = json!({"lease": lease, "do": "extend", "lease_ms": 100});
+    assert_eq!(broker.settle("orders", extend).await["answer"], "ok");
     let looked = broker.ask(get(&format!("/v1/queues/orders/keys/{key}?wait_ms=30000"))).await;
     assert_eq!(looked.is(200)["state"], "parked");
 }
