@@ -76,7 +76,7 @@ mod tests {
             let command = commands.pop(&mut spent);
             assert!(matches!(command, Some(Command::Relayed { id, .. }) if id == next));
         }
-        assert!(commands.is_empty() && commands.len() == 0 && commands.pop(&mut spent).is_none());
+        assert!(commands.is_empty() && commands.pop(&mut spent).is_none());
         assert_eq!(spent.len(), SPENT_MAX);
     }
 }

@@ -118,6 +118,18 @@ fn a_checkpoint_that_may_begin_sweeps_nothing() {
 }
 
 #[test]
+fn the_memory_of_a_checkpoint_counts_until_it_is_written() {
+    let mut keys = keys();
+    trace(&mut keys, 0, 1_000);
+    let bytes = keys.footprint();
+    assert!(bytes > 0 && keys.checkpoint_footprint() == 0);
+    drop(keys.begin_checkpoint());
+    assert_eq!((keys.footprint(), keys.checkpoint_footprint()), (0, bytes));
+    keys.finish_checkpoint();
+    assert_eq!((keys.footprint(), keys.checkpoint_footprint()), (0, 0));
+}
+
+#[test]
 fn what_was_beside_records_is_dropped_in_steps() {
     let mut keys = keys();
     let record = crate::record::tests::uneventful();
