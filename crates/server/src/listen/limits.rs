@@ -28,8 +28,8 @@ pub struct Limits {
     /// a door has read anything. A stream that is not read leaves half of it for the others.
     pub stream_window_bytes: u32,
     pub connection_window_bytes: u32,
-    /// A frame of HTTP/2. What our client fills on a stream, 32 KiB and a message, fits into one, and
-    /// is read without being copied together.
+    /// A frame of HTTP/2. What our client fills on a stream, 32 KiB and a message, fits into one:
+    /// it is read without being copied together.
     pub frame_bytes_max: u32,
     /// What may wait to be written to one HTTP/2 stream.
     pub send_buffer_bytes: u32,
