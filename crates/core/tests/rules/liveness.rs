@@ -51,7 +51,7 @@ fn redrive(world: &mut World, queue: &str, id: &str, per_s: Option<u32>) {
 fn progress(world: &mut World, queue: &str, id: &str) -> RedriveView {
     let outcome = world.run(Command::RedriveProgress { queue: name(queue), id: id.into() });
     let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
-    view
+    *view
 }
 
 fn stats(world: &World, queue: &str) -> Stats {

@@ -431,7 +431,7 @@ fn progress(world: &mut World, id: &str) -> RedriveView {
     let progress = Command::RedriveProgress { queue: name("orders"), id: id.into() };
     let outcome = world.run(progress);
     let Outcome::Redrive(view) = outcome else { panic!("{outcome:?}") };
-    view
+    *view
 }
 
 fn keys(range: std::ops::Range<usize>) -> Select {
