@@ -275,9 +275,10 @@ impl Appender {
             (Doing::Nothing, _) => Vec::new(), // A reply that came twice.
             (_, outcome) => {
                 let was_full = self.is_full();
-                self.trouble = Some(outcome.err().unwrap_or_else(|| {
-                    Failure::Refused("it answered something else".to_owned())
-                }));
+                self.trouble =
+                    Some(outcome.err().unwrap_or_else(|| {
+                        Failure::Refused("it answered something else".to_owned())
+                    }));
                 self.must_look = true;
                 match was_full == self.is_full() {
                     true => Vec::new(),
@@ -302,8 +303,7 @@ impl Appender {
             let batch = tail.pending.pop_front();
             #[expect(clippy::expect_used, reason = "what was sent stays pending until now")]
             let at = batch.expect("what was sent is pending").at;
-            tail.clean =
-                LogEnd { epoch: tail.owner.epoch, sequence: at.sequence, chain: at.chain };
+            tail.clean = LogEnd { epoch: tail.owner.epoch, sequence: at.sequence, chain: at.chain };
         }
         tail.found = 0;
         tail.answered = tail.answered.max(sent.question);

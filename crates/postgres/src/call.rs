@@ -2,8 +2,7 @@
 //!
 //! The code that decides (the [`appender`](crate::appender), the log, the volume, the members)
 //! makes calls and reads answers, and knows no connection. So a model of the database can stand in
-//! for PostgreSQL, in the simulator and in the suite [`conformance`](crate::conformance), which
-//! both have to pass.
+//! for PostgreSQL.
 
 use std::sync::Arc;
 
@@ -30,13 +29,7 @@ pub struct Position {
 }
 
 /// The checksum of a batch, over the one before and where it belongs.
-pub fn chain(
-    cluster: Uuid,
-    partition: u16,
-    sequence: Sequence,
-    before: u64,
-    batch: &[u8],
-) -> u64 {
+pub fn chain(cluster: Uuid, partition: u16, sequence: Sequence, before: u64, batch: &[u8]) -> u64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(cluster.as_bytes());
     hasher.update(&partition.to_le_bytes());
@@ -179,7 +172,11 @@ pub enum Answer {
     Owned(bool),
     Rows(Vec<Row>),
     First(Option<Sequence>),
-    Manifest { version: u64, through: Sequence, bytes: Vec<u8> },
+    Manifest {
+        version: u64,
+        through: Sequence,
+        bytes: Vec<u8>,
+    },
     Pieces(Vec<(u64, u64, u64)>),
     Bytes(Option<Vec<u8>>),
     /// Count, the database's clock in ms, catalog, lineage; `None` if the row is gone.

@@ -119,8 +119,7 @@ impl Connection {
             Call::Ends(partitions) => self.ends(partitions).await,
             Call::Claim { partition, seen, least, claim, node } => {
                 let (number, seen, least) = (i32::from(*partition), signed(*seen), signed(*least));
-                let rows =
-                    self.rows(&sql::CLAIM, &[&number, &seen, &least, claim, node]).await?;
+                let rows = self.rows(&sql::CLAIM, &[&number, &seen, &least, claim, node]).await?;
                 let epoch = rows.first().map(|row| get::<i64>(row, 0)).transpose()?;
                 Ok(Answer::Claimed(epoch.map(epoch_of).transpose()?))
             }
@@ -188,17 +187,20 @@ impl Connection {
         match call {
             Call::Keep { owner, piece } => {
                 let (number, epoch, claim) = owner_columns(owner);
-                let (run, at, bytes) = (piece.run.cast_signed(), piece.at.cast_signed(), &*piece.bytes);
+                let (run, at, bytes) =
+                    (piece.run.cast_signed(), piece.at.cast_signed(), &*piece.bytes);
                 let columns: Parameters<'_> = &[&number, &epoch, &claim, &run, &at, &bytes];
                 Ok(Answer::Owned(self.count(&sql::KEEP, columns).await? == 1))
             }
             Call::Pieces { partition } => {
                 let rows = self.rows(&sql::PIECES, &[&i32::from(*partition)]).await?;
-                let piece = |row: &Row| Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?));
+                let piece =
+                    |row: &Row| Ok((unsigned(row, 0)?, unsigned(row, 1)?, unsigned(row, 2)?));
                 rows.iter().map(piece).collect::<Result<_, _>>().map(Answer::Pieces)
             }
             Call::Fetch { partition, run, at } => {
-                let (number, run, at) = (i32::from(*partition), run.cast_signed(), at.cast_signed());
+                let (number, run, at) =
+                    (i32::from(*partition), run.cast_signed(), at.cast_signed());
                 let rows = self.rows(&sql::FETCH, &[&number, &run, &at]).await?;
                 Ok(Answer::Bytes(rows.first().map(|row| get(row, 0)).transpose()?))
             }
@@ -269,13 +271,21 @@ impl Connection {
             }
         }
         let columns: Parameters<'_> = &[
-            &partitions, &epochs, &claims, &afters, &chains, &places, &sequences, &new_chains,
+            &partitions,
+            &epochs,
+            &claims,
+            &afters,
+            &chains,
+            &places,
+            &sequences,
+            &new_chains,
             &batches,
         ];
         let rows = self.rows(&sql::APPEND, columns).await?;
         let mut answers = vec![Appended::default(); parts.len()];
         for row in &rows {
-            let (place, kind, number) = (get::<i64>(row, 0)?, get::<i32>(row, 1)?, unsigned(row, 2)?);
+            let (place, kind, number) =
+                (get::<i64>(row, 0)?, get::<i32>(row, 1)?, unsigned(row, 2)?);
             let place = usize::try_from(place - 1).ok();
             let Some(answer) = place.and_then(|place| answers.get_mut(place)) else {
                 return Err(Failure::Refused("a place that was not asked".to_owned()));

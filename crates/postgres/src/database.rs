@@ -83,10 +83,8 @@ impl Database {
     /// Connects and checks. Where the database is empty the broker is created in it, if `create` is
     /// given, and refused otherwise. Blocks.
     pub fn connect(settings: Settings, create: Option<&Create>) -> Result<Self, Refused> {
-        let unreachable = |why: String| Refused::Unreachable {
-            database: settings.shown().to_owned(),
-            why,
-        };
+        let unreachable =
+            |why: String| Refused::Unreachable { database: settings.shown().to_owned(), why };
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("hapax-postgres")

@@ -274,7 +274,8 @@ impl PostgresLog {
 
     fn unreachable(&self) -> Error {
         let trouble = self.parts.lane.trouble();
-        let why = trouble.map_or("it does not answer".to_owned(), |(failure, _)| failure.to_string());
+        let why =
+            trouble.map_or("it does not answer".to_owned(), |(failure, _)| failure.to_string());
         Error::Unreachable { file: self.parts.label.clone(), why }
     }
 }

@@ -18,10 +18,7 @@ const NAMES: [&str; 7] =
     ["cluster", "node", "partition", "journal", "manifest", "chunk", "document"];
 
 /// Connects, checks, and creates the tables if there are none and that is wanted.
-pub(crate) async fn check(
-    settings: &Settings,
-    create: Option<&Create>,
-) -> Result<Shared, Refused> {
+pub(crate) async fn check(settings: &Settings, create: Option<&Create>) -> Result<Shared, Refused> {
     let database = settings.shown().to_owned();
     let connection = match Connection::open(settings).await {
         Ok(connection) => connection,

@@ -216,10 +216,8 @@ pub(crate) const FORGET: Sql = Sql {
     types: &[Type::UUID, Type::INT8],
 };
 
-pub(crate) const DOCUMENT: Sql = Sql {
-    text: "select bytes, version from hapax.document where name = $1",
-    types: &[Type::TEXT],
-};
+pub(crate) const DOCUMENT: Sql =
+    Sql { text: "select bytes, version from hapax.document where name = $1", types: &[Type::TEXT] };
 
 /// Version 0 is that of a document that is not there.
 pub(crate) const REPLACE: Sql = Sql {
