@@ -162,6 +162,12 @@ impl Appender {
         self.tails.get(&ticket).is_none_or(|tail| idle(tail) || tail.end.is_some())
     }
 
+    /// Whether there is nothing to send and nothing on its way.
+    pub fn is_at_rest(&self) -> bool {
+        let wants = self.tails.values().any(Tail::wants);
+        self.doing == Doing::Nothing && !self.must_look && !wants
+    }
+
     /// Why the owner's appends ended, if they did.
     pub fn ended(&self, ticket: Ticket) -> Option<Error> {
         let tail = self.tails.get(&ticket)?;

@@ -123,6 +123,14 @@ impl Database {
         self.0.lanes.iter().for_each(|lane| lane.with(Appender::look));
     }
 
+    /// Waits until nothing of this node is on its way to the database. For tests.
+    #[doc(hidden)]
+    pub fn wait_idle(&self) {
+        self.0.lanes.iter().for_each(|lane| {
+            lane.wait(Duration::from_secs(60), Appender::is_at_rest);
+        });
+    }
+
     /// What keeps appends from being acknowledged, and for how long it has.
     pub fn trouble(&self) -> Option<(Failure, Duration)> {
         self.0.lanes.iter().filter_map(|lane| lane.trouble()).max_by_key(|(_, since)| *since)
