@@ -21,6 +21,9 @@
 //! - `clean` moves only by an answer without a warning, with every row;
 //! - batches are kept until they are durable, whatever happens to the database.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ const LANES: usize = 2;
 /// Claims, checkpoints, merges and reads share this many; members have one more.
 const POOL: usize = 4;
 /// Between two tries, at random within these.
-const PAUSE_MS: std::ops::Range<u64> = 50..500;
+const PAUSE_MS: std::ops::Range<u64> = 20..250;
 
 /// A secret that is not printed.
 #[derive(Clone, PartialEq, Eq)]

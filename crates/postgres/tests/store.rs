@@ -148,6 +148,30 @@ fn the_store_in_postgres_keeps_the_contract() {
     check_contract(|url, _| url.to_owned());
 }
 
+/// The same through PgBouncer, where every statement may go to another session.
+#[test]
+fn the_store_behind_a_pooler_keeps_the_contract() {
+    let Some(server) = support::server() else { return };
+    let program = Path::new("/usr/sbin/pgbouncer");
+    if !program.is_file() {
+        return hapax_testing::skip("PgBouncer", "pgbouncer");
+    }
+    let port = hapax_testing::free_address().port();
+    let settings = format!(
+        "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
+         listen_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\n\
+         pool_mode = transaction\ndefault_pool_size = 3\nunix_socket_dir =\n",
+        server.port()
+    );
+    let settings = server.write("pgbouncer.ini", &settings);
+    let _pooler = server.beside(program, &["-q", settings.to_str().unwrap()]);
+    until("PgBouncer", || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
+    check_contract(|_, name| format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true"));
+    let (_, name) = support::empty(&server);
+    let url = format!("postgres://postgres@127.0.0.1:{port}/{name}?pooled=true");
+    hapax_postgres::conformance::run(&support::connect(&url, 4));
+}
+
 /// Waits for a wake.
 #[test]
 fn an_owner_is_woken_when_its_batch_is_durable() {
