@@ -44,8 +44,8 @@ fn a_reply_lost_at_any_statement_changes_nothing() {
     let proxy = Proxy::to(server.port());
     let through = url.replace(&server.port().to_string(), &proxy.port.to_string());
     drop(support::connect(&url, 64));
+    let database = support::connect(&through, 64);
     for (lost, partition) in (0_i64..).zip(0_u16..64) {
-        let database = support::connect(&through, 64);
         let cache = tempfile::tempdir().unwrap();
         proxy.lose_reply_after(lost);
         let (mut store, claim) = support::claimed(&database, partition, cache.path());

@@ -77,7 +77,7 @@ fn settings_that_lose_data_are_refused_by_name() {
     server.sql("it", "alter database it set default_transaction_read_only = on");
     let told = refused(&url);
     assert!(matches!(told, Refused::ReadOnly { .. }), "{told}");
-    server.sql("it", "set default_transaction_read_only = off; alter database it reset all");
+    server.sql("postgres", "alter database it reset all");
     let schemas = "select count(*) from pg_namespace where nspname = 'hapax'";
     assert_eq!(server.sql("it", schemas).trim(), "0", "nothing was changed");
     // Later, too: the append itself demands them.
