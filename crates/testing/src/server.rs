@@ -1,4 +1,5 @@
-//! PostgreSQL servers of a test's own: durable, over TCP, with standbys, to be stopped and promoted.
+//! PostgreSQL servers of a test's own: durable, over TCP, with standbys, to be stopped and
+//! promoted.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
