@@ -49,7 +49,11 @@ impl PostgresServer {
     pub fn standby(&self, name: &str, settings: &[&str]) -> Self {
         let standby = Self::prepare(self.programs.clone(), settings);
         let from = format!("host=127.0.0.1 port={} user={USER} application_name={name}", self.port);
-        standby.run("pg_basebackup", &["-R", "-X", "stream", "-c", "fast", "-d", &from], &[]);
+        standby.run(
+            "pg_basebackup",
+            &["-R", "-X", "stream", "-c", "fast", "-d", &from],
+            &["--no-sync"],
+        );
         standby.started()
     }
 
