@@ -16,16 +16,19 @@ mod postgres;
 mod process;
 #[cfg(feature = "client")]
 mod queue;
+mod server;
 mod wait;
 
 pub mod http;
 
 pub use broker::TestBroker;
 pub use link::Link;
+pub use ports::free_address;
 pub use postgres::{Postgres, skip, spawn};
 pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspend};
 #[cfg(feature = "client")]
 pub use queue::TestQueue;
+pub use server::{Beside, PostgresServer};
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 
 /// Makes two tests of a function of the number of partitions: on one, and on four.

@@ -1,0 +1,136 @@
+//! The statements, on a real server; races between claims and appends.
+#![expect(clippy::unwrap_used, reason = "a test: what fails here fails it")]
+
+mod support;
+
+use std::sync::{Arc, Barrier};
+
+use hapax_postgres::call::{Answer, Backend, Batch, Call, Owner, Part, Position, chain};
+use hapax_postgres::{Members, Node, NodeState, Options, PostgresStore, Uuid, conformance};
+
+#[test]
+fn the_database_keeps_what_the_statements_promise() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    conformance::run(&support::connect(&url, 4));
+    // What somebody left behind in a session does not make an append asynchronous.
+    server.sql(&name, &format!("alter database {name} set synchronous_commit = local"));
+    conformance_of_sync(&server, &url, &name);
+}
+
+/// The append is flushed when it is acknowledged, whatever the session was set to.
+fn conformance_of_sync(server: &hapax_testing::PostgresServer, url: &str, name: &str) {
+    let database = support::connect(url, 4);
+    server.sql(name, &format!("alter database {name} set synchronous_commit = off"));
+    let cache = tempfile::tempdir().unwrap();
+    // Its connections are made after the change.
+    let (mut store, claim) = support::claimed(&database, 3, cache.path());
+    use hapax_store::Store;
+    for sequence in claim.last + 1..=claim.last + 5 {
+        let before = server.sql(name, "select pg_current_wal_flush_lsn()");
+        store.append(claim.epoch, sequence, &[7; 9000]).unwrap();
+        hapax_testing::until("the batch", || store.durable().unwrap() == sequence);
+        let flushed =
+            format!("select pg_current_wal_flush_lsn() > '{}'::pg_lsn + 9000", before.trim());
+        assert_eq!(server.sql(name, &flushed).trim(), "t");
+    }
+}
+
+/// H1: whatever a claim sees after it is what was appended, whoever is first.
+#[test]
+fn what_a_claim_sees_is_what_was_appended() {
+    let Some(server) = support::server() else { return };
+    let (url, _) = support::empty(&server);
+    let database = Arc::new(support::connect(&url, 1));
+    let ends = |call| match database.call(call) {
+        Ok(Answer::Ends(ends)) => (ends.cluster, ends.ends[0].position(), ends.ends[0].epoch),
+        other => panic!("{other:?}"),
+    };
+    let claim = |seen| {
+        let claim = Uuid::now_v7();
+        let call = Call::Claim { partition: 0, seen, least: 0, claim, node: claim };
+        match database.call(call) {
+            Ok(Answer::Claimed(Some(epoch))) => Owner { partition: 0, epoch, claim },
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut owner = claim(0);
+    let mut wins = [0, 0];
+    for round in 0..120_u64 {
+        let (cluster, after, _) = ends(Call::Ends(vec![0]));
+        let bytes: Arc<[u8]> = vec![round as u8; 20_000].into();
+        let sequence = after.sequence + 1;
+        let at = Position { sequence, chain: chain(cluster, 0, sequence, after.chain, &bytes) };
+        let part = Part { owner, after, batches: vec![Batch { at, bytes }] };
+        let start = Barrier::new(2);
+        let (appended, (new, seen)) = std::thread::scope(|scope| {
+            let append = scope.spawn(|| {
+                start.wait();
+                database.call(Call::Append(vec![part]))
+            });
+            let claims = scope.spawn(|| {
+                start.wait();
+                // Both orders have to be met, on any machine.
+                (0..(round % 6) * 20_000).for_each(|it| {
+                    std::hint::black_box(it);
+                });
+                let new = claim(owner.epoch);
+                (new, ends(Call::Ends(vec![0])).1)
+            });
+            (append.join().unwrap(), claims.join().unwrap())
+        });
+        let Ok(Answer::Appended(answers)) = appended else { panic!("{appended:?}") };
+        let is_in = answers[0].inserted == [sequence];
+        assert_eq!(seen.sequence == sequence, is_in, "round {round}: {answers:?}, {seen:?}");
+        wins[usize::from(is_in)] += 1;
+        owner = new;
+    }
+    assert!(wins[0] + wins[1] == 120, "{wins:?}");
+}
+
+#[test]
+fn nodes_see_each_other_and_forget_those_that_are_gone() {
+    let Some(server) = support::server() else { return };
+    let (url, _) = support::empty(&server);
+    let database = support::connect(&url, 2);
+    let within = hapax_testing::PATIENCE;
+    let register = |name: &str| {
+        let (name, address, release) = (name.to_owned(), "a:1".to_owned(), "0".to_owned());
+        let node = Node { name, address, release, feature: 1 };
+        Members::register(&database, &node, within).unwrap()
+    };
+    let (one, other) = (register("one"), register("other"));
+    let beat = one.heartbeat(NodeState::Serving, 5, within).unwrap().unwrap();
+    assert_eq!((beat.count, beat.lineage), (1, database.shared().lineage));
+    let seen = other.read(within).unwrap();
+    assert_eq!(seen.partitions.len(), 2);
+    let names: Vec<_> = seen.nodes.iter().map(|node| (&*node.name, node.heartbeat)).collect();
+    assert_eq!(names, [("one", 1), ("other", 0)]);
+    assert!(!other.delete(one.id(), 0, within).unwrap(), "its heartbeat changed");
+    assert!(other.delete(one.id(), 1, within).unwrap());
+    assert!(one.heartbeat(NodeState::Serving, 5, within).unwrap().is_none(), "its row is gone");
+    other.leave(within).unwrap();
+    let third = register("third");
+    assert_eq!(third.read(within).unwrap().nodes.len(), 1);
+}
+
+#[test]
+fn what_others_left_over_is_removed_by_the_next_owner_and_by_nobody_else() {
+    let Some(server) = support::server() else { return };
+    let (url, name) = support::empty(&server);
+    let database = support::connect(&url, 1);
+    let cache = tempfile::tempdir().unwrap();
+    let (owner, claim) = support::claimed(&database, 0, cache.path());
+    // A run that the living owner is writing.
+    let run = (u64::from(claim.epoch) << 40) | 5;
+    server.sql(&name, &format!("insert into hapax.chunk values (0, {run}, 0, 'piece')"));
+    let left = || server.sql(&name, "select count(*) from hapax.chunk").trim().to_owned();
+    let mut options = Options::new(support::node(), cache.path().to_owned());
+    options.seen = Some(claim.epoch - 1);
+    let mut late = PostgresStore::open(&database, 0, options, Arc::new(|| {}));
+    assert!(hapax_store::Store::claim(&mut late).is_err());
+    assert_eq!(left(), "1", "who may not claim removes nothing");
+    drop(owner);
+    drop(support::claimed(&database, 0, cache.path()));
+    assert_eq!(left(), "0");
+}
