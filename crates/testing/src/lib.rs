@@ -16,6 +16,7 @@ mod postgres;
 mod process;
 #[cfg(feature = "client")]
 mod queue;
+mod standby;
 mod wait;
 
 pub mod http;
@@ -26,6 +27,7 @@ pub use postgres::{Postgres, skip, spawn};
 pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspend};
 #[cfg(feature = "client")]
 pub use queue::TestQueue;
+pub use standby::TestStandby;
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 
 /// Makes two tests of a function of the number of partitions: on one, and on four.

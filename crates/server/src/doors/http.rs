@@ -31,7 +31,9 @@ use utoipa::OpenApi;
 use crate::service::Service;
 use access::Access;
 pub(crate) use dispatch::generated;
+pub(super) use failure::{refused, refused_by_a_standby};
 use openapi::Every;
+pub(super) use pages::{error, errors, livez};
 use takes::Takes;
 
 /// Everything that is served under HTTP.
