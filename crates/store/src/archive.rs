@@ -98,6 +98,26 @@ pub(crate) fn head(volume: &dyn Volume) -> Result<Option<Head>, Error> {
     Ok(manifest.map(|Manifest { epoch, through, synced, .. }| Head { epoch, through, synced }))
 }
 
+/// Name and length of every run that a manifest lists, given what it holds: for volumes that check
+/// that all of it is there before the manifest names it.
+pub fn runs_of(manifest: &[u8]) -> Result<Vec<(String, u64)>, Error> {
+    let manifest = Manifest::decode(manifest, manifest::NAME)?;
+    Ok(manifest.runs.iter().map(|run| (run::name(run.id), run.bytes)).collect())
+}
+
+/// The number in the name of a run file; `None` for other files.
+pub fn run_number(name: &str) -> Option<u64> {
+    run::id_of(name)
+}
+
+/// The name of a run file.
+pub fn run_name(number: u64) -> String {
+    run::name(number)
+}
+
+/// The name of the manifest.
+pub const MANIFEST_NAME: &str = manifest::NAME;
+
 /// The disk space available to a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {

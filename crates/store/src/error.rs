@@ -18,6 +18,22 @@ pub struct Corruption {
     pub what: String,
 }
 
+/// The end of a log: the last batch, the owner that wrote it, and a checksum over everything
+/// before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogEnd {
+    pub epoch: Epoch,
+    pub sequence: Sequence,
+    pub chain: u64,
+}
+
+impl std::fmt::Display for LogEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { epoch, sequence, chain } = self;
+        write!(f, "batch {sequence} of epoch {epoch} (chain {chain:016x})")
+    }
+}
+
 /// Why a store refused or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -35,6 +51,16 @@ pub enum Error {
          or use the data of a backup"
     )]
     NewerFormat { file: String, found: u32, known: u32 },
+    #[error(
+        "{file} was set back: it went to {had}, and now ends at {found}; nothing was changed. \
+         A backup was restored, a standby that lagged behind was promoted, or it is another \
+         database. Bring the later state back, or accept the loss (hapax cluster accept-loss)"
+    )]
+    Regressed { file: String, had: LogEnd, found: LogEnd },
+    #[error("{file} would lose data: {setting}; change it and start again")]
+    Unsafe { file: String, setting: String },
+    #[error("{file} cannot be reached: {why}")]
+    Unreachable { file: String, why: String },
     #[error("another process holds {file}: stop it, or choose another directory")]
     Locked { file: String },
     #[error("{operation} {file}: {source}")]

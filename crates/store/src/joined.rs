@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use threads::Threads;
 pub use workers::{Checkpointer, Merger};
 
-use crate::archive::{Archive, CheckpointJob, MergeJob, Reader};
+use crate::archive::{self, Archive, CheckpointJob, MergeJob, Reader};
 use crate::journal::Wake;
 use crate::log::Log;
 use crate::{Checkpoint, Epoch, Error, Lock, Room, Sequence, Volume};
@@ -59,6 +59,70 @@ pub(crate) struct Parts<L> {
     pub(crate) lock: Option<Box<dyn Lock>>,
     /// The minimum epoch of the next owner, if this is a copy without an owner yet.
     pub(crate) lineage: Option<Epoch>,
+}
+
+/// Opens a store over a log and a volume of another crate.
+///
+/// The log has to be claimed before the archive is read: see decision 0021. So the opening is in
+/// two parts: the log gets [`Opening::on_durable`], is claimed, and then [`Opening::stepped`] or
+/// [`Opening::threaded`] joins it to its archive. The first [`Log::claim`] then returns the epoch
+/// that was claimed.
+pub struct Opening {
+    signals: Arc<Signals>,
+    wake: Wake,
+}
+
+impl Opening {
+    pub fn new(wake: Wake) -> Self {
+        Self { signals: Arc::default(), wake }
+    }
+
+    /// What the log calls when a batch became durable, a question was answered, or it stopped.
+    pub fn on_durable(&self) -> Wake {
+        let (signals, wake) = (Arc::clone(&self.signals), Arc::clone(&self.wake));
+        Arc::new(move || {
+            signals.durable_moved();
+            wake();
+        })
+    }
+
+    /// The store, and its workers for the caller to step.
+    pub fn stepped<L: Log>(
+        self,
+        volume: Arc<dyn Volume>,
+        options: archive::Options,
+        log: L,
+    ) -> Result<(Joined<L>, Checkpointer<L>, Merger<L>), Error> {
+        let Self { signals, wake } = self;
+        let archive = Archive::open(Arc::clone(&volume), options)?;
+        let parts = Parts { volume, archive, log, wake, signals, lock: None, lineage: None };
+        let store = Joined::new(parts)?;
+        let (checkpointer, merger) = (store.checkpointer(), store.merger());
+        Ok((store, checkpointer, merger))
+    }
+
+    /// The store with its workers on threads that stop with it.
+    pub fn threaded<L: Log>(
+        self,
+        volume: Arc<dyn Volume>,
+        options: archive::Options,
+        log: L,
+    ) -> Result<Joined<L>, Error> {
+        let (mut store, checkpointer, merger) = self.stepped(volume, options, log)?;
+        let mut threads = checkpointer.threads();
+        threads.start("hapax-checkpoint", move |shared| {
+            threads::checkpoint(|| Ok(false), checkpointer, shared)
+        })?;
+        threads.start("hapax-merge", |shared| threads::merge(merger, shared))?;
+        store.keep(threads);
+        Ok(store)
+    }
+}
+
+impl fmt::Debug for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opening").finish_non_exhaustive()
+    }
 }
 
 impl<L: Log> Joined<L> {
@@ -103,6 +167,19 @@ impl<L: Log> Joined<L> {
     /// The largest batch that [`append`](crate::Store::append) takes.
     pub fn batch_bytes_max(&self) -> u32 {
         self.shared.log.batch_bytes_max()
+    }
+
+    /// Whether everything that was started is done: what was appended is durable, and no
+    /// checkpoint is under way.
+    pub fn is_idle(&self) -> bool {
+        let stopped = self.shared.log.stop().is_thrown();
+        let durable = self.shared.log.durable().is_ok_and(|durable| durable == self.last);
+        stopped || (durable && self.shared.under_way.load(Ordering::Acquire) == 0)
+    }
+
+    /// The log of the store.
+    pub fn log(&self) -> &L {
+        &self.shared.log
     }
 
     /// The archive of the store, for its statistics.

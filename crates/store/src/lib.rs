@@ -25,7 +25,7 @@ mod volume;
 pub use contract::{
     Checkpoint, Claim, EachBatch, Epoch, Question, Room, Sequence, Shortage, Store,
 };
-pub use error::{Corruption, Error};
+pub use error::{Corruption, Error, LogEnd};
 pub use os::{OsVolume, create_private_directory, disk_bytes};
 pub use row::{Lender, NEVER, PointKey, RowSet};
 pub use stop::Stop;

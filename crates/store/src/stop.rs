@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::{Epoch, Error};
+use crate::{Epoch, Error, LogEnd};
 
 /// Triggered at most once; the first cause is kept.
 #[derive(Debug, Default)]
@@ -17,6 +17,16 @@ enum Cause {
         held: Epoch,
         newest: Epoch,
     },
+    /// Nobody may go on with it before somebody has decided what to do.
+    Regressed {
+        file: String,
+        had: LogEnd,
+        found: LogEnd,
+    },
+    Unsafe {
+        file: String,
+        setting: String,
+    },
     Failed(String),
 }
 
@@ -26,6 +36,12 @@ impl Stop {
             None => Ok(()),
             Some(Cause::Fenced { held, newest }) => {
                 Err(Error::Fenced { held: *held, newest: *newest })
+            }
+            Some(Cause::Regressed { file, had, found }) => {
+                Err(Error::Regressed { file: file.clone(), had: *had, found: *found })
+            }
+            Some(Cause::Unsafe { file, setting }) => {
+                Err(Error::Unsafe { file: file.clone(), setting: setting.clone() })
             }
             Some(Cause::Failed(cause)) => Err(Error::Stopped(cause.clone())),
         }
@@ -44,6 +60,12 @@ impl Stop {
     pub fn fail_by(&self, error: &Error) {
         let cause = match error {
             Error::Fenced { held, newest } => Cause::Fenced { held: *held, newest: *newest },
+            Error::Regressed { file, had, found } => {
+                Cause::Regressed { file: file.clone(), had: *had, found: *found }
+            }
+            Error::Unsafe { file, setting } => {
+                Cause::Unsafe { file: file.clone(), setting: setting.clone() }
+            }
             other => Cause::Failed(other.to_string()),
         };
         let _ = self.cause.set(cause);

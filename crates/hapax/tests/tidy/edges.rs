@@ -9,13 +9,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hapax-keys", &[]),
     ("hapax-core", &["hapax-keys"]),
     ("hapax-store", &[]),
+    ("hapax-postgres", &["hapax-store"]),
     ("hapax-wire", &[]),
     ("hapax-client", &["hapax-keys", "hapax-wire"]),
     ("hapax-idempotency", &["hapax-keys", "hapax-client", "hapax-wire"]),
     ("hapax-partition", &["hapax-core", "hapax-store"]),
     ("hapax-sim", &["hapax-core", "hapax-store", "hapax-partition"]),
     ("hapax-bench", &["hapax-core", "hapax-store", "hapax-partition", "hapax-client"]),
-    ("hapax-server", &["hapax-core", "hapax-store", "hapax-partition", "hapax-wire"]),
+    (
+        "hapax-server",
+        &["hapax-core", "hapax-store", "hapax-partition", "hapax-postgres", "hapax-wire"],
+    ),
     ("hapax-testing", &["hapax-client", "hapax-wire", "hapax-server"]),
     ("hapax-transactions", &["hapax-client", "hapax-wire"]),
     (
@@ -43,7 +47,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// Test support, a development dependency and no other, and the crates that may have it. One of
 /// them is below it: integration tests use the same library as it does.
 const TESTING: &str = "hapax-testing";
-const TESTED: &[&str] = &["hapax-server", "hapax-transactions", "hapax", "hapax-example-steps"];
+const TESTED: &[&str] =
+    &["hapax-postgres", "hapax-server", "hapax-transactions", "hapax", "hapax-example-steps"];
 
 /// One dependency in a manifest.
 #[derive(Debug, PartialEq, Eq)]

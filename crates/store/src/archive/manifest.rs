@@ -96,7 +96,7 @@ impl Manifest {
         Self::decode(&bytes, &label).map(Some)
     }
 
-    fn decode(bytes: &[u8], label: &str) -> Result<Self, Error> {
+    pub(super) fn decode(bytes: &[u8], label: &str) -> Result<Self, Error> {
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
             return Err(corrupt(label, 0, "the manifest is too short"));
         };

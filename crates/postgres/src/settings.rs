@@ -1,0 +1,198 @@
+//! The URL of a store on PostgreSQL.
+//!
+//! `postgres://user:password@host:port,other:port/database?sslmode=require&pooled=true`: what
+//! libpq takes, and `pooled=true` where a pooler (PgBouncer in transaction mode) is in between.
+
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+
+use crate::error::BadUrl;
+use crate::tls::Tls;
+
+/// How long a connection may take where the URL does not say.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where the database is, and how to talk to it.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub(crate) config: Config,
+    /// Statements are not prepared by name: the next one may go to another session.
+    pub(crate) pooled: bool,
+    pub(crate) tls: Option<Tls>,
+    shown: String,
+}
+
+impl Settings {
+    /// Reads a URL. The error says what is wrong with it, and never contains the password.
+    pub fn parse(url: &str) -> Result<Self, BadUrl> {
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            let scheme = url.split("://").next().unwrap_or_default();
+            return Err(bad(format!(
+                "it starts with {scheme:?}; write postgres://user@host/database"
+            )));
+        }
+        let own = Own::take(url)?;
+        let mut config: Config = own.rest.parse().map_err(|error: tokio_postgres::Error| {
+            let why =
+                std::error::Error::source(&error).map_or(error.to_string(), |why| why.to_string());
+            bad(format!("{why}; write postgres://user:password@host:port/database"))
+        })?;
+        if config.get_hosts().is_empty() {
+            return Err(bad("it names no host".to_owned()));
+        }
+        if config.get_dbname().is_none() {
+            return Err(bad("it names no database: add /name after the host".to_owned()));
+        }
+        if config.get_user().is_none() {
+            return Err(bad("it names no user: write postgres://user@host/database".to_owned()));
+        }
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        config.application_name("hapax");
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(CONNECT_TIMEOUT);
+        }
+        // A host that vanished is noticed although nothing is sent to it.
+        config.keepalives_idle(Duration::from_secs(5));
+        config.keepalives_interval(Duration::from_secs(2));
+        config.keepalives_retries(3);
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(Duration::from_secs(15));
+        }
+        let tls = match own.mode {
+            Mode::Disable => None,
+            Mode::Prefer | Mode::Require => Some(Tls::new(own.root_certificate.as_deref())?),
+        };
+        config.ssl_mode(match own.mode {
+            Mode::Disable => SslMode::Disable,
+            Mode::Prefer => SslMode::Prefer,
+            Mode::Require => SslMode::Require,
+        });
+        let shown = shown(&config);
+        Ok(Self { config, pooled: own.pooled, tls, shown })
+    }
+
+    /// The database in messages: hosts and name, without the password.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    pub fn is_pooled(&self) -> bool {
+        self.pooled
+    }
+
+    /// Whether the connection is encrypted, and to whom is verified.
+    pub fn is_encrypted(&self) -> bool {
+        self.config.get_ssl_mode() == SslMode::Require
+    }
+}
+
+/// Where TLS is used. There is no encryption without verification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Disable,
+    Prefer,
+    Require,
+}
+
+/// The parameters that are not tokio-postgres's, and the URL without them.
+struct Own {
+    rest: String,
+    pooled: bool,
+    mode: Mode,
+    root_certificate: Option<String>,
+}
+
+impl Own {
+    fn take(url: &str) -> Result<Self, BadUrl> {
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let mut own = Self {
+            rest: base.to_owned(),
+            pooled: false,
+            mode: Mode::Disable,
+            root_certificate: None,
+        };
+        let mut mode = None;
+        let mut kept = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match name {
+                "pooled" => own.pooled = flag(name, value)?,
+                "sslmode" => mode = Some(self::mode(value)?),
+                "sslrootcert" => own.root_certificate = Some(decoded(value)?),
+                "target_session_attrs" if value == "read-write" => {}
+                "target_session_attrs" => {
+                    let why = "target_session_attrs is always read-write; leave it out";
+                    return Err(bad(why.to_owned()));
+                }
+                _ => kept.push(pair),
+            }
+        }
+        // A root certificate says that encryption is wanted.
+        own.mode = mode.unwrap_or(match own.root_certificate {
+            Some(_) => Mode::Require,
+            None => Mode::Disable,
+        });
+        if own.mode == Mode::Disable && own.root_certificate.is_some() {
+            return Err(bad("sslrootcert needs sslmode=require".to_owned()));
+        }
+        if !kept.is_empty() {
+            own.rest = format!("{base}?{}", kept.join("&"));
+        }
+        Ok(own)
+    }
+}
+
+fn flag(name: &str, value: &str) -> Result<bool, BadUrl> {
+    match value {
+        "true" | "1" | "on" | "yes" => Ok(true),
+        "false" | "0" | "off" | "no" => Ok(false),
+        _ => Err(bad(format!("{name} is true or false, not {value:?}"))),
+    }
+}
+
+fn mode(value: &str) -> Result<Mode, BadUrl> {
+    match value {
+        "disable" => Ok(Mode::Disable),
+        "prefer" | "allow" => Ok(Mode::Prefer),
+        "require" | "verify-ca" | "verify-full" => Ok(Mode::Require),
+        _ => Err(bad(format!(
+            "sslmode is disable, prefer or require (which verifies the server), not {value:?}"
+        ))),
+    }
+}
+
+fn decoded(value: &str) -> Result<String, BadUrl> {
+    let mut out = Vec::new();
+    let mut bytes = value.bytes();
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            out.push(byte);
+            continue;
+        }
+        let digits = [bytes.next().unwrap_or(b'?'), bytes.next().unwrap_or(b'?')];
+        let text = std::str::from_utf8(&digits).unwrap_or("?");
+        let Ok(byte) = u8::from_str_radix(text, 16) else {
+            return Err(bad(format!("{value:?} has a % that two digits do not follow")));
+        };
+        out.push(byte);
+    }
+    String::from_utf8(out).map_err(|_| bad(format!("{value:?} is not text")))
+}
+
+fn shown(config: &Config) -> String {
+    let ports = config.get_ports();
+    let port = |at: usize| ports.get(at).or_else(|| ports.first()).copied().unwrap_or(5432);
+    let hosts = config.get_hosts().iter().enumerate().map(|(at, host)| match host {
+        Host::Tcp(name) => format!("{name}:{}", port(at)),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    });
+    let hosts: Vec<_> = hosts.collect();
+    format!("postgres://{}/{}", hosts.join(","), config.get_dbname().unwrap_or_default())
+}
+
+fn bad(why: String) -> BadUrl {
+    BadUrl(why)
+}
