@@ -16,6 +16,7 @@ mod postgres;
 mod process;
 #[cfg(feature = "client")]
 mod queue;
+mod server;
 mod standby;
 mod wait;
 
@@ -27,6 +28,7 @@ pub use postgres::{Postgres, skip, spawn};
 pub use process::{BrokerProcess, Setup, Signal, printed, program, signal, suspend};
 #[cfg(feature = "client")]
 pub use queue::TestQueue;
+pub use server::PostgresServer;
 pub use standby::TestStandby;
 pub use wait::{Condition, PATIENCE, eventually, in_time, pause, until, within};
 

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::wait::until;
 
 /// The user of Debian's package, and the name of the owner of everything.
-const USER: &str = "postgres";
+pub(crate) const USER: &str = "postgres";
 /// Its data is discarded: nothing has to be durable.
 const SETTINGS: [&str; 5] = [
     "listen_addresses=",
@@ -187,7 +187,7 @@ pub fn spawn(mut command: Command) -> (Pid, JoinHandle<()>) {
 }
 
 /// PostgreSQL refuses to run as root; Debian's package comes with a user for it.
-fn as_user(program: &Path) -> Command {
+pub(crate) fn as_user(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]);
     if is_root() {
@@ -197,12 +197,12 @@ fn as_user(program: &Path) -> Command {
     command
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// Where Debian keeps a folder for every version.
-fn newest_programs() -> Option<PathBuf> {
+pub(crate) fn newest_programs() -> Option<PathBuf> {
     let version = |folder: &PathBuf| folder.file_name()?.to_str()?.parse::<u32>().ok();
     let folders = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     folders

@@ -18,7 +18,7 @@ use futures_util::FutureExt;
 use hapax_wire::Code;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::sync::watch;
 
@@ -85,10 +85,11 @@ impl tower::Service<Request<Incoming>> for Doors {
 }
 
 async fn ended(mut ended: watch::Receiver<Option<Arc<str>>>) -> Arc<str> {
-    match ended.wait_for(Option::is_some).await.as_deref() {
-        Ok(Some(why)) => Arc::clone(why),
+    let why = ended.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+    match why {
+        Some(why) => why,
         // They were exchanged without ending what is open.
-        Ok(None) | Err(_) => std::future::pending().await,
+        None => std::future::pending().await,
     }
 }
 

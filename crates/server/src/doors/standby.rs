@@ -10,7 +10,6 @@ use arc_swap::ArcSwap;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use axum::routing::get;
 use hapax_wire::Code;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue};
@@ -70,11 +69,7 @@ impl Reason {
 /// HTTP and gRPC on one router.
 pub fn routes(standby: &Standby) -> Router {
     let refused = Router::new().fallback(refuse).with_state(standby.clone());
-    let pages = Router::new()
-        .route("/livez", get(web::livez))
-        .route("/errors", get(web::errors))
-        .route("/errors/{code}", get(web::error));
-    pages.merge(grpc::health_of_a_standby()).fallback_service(refused)
+    web::pages_of_a_standby().merge(grpc::health_of_a_standby()).fallback_service(refused)
 }
 
 async fn refuse(State(standby): State<Standby>, mut request: Request) -> Response {

@@ -49,7 +49,7 @@ pub(super) async fn home() -> Response {
     responses((status = 200, description = "It does", body = String, content_type = "text/plain")),
     security(()),
 )]
-pub(in crate::doors) async fn livez() -> Response {
+pub(super) async fn livez() -> Response {
     page(StatusCode::OK, TEXT, "ok\n")
 }
 
@@ -166,7 +166,7 @@ pub(super) async fn limits() -> Response {
     ),
     security(()),
 )]
-pub(in crate::doors) async fn errors(headers: HeaderMap) -> Response {
+pub(super) async fn errors(headers: HeaderMap) -> Response {
     if !accepts(&headers, "html") {
         let errors = Code::ALL.iter().map(|code| explained(*code)).collect();
         return output::small(StatusCode::OK, &wire::ErrorPages { errors });
@@ -199,7 +199,7 @@ pub(in crate::doors) async fn errors(headers: HeaderMap) -> Response {
     ),
     security(()),
 )]
-pub(in crate::doors) async fn error(
+pub(super) async fn error(
     path: Result<Path<String>, axum::extract::rejection::PathRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {

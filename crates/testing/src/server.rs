@@ -1,0 +1,163 @@
+//! PostgreSQL servers of a test's own: durable, over TCP, with standbys, to be stopped and promoted.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::ports::free_address;
+use crate::postgres::{USER, as_user, is_root, newest_programs, skip, spawn};
+use crate::wait::until;
+
+const SETTINGS: [&str; 4] = [
+    "listen_addresses=127.0.0.1",
+    "shared_buffers=16MB",
+    "max_connections=60",
+    "wal_level=replica",
+];
+
+/// A server in a temporary directory. It ends when it is dropped.
+#[derive(Debug)]
+pub struct PostgresServer {
+    running: Option<(Pid, JoinHandle<()>)>,
+    directory: TempDir,
+    programs: PathBuf,
+    port: u16,
+    settings: Vec<String>,
+}
+
+impl PostgresServer {
+    /// `None` if PostgreSQL is not installed, which is printed.
+    pub fn start(settings: &[&str]) -> Option<Self> {
+        let Some(programs) = newest_programs() else {
+            skip("PostgreSQL", "postgresql");
+            return None;
+        };
+        let server = Self::prepare(programs, settings);
+        server.run(
+            "initdb",
+            &["--username", USER, "--auth", "trust", "--no-locale", "--encoding", "UTF8"],
+            &["--no-sync", "--no-instructions"],
+        );
+        Some(server.started())
+    }
+
+    /// A standby of this server, which follows it under that name.
+    pub fn standby(&self, name: &str, settings: &[&str]) -> Self {
+        let standby = Self::prepare(self.programs.clone(), settings);
+        let from = format!("host=127.0.0.1 port={} user={USER} application_name={name}", self.port);
+        standby.run("pg_basebackup", &["-R", "-X", "stream", "-c", "fast", "-d", &from], &[]);
+        standby.started()
+    }
+
+    fn prepare(programs: PathBuf, settings: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        if is_root() {
+            let given = Command::new("chown").arg(USER).arg(directory.path()).status().unwrap();
+            assert!(given.success());
+        }
+        let settings = SETTINGS.iter().chain(settings).map(|it| (*it).to_owned()).collect();
+        let port = free_address().port();
+        Self { running: None, directory, programs, port, settings }
+    }
+
+    fn run(&self, program: &str, first: &[&str], then: &[&str]) {
+        let mut command = as_user(&self.programs.join(program));
+        command.arg("-D").arg(self.data()).args(first).args(then).current_dir("/");
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program}: {told}");
+    }
+
+    fn started(mut self) -> Self {
+        self.launch();
+        self
+    }
+
+    /// Starts it again after [`Self::stop`].
+    pub fn launch(&mut self) {
+        let mut command = as_user(&self.programs.join("postgres"));
+        command.arg("-D").arg(self.data()).arg("-k").arg(self.directory.path()).current_dir("/");
+        command.arg("-p").arg(self.port.to_string());
+        for setting in &self.settings {
+            command.args(["-c", setting]);
+        }
+        let log = std::fs::File::create(self.directory.path().join("log")).unwrap();
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.running = Some(spawn(command));
+        until("PostgreSQL to answer", || {
+            let log = || std::fs::read_to_string(self.directory.path().join("log"));
+            let is_over = self.running.as_ref().is_none_or(|(_, ended)| ended.is_finished());
+            assert!(!is_over, "PostgreSQL ended:\n{}", log().unwrap_or_default());
+            self.psql(USER, "SELECT 1").output().unwrap().status.success()
+        });
+    }
+
+    /// Ends it at once, as a crash does.
+    pub fn stop(&mut self) {
+        if let Some((process, ended)) = self.running.take() {
+            let _ = kill_process(process, Signal::QUIT);
+            let _ = ended.join();
+        }
+    }
+
+    /// Makes a standby the primary.
+    pub fn promote(&self) {
+        self.run("pg_ctl", &["promote", "-w"], &[]);
+    }
+
+    /// Reads its settings anew.
+    pub fn set(&self, setting: &str, value: &str) {
+        self.sql(USER, &format!("ALTER SYSTEM SET {setting} = '{value}'"));
+        self.sql(USER, "SELECT pg_reload_conf()");
+        let asked = format!("SHOW {setting}");
+        until("the setting", || self.sql(USER, &asked).trim() == value);
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// A directory that the server may read.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Creates a database, and returns its address.
+    pub fn database(&self, name: &str) -> String {
+        self.sql(USER, &format!("CREATE DATABASE {name}"));
+        self.url(name)
+    }
+
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://{USER}@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// Runs SQL and returns its output, one row per line, unformatted.
+    #[track_caller]
+    pub fn sql(&self, database: &str, sql: &str) -> String {
+        let output = self.psql(database, sql).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{sql}: {told}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn psql(&self, database: &str, sql: &str) -> Command {
+        let mut command = Command::new("psql");
+        command.args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-U", USER, "-XqtA"]);
+        command.args(["-v", "ON_ERROR_STOP=1", "-d", database, "-c", sql]).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
